@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstdint>
+
+namespace kvcache {
+
+/// A page of keys and values in a page pool.
+enum class page_id : std::uint32_t {};
+
+/// An entry that an eviction policy ranks: a page, a session, a record of a tier.
+enum class slot_id : std::uint32_t {};
+
+/// A token of a tokenizer's vocabulary.
+enum class token_id : std::int32_t {};
+
+/// A layer of a model, counted from the input.
+enum class layer_id : std::uint32_t {};
+
+/// A key and value head.
+enum class head_id : std::uint32_t {};
+
+/// The number behind an identifier.
+[[nodiscard]] constexpr std::uint32_t index_of(page_id page) noexcept {
+    return static_cast<std::uint32_t>(page);
+}
+[[nodiscard]] constexpr std::uint32_t index_of(slot_id slot) noexcept {
+    return static_cast<std::uint32_t>(slot);
+}
+[[nodiscard]] constexpr std::int32_t index_of(token_id token) noexcept {
+    return static_cast<std::int32_t>(token);
+}
+[[nodiscard]] constexpr std::uint32_t index_of(layer_id layer) noexcept {
+    return static_cast<std::uint32_t>(layer);
+}
+[[nodiscard]] constexpr std::uint32_t index_of(head_id head) noexcept {
+    return static_cast<std::uint32_t>(head);
+}
+
+} // namespace kvcache

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+/// The one place where the version lives; CMake reads it from here.
+#define KVCACHE_VERSION_MAJOR 0
+#define KVCACHE_VERSION_MINOR 1
+#define KVCACHE_VERSION_PATCH 0
+
+namespace kvcache {
+
+/// The revision of the numeric contract: the order of every reduction, the polynomials, the tile and split
+/// lengths. It changes whenever the same inputs may give other bits, and it is part of a cache's identity.
+inline constexpr unsigned numeric_contract_revision = 1;
+
+} // namespace kvcache
