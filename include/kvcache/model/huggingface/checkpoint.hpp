@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/digest.hpp>
+#include <kvcache/core/mapped_file.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/model/huggingface/safetensors.hpp>
+#include <kvcache/model/huggingface/shard_index.hpp>
+#include <kvcache/model/tensor_view.hpp>
+
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#ifndef XXH_INLINE_ALL
+#define XXH_INLINE_ALL
+#endif
+#include <xxhash.h>
+
+namespace kvcache {
+
+/// The weights of a Hugging Face model directory: model.safetensors, or the shards that model.safetensors.index.json
+/// names. Move-only; the views it gives last as long as it does.
+///
+///     auto weights = kvcache::checkpoint::open("SmolLM2-135M");
+///     auto norm = weights->tensor("model.norm.weight", {config.hidden_size});
+class checkpoint {
+public:
+    /// Maps the files of `directory` and checks their headers, and the index against them. A lone model.safetensors
+    /// goes before an index.
+    /// Errors: not_found, for a missing file or a tensor that its shard lacks; malformed, for a shard name that leaves
+    /// the directory or a tensor found in two shards; and those of safetensors_file::open.
+    /// Cost: the headers'; no weight is read.
+    [[nodiscard]] static result<checkpoint> open(const std::filesystem::path& directory);
+
+    /// The names of all tensors, in order.
+    [[nodiscard]] std::vector<std::string> names() const {
+        std::vector<std::string> all;
+        all.reserve(shard_of_.size());
+        for (const auto& [name, shard] : shard_of_)
+            all.push_back(name);
+        return all;
+    }
+
+    [[nodiscard]] bool contains(std::string_view name) const { return shard_of_.find(name) != shard_of_.end(); }
+
+    /// The tensor `name`, which must have this shape, outermost first, and be F32, F16 or BF16.
+    /// Errors: not_found; mismatched, for the shape; unsupported, for the dtype; truncated, when the file shrank.
+    [[nodiscard]] result<tensor_view> tensor(std::string_view name, std::span<const std::size_t> shape) const {
+        const auto at = shard_of_.find(name);
+        if (at == shard_of_.end())
+            return error{error_code::not_found, detail::shown(name),
+                         directory_.string() + ": " + detail::shown(name) + ": the tensor is not in the checkpoint"};
+        return shards_[at->second].tensor(name, shape);
+    }
+    [[nodiscard]] result<tensor_view> tensor(std::string_view name, std::initializer_list<std::size_t> shape) const {
+        return tensor(name, std::span<const std::size_t>(shape.begin(), shape.size()));
+    }
+
+    /// XXH3-128 over every tensor's name, dtype, shape and bytes, in the order of names; each part length-prefixed. The
+    /// split into shards, the metadata and the order inside the files do not count.
+    /// Errors: truncated, when a file shrank. Cost: reads every weight once.
+    [[nodiscard]] result<kvcache::digest> digest() const;
+
+private:
+    checkpoint() = default;
+
+    std::filesystem::path directory_;
+    std::vector<safetensors_file> shards_;
+    std::map<std::string, std::size_t, std::less<>> shard_of_;
+};
+
+inline result<checkpoint> checkpoint::open(const std::filesystem::path& directory) {
+    const char* const single = "model.safetensors";
+    const char* const index_name = "model.safetensors.index.json";
+
+    checkpoint opened;
+    opened.directory_ = directory;
+    std::vector<std::string> files;
+    shard_index index;
+    std::error_code ignored;
+    if (std::filesystem::exists(directory / single, ignored)) {
+        files.emplace_back(single);
+    } else if (std::filesystem::exists(directory / index_name, ignored)) {
+        auto read = shard_index::read(directory / index_name);
+        if (!read)
+            return read.error();
+        index = *std::move(read);
+        files = index.shards();
+    } else {
+        return error{error_code::not_found, single,
+                     directory.string() + " has neither " + single + " nor " + index_name +
+                         "; other weight formats are not read"};
+    }
+
+    for (const std::string& file : files) {
+        auto shard = safetensors_file::open(directory / file);
+        if (!shard)
+            return shard.error();
+        for (const auto& [name, entry] : shard->header().entries) {
+            const auto [at, added] = opened.shard_of_.emplace(name, opened.shards_.size());
+            if (!added)
+                return error{error_code::malformed, detail::shown(name),
+                             file + ": " + detail::shown(name) + ": the tensor is in " + files[at->second] + " too"};
+        }
+        opened.shards_.push_back(*std::move(shard));
+    }
+    for (const auto& [name, file] : index.shard_of) {
+        const auto at = opened.shard_of_.find(name);
+        if (at == opened.shard_of_.end() || files[at->second] != file)
+            return error{error_code::not_found, detail::shown(name),
+                         std::string(index_name) + ": " + detail::shown(name) + ": the tensor is not in " +
+                             detail::shown(file) + ", where the index has it"};
+    }
+    return opened;
+}
+
+inline result<kvcache::digest> checkpoint::digest() const {
+    XXH3_state_t state;
+    XXH3_128bits_reset(&state);
+    const auto number = [&](std::uint64_t value) {
+        unsigned char bytes[8];
+        for (std::size_t i = 0; i != 8; ++i)
+            bytes[i] = static_cast<unsigned char>(value >> (8 * i));
+        XXH3_128bits_update(&state, bytes, sizeof bytes);
+    };
+    const auto part = [&](const void* data, std::size_t bytes) {
+        number(bytes);
+        if (bytes != 0)
+            XXH3_128bits_update(&state, data, bytes);
+    };
+    constexpr std::string_view domain = "kvcache weights 1";
+    part(domain.data(), domain.size());
+    number(shard_of_.size());
+    for (const safetensors_file& shard : shards_)
+        if (auto whole = shard.file().intact(); !whole)
+            return whole.error();
+    for (const auto& [name, shard] : shard_of_) {
+        const safetensors_entry& entry = shards_[shard].header().entries.find(name)->second;
+        part(name.data(), name.size());
+        part(entry.dtype.data(), entry.dtype.size());
+        number(entry.shape.size());
+        for (const std::size_t extent : entry.shape)
+            number(extent);
+        const auto bytes = shards_[shard].bytes(entry);
+        part(bytes.data(), bytes.size());
+    }
+    const XXH128_hash_t hash = XXH3_128bits_digest(&state);
+    return kvcache::digest{.low = hash.low64, .high = hash.high64};
+}
+
+} // namespace kvcache
