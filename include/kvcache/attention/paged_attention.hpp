@@ -110,7 +110,7 @@ private:
                 if (rotation.empty())
                     std::ranges::copy(query, place.begin());
                 else
-                    rotate(query, rotation, place);
+                    rotate_head(query, rotation, place);
                 for (float& x : place)
                     x *= shape_.scale;
             }

@@ -4,6 +4,7 @@
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/contract.hpp>
 
+#include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -34,6 +35,14 @@ public:
             to[k * panel_width] = weights[k];
     }
 
+    /// The weights of one output, widened. (inputs)
+    void row(std::size_t output, std::span<float> out) const {
+        expects(output < outputs_ && out.size() == inputs_, "a packed row is one output's weights");
+        const Weight* from = panel(output / panel_width) + output % panel_width;
+        for (std::size_t k = 0; k < inputs_; ++k)
+            out[k] = widen(from[k * panel_width]);
+    }
+
     [[nodiscard]] std::size_t outputs() const noexcept { return outputs_; }
     [[nodiscard]] std::size_t inputs() const noexcept { return inputs_; }
     [[nodiscard]] std::size_t panels() const noexcept { return (outputs_ + panel_width - 1) / panel_width; }
@@ -45,6 +54,11 @@ public:
     }
 
 private:
+    [[nodiscard]] static float widen(float weight) noexcept { return weight; }
+    [[nodiscard]] static float widen(std::uint16_t weight) noexcept {
+        return std::bit_cast<float>(std::uint32_t{weight} << 16);
+    }
+
     std::size_t outputs_ = 0;
     std::size_t inputs_ = 0;
     aligned_vector<Weight> numbers_;

@@ -52,7 +52,7 @@ private:
 };
 
 /// Turns one head by a rotation that `rope::fill` made; `out` may be `head`. (head_dim)
-inline void rotate(std::span<const float> head, std::span<const float> rotation, std::span<float> out) {
+inline void rotate_head(std::span<const float> head, std::span<const float> rotation, std::span<float> out) {
     const std::size_t half = head.size() / 2;
     const f32x16 zero = f32x16::zero();
     detail::by_sixteen(half, [&](std::size_t i, std::size_t n) {
