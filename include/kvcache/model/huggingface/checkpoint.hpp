@@ -4,15 +4,20 @@
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/mapped_file.hpp>
 #include <kvcache/core/result.hpp>
+#include <kvcache/model/config.hpp>
 #include <kvcache/model/huggingface/safetensors.hpp>
 #include <kvcache/model/huggingface/shard_index.hpp>
 #include <kvcache/model/tensor_view.hpp>
+#include <kvcache/model/weight_names.hpp>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <initializer_list>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -63,6 +68,13 @@ public:
     [[nodiscard]] result<tensor_view> tensor(std::string_view name, std::initializer_list<std::size_t> shape) const {
         return tensor(name, std::span<const std::size_t>(shape.begin(), shape.size()));
     }
+
+    /// Whether these are exactly the weights of `config`: each there, of its shape and of a dtype that is read, and
+    /// none beside them, since a bias or norm that nobody asks for would be left out in silence. Two kinds more are
+    /// allowed: rotary_emb.inv_freq, which follows from the configuration, and a tied head whose bytes are the
+    /// embedding's. Errors: tensor()'s; mismatched, for a tensor too many or a tied head that differs. Cost: no weight
+    /// is read, except the two of a tied head.
+    [[nodiscard]] result<void> holds(const model_config& config) const;
 
     /// XXH3-128 over every tensor's name, dtype, shape and bytes, in the order of names; each part length-prefixed. The
     /// split into shards, the metadata and the order inside the files do not count.
@@ -120,6 +132,36 @@ inline result<checkpoint> checkpoint::open(const std::filesystem::path& director
                              detail::shown(file) + ", where the index has it"};
     }
     return opened;
+}
+
+inline result<void> checkpoint::holds(const model_config& config) const {
+    std::set<std::string, std::less<>> needed;
+    for (weight_name& weight : weights_of(config)) {
+        if (auto found = tensor(weight.name, weight.shape); !found)
+            return found.error();
+        needed.insert(std::move(weight.name));
+    }
+    for (const auto& item : shard_of_) { // no structured binding: Clang 14 cannot capture one
+        const std::string& name = item.first;
+        if (needed.contains(name) || name.ends_with(".rotary_emb.inv_freq"))
+            continue;
+        const auto refuse = [&](const std::string& what) {
+            return error{error_code::mismatched, detail::shown(name),
+                         shards_[item.second].file().name() + ": " + detail::shown(name) + ": " + what};
+        };
+        if (!config.tied_head || name != head_name)
+            return refuse("the configuration has no use for this tensor");
+        const std::size_t shape[] = {config.vocabulary, config.hidden_size};
+        const auto head = tensor(head_name, shape);
+        const auto embedding = tensor(embedding_name, shape);
+        if (!head)
+            return head.error();
+        if (!embedding)
+            return embedding.error();
+        if (head->dtype != embedding->dtype || !std::ranges::equal(head->bytes, embedding->bytes))
+            return refuse("the configuration ties it to the embedding, but the two differ");
+    }
+    return {};
 }
 
 inline result<kvcache::digest> checkpoint::digest() const {
