@@ -5,7 +5,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <set>
 #include <string>
 #include <string_view>
@@ -18,38 +17,46 @@ namespace kvcache {
 /// A JSON value whose objects keep the order of the file.
 using json = nlohmann::ordered_json;
 
-/// Parses strict JSON (RFC 8259): UTF-8, one value, no duplicate key, at most 256 levels deep.
-/// `name` is what an error calls the text. Cost: O(n log n).
-[[nodiscard]] inline result<json> parse_json(std::string_view text, std::string name) {
+/// Parses strict JSON (RFC 8259) as `Json`: UTF-8, one value, no duplicate key, at most 256 levels deep.
+/// `name` is what an error calls the text. Cost: O(n log n) for nlohmann::json; quadratic in the keys of one object
+/// where objects keep their order.
+template <class Json>
+[[nodiscard]] result<Json> parse_json_as(std::string_view text, std::string name) {
+    using event_type = typename Json::parse_event_t;
     std::vector<std::set<std::string>> keys;
     std::string problem;
-    const auto watch = [&](int depth, json::parse_event_t event, json& value) {
+    const auto watch = [&](int depth, event_type event, Json& value) {
         constexpr int deepest = 256;
-        if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
+        if (event == event_type::object_start || event == event_type::array_start) {
             if (depth > deepest && problem.empty())
                 problem = "is nested more than 256 levels deep";
             keys.emplace_back();
-        } else if (event == json::parse_event_t::object_end || event == json::parse_event_t::array_end) {
+        } else if (event == event_type::object_end || event == event_type::array_end) {
             keys.pop_back();
-        } else if (event == json::parse_event_t::key && !keys.empty()) {
-            auto key = value.get<std::string>();
+        } else if (event == event_type::key && !keys.empty()) {
+            auto key = value.template get<std::string>();
             if (!keys.back().insert(key).second && problem.empty())
                 problem = "has the key \"" + key + "\" twice in one object";
         }
         return true;
     };
     try {
-        json value = json::parse(text.begin(), text.end(), watch);
+        Json value = Json::parse(text.begin(), text.end(), watch);
         if (!problem.empty())
             return error{error_code::malformed, std::move(name), "the JSON text " + problem};
         return value;
-    } catch (const json::exception& e) {
+    } catch (const typename Json::exception& e) {
         return error{error_code::malformed, std::move(name), e.what()};
     }
 }
 
-/// Reads a whole JSON file, of at most `limit` bytes.
-[[nodiscard]] inline result<json> read_json(const std::filesystem::path& file, std::size_t limit = 256u << 20) {
+/// Parses strict JSON whose objects keep the order of the text.
+[[nodiscard]] inline result<json> parse_json(std::string_view text, std::string name) {
+    return parse_json_as<json>(text, std::move(name));
+}
+
+/// Reads the bytes of a whole file, at most `limit` of them.
+[[nodiscard]] inline result<std::string> read_file(const std::filesystem::path& file, std::size_t limit) {
     std::error_code failed;
     const auto size = std::filesystem::file_size(file, failed);
     if (failed)
@@ -61,8 +68,20 @@ using json = nlohmann::ordered_json;
     std::ifstream in(file, std::ios::binary);
     if (!in)
         return error{error_code::io, file.filename().string(), file.string() + " cannot be opened"};
-    const std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-    return parse_json(text, file.filename().string());
+    std::string bytes(static_cast<std::size_t>(size), '\0');
+    in.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    if (static_cast<std::size_t>(in.gcount()) != bytes.size())
+        return error{error_code::truncated, file.filename().string(),
+                     file.string() + " ends before its " + std::to_string(size) + " bytes"};
+    return bytes;
+}
+
+/// Reads a whole JSON file, of at most `limit` bytes.
+[[nodiscard]] inline result<json> read_json(const std::filesystem::path& file, std::size_t limit = 256u << 20) {
+    const auto text = read_file(file, limit);
+    if (!text)
+        return text.error();
+    return parse_json(*text, file.filename().string());
 }
 
 } // namespace kvcache

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/text/marked_text.hpp>
+#include <kvcache/text/normalizer.hpp>
+#include <kvcache/text/regex.hpp>
+#include <kvcache/text/unicode.hpp>
+#include <kvcache/text/vocabulary.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace kvcache::text {
+
+/// A token that is found in the text before the model sees it.
+struct added_token {
+    std::string content = {};
+    std::int32_t id = 0;
+    bool special = false;     ///< Left out of decoded text on request.
+    bool single_word = false; ///< Found only between two characters that are no letters, digits or _.
+    bool lstrip = false;      ///< Takes the white space before it along.
+    bool rstrip = false;      ///< Takes the white space after it along.
+    bool normalized = false;  ///< Looked for in normalised text, not in the text as it is.
+    bool control = false;     ///< Never read from text that is marked plain.
+};
+
+/// A part of a text: an added token, or text for the model.
+struct added_span {
+    std::optional<std::int32_t> token = {};
+    std::size_t begin = 0;
+    std::size_t end = 0;
+};
+
+/// Finds one set of added tokens: at each place the longest, from the left, none overlapping.
+class added_token_finder {
+public:
+    void add(std::string_view content, const added_token* token) {
+        std::uint32_t node = 0;
+        for (const char c : content) {
+            const auto [edge, made] = edges_.try_emplace(key(node, c), static_cast<std::uint32_t>(ends_.size()));
+            if (made)
+                ends_.push_back(nullptr);
+            node = edge->second;
+        }
+        if (!content.empty()) {
+            ends_[node] = token;
+            begins_[static_cast<unsigned char>(content[0])] = true;
+        }
+    }
+
+    [[nodiscard]] bool empty() const noexcept { return edges_.empty(); }
+
+    /// The longest token at `at` that may stand there, and its end.
+    [[nodiscard]] std::pair<const added_token*, std::size_t> longest(const marked_text& text, std::size_t at) const {
+        std::pair<const added_token*, std::size_t> best{nullptr, at};
+        if (!begins_[static_cast<unsigned char>(text.bytes[at])])
+            return best;
+        std::uint32_t node = 0;
+        bool plain = false;
+        for (std::size_t i = at; i < text.bytes.size(); ++i) {
+            const auto edge = edges_.find(key(node, text.bytes[i]));
+            if (edge == edges_.end())
+                break;
+            node = edge->second;
+            plain = plain || (text.marked() && text.plain[i] != '\0');
+            if (ends_[node] && !(plain && ends_[node]->control))
+                best = {ends_[node], i + 1};
+        }
+        return best;
+    }
+
+private:
+    [[nodiscard]] static std::uint64_t key(std::uint32_t node, char c) noexcept {
+        return (std::uint64_t{node} << 8) | static_cast<unsigned char>(c);
+    }
+
+    std::unordered_map<std::uint64_t, std::uint32_t> edges_;
+    std::vector<const added_token*> ends_{nullptr};
+    std::array<bool, 256> begins_{};
+};
+
+/// The `added_tokens` of tokenizer.json. Not copied or moved: its finders point into it.
+class added_tokens {
+public:
+    added_tokens() = default;
+    added_tokens(const added_tokens&) = delete;
+    added_tokens& operator=(const added_tokens&) = delete;
+
+    /// Reads the tokens. Refuses one whose id the model gives to another string, or whose string has another id.
+    void read(const json_reader& at, const vocabulary& model) {
+        at.each([&](const json_reader& one) {
+            added_token t;
+            t.content = one.text("content");
+            t.id = static_cast<std::int32_t>(one.member("id").number(4 * model.size() + 65536));
+            t.special = one.flag_or("special", false);
+            t.single_word = one.flag_or("single_word", false);
+            t.lstrip = one.flag_or("lstrip", false);
+            t.rstrip = one.flag_or("rstrip", false);
+            t.normalized = one.flag_or("normalized", !t.special);
+            if (one.failed() || t.content.empty())
+                return;
+            const auto known = model.try_id(t.content);
+            const auto* other = model.try_token(t.id);
+            if ((known && *known != t.id) || (other && *other != t.content))
+                return one.refuse(error_code::malformed, "id",
+                                  "the vocabulary gives " +
+                                      (known ? "\"" + t.content + "\" the id " + std::to_string(*known)
+                                             : "the id " + std::to_string(t.id) + " to \"" + *other + "\""));
+            const auto [by_id, fresh] = by_id_.try_emplace(t.id, tokens_.size());
+            if (!fresh && tokens_[by_id->second].content != t.content)
+                return one.refuse(error_code::malformed, "id",
+                                  std::to_string(t.id) + " is the id of \"" + tokens_[by_id->second].content + "\" too");
+            const auto [by_content, first] = by_content_.try_emplace(t.content, t.id);
+            if (!first && by_content->second != t.id)
+                return one.refuse(error_code::malformed, "content", "\"" + t.content + "\" is added twice");
+            needs_words_ = needs_words_ || t.single_word;
+            if (fresh)
+                tokens_.push_back(std::move(t));
+            else
+                tokens_[by_id->second] = std::move(t);
+        });
+    }
+
+    /// Builds the finders; afterwards no token is added. `is_control(token)` says which are never read from plain text.
+    template <class IsControl>
+    [[nodiscard]] result<void> index(const normalizer& rules, IsControl is_control) {
+        if (needs_words_) {
+            auto word = regex::open(R"([\w\u200c\u200d])", "added_tokens");
+            if (!word)
+                return word.error();
+            word_ = std::make_unique<const regex>(std::move(*word));
+        }
+        for (added_token& t : tokens_) {
+            t.control = is_control(std::as_const(t));
+            marked_text written{t.content, {}};
+            if (t.normalized)
+                if (auto done = rules.apply(written); !done)
+                    return done;
+            (t.normalized ? in_normalized_ : in_raw_).add(written.bytes, &t);
+        }
+        return {};
+    }
+
+    [[nodiscard]] const std::vector<added_token>& all() const noexcept { return tokens_; }
+    [[nodiscard]] const added_token* try_find(std::int32_t id) const {
+        const auto found = by_id_.find(id);
+        return found == by_id_.end() ? nullptr : &tokens_[found->second];
+    }
+    [[nodiscard]] const added_token* try_find(std::string_view content) const {
+        const auto found = by_content_.find(std::string(content));
+        return found == by_content_.end() ? nullptr : try_find(found->second);
+    }
+
+    /// Cuts `text` at the tokens that are looked for in normalised text, or in the text as it is.
+    [[nodiscard]] std::vector<added_span> split(const marked_text& text, bool normalized) const {
+        const added_token_finder& finder = normalized ? in_normalized_ : in_raw_;
+        std::vector<added_span> spans;
+        std::size_t done = 0;
+        for (std::size_t i = 0; !finder.empty() && i < text.bytes.size();) {
+            const auto [token, match_end] = finder.longest(text, i);
+            if (!token) {
+                ++i;
+                continue;
+            }
+            std::size_t begin = i;
+            std::size_t end = match_end;
+            i = match_end;
+            if (token->single_word && inside_word(text.bytes, begin, end))
+                continue;
+            while (token->lstrip && begin > done && is_white_space(code_point_before(text.bytes, begin).value))
+                begin -= code_point_before(text.bytes, begin).bytes;
+            while (token->rstrip && end < text.bytes.size() && is_white_space(code_point_at(text.bytes, end).value))
+                end += code_point_at(text.bytes, end).bytes;
+            if (done < begin)
+                spans.push_back({std::nullopt, done, begin});
+            spans.push_back({token->id, begin, end});
+            done = end;
+        }
+        if (done < text.bytes.size())
+            spans.push_back({std::nullopt, done, text.bytes.size()});
+        return spans;
+    }
+
+private:
+    [[nodiscard]] bool inside_word(std::string_view text, std::size_t begin, std::size_t end) const {
+        const auto is_word = [&](std::size_t at, code_point c) {
+            bool found = false;
+            (void)word_->each_match(text.substr(at, c.bytes), [&](std::size_t, std::size_t) { found = true; });
+            return found;
+        };
+        const auto before = begin > 0 ? code_point_before(text, begin) : code_point{};
+        return (begin > 0 && is_word(begin - before.bytes, before)) ||
+               (end < text.size() && is_word(end, code_point_at(text, end)));
+    }
+
+    std::vector<added_token> tokens_;
+    std::unordered_map<std::int32_t, std::size_t> by_id_;
+    std::unordered_map<std::string, std::int32_t> by_content_;
+    added_token_finder in_raw_;
+    added_token_finder in_normalized_;
+    std::unique_ptr<const regex> word_;
+    bool needs_words_ = false;
+};
+
+} // namespace kvcache::text

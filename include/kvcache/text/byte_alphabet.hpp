@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/text/unicode.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace kvcache::text {
+
+/// The 256 characters by which byte-level tokenizers write bytes: a printable byte of Latin-1 as itself, the others
+/// as U+0100 and upwards in their order.
+struct byte_alphabet {
+    std::array<char32_t, 256> character_of{};
+    std::array<std::int16_t, 0x144> byte_of{}; ///< -1 where the character writes no byte.
+
+    constexpr byte_alphabet() {
+        byte_of.fill(-1);
+        char32_t next = 0x100;
+        for (std::size_t b = 0; b < 256; ++b) {
+            const bool printable = (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b != 0xad);
+            character_of[b] = printable ? static_cast<char32_t>(b) : next++;
+            byte_of[character_of[b]] = static_cast<std::int16_t>(b);
+        }
+    }
+};
+
+inline constexpr byte_alphabet the_byte_alphabet;
+
+/// Appends the characters that write `bytes`.
+inline void append_byte_characters(std::string& out, std::string_view bytes) {
+    for (const char b : bytes)
+        append_utf8(out, the_byte_alphabet.character_of[static_cast<unsigned char>(b)]);
+}
+
+/// Appends the bytes that the characters of `token` write; a token with any other character stands for itself.
+inline void append_written_bytes(std::string& out, std::string_view token) {
+    const std::size_t before = out.size();
+    for (std::size_t i = 0; i < token.size();) {
+        const auto c = code_point_at(token, i);
+        const std::int16_t byte =
+            c.value < the_byte_alphabet.byte_of.size() ? the_byte_alphabet.byte_of[c.value] : std::int16_t{-1};
+        if (byte < 0) {
+            out.resize(before);
+            out.append(token);
+            return;
+        }
+        out.push_back(static_cast<char>(static_cast<unsigned char>(byte)));
+        i += c.bytes;
+    }
+}
+
+} // namespace kvcache::text

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/text/byte_alphabet.hpp>
+#include <kvcache/text/json_reader.hpp>
+#include <kvcache/text/metaspace.hpp>
+#include <kvcache/text/pattern.hpp>
+#include <kvcache/text/unicode.hpp>
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace kvcache::text {
+
+/// Turns tokens back into text: the `decoder` of tokenizer.json, as the steps of one sequence. It works token by token
+/// (see run), so that text read as a stream is the text read at once.
+class decoder {
+public:
+    class run;
+
+    decoder() = default;
+
+    /// Reads a decoder; null joins tokens by spaces. What is unknown is refused by name.
+    [[nodiscard]] static decoder open(const json_reader& at) {
+        decoder made;
+        made.joins_by_space_ = at.value().is_null();
+        made.add(at);
+        return made;
+    }
+
+private:
+    struct byte_level {};
+    struct byte_fallback {};
+    struct fuse {};
+    struct replace {
+        pattern what = {};
+        std::string content = {};
+    };
+    struct strip {
+        std::string content = {};
+        std::size_t start = 0;
+        std::size_t stop = 0;
+    };
+    using step = std::variant<byte_level, byte_fallback, fuse, replace, strip, metaspace>;
+
+    void add(const json_reader& at) {
+        if (at.value().is_null())
+            return;
+        const std::string type = at.text("type");
+        if (type == "Sequence")
+            at.member("decoders").each([&](const json_reader& one) { add(one); });
+        else if (type == "ByteLevel")
+            steps_.emplace_back(byte_level{});
+        else if (type == "ByteFallback")
+            steps_.emplace_back(byte_fallback{});
+        else if (type == "Fuse")
+            steps_.emplace_back(fuse{});
+        else if (type == "Replace")
+            steps_.emplace_back(replace{pattern::open(at.member("pattern")), at.text("content")});
+        else if (type == "Strip")
+            add_strip(at);
+        else if (type == "Metaspace")
+            steps_.emplace_back(metaspace::open(at));
+        else
+            at.refuse(error_code::unsupported, "type", "the decoder \"" + type + "\" is not known");
+    }
+
+    void add_strip(const json_reader& at) {
+        constexpr std::uint64_t most = 4096;
+        strip made{at.text("content"), static_cast<std::size_t>(at.member("start").number(most)),
+                   static_cast<std::size_t>(at.member("stop").number(most))};
+        if (made.content.empty() || code_point_at(made.content, 0).bytes != made.content.size())
+            at.refuse(error_code::malformed, "content", "must be one character");
+        steps_.emplace_back(std::move(made));
+    }
+
+    std::vector<step> steps_;
+    bool joins_by_space_ = true;
+};
+
+/// The working state of one decoding. Text leaves it once no later token can change it.
+class decoder::run {
+public:
+    /// Requires: `rules` outlives this.
+    explicit run(const decoder& rules) : rules_(&rules), stages_(rules.steps_.size()) {
+        bool fused = false;
+        for (std::size_t i = 0; i < stages_.size(); ++i) {
+            stages_[i].fused = fused;
+            fused = fused || std::holds_alternative<fuse>(rules.steps_[i]) ||
+                    std::holds_alternative<byte_level>(rules.steps_[i]);
+        }
+    }
+
+    /// Takes the next token and appends the text that is complete.
+    void push(std::string_view token, std::string& out) {
+        if (rules_->joins_by_space_) {
+            if (started_)
+                out.push_back(' ');
+            started_ = true;
+        }
+        feed(0, std::string(token), out);
+    }
+
+    /// Appends what was held back, bytes that are no text as U+FFFD; a new text may follow.
+    void finish(std::string& out) {
+        for (std::size_t i = 0; i < stages_.size(); ++i)
+            std::visit([&](const auto& s) { end(s, i, out); }, rules_->steps_[i]);
+        *this = run(*rules_);
+    }
+
+private:
+    /// After a step that fuses, what follows sees the one token in fragments.
+    struct stage {
+        bool fused = false;
+        std::string held = {};
+        std::size_t count = 0; ///< Tokens seen, or characters stripped.
+        bool past_start = false;
+    };
+
+    void feed(std::size_t i, std::string token, std::string& out) {
+        if (i == stages_.size())
+            out.append(token);
+        else
+            std::visit([&](const auto& s) { take(s, i, std::move(token), out); }, rules_->steps_[i]);
+    }
+
+    void take(byte_level, std::size_t i, std::string token, std::string& out) {
+        stage& at = stages_[i];
+        if (at.fused) { // whether it writes bytes is known when all of it is
+            at.held += token;
+            return;
+        }
+        append_written_bytes(at.held, token);
+        std::string complete;
+        take_complete_utf8(at.held, complete);
+        if (!complete.empty())
+            feed(i + 1, std::move(complete), out);
+    }
+    void end(byte_level, std::size_t i, std::string& out) {
+        stage& at = stages_[i];
+        std::string bytes = at.fused ? std::string{} : std::move(at.held);
+        if (at.fused)
+            append_written_bytes(bytes, at.held);
+        std::string complete;
+        take_complete_utf8(bytes, complete);
+        if (!bytes.empty()) // the beginning of one code point
+            complete += replacement_character;
+        feed(i + 1, std::move(complete), out);
+    }
+
+    void take(byte_fallback, std::size_t i, std::string token, std::string& out) {
+        stage& at = stages_[i];
+        if (at.fused) {
+            at.held += token;
+            return;
+        }
+        if (const auto byte = try_byte(token)) {
+            at.held.push_back(*byte);
+            return;
+        }
+        release_bytes(i, out);
+        feed(i + 1, std::move(token), out);
+    }
+    void end(byte_fallback, std::size_t i, std::string& out) {
+        stage& at = stages_[i];
+        if (!at.fused)
+            return release_bytes(i, out);
+        std::string token = std::move(at.held);
+        at.held.clear();
+        if (const auto byte = try_byte(token)) {
+            at.held.push_back(*byte);
+            return release_bytes(i, out);
+        }
+        feed(i + 1, std::move(token), out);
+    }
+    /// A run of bytes is text as a whole, or not at all.
+    void release_bytes(std::size_t i, std::string& out) {
+        std::string bytes = std::move(stages_[i].held);
+        stages_[i].held.clear();
+        if (bytes.empty())
+            return;
+        if (!first_invalid_utf8(bytes))
+            return feed(i + 1, std::move(bytes), out);
+        for (std::size_t n = 0; n < bytes.size(); ++n)
+            feed(i + 1, std::string(replacement_character), out);
+    }
+    [[nodiscard]] static std::optional<char> try_byte(std::string_view token) {
+        if (token.size() != 6 || !token.starts_with("<0x") || !token.ends_with('>'))
+            return std::nullopt;
+        unsigned value = 0;
+        for (const char c : token.substr(3, 2)) {
+            const bool digit = c >= '0' && c <= '9';
+            const char letter = static_cast<char>(c | 0x20);
+            if (!digit && (letter < 'a' || letter > 'f'))
+                return std::nullopt;
+            value = value * 16 + static_cast<unsigned>(digit ? c - '0' : letter - 'a' + 10);
+        }
+        return static_cast<char>(static_cast<unsigned char>(value));
+    }
+
+    void take(fuse, std::size_t i, std::string token, std::string& out) { feed(i + 1, std::move(token), out); }
+    void end(fuse, std::size_t, std::string&) {}
+
+    void take(const replace& step, std::size_t i, std::string token, std::string& out) {
+        if (stages_[i].fused) // a match may span fragments
+            stages_[i].held += token;
+        else
+            feed(i + 1, replaced(step, token), out);
+    }
+    void end(const replace& step, std::size_t i, std::string& out) {
+        if (stages_[i].fused)
+            feed(i + 1, replaced(step, stages_[i].held), out);
+    }
+    [[nodiscard]] static std::string replaced(const replace& step, std::string_view token) {
+        std::string made;
+        std::size_t done = 0;
+        const auto searched = step.what.each_match(token, [&](std::size_t begin, std::size_t match_end) {
+            made.append(token.substr(done, begin - done)).append(step.content);
+            done = match_end;
+        });
+        if (!searched) // a token on which the pattern exceeds its limits stays as it is
+            return std::string(token);
+        return made.append(token.substr(done));
+    }
+
+    void take(const strip& step, std::size_t i, std::string token, std::string& out) {
+        stage& at = stages_[i];
+        if (!at.fused) {
+            std::size_t taken = 0;
+            strip_start(step, token, taken);
+            strip_stop(step, token);
+            return feed(i + 1, std::move(token), out);
+        }
+        if (!at.past_start)
+            at.past_start = strip_start(step, token, at.count);
+        at.held += token;
+        std::string kept = at.held;
+        strip_stop(step, kept); // what may be the end is held back
+        at.held.erase(0, kept.size());
+        if (!kept.empty())
+            feed(i + 1, std::move(kept), out);
+    }
+    void end(const strip& step, std::size_t i, std::string& out) {
+        strip_stop(step, stages_[i].held);
+        feed(i + 1, std::move(stages_[i].held), out);
+    }
+    /// Whether the start is over.
+    static bool strip_start(const strip& step, std::string& token, std::size_t& taken) {
+        while (taken < step.start && token.starts_with(step.content)) {
+            token.erase(0, step.content.size());
+            ++taken;
+        }
+        return taken == step.start || !token.empty();
+    }
+    static void strip_stop(const strip& step, std::string& token) {
+        for (std::size_t n = 0; n < step.stop && token.ends_with(step.content); ++n)
+            token.resize(token.size() - step.content.size());
+    }
+
+    void take(const metaspace& step, std::size_t i, std::string token, std::string& out) {
+        stage& at = stages_[i];
+        const bool first = at.count == 0 && step.prepends();
+        if (!at.fused)
+            ++at.count;
+        std::string made;
+        for (std::size_t c = 0; c < token.size();) {
+            if (std::string_view(token).substr(c).starts_with(step.replacement())) {
+                if (!first)
+                    made.push_back(' ');
+                c += step.replacement().size();
+            } else {
+                made.push_back(token[c++]);
+            }
+        }
+        feed(i + 1, std::move(made), out);
+    }
+    void end(const metaspace&, std::size_t, std::string&) {}
+
+    const decoder* rules_;
+    std::vector<stage> stages_;
+    bool started_ = false;
+};
+
+} // namespace kvcache::text

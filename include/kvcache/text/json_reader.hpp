@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/result.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+namespace kvcache::text {
+
+/// A JSON value with objects that look up a key in O(log n): what tokenizer.json is read into.
+using json_document = nlohmann::json;
+
+/// A place in a JSON document that knows its path. The first field that is missing, of a wrong type or unknown is kept
+/// as an error which all places of one document share; what is read after it has default values.
+class json_reader {
+public:
+    json_reader(const json_document& value, std::string path, std::optional<error>& problem)
+        : value_(&value), path_(std::move(path)), problem_(&problem) {}
+
+    [[nodiscard]] const json_document& value() const noexcept { return *value_; }
+    [[nodiscard]] const std::string& path() const noexcept { return path_; }
+    [[nodiscard]] bool failed() const noexcept { return problem_->has_value(); }
+
+    /// Where errors are kept.
+    [[nodiscard]] std::optional<error>& problem() const noexcept { return *problem_; }
+
+    /// Keeps an error that names `key` of this place, or this place where `key` is empty.
+    void refuse(error_code code, std::string_view key, std::string message) const {
+        if (!*problem_)
+            *problem_ = error{code, field(key), std::move(message)};
+    }
+    /// Keeps an error as it is.
+    void refuse(error reason) const {
+        if (!*problem_)
+            *problem_ = std::move(reason);
+    }
+
+    /// Whether the key is there and not null.
+    [[nodiscard]] bool has(std::string_view key) const {
+        return value_->is_object() && value_->contains(key) && !(*value_)[std::string(key)].is_null();
+    }
+    /// The member `key`; an error where it is missing.
+    [[nodiscard]] json_reader member(std::string_view key) const {
+        static const json_document nothing;
+        if (!value_->is_object()) {
+            refuse(error_code::mismatched, "", std::string("is ") + value_->type_name() + ", not an object");
+            return {nothing, field(key), *problem_};
+        }
+        const auto found = value_->find(key);
+        if (found == value_->end()) {
+            refuse(error_code::not_found, key, "is missing");
+            return {nothing, field(key), *problem_};
+        }
+        return {*found, field(key), *problem_};
+    }
+    /// Calls `use(place)` for each element; an error where this is no array.
+    template <class Use>
+    void each(Use use) const {
+        if (!value_->is_array())
+            return refuse(error_code::mismatched, "", std::string("is ") + value_->type_name() + ", not an array");
+        for (std::size_t i = 0; i < value_->size() && !failed(); ++i)
+            use(json_reader((*value_)[i], path_ + "[" + std::to_string(i) + "]", *problem_));
+    }
+
+    [[nodiscard]] std::string text() const {
+        if (const auto* s = value_->get_ptr<const std::string*>())
+            return *s;
+        refuse(error_code::mismatched, "", std::string("is ") + value_->type_name() + ", not a string");
+        return {};
+    }
+    [[nodiscard]] bool flag() const {
+        if (const auto* b = value_->get_ptr<const bool*>())
+            return *b;
+        refuse(error_code::mismatched, "", std::string("is ") + value_->type_name() + ", not true or false");
+        return false;
+    }
+    /// A whole number from 0 to `greatest`.
+    [[nodiscard]] std::uint64_t number(std::uint64_t greatest) const {
+        if (value_->is_number_unsigned()) {
+            const auto n = value_->get<std::uint64_t>();
+            if (n <= greatest)
+                return n;
+        } else if (!value_->is_number_integer()) {
+            refuse(error_code::mismatched, "", std::string("is ") + value_->type_name() + ", not a whole number");
+            return 0;
+        }
+        refuse(error_code::out_of_range, "", "is " + value_->dump() + ", not from 0 to " + std::to_string(greatest));
+        return 0;
+    }
+
+    [[nodiscard]] std::string text(std::string_view key) const { return member(key).text(); }
+    [[nodiscard]] std::string text_or(std::string_view key, std::string otherwise) const {
+        return has(key) ? member(key).text() : std::move(otherwise);
+    }
+    [[nodiscard]] bool flag_or(std::string_view key, bool otherwise) const {
+        return has(key) ? member(key).flag() : otherwise;
+    }
+
+private:
+    [[nodiscard]] std::string field(std::string_view key) const {
+        if (key.empty())
+            return path_;
+        return path_.empty() ? std::string(key) : path_ + "." + std::string(key);
+    }
+
+    const json_document* value_;
+    std::string path_;
+    std::optional<error>* problem_;
+};
+
+} // namespace kvcache::text

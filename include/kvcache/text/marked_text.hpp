@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace kvcache::text {
+
+/// UTF-8 whose bytes know whether they may be read as control tokens. Text that comes from a user is marked plain.
+struct marked_text {
+    std::string bytes = {};
+    std::string plain = {}; ///< One 0 or 1 a byte, or empty where no byte is plain.
+
+    [[nodiscard]] bool marked() const noexcept { return !plain.empty(); }
+
+    /// Whether a byte of [begin, end) is plain.
+    [[nodiscard]] bool any_plain(std::size_t begin, std::size_t end) const {
+        return marked() && std::string_view(plain).substr(begin, end - begin).find('\1') != std::string_view::npos;
+    }
+
+    void append(std::string_view more, bool is_plain) {
+        if (is_plain || marked()) {
+            plain.resize(bytes.size(), '\0');
+            plain.append(more.size(), is_plain ? '\1' : '\0');
+        }
+        bytes.append(more);
+    }
+
+    [[nodiscard]] marked_text sub(std::size_t begin, std::size_t end) const {
+        return {bytes.substr(begin, end - begin), marked() ? plain.substr(begin, end - begin) : std::string{}};
+    }
+};
+
+} // namespace kvcache::text

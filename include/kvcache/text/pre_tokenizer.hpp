@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/text/byte_alphabet.hpp>
+#include <kvcache/text/json_reader.hpp>
+#include <kvcache/text/metaspace.hpp>
+#include <kvcache/text/pieces.hpp>
+#include <kvcache/text/unicode.hpp>
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace kvcache::text {
+
+/// Cuts normalised text into the pieces that the model encodes one by one: the `pre_tokenizer` of tokenizer.json, as
+/// the steps of one sequence.
+class pre_tokenizer {
+public:
+    pre_tokenizer() = default;
+
+    /// Reads a pre-tokenizer; null is none. What is unknown is refused by name.
+    [[nodiscard]] static pre_tokenizer open(const json_reader& at) {
+        pre_tokenizer made;
+        made.add(at);
+        return made;
+    }
+
+    /// Cuts `text`. Requires: UTF-8. Returns: an error where a pattern exceeds its limits.
+    [[nodiscard]] result<void> apply(pieces& text) const {
+        for (const step& one : steps_) {
+            const auto done = std::visit([&](const auto& s) { return run(s, text); }, one);
+            if (!done)
+                return done;
+        }
+        return {};
+    }
+
+private:
+    /// Splits at the matches of a pattern.
+    struct split {
+        pattern what = {};
+        split_behavior behavior = split_behavior::isolated;
+        bool inverted = false;
+    };
+    /// Splits at the characters of a class.
+    struct split_class {
+        bool (*holds)(char32_t) = nullptr;
+        split_behavior behavior = split_behavior::isolated;
+    };
+    struct add_space {};
+    struct to_byte_alphabet {};
+    using step = std::variant<split, split_class, add_space, to_byte_alphabet, metaspace>;
+
+    void add(const json_reader& at) {
+        if (at.value().is_null())
+            return;
+        const std::string type = at.text("type");
+        if (type == "Sequence")
+            at.member("pretokenizers").each([&](const json_reader& one) { add(one); });
+        else if (type == "ByteLevel")
+            add_byte_level(at);
+        else if (type == "Split")
+            steps_.emplace_back(split{pattern::open(at.member("pattern")), read_split_behavior(at.member("behavior")),
+                                      at.flag_or("invert", false)});
+        else if (type == "Digits")
+            steps_.emplace_back(split_class{is_number, at.flag_or("individual_digits", false)
+                                                           ? split_behavior::isolated
+                                                           : split_behavior::contiguous});
+        else if (type == "Punctuation")
+            steps_.emplace_back(split_class{is_punctuation, at.has("behavior")
+                                                                ? read_split_behavior(at.member("behavior"))
+                                                                : split_behavior::isolated});
+        else if (type == "WhitespaceSplit")
+            steps_.emplace_back(split_class{is_white_space, split_behavior::removed});
+        else if (type == "Whitespace")
+            add_expression(at, R"([\w\u200c\u200d]+|[^\w\u200c\u200d\s]+)", split_behavior::removed, true);
+        else if (type == "Metaspace")
+            steps_.emplace_back(metaspace::open(at));
+        else
+            at.refuse(error_code::unsupported, "type", "the pre-tokenizer \"" + type + "\" is not known");
+    }
+
+    void add_byte_level(const json_reader& at) {
+        if (at.flag_or("add_prefix_space", true))
+            steps_.emplace_back(add_space{});
+        if (at.flag_or("use_regex", true))
+            add_expression(at, R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)",
+                           split_behavior::isolated, false);
+        steps_.emplace_back(to_byte_alphabet{});
+    }
+
+    void add_expression(const json_reader& at, std::string_view expression, split_behavior behavior, bool inverted) {
+        auto compiled = regex::open(expression, at.path());
+        if (!compiled)
+            return at.refuse(compiled.error());
+        steps_.emplace_back(split{pattern::of(std::move(*compiled)), behavior, inverted});
+    }
+
+    static result<void> run(const split& step, pieces& text) {
+        std::vector<piece> parts;
+        piece_splitter splitter(step.behavior, step.inverted);
+        for (const piece& p : text.parts) {
+            splitter.begin(p);
+            const auto searched = step.what.each_match(text.view(p), [&](std::size_t begin, std::size_t end) {
+                splitter.match(p.begin + begin, p.begin + end);
+            });
+            if (!searched)
+                return searched;
+            splitter.finish(parts);
+        }
+        replace(text, std::move(parts));
+        return {};
+    }
+
+    static result<void> run(const split_class& step, pieces& text) {
+        std::vector<piece> parts;
+        piece_splitter splitter(step.behavior, false);
+        for (const piece& p : text.parts) {
+            splitter.begin(p);
+            for (std::size_t i = p.begin; i < p.end;) {
+                const auto c = code_point_at(text.text, i);
+                if (step.holds(c.value))
+                    splitter.match(i, i + c.bytes);
+                i += c.bytes;
+            }
+            splitter.finish(parts);
+        }
+        replace(text, std::move(parts));
+        return {};
+    }
+
+    static result<void> run(add_space, pieces& text) {
+        rewrite(text, [](std::string_view part, bool, std::string& out) {
+            if (!part.starts_with(' '))
+                out.push_back(' ');
+            out.append(part);
+        });
+        return {};
+    }
+
+    static result<void> run(to_byte_alphabet, pieces& text) {
+        rewrite(text, [](std::string_view part, bool, std::string& out) { append_byte_characters(out, part); });
+        return {};
+    }
+
+    static result<void> run(const metaspace& step, pieces& text) {
+        rewrite(text, [&](std::string_view part, bool opens, std::string& out) { step.append(part, opens, out); });
+        if (!step.split())
+            return {};
+        std::vector<piece> parts;
+        piece_splitter splitter(split_behavior::merged_with_next, false);
+        for (const piece& p : text.parts) {
+            splitter.begin(p);
+            for (auto at = text.text.find(step.replacement(), p.begin); at < p.end;
+                 at = text.text.find(step.replacement(), at + step.replacement().size()))
+                splitter.match(at, at + step.replacement().size());
+            splitter.finish(parts);
+        }
+        replace(text, std::move(parts));
+        return {};
+    }
+
+    /// Rewrites every piece by `write(part, whether it opens the input, out)`.
+    template <class Write>
+    static void rewrite(pieces& text, Write write) {
+        std::string out;
+        out.reserve(text.text.size() + text.text.size() / 4);
+        bool opens = text.opens_input;
+        for (piece& p : text.parts) {
+            const std::size_t begin = out.size();
+            write(text.view(p), opens, out);
+            p = {begin, out.size()};
+            opens = false;
+        }
+        text.text = std::move(out);
+    }
+
+    static void replace(pieces& text, std::vector<piece> parts) {
+        // A first piece that was removed leaves no piece at the beginning.
+        text.opens_input = text.opens_input && !parts.empty() && parts[0].begin == text.parts[0].begin;
+        text.parts = std::move(parts);
+    }
+
+    std::vector<step> steps_;
+};
+
+} // namespace kvcache::text

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/text/tokenizer.hpp>
+
+#include <string>
+#include <utility>
+
+namespace kvcache {
+
+/// Decodes tokens as they come. What push and flush return, put together, is what tokenizer::decode returns for the
+/// same tokens; no part ends inside a code point, and no U+FFFD stands for bytes that a next token completes.
+/// SentencePiece-style tokenizers drop the space before a text's first word: to go on after a prompt, push the prompt's
+/// tokens first and leave their text.
+class stream_decoder {
+public:
+    stream_decoder(tokenizer words, const decode_options& options)
+        : words_(std::move(words)), options_(options), run_(words_.state_->decode) {}
+
+    /// Takes the next token. Returns: the text that is now complete, often empty. Cost: O(bytes).
+    [[nodiscard]] std::string push(token_id token) {
+        std::string out;
+        if (const std::string* piece = words_.try_piece(token);
+            piece && !(options_.skip_special && words_.is_special(token)))
+            run_.push(*piece, out);
+        return out;
+    }
+
+    /// Ends the text. Returns: what was held back. A new text may follow.
+    [[nodiscard]] std::string flush() {
+        std::string out;
+        run_.finish(out);
+        return out;
+    }
+
+private:
+    tokenizer words_;
+    decode_options options_;
+    text::decoder::run run_;
+};
+
+} // namespace kvcache

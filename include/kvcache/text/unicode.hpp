@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <utf8proc.h>
+
+namespace kvcache::text {
+
+/// One step through UTF-8: the code point and the bytes it takes.
+struct code_point {
+    char32_t value = 0;
+    std::size_t bytes = 1;
+};
+
+/// What stands at one place of a byte string that should be UTF-8.
+struct utf8_sequence {
+    enum class kind { whole, cut_short, invalid };
+    kind is = kind::whole;
+    std::size_t bytes = 1; ///< Of the code point, of its beginning, or of the bytes that one U+FFFD replaces.
+};
+
+namespace detail {
+
+[[nodiscard]] constexpr std::uint8_t byte_at(std::string_view text, std::size_t i) noexcept {
+    return static_cast<std::uint8_t>(text[i]);
+}
+
+/// The allowed second bytes after `lead`, which excludes overlong forms, surrogates and values past U+10FFFF.
+struct second_byte_range {
+    std::uint8_t first = 0x80;
+    std::uint8_t last = 0xbf;
+};
+[[nodiscard]] constexpr second_byte_range second_bytes(std::uint8_t lead) noexcept {
+    switch (lead) {
+    case 0xe0:
+        return {0xa0, 0xbf};
+    case 0xed:
+        return {0x80, 0x9f};
+    case 0xf0:
+        return {0x90, 0xbf};
+    case 0xf4:
+        return {0x80, 0x8f};
+    default:
+        return {};
+    }
+}
+
+} // namespace detail
+
+/// Classifies the bytes at `at` strictly: no overlong form, no surrogate, nothing past U+10FFFF. An invalid run is the
+/// longest that one U+FFFD stands for (Unicode's "maximal subpart"). Requires: at < text.size().
+[[nodiscard]] constexpr utf8_sequence utf8_at(std::string_view text, std::size_t at) noexcept {
+    using kind = utf8_sequence::kind;
+    const std::uint8_t lead = detail::byte_at(text, at);
+    if (lead < 0x80)
+        return {kind::whole, 1};
+    const std::size_t length = lead >= 0xc2 && lead <= 0xdf   ? 2
+                               : lead >= 0xe0 && lead <= 0xef ? 3
+                               : lead >= 0xf0 && lead <= 0xf4 ? 4
+                                                              : 0;
+    if (length == 0)
+        return {kind::invalid, 1};
+    auto allowed = detail::second_bytes(lead);
+    for (std::size_t i = 1; i < length; ++i, allowed = {}) {
+        if (at + i == text.size())
+            return {kind::cut_short, i};
+        const std::uint8_t next = detail::byte_at(text, at + i);
+        if (next < allowed.first || next > allowed.last)
+            return {kind::invalid, i};
+    }
+    return {kind::whole, length};
+}
+
+/// The offset of the first byte that is not UTF-8, if there is one. Cost: O(bytes).
+[[nodiscard]] constexpr std::optional<std::size_t> first_invalid_utf8(std::string_view text) noexcept {
+    for (std::size_t i = 0; i < text.size();) {
+        const auto found = utf8_at(text, i);
+        if (found.is != utf8_sequence::kind::whole)
+            return i;
+        i += found.bytes;
+    }
+    return std::nullopt;
+}
+
+/// The code point at `at`. Requires: text is UTF-8 and `at` is where a code point begins.
+[[nodiscard]] constexpr code_point code_point_at(std::string_view text, std::size_t at) noexcept {
+    const auto tail = [&](std::size_t i) { return static_cast<char32_t>(detail::byte_at(text, at + i) & 0x3f); };
+    const std::uint8_t lead = detail::byte_at(text, at);
+    if (lead < 0x80)
+        return {lead, 1};
+    if (lead < 0xe0)
+        return {(static_cast<char32_t>(lead & 0x1f) << 6) | tail(1), 2};
+    if (lead < 0xf0)
+        return {(static_cast<char32_t>(lead & 0x0f) << 12) | (tail(1) << 6) | tail(2), 3};
+    return {(static_cast<char32_t>(lead & 0x07) << 18) | (tail(1) << 12) | (tail(2) << 6) | tail(3), 4};
+}
+
+/// The code point that ends just before `end`. Requires: as code_point_at, and end > 0.
+[[nodiscard]] constexpr code_point code_point_before(std::string_view text, std::size_t end) noexcept {
+    std::size_t at = end - 1;
+    while (at > 0 && (detail::byte_at(text, at) & 0xc0) == 0x80)
+        --at;
+    return code_point_at(text, at);
+}
+
+/// Appends a code point as UTF-8. Requires: value is a Unicode scalar value.
+constexpr void append_utf8(std::string& out, char32_t value) {
+    const auto put = [&](char32_t byte) { out.push_back(static_cast<char>(static_cast<std::uint8_t>(byte))); };
+    if (value < 0x80) {
+        put(value);
+    } else if (value < 0x800) {
+        put(0xc0 | (value >> 6));
+        put(0x80 | (value & 0x3f));
+    } else if (value < 0x10000) {
+        put(0xe0 | (value >> 12));
+        put(0x80 | ((value >> 6) & 0x3f));
+        put(0x80 | (value & 0x3f));
+    } else {
+        put(0xf0 | (value >> 18));
+        put(0x80 | ((value >> 12) & 0x3f));
+        put(0x80 | ((value >> 6) & 0x3f));
+        put(0x80 | (value & 0x3f));
+    }
+}
+
+/// U+FFFD, which stands for bytes that are no text.
+inline constexpr std::string_view replacement_character = "\xef\xbf\xbd";
+
+/// Moves everything of `bytes` that is decided to `out`, invalid runs as U+FFFD; what a next byte may still complete
+/// stays in `bytes`.
+inline void take_complete_utf8(std::string& bytes, std::string& out) {
+    std::size_t i = 0;
+    while (i < bytes.size()) {
+        const auto found = utf8_at(bytes, i);
+        if (found.is == utf8_sequence::kind::cut_short)
+            break;
+        if (found.is == utf8_sequence::kind::whole)
+            out.append(bytes, i, found.bytes);
+        else
+            out.append(replacement_character);
+        i += found.bytes;
+    }
+    bytes.erase(0, i);
+}
+
+/// Whether Unicode's White_Space property holds.
+[[nodiscard]] constexpr bool is_white_space(char32_t c) noexcept {
+    return (c >= 0x09 && c <= 0x0d) || c == 0x20 || c == 0x85 || c == 0xa0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+}
+
+/// Whether the general category is Nd, Nl or No.
+[[nodiscard]] inline bool is_number(char32_t c) noexcept {
+    const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
+    return category == UTF8PROC_CATEGORY_ND || category == UTF8PROC_CATEGORY_NL || category == UTF8PROC_CATEGORY_NO;
+}
+
+/// Whether the general category is P*, or the character is one of ASCII's punctuation signs and symbols.
+[[nodiscard]] inline bool is_punctuation(char32_t c) noexcept {
+    if (c < 0x80)
+        return (c >= '!' && c <= '/') || (c >= ':' && c <= '@') || (c >= '[' && c <= '`') || (c >= '{' && c <= '~');
+    const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
+    return category >= UTF8PROC_CATEGORY_PC && category <= UTF8PROC_CATEGORY_PO;
+}
+
+/// Whether the general category is M*.
+[[nodiscard]] inline bool is_mark(char32_t c) noexcept {
+    const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
+    return category >= UTF8PROC_CATEGORY_MN && category <= UTF8PROC_CATEGORY_ME;
+}
+
+/// Appends the lower case of `c`, as Unicode maps it without context.
+inline void append_lower_case(std::string& out, char32_t c) {
+    if (c == 0x130) { // the one code point whose lower case is two
+        out.append("i\xcc\x87");
+        return;
+    }
+    append_utf8(out, static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))));
+}
+
+/// The four normal forms of Unicode.
+enum class normal_form { nfc, nfd, nfkc, nfkd };
+
+/// `text` in a normal form. Requires: text is UTF-8. Throws: std::bad_alloc. Cost: O(bytes).
+[[nodiscard]] inline std::string normalized(std::string_view text, normal_form form) {
+    // Below U+0300 nothing composes; below U+00A0 nothing decomposes either.
+    const unsigned char settled = form == normal_form::nfc ? 0xcc : 0xc2;
+    bool unchanged = true;
+    for (const char c : text)
+        unchanged = unchanged && static_cast<unsigned char>(c) < settled;
+    if (unchanged)
+        return std::string(text);
+    int options = UTF8PROC_STABLE;
+    options |= form == normal_form::nfc || form == normal_form::nfkc ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
+    options |= form == normal_form::nfkc || form == normal_form::nfkd ? UTF8PROC_COMPAT : 0;
+    utf8proc_uint8_t* made = nullptr;
+    const auto size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                                   static_cast<utf8proc_ssize_t>(text.size()), &made,
+                                   static_cast<utf8proc_option_t>(options));
+    if (size < 0)
+        throw std::bad_alloc(); // valid UTF-8 leaves no other reason
+    std::string out(reinterpret_cast<const char*>(made), static_cast<std::size_t>(size));
+    std::free(made);
+    return out;
+}
+
+} // namespace kvcache::text
