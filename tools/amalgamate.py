@@ -5,7 +5,7 @@
     tools/amalgamate.py --check    fails if the file is not what would be written
 
 A header of ours goes in once, where it is first included. Other includes rise to the top of the file, sorted, unless
-they depend on where they stand: inside an #if, or below a #define of the same header.
+they may depend on where they stand: below an #if, a #define or a #pragma of the same header.
 """
 import re
 import sys
@@ -16,7 +16,7 @@ OUTPUT = HOME / "single_include" / "kvcache" / "kvcache.hpp"
 INCLUDE = re.compile(r"^\s*#\s*include\s+<([^>]+)>")
 OPENS = re.compile(r"^\s*#\s*if")
 CLOSES = re.compile(r"^\s*#\s*endif")
-DEFINES = re.compile(r"^\s*#\s*(define|undef)\b")
+DIRECTIVE = re.compile(r"^\s*#(?!\s*(include|pragma\s+once)\b)")
 
 
 def amalgamate() -> str:
@@ -27,14 +27,11 @@ def amalgamate() -> str:
     def take(name: str) -> None:
         seen.add(name)
         text: list[str] = []
-        depth, defined = 0, False
+        depth, placed = 0, False
         for number, line in enumerate((HOME / "include" / name).read_text().splitlines(), 1):
-            if OPENS.match(line):
-                depth += 1
-            elif CLOSES.match(line):
-                depth -= 1
-            elif DEFINES.match(line):
-                defined = True
+            if DIRECTIVE.match(line):
+                placed = True
+                depth += bool(OPENS.match(line)) - bool(CLOSES.match(line))
             elif re.match(r'^\s*#\s*include\s+"', line):
                 raise SystemExit(f"{name}:{number}: include with <...>, so that the single header can be made")
             elif match := INCLUDE.match(line):
@@ -44,7 +41,7 @@ def amalgamate() -> str:
                     if match[1] not in seen:
                         take(match[1])
                     continue
-                if depth == 0 and not defined:
+                if not placed:
                     hoisted.add(match[1])
                     continue
             if line.strip() != "#pragma once" and not line.startswith("// SPDX"):

@@ -5,8 +5,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <Eigen/Core>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -210,6 +208,20 @@ inline namespace literals {
 } // namespace kvcache
 
 // ---- kvcache/core/tensor.hpp --------------------------------------------------------------------------------------
+
+// GCC 12 sees uninitialised values inside its own AVX-512 intrinsics, wherever they are inlined.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <Eigen/Core>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+
+#include <cstddef>
+#include <span>
 
 namespace kvcache {
 
