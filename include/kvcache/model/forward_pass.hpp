@@ -64,7 +64,7 @@ public:
 
     /// Runs one block: writes its keys and values into the leases, and attends to them and all before.
     void forward(layer_id layer) {
-        const layer_weights& w = model_.weights.layers[index_of(layer)];
+        const block_weights& w = model_.weights.layers[index_of(layer)];
         norm(x_, w.attention_norm);
         w.qkv.apply(view(normed_, hidden_), view_out(qkv_, q_ + 2 * kv_), threads_);
         place_keys(layer, w);
@@ -166,7 +166,7 @@ private:
     }
 
     // Normalises heads where the model does, rotates the keys, and writes keys and values into the pages.
-    void place_keys(layer_id layer, const layer_weights& w) {
+    void place_keys(layer_id layer, const block_weights& w) {
         const std::size_t dim = model_.config.head_dim;
         std::size_t before = 0;
         for (const auto& part : batch_) {

@@ -23,7 +23,7 @@ concept weight_source = requires(const S s, std::string_view name, std::initiali
 };
 
 /// The weights of one block, packed.
-struct layer_weights {
+struct block_weights {
     std::vector<float> attention_norm; // (hidden)
     linear qkv;                        // (q + k + v, hidden)
     std::vector<float> q_norm;         // (head_dim), empty without QK norm
@@ -37,7 +37,7 @@ struct layer_weights {
 /// The weights of a decoder, packed.
 struct model_weights {
     linear embedding; // (vocabulary, hidden); empty if the head is tied to it
-    std::vector<layer_weights> layers;
+    std::vector<block_weights> layers;
     std::vector<float> final_norm; // (hidden)
     linear head;                   // (vocabulary, hidden)
 };
@@ -113,7 +113,7 @@ template <weight_source Source, class Progress>
     for (std::size_t i = 0; i < config.layers && read.outcome(); ++i) {
         const std::string at = "model.layers." + std::to_string(i) + ".";
         const std::string self = at + "self_attn.", mlp = at + "mlp.";
-        layer_weights layer;
+        block_weights layer;
         layer.attention_norm = read.vector(at + "input_layernorm.weight", hidden);
         layer.qkv =
             read.matrix({{self + "q_proj", q}, {self + "k_proj", kv}, {self + "v_proj", kv}}, hidden, config.qkv_bias);

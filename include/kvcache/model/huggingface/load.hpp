@@ -29,6 +29,8 @@ template <class Progress>
     const auto files = checkpoint::open(directory);
     if (!files)
         return files.error();
+    if (auto fits = files->holds(*config); !fits)
+        return fits.error();
     auto weights = load_weights(*config, *files, progress);
     if (!weights)
         return weights.error();
