@@ -4,8 +4,8 @@
     tools/amalgamate.py            writes the file
     tools/amalgamate.py --check    fails if the file is not what would be written
 
-A header of ours goes in once, where it is first included. Other includes rise to the top of the file, sorted, unless
-they may depend on where they stand: below an #if, a #define or a #pragma of the same header.
+A header of ours goes in once, where it is first included. Standard headers rise to the top of the file, sorted; those
+below an #if, a #define or a #pragma of the same header stay, and so do all others, because their place may matter.
 """
 import re
 import sys
@@ -14,6 +14,7 @@ from pathlib import Path
 HOME = Path(__file__).resolve().parents[1]
 OUTPUT = HOME / "single_include" / "kvcache" / "kvcache.hpp"
 INCLUDE = re.compile(r"^\s*#\s*include\s+<([^>]+)>")
+STANDARD = re.compile(r"[a-z_0-9]+")
 OPENS = re.compile(r"^\s*#\s*if")
 CLOSES = re.compile(r"^\s*#\s*endif")
 DIRECTIVE = re.compile(r"^\s*#(?!\s*(include|pragma\s+once)\b)")
@@ -41,7 +42,7 @@ def amalgamate() -> str:
                     if match[1] not in seen:
                         take(match[1])
                     continue
-                if not placed:
+                if not placed and STANDARD.fullmatch(match[1]):
                     hoisted.add(match[1])
                     continue
             if line.strip() != "#pragma once" and not line.startswith("// SPDX"):
@@ -52,7 +53,7 @@ def amalgamate() -> str:
 
     take("kvcache/kvcache.hpp")
     head = ["// SPDX-License-Identifier: MIT", "// Made by tools/amalgamate.py from include/kvcache/: edit there.",
-            "#pragma once", "", *(f"#include <{name}>" for name in sorted(hoisted, key=str.lower)), ""]
+            "#pragma once", "", *(f"#include <{name}>" for name in sorted(hoisted)), ""]
     return "\n".join(head) + "\n" + "\n".join(body)
 
 
