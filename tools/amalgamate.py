@@ -4,8 +4,8 @@
     tools/amalgamate.py            writes the file
     tools/amalgamate.py --check    fails if the file is not what would be written
 
-A header of ours goes in once, where it is first included. Other includes rise to the top of the file, sorted, unless
-they depend on where they stand: inside an #if, or below a #define of the same header.
+A header of ours goes in once, where it is first included. Standard headers rise to the top of the file, sorted; those
+below an #if, a #define or a #pragma of the same header stay, and so do all others, because their place may matter.
 """
 import re
 import sys
@@ -14,9 +14,10 @@ from pathlib import Path
 HOME = Path(__file__).resolve().parents[1]
 OUTPUT = HOME / "single_include" / "kvcache" / "kvcache.hpp"
 INCLUDE = re.compile(r"^\s*#\s*include\s+<([^>]+)>")
+STANDARD = re.compile(r"[a-z_0-9]+")
 OPENS = re.compile(r"^\s*#\s*if")
 CLOSES = re.compile(r"^\s*#\s*endif")
-DEFINES = re.compile(r"^\s*#\s*(define|undef)\b")
+DIRECTIVE = re.compile(r"^\s*#(?!\s*(include|pragma\s+once)\b)")
 
 
 def amalgamate() -> str:
@@ -27,14 +28,11 @@ def amalgamate() -> str:
     def take(name: str) -> None:
         seen.add(name)
         text: list[str] = []
-        depth, defined = 0, False
+        depth, placed = 0, False
         for number, line in enumerate((HOME / "include" / name).read_text().splitlines(), 1):
-            if OPENS.match(line):
-                depth += 1
-            elif CLOSES.match(line):
-                depth -= 1
-            elif DEFINES.match(line):
-                defined = True
+            if DIRECTIVE.match(line):
+                placed = True
+                depth += bool(OPENS.match(line)) - bool(CLOSES.match(line))
             elif re.match(r'^\s*#\s*include\s+"', line):
                 raise SystemExit(f"{name}:{number}: include with <...>, so that the single header can be made")
             elif match := INCLUDE.match(line):
@@ -44,7 +42,7 @@ def amalgamate() -> str:
                     if match[1] not in seen:
                         take(match[1])
                     continue
-                if depth == 0 and not defined:
+                if not placed and STANDARD.fullmatch(match[1]):
                     hoisted.add(match[1])
                     continue
             if line.strip() != "#pragma once" and not line.startswith("// SPDX"):
@@ -55,7 +53,7 @@ def amalgamate() -> str:
 
     take("kvcache/kvcache.hpp")
     head = ["// SPDX-License-Identifier: MIT", "// Made by tools/amalgamate.py from include/kvcache/: edit there.",
-            "#pragma once", "", *(f"#include <{name}>" for name in sorted(hoisted, key=str.lower)), ""]
+            "#pragma once", "", *(f"#include <{name}>" for name in sorted(hoisted)), ""]
     return "\n".join(head) + "\n" + "\n".join(body)
 
 

@@ -31,8 +31,8 @@ DEPENDENCIES = {  # what an include opens with: the headers or folders that may 
     "pcre2.h": ("text/regex.hpp",),
     "utf8proc.h": ("text/unicode.hpp",),
     "xxhash.h": ("hash/", "core/"),  # one header, whichever it is
-    "immintrin.h": ("kernel/", "hash/"),
-    "arm_neon.h": ("kernel/", "hash/"),
+    "immintrin.h": ("core/intrinsics.hpp",),
+    "arm_neon.h": ("core/intrinsics.hpp",),
     "cuda": ("cuda/",),
     "lmdb.h": ("tier/",),
     "hiredis/": ("tier/",),

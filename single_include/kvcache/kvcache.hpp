@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <Eigen/Core>
 #include <functional>
 #include <initializer_list>
 #include <iterator>
@@ -32,7 +31,6 @@
 #include <utility>
 #include <variant>
 #include <vector>
-#include <xsimd/xsimd.hpp>
 
 // ---- kvcache/core/aligned.hpp -------------------------------------------------------------------------------------
 
@@ -152,6 +150,8 @@ inline namespace literals {
 #endif
 
 // ---- kvcache/kernel/simd.hpp --------------------------------------------------------------------------------------
+
+#include <xsimd/xsimd.hpp>
 
 #if defined(__FAST_MATH__)
 #error "kvcache: -ffast-math reorders sums, so a hit would no longer equal a miss; build without it"
@@ -2960,6 +2960,8 @@ using locking_policies = std::tuple<unlocked, mutexed>;
 } // namespace kvcache
 
 // ---- kvcache/core/tensor.hpp --------------------------------------------------------------------------------------
+
+#include <Eigen/Core>
 
 namespace kvcache {
 
