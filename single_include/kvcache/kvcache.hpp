@@ -1972,6 +1972,12 @@ concept locking_policy =
 
 namespace kvcache {
 
+/// Which of a prompt's tokens run: [first, first + count); those before are reused.
+struct rerun {
+    std::size_t first = 0;
+    std::size_t count = 0;
+};
+
 /// The working state of a recompute policy: of `total` tokens whose first `hit` are cached, the first that runs again.
 template <class S>
 concept recompute_state = requires(const S s, std::size_t tokens) {
@@ -1998,12 +2004,6 @@ struct cache_stats {
     std::size_t idle = 0;       ///< Held by nobody, kept for the next match until room is needed.
     std::size_t page_bytes = 0; ///< Bytes of a page.
     std::size_t sequences = 0;  ///< Live sequences and matches.
-};
-
-/// Which of a prompt's tokens run: [first, first + count); those before are reused.
-struct rerun {
-    std::size_t first = 0;
-    std::size_t count = 0;
 };
 
 /// A KV cache: keys and values of past tokens, found by prefix, kept in coded pages, shared and copied on write.

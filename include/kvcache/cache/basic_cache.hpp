@@ -30,12 +30,6 @@ struct cache_stats {
     std::size_t sequences = 0;  ///< Live sequences and matches.
 };
 
-/// Which of a prompt's tokens run: [first, first + count); those before are reused.
-struct rerun {
-    std::size_t first = 0;
-    std::size_t count = 0;
-};
-
 /// A KV cache: keys and values of past tokens, found by prefix, kept in coded pages, shared and copied on write.
 /// Requires: it outlives its sequences, matches and leases. It does not move.
 template <codec_policy Codec, storage_policy Storage, hash_policy Hash, index_policy Index, eviction_policy Eviction,

@@ -9,6 +9,12 @@
 
 namespace kvcache {
 
+/// Which of a prompt's tokens run: [first, first + count); those before are reused.
+struct rerun {
+    std::size_t first = 0;
+    std::size_t count = 0;
+};
+
 /// The working state of a recompute policy: of `total` tokens whose first `hit` are cached, the first that runs again.
 template <class S>
 concept recompute_state = requires(const S s, std::size_t tokens) {

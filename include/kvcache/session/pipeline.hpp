@@ -5,6 +5,7 @@
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/kernel/team.hpp>
 #include <kvcache/model/forward_pass.hpp>
+#include <kvcache/recompute/concept.hpp>
 
 #include <algorithm>
 #include <cstddef>
