@@ -4,6 +4,7 @@
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/mapped_file.hpp>
 #include <kvcache/core/result.hpp>
+#include <kvcache/core/xxhash.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/huggingface/safetensors.hpp>
 #include <kvcache/model/huggingface/shard_index.hpp>
@@ -23,11 +24,6 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#ifndef XXH_INLINE_ALL
-#define XXH_INLINE_ALL
-#endif
-#include <xxhash.h>
 
 namespace kvcache {
 
@@ -165,37 +161,23 @@ inline result<void> checkpoint::holds(const model_config& config) const {
 }
 
 inline result<kvcache::digest> checkpoint::digest() const {
-    XXH3_state_t state;
-    XXH3_128bits_reset(&state);
-    const auto number = [&](std::uint64_t value) {
-        unsigned char bytes[8];
-        for (std::size_t i = 0; i != 8; ++i)
-            bytes[i] = static_cast<unsigned char>(value >> (8 * i));
-        XXH3_128bits_update(&state, bytes, sizeof bytes);
-    };
-    const auto part = [&](const void* data, std::size_t bytes) {
-        number(bytes);
-        if (bytes != 0)
-            XXH3_128bits_update(&state, data, bytes);
-    };
-    constexpr std::string_view domain = "kvcache weights 1";
-    part(domain.data(), domain.size());
-    number(shard_of_.size());
     for (const safetensors_file& shard : shards_)
         if (auto whole = shard.file().intact(); !whole)
             return whole.error();
+    const auto text = [](std::string_view part) { return std::as_bytes(std::span(part)); };
+    xxh3_stream stream;
+    stream.part(text("kvcache weights 1"));
+    stream.number(shard_of_.size());
     for (const auto& [name, shard] : shard_of_) {
         const safetensors_entry& entry = shards_[shard].header().entries.find(name)->second;
-        part(name.data(), name.size());
-        part(entry.dtype.data(), entry.dtype.size());
-        number(entry.shape.size());
+        stream.part(text(name));
+        stream.part(text(entry.dtype));
+        stream.number(entry.shape.size());
         for (const std::size_t extent : entry.shape)
-            number(extent);
-        const auto bytes = shards_[shard].bytes(entry);
-        part(bytes.data(), bytes.size());
+            stream.number(extent);
+        stream.part(shards_[shard].bytes(entry));
     }
-    const XXH128_hash_t hash = XXH3_128bits_digest(&state);
-    return kvcache::digest{.low = hash.low64, .high = hash.high64};
+    return stream.finish();
 }
 
 } // namespace kvcache
