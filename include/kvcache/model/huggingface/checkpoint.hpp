@@ -160,11 +160,11 @@ inline result<void> checkpoint::holds(const model_config& config) const {
 }
 
 inline result<kvcache::digest> checkpoint::digest() const {
-    digest_builder builder;
-    builder.text("kvcache weights 1").number(shard_of_.size());
     for (const safetensors_file& shard : shards_)
         if (auto whole = shard.file().intact(); !whole)
             return whole.error();
+    digest_builder builder;
+    builder.text("kvcache weights 1").number(shard_of_.size());
     for (const auto& [name, shard] : shard_of_) {
         const safetensors_entry& entry = shards_[shard].header().entries.find(name)->second;
         builder.text(name).text(entry.dtype).number(entry.shape.size());
