@@ -117,7 +117,7 @@ int run(const flags& f) {
     auto made = f.no_cache ? generate_without_cache(cache, model, team, f, *prompt, draw, until)
                            : kvcache::generate(
                                  through, *prompt, draw, until,
-                                 [&](kvcache::token_id) {
+                                 [&](kvcache::token_id, std::span<const float>) {
                                      if (first_token == 0.0)
                                          first_token = request.milliseconds();
                                      return true;

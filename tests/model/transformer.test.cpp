@@ -108,7 +108,7 @@ TEST_CASE("stories260k says what llama2.c says, greedily, two hundred tokens on"
         kv::team threads(1);
         kv::pipeline through(cache, loaded.model, threads);
         const auto made = kv::generate(through, ids_of(want["prompt_ids"]), kv::sampler{}, {.max_tokens = 200},
-                                       [](kv::token_id) { return true; });
+                                       [](kv::token_id, std::span<const float>) { return true; });
         REQUIRE(made.has_value());
         CAPTURE(want["prompt"].get<std::string>());
         CHECK(made->ids == ids_of(want["greedy_ids"]));

@@ -29,7 +29,7 @@ struct answer {
 };
 
 /// Runs a prompt and says tokens one by one: each is drawn, handed to `say`, and run, unless it is the last.
-/// `say(token)` returns whether to go on. Errors: those of pipeline::feed; an error after some tokens were said (no
+/// `say(token, logits)` is given the logits it was drawn from, (vocabulary), and returns whether to go on. Errors: those of pipeline::feed; an error after some tokens were said (no
 /// page left) is returned too.
 template <class Cache, class Model, class Say>
 [[nodiscard]] result<answer<Cache>> generate(pipeline<Cache, Model>& through, std::span<const token_id> prompt,
@@ -42,16 +42,17 @@ template <class Cache, class Model, class Say>
     const matrix& first = made.prompt.logits;
     matrix next = first.bottomRows(1);
     while (made.ids.size() < until.max_tokens) {
-        const token_id token = draw.draw(row_of(std::as_const(next), 0), made.ids.size());
+        const auto logits = row_of(std::as_const(next), 0);
+        const token_id token = draw.draw(logits, made.ids.size());
         made.ids.push_back(token);
-        const bool go_on = say(token);
+        const bool go_on = say(token, logits);
         made.stopped = std::ranges::find(until.stop, token) != until.stop.end();
         if (made.stopped || !go_on || made.ids.size() == until.max_tokens)
             break;
-        auto logits = through.extend(made.prompt.sequence, {&made.ids.back(), 1});
-        if (!logits)
-            return logits.error();
-        next = std::move(*logits);
+        auto row = through.extend(made.prompt.sequence, {&made.ids.back(), 1});
+        if (!row)
+            return row.error();
+        next = std::move(*row);
     }
     return made;
 }
