@@ -72,20 +72,47 @@ struct tensor_view {
     /// Number `index` in row-major order, as float32, exactly. Requires: index < size().
     [[nodiscard]] float operator[](std::size_t index) const {
         expects(index < size(), "a tensor view is read only inside its bytes");
-        if (dtype == kvcache::dtype::f32)
-            return std::bit_cast<float>(halfword(index * 2) | halfword(index * 2 + 1) << 16);
-        const auto bits = static_cast<std::uint16_t>(halfword(index));
-        return dtype == kvcache::dtype::f16 ? widen_f16(bits) : widen_bf16(bits);
+        switch (dtype) {
+        case kvcache::dtype::f32:
+            return number<kvcache::dtype::f32>(index);
+        case kvcache::dtype::f16:
+            return number<kvcache::dtype::f16>(index);
+        case kvcache::dtype::bf16:
+            return number<kvcache::dtype::bf16>(index);
+        }
+        return 0.0F;
     }
 
     /// Fills `out` with the numbers from `first` on, as float32, exactly. Requires: first + out.size() <= size().
     void read(std::size_t first, std::span<float> out) const {
         expects(first <= size() && out.size() <= size() - first, "a tensor view is read only inside its bytes");
-        for (std::size_t i = 0; i != out.size(); ++i)
-            out[i] = (*this)[first + i];
+        switch (dtype) {
+        case kvcache::dtype::f32:
+            return fill<kvcache::dtype::f32>(first, out);
+        case kvcache::dtype::f16:
+            return fill<kvcache::dtype::f16>(first, out);
+        case kvcache::dtype::bf16:
+            return fill<kvcache::dtype::bf16>(first, out);
+        }
     }
 
 private:
+    template <kvcache::dtype Type>
+    [[nodiscard]] float number(std::size_t index) const {
+        if constexpr (Type == kvcache::dtype::f32)
+            return std::bit_cast<float>(halfword(index * 2) | halfword(index * 2 + 1) << 16);
+        else if constexpr (Type == kvcache::dtype::f16)
+            return widen_f16(static_cast<std::uint16_t>(halfword(index)));
+        else
+            return widen_bf16(static_cast<std::uint16_t>(halfword(index)));
+    }
+
+    template <kvcache::dtype Type>
+    void fill(std::size_t first, std::span<float> out) const {
+        for (std::size_t i = 0; i != out.size(); ++i)
+            out[i] = number<Type>(first + i);
+    }
+
     // Bytes 2 n and 2 n + 1, by arithmetic, so that neither alignment nor the machine's byte order matters.
     [[nodiscard]] std::uint32_t halfword(std::size_t n) const {
         return std::to_integer<std::uint32_t>(bytes[2 * n]) | std::to_integer<std::uint32_t>(bytes[2 * n + 1]) << 8;

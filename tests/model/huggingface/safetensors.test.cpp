@@ -167,6 +167,7 @@ TEST_CASE("an error shows a long or unprintable tensor name cut and clean") {
     const auto field = field_of("{\"" + std::string(100'000, 'n') + "\":1}", 0);
     CHECK(field.size() == 83);
     CHECK(field.ends_with("..."));
+    CHECK(field_of("{\"\":1}", 0) == "\"\"");
     CHECK(field_of("{\"a\\n\\u0000b\":1}", 0) == "a??b");
     const auto cut = field_of("{\"" + std::string(79, 'n') + "\xC3\xA9" + "zz\":1}", 0);
     CHECK(cut == std::string(79, 'n') + "...");

@@ -16,8 +16,10 @@
 
 namespace kvcache::detail {
 
-/// A name from a file, as an error shows it: at most 80 bytes, control characters as '?'.
+/// A name from a file, as an error shows it: at most 80 bytes, control characters as '?', and never empty.
 [[nodiscard]] inline std::string shown(std::string_view name) {
+    if (name.empty())
+        return "\"\"";
     constexpr std::size_t most = 80;
     std::size_t length = std::min(name.size(), most);
     while (length < name.size() && length != 0 && (static_cast<unsigned char>(name[length]) & 0xC0) == 0x80)
