@@ -137,9 +137,9 @@ TEST_CASE("the digest is of names, dtypes, shapes and bytes, not of files") {
               d.write(index_file, index(R"({"a":"one","b":"two"})"));
           }) == base);
     // others
-    std::set<std::string> distinct = {kv::to_hex(base)};
+    std::set<std::string> distinct = {kv::to_string(base)};
     const auto add = [&](const std::string& header, const std::string& buffer) {
-        CHECK(distinct.insert(kv::to_hex(single(header, buffer))).second);
+        CHECK(distinct.insert(kv::to_string(single(header, buffer))).second);
     };
     add("{" + a + "," + b + "}", std::string("\1\1\1\1\2\2\2\3"));
     add("{" + a + R"(,"c":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", std::string("\1\1\1\1\2\2\2\2"));
@@ -163,7 +163,7 @@ TEST_CASE("every golden checkpoint opens, fits its configuration and has logits 
         CHECK(fits);
         const auto digest = weights->digest();
         REQUIRE(digest);
-        CHECK(digests.insert(kv::to_hex(*digest)).second);
+        CHECK(digests.insert(kv::to_string(*digest)).second);
         for (const auto& [name, shape] : kv::weights_of(*config)) {
             const auto tensor = weights->tensor(name, shape);
             REQUIRE(tensor);
