@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <initializer_list>
 #include <iterator>
@@ -282,6 +283,11 @@ template <class Op>
 [[nodiscard]] inline f32x16 operator/(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return a / b; });
 }
+/// Each lane with its sign turned; unlike 0 - x it is exact for zeros too, and no compiler sees a sum in it.
+[[nodiscard]] inline f32x16 operator-(const f32x16& x) noexcept {
+    return detail::lanewise(x, f32x16::broadcast(-0.0f), [](const auto& a, const auto& b) { return a ^ b; });
+}
+/// The larger of two lanes; `y` where one is NaN on x86.
 [[nodiscard]] inline f32x16 max(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return xsimd::max(a, b); });
 }
@@ -298,12 +304,13 @@ template <class Op>
 
 /// `x` in the lanes [first, last), `other` elsewhere; a choice, not a product, so NaN in a masked lane is harmless.
 [[nodiscard]] inline f32x16 within(const f32x16& x, std::size_t first, std::size_t last, float other) noexcept {
-    alignas(64) float whole[f32x16::lanes];
-    x.store(whole);
-    for (std::size_t lane = 0; lane < f32x16::lanes; ++lane)
-        if (lane < first || lane >= last)
-            whole[lane] = other;
-    return f32x16::load(whole);
+    alignas(64) static constexpr float number[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const detail::native_floats from(static_cast<float>(first)), to(static_cast<float>(last)), rest(other);
+    const f32x16 lane = f32x16::load(number);
+    f32x16 v;
+    for (std::size_t i = 0; i < detail::native_parts; ++i)
+        v.part[i] = xsimd::select((lane.part[i] >= from) & (lane.part[i] < to), x.part[i], rest);
+    return v;
 }
 
 /// `x` where `key` >= `bound`, zero elsewhere.
@@ -331,24 +338,49 @@ namespace detail {
 /// Folds 16 lanes to one by one fixed tree: i with i + 8, then i + 4, i + 2, i + 1.
 template <class Op>
 [[nodiscard]] inline float fold(const f32x16& x, Op op) noexcept {
+#if defined(__SSE2__)
+    using four_floats = xsimd::batch<float, xsimd::sse2>;
+#if defined(__AVX__)
+    using eight_floats = xsimd::batch<float, xsimd::avx>;
+#if defined(__AVX512F__)
+    const __m512d all = _mm512_castps_pd(x.part[0].data);
+    const eight_floats lower(_mm256_castpd_ps(_mm512_castpd512_pd256(all)));
+    const eight_floats upper(_mm256_castpd_ps(_mm512_extractf64x4_pd(all, 1)));
+#else
+    const eight_floats lower(x.part[0].data), upper(x.part[1].data);
+#endif
+    const eight_floats eight = op(lower, upper);
+    const four_floats four =
+        op(four_floats(_mm256_castps256_ps128(eight.data)), four_floats(_mm256_extractf128_ps(eight.data, 1)));
+#else
+    const four_floats four = op(op(x.part[0], x.part[2]), op(x.part[1], x.part[3]));
+#endif
+    const four_floats two = op(four, four_floats(_mm_movehl_ps(four.data, four.data)));
+    return _mm_cvtss_f32(op(two, four_floats(_mm_shuffle_ps(two.data, two.data, 1))).data);
+#else
     alignas(64) float lane[16];
     x.store(lane);
     for (std::size_t half = 8; half > 0; half /= 2)
         for (std::size_t i = 0; i < half; ++i)
             lane[i] = op(lane[i], lane[i + half]);
     return lane[0];
+#endif
 }
 
 } // namespace detail
 
 /// The sum of the lanes, by one fixed tree.
 [[nodiscard]] inline float sum(const f32x16& x) noexcept {
-    return detail::fold(x, [](float a, float b) { return a + b; });
+    return detail::fold(x, [](const auto& a, const auto& b) { return a + b; });
 }
 
 /// The largest lane.
 [[nodiscard]] inline float largest(const f32x16& x) noexcept {
-    return detail::fold(x, [](float a, float b) { return a > b ? a : b; });
+    return detail::fold(x, [](const auto& a, const auto& b) {
+        using xsimd::max;
+        using std::max;
+        return max(a, b);
+    });
 }
 
 } // namespace kvcache
@@ -357,7 +389,7 @@ template <class Op>
 
 namespace kvcache {
 
-/// e to the power x, lane by lane, within 2 units in the last place; zero below -87, e^88 above 88.
+/// e to the power x, lane by lane, within 2 units in the last place; zero below -87 and for NaN, e^88 above 88.
 /// Cost: 10 fused operations. Same bits on every target.
 [[nodiscard]] inline f32x16 exp(const f32x16& x) noexcept {
     constexpr float lowest = -87.0f, highest = 88.0f;
@@ -387,10 +419,10 @@ namespace kvcache {
     return lane[0];
 }
 
-/// x / (1 + e^-x), lane by lane.
+/// x / (1 + e^-x), lane by lane; below -88 its value there, which is -5e-37.
 [[nodiscard]] inline f32x16 silu(const f32x16& x) noexcept {
-    const f32x16 one = f32x16::broadcast(1.0f);
-    return x / (one + exp(f32x16::zero() - x));
+    // exp ends in a product with a power of two, which is exact: fused into this sum or not, the bits are the same.
+    return max(f32x16::broadcast(-88.0f), x) / (f32x16::broadcast(1.0f) + exp(-x));
 }
 
 namespace detail {
@@ -913,12 +945,11 @@ private:
 /// Turns one head by a rotation that `rope::fill` made; `out` may be `head`. (head_dim)
 inline void rotate_head(std::span<const float> head, std::span<const float> rotation, std::span<float> out) {
     const std::size_t half = head.size() / 2;
-    const f32x16 zero = f32x16::zero();
     detail::by_sixteen(half, [&](std::size_t i, std::size_t n) {
         const f32x16 x = detail::load_some(head.data() + i, n), y = detail::load_some(head.data() + half + i, n);
         const f32x16 c = detail::load_some(rotation.data() + i, n);
         const f32x16 s = detail::load_some(rotation.data() + half + i, n);
-        detail::store_some(fma(x, c, zero - y * s), out.data() + i, n);
+        detail::store_some(fma(x, c, -(y * s)), out.data() + i, n);
         detail::store_some(fma(y, c, x * s), out.data() + half + i, n);
     });
 }
@@ -2988,33 +3019,36 @@ public:
     /// Starts `threads` - 1 threads that sleep between loops.
     explicit team(std::size_t threads = 1) : shared_(std::make_unique<state>()) {
         expects(threads > 0, "a team has at least one thread");
-        for (std::size_t member = 1; member < threads; ++member)
-            members_.emplace_back([shared = shared_.get(), member] { serve(*shared, member); });
+        members_.reserve(threads - 1);
+        try {
+            for (std::size_t member = 1; member < threads; ++member)
+                members_.emplace_back([shared = shared_.get(), member] { serve(*shared, member); });
+        } catch (...) { // the system has no more threads: those that began must end before the exception leaves
+            dismiss();
+            throw;
+        }
     }
 
     team(team&&) noexcept = default;
     team& operator=(team&&) = delete;
 
     ~team() {
-        if (!shared_)
-            return;
-        shared_->stop.store(true);
-        shared_->round.fetch_add(1);
-        shared_->round.notify_all();
-        for (auto& member : members_)
-            member.join();
+        if (shared_)
+            dismiss();
     }
 
     [[nodiscard]] std::size_t threads() const noexcept { return members_.size() + 1; }
 
     /// Calls body(begin, end) on each thread, the ranges covering [0, jobs) once. Returns when all are done.
-    /// Requires: body does not throw. One loop at a time.
+    /// Throws: what a body threw, the first of them, once all have ended.
+    /// Requires: one loop at a time; a body does not share again.
     template <class Body>
     void share(std::size_t jobs, Body&& body) {
         if (members_.empty() || jobs < 2) {
             body(std::size_t{0}, jobs);
             return;
         }
+        expects(shared_->part == nullptr, "a team shares one loop at a time");
         const std::size_t n = threads();
         const std::function<void(std::size_t)> part = [&](std::size_t member) {
             const std::size_t begin = jobs * member / n, end = jobs * (member + 1) / n;
@@ -3025,10 +3059,14 @@ public:
         shared_->pending.store(members_.size(), std::memory_order_relaxed);
         shared_->round.fetch_add(1, std::memory_order_release);
         shared_->round.notify_all();
-        part(0);
+        run(*shared_, 0);
         for (std::size_t left = shared_->pending.load(std::memory_order_acquire); left != 0;
              left = shared_->pending.load(std::memory_order_acquire))
             spin_or_wait(shared_->pending, left);
+        shared_->part = nullptr;
+        shared_->failed.clear();
+        if (shared_->failure)
+            std::rethrow_exception(std::exchange(shared_->failure, nullptr));
     }
 
 private:
@@ -3036,7 +3074,9 @@ private:
         std::atomic<std::uint64_t> round{0};
         std::atomic<std::size_t> pending{0};
         std::atomic<bool> stop{false};
-        const std::function<void(std::size_t)>* part = nullptr;
+        const std::function<void(std::size_t)>* part = nullptr; // of the loop that runs
+        std::atomic_flag failed;                                // guards failure
+        std::exception_ptr failure;
     };
 
     // A product takes tens of microseconds: spin that long before asking the system to sleep.
@@ -3048,6 +3088,23 @@ private:
         value.wait(old, std::memory_order_acquire);
     }
 
+    static void run(state& shared, std::size_t member) {
+        try {
+            (*shared.part)(member);
+        } catch (...) {
+            if (!shared.failed.test_and_set())
+                shared.failure = std::current_exception();
+        }
+    }
+
+    void dismiss() {
+        shared_->stop.store(true);
+        shared_->round.fetch_add(1);
+        shared_->round.notify_all();
+        for (auto& member : members_)
+            member.join();
+    }
+
     static void serve(state& shared, std::size_t member) {
         for (std::uint64_t seen = 0;;) {
             spin_or_wait(shared.round, seen);
@@ -3057,7 +3114,7 @@ private:
             seen = now;
             if (shared.stop.load())
                 return;
-            (*shared.part)(member);
+            run(shared, member);
             if (shared.pending.fetch_sub(1, std::memory_order_acq_rel) == 1)
                 shared.pending.notify_all();
         }
@@ -3422,20 +3479,47 @@ struct tensor_view {
     /// Number `index` in row-major order, as float32, exactly. Requires: index < size().
     [[nodiscard]] float operator[](std::size_t index) const {
         expects(index < size(), "a tensor view is read only inside its bytes");
-        if (dtype == kvcache::dtype::f32)
-            return std::bit_cast<float>(halfword(index * 2) | halfword(index * 2 + 1) << 16);
-        const auto bits = static_cast<std::uint16_t>(halfword(index));
-        return dtype == kvcache::dtype::f16 ? widen_f16(bits) : widen_bf16(bits);
+        switch (dtype) {
+        case kvcache::dtype::f32:
+            return number<kvcache::dtype::f32>(index);
+        case kvcache::dtype::f16:
+            return number<kvcache::dtype::f16>(index);
+        case kvcache::dtype::bf16:
+            return number<kvcache::dtype::bf16>(index);
+        }
+        return 0.0F;
     }
 
     /// Fills `out` with the numbers from `first` on, as float32, exactly. Requires: first + out.size() <= size().
     void read(std::size_t first, std::span<float> out) const {
         expects(first <= size() && out.size() <= size() - first, "a tensor view is read only inside its bytes");
-        for (std::size_t i = 0; i != out.size(); ++i)
-            out[i] = (*this)[first + i];
+        switch (dtype) {
+        case kvcache::dtype::f32:
+            return fill<kvcache::dtype::f32>(first, out);
+        case kvcache::dtype::f16:
+            return fill<kvcache::dtype::f16>(first, out);
+        case kvcache::dtype::bf16:
+            return fill<kvcache::dtype::bf16>(first, out);
+        }
     }
 
 private:
+    template <kvcache::dtype Type>
+    [[nodiscard]] float number(std::size_t index) const {
+        if constexpr (Type == kvcache::dtype::f32)
+            return std::bit_cast<float>(halfword(index * 2) | halfword(index * 2 + 1) << 16);
+        else if constexpr (Type == kvcache::dtype::f16)
+            return widen_f16(static_cast<std::uint16_t>(halfword(index)));
+        else
+            return widen_bf16(static_cast<std::uint16_t>(halfword(index)));
+    }
+
+    template <kvcache::dtype Type>
+    void fill(std::size_t first, std::span<float> out) const {
+        for (std::size_t i = 0; i != out.size(); ++i)
+            out[i] = number<Type>(first + i);
+    }
+
     // Bytes 2 n and 2 n + 1, by arithmetic, so that neither alignment nor the machine's byte order matters.
     [[nodiscard]] std::uint32_t halfword(std::size_t n) const {
         return std::to_integer<std::uint32_t>(bytes[2 * n]) | std::to_integer<std::uint32_t>(bytes[2 * n + 1]) << 8;
@@ -4223,10 +4307,11 @@ struct sampler {
         double total = 0.0;
         for (const float w : weights)
             total += static_cast<double>(w);
-        double left = uniform(index) * total;
+        const double target = uniform(index) * total;
+        double below = 0.0; // compared with the target, not taken from it: nothing to contract
         for (std::size_t i = 0; i < weights.size(); ++i) {
-            left -= static_cast<double>(weights[i]);
-            if (left < 0.0)
+            below += static_cast<double>(weights[i]);
+            if (target < below)
                 return token_id{static_cast<std::int32_t>(i)};
         }
         return token_id{best};
@@ -4269,7 +4354,7 @@ struct answer {
 };
 
 /// Runs a prompt and says tokens one by one: each is drawn, handed to `say`, and run, unless it is the last.
-/// `say(token)` returns whether to go on. Errors: those of pipeline::feed; an error after some tokens were said (no
+/// `say(token, logits)` is given the logits it was drawn from, (vocabulary), and returns whether to go on. Errors: those of pipeline::feed; an error after some tokens were said (no
 /// page left) is returned too.
 template <class Cache, class Model, class Say>
 [[nodiscard]] result<answer<Cache>> generate(pipeline<Cache, Model>& through, std::span<const token_id> prompt,
@@ -4282,16 +4367,17 @@ template <class Cache, class Model, class Say>
     const matrix& first = made.prompt.logits;
     matrix next = first.bottomRows(1);
     while (made.ids.size() < until.max_tokens) {
-        const token_id token = draw.draw(row_of(std::as_const(next), 0), made.ids.size());
+        const auto logits = row_of(std::as_const(next), 0);
+        const token_id token = draw.draw(logits, made.ids.size());
         made.ids.push_back(token);
-        const bool go_on = say(token);
+        const bool go_on = say(token, logits);
         made.stopped = std::ranges::find(until.stop, token) != until.stop.end();
         if (made.stopped || !go_on || made.ids.size() == until.max_tokens)
             break;
-        auto logits = through.extend(made.prompt.sequence, {&made.ids.back(), 1});
-        if (!logits)
-            return logits.error();
-        next = std::move(*logits);
+        auto row = through.extend(made.prompt.sequence, {&made.ids.back(), 1});
+        if (!row)
+            return row.error();
+        next = std::move(*row);
     }
     return made;
 }

@@ -54,12 +54,11 @@ private:
 /// Turns one head by a rotation that `rope::fill` made; `out` may be `head`. (head_dim)
 inline void rotate_head(std::span<const float> head, std::span<const float> rotation, std::span<float> out) {
     const std::size_t half = head.size() / 2;
-    const f32x16 zero = f32x16::zero();
     detail::by_sixteen(half, [&](std::size_t i, std::size_t n) {
         const f32x16 x = detail::load_some(head.data() + i, n), y = detail::load_some(head.data() + half + i, n);
         const f32x16 c = detail::load_some(rotation.data() + i, n);
         const f32x16 s = detail::load_some(rotation.data() + half + i, n);
-        detail::store_some(fma(x, c, zero - y * s), out.data() + i, n);
+        detail::store_some(fma(x, c, -(y * s)), out.data() + i, n);
         detail::store_some(fma(y, c, x * s), out.data() + half + i, n);
     });
 }

@@ -5,6 +5,7 @@
 
 #include <xsimd/xsimd.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -139,6 +140,11 @@ template <class Op>
 [[nodiscard]] inline f32x16 operator/(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return a / b; });
 }
+/// Each lane with its sign turned; unlike 0 - x it is exact for zeros too, and no compiler sees a sum in it.
+[[nodiscard]] inline f32x16 operator-(const f32x16& x) noexcept {
+    return detail::lanewise(x, f32x16::broadcast(-0.0f), [](const auto& a, const auto& b) { return a ^ b; });
+}
+/// The larger of two lanes; `y` where one is NaN on x86.
 [[nodiscard]] inline f32x16 max(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return xsimd::max(a, b); });
 }
@@ -155,12 +161,13 @@ template <class Op>
 
 /// `x` in the lanes [first, last), `other` elsewhere; a choice, not a product, so NaN in a masked lane is harmless.
 [[nodiscard]] inline f32x16 within(const f32x16& x, std::size_t first, std::size_t last, float other) noexcept {
-    alignas(64) float whole[f32x16::lanes];
-    x.store(whole);
-    for (std::size_t lane = 0; lane < f32x16::lanes; ++lane)
-        if (lane < first || lane >= last)
-            whole[lane] = other;
-    return f32x16::load(whole);
+    alignas(64) static constexpr float number[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const detail::native_floats from(static_cast<float>(first)), to(static_cast<float>(last)), rest(other);
+    const f32x16 lane = f32x16::load(number);
+    f32x16 v;
+    for (std::size_t i = 0; i < detail::native_parts; ++i)
+        v.part[i] = xsimd::select((lane.part[i] >= from) & (lane.part[i] < to), x.part[i], rest);
+    return v;
 }
 
 /// `x` where `key` >= `bound`, zero elsewhere.
@@ -188,24 +195,49 @@ namespace detail {
 /// Folds 16 lanes to one by one fixed tree: i with i + 8, then i + 4, i + 2, i + 1.
 template <class Op>
 [[nodiscard]] inline float fold(const f32x16& x, Op op) noexcept {
+#if defined(__SSE2__)
+    using four_floats = xsimd::batch<float, xsimd::sse2>;
+#if defined(__AVX__)
+    using eight_floats = xsimd::batch<float, xsimd::avx>;
+#if defined(__AVX512F__)
+    const __m512d all = _mm512_castps_pd(x.part[0].data);
+    const eight_floats lower(_mm256_castpd_ps(_mm512_castpd512_pd256(all)));
+    const eight_floats upper(_mm256_castpd_ps(_mm512_extractf64x4_pd(all, 1)));
+#else
+    const eight_floats lower(x.part[0].data), upper(x.part[1].data);
+#endif
+    const eight_floats eight = op(lower, upper);
+    const four_floats four =
+        op(four_floats(_mm256_castps256_ps128(eight.data)), four_floats(_mm256_extractf128_ps(eight.data, 1)));
+#else
+    const four_floats four = op(op(x.part[0], x.part[2]), op(x.part[1], x.part[3]));
+#endif
+    const four_floats two = op(four, four_floats(_mm_movehl_ps(four.data, four.data)));
+    return _mm_cvtss_f32(op(two, four_floats(_mm_shuffle_ps(two.data, two.data, 1))).data);
+#else
     alignas(64) float lane[16];
     x.store(lane);
     for (std::size_t half = 8; half > 0; half /= 2)
         for (std::size_t i = 0; i < half; ++i)
             lane[i] = op(lane[i], lane[i + half]);
     return lane[0];
+#endif
 }
 
 } // namespace detail
 
 /// The sum of the lanes, by one fixed tree.
 [[nodiscard]] inline float sum(const f32x16& x) noexcept {
-    return detail::fold(x, [](float a, float b) { return a + b; });
+    return detail::fold(x, [](const auto& a, const auto& b) { return a + b; });
 }
 
 /// The largest lane.
 [[nodiscard]] inline float largest(const f32x16& x) noexcept {
-    return detail::fold(x, [](float a, float b) { return a > b ? a : b; });
+    return detail::fold(x, [](const auto& a, const auto& b) {
+        using xsimd::max;
+        using std::max;
+        return max(a, b);
+    });
 }
 
 } // namespace kvcache

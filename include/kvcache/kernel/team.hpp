@@ -6,9 +6,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace kvcache {
@@ -20,33 +22,36 @@ public:
     /// Starts `threads` - 1 threads that sleep between loops.
     explicit team(std::size_t threads = 1) : shared_(std::make_unique<state>()) {
         expects(threads > 0, "a team has at least one thread");
-        for (std::size_t member = 1; member < threads; ++member)
-            members_.emplace_back([shared = shared_.get(), member] { serve(*shared, member); });
+        members_.reserve(threads - 1);
+        try {
+            for (std::size_t member = 1; member < threads; ++member)
+                members_.emplace_back([shared = shared_.get(), member] { serve(*shared, member); });
+        } catch (...) { // the system has no more threads: those that began must end before the exception leaves
+            dismiss();
+            throw;
+        }
     }
 
     team(team&&) noexcept = default;
     team& operator=(team&&) = delete;
 
     ~team() {
-        if (!shared_)
-            return;
-        shared_->stop.store(true);
-        shared_->round.fetch_add(1);
-        shared_->round.notify_all();
-        for (auto& member : members_)
-            member.join();
+        if (shared_)
+            dismiss();
     }
 
     [[nodiscard]] std::size_t threads() const noexcept { return members_.size() + 1; }
 
     /// Calls body(begin, end) on each thread, the ranges covering [0, jobs) once. Returns when all are done.
-    /// Requires: body does not throw. One loop at a time.
+    /// Throws: what a body threw, the first of them, once all have ended.
+    /// Requires: one loop at a time; a body does not share again.
     template <class Body>
     void share(std::size_t jobs, Body&& body) {
         if (members_.empty() || jobs < 2) {
             body(std::size_t{0}, jobs);
             return;
         }
+        expects(shared_->part == nullptr, "a team shares one loop at a time");
         const std::size_t n = threads();
         const std::function<void(std::size_t)> part = [&](std::size_t member) {
             const std::size_t begin = jobs * member / n, end = jobs * (member + 1) / n;
@@ -57,10 +62,14 @@ public:
         shared_->pending.store(members_.size(), std::memory_order_relaxed);
         shared_->round.fetch_add(1, std::memory_order_release);
         shared_->round.notify_all();
-        part(0);
+        run(*shared_, 0);
         for (std::size_t left = shared_->pending.load(std::memory_order_acquire); left != 0;
              left = shared_->pending.load(std::memory_order_acquire))
             spin_or_wait(shared_->pending, left);
+        shared_->part = nullptr;
+        shared_->failed.clear();
+        if (shared_->failure)
+            std::rethrow_exception(std::exchange(shared_->failure, nullptr));
     }
 
 private:
@@ -68,7 +77,9 @@ private:
         std::atomic<std::uint64_t> round{0};
         std::atomic<std::size_t> pending{0};
         std::atomic<bool> stop{false};
-        const std::function<void(std::size_t)>* part = nullptr;
+        const std::function<void(std::size_t)>* part = nullptr; // of the loop that runs
+        std::atomic_flag failed;                                // guards failure
+        std::exception_ptr failure;
     };
 
     // A product takes tens of microseconds: spin that long before asking the system to sleep.
@@ -80,6 +91,23 @@ private:
         value.wait(old, std::memory_order_acquire);
     }
 
+    static void run(state& shared, std::size_t member) {
+        try {
+            (*shared.part)(member);
+        } catch (...) {
+            if (!shared.failed.test_and_set())
+                shared.failure = std::current_exception();
+        }
+    }
+
+    void dismiss() {
+        shared_->stop.store(true);
+        shared_->round.fetch_add(1);
+        shared_->round.notify_all();
+        for (auto& member : members_)
+            member.join();
+    }
+
     static void serve(state& shared, std::size_t member) {
         for (std::uint64_t seen = 0;;) {
             spin_or_wait(shared.round, seen);
@@ -89,7 +117,7 @@ private:
             seen = now;
             if (shared.stop.load())
                 return;
-            (*shared.part)(member);
+            run(shared, member);
             if (shared.pending.fetch_sub(1, std::memory_order_acq_rel) == 1)
                 shared.pending.notify_all();
         }

@@ -37,10 +37,11 @@ struct sampler {
         double total = 0.0;
         for (const float w : weights)
             total += static_cast<double>(w);
-        double left = uniform(index) * total;
+        const double target = uniform(index) * total;
+        double below = 0.0; // compared with the target, not taken from it: nothing to contract
         for (std::size_t i = 0; i < weights.size(); ++i) {
-            left -= static_cast<double>(weights[i]);
-            if (left < 0.0)
+            below += static_cast<double>(weights[i]);
+            if (target < below)
                 return token_id{static_cast<std::int32_t>(i)};
         }
         return token_id{best};
