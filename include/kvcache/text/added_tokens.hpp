@@ -118,7 +118,8 @@ public:
             const auto [by_id, fresh] = by_id_.try_emplace(t.id, tokens_.size());
             if (!fresh && tokens_[by_id->second].content != t.content)
                 return one.refuse(error_code::malformed, "id",
-                                  std::to_string(t.id) + " is the id of \"" + tokens_[by_id->second].content + "\" too");
+                                  std::to_string(t.id) + " is the id of \"" + tokens_[by_id->second].content +
+                                      "\" too");
             const auto [by_content, first] = by_content_.try_emplace(t.content, t.id);
             if (!first && by_content->second != t.id)
                 return one.refuse(error_code::malformed, "content", "\"" + t.content + "\" is added twice");

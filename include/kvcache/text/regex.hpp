@@ -4,7 +4,9 @@
 #include <kvcache/core/result.hpp>
 #include <kvcache/text/regex_dialect.hpp>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -54,7 +56,8 @@ public:
         const std::unique_ptr<pcre2_match_data, releaser> data(
             pcre2_match_data_create_from_pattern(code_.get(), nullptr));
         const std::unique_ptr<pcre2_match_context, releaser> context(pcre2_match_context_create(nullptr));
-        pcre2_set_match_limit(context.get(), static_cast<std::uint32_t>(1'000'000 + 32 * text.size()));
+        pcre2_set_match_limit(
+            context.get(), static_cast<std::uint32_t>(std::min<std::size_t>(1'000'000 + 32 * text.size(), 0xffffffff)));
         pcre2_set_heap_limit(context.get(), 256 * 1024); // in units of 1024 bytes
         const auto* const subject = reinterpret_cast<PCRE2_SPTR>(text.data());
         std::optional<std::size_t> last_end;

@@ -85,9 +85,11 @@ private:
         case 'S':
             return write(R"(\P{White_Space})", 2);
         case 'w':
-            return write(in_class_ ? std::string(word) : "[" + std::string(word) + "]", 2);
+            // Outside a set, Oniguruma counts the superscript digits and fractions of Latin-1 in.
+            return write(in_class_ ? std::string(word) : "[" + std::string(word) + R"(\xb2\xb3\xb9\xbc-\xbe])", 2);
         case 'W':
-            return in_class_ ? refuse("\\W inside a set") : write("[^" + std::string(word) + "]", 2);
+            return in_class_ ? refuse("\\W inside a set")
+                             : write("[^" + std::string(word) + R"(\xb2\xb3\xb9\xbc-\xbe])", 2);
         case 'h': // a hexadecimal digit, not PCRE2's horizontal space
             return write(in_class_ ? "0-9a-fA-F" : "[0-9a-fA-F]", 2);
         case 'H':

@@ -165,8 +165,7 @@ private:
         void read(const text::json_reader& at) {
             static const text::json_document nothing;
             const auto part = [&](const char* name) {
-                return at.has(name) ? at.member(name)
-                                    : text::json_reader(nothing, name, at.problem());
+                return at.has(name) ? at.member(name) : text::json_reader(nothing, name, at.problem());
             };
             if (at.has("version") && at.text("version") != "1.0")
                 at.refuse(error_code::unsupported, "version", "is \"" + at.text("version") + "\"; 1.0 is known");

@@ -89,8 +89,8 @@ private:
     [[nodiscard]] result<void> read(const json& document, const std::string& file) {
         if (!document.is_object())
             return error{error_code::mismatched, file, "is not an object"};
-        for (const char* name : {"bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token",
-                                 "mask_token"}) {
+        for (const char* name :
+             {"bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"}) {
             const auto found = document.find(name);
             if (found == document.end() || found->is_null() || special_.contains(name))
                 continue;

@@ -201,9 +201,9 @@ enum class normal_form { nfc, nfd, nfkc, nfkd };
     options |= form == normal_form::nfc || form == normal_form::nfkc ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
     options |= form == normal_form::nfkc || form == normal_form::nfkd ? UTF8PROC_COMPAT : 0;
     utf8proc_uint8_t* made = nullptr;
-    const auto size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-                                   static_cast<utf8proc_ssize_t>(text.size()), &made,
-                                   static_cast<utf8proc_option_t>(options));
+    const auto size =
+        utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
+                     &made, static_cast<utf8proc_option_t>(options));
     if (size < 0)
         throw std::bad_alloc(); // valid UTF-8 leaves no other reason
     std::string out(reinterpret_cast<const char*>(made), static_cast<std::size_t>(size));

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/text/jinja/methods.hpp>
+#include <kvcache/text/jinja/value.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace kvcache::text::jinja {
+
+/// of[key], as Jinja looks it up: undefined where there is nothing.
+[[nodiscard]] inline value item_of(const value& of, const value& key) {
+    if (of.is_undefined())
+        mistake("\"" + std::get<value::undefined>(of.held()).name + "\" is undefined");
+    if (const auto* map = of.as_mapping()) {
+        const auto* name = key.as_text();
+        const value* found = name ? map->find(name->bytes) : nullptr;
+        if (found)
+            return *found;
+    }
+    if (const auto n = key.as_integer()) {
+        const auto* items = of.as_list();
+        const auto* text = of.as_text();
+        const auto size = static_cast<std::int64_t>(items ? items->size() : text ? character_count(text->bytes) : 0);
+        const auto at = *n < 0 ? *n + size : *n;
+        if (at >= 0 && at < size)
+            return items ? (*items)[static_cast<std::size_t>(at)] : characters(*text)[static_cast<std::size_t>(at)];
+    }
+    const auto* name = key.as_text();
+    if (name && has_method(of, name->bytes))
+        return bound_function{name->bytes, std::make_shared<const value>(of)};
+    return value::undefined{name ? name->bytes : "item"};
+}
+
+/// of.name, as Jinja looks it up: a method before an item.
+[[nodiscard]] inline value attribute_of(const value& of, const std::string& name) {
+    if (has_method(of, name))
+        return bound_function{name, std::make_shared<const value>(of)};
+    return item_of(of, std::string_view(name));
+}
+
+/// of[begin:end:step] of a list or a text.
+[[nodiscard]] inline value slice_of(const value& of, const std::array<value, 3>& bounds) {
+    const auto bound = [&](std::size_t i) -> std::optional<std::int64_t> {
+        if (bounds[i].is_none())
+            return std::nullopt;
+        const auto n = bounds[i].as_integer();
+        if (!n)
+            mistake("a slice needs whole numbers, not " + bounds[i].type_name());
+        constexpr std::int64_t far = std::int64_t{1} << 40;
+        return std::clamp(*n, -far, far);
+    };
+    const auto* text = of.as_text();
+    if (!text && !of.as_list())
+        mistake("a value of type " + of.type_name() + " has no slices");
+    const list items = text ? characters(*text) : *of.as_list();
+    const auto size = static_cast<std::int64_t>(items.size());
+    const std::int64_t step = bound(2).value_or(1);
+    if (step == 0)
+        mistake("a slice's step is not zero");
+    const std::int64_t low = step > 0 ? 0 : -1;
+    const std::int64_t high = step > 0 ? size : size - 1;
+    const auto place = [&](std::optional<std::int64_t> n, std::int64_t otherwise) {
+        return n ? std::clamp(*n < 0 ? *n + size : *n, low, high) : otherwise;
+    };
+    const std::int64_t begin = place(bound(0), step > 0 ? low : high);
+    const std::int64_t end = place(bound(1), step > 0 ? high : low);
+    list out;
+    for (std::int64_t i = begin; step > 0 ? i < end : i > end; i += step)
+        out.push_back(items[static_cast<std::size_t>(i)]);
+    return text ? value(joined(out, {})) : value(std::move(out));
+}
+
+/// The items that a loop goes through: of a list, the names of a mapping, the characters of a text.
+[[nodiscard]] inline list items_of(const value& of) {
+    if (const auto* items = of.as_list())
+        return *items;
+    if (const auto* text = of.as_text())
+        return characters(*text);
+    list out;
+    if (const auto* map = of.as_mapping())
+        for (const auto& entry : map->entries)
+            out.emplace_back(entry.first);
+    else if (!of.is_undefined())
+        mistake("a value of type " + of.type_name() + " is not a list");
+    return out;
+}
+
+/// Whether `item` is in a list, a mapping's names, or a text.
+[[nodiscard]] inline bool contains(const value& in, const value& item) {
+    const auto* text = in.as_text();
+    const auto* part = item.as_text();
+    if (text) {
+        if (!part)
+            mistake("only a text is in a text, not " + item.type_name());
+        return text->bytes.find(part->bytes) != std::string::npos;
+    }
+    if (const auto* map = in.as_mapping())
+        return part && map->find(part->bytes);
+    const list items = items_of(in);
+    return std::any_of(items.begin(), items.end(), [&](const value& v) { return equal(v, item); });
+}
+
+/// Compares by < as Python does, numbers with numbers and texts with texts.
+[[nodiscard]] inline bool less(const value& a, const value& b) {
+    const auto x = a.as_number();
+    const auto y = b.as_number();
+    if (x && y)
+        return *x < *y;
+    if (a.as_text() && b.as_text())
+        return a.as_text()->bytes < b.as_text()->bytes;
+    mistake("values of the types " + a.type_name() + " and " + b.type_name() + " have no order");
+}
+
+} // namespace kvcache::text::jinja

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/text/jinja/expression_parser.hpp>
+
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace kvcache::text::jinja {
+
+/// Reads a whole template.
+class parser : expression_parser {
+public:
+    explicit parser(std::string_view source) : expression_parser(lexer(source).run()) {}
+
+    /// Throws: failure.
+    [[nodiscard]] block run() {
+        block made = parse_until({});
+        if (current().kind != token_kind::end)
+            unexpected("text");
+        return made;
+    }
+
+private:
+    /// Statements up to a block that one of `ends` begins; its name is the current token then.
+    [[nodiscard]] block parse_until(std::initializer_list<std::string_view> ends) {
+        const level here = deeper();
+        block made;
+        while (true) {
+            const token t = current();
+            switch (t.kind) {
+            case token_kind::end:
+                if (ends.size() != 0)
+                    refuse("line " + std::to_string(t.line) + ": the template ends inside a block");
+                return made;
+            case token_kind::data:
+                made.push_back(make_statement(statement_kind::data));
+                made.back()->text = take().text;
+                break;
+            case token_kind::begin_print:
+                take();
+                made.push_back(make_statement(statement_kind::print));
+                made.back()->values.push_back(parse_tuple());
+                if (take().kind != token_kind::end_print)
+                    refuse("line " + std::to_string(t.line) + ": something stands before }}");
+                break;
+            case token_kind::begin_block:
+                take();
+                for (const auto end : ends)
+                    if (is_name(end))
+                        return made;
+                made.push_back(parse_statement());
+                break;
+            default:
+                unexpected("text");
+            }
+        }
+    }
+
+    [[nodiscard]] std::unique_ptr<statement> make_statement(statement_kind kind) const {
+        auto made = std::make_unique<statement>();
+        made->kind = kind;
+        made->line = current().line;
+        return made;
+    }
+    void end_block() {
+        if (current().kind != token_kind::end_block)
+            unexpected("%}");
+        take();
+    }
+    void end_of(std::string_view name) {
+        if (!take_name(name))
+            unexpected(name);
+        end_block();
+    }
+
+    [[nodiscard]] std::unique_ptr<statement> parse_statement() {
+        const std::string name = expect_name();
+        if (name == "if")
+            return parse_if();
+        if (name == "for")
+            return parse_for();
+        if (name == "set")
+            return parse_set();
+        if (name == "macro")
+            return parse_macro();
+        if (name == "break" || name == "continue") {
+            auto made = make_statement(name == "break" ? statement_kind::leave : statement_kind::next);
+            end_block();
+            return made;
+        }
+        if (name == "generation") { // marks what an assistant wrote; the text is the same
+            auto made = make_statement(statement_kind::group);
+            end_block();
+            made->bodies.push_back(parse_until({"endgeneration"}));
+            end_of("endgeneration");
+            return made;
+        }
+        refuse("line " + std::to_string(current().line) + ": the statement \"" + name + "\" is not known");
+    }
+
+    [[nodiscard]] std::unique_ptr<statement> parse_if() {
+        auto made = make_statement(statement_kind::branch);
+        made->values.push_back(parse_tuple());
+        end_block();
+        while (true) {
+            made->bodies.push_back(parse_until({"elif", "else", "endif"}));
+            if (take_name("elif")) {
+                made->values.push_back(parse_tuple());
+                end_block();
+                continue;
+            }
+            if (take_name("else")) {
+                end_block();
+                made->bodies.push_back(parse_until({"endif"}));
+            }
+            end_of("endif");
+            return made;
+        }
+    }
+
+    [[nodiscard]] std::vector<std::string> parse_targets() {
+        std::vector<std::string> names;
+        const bool closed = take_sign("(");
+        do {
+            names.push_back(expect_name());
+        } while (take_sign(","));
+        if (closed)
+            expect_sign(")");
+        return names;
+    }
+
+    [[nodiscard]] std::unique_ptr<statement> parse_for() {
+        auto made = make_statement(statement_kind::loop);
+        made->targets = parse_targets();
+        if (!take_name("in"))
+            unexpected("in");
+        made->values.push_back(parse_or());
+        if (take_sign(",")) { // a tuple without parentheses
+            auto items = make(expression_kind::sequence);
+            hold(*items, items->parts.emplace_back(std::move(made->values[0])));
+            do {
+                hold(*items, items->parts.emplace_back(parse_or()));
+            } while (take_sign(","));
+            made->values[0] = std::move(items);
+        }
+        made->values.push_back(take_name("if") ? parse_expression() : nullptr);
+        if (is_name("recursive"))
+            refuse("line " + std::to_string(current().line) + ": a recursive loop is not known");
+        end_block();
+        made->bodies.push_back(parse_until({"else", "endfor"}));
+        if (take_name("else")) {
+            end_block();
+            made->bodies.push_back(parse_until({"endfor"}));
+        }
+        end_of("endfor");
+        return made;
+    }
+
+    [[nodiscard]] std::unique_ptr<statement> parse_set() {
+        auto made = make_statement(statement_kind::set);
+        made->targets = parse_targets();
+        if (made->targets.size() == 1 && take_sign("."))
+            made->targets[0] += "." + expect_name();
+        if (take_sign("=")) {
+            made->values.push_back(parse_tuple());
+            end_block();
+            return made;
+        }
+        made->kind = statement_kind::set_block;
+        end_block();
+        made->bodies.push_back(parse_until({"endset"}));
+        end_of("endset");
+        return made;
+    }
+
+    [[nodiscard]] std::unique_ptr<statement> parse_macro() {
+        auto made = make_statement(statement_kind::macro);
+        made->text = expect_name();
+        expect_sign("(");
+        while (!take_sign(")")) {
+            if (!made->parameters.empty())
+                expect_sign(",");
+            auto name = expect_name();
+            made->parameters.emplace_back(std::move(name), take_sign("=") ? parse_expression() : nullptr);
+        }
+        end_block();
+        made->bodies.push_back(parse_until({"endmacro"}));
+        end_of("endmacro");
+        return made;
+    }
+};
+
+} // namespace kvcache::text::jinja

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/text/jinja/value.hpp>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvcache::text::jinja {
+
+struct expression;
+using expression_pointer = std::unique_ptr<expression>;
+
+enum class expression_kind {
+    constant,   ///< `constant`
+    name,       ///< `text`
+    sequence,   ///< `parts`
+    mapping,    ///< `parts`: key, value, key, value
+    attribute,  ///< parts[0].text
+    item,       ///< parts[0][parts[1]]
+    slice,      ///< parts[0][parts[1]:parts[2]:parts[3]], each may be null
+    call,       ///< parts[0](arguments)
+    filter,     ///< parts[0] | text(arguments)
+    test,       ///< parts[0] is text(arguments)
+    unary,      ///< text parts[0]
+    binary,     ///< parts[0] text parts[1]
+    comparison, ///< parts[0] operators[0] parts[1] operators[1] parts[2]
+    condition,  ///< parts[1] if parts[0] else parts[2], which may be null
+};
+
+/// A part of a template that has a value.
+struct expression {
+    expression_kind kind = expression_kind::constant;
+    std::size_t line = 0;
+    std::size_t height = 1; ///< Of the tree under it.
+    std::string text = {};
+    value constant = {};
+    std::vector<expression_pointer> parts = {};
+    std::vector<std::string> operators = {};
+    std::vector<expression_pointer> arguments = {};
+    std::vector<std::pair<std::string, expression_pointer>> named_arguments = {};
+};
+
+struct statement;
+using block = std::vector<std::unique_ptr<statement>>;
+
+enum class statement_kind { data, print, branch, loop, set, set_block, macro, leave, next, group };
+
+/// A part of a template that is carried out.
+struct statement {
+    statement_kind kind = statement_kind::data;
+    std::size_t line = 0;
+    std::string text = {};                 ///< Text to write, or the name of a macro.
+    std::vector<std::string> targets = {}; ///< Names that a loop or a set gives values to; "a.b" for a namespace.
+    std::vector<expression_pointer> values = {};
+    std::vector<block> bodies = {}; ///< Of each branch; of a loop and its else.
+    std::vector<std::pair<std::string, expression_pointer>> parameters = {};
+};
+
+} // namespace kvcache::text::jinja

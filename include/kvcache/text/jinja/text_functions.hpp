@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/text/jinja/value.hpp>
+#include <kvcache/text/jinja/writing.hpp>
+#include <kvcache/text/unicode.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+// Python's methods of strings, over text whose bytes keep their marks.
+namespace kvcache::text::jinja {
+
+/// Whether a character is stripped: white space, or one of `set` where it is given.
+[[nodiscard]] inline bool strips(char32_t c, const std::optional<std::string>& set) {
+    if (!set)
+        return is_white_space(c) || (c >= 0x1c && c <= 0x1f);
+    for (std::size_t i = 0; i < set->size();) {
+        const auto one = code_point_at(*set, i);
+        if (one.value == c)
+            return true;
+        i += one.bytes;
+    }
+    return false;
+}
+
+[[nodiscard]] inline marked_text stripped(const marked_text& t, bool left, bool right,
+                                          const std::optional<std::string>& set) {
+    std::size_t begin = 0;
+    std::size_t end = t.bytes.size();
+    while (left && begin < end && strips(code_point_at(t.bytes, begin).value, set))
+        begin += code_point_at(t.bytes, begin).bytes;
+    while (right && end > begin && strips(code_point_before(t.bytes, end).value, set))
+        end -= code_point_before(t.bytes, end).bytes;
+    return t.sub(begin, end);
+}
+
+/// str.split: at white space where `separator` is not given; at most `most` cuts.
+[[nodiscard]] inline list split(const marked_text& t, const std::optional<std::string>& separator, std::size_t most) {
+    list parts;
+    if (separator) {
+        if (separator->empty())
+            mistake("split() needs a separator that is not empty");
+        std::size_t done = 0;
+        for (auto at = t.bytes.find(*separator); at != std::string::npos && parts.size() < most;
+             at = t.bytes.find(*separator, done)) {
+            parts.emplace_back(t.sub(done, at));
+            done = at + separator->size();
+        }
+        parts.emplace_back(t.sub(done, t.bytes.size()));
+        return parts;
+    }
+    for (std::size_t i = 0; i < t.bytes.size();) {
+        const auto c = code_point_at(t.bytes, i);
+        if (strips(c.value, std::nullopt)) {
+            i += c.bytes;
+            continue;
+        }
+        std::size_t end = i;
+        if (parts.size() == most)
+            end = t.bytes.size();
+        while (end < t.bytes.size() && !strips(code_point_at(t.bytes, end).value, std::nullopt))
+            end += code_point_at(t.bytes, end).bytes;
+        parts.emplace_back(parts.size() == most ? stripped(t.sub(i, end), false, true, std::nullopt) : t.sub(i, end));
+        i = end;
+    }
+    return parts;
+}
+
+/// str.rsplit with a separator: the cuts are taken from the right.
+[[nodiscard]] inline list split_right(const marked_text& t, const std::string& separator, std::size_t most) {
+    if (separator.empty())
+        mistake("rsplit() needs a separator that is not empty");
+    list parts;
+    std::size_t end = t.bytes.size();
+    while (parts.size() < most && end >= separator.size()) {
+        const auto at = t.bytes.rfind(separator, end - separator.size());
+        if (at == std::string::npos)
+            break;
+        parts.emplace_back(t.sub(at + separator.size(), end));
+        end = at;
+    }
+    parts.emplace_back(t.sub(0, end));
+    std::reverse(parts.begin(), parts.end());
+    return parts;
+}
+
+[[nodiscard]] inline list split_lines(const marked_text& t) {
+    list parts;
+    for (std::size_t i = 0; i < t.bytes.size();) {
+        const auto end = std::min(t.bytes.find_first_of("\r\n", i), t.bytes.size());
+        parts.emplace_back(t.sub(i, end));
+        const bool pair = t.bytes.compare(end, 2, "\r\n") == 0;
+        i = end + (pair ? 2 : 1);
+    }
+    return parts;
+}
+
+[[nodiscard]] inline marked_text replaced(const marked_text& t, std::string_view from, const marked_text& to,
+                                          std::size_t most) {
+    marked_text out;
+    if (from.empty())
+        refuse("replace() of nothing is not known");
+    std::size_t done = 0;
+    for (auto at = t.bytes.find(from); at != std::string::npos && most > 0; at = t.bytes.find(from, done), --most) {
+        append(out, t.sub(done, at));
+        append(out, to);
+        done = at + from.size();
+    }
+    append(out, t.sub(done, t.bytes.size()));
+    return out;
+}
+
+enum class letter_case { lower, upper, title, capitalized };
+
+[[nodiscard]] inline marked_text in_case(const marked_text& t, letter_case wanted) {
+    marked_text out;
+    bool inside_word = false;
+    for (std::size_t i = 0; i < t.bytes.size();) {
+        const auto c = code_point_at(t.bytes, i);
+        const auto code = static_cast<utf8proc_int32_t>(c.value);
+        const auto category = utf8proc_category(code);
+        const bool letter = category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
+        if (wanted == letter_case::lower || (wanted != letter_case::upper && inside_word))
+            append_lower_case(out.bytes, c.value);
+        else if (c.value == 0xdf) // the letter whose capital is two
+            out.bytes += wanted == letter_case::upper ? "SS" : "Ss";
+        else
+            append_utf8(out.bytes, static_cast<char32_t>(wanted == letter_case::upper ? utf8proc_toupper(code)
+                                                                                      : utf8proc_totitle(code)));
+        inside_word = wanted == letter_case::capitalized || letter;
+        if (t.marked())
+            out.plain.resize(out.bytes.size(), t.plain[i]);
+        i += c.bytes;
+    }
+    return out;
+}
+
+/// The characters of a text, each a text.
+[[nodiscard]] inline list characters(const marked_text& t) {
+    list out;
+    for (std::size_t i = 0; i < t.bytes.size();) {
+        const auto c = code_point_at(t.bytes, i);
+        out.emplace_back(t.sub(i, i + c.bytes));
+        i += c.bytes;
+    }
+    return out;
+}
+
+[[nodiscard]] inline std::size_t character_count(std::string_view bytes) {
+    return static_cast<std::size_t>(std::count_if(
+        bytes.begin(), bytes.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
+/// Joins the items of a list as text.
+[[nodiscard]] inline marked_text joined(const list& items, const marked_text& between) {
+    marked_text out;
+    bool first = true;
+    for (const value& item : items) {
+        if (!std::exchange(first, false))
+            append(out, between);
+        append(out, text_of(item));
+    }
+    return out;
+}
+
+} // namespace kvcache::text::jinja

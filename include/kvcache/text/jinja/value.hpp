@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/json.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/text/marked_text.hpp>
+#include <kvcache/text/unicode.hpp>
+
+#include <array>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace kvcache::text::jinja {
+
+/// Ends a parse or a rendering; caught where the template is opened or rendered.
+struct failure {
+    error reason = {};
+};
+
+[[noreturn]] inline void refuse(std::string message) {
+    throw failure{{error_code::unsupported, "chat_template", std::move(message)}};
+}
+[[noreturn]] inline void mistake(std::string message) {
+    throw failure{{error_code::mismatched, "chat_template", std::move(message)}};
+}
+
+class value;
+struct macro;
+using list = std::vector<value>;
+
+/// A mapping that keeps its order. A namespace is one that a template may write to.
+struct mapping {
+    std::vector<std::pair<marked_text, value>> entries = {};
+    bool is_namespace = false;
+
+    [[nodiscard]] const value* find(std::string_view key) const;
+    void set(marked_text key, value v);
+};
+
+/// A method of a value, or a function of the environment, before it is called.
+struct bound_function {
+    std::string name = {};
+    std::shared_ptr<const value> self = {};
+};
+
+/// What a name without a value means.
+struct undefined_value {
+    std::string name = {};
+    friend bool operator==(const undefined_value&, const undefined_value&) { return true; }
+};
+
+/// Python's None.
+struct none_value {
+    friend bool operator==(const none_value&, const none_value&) { return true; }
+};
+
+/// What a template computes with. Text knows which of its bytes a user wrote. Copies are cheap; contents are shared.
+class value {
+public:
+    using undefined = undefined_value;
+    using none = none_value;
+    using text_pointer = std::shared_ptr<const marked_text>;
+    using list_pointer = std::shared_ptr<list>;
+    using mapping_pointer = std::shared_ptr<mapping>;
+    using macro_pointer = std::shared_ptr<const macro>;
+    using function_pointer = std::shared_ptr<const bound_function>;
+    using held_type = std::variant<undefined, none, bool, std::int64_t, double, text_pointer, list_pointer,
+                                   mapping_pointer, macro_pointer, function_pointer>;
+
+    value() = default;
+    value(undefined u) : held_(std::move(u)) {}
+    value(none n) : held_(n) {}
+    value(bool b) : held_(b) {}
+    value(std::int64_t n) : held_(n) {}
+    value(double d) : held_(d) {}
+    value(marked_text t) : held_(std::make_shared<const marked_text>(std::move(t))) {}
+    value(std::string_view t) : value(marked_text{std::string(t), {}}) {}
+    value(const char* t) : value(std::string_view(t)) {}
+    value(list items) : held_(std::make_shared<list>(std::move(items))) {}
+    value(mapping entries) : held_(std::make_shared<mapping>(std::move(entries))) {}
+    value(macro_pointer m) : held_(std::move(m)) {}
+    value(bound_function f) : held_(std::make_shared<const bound_function>(std::move(f))) {}
+
+    [[nodiscard]] const held_type& held() const noexcept { return held_; }
+    template <class T>
+    [[nodiscard]] bool is() const noexcept {
+        return std::holds_alternative<T>(held_);
+    }
+    [[nodiscard]] bool is_undefined() const noexcept { return is<undefined>(); }
+    [[nodiscard]] bool is_none() const noexcept { return is<none>(); }
+
+    [[nodiscard]] const marked_text* as_text() const noexcept {
+        const auto* p = std::get_if<text_pointer>(&held_);
+        return p ? p->get() : nullptr;
+    }
+    [[nodiscard]] const list* as_list() const noexcept {
+        const auto* p = std::get_if<list_pointer>(&held_);
+        return p ? p->get() : nullptr;
+    }
+    [[nodiscard]] mapping* as_mapping() const noexcept {
+        const auto* p = std::get_if<mapping_pointer>(&held_);
+        return p ? p->get() : nullptr;
+    }
+    /// A whole number, true and false included, as Python counts them.
+    [[nodiscard]] std::optional<std::int64_t> as_integer() const noexcept {
+        if (const auto* b = std::get_if<bool>(&held_))
+            return *b ? 1 : 0;
+        const auto* n = std::get_if<std::int64_t>(&held_);
+        return n ? std::optional(*n) : std::nullopt;
+    }
+    [[nodiscard]] std::optional<double> as_number() const noexcept {
+        if (const auto n = as_integer())
+            return static_cast<double>(*n);
+        const auto* d = std::get_if<double>(&held_);
+        return d ? std::optional(*d) : std::nullopt;
+    }
+
+    [[nodiscard]] bool truth() const {
+        if (is_undefined() || is_none())
+            return false;
+        if (const auto n = as_number())
+            return *n != 0;
+        if (const auto* t = as_text())
+            return !t->bytes.empty();
+        if (const auto* l = as_list())
+            return !l->empty();
+        if (const auto* m = as_mapping())
+            return !m->entries.empty() || m->is_namespace;
+        return true;
+    }
+
+    /// What Python calls the type.
+    [[nodiscard]] std::string type_name() const {
+        constexpr std::array<const char*, 10> names{"undefined", "NoneType", "bool", "int",   "float",
+                                                    "str",       "list",     "dict", "macro", "function"};
+        return names[held_.index()];
+    }
+
+private:
+    held_type held_;
+};
+
+inline const value* mapping::find(std::string_view key) const {
+    for (const auto& [name, v] : entries)
+        if (name.bytes == key)
+            return &v;
+    return nullptr;
+}
+inline void mapping::set(marked_text key, value v) {
+    for (auto& [name, old] : entries)
+        if (name.bytes == key.bytes) {
+            old = std::move(v);
+            return;
+        }
+    entries.emplace_back(std::move(key), std::move(v));
+}
+
+/// Whether two values are equal as Python compares them.
+[[nodiscard]] inline bool equal(const value& a, const value& b) {
+    if (const auto x = a.as_number())
+        return b.as_number() == x;
+    if (a.held().index() != b.held().index())
+        return false;
+    if (const auto* x = a.as_text())
+        return x->bytes == b.as_text()->bytes;
+    if (const auto* x = a.as_list()) {
+        const auto* y = b.as_list();
+        if (x->size() != y->size())
+            return false;
+        for (std::size_t i = 0; i < x->size(); ++i)
+            if (!equal((*x)[i], (*y)[i]))
+                return false;
+        return true;
+    }
+    if (const auto* x = a.as_mapping()) {
+        const auto* y = b.as_mapping();
+        if (x->entries.size() != y->entries.size())
+            return false;
+        for (const auto& [name, v] : x->entries)
+            if (const value* other = y->find(name.bytes); !other || !equal(v, *other))
+                return false;
+        return true;
+    }
+    return a.held() == b.held();
+}
+
+/// A floating-point number as Python writes it.
+[[nodiscard]] inline std::string shown(double d) {
+    std::array<char, 64> buffer{};
+    const double size = d < 0 ? -d : d;
+    const bool plain = d == 0 || (size >= 1e-4 && size < 1e16);
+    const auto end = plain
+                         ? std::to_chars(buffer.data(), buffer.data() + buffer.size(), d, std::chars_format::fixed).ptr
+                         : std::to_chars(buffer.data(), buffer.data() + buffer.size(), d).ptr;
+    std::string out(buffer.data(), end);
+    if (out.find_first_of(".en") == std::string::npos)
+        out += ".0";
+    return out;
+}
+
+/// A JSON value whose text is all a user's.
+[[nodiscard]] inline value from_user(const json& j) {
+    if (j.is_boolean())
+        return j.get<bool>();
+    if (j.is_number_float() || (j.is_number_unsigned() && j.get<std::uint64_t>() > std::uint64_t{INT64_MAX}))
+        return j.get<double>();
+    if (j.is_number())
+        return j.get<std::int64_t>();
+    const auto plain = [](const std::string& s) { return marked_text{s, std::string(s.size(), '\1')}; };
+    if (j.is_string())
+        return plain(j.get_ref<const std::string&>());
+    if (j.is_array()) {
+        list items;
+        for (const json& one : j)
+            items.push_back(from_user(one));
+        return items;
+    }
+    if (j.is_object()) {
+        mapping made;
+        for (const auto& [name, v] : j.items())
+            made.set(plain(name), from_user(v));
+        return made;
+    }
+    return value::none{};
+}
+
+} // namespace kvcache::text::jinja

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/text/jinja/value.hpp>
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+
+namespace kvcache::text::jinja {
+
+inline void append(marked_text& out, const marked_text& more) {
+    if (more.marked() && !out.marked())
+        out.plain.resize(out.bytes.size(), '\0');
+    if (out.marked() || more.marked())
+        out.plain += more.marked() ? more.plain : std::string(more.bytes.size(), '\0');
+    out.bytes += more.bytes;
+}
+
+namespace detail {
+
+/// A string as a literal: Python's, or JSON's. Marked plain where the string is.
+inline void append_quoted(marked_text& out, const marked_text& text, bool as_json) {
+    const bool plain = text.any_plain(0, text.bytes.size());
+    const bool apostrophe = text.bytes.find('\'') != std::string::npos && text.bytes.find('"') == std::string::npos;
+    const char quote = as_json || apostrophe ? '"' : '\'';
+    std::string made(1, quote);
+    constexpr std::string_view digits = "0123456789abcdef";
+    for (const char c : text.bytes) {
+        const auto byte = static_cast<unsigned char>(c);
+        if (c == quote || c == '\\')
+            made.append({'\\', c});
+        else if (c == '\n')
+            made += "\\n";
+        else if (c == '\r')
+            made += "\\r";
+        else if (c == '\t')
+            made += "\\t";
+        else if (as_json && c == '\b')
+            made += "\\b";
+        else if (as_json && c == '\f')
+            made += "\\f";
+        else if (byte < 0x20 || (byte == 0x7f && !as_json))
+            made.append(as_json ? "\\u00" : "\\x").append({digits[byte >> 4], digits[byte & 15]});
+        else
+            made.push_back(c);
+    }
+    made.push_back(quote);
+    out.append(made, plain);
+}
+
+} // namespace detail
+
+/// How a value is written inside a text: as Python prints it, or as JSON.
+class writer {
+public:
+    /// `indent` is that of json.dumps.
+    writer(bool as_json, std::optional<std::size_t> indent) : as_json_(as_json), indent_(indent) {}
+
+    /// Throws: failure, where JSON cannot say the value.
+    void write(marked_text& out, const value& v) { write(out, v, 0); }
+
+private:
+    void write(marked_text& out, const value& v, std::size_t depth) {
+        constexpr std::size_t deepest = 256;
+        if (depth > deepest)
+            mistake("a value is nested more than " + std::to_string(deepest) + " levels deep");
+        if (const auto* t = v.as_text())
+            return detail::append_quoted(out, *t, as_json_);
+        if (v.is_none())
+            return out.append(as_json_ ? "null" : "None", false);
+        if (const auto* b = std::get_if<bool>(&v.held()))
+            return out.append(*b ? (as_json_ ? "true" : "True") : (as_json_ ? "false" : "False"), false);
+        if (const auto n = v.as_integer())
+            return out.append(std::to_string(*n), false);
+        if (const auto d = v.as_number())
+            return out.append(shown(*d), false);
+        if (const auto* items = v.as_list()) {
+            bool first = true;
+            out.append("[", false);
+            for (const value& item : *items) {
+                separate(out, first, depth + 1);
+                write(out, item, depth + 1);
+            }
+            close(out, first, depth);
+            return out.append("]", false);
+        }
+        if (const auto* map = v.as_mapping()) {
+            bool first = true;
+            out.append("{", false);
+            for (const auto& [name, item] : map->entries) {
+                separate(out, first, depth + 1);
+                detail::append_quoted(out, name, as_json_);
+                out.append(": ", false);
+                write(out, item, depth + 1);
+            }
+            close(out, first, depth);
+            return out.append("}", false);
+        }
+        if (as_json_ || !v.is_undefined())
+            mistake("a value of type " + v.type_name() + " cannot be written");
+        out.append("Undefined", false);
+    }
+
+    void separate(marked_text& out, bool& first, std::size_t depth) const {
+        if (!first)
+            out.append(indent_ ? "," : ", ", false);
+        first = false;
+        line(out, depth);
+    }
+    void close(marked_text& out, bool empty, std::size_t depth) const {
+        if (!empty)
+            line(out, depth);
+    }
+    void line(marked_text& out, std::size_t depth) const {
+        if (indent_)
+            out.append("\n" + std::string(*indent_ * depth, ' '), false);
+    }
+
+    bool as_json_;
+    std::optional<std::size_t> indent_;
+};
+
+/// str(v): text as it is, nothing for an undefined value, others as Python prints them.
+[[nodiscard]] inline marked_text text_of(const value& v) {
+    if (const auto* t = v.as_text())
+        return *t;
+    marked_text out;
+    if (!v.is_undefined())
+        writer(false, std::nullopt).write(out, v);
+    return out;
+}
+
+/// json.dumps(v, ensure_ascii=False, indent=indent).
+[[nodiscard]] inline marked_text json_of(const value& v, std::optional<std::size_t> indent) {
+    marked_text out;
+    writer(true, indent).write(out, v);
+    return out;
+}
+
+} // namespace kvcache::text::jinja
