@@ -201,6 +201,7 @@ TEST_CASE("what would run otherwise than in transformers is refused by its field
         {"llama", R"({"hidden_act": "gelu"})", "hidden_act"},
         {"llama", R"({"hidden_act": 1})", "hidden_act"},
         {"llama", R"({"quantization_config": {"quant_method": "gptq"}})", "quantization_config"},
+        {"llama", R"({"quantization": {"bits": 4}})", "quantization"},
         {"llama", R"({"partial_rotary_factor": 0.5})", "partial_rotary_factor"},
         {"llama", R"({"rope_interleaved": true})", "rope_interleaved"},
         {"llama", R"({"rope_interleave": true})", "rope_interleave"},

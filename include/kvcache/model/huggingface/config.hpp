@@ -102,7 +102,7 @@ inline constexpr huggingface_architecture huggingface_architectures[] = {
 /// Refuses each field that would change the mathematics in a way the reference transformer does not follow.
 inline void refuse_foreign_mathematics(json_fields& fields) {
     const json none;
-    for (const std::string_view name : {"quantization_config", "compression_config"})
+    for (const std::string_view name : {"quantization_config", "quantization", "compression_config"})
         fields.only(name, none, "a quantised checkpoint");
     for (const std::string_view name : {"partial_rotary_factor", "rotary_pct", "rotary_percentage"})
         fields.only(name, 1, "rotating a part of the head");
