@@ -154,7 +154,7 @@ int run(const flags& f, const std::string& command) {
     const auto words = kvcache::tokenizer::open(f.model);
     if (!words)
         return report("chat", words.error());
-    const auto form = kvcache::chat_template::open(f.model);
+    const auto form = kvcache::chat_template::open(*words, "default");
     if (!form)
         return report("chat", form.error());
     support::script lines{.system = f.system};

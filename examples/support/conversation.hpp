@@ -72,10 +72,10 @@ public:
 private:
     template <class Hear>
     kvcache::result<turn_report> answer(const stopwatch& clock, cache& store, Hear hear) {
-        const auto rendered = with_.form.render(messages_, true);
+        const auto rendered = with_.form.render(messages_, kvcache::chat_options{});
         if (!rendered)
             return rendered.error();
-        const auto prompt = with_.words.encode(*rendered, false);
+        const auto prompt = with_.words.encode(rendered->segments, false);
         if (!prompt)
             return prompt.error();
         const auto& config = with_.model.config();
