@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/intrinsics.hpp>
+
 #include <Eigen/Core>
 
 #include <cstddef>

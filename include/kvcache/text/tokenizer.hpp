@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/digest.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/json.hpp>
 #include <kvcache/core/result.hpp>
@@ -12,7 +13,6 @@
 #include <kvcache/text/pre_tokenizer.hpp>
 #include <kvcache/text/tokenizer_config.hpp>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -23,9 +23,6 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 namespace kvcache {
 
@@ -57,7 +54,6 @@ struct decode_options {
 /// The `truncation` and `padding` of the file are not applied.
 class tokenizer {
 public:
-    using digest_type = std::array<std::uint8_t, 16>;
 
     /// Reads tokenizer.json, and tokenizer_config.json and chat_template.jinja where they are, from a directory.
     /// Returns: an error that names the field where a file is missing, broken, or asks for something unknown.
@@ -86,11 +82,7 @@ public:
             return *problem;
         if (auto indexed = made->index(); !indexed)
             return indexed.error();
-        const XXH128_hash_t hash = XXH3_128bits(tokenizer_json.data(), tokenizer_json.size());
-        XXH128_canonical_t canonical;
-        XXH128_canonicalFromHash(&canonical, hash);
-        for (std::size_t i = 0; i < made->digest.size(); ++i)
-            made->digest[i] = canonical.digest[i];
+        made->digest = digest_builder().bytes(std::as_bytes(std::span(tokenizer_json))).finish();
         return tokenizer(std::move(made));
     }
 
@@ -152,8 +144,8 @@ public:
     [[nodiscard]] std::optional<token_id> eos() const { return named("eos_token"); }
 
     [[nodiscard]] const tokenizer_config& config() const noexcept { return state_->config; }
-    /// XXH3-128 of the bytes of tokenizer.json, most significant byte first.
-    [[nodiscard]] const digest_type& digest() const noexcept { return state_->digest; }
+    /// XXH3-128 of the bytes of tokenizer.json.
+    [[nodiscard]] const kvcache::digest& digest() const noexcept { return state_->digest; }
 
 private:
     friend class stream_decoder;
@@ -168,7 +160,7 @@ private:
         text::added_tokens added = {};
         std::vector<bool> control = {}; ///< By identifier.
         std::size_t size = 0;
-        digest_type digest = {};
+        kvcache::digest digest = {};
 
         void read(const text::json_reader& at) {
             static const text::json_document nothing;

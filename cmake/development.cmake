@@ -1,0 +1,23 @@
+# How this project builds its own programs. Consumers never see any of it.
+option(KVCACHE_WARNINGS_AS_ERRORS "A warning fails the build" OFF)
+set(KVCACHE_ARCH "native" CACHE STRING "What -march the programs are built for; empty keeps the compiler's own")
+set(KVCACHE_SANITIZE "" CACHE STRING "Sanitizers for every program, for example address,undefined")
+
+add_compile_options(-Wall -Wextra -Wpedantic -Wconversion -Wshadow)
+set(CMAKE_COMPILE_WARNING_AS_ERROR ${KVCACHE_WARNINGS_AS_ERRORS})
+if(KVCACHE_ARCH)
+  add_compile_options(-march=${KVCACHE_ARCH})
+endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  add_compile_options(-fconcepts-diagnostics-depth=2)  # an unmet concept names the member that is missing
+endif()
+if(KVCACHE_SANITIZE)
+  add_compile_options(-fsanitize=${KVCACHE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${KVCACHE_SANITIZE})
+endif()
+
+find_program(KVCACHE_CCACHE ccache)
+mark_as_advanced(KVCACHE_CCACHE)
+if(KVCACHE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${KVCACHE_CCACHE})
+endif()

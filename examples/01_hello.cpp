@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+// Hello: open a model, open a cache, say the same thing twice. The second time only one token runs.
+// test:
+#include <kvcache/kvcache.hpp>
+#include <kvcache/model/huggingface/load.hpp>
+#include <kvcache/text/tokenizer.hpp>
+
+#include <iostream>
+
+using namespace kvcache::literals;
+
+int main(int argc, char** argv) {
+    const std::string directory = argc > 1 ? argv[1] : "examples/models/worlds-3m";
+    const auto loaded = kvcache::load_model(directory);
+    const auto words = kvcache::tokenizer::open(directory);
+    if (!loaded || !words) {
+        std::cerr << (loaded ? words.error() : loaded.error()).message << '\n';
+        return 1;
+    }
+    const kvcache::transformer& model = loaded->model;
+
+    auto cache = kvcache::make_cache(model.shape(64), {.bytes = 256_MiB});
+    kvcache::team threads(2);
+    kvcache::pipeline through(cache, model, threads);
+
+    const auto prompt = words->encode("Hello, my dear cache. What do you know of me?", {});
+    if (!prompt) {
+        std::cerr << prompt.error().message << '\n';
+        return 1;
+    }
+    kvcache::matrix logits[2];
+    for (kvcache::matrix& said : logits) {
+        auto turn = through.feed(*prompt);
+        if (!turn) {
+            std::cerr << turn.error().message << '\n';
+            return 1;
+        }
+        std::cout << turn->explanation << ": " << turn->reused << " reused, " << turn->prefilled << " computed\n";
+        said = turn->logits;
+    }
+    const bool same = logits[0] == logits[1];
+    std::cout << (same ? "the logits are the same, bit for bit\n" : "THE LOGITS DIFFER\n");
+    return same ? 0 : 1;
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+// Ten users, one system prompt: its pages exist once. Then one conversation forks in two, and only what differs is new.
+// test:
+#include <kvcache/kvcache.hpp>
+#include <kvcache/testing/random_weights.hpp>
+
+#include <iostream>
+#include <vector>
+
+using namespace kvcache::literals;
+
+namespace {
+
+std::vector<kvcache::token_id> tokens(int first, int count) {
+    std::vector<kvcache::token_id> made;
+    for (int i = 0; i < count; ++i)
+        made.push_back(kvcache::token_id{(first + 7 * i) % 101});
+    return made;
+}
+
+} // namespace
+
+int main() {
+    const auto model = kvcache::make_random_model({.hidden_size = 64,
+                                                   .intermediate_size = 128,
+                                                   .layers = 2,
+                                                   .heads = 4,
+                                                   .kv_heads = 2,
+                                                   .head_dim = 16,
+                                                   .vocabulary = 101,
+                                                   .tied_head = true},
+                                                  1);
+    auto cache = kvcache::make_cache(model.shape(16), {.bytes = 16_MiB});
+    kvcache::team threads(1);
+    kvcache::pipeline through(cache, model, threads);
+
+    const auto system = tokens(0, 160); // ten pages
+    std::vector<kvcache::fed<decltype(cache)>> users;
+    for (int user = 0; user < 10; ++user) {
+        auto prompt = system;
+        for (const auto token : tokens(user + 1, 5))
+            prompt.push_back(token);
+        auto turn = through.feed(prompt);
+        if (!turn) {
+            std::cerr << turn.error().message << '\n';
+            return 1;
+        }
+        users.push_back(std::move(*turn));
+    }
+    const auto shared = cache.stats();
+    std::cout << "10 users of a prompt of 10 pages hold " << shared.held << " pages\n";
+
+    auto branch = users[0].sequence.fork(163); // inside a page: whoever writes first copies it
+    const auto other = through.extend(branch, tokens(50, 8));
+    const auto same = through.extend(users[0].sequence, tokens(60, 8));
+    if (!other || !same)
+        return 1;
+    std::cout << "a fork and both its answers: " << cache.stats().held - shared.held << " pages more\n";
+    std::cout << "the first tokens are still one: "
+              << (branch.table().front().page == users[9].sequence.table().front().page ? "yes\n" : "no\n");
+
+    users.clear();
+    return shared.held == 20 && cache.check() ? 0 : 1;
+}

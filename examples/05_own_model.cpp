@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT
+// Bring your own model: what a pipeline asks of one is four functions. This toy is no transformer. It says what it has
+// heard most (a cache language model, Kuhn & De Mori 1990): every token writes its own vector as a value, a query of
+// zeros attends to all of them alike, and what comes back is the mean of what was said.
+// test:
+#include <kvcache/kvcache.hpp>
+
+#include <iostream>
+#include <span>
+#include <vector>
+
+using namespace kvcache::literals;
+
+namespace {
+
+constexpr std::uint32_t letters = 32; // the vocabulary, and the length of a token's vector
+
+template <class Lease>
+class parrot_pass {
+public:
+    parrot_pass(std::span<const kvcache::batch_part<Lease>> batch) : batch_(batch.begin(), batch.end()) {}
+
+    void forward(kvcache::layer_id layer) {
+        const std::vector<float> zeros(letters, 0.0f);
+        for (const auto& part : batch_)
+            for (std::size_t row = 0; row < part.tokens.size(); ++row) {
+                std::vector<float> vector(letters, 0.0f);
+                vector[static_cast<std::size_t>(kvcache::index_of(part.tokens[row]))] = 1.0f;
+                part.lease->write(layer, part.row + row, zeros, vector);
+
+                const kvcache::query_rows asked{.queries = zeros.data(),
+                                                .out = vector.data(),
+                                                .stride = letters,
+                                                .out_stride = letters,
+                                                .position = part.lease->first() + part.row + row,
+                                                .rows = 1};
+                kvcache::attend({.head_dim = letters}, part.lease->pages(), layer, kvcache::head_id{0}, asked, 0, 1);
+                heard_ = vector;
+            }
+    }
+
+    kvcache::matrix logits() const {
+        kvcache::matrix last(1, letters);
+        std::ranges::copy(heard_, last.data());
+        return last;
+    }
+
+private:
+    std::vector<kvcache::batch_part<Lease>> batch_;
+    std::vector<float> heard_;
+};
+
+struct parrot {
+    std::vector<kvcache::layer_id> only = {kvcache::layer_id{0}};
+
+    std::span<const kvcache::layer_id> layers() const { return only; }
+    std::size_t vocabulary() const { return letters; }
+    template <class Lease>
+    auto begin(std::span<const kvcache::batch_part<Lease>> batch, kvcache::team&) const {
+        return parrot_pass<Lease>(batch);
+    }
+};
+
+} // namespace
+
+int main() {
+    const parrot model;
+    auto cache = kvcache::make_cache({.layers = 1, .kv_heads = 1, .head_dim = letters, .tokens = 16}, {.bytes = 1_MiB});
+    kvcache::team threads(1);
+    kvcache::pipeline through(cache, model, threads);
+
+    std::vector<kvcache::token_id> said;
+    for (const char letter : std::string_view("a parrot repeats what a parrot hears"))
+        said.push_back(kvcache::token_id{letter % 32});
+    for (int turn = 0; turn < 2; ++turn) {
+        const auto heard = through.feed(said);
+        if (!heard) {
+            std::cerr << heard.error().message << '\n';
+            return 1;
+        }
+        Eigen::Index most = 0;
+        const float share = heard->logits.row(0).tail(letters - 1).maxCoeff(&most); // letter 0 is the space
+        std::cout << heard->reused << " of " << said.size() << " reused; heard most: '" << static_cast<char>('a' + most)
+                  << "', " << share << " of all\n";
+        if (most + 1 != 'r' % 32 && most + 1 != 'a' % 32)
+            return 1;
+    }
+    return 0;
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: MIT
+// A terminal chat on any model directory. Per turn it says how many tokens were reused and how many ran.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "support/bars.hpp"
+#include "support/conversation.hpp"
+#include "support/model_directory.hpp"
+#include "support/script.hpp"
+#include <CLI/CLI.hpp>
+#include <unistd.h>
+
+namespace {
+
+using support::report;
+using support::turn_report;
+
+struct flags {
+    std::string model, replay, system, svg;
+    std::size_t max_tokens = 128, threads = 2, split = 256, memory = 1024;
+    std::uint32_t page = 64;
+    float temperature = 0.0f;
+    std::uint64_t seed = 0;
+    bool demo = false, no_cache = false;
+};
+
+struct host {
+    const support::speaker& speaker;
+    kvcache::identity id;
+    kvcache::page_shape shape;
+    kvcache::budget limit;
+
+    // A cache does not move, so it is handed over on the heap.
+    [[nodiscard]] std::unique_ptr<support::conversation::cache> open() const {
+        return std::unique_ptr<support::conversation::cache>(
+            new support::conversation::cache(kvcache::make_cache(id, shape, limit)));
+    }
+};
+
+void hear(const std::string& piece) {
+    std::cout << piece << std::flush;
+}
+
+void say_cost(const turn_report& turn) {
+    std::printf("\n[%zu tokens: %zu reused, %zu prefilled; first token after %.1f ms]\n", turn.prompt, turn.reused,
+                turn.prefilled, turn.first_token_ms);
+}
+
+// Speaks with a person, or with the lines of a file, until either ends.
+int talk(const host& at, const support::script& lines, bool scripted, bool reuse) {
+    auto store = at.open();
+    support::conversation chat(at.speaker, lines.system);
+    const bool person = !scripted && isatty(STDIN_FILENO) != 0;
+    if (person)
+        std::cout << "(/clear forgets, /stats tells of the cache, /quit ends)\n";
+    std::string text;
+    for (std::size_t i = 0;; ++i) {
+        if (scripted) {
+            if (i == lines.turns.size())
+                return 0;
+            text = lines.turns[i];
+            std::cout << "> " << text << '\n';
+        } else {
+            if (person)
+                std::cout << "> " << std::flush;
+            if (!std::getline(std::cin, text) || text == "/quit")
+                return 0;
+        }
+        if (text.empty())
+            continue;
+        if (!reuse)
+            store = at.open();
+        if (text == "/clear" && !scripted) {
+            chat.clear();
+            continue;
+        }
+        if (text == "/stats" && !scripted) {
+            std::cout << store->describe() << '\n';
+            continue;
+        }
+        const auto turn = chat.say(text, *store, hear);
+        if (turn)
+            say_cost(*turn);
+        else if (const int status = report("chat", turn.error()); scripted)
+            return status;
+    }
+}
+
+// Plays a script, best of `times` for the clock; every time a new cache, and without reuse a new one each turn.
+kvcache::result<std::vector<turn_report>> play(const host& at, const support::script& lines, bool reuse, int times) {
+    std::vector<turn_report> best;
+    for (int time = 0; time < times; ++time) {
+        auto store = at.open();
+        support::conversation chat(at.speaker, lines.system);
+        for (std::size_t i = 0; i < lines.turns.size(); ++i) {
+            if (!reuse)
+                store = at.open();
+            auto turn = chat.say(lines.turns[i], *store, [](const std::string&) {});
+            if (!turn)
+                return turn.error();
+            if (time == 0)
+                best.push_back(std::move(*turn));
+            else
+                best[i].first_token_ms = std::min(best[i].first_token_ms, turn->first_token_ms);
+        }
+        if (auto sound = store->check(); !sound)
+            return sound.error();
+    }
+    return best;
+}
+
+int demo(const host& at, const support::script& lines, const std::string& svg, const std::string& command) {
+    constexpr int times = 3;
+    std::printf("The same conversation twice: with its past in the cache, and computed anew every turn.\n\n");
+    const auto warm = play(at, lines, true, times);
+    const auto cold = play(at, lines, false, times);
+    if (!warm || !cold)
+        return report("chat", warm ? cold.error() : warm.error());
+
+    std::printf("%4s %14s %8s %10s %10s %10s %7s  %s\n", "turn", "prompt tokens", "reused", "prefilled", "TTFT warm",
+                "TTFT cold", "ratio", "same bits");
+    support::bar_pairs bars{"Milliseconds to the first token, turn by turn", command, "computed anew",
+                            "past in the cache"};
+    bool same = true;
+    for (std::size_t i = 0; i < warm->size(); ++i) {
+        const turn_report &w = (*warm)[i], &c = (*cold)[i];
+        const bool equal = w.logits == c.logits && w.ids == c.ids;
+        same = same && equal;
+        std::printf("%4zu %14zu %8zu %10zu %7.2f ms %7.2f ms %6.1fx  %s\n", i + 1, w.prompt, w.reused, w.prefilled,
+                    w.first_token_ms, c.first_token_ms, c.first_token_ms / w.first_token_ms, equal ? "yes" : "NO");
+        bars.firsts.push_back(c.first_token_ms);
+        bars.seconds.push_back(w.first_token_ms);
+    }
+    const turn_report& last = warm->back();
+    std::printf("\nLast turn\n  > %s\n  %s\n", lines.turns.back().c_str(), last.text.c_str());
+    std::printf(
+        "\nOne clock, from the request to the first token, best of %d. Same bits: the logits of every token said.\n",
+        times);
+    if (!svg.empty() && support::write_svg(svg, bars))
+        std::printf("Picture: %s\n", svg.c_str());
+    std::puts(same ? "A hit equals a miss, bit for bit." : "FAILED: a bit differs.");
+    return same ? 0 : 1;
+}
+
+int run(const flags& f, const std::string& command) {
+    const auto loaded = support::open_model(f.model);
+    if (!loaded)
+        return report("chat", loaded.error());
+    const auto words = kvcache::tokenizer::open(f.model);
+    if (!words)
+        return report("chat", words.error());
+    const auto form = kvcache::chat_template::open(*words, "default");
+    if (!form)
+        return report("chat", form.error());
+    support::script lines{.system = f.system};
+    if (f.demo || !f.replay.empty()) {
+        auto read = support::read_script(f.replay.empty() ? f.model + "/conversation.json" : f.replay);
+        if (!read)
+            return report("chat", read.error());
+        lines = std::move(*read);
+    }
+
+    kvcache::team threads(f.threads);
+    const support::speaker speaker{.model = loaded->model,
+                                   .words = *words,
+                                   .form = *form,
+                                   .threads = threads,
+                                   .draw = {.temperature = f.temperature, .seed = f.seed},
+                                   .max_tokens = f.max_tokens,
+                                   .split = f.split};
+    kvcache::identity id = loaded->model.id(loaded->weights);
+    id.tokenizer = words->digest();
+    const host at{speaker, id, loaded->model.shape(f.page), {.bytes = f.memory << 20}};
+    return f.demo ? demo(at, lines, f.svg, command) : talk(at, lines, !f.replay.empty(), !f.no_cache);
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    flags f;
+    CLI::App app{"Chats with a model directory; the past of a conversation is computed once."};
+    app.add_option("--model", f.model, "Hugging Face model directory")->required()->check(CLI::ExistingDirectory);
+    app.add_option("--replay", f.replay, "Play a file: {\"system\", \"turns\"} in JSON, or a turn a line");
+    app.add_flag("--demo", f.demo,
+                 "Play it (or the model's conversation.json) with and without reuse, and compare bits");
+    app.add_option("--svg", f.svg, "With --demo: write a picture");
+    app.add_option("--system", f.system, "System prompt");
+    app.add_option("--max-tokens", f.max_tokens, "Longest answer")->check(CLI::PositiveNumber)->capture_default_str();
+    app.add_option("--temperature", f.temperature, "0: the likeliest token")->capture_default_str();
+    app.add_option("--seed", f.seed, "Of the draws")->capture_default_str();
+    app.add_option("--threads", f.threads)->check(CLI::Range(1, 1024))->capture_default_str();
+    app.add_option("--split", f.split, "Most rows in one forward pass")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    app.add_option("--page", f.page, "Tokens a page, a multiple of 16")
+        ->check(CLI::Range(16, 65536))
+        ->capture_default_str();
+    app.add_option("--memory", f.memory, "MiB for pages")->check(CLI::PositiveNumber)->capture_default_str();
+    app.add_flag("--no-cache", f.no_cache, "Compute the whole past anew every turn");
+    CLI11_PARSE(app, argc, argv);
+    if (f.page % kvcache::tile_tokens != 0)
+        return report("chat", {kvcache::error_code::out_of_range, "--page", "--page must be a multiple of 16"});
+    std::string command = "chat";
+    for (int i = 1; i < argc; ++i)
+        command += std::string(" ") + argv[i];
+    return run(f, command);
+}

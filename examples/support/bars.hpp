@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <fstream>
+#include <iomanip>
+#include <string>
+#include <vector>
+
+namespace support {
+
+/// Two bars a group, side by side.
+struct bar_pairs {
+    std::string title;
+    std::string command; ///< That made it, written under it.
+    std::string first;   ///< What the first bar of a pair is.
+    std::string second;
+    std::vector<double> firsts = {};
+    std::vector<double> seconds = {};
+};
+
+/// Writes a picture of it (SVG). Returns whether the file could be written.
+inline bool write_svg(const std::string& file, const bar_pairs& bars) {
+    constexpr double width = 640, height = 260, left = 56, bottom = 200, top = 44;
+    double most = 1e-9;
+    for (const auto& series : {bars.firsts, bars.seconds})
+        for (const double x : series)
+            most = std::max(most, x);
+    std::ofstream out(file);
+    out << std::fixed << std::setprecision(1);
+    out << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " << width << ' ' << height
+        << "\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
+        << "<text x=\"" << left << "\" y=\"20\" font-size=\"14\">" << bars.title << "</text>\n";
+    const auto rect = [&](double x, double value, double wide, const char* colour) {
+        const double tall = (bottom - top) * value / most;
+        out << "<rect x=\"" << x << "\" y=\"" << bottom - tall << "\" width=\"" << wide << "\" height=\"" << tall
+            << "\" fill=\"" << colour << "\"/>\n";
+    };
+    const double step = (width - left - 16) / static_cast<double>(std::max<std::size_t>(1, bars.firsts.size()));
+    for (std::size_t i = 0; i < bars.firsts.size(); ++i) {
+        const double x = left + step * (static_cast<double>(i) + 0.15);
+        rect(x, bars.firsts[i], step * 0.33, "#b0b0b0");
+        rect(x + step * 0.35, bars.seconds[i], step * 0.33, "#1f77b4");
+        out << "<text x=\"" << x + step * 0.3 << "\" y=\"" << bottom + 16 << "\" text-anchor=\"middle\">" << i + 1
+            << "</text>\n";
+    }
+    for (const double part : {0.0, 0.5, 1.0})
+        out << "<text x=\"" << left - 6 << "\" y=\"" << bottom - (bottom - top) * part + 4 << "\" text-anchor=\"end\">"
+            << most * part << "</text>\n";
+    out << "<rect x=\"" << left << "\" y=\"28\" width=\"10\" height=\"10\" fill=\"#b0b0b0\"/><text x=\"" << left + 14
+        << "\" y=\"37\">" << bars.first << "</text>\n<rect x=\"" << left + 150
+        << "\" y=\"28\" width=\"10\" height=\"10\" fill=\"#1f77b4\"/><text x=\"" << left + 164 << "\" y=\"37\">"
+        << bars.second << "</text>\n<text x=\"" << left << "\" y=\"" << height - 14 << "\" fill=\"#606060\">"
+        << bars.command << "</text>\n</svg>\n";
+    return out.flush().good();
+}
+
+} // namespace support

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/kvcache.hpp>
+#include <kvcache/text/chat_template.hpp>
+#include <kvcache/text/stream_decoder.hpp>
+#include <kvcache/text/tokenizer.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "model_directory.hpp"
+
+namespace support {
+
+/// What a conversation is held with.
+struct speaker {
+    const kvcache::transformer& model;
+    const kvcache::tokenizer& words;
+    const kvcache::chat_template& form;
+    kvcache::team& threads;
+    kvcache::sampler draw = {};
+    std::size_t max_tokens = 128;
+    std::size_t split = 256;
+};
+
+/// How a turn went.
+struct turn_report {
+    std::string text = {};
+    std::size_t prompt = 0; ///< Tokens.
+    std::size_t reused = 0;
+    std::size_t prefilled = 0;
+    double first_token_ms = 0.0;             ///< From the request, template and tokenizer included, to the first token.
+    kvcache::digest logits = {};             ///< Of the bits of all logits that a token was drawn from.
+    std::vector<kvcache::token_id> ids = {}; ///< Of the answer.
+};
+
+/// The messages of a conversation, and the next answer to them.
+class conversation {
+public:
+    using cache = kvcache::cache<kvcache::plain>;
+
+    conversation(const speaker& with, std::string_view system) : with_(with), system_(system) { clear(); }
+
+    /// Forgets all but the system prompt.
+    void clear() {
+        messages_.clear();
+        if (!system_.empty())
+            messages_.push_back({.role = "system", .content = system_});
+    }
+
+    /// Says something and hears the answer, piece by piece through `hear(text)`. Errors: what the template, the
+    /// tokenizer or the pipeline refuses, and a conversation too long for the model; then the turn was not said.
+    /// What `store` knows of the past is reused; with a new store all is computed.
+    template <class Hear>
+    kvcache::result<turn_report> say(const std::string& text, cache& store, Hear hear) {
+        const stopwatch clock;
+        messages_.push_back({.role = "user", .content = text});
+        auto turn = answer(clock, store, hear);
+        if (turn)
+            messages_.push_back({.role = "assistant", .content = turn->text});
+        else
+            messages_.pop_back();
+        return turn;
+    }
+
+private:
+    template <class Hear>
+    kvcache::result<turn_report> answer(const stopwatch& clock, cache& store, Hear hear) {
+        const auto rendered = with_.form.render(messages_, kvcache::chat_options{});
+        if (!rendered)
+            return rendered.error();
+        const auto prompt = with_.words.encode(rendered->segments, false);
+        if (!prompt)
+            return prompt.error();
+        const auto& config = with_.model.config();
+        if (prompt->size() + with_.max_tokens > config.max_positions)
+            return kvcache::error{kvcache::error_code::out_of_range, "max_position_embeddings",
+                                  "the conversation has " + std::to_string(prompt->size()) + " tokens, and with " +
+                                      std::to_string(with_.max_tokens) + " of an answer the model's " +
+                                      std::to_string(config.max_positions) + " positions do not hold it"};
+
+        turn_report report;
+        kvcache::digest_builder bits;
+        kvcache::stream_decoder text(with_.words, {.skip_special = true});
+        kvcache::pipeline through(store, with_.model, with_.threads, with_.split);
+        const kvcache::stopping until{with_.max_tokens, config.eos};
+        auto made = kvcache::generate(through, *prompt, with_.draw, until,
+                                      [&](kvcache::token_id token, std::span<const float> logits) {
+                                          if (report.first_token_ms == 0.0)
+                                              report.first_token_ms = clock.milliseconds();
+                                          bits.bytes(std::as_bytes(logits));
+                                          const std::string piece = text.push(token);
+                                          report.text += piece;
+                                          hear(piece);
+                                          return true;
+                                      });
+        if (!made)
+            return made.error();
+        const std::string rest = text.flush();
+        report.text += rest;
+        hear(rest);
+        report.prompt = prompt->size();
+        report.reused = made->prompt.reused;
+        report.prefilled = made->prompt.prefilled;
+        report.logits = bits.finish();
+        report.ids = std::move(made->ids);
+        return report;
+    }
+
+    const speaker& with_;
+    std::string system_;
+    std::vector<kvcache::chat_message> messages_;
+};
+
+} // namespace support

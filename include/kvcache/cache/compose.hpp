@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/basic_cache.hpp>
+#include <kvcache/codec/plain.hpp>
+#include <kvcache/eviction/lru.hpp>
+#include <kvcache/hash/xxh3.hpp>
+#include <kvcache/index/radix.hpp>
+#include <kvcache/locking/unlocked.hpp>
+#include <kvcache/observer/silent.hpp>
+#include <kvcache/recompute/exact_prefix.hpp>
+#include <kvcache/storage/heap.hpp>
+
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+namespace kvcache {
+
+namespace detail {
+
+// The policy among Ps that plays Role, or Standard when none does.
+template <class Role, class Standard, class... Ps>
+struct slot {
+    using type = Standard;
+};
+template <class Role, class Standard, class P, class... Ps>
+struct slot<Role, Standard, P, Ps...> : slot<Role, Standard, Ps...> {};
+template <class Role, class Standard, plays<Role> P, class... Ps>
+struct slot<Role, Standard, P, Ps...> {
+    using type = P;
+};
+
+template <class... Ps>
+struct compose {
+    using type = basic_cache<
+        typename slot<codec_role, plain, Ps...>::type, typename slot<storage_role, heap, Ps...>::type,
+        typename slot<hash_role, xxh3, Ps...>::type, typename slot<index_role, radix, Ps...>::type,
+        typename slot<eviction_role, lru, Ps...>::type, typename slot<recompute_role, exact_prefix, Ps...>::type,
+        typename slot<observer_role, silent, Ps...>::type, typename slot<locking_role, unlocked, Ps...>::type>;
+};
+
+template <class P, class... Ps>
+inline constexpr bool alone = (0 + ... + int(plays<Ps, typename role_of<P>::type>)) == 1;
+
+template <class T, class... Us>
+inline constexpr bool one_of = (std::is_same_v<T, Us> || ...);
+
+// The Wanted among the given policies, or one with its standard options.
+template <class Wanted, class... Given>
+[[nodiscard]] constexpr Wanted take(const std::tuple<Given...>& given) {
+    if constexpr (one_of<Wanted, Given...>)
+        return std::get<Wanted>(given);
+    else
+        return Wanted{};
+}
+
+template <class Cache>
+struct opener;
+template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Observer,
+          class Locking>
+struct opener<basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Observer, Locking>> {
+    using cache = basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Observer, Locking>;
+
+    template <class... Given>
+    [[nodiscard]] static cache open(identity id, page_shape shape, budget limit, const std::tuple<Given...>& given) {
+        return cache(std::move(id), shape, limit, take<Codec>(given), take<Storage>(given), take<Hash>(given),
+                     take<Index>(given), take<Eviction>(given), take<Recompute>(given), take<Observer>(given));
+    }
+};
+
+} // namespace detail
+
+/// No two policies play one role.
+template <class... Ps>
+concept one_policy_a_role = (detail::alone<Ps, Ps...> && ...);
+
+/// The cache made of these policies, in any order; a role left out keeps its standard policy.
+template <policy... Ps>
+    requires one_policy_a_role<Ps...>
+using cache = typename detail::compose<Ps...>::type;
+
+/// Opens a cache for pages of this shape, within a budget, from policies given by value in any order.
+template <policy... Ps>
+    requires one_policy_a_role<Ps...>
+[[nodiscard]] cache<Ps...> make_cache(page_shape shape, budget limit, Ps... policies) {
+    return detail::opener<cache<Ps...>>::open({}, shape, limit, std::tuple(std::move(policies)...));
+}
+
+/// The same for a model whose identity names everything that decides a page's bits.
+template <policy... Ps>
+    requires one_policy_a_role<Ps...>
+[[nodiscard]] cache<Ps...> make_cache(identity id, page_shape shape, budget limit, Ps... policies) {
+    return detail::opener<cache<Ps...>>::open(std::move(id), shape, limit, std::tuple(std::move(policies)...));
+}
+
+} // namespace kvcache

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/attention/paged_attention.hpp>
+#include <kvcache/cache/sequence_state.hpp>
+#include <kvcache/core/contract.hpp>
+
+#include <cstddef>
+#include <span>
+#include <utility>
+
+namespace kvcache {
+
+/// Rows reserved behind a sequence, to be written layer by layer and then committed. Destroyed without a commit, the
+/// sequence is as it was before. Requires: the sequence outlives it; one lease a sequence.
+template <class Cache>
+class basic_lease {
+public:
+    basic_lease(basic_lease&& other) noexcept
+        : cache_(other.cache_), state_(std::exchange(other.state_, nullptr)), first_(other.first_) {}
+    basic_lease& operator=(basic_lease&& other) noexcept {
+        std::swap(cache_, other.cache_);
+        std::swap(state_, other.state_);
+        std::swap(first_, other.first_);
+        return *this;
+    }
+    ~basic_lease() { rollback(); }
+
+    /// The position of the first reserved row.
+    [[nodiscard]] std::size_t first() const noexcept { return first_; }
+    /// How many rows are reserved.
+    [[nodiscard]] std::size_t rows() const noexcept { return state_->leased; }
+
+    /// Writes the keys (rotated by the position, where the model rotates) and values of one row.
+    /// keys, values: (kv_heads, head_dim). Rows of one lease may be written by several threads.
+    void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
+        expects(row < rows(), "a written row was reserved");
+        const page_shape& shape = cache_->shape();
+        const std::size_t tail = state_->pages_before - (state_->tail_before ? 1 : 0);
+        const std::size_t used = state_->tail_before ? state_->tail_before->first + state_->tail_before->count : 0;
+        const page_entry& entry = state_->table[tail + (used + row) / shape.tokens];
+        const auto bytes = cache_->bytes(entry.page);
+        const auto at = static_cast<std::uint32_t>((used + row) % shape.tokens);
+        for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
+            cache_->codec().encode(bytes, {layer, head_id{head}, at},
+                                   keys.subspan(std::size_t{head} * shape.head_dim, shape.head_dim),
+                                   values.subspan(std::size_t{head} * shape.head_dim, shape.head_dim));
+    }
+
+    /// The sequence's pages, reserved rows included, as attention reads them.
+    [[nodiscard]] auto pages() const {
+        return paged_rows<typename Cache::codec_type, typename Cache::storage_type>{&cache_->codec(),
+                                                                                    &cache_->storage(), state_->table};
+    }
+
+    /// Publishes the first tokens.size() rows as these tokens, gives the others back, and ends the lease.
+    /// Requires: tokens.size() <= rows().
+    void commit(std::span<const token_id> tokens) {
+        expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
+        cache_->commit(*std::exchange(state_, nullptr), tokens);
+    }
+
+    /// Takes the reservation back: the sequence is as it was before. Nothing happens if the lease has ended.
+    void rollback() noexcept {
+        if (state_ != nullptr)
+            cache_->rollback(*std::exchange(state_, nullptr));
+    }
+
+private:
+    friend Cache;
+    basic_lease(Cache& cache, sequence_state& state) : cache_(&cache), state_(&state), first_(state.tokens.size()) {}
+
+    Cache* cache_;
+    sequence_state* state_;
+    std::size_t first_;
+};
+
+} // namespace kvcache

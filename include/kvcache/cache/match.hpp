@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/sequence.hpp>
+#include <kvcache/index/concept.hpp>
+
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace kvcache {
+
+/// The longest known run of a prompt, pinned, and why it went no further. A miss is an empty match.
+template <class Cache>
+class basic_match {
+public:
+    /// How many leading tokens are known.
+    [[nodiscard]] std::size_t tokens() const noexcept { return known_.size(); }
+    /// How many tokens were looked up.
+    [[nodiscard]] std::size_t of() const noexcept { return of_; }
+    [[nodiscard]] match_end end() const noexcept { return end_; }
+    /// With `match_end::different`: the token stored at position tokens().
+    [[nodiscard]] std::optional<token_id> stored() const noexcept { return stored_; }
+
+    /// One sentence for people: "37 of 52 tokens known; token 37 differs from the one stored (1189)".
+    [[nodiscard]] std::string explain() const {
+        std::string words = std::to_string(tokens()) + " of " + std::to_string(of_) + " tokens known";
+        switch (end_) {
+        case match_end::complete:
+            break;
+        case match_end::unknown:
+            words += "; nothing is stored behind them";
+            break;
+        case match_end::different:
+            words += "; token " + std::to_string(tokens()) + " differs from the one stored (" +
+                     std::to_string(index_of(*stored_)) + ")";
+            break;
+        }
+        return words;
+    }
+
+private:
+    friend Cache;
+    basic_match(basic_sequence<Cache> known, std::size_t of, const index_match& found)
+        : known_(std::move(known)), of_(of), end_(found.end), stored_(found.stored) {}
+
+    basic_sequence<Cache> known_;
+    std::size_t of_;
+    match_end end_;
+    std::optional<token_id> stored_;
+};
+
+} // namespace kvcache

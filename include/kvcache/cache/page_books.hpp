@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/page_pool.hpp>
+#include <kvcache/core/page_table.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/core/shape.hpp>
+#include <kvcache/eviction/concept.hpp>
+#include <kvcache/hash/concept.hpp>
+#include <kvcache/index/concept.hpp>
+#include <kvcache/observer/concept.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// What every page is doing: free, held by sequences, or idle: held by nobody and kept in the index until room is
+/// needed. An idle page's children are idle too, since whoever holds a page holds all that comes before it.
+template <storage_state Storage, hash_state Hash, index_state Index, eviction_state Eviction, observer_state Observer>
+class page_books {
+public:
+    template <class Storages, class Hashes, class Indexes, class Evictions, class Observers>
+    page_books(page_shape shape, std::size_t pages, std::size_t page_bytes, const identity& id,
+               const Storages& storages, const Hashes& hashes, const Indexes& indexes, const Evictions& evictions,
+               const Observers& observers)
+        : shape_(shape),
+          page_bytes_(page_bytes),
+          pool_(pages, storages.open(pages, page_bytes)),
+          hash_(hashes.open(id)),
+          index_(indexes.open(shape, pages)),
+          eviction_(evictions.open(pages)),
+          observer_(observers.open()),
+          prefixes_(pages),
+          ranked_(pages, false) {}
+
+    [[nodiscard]] const page_pool<Storage>& pool() const noexcept { return pool_; }
+    [[nodiscard]] const Index& index() const noexcept { return index_; }
+    [[nodiscard]] Observer& observer() noexcept { return observer_; }
+    [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
+    [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
+
+    /// Pages that can be had: free ones, and idle ones that may leave.
+    [[nodiscard]] std::size_t available() const noexcept { return pool_.free().size() + idle_; }
+
+    /// A page with one holder. Evicts where none is free; none if nothing may leave or the storage refuses.
+    [[nodiscard]] std::optional<page_id> allocate() {
+        if (pool_.free().empty() && !evict())
+            return std::nullopt;
+        return pool_.take();
+    }
+
+    void hold(page_id page) noexcept {
+        if (pool_.holders(page) == 0)
+            --idle_;
+        pool_.hold(page);
+    }
+
+    /// One holder less. The last one leaves the page idle if the index knows it, and free otherwise.
+    void drop(page_id page) {
+        if (pool_.drop(page) > 0)
+            return;
+        if (!index_.contains(page)) {
+            pool_.give_back(page);
+            return;
+        }
+        ++idle_;
+        rank(page);
+        eviction_.touch(slot_of(page));
+    }
+
+    /// Says that a page was used.
+    void touch(page_id page) {
+        if (ranked_[index_of(page)])
+            eviction_.touch(slot_of(page));
+    }
+
+    /// Whether the row may be written in place: nobody else holds the page, and the index has not promised the row.
+    [[nodiscard]] bool writable(page_id page, std::uint32_t row) const {
+        return pool_.holders(page) == 1 && index_.run(page).size() <= row;
+    }
+
+    /// Makes a held page known as `run` after `parent`. Returns the page that stands for the run from now on: where
+    /// another full one held it already, the caller's hold has moved to that one, and its own is given up.
+    [[nodiscard]] page_id publish(std::optional<page_id> parent, std::span<const token_id> run, page_id page) {
+        const bool full = run.size() == shape_.tokens;
+        const insertion done = index_.insert(parent, run, page);
+        if (done.what == insertion::outcome::covered) {
+            if (!full || *done.other == page)
+                return page;
+            hold(*done.other);
+            touch(*done.other);
+            if (index_.contains(page) && pool_.holders(page) == 1)
+                forget(page);
+            drop(page);
+            return *done.other;
+        }
+        if (done.other)
+            unlist(*done.other);
+        if (full)
+            rank(page);
+        return page;
+    }
+
+    /// Takes a shared tail out of its page: a new page with the same bytes, and one holder.
+    [[nodiscard]] std::optional<page_id> copy(page_id from, std::size_t rows) {
+        const auto to = allocate();
+        if (to) {
+            std::ranges::copy(pool_.bytes(from), pool_.bytes(*to).begin());
+            observer_.on({event_kind::copied, rows, 0, 1});
+        }
+        return to;
+    }
+
+    /// Proves that every page is in one state only. `held` is how many holders each page should have.
+    [[nodiscard]] result<void> check(std::span<const std::uint32_t> held) const {
+        std::vector<bool> free(pool_.pages(), false);
+        for (const page_id page : pool_.free()) {
+            if (free[index_of(page)])
+                return broken(page, "is free twice");
+            free[index_of(page)] = true;
+        }
+        std::size_t idle = 0;
+        for (std::uint32_t i = 0; i < pool_.pages(); ++i) {
+            const page_id page{i};
+            const bool known = index_.contains(page);
+            if (pool_.holders(page) != held[i])
+                return broken(page, "counts " + std::to_string(pool_.holders(page)) + " holders and has " +
+                                        std::to_string(held[i]));
+            if (free[i] && (known || ranked_[i] || held[i] > 0))
+                return broken(page, "is free and in use");
+            if (!free[i] && !known && held[i] == 0)
+                return broken(page, "is lost: neither free, held nor known");
+            if (ranked_[i] && !known)
+                return broken(page, "is ranked for eviction and not in the index");
+            if (!known)
+                continue;
+            idle += held[i] == 0;
+            if (held[i] == 0 && !ranked_[i])
+                return broken(page, "is idle and can never leave");
+            if (index_.run(page).empty() || index_.run(page).size() > shape_.tokens)
+                return broken(page, "has a run that is not of a page");
+            if (!index_.leaf(page) && index_.run(page).size() != shape_.tokens)
+                return broken(page, "has children and is not full");
+            if (const auto parent = index_.parent(page); parent && (!index_.contains(*parent) || index_.leaf(*parent) ||
+                                                                    (held[i] > 0 && held[index_of(*parent)] == 0)))
+                return broken(page, "has a parent that is gone, childless or not held with it");
+        }
+        if (idle != idle_)
+            return error{error_code::malformed, "pages",
+                         std::to_string(idle) + " pages are idle, the books say " + std::to_string(idle_)};
+        return {};
+    }
+
+private:
+    [[nodiscard]] static slot_id slot_of(page_id page) noexcept { return slot_id{index_of(page)}; }
+
+    [[nodiscard]] static error broken(page_id page, const std::string& how) {
+        return {error_code::malformed, "page " + std::to_string(index_of(page)), "the page " + how};
+    }
+
+    // Enters a page of the index into the eviction policy, under the digest of all tokens up to its end.
+    void rank(page_id page) {
+        if (ranked_[index_of(page)])
+            return;
+        const auto parent = index_.parent(page);
+        const auto run = index_.run(page);
+        const digest prefix = hash_.chain(parent ? prefixes_[index_of(*parent)] : hash_.root(), run);
+        prefixes_[index_of(page)] = prefix;
+        eviction_.admit(slot_of(page), {.key = prefix.low,
+                                        .bytes = page_bytes_,
+                                        .cost = static_cast<double>(run.size()),
+                                        .parent = parent ? std::optional(slot_of(*parent)) : std::nullopt});
+        ranked_[index_of(page)] = true;
+    }
+
+    void unrank(page_id page) {
+        if (ranked_[index_of(page)])
+            eviction_.erase(slot_of(page));
+        ranked_[index_of(page)] = false;
+    }
+
+    // A held page leaves the index.
+    void forget(page_id page) {
+        index_.erase(page);
+        unrank(page);
+    }
+
+    // A page that the index has dropped: without a holder it is free.
+    void unlist(page_id page) {
+        unrank(page);
+        if (pool_.holders(page) == 0) {
+            --idle_;
+            pool_.give_back(page);
+        }
+    }
+
+    [[nodiscard]] bool evict() {
+        const auto slot = eviction_.victim([this](slot_id candidate) {
+            const page_id page{index_of(candidate)};
+            return pool_.holders(page) == 0 && index_.leaf(page);
+        });
+        if (!slot)
+            return false;
+        const page_id page{index_of(*slot)};
+        observer_.on({event_kind::evicted, index_.run(page).size(), 0, 1});
+        index_.erase(page);
+        unlist(page);
+        return true;
+    }
+
+    page_shape shape_;
+    std::size_t page_bytes_;
+    page_pool<Storage> pool_;
+    Hash hash_;
+    Index index_;
+    Eviction eviction_;
+    Observer observer_;
+    std::vector<digest> prefixes_; // by page: the digest of all tokens up to the end of a ranked page
+    std::vector<bool> ranked_;     // by page: whether the eviction policy knows it
+    std::size_t idle_ = 0;
+};
+
+} // namespace kvcache

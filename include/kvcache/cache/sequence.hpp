@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/sequence_state.hpp>
+#include <kvcache/core/contract.hpp>
+
+#include <memory>
+#include <span>
+#include <utility>
+
+namespace kvcache {
+
+/// A run of tokens and the pages that hold their keys and values, shared with other sequences where they agree.
+/// Destroying it releases its pages, tail first; what the index knows stays until room is needed.
+/// Requires: the cache outlives it.
+template <class Cache>
+class basic_sequence {
+public:
+    basic_sequence(basic_sequence&& other) noexcept = default;
+    basic_sequence& operator=(basic_sequence&& other) noexcept {
+        std::swap(cache_, other.cache_);
+        std::swap(state_, other.state_);
+        return *this;
+    }
+    ~basic_sequence() {
+        if (state_)
+            cache_->release(*state_);
+    }
+
+    /// How many tokens have their keys and values in place.
+    [[nodiscard]] std::size_t size() const noexcept { return state_->tokens.size(); }
+    [[nodiscard]] std::span<const token_id> tokens() const noexcept { return state_->tokens; }
+    [[nodiscard]] std::span<const page_entry> table() const noexcept { return state_->table; }
+
+    /// A sequence of its own that shares the first `tokens` tokens; a page cut in the middle is copied by whoever
+    /// writes to it first. Requires: tokens <= size(), no lease under way. Cost: O(pages).
+    [[nodiscard]] basic_sequence fork(std::size_t tokens) const { return cache_->fork(*state_, tokens); }
+
+    /// Keeps the first `tokens` tokens. Requires: tokens <= size(), no lease under way.
+    void truncate(std::size_t tokens) { cache_->truncate(*state_, tokens); }
+
+private:
+    friend Cache;
+    template <class>
+    friend class basic_lease;
+    basic_sequence(Cache& cache, std::unique_ptr<sequence_state> state) : cache_(&cache), state_(std::move(state)) {}
+
+    Cache* cache_;
+    std::unique_ptr<sequence_state> state_;
+};
+
+} // namespace kvcache

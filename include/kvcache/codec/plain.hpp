@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/codec/concept.hpp>
+
+#include <cstring>
+
+namespace kvcache {
+
+/// Keeps keys and values as float32, unchanged, so that what is read is what was computed, bit for bit.
+/// Keys lie transposed in tiles of 16 tokens, so that one vector is 16 scores; values lie row by row, padded with
+/// zeros to whole vectors:
+///
+///     layer, head:  [ keys: (tokens / 16, head_dim, 16) ][ values: (tokens, value_width) ]
+struct plain {
+    using role = codec_role;
+    class state;
+    [[nodiscard]] state open(page_shape shape) const;
+};
+
+class plain::state {
+public:
+    explicit state(page_shape shape) : shape_(shape) {}
+
+    [[nodiscard]] std::size_t page_bytes() const noexcept {
+        return std::size_t{shape_.layers} * shape_.kv_heads * head_numbers() * sizeof(float);
+    }
+
+    [[nodiscard]] std::string name() const { return "plain f32"; }
+
+    /// Writes one row. key, value: (head_dim)
+    void encode(std::span<std::byte> page, page_row at, std::span<const float> key,
+                std::span<const float> value) const {
+        float* keys = reinterpret_cast<float*>(page.data()) + offset(at.layer, at.head);
+        float* column = keys + std::size_t{at.row / tile_tokens} * shape_.head_dim * tile_tokens + at.row % tile_tokens;
+        for (std::size_t d = 0; d < shape_.head_dim; ++d)
+            column[d * tile_tokens] = key[d];
+        float* row = keys + key_numbers() + at.row * value_width(shape_.head_dim);
+        std::memcpy(row, value.data(), shape_.head_dim * sizeof(float));
+    }
+
+    /// The keys of a tile, in place. (head_dim, 16)
+    [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float>) const noexcept {
+        return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) +
+               std::size_t{at.tile} * shape_.head_dim * tile_tokens;
+    }
+
+    /// The values of a tile, in place. (16, value_width)
+    [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at, std::span<float>) const noexcept {
+        return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) + key_numbers() +
+               std::size_t{at.tile} * tile_tokens * value_width(shape_.head_dim);
+    }
+
+private:
+    [[nodiscard]] std::size_t key_numbers() const noexcept { return std::size_t{shape_.tokens} * shape_.head_dim; }
+    [[nodiscard]] std::size_t head_numbers() const noexcept {
+        return key_numbers() + std::size_t{shape_.tokens} * value_width(shape_.head_dim);
+    }
+    [[nodiscard]] std::size_t offset(layer_id layer, head_id head) const noexcept {
+        return (std::size_t{index_of(layer)} * shape_.kv_heads + index_of(head)) * head_numbers();
+    }
+
+    page_shape shape_;
+};
+
+inline plain::state plain::open(page_shape shape) const {
+    return state{shape};
+}
+
+static_assert(codec_policy<plain>);
+
+} // namespace kvcache

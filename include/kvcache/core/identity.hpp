@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/digest.hpp>
+#include <kvcache/core/version.hpp>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// All that decides the bits of a cached page, beside its tokens. Two caches may exchange pages if and only if every
+/// field is equal. A field added here is hashed by itself: `digest_of` takes the aggregate apart.
+struct identity {
+    digest weights = {};            ///< Of the checkpoint's names, dtypes, shapes and bytes.
+    std::string adapter = {};       ///< The low-rank adapter's name and version; empty for none.
+    digest tokenizer = {};          ///< Of tokenizer.json.
+    std::string config = {};        ///< Architecture, extents and rotary embedding, as canonical text.
+    std::string codec = {};         ///< The page codec and its options.
+    std::string layout = {};        ///< How a page is laid out.
+    std::uint64_t page_tokens = 0;  ///< Positions a page.
+    std::string weight_format = {}; ///< What the products compute from: "f32", "bf16".
+    std::uint64_t numeric_contract = numeric_contract_revision;
+    std::string backend = "cpu"; ///< The backend and its kernel revision.
+    std::string tenant = {};     ///< A salt that keeps tenants apart.
+
+    friend bool operator==(const identity&, const identity&) = default;
+};
+
+namespace detail {
+
+inline void feed(digest_builder& to, const digest& field) {
+    to.nested(field);
+}
+inline void feed(digest_builder& to, const std::string& field) {
+    to.text(field);
+}
+inline void feed(digest_builder& to, std::uint64_t field) {
+    to.number(field);
+}
+
+} // namespace detail
+
+/// Calls visit(name, field) for every field, in order.
+template <class Visit>
+void for_each_field(const identity& id, Visit visit) {
+    // Taking the aggregate apart: a field that is added and not named here does not compile.
+    const auto& [weights, adapter, tokenizer, config, codec, layout, page_tokens, weight_format, numeric_contract,
+                 backend, tenant] = id;
+    visit("weights", weights);
+    visit("adapter", adapter);
+    visit("tokenizer", tokenizer);
+    visit("config", config);
+    visit("codec", codec);
+    visit("layout", layout);
+    visit("page_tokens", page_tokens);
+    visit("weight_format", weight_format);
+    visit("numeric_contract", numeric_contract);
+    visit("backend", backend);
+    visit("tenant", tenant);
+}
+
+/// The digest of an identity: domain-separated, every field by name, length-prefixed.
+[[nodiscard]] inline digest digest_of(const identity& id) {
+    digest_builder builder;
+    builder.text("kvcache identity 1");
+    for_each_field(id, [&](const char* name, const auto& field) {
+        builder.text(name);
+        detail::feed(builder, field);
+    });
+    return builder.finish();
+}
+
+/// The name of the first field in which two identities differ; empty if they are equal.
+[[nodiscard]] inline std::string first_difference(const identity& a, const identity& b) {
+    std::vector<std::pair<std::string, digest>> fields;
+    const auto digest_field = [](const auto& field) {
+        digest_builder builder;
+        detail::feed(builder, field);
+        return builder.finish();
+    };
+    for_each_field(a, [&](const char* name, const auto& field) { fields.emplace_back(name, digest_field(field)); });
+    std::string found;
+    std::size_t i = 0;
+    for_each_field(b, [&](const char*, const auto& field) {
+        if (found.empty() && fields[i].second != digest_field(field))
+            found = fields[i].first;
+        ++i;
+    });
+    return found;
+}
+
+} // namespace kvcache

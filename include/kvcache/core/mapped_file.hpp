@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/result.hpp>
+
+#include <cerrno>
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace kvcache {
+
+/// A regular file, mapped read-only as a whole. Movable; the bytes stay where they are.
+///
+/// The pages are the file's own: whoever shortens the file while it is mapped takes them away, and reading them then
+/// kills the process (SIGBUS). intact() tells before reading; replacing a file by rename is safe.
+class mapped_file {
+public:
+    /// Maps `file`.
+    /// Errors: not_found; io, when it is no regular file or the system refuses.
+    /// Cost: no bytes are read before they are used.
+    [[nodiscard]] static result<mapped_file> open(const std::filesystem::path& file) {
+        mapped_file opened;
+        opened.path_ = file;
+        // Without O_NONBLOCK the open of a pipe would wait for its writer.
+        opened.descriptor_ = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        if (opened.descriptor_ < 0)
+            return opened.failure("cannot be opened", errno);
+        struct ::stat status = {};
+        if (::fstat(opened.descriptor_, &status) != 0)
+            return opened.failure("has no readable status", errno);
+        if (!S_ISREG(status.st_mode))
+            return kvcache::error{error_code::io, opened.name(), file.string() + " is not a regular file"};
+        opened.size_ = static_cast<std::size_t>(status.st_size);
+        if (opened.size_ != 0) {
+            void* at = ::mmap(nullptr, opened.size_, PROT_READ, MAP_PRIVATE, opened.descriptor_, 0);
+            if (at == MAP_FAILED)
+                return opened.failure("cannot be mapped", errno);
+            opened.begin_ = static_cast<const std::byte*>(at);
+        }
+        return opened;
+    }
+
+    mapped_file() = default;
+    mapped_file(mapped_file&& other) noexcept { swap(other); }
+    mapped_file& operator=(mapped_file&& other) noexcept {
+        mapped_file(std::move(other)).swap(*this);
+        return *this;
+    }
+    ~mapped_file() {
+        if (begin_ != nullptr)
+            ::munmap(const_cast<std::byte*>(begin_), size_);
+        if (descriptor_ >= 0)
+            ::close(descriptor_);
+    }
+
+    /// The whole file. Empty for an empty file.
+    [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {begin_, begin_ == nullptr ? 0 : size_}; }
+
+    [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
+
+    /// The last part of the path, as errors name it.
+    [[nodiscard]] std::string name() const { return path_.filename().string(); }
+
+    /// Whether every mapped byte is still in the file. Errors: truncated.
+    [[nodiscard]] result<void> intact() const {
+        struct ::stat status = {};
+        if (descriptor_ >= 0 && ::fstat(descriptor_, &status) != 0)
+            return failure("has no readable status", errno);
+        if (descriptor_ >= 0 && static_cast<std::size_t>(status.st_size) < size_)
+            return kvcache::error{error_code::truncated, name(),
+                                  path_.string() + " shrank from " + std::to_string(size_) + " to " +
+                                      std::to_string(status.st_size) + " bytes since it was opened"};
+        return {};
+    }
+
+private:
+    void swap(mapped_file& other) noexcept {
+        std::swap(path_, other.path_);
+        std::swap(descriptor_, other.descriptor_);
+        std::swap(begin_, other.begin_);
+        std::swap(size_, other.size_);
+    }
+
+    [[nodiscard]] kvcache::error failure(const char* what, int reason) const {
+        const auto code = reason == ENOENT || reason == ENOTDIR ? error_code::not_found : error_code::io;
+        return {code, name(), path_.string() + " " + what + ": " + std::generic_category().message(reason)};
+    }
+
+    std::filesystem::path path_;
+    int descriptor_ = -1;
+    const std::byte* begin_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+} // namespace kvcache

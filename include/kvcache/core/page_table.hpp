@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/id.hpp>
+
+#include <cstdint>
+
+namespace kvcache {
+
+/// One entry of a sequence's page table: the rows [first, first + count) of a page, in the sequence's order.
+struct page_entry {
+    page_id page = {};
+    std::int64_t base = 0;   ///< The keys are rotated by (position - base); zero for a prefix computed in place.
+    std::uint32_t first = 0; ///< The first row in use.
+    std::uint32_t count = 0; ///< How many rows are in use.
+
+    friend bool operator==(const page_entry&, const page_entry&) = default;
+};
+
+} // namespace kvcache

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <concepts>
+
+namespace kvcache {
+
+struct codec_role;
+struct storage_role;
+struct hash_role;
+struct index_role;
+struct eviction_role;
+struct recompute_role;
+struct observer_role;
+struct locking_role;
+
+namespace detail {
+
+template <class P>
+concept names_its_role = requires {
+    typename P::role;
+};
+
+} // namespace detail
+
+/// The role a policy plays: `P::role`, unless specialised for a type you do not own.
+template <class P>
+struct role_of {};
+
+template <detail::names_its_role P>
+struct role_of<P> {
+    using type = typename P::role;
+};
+
+/// A type that names the role it plays.
+template <class P>
+concept policy = requires {
+    typename role_of<P>::type;
+};
+
+/// A policy of the given role.
+template <class P, class Role>
+concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
+
+} // namespace kvcache

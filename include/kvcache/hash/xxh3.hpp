@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/hash/concept.hpp>
+
+namespace kvcache {
+
+/// Chained XXH3-128 (xxhash.com) from the identity's digest. Fast, and not for an adversary: an index compares tokens
+/// on every hit, and what leaves the process is named by another hash.
+struct xxh3 {
+    using role = hash_role;
+    class state;
+    [[nodiscard]] state open(const identity& id) const;
+};
+
+class xxh3::state {
+public:
+    explicit state(digest root) : root_(root) {}
+
+    [[nodiscard]] digest root() const noexcept { return root_; }
+
+    /// Cost: about 20 ns and 0.1 ns a token.
+    [[nodiscard]] digest chain(digest before, std::span<const token_id> run) const {
+        digest_builder builder;
+        builder.nested(before).number(run.size());
+        return builder.bytes(std::as_bytes(run)).finish();
+    }
+
+private:
+    digest root_;
+};
+
+inline xxh3::state xxh3::open(const identity& id) const {
+    return state{digest_of(id)};
+}
+
+static_assert(hash_policy<xxh3>);
+
+} // namespace kvcache

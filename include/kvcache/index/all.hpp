@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/index/concept.hpp>
+#include <kvcache/index/radix.hpp>
+
+#include <tuple>
+
+namespace kvcache {
+
+/// Every index policy of the library, with its standard options.
+using index_policies = std::tuple<radix>;
+
+} // namespace kvcache

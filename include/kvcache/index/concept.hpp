@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/id.hpp>
+#include <kvcache/core/role.hpp>
+#include <kvcache/core/shape.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace kvcache {
+
+/// Why a match went no further.
+enum class match_end {
+    complete,  ///< Every token was found.
+    unknown,   ///< Nothing is stored behind the last token found.
+    different, ///< Something is stored there, with another token.
+};
+
+/// The longest known run of tokens, and the pages that hold it in order; only the last page may be used in part.
+struct index_match {
+    std::vector<page_id> pages = {};
+    std::size_t tokens = 0;
+    match_end end = match_end::unknown;
+    std::optional<token_id> stored = {}; ///< With `different`: the token stored where the match ended.
+};
+
+/// What became of an insertion.
+struct insertion {
+    enum class outcome {
+        inserted, ///< The page is new in the index.
+        extended, ///< The page was there with fewer of its rows.
+        covered,  ///< `other` already holds the run, alone or at the start of a longer one; nothing changed.
+    };
+    outcome what = outcome::inserted;
+    std::optional<page_id> other = {}; ///< covered: who holds it. Else: a page whose run this one continues; it left.
+};
+
+/// The working state of an index: which pages hold which tokens after which past. A page's run continues its parent's,
+/// and a page with children is full and cannot leave.
+template <class S>
+concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
+                               std::optional<page_id> parent) {
+    { c.match(tokens) } -> std::same_as<index_match>;
+    { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
+    s.erase(page);
+    { c.contains(page) } -> std::same_as<bool>;
+    { c.leaf(page) } -> std::same_as<bool>;
+    { c.parent(page) } -> std::same_as<std::optional<page_id>>;
+    { c.run(page) } -> std::same_as<std::span<const token_id>>;
+};
+
+/// How known tokens are found.
+template <class P>
+concept index_policy = plays<P, index_role> && requires(const P p, page_shape shape, std::size_t pages) {
+    { p.open(shape, pages) } -> index_state;
+};
+
+} // namespace kvcache

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/kernel/simd.hpp>
+
+#include <cmath>
+#include <cstddef>
+#include <span>
+
+namespace kvcache {
+
+/// e to the power x, lane by lane, within 2 units in the last place; zero below -87 and for NaN, e^88 above 88.
+/// Cost: 10 fused operations. Same bits on every target.
+[[nodiscard]] inline f32x16 exp(const f32x16& x) noexcept {
+    constexpr float lowest = -87.0f, highest = 88.0f;
+    const f32x16 clamped = min(max(x, f32x16::broadcast(lowest)), f32x16::broadcast(highest));
+    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
+    const f32x16 shifted = fma(clamped, f32x16::broadcast(1.44269504088896341f), magic);
+    const f32x16 n = shifted - magic;
+    // ln 2 in two parts, the first with trailing zeros, so that n * part is exact.
+    f32x16 r = fma(n, f32x16::broadcast(-0.693359375f), clamped);
+    r = fma(n, f32x16::broadcast(2.12194440e-4f), r);
+    // Taylor to degree 7 on |r| <= 0.3466: the next term is under 1e-9.
+    f32x16 p = f32x16::broadcast(1.0f / 5040.0f);
+    p = fma(p, r, f32x16::broadcast(1.0f / 720.0f));
+    p = fma(p, r, f32x16::broadcast(1.0f / 120.0f));
+    p = fma(p, r, f32x16::broadcast(1.0f / 24.0f));
+    p = fma(p, r, f32x16::broadcast(1.0f / 6.0f));
+    p = fma(p, r, f32x16::broadcast(0.5f));
+    p = fma(p, r, f32x16::broadcast(1.0f));
+    p = fma(p, r, f32x16::broadcast(1.0f));
+    return zero_below(p * power_of_two(shifted), x, lowest);
+}
+
+/// e to the power of one number: lane 0 of the vector form, so that scalars and vectors agree.
+[[nodiscard]] inline float exp_one(float x) noexcept {
+    alignas(64) float lane[16];
+    exp(f32x16::broadcast(x)).store(lane);
+    return lane[0];
+}
+
+/// x / (1 + e^-x), lane by lane; below -88 its value there, which is -5e-37.
+[[nodiscard]] inline f32x16 silu(const f32x16& x) noexcept {
+    // exp ends in a product with a power of two, which is exact: fused into this sum or not, the bits are the same.
+    return max(f32x16::broadcast(-88.0f), x) / (f32x16::broadcast(1.0f) + exp(-x));
+}
+
+namespace detail {
+
+/// Calls body(offset, count) for each run of 16 numbers and for the shorter rest.
+template <class Body>
+inline void by_sixteen(std::size_t size, Body body) {
+    std::size_t i = 0;
+    for (; i + 16 <= size; i += 16)
+        body(i, std::size_t{16});
+    if (i < size)
+        body(i, size - i);
+}
+
+[[nodiscard]] inline f32x16 load_some(const float* from, std::size_t count) noexcept {
+    return count == 16 ? f32x16::load(from) : f32x16::load_first(from, count);
+}
+
+inline void store_some(const f32x16& v, float* to, std::size_t count) noexcept {
+    count == 16 ? v.store(to) : v.store_first(to, count);
+}
+
+} // namespace detail
+
+/// x / sqrt(mean(x^2) + epsilon) * weight (Zhang & Sennrich 2019). `out` may be `x`. (columns)
+/// The sum runs in 16 lanes ascending, then by one fixed tree.
+inline void rms_norm(std::span<const float> x, std::span<const float> weight, float epsilon, std::span<float> out) {
+    f32x16 squares = f32x16::zero();
+    detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
+        const f32x16 v = detail::load_some(x.data() + i, n);
+        squares = fma(v, v, squares);
+    });
+    const float mean = sum(squares) / static_cast<float>(x.size());
+    const f32x16 scale = f32x16::broadcast(1.0f / std::sqrt(mean + epsilon));
+    detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
+        const f32x16 v = detail::load_some(x.data() + i, n) * scale;
+        detail::store_some(v * detail::load_some(weight.data() + i, n), out.data() + i, n);
+    });
+}
+
+/// silu(gate) * up, into `out`, which may be `gate` (Shazeer 2020, SwiGLU). (columns)
+inline void gated_silu(std::span<const float> gate, std::span<const float> up, std::span<float> out) {
+    detail::by_sixteen(gate.size(), [&](std::size_t i, std::size_t n) {
+        const f32x16 g = silu(detail::load_some(gate.data() + i, n));
+        detail::store_some(g * detail::load_some(up.data() + i, n), out.data() + i, n);
+    });
+}
+
+/// to += from. (columns)
+inline void add_to(std::span<float> to, std::span<const float> from) {
+    detail::by_sixteen(to.size(), [&](std::size_t i, std::size_t n) {
+        detail::store_some(detail::load_some(to.data() + i, n) + detail::load_some(from.data() + i, n), to.data() + i,
+                           n);
+    });
+}
+
+} // namespace kvcache

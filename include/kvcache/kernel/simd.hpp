@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/intrinsics.hpp>
+
+#include <xsimd/xsimd.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__FAST_MATH__)
+#error "kvcache: -ffast-math reorders sums, so a hit would no longer equal a miss; build without it"
+#endif
+#if !defined(__FMA__) && !defined(__AVX512F__) && !defined(__ARM_FEATURE_FMA) && !defined(KVCACHE_ALLOW_SLOW)
+#error "kvcache: no fused multiply-add here; use -march=native or x86-64-v3, or define KVCACHE_ALLOW_SLOW"
+#endif
+
+namespace kvcache {
+
+namespace detail {
+
+using native_floats = xsimd::batch<float>;
+using native_integers = xsimd::batch<std::int32_t>;
+inline constexpr std::size_t native_lanes = native_floats::size;
+inline constexpr std::size_t native_parts = 16 / native_lanes;
+static_assert(native_lanes == 4 || native_lanes == 8 || native_lanes == 16, "a vector is 4, 8 or 16 floats");
+
+/// x * y + z, rounded once, on every target. xsimd's own is two roundings on AVX-512 and on some NEON.
+[[nodiscard]] inline native_floats fused(const native_floats& x, const native_floats& y,
+                                         const native_floats& z) noexcept {
+#if defined(__AVX512F__)
+    return native_floats(_mm512_fmadd_ps(x.data, y.data, z.data));
+#elif defined(__AVX2__) && defined(__FMA__)
+    return native_floats(_mm256_fmadd_ps(x.data, y.data, z.data));
+#elif defined(__ARM_FEATURE_FMA) && defined(__aarch64__)
+    return native_floats(vfmaq_f32(z.data, x.data, y.data));
+#else
+    alignas(64) float a[native_lanes], b[native_lanes], c[native_lanes];
+    x.store_unaligned(a), y.store_unaligned(b), z.store_unaligned(c);
+    for (std::size_t lane = 0; lane < native_lanes; ++lane)
+        c[lane] = std::fma(a[lane], b[lane], c[lane]);
+    return native_floats::load_unaligned(c);
+#endif
+}
+
+} // namespace detail
+
+/// Sixteen float32 lanes, whatever the width of the machine's vectors: one, two or four of them.
+/// Every kernel is written over this type, so that AVX2 and AVX-512 builds give the same bits.
+/// A product that feeds a sum is always written fma(x, y, z): a compiler must find nothing to contract.
+struct f32x16 {
+    detail::native_floats part[detail::native_parts];
+
+    static constexpr std::size_t lanes = 16;
+
+    /// Reads 16 contiguous numbers at any alignment.
+    [[nodiscard]] static f32x16 load(const float* from) noexcept {
+        f32x16 v;
+        for (std::size_t i = 0; i < detail::native_parts; ++i)
+            v.part[i] = detail::native_floats::load_unaligned(from + i * detail::native_lanes);
+        return v;
+    }
+
+    /// Reads the first `count` < 16 numbers; the other lanes are zero.
+    [[nodiscard]] static f32x16 load_first(const float* from, std::size_t count) noexcept {
+        alignas(64) float whole[lanes] = {};
+        std::memcpy(whole, from, count * sizeof(float));
+        return load(whole);
+    }
+
+    /// Reads 16 bfloat16 numbers, exactly.
+    [[nodiscard]] static f32x16 load(const std::uint16_t* from) noexcept {
+#if defined(__AVX512F__)
+        const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+        return {{detail::native_floats(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16)))}};
+#elif defined(__AVX2__)
+        const auto widen = [](const std::uint16_t* at) {
+            const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+            return detail::native_floats(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16)));
+        };
+        return {{widen(from), widen(from + 8)}};
+#else
+        alignas(64) std::uint32_t bits[lanes];
+        for (std::size_t lane = 0; lane < lanes; ++lane)
+            bits[lane] = std::uint32_t{from[lane]} << 16;
+        alignas(64) float whole[lanes];
+        std::memcpy(whole, bits, sizeof whole);
+        return load(whole);
+#endif
+    }
+
+    [[nodiscard]] static f32x16 broadcast(float x) noexcept {
+        f32x16 v;
+        for (auto& p : v.part)
+            p = detail::native_floats(x);
+        return v;
+    }
+
+    [[nodiscard]] static f32x16 zero() noexcept {
+        return broadcast(0.0f);
+    }
+
+    void store(float* to) const noexcept {
+        for (std::size_t i = 0; i < detail::native_parts; ++i)
+            part[i].store_unaligned(to + i * detail::native_lanes);
+    }
+
+    /// Writes the first `count` < 16 lanes.
+    void store_first(float* to, std::size_t count) const noexcept {
+        alignas(64) float whole[lanes];
+        store(whole);
+        std::memcpy(to, whole, count * sizeof(float));
+    }
+};
+
+namespace detail {
+
+template <class Op>
+[[nodiscard]] inline f32x16 lanewise(const f32x16& x, const f32x16& y, Op op) noexcept {
+    f32x16 v;
+    for (std::size_t i = 0; i < native_parts; ++i)
+        v.part[i] = op(x.part[i], y.part[i]);
+    return v;
+}
+
+} // namespace detail
+
+[[nodiscard]] inline f32x16 operator+(const f32x16& x, const f32x16& y) noexcept {
+    return detail::lanewise(x, y, [](const auto& a, const auto& b) { return a + b; });
+}
+[[nodiscard]] inline f32x16 operator-(const f32x16& x, const f32x16& y) noexcept {
+    return detail::lanewise(x, y, [](const auto& a, const auto& b) { return a - b; });
+}
+[[nodiscard]] inline f32x16 operator*(const f32x16& x, const f32x16& y) noexcept {
+    return detail::lanewise(x, y, [](const auto& a, const auto& b) { return a * b; });
+}
+[[nodiscard]] inline f32x16 operator/(const f32x16& x, const f32x16& y) noexcept {
+    return detail::lanewise(x, y, [](const auto& a, const auto& b) { return a / b; });
+}
+/// Each lane with its sign turned; unlike 0 - x it is exact for zeros too, and no compiler sees a sum in it.
+[[nodiscard]] inline f32x16 operator-(const f32x16& x) noexcept {
+    return detail::lanewise(x, f32x16::broadcast(-0.0f), [](const auto& a, const auto& b) { return a ^ b; });
+}
+/// The larger of two lanes; `y` where one is NaN on x86.
+[[nodiscard]] inline f32x16 max(const f32x16& x, const f32x16& y) noexcept {
+    return detail::lanewise(x, y, [](const auto& a, const auto& b) { return xsimd::max(a, b); });
+}
+[[nodiscard]] inline f32x16 min(const f32x16& x, const f32x16& y) noexcept {
+    return detail::lanewise(x, y, [](const auto& a, const auto& b) { return xsimd::min(a, b); });
+}
+/// x * y + z, rounded once.
+[[nodiscard]] inline f32x16 fma(const f32x16& x, const f32x16& y, const f32x16& z) noexcept {
+    f32x16 v;
+    for (std::size_t i = 0; i < detail::native_parts; ++i)
+        v.part[i] = detail::fused(x.part[i], y.part[i], z.part[i]);
+    return v;
+}
+
+/// `x` in the lanes [first, last), `other` elsewhere; a choice, not a product, so NaN in a masked lane is harmless.
+[[nodiscard]] inline f32x16 within(const f32x16& x, std::size_t first, std::size_t last, float other) noexcept {
+    alignas(64) static constexpr float number[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const detail::native_floats from(static_cast<float>(first)), to(static_cast<float>(last)), rest(other);
+    const f32x16 lane = f32x16::load(number);
+    f32x16 v;
+    for (std::size_t i = 0; i < detail::native_parts; ++i)
+        v.part[i] = xsimd::select((lane.part[i] >= from) & (lane.part[i] < to), x.part[i], rest);
+    return v;
+}
+
+/// `x` where `key` >= `bound`, zero elsewhere.
+[[nodiscard]] inline f32x16 zero_below(const f32x16& x, const f32x16& key, float bound) noexcept {
+    f32x16 v;
+    const detail::native_floats limit(bound), nothing(0.0f);
+    for (std::size_t i = 0; i < detail::native_parts; ++i)
+        v.part[i] = xsimd::select(key.part[i] >= limit, x.part[i], nothing);
+    return v;
+}
+
+/// 2 to the power n, where `shifted` is n + 1.5 * 2^23 and -126 <= n <= 127: n moves from the last bits of the
+/// mantissa into the exponent.
+[[nodiscard]] inline f32x16 power_of_two(const f32x16& shifted) noexcept {
+    f32x16 v;
+    for (std::size_t i = 0; i < detail::native_parts; ++i) {
+        const auto bits = xsimd::bitwise_cast<detail::native_integers>(shifted.part[i]);
+        v.part[i] = xsimd::bitwise_cast<detail::native_floats>((bits << 23) + detail::native_integers(0x3f800000));
+    }
+    return v;
+}
+
+namespace detail {
+
+/// Folds 16 lanes to one by one fixed tree: i with i + 8, then i + 4, i + 2, i + 1.
+template <class Op>
+[[nodiscard]] inline float fold(const f32x16& x, Op op) noexcept {
+#if defined(__SSE2__)
+    using four_floats = xsimd::batch<float, xsimd::sse2>;
+#if defined(__AVX__)
+    using eight_floats = xsimd::batch<float, xsimd::avx>;
+#if defined(__AVX512F__)
+    const __m512d all = _mm512_castps_pd(x.part[0].data);
+    const eight_floats lower(_mm256_castpd_ps(_mm512_castpd512_pd256(all)));
+    const eight_floats upper(_mm256_castpd_ps(_mm512_extractf64x4_pd(all, 1)));
+#else
+    const eight_floats lower(x.part[0].data), upper(x.part[1].data);
+#endif
+    const eight_floats eight = op(lower, upper);
+    const four_floats four =
+        op(four_floats(_mm256_castps256_ps128(eight.data)), four_floats(_mm256_extractf128_ps(eight.data, 1)));
+#else
+    const four_floats four = op(op(x.part[0], x.part[2]), op(x.part[1], x.part[3]));
+#endif
+    const four_floats two = op(four, four_floats(_mm_movehl_ps(four.data, four.data)));
+    return _mm_cvtss_f32(op(two, four_floats(_mm_shuffle_ps(two.data, two.data, 1))).data);
+#else
+    alignas(64) float lane[16];
+    x.store(lane);
+    for (std::size_t half = 8; half > 0; half /= 2)
+        for (std::size_t i = 0; i < half; ++i)
+            lane[i] = op(lane[i], lane[i + half]);
+    return lane[0];
+#endif
+}
+
+} // namespace detail
+
+/// The sum of the lanes, by one fixed tree.
+[[nodiscard]] inline float sum(const f32x16& x) noexcept {
+    return detail::fold(x, [](const auto& a, const auto& b) { return a + b; });
+}
+
+/// The largest lane.
+[[nodiscard]] inline float largest(const f32x16& x) noexcept {
+    return detail::fold(x, [](const auto& a, const auto& b) {
+        using xsimd::max;
+        using std::max;
+        return max(a, b);
+    });
+}
+
+} // namespace kvcache

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/locking/concept.hpp>
+#include <kvcache/locking/mutexed.hpp>
+#include <kvcache/locking/unlocked.hpp>
+
+#include <tuple>
+
+namespace kvcache {
+
+/// Every locking policy of the library, with its standard options.
+using locking_policies = std::tuple<unlocked, mutexed>;
+
+} // namespace kvcache

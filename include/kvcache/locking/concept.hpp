@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/role.hpp>
+
+#include <concepts>
+#include <memory>
+
+namespace kvcache {
+
+/// The working state of a locking policy: a lockable (as std::lock_guard needs it) whose identity stays put.
+template <class S>
+concept locking_state = requires(S& s) {
+    s.lock();
+    s.unlock();
+};
+
+/// How threads share a cache.
+template <class P>
+concept locking_policy =
+    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
+
+} // namespace kvcache

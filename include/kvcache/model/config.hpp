@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/id.hpp>
+#include <kvcache/core/result.hpp>
+
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kvcache {
+
+/// How positions turn into rotations. Every kind is a pure rotation: no factor on the scores.
+///
+/// The inverse frequency of pair i is f(i) = theta^(-2 i / head_dim), scaled as `scaling` says:
+///
+///     none     f
+///     linear   f / factor
+///     llama3   by wavelength w = 2 pi / f against original_max_positions L:
+///                w < L / high_freq_factor    f
+///                w > L / low_freq_factor     f / factor
+///                between                     (1 - s) f / factor + s f,
+///                                            s = (L / w - low_freq_factor) / (high_freq_factor - low_freq_factor)
+///
+/// Dimension i of a head is rotated with dimension i + head_dim / 2.
+struct rope_config {
+    enum class kind { none, linear, llama3 };
+
+    double theta = 10000.0;
+    kind scaling = kind::none;
+    double factor = 1.0;                    ///< linear and llama3.
+    double low_freq_factor = 1.0;           ///< llama3.
+    double high_freq_factor = 4.0;          ///< llama3.
+    double original_max_positions = 8192.0; ///< llama3: the context it was trained with before scaling.
+
+    friend bool operator==(const rope_config&, const rope_config&) = default;
+};
+
+/// The extents and switches of a Llama-family decoder: pre-norm blocks of RMS norm, grouped-query attention with
+/// RoPE, and a SiLU-gated MLP.
+///
+/// Weight shapes follow from it, as stored (out, in):
+///
+///     embedding (vocabulary, hidden_size)           head  the same, or the embedding itself when tied_head
+///     q (heads * head_dim, hidden_size)             k, v  (kv_heads * head_dim, hidden_size)
+///     o (hidden_size, heads * head_dim)             q_norm, k_norm (head_dim)
+///     gate, up (intermediate_size, hidden_size)     down  (hidden_size, intermediate_size)
+struct model_config {
+    std::string architecture = "llama"; ///< The checkpoint's own name: llama, mistral, qwen2, qwen3.
+    std::size_t hidden_size = 0;
+    std::size_t intermediate_size = 0;
+    std::size_t layers = 0;
+    std::size_t heads = 0;
+    std::size_t kv_heads = 0;
+    std::size_t head_dim = 0;
+    std::size_t vocabulary = 0;
+    std::size_t max_positions = 2048; ///< What it was trained for; RoPE itself has no end.
+    float rms_norm_eps = 1e-6F;
+    rope_config rope = {};
+    bool tied_head = false;   ///< The output head is the embedding.
+    bool qkv_bias = false;    ///< q, k and v have biases.
+    bool output_bias = false; ///< o has a bias.
+    bool mlp_bias = false;    ///< gate, up and down have biases.
+    bool qk_norm = false;     ///< Each head of q and k is RMS-normalised over head_dim before RoPE.
+    std::vector<token_id> bos = {};
+    std::vector<token_id> eos = {};
+
+    friend bool operator==(const model_config&, const model_config&) = default;
+
+    /// Whether a model of these extents can exist and all products of two extents fit 48 bits.
+    /// Returns: an error that names the first field at fault.
+    [[nodiscard]] result<void> check() const;
+};
+
+namespace detail {
+
+[[nodiscard]] inline result<void> check_extent(std::string_view field, std::size_t value, std::size_t most) {
+    if (value == 0 || value > most)
+        return error{error_code::out_of_range, std::string(field),
+                     std::string(field) + " is " + std::to_string(value) + "; it must be 1 to " + std::to_string(most)};
+    return {};
+}
+
+[[nodiscard]] inline result<void> check_number(std::string_view field, double value, double least, double most) {
+    if (!(std::isfinite(value) && value >= least && value <= most))
+        return error{error_code::out_of_range, std::string(field),
+                     std::string(field) + " is " + std::to_string(value) + "; it must be " + std::to_string(least) +
+                         " to " + std::to_string(most)};
+    return {};
+}
+
+} // namespace detail
+
+inline result<void> model_config::check() const {
+    // The largest extents leave an order of magnitude above any published dense model, and keep a product of two
+    // extents, in bytes, far from the end of 64 bits.
+    const struct {
+        std::string_view name;
+        std::size_t value, most;
+    } extents[] = {
+        {"hidden_size", hidden_size, 1u << 20}, {"intermediate_size", intermediate_size, 1u << 22},
+        {"layers", layers, 1u << 13},           {"heads", heads, 1u << 13},
+        {"kv_heads", kv_heads, 1u << 13},       {"head_dim", head_dim, 1u << 12},
+        {"vocabulary", vocabulary, 1u << 24},   {"max_positions", max_positions, 1u << 30},
+    };
+    for (const auto& [name, value, most] : extents)
+        if (auto fine = detail::check_extent(name, value, most); !fine)
+            return fine;
+    if (heads % kv_heads != 0)
+        return error{error_code::mismatched, "kv_heads",
+                     std::to_string(heads) + " heads do not share " + std::to_string(kv_heads) + " kv_heads evenly"};
+    if (head_dim % 2 != 0)
+        return error{error_code::mismatched, "head_dim",
+                     "head_dim is " + std::to_string(head_dim) + "; RoPE rotates pairs, so it must be even"};
+
+    if (!(std::isfinite(rms_norm_eps) && rms_norm_eps > 0 && rms_norm_eps < 1))
+        return error{error_code::out_of_range, "rms_norm_eps",
+                     "rms_norm_eps is " + std::to_string(rms_norm_eps) + "; it must be above 0 and below 1"};
+    const struct {
+        std::string_view name;
+        double value, least, most;
+    } numbers[] = {
+        {"rope.theta", rope.theta, 1.0, 1e15},
+        {"rope.factor", rope.factor, 1e-3, 1e6},
+        {"rope.low_freq_factor", rope.low_freq_factor, 1e-6, 1e6},
+        {"rope.high_freq_factor", rope.high_freq_factor, 1e-6, 1e6},
+        {"rope.original_max_positions", rope.original_max_positions, 1.0, 1073741824.0},
+    };
+    for (const auto& [name, value, least, most] : numbers)
+        if (auto fine = detail::check_number(name, value, least, most); !fine)
+            return fine;
+    if (rope.scaling == rope_config::kind::llama3 && !(rope.high_freq_factor > rope.low_freq_factor))
+        return error{error_code::mismatched, "rope.high_freq_factor",
+                     "rope.high_freq_factor must be above rope.low_freq_factor"};
+
+    for (const token_id token : bos)
+        if (index_of(token) < 0)
+            return error{error_code::out_of_range, "bos", "a bos id is negative"};
+    for (const token_id token : eos)
+        if (index_of(token) < 0)
+            return error{error_code::out_of_range, "eos", "an eos id is negative"};
+    return {};
+}
+
+} // namespace kvcache

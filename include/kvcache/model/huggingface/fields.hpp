@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/id.hpp>
+#include <kvcache/core/json.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/model/huggingface/sax.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace kvcache::detail {
+
+/// The fields of one JSON object, read with their types checked. After the first refusal every answer is a default, so
+/// that a reader asks for all it needs and looks at problem() once. Null counts as absent, except for present().
+class json_fields {
+public:
+    /// `prefix` goes before a field's name in errors: "rope_scaling.".
+    json_fields(const json& object, std::string file, std::string prefix)
+        : object_(object), file_(std::move(file)), prefix_(std::move(prefix)) {}
+
+    [[nodiscard]] const std::optional<kvcache::error>& problem() const noexcept { return problem_; }
+
+    /// Keeps the first reason.
+    void refuse(error_code code, std::string_view field, const std::string& what) {
+        if (problem_)
+            return;
+        const std::string name = prefix_ + shown(field);
+        problem_ = kvcache::error{code, name, file_ + ": " + name + ": " + what};
+    }
+    void refuse(const kvcache::error& reason) {
+        if (!problem_)
+            problem_ = reason;
+    }
+
+    /// The value, unless it is absent or null.
+    [[nodiscard]] const json* find(std::string_view name) const {
+        const auto at = object_.find(name);
+        return at == object_.end() || at->is_null() ? nullptr : &*at;
+    }
+
+    /// Whether the key is there, be it null.
+    [[nodiscard]] bool present(std::string_view name) const { return object_.contains(name); }
+
+    /// A whole number from 0 on; without a fallback the field must be there.
+    [[nodiscard]] std::size_t count(std::string_view name, std::optional<std::size_t> fallback) {
+        const json* value = find(name);
+        if (value == nullptr) {
+            if (!fallback)
+                refuse(error_code::not_found, name, "the field is missing");
+            return fallback.value_or(0);
+        }
+        if (!value->is_number_integer()) {
+            refuse(error_code::malformed, name, "it must be a whole number, not " + as_text(*value));
+            return 0;
+        }
+        if (!value->is_number_unsigned()) {
+            refuse(error_code::out_of_range, name, "it is negative: " + as_text(*value));
+            return 0;
+        }
+        return static_cast<std::size_t>(value->get<std::uint64_t>());
+    }
+
+    [[nodiscard]] double number(std::string_view name, std::optional<double> fallback) {
+        const json* value = find(name);
+        if (value == nullptr) {
+            if (!fallback)
+                refuse(error_code::not_found, name, "the field is missing");
+            return fallback.value_or(0.0);
+        }
+        if (!value->is_number()) {
+            refuse(error_code::malformed, name, "it must be a number, not " + as_text(*value));
+            return 0.0;
+        }
+        return value->get<double>();
+    }
+
+    [[nodiscard]] bool flag(std::string_view name, bool fallback) {
+        const json* value = find(name);
+        if (value == nullptr)
+            return fallback;
+        if (!value->is_boolean()) {
+            refuse(error_code::malformed, name, "it must be true or false, not " + as_text(*value));
+            return fallback;
+        }
+        return value->get<bool>();
+    }
+
+    [[nodiscard]] std::optional<std::string> text(std::string_view name) {
+        const json* value = find(name);
+        if (value == nullptr)
+            return std::nullopt;
+        if (!value->is_string()) {
+            refuse(error_code::malformed, name, "it must be a text, not " + as_text(*value));
+            return std::nullopt;
+        }
+        return value->get<std::string>();
+    }
+
+    /// One token id or a list of them; none when absent or null.
+    [[nodiscard]] std::vector<token_id> ids(std::string_view name) {
+        std::vector<token_id> all;
+        const auto add = [&](const json& value) {
+            if (!value.is_number_unsigned() ||
+                value.get<std::uint64_t>() > static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max()))
+                return refuse(error_code::malformed, name, "it must hold token ids, not " + as_text(value));
+            const auto id = static_cast<token_id>(value.get<std::int32_t>());
+            if (std::find(all.begin(), all.end(), id) == all.end())
+                all.push_back(id);
+        };
+        const json* value = find(name);
+        if (value != nullptr && value->is_array())
+            for (const json& each : *value)
+                add(each);
+        else if (value != nullptr)
+            add(*value);
+        return all;
+    }
+
+    /// Refuses the field unless it is absent, null, false, empty or `neutral`: what would change the model's
+    /// mathematics.
+    void only(std::string_view name, const json& neutral, std::string_view what) {
+        const json* value = find(name);
+        if (value == nullptr || *value == neutral || *value == json(false) ||
+            (value->is_structured() && value->empty()))
+            return;
+        refuse(error_code::unsupported, name, std::string(what) + " is not supported; it is " + as_text(*value));
+    }
+
+    [[nodiscard]] static std::string as_text(const json& value) {
+        return shown(value.dump(-1, ' ', true, json::error_handler_t::replace));
+    }
+
+private:
+    const json& object_;
+    std::string file_;
+    std::string prefix_;
+    std::optional<kvcache::error> problem_;
+};
+
+} // namespace kvcache::detail

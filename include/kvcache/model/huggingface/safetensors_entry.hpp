@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// What a safetensors header says of one tensor.
+struct safetensors_entry {
+    std::string dtype = {};              ///< As spelled: "F32", "BF16", "I64".
+    std::vector<std::size_t> shape = {}; ///< Outermost first.
+    std::size_t begin = 0;               ///< The first byte, counted from the start of the buffer.
+    std::size_t end = 0;                 ///< One past the last byte.
+};
+
+namespace detail {
+
+/// The bits of one element. Nothing for a dtype that the format does not name.
+[[nodiscard]] constexpr std::optional<std::size_t> safetensors_bits(std::string_view dtype) noexcept {
+    constexpr std::array<std::pair<std::string_view, std::size_t>, 22> known = {{
+        {"F32", 32},    {"F16", 16},    {"BF16", 16},       {"F64", 64},    {"I64", 64}, {"I32", 32},
+        {"I16", 16},    {"I8", 8},      {"U64", 64},        {"U32", 32},    {"U16", 16}, {"U8", 8},
+        {"BOOL", 8},    {"F8_E4M3", 8}, {"F8_E5M2", 8},     {"F8_E8M0", 8}, {"C64", 64}, {"F8_E4M3FNUZ", 8},
+        {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F8_E5M2FNUZ", 8}, {"F4", 4},
+    }};
+    for (const auto& [name, bits] : known)
+        if (name == dtype)
+            return bits;
+    return std::nullopt;
+}
+
+/// The bytes that a tensor of this dtype and shape has. Nothing when they overflow or end inside a byte.
+[[nodiscard]] inline std::optional<std::size_t> safetensors_bytes(const safetensors_entry& entry) {
+    // Extents beside a zero must not overflow either: whoever multiplies them in another order would.
+    std::size_t product = safetensors_bits(entry.dtype).value_or(0);
+    bool empty = false;
+    for (const std::size_t extent : entry.shape) {
+        if (extent == 0) {
+            empty = true;
+            continue;
+        }
+        if (product > std::numeric_limits<std::size_t>::max() / extent)
+            return std::nullopt;
+        product *= extent;
+    }
+    if (product % 8 != 0 && !empty)
+        return std::nullopt;
+    return empty ? 0 : product / 8;
+}
+
+} // namespace detail
+
+} // namespace kvcache

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace kvcache {
+
+/// The number formats that weights are read from.
+enum class dtype : std::uint8_t {
+    f32,  ///< IEEE binary32.
+    f16,  ///< IEEE binary16: 5 exponent bits, 10 of fraction, subnormals.
+    bf16, ///< The upper half of a binary32.
+};
+
+/// The bytes of one number.
+[[nodiscard]] constexpr std::size_t bytes_of(dtype type) noexcept {
+    return type == dtype::f32 ? 4 : 2;
+}
+
+/// The name as checkpoints spell it.
+[[nodiscard]] constexpr std::string_view name_of(dtype type) noexcept {
+    switch (type) {
+    case dtype::f32:
+        return "F32";
+    case dtype::f16:
+        return "F16";
+    case dtype::bf16:
+        return "BF16";
+    }
+    return "?";
+}
+
+/// The float32 that a binary16 stands for. Exact for every pattern: zeros, subnormals, infinities, and NaNs, whose
+/// sign and payload move to the upper bits.
+[[nodiscard]] constexpr float widen_f16(std::uint16_t bits) noexcept {
+    const std::uint32_t sign = (bits & 0x8000u) << 16;
+    const std::uint32_t exponent = (bits >> 10) & 0x1Fu;
+    const std::uint32_t fraction = bits & 0x3FFu;
+    if (exponent == 31)
+        return std::bit_cast<float>(sign | 0x7F800000u | fraction << 13);
+    if (exponent != 0)
+        return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+    if (fraction == 0)
+        return std::bit_cast<float>(sign);
+    // fraction * 2^-24, normalised: the leading one moves to bit 10 and goes.
+    const auto shift = static_cast<std::uint32_t>(std::countl_zero(fraction)) - 21;
+    return std::bit_cast<float>(sign | (113 - shift) << 23 | ((fraction << shift) & 0x3FFu) << 13);
+}
+
+/// The float32 that a bfloat16 stands for. Exact for every pattern.
+[[nodiscard]] constexpr float widen_bf16(std::uint16_t bits) noexcept {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+/// A weight where it lies, in little-endian bytes that need no alignment. It owns only its shape: the bytes belong to
+/// the checkpoint that gave it.
+struct tensor_view {
+    kvcache::dtype dtype = kvcache::dtype::f32;
+    std::vector<std::size_t> shape = {};   ///< Outermost first, row-major.
+    std::span<const std::byte> bytes = {}; ///< bytes_of(dtype) times the product of the shape.
+
+    /// The numbers in it.
+    [[nodiscard]] std::size_t size() const noexcept { return bytes.size() / bytes_of(dtype); }
+
+    /// Number `index` in row-major order, as float32, exactly. Requires: index < size().
+    [[nodiscard]] float operator[](std::size_t index) const {
+        expects(index < size(), "a tensor view is read only inside its bytes");
+        switch (dtype) {
+        case kvcache::dtype::f32:
+            return number<kvcache::dtype::f32>(index);
+        case kvcache::dtype::f16:
+            return number<kvcache::dtype::f16>(index);
+        case kvcache::dtype::bf16:
+            return number<kvcache::dtype::bf16>(index);
+        }
+        return 0.0F;
+    }
+
+    /// Fills `out` with the numbers from `first` on, as float32, exactly. Requires: first + out.size() <= size().
+    void read(std::size_t first, std::span<float> out) const {
+        expects(first <= size() && out.size() <= size() - first, "a tensor view is read only inside its bytes");
+        switch (dtype) {
+        case kvcache::dtype::f32:
+            return fill<kvcache::dtype::f32>(first, out);
+        case kvcache::dtype::f16:
+            return fill<kvcache::dtype::f16>(first, out);
+        case kvcache::dtype::bf16:
+            return fill<kvcache::dtype::bf16>(first, out);
+        }
+    }
+
+private:
+    template <kvcache::dtype Type>
+    [[nodiscard]] float number(std::size_t index) const {
+        if constexpr (Type == kvcache::dtype::f32)
+            return std::bit_cast<float>(halfword(index * 2) | halfword(index * 2 + 1) << 16);
+        else if constexpr (Type == kvcache::dtype::f16)
+            return widen_f16(static_cast<std::uint16_t>(halfword(index)));
+        else
+            return widen_bf16(static_cast<std::uint16_t>(halfword(index)));
+    }
+
+    template <kvcache::dtype Type>
+    void fill(std::size_t first, std::span<float> out) const {
+        for (std::size_t i = 0; i != out.size(); ++i)
+            out[i] = number<Type>(first + i);
+    }
+
+    // Bytes 2 n and 2 n + 1, by arithmetic, so that neither alignment nor the machine's byte order matters.
+    [[nodiscard]] std::uint32_t halfword(std::size_t n) const {
+        return std::to_integer<std::uint32_t>(bytes[2 * n]) | std::to_integer<std::uint32_t>(bytes[2 * n + 1]) << 8;
+    }
+};
+
+} // namespace kvcache

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/identity.hpp>
+#include <kvcache/core/shape.hpp>
+#include <kvcache/model/forward_pass.hpp>
+#include <kvcache/model/rope_frequencies.hpp>
+#include <kvcache/model/weights.hpp>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// The reference transformer: a Llama-family decoder whose every reduction has one fixed order (the numeric contract),
+/// so that a token's logits depend on its own past alone. Immutable once made; any number of passes may share it.
+class transformer {
+public:
+    transformer(model_config config, model_weights weights)
+        : config_(std::move(config)), weights_(std::move(weights)), rope_(make_rope(config_.rope, config_.head_dim)) {
+        for (std::size_t i = 0; i < config_.layers; ++i)
+            layers_.push_back(layer_id{static_cast<std::uint32_t>(i)});
+    }
+
+    [[nodiscard]] const model_config& config() const noexcept { return config_; }
+    [[nodiscard]] std::span<const layer_id> layers() const noexcept { return layers_; }
+    [[nodiscard]] std::size_t vocabulary() const noexcept { return config_.vocabulary; }
+
+    /// The pages this model needs, `tokens` positions each.
+    [[nodiscard]] page_shape shape(std::uint32_t tokens) const {
+        return {static_cast<std::uint32_t>(config_.layers), static_cast<std::uint32_t>(config_.kv_heads),
+                static_cast<std::uint32_t>(config_.head_dim), tokens};
+    }
+
+    /// What makes this model's pages its own; `weights` is the digest of its checkpoint.
+    [[nodiscard]] identity id(digest weights) const {
+        return {.weights = weights, .config = canonical_config(), .weight_format = weights_.head.format()};
+    }
+
+    /// Begins a forward pass over the rows of a batch. Run it layer by layer, then ask for logits.
+    template <class Lease>
+    [[nodiscard]] forward_pass<Lease> begin(std::span<const batch_part<Lease>> batch, team& threads) const {
+        return forward_pass<Lease>({config_, weights_, attention()}, batch, threads);
+    }
+
+private:
+    [[nodiscard]] attention_shape attention() const {
+        return {.heads = static_cast<std::uint32_t>(config_.heads),
+                .kv_heads = static_cast<std::uint32_t>(config_.kv_heads),
+                .head_dim = static_cast<std::uint32_t>(config_.head_dim),
+                .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
+                .rotation = &rope_};
+    }
+
+    [[nodiscard]] std::string canonical_config() const {
+        std::string text = config_.architecture;
+        for (const std::size_t extent : {config_.hidden_size, config_.intermediate_size, config_.layers, config_.heads,
+                                         config_.kv_heads, config_.head_dim, config_.vocabulary})
+            text += ' ' + std::to_string(extent);
+        for (const bool flag :
+             {config_.tied_head, config_.qkv_bias, config_.output_bias, config_.mlp_bias, config_.qk_norm})
+            text += flag ? " 1" : " 0";
+        digest_builder numbers;
+        numbers.number(std::bit_cast<std::uint32_t>(config_.rms_norm_eps));
+        for (const double f : rope_.frequencies())
+            numbers.number(std::bit_cast<std::uint64_t>(f));
+        return text + ' ' + to_string(numbers.finish());
+    }
+
+    model_config config_;
+    model_weights weights_;
+    rope rope_;
+    std::vector<layer_id> layers_;
+};
+
+} // namespace kvcache

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/observer/concept.hpp>
+#include <kvcache/observer/counting.hpp>
+#include <kvcache/observer/silent.hpp>
+
+#include <tuple>
+
+namespace kvcache {
+
+/// Every observer policy of the library, with its standard options.
+using observer_policies = std::tuple<silent, counting>;
+
+} // namespace kvcache

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/observer/concept.hpp>
+
+#include <cstdint>
+
+namespace kvcache {
+
+/// Sums of the events of a cache's life.
+struct event_counts {
+    std::uint64_t lookups = 0;
+    std::uint64_t tokens_looked_up = 0;
+    std::uint64_t tokens_found = 0;
+    std::uint64_t tokens_stored = 0;
+    std::uint64_t pages_copied = 0;
+    std::uint64_t pages_evicted = 0;
+    std::uint64_t refusals = 0;
+};
+
+/// Counts events. Cost: an addition or three an event.
+struct counting {
+    using role = observer_role;
+    class state;
+    [[nodiscard]] state open() const;
+};
+
+class counting::state {
+public:
+    void on(const event& what) noexcept {
+        switch (what.kind) {
+        case event_kind::matched:
+            ++counts_.lookups;
+            counts_.tokens_looked_up += what.of;
+            counts_.tokens_found += what.tokens;
+            break;
+        case event_kind::stored:
+            counts_.tokens_stored += what.tokens;
+            break;
+        case event_kind::copied:
+            counts_.pages_copied += what.pages;
+            break;
+        case event_kind::evicted:
+            counts_.pages_evicted += what.pages;
+            break;
+        case event_kind::refused:
+            ++counts_.refusals;
+            break;
+        }
+    }
+
+    [[nodiscard]] const event_counts& counts() const noexcept { return counts_; }
+
+private:
+    event_counts counts_;
+};
+
+inline counting::state counting::open() const {
+    return {};
+}
+
+static_assert(observer_policy<counting>);
+
+} // namespace kvcache

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/observer/concept.hpp>
+
+namespace kvcache {
+
+/// Watches nothing, at no cost.
+struct silent {
+    using role = observer_role;
+    struct state {
+        void on(const event&) noexcept {}
+    };
+    [[nodiscard]] state open() const { return {}; }
+};
+
+static_assert(observer_policy<silent>);
+
+} // namespace kvcache

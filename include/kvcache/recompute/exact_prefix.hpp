@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/recompute/concept.hpp>
+
+#include <algorithm>
+
+namespace kvcache {
+
+/// Reuses the longest known prefix and runs the rest. A full hit is cut by one token, so that logits are always
+/// computed, never stale. Exact: the result is the same bits as with nothing reused.
+struct exact_prefix {
+    using role = recompute_role;
+    class state;
+    [[nodiscard]] state open(page_shape shape) const;
+};
+
+class exact_prefix::state {
+public:
+    [[nodiscard]] std::size_t first_rerun(std::size_t hit, std::size_t total) const noexcept {
+        return total == 0 ? 0 : std::min(hit, total - 1);
+    }
+};
+
+inline exact_prefix::state exact_prefix::open(page_shape) const {
+    return {};
+}
+
+static_assert(recompute_policy<exact_prefix>);
+
+} // namespace kvcache

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/result.hpp>
+#include <kvcache/core/tensor.hpp>
+#include <kvcache/session/pipeline.hpp>
+#include <kvcache/session/sampler.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// When an answer ends.
+struct stopping {
+    std::size_t max_tokens = 256;
+    std::vector<token_id> stop = {}; ///< Ends the answer, and is its last token.
+};
+
+/// An answer and what it took. The last token of `ids` has no keys yet: it was said, and never run.
+template <class Cache>
+struct answer {
+    fed<Cache> prompt;
+    std::vector<token_id> ids = {};
+    bool stopped = false; ///< By a stop token, not by the length or the caller.
+};
+
+/// Runs a prompt and says tokens one by one: each is drawn, handed to `say`, and run, unless it is the last.
+/// `say(token, logits)` is given the logits it was drawn from, (vocabulary), and returns whether to go on. Errors: those of pipeline::feed; an error after some tokens were said (no
+/// page left) is returned too.
+template <class Cache, class Model, class Say>
+[[nodiscard]] result<answer<Cache>> generate(pipeline<Cache, Model>& through, std::span<const token_id> prompt,
+                                             const sampler& draw, const stopping& until, Say say,
+                                             logits_of wanted = logits_of::last) {
+    auto begun = through.feed(prompt, wanted);
+    if (!begun)
+        return begun.error();
+    answer<Cache> made{std::move(*begun)};
+    const matrix& first = made.prompt.logits;
+    matrix next = first.bottomRows(1);
+    while (made.ids.size() < until.max_tokens) {
+        const auto logits = row_of(std::as_const(next), 0);
+        const token_id token = draw.draw(logits, made.ids.size());
+        made.ids.push_back(token);
+        const bool go_on = say(token, logits);
+        made.stopped = std::ranges::find(until.stop, token) != until.stop.end();
+        if (made.stopped || !go_on || made.ids.size() == until.max_tokens)
+            break;
+        auto row = through.extend(made.prompt.sequence, {&made.ids.back(), 1});
+        if (!row)
+            return row.error();
+        next = std::move(*row);
+    }
+    return made;
+}
+
+} // namespace kvcache

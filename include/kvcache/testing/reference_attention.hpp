@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/attention/paged_attention.hpp>
+#include <kvcache/core/contract.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvcache {
+
+/// A sequence as plain arrays, nothing rotated: rows that ask, and the keys and values of positions 0, 1, 2, ...
+struct dense_attention {
+    std::span<const float> queries = {}; ///< (rows, heads, head_dim)
+    std::span<const float> keys = {};    ///< (tokens, kv_heads, head_dim)
+    std::span<const float> values = {};  ///< (tokens, kv_heads, head_dim)
+    std::size_t position = 0;            ///< Of the first row; each row attends to [0, its position].
+};
+
+namespace detail {
+
+// A head in double, turned by position * frequency(i), pair (i, i + half).
+inline void turn_dense(const rope* rotation, std::size_t position, std::span<const float> head, std::span<double> out) {
+    std::ranges::copy(head, out.begin());
+    if (rotation == nullptr)
+        return;
+    const std::size_t half = rotation->half();
+    for (std::size_t i = 0; i < half; ++i) {
+        const double angle = static_cast<double>(position) * rotation->frequencies()[i];
+        const double x = out[i], y = out[half + i];
+        out[i] = x * std::cos(angle) - y * std::sin(angle);
+        out[half + i] = y * std::cos(angle) + x * std::sin(angle);
+    }
+}
+
+} // namespace detail
+
+/// What attention should give, in double precision and the plainest way: softmax(scale * q k) v over all positions a
+/// row sees, keys and queries rotated by their positions. The oracle of every attention kernel. (rows, heads, head_dim)
+/// Requires: heads is a multiple of kv_heads, and the arrays hold the rows' positions.
+[[nodiscard]] inline std::vector<double> reference_attention(const attention_shape& shape,
+                                                             const dense_attention& dense) {
+    const std::size_t dim = shape.head_dim, key_row = std::size_t{shape.kv_heads} * dim;
+    const std::size_t query_row = std::size_t{shape.heads} * dim;
+    const std::size_t rows = dense.queries.size() / query_row, tokens = dense.keys.size() / key_row;
+    expects(shape.heads % shape.kv_heads == 0, "query heads share key heads evenly");
+    expects(dense.values.size() == dense.keys.size() && dense.position + rows <= tokens,
+            "dense keys and values reach the last row");
+
+    std::vector<double> keys(tokens * key_row), out(rows * query_row), query(dim), weights(tokens);
+    for (std::size_t head = 0; head < tokens * shape.kv_heads; ++head)
+        detail::turn_dense(shape.rotation, head / shape.kv_heads, dense.keys.subspan(head * dim, dim),
+                           std::span(keys).subspan(head * dim, dim));
+
+    for (std::size_t row = 0; row < rows; ++row)
+        for (std::size_t head = 0; head < shape.heads; ++head) {
+            const std::size_t seen = dense.position + row + 1, at = row * query_row + head * dim;
+            const std::size_t kv = head / shape.group() * dim; // where its key head lies in a row
+            detail::turn_dense(shape.rotation, seen - 1, dense.queries.subspan(at, dim), query);
+            double largest = -INFINITY, total = 0.0;
+            for (std::size_t t = 0; t < seen; ++t) {
+                double score = 0.0;
+                for (std::size_t d = 0; d < dim; ++d)
+                    score += query[d] * keys[t * key_row + kv + d];
+                weights[t] = score * static_cast<double>(shape.scale);
+                largest = std::max(largest, weights[t]);
+            }
+            for (std::size_t t = 0; t < seen; ++t) {
+                weights[t] = std::exp(weights[t] - largest);
+                total += weights[t];
+                for (std::size_t d = 0; d < dim; ++d)
+                    out[at + d] += weights[t] * static_cast<double>(dense.values[t * key_row + kv + d]);
+            }
+            for (std::size_t d = 0; d < dim; ++d)
+                out[at + d] /= total;
+        }
+    return out;
+}
+
+} // namespace kvcache

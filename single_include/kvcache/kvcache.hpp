@@ -1,0 +1,4437 @@
+// SPDX-License-Identifier: MIT
+// Made by tools/amalgamate.py from include/kvcache/: edit there.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <initializer_list>
+#include <iterator>
+#include <limits>
+#include <memory>
+#include <memory_resource>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <set>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+// ---- kvcache/core/aligned.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// One cache line, and one AVX-512 vector.
+inline constexpr std::size_t line_bytes = 64;
+
+/// Allocates on cache-line boundaries.
+template <class T>
+struct line_allocator {
+    using value_type = T;
+
+    line_allocator() = default;
+    template <class U>
+    line_allocator(const line_allocator<U>&) noexcept {}
+
+    [[nodiscard]] T* allocate(std::size_t n) {
+        return static_cast<T*>(::operator new (n * sizeof(T), std::align_val_t{line_bytes}));
+    }
+    void deallocate(T* at, std::size_t) noexcept { ::operator delete (at, std::align_val_t{line_bytes}); }
+
+    friend bool operator==(const line_allocator&, const line_allocator&) { return true; }
+};
+
+/// A vector that begins on a cache line.
+template <class T>
+using aligned_vector = std::vector<T, line_allocator<T>>;
+
+} // namespace kvcache
+
+// ---- kvcache/core/contract.hpp ------------------------------------------------------------------------------------
+
+// On in debug builds; define KVCACHE_CONTRACTS as 1 or 0 to choose.
+#if !defined(KVCACHE_CONTRACTS)
+#if defined(NDEBUG)
+#define KVCACHE_CONTRACTS 0
+#else
+#define KVCACHE_CONTRACTS 1
+#endif
+#endif
+
+namespace kvcache {
+
+/// A caller's mistake, thrown where contract checks are on.
+class contract_violation : public std::logic_error {
+public:
+    using std::logic_error::logic_error;
+};
+
+/// Checks what a caller must hold. Off in release builds unless KVCACHE_CONTRACTS is 1.
+/// Throws: contract_violation, with `what` as its words.
+constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char* what) {
+#if KVCACHE_CONTRACTS
+    if (!holds)
+        throw contract_violation(what);
+#endif
+}
+
+} // namespace kvcache
+
+// ---- kvcache/core/shape.hpp ---------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The tokens of one tile: one SIMD vector of scores.
+inline constexpr std::uint32_t tile_tokens = 16;
+
+/// The extents of one page of keys and values.
+struct page_shape {
+    std::uint32_t layers = 1;
+    std::uint32_t kv_heads = 1;
+    std::uint32_t head_dim = 64;
+    std::uint32_t tokens = 64; ///< Positions a page; a multiple of 16.
+
+    friend constexpr bool operator==(const page_shape&, const page_shape&) = default;
+
+    /// Whether a page of this shape can exist.
+    [[nodiscard]] constexpr bool valid() const noexcept {
+        return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && tokens % tile_tokens == 0;
+    }
+};
+
+/// The memory a cache may fill with pages.
+struct budget {
+    std::size_t bytes = 0;
+};
+
+inline namespace literals {
+[[nodiscard]] constexpr std::size_t operator""_KiB(unsigned long long n) {
+    return std::size_t{n} << 10;
+}
+[[nodiscard]] constexpr std::size_t operator""_MiB(unsigned long long n) {
+    return std::size_t{n} << 20;
+}
+[[nodiscard]] constexpr std::size_t operator""_GiB(unsigned long long n) {
+    return std::size_t{n} << 30;
+}
+} // namespace literals
+
+} // namespace kvcache
+
+// ---- kvcache/core/intrinsics.hpp ----------------------------------------------------------------------------------
+
+// GCC 12 sees uninitialised values inside its own AVX-512 intrinsics, wherever a program inlines them. A warning belongs
+// to the line it points at, so it is silenced there: this header comes before whatever else includes the intrinsics.
+#if defined(__x86_64__) || defined(__i386__)
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+#endif
+
+// ---- kvcache/kernel/simd.hpp --------------------------------------------------------------------------------------
+
+#include <xsimd/xsimd.hpp>
+
+#if defined(__FAST_MATH__)
+#error "kvcache: -ffast-math reorders sums, so a hit would no longer equal a miss; build without it"
+#endif
+#if !defined(__FMA__) && !defined(__AVX512F__) && !defined(__ARM_FEATURE_FMA) && !defined(KVCACHE_ALLOW_SLOW)
+#error "kvcache: no fused multiply-add here; use -march=native or x86-64-v3, or define KVCACHE_ALLOW_SLOW"
+#endif
+
+namespace kvcache {
+
+namespace detail {
+
+using native_floats = xsimd::batch<float>;
+using native_integers = xsimd::batch<std::int32_t>;
+inline constexpr std::size_t native_lanes = native_floats::size;
+inline constexpr std::size_t native_parts = 16 / native_lanes;
+static_assert(native_lanes == 4 || native_lanes == 8 || native_lanes == 16, "a vector is 4, 8 or 16 floats");
+
+/// x * y + z, rounded once, on every target. xsimd's own is two roundings on AVX-512 and on some NEON.
+[[nodiscard]] inline native_floats fused(const native_floats& x, const native_floats& y,
+                                         const native_floats& z) noexcept {
+#if defined(__AVX512F__)
+    return native_floats(_mm512_fmadd_ps(x.data, y.data, z.data));
+#elif defined(__AVX2__) && defined(__FMA__)
+    return native_floats(_mm256_fmadd_ps(x.data, y.data, z.data));
+#elif defined(__ARM_FEATURE_FMA) && defined(__aarch64__)
+    return native_floats(vfmaq_f32(z.data, x.data, y.data));
+#else
+    alignas(64) float a[native_lanes], b[native_lanes], c[native_lanes];
+    x.store_unaligned(a), y.store_unaligned(b), z.store_unaligned(c);
+    for (std::size_t lane = 0; lane < native_lanes; ++lane)
+        c[lane] = std::fma(a[lane], b[lane], c[lane]);
+    return native_floats::load_unaligned(c);
+#endif
+}
+
+} // namespace detail
+
+/// Sixteen float32 lanes, whatever the width of the machine's vectors: one, two or four of them.
+/// Every kernel is written over this type, so that AVX2 and AVX-512 builds give the same bits.
+/// A product that feeds a sum is always written fma(x, y, z): a compiler must find nothing to contract.
+struct f32x16 {
+    detail::native_floats part[detail::native_parts];
+
+    static constexpr std::size_t lanes = 16;
+
+    /// Reads 16 contiguous numbers at any alignment.
+    [[nodiscard]] static f32x16 load(const float* from) noexcept {
+        f32x16 v;
+        for (std::size_t i = 0; i < detail::native_parts; ++i)
+            v.part[i] = detail::native_floats::load_unaligned(from + i * detail::native_lanes);
+        return v;
+    }
+
+    /// Reads the first `count` < 16 numbers; the other lanes are zero.
+    [[nodiscard]] static f32x16 load_first(const float* from, std::size_t count) noexcept {
+        alignas(64) float whole[lanes] = {};
+        std::memcpy(whole, from, count * sizeof(float));
+        return load(whole);
+    }
+
+    /// Reads 16 bfloat16 numbers, exactly.
+    [[nodiscard]] static f32x16 load(const std::uint16_t* from) noexcept {
+#if defined(__AVX512F__)
+        const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+        return {{detail::native_floats(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16)))}};
+#elif defined(__AVX2__)
+        const auto widen = [](const std::uint16_t* at) {
+            const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+            return detail::native_floats(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16)));
+        };
+        return {{widen(from), widen(from + 8)}};
+#else
+        alignas(64) std::uint32_t bits[lanes];
+        for (std::size_t lane = 0; lane < lanes; ++lane)
+            bits[lane] = std::uint32_t{from[lane]} << 16;
+        alignas(64) float whole[lanes];
+        std::memcpy(whole, bits, sizeof whole);
+        return load(whole);
+#endif
+    }
+
+    [[nodiscard]] static f32x16 broadcast(float x) noexcept {
+        f32x16 v;
+        for (auto& p : v.part)
+            p = detail::native_floats(x);
+        return v;
+    }
+
+    [[nodiscard]] static f32x16 zero() noexcept {
+        return broadcast(0.0f);
+    }
+
+    void store(float* to) const noexcept {
+        for (std::size_t i = 0; i < detail::native_parts; ++i)
+            part[i].store_unaligned(to + i * detail::native_lanes);
+    }
+
+    /// Writes the first `count` < 16 lanes.
+    void store_first(float* to, std::size_t count) const noexcept {
+        alignas(64) float whole[lanes];
+        store(whole);
+        std::memcpy(to, whole, count * sizeof(float));
+    }
+};
+
+namespace detail {
+
+template <class Op>
+[[nodiscard]] inline f32x16 lanewise(const f32x16& x, const f32x16& y, Op op) noexcept {
+    f32x16 v;
+    for (std::size_t i = 0; i < native_parts; ++i)
+        v.part[i] = op(x.part[i], y.part[i]);
+    return v;
+}
+
+} // namespace detail
+
+[[nodiscard]] inline f32x16 operator+(const f32x16& x, const f32x16& y) noexcept {
+    return detail::lanewise(x, y, [](const auto& a, const auto& b) { return a + b; });
+}
+[[nodiscard]] inline f32x16 operator-(const f32x16& x, const f32x16& y) noexcept {
+    return detail::lanewise(x, y, [](const auto& a, const auto& b) { return a - b; });
+}
+[[nodiscard]] inline f32x16 operator*(const f32x16& x, const f32x16& y) noexcept {
+    return detail::lanewise(x, y, [](const auto& a, const auto& b) { return a * b; });
+}
+[[nodiscard]] inline f32x16 operator/(const f32x16& x, const f32x16& y) noexcept {
+    return detail::lanewise(x, y, [](const auto& a, const auto& b) { return a / b; });
+}
+/// Each lane with its sign turned; unlike 0 - x it is exact for zeros too, and no compiler sees a sum in it.
+[[nodiscard]] inline f32x16 operator-(const f32x16& x) noexcept {
+    return detail::lanewise(x, f32x16::broadcast(-0.0f), [](const auto& a, const auto& b) { return a ^ b; });
+}
+/// The larger of two lanes; `y` where one is NaN on x86.
+[[nodiscard]] inline f32x16 max(const f32x16& x, const f32x16& y) noexcept {
+    return detail::lanewise(x, y, [](const auto& a, const auto& b) { return xsimd::max(a, b); });
+}
+[[nodiscard]] inline f32x16 min(const f32x16& x, const f32x16& y) noexcept {
+    return detail::lanewise(x, y, [](const auto& a, const auto& b) { return xsimd::min(a, b); });
+}
+/// x * y + z, rounded once.
+[[nodiscard]] inline f32x16 fma(const f32x16& x, const f32x16& y, const f32x16& z) noexcept {
+    f32x16 v;
+    for (std::size_t i = 0; i < detail::native_parts; ++i)
+        v.part[i] = detail::fused(x.part[i], y.part[i], z.part[i]);
+    return v;
+}
+
+/// `x` in the lanes [first, last), `other` elsewhere; a choice, not a product, so NaN in a masked lane is harmless.
+[[nodiscard]] inline f32x16 within(const f32x16& x, std::size_t first, std::size_t last, float other) noexcept {
+    alignas(64) static constexpr float number[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const detail::native_floats from(static_cast<float>(first)), to(static_cast<float>(last)), rest(other);
+    const f32x16 lane = f32x16::load(number);
+    f32x16 v;
+    for (std::size_t i = 0; i < detail::native_parts; ++i)
+        v.part[i] = xsimd::select((lane.part[i] >= from) & (lane.part[i] < to), x.part[i], rest);
+    return v;
+}
+
+/// `x` where `key` >= `bound`, zero elsewhere.
+[[nodiscard]] inline f32x16 zero_below(const f32x16& x, const f32x16& key, float bound) noexcept {
+    f32x16 v;
+    const detail::native_floats limit(bound), nothing(0.0f);
+    for (std::size_t i = 0; i < detail::native_parts; ++i)
+        v.part[i] = xsimd::select(key.part[i] >= limit, x.part[i], nothing);
+    return v;
+}
+
+/// 2 to the power n, where `shifted` is n + 1.5 * 2^23 and -126 <= n <= 127: n moves from the last bits of the
+/// mantissa into the exponent.
+[[nodiscard]] inline f32x16 power_of_two(const f32x16& shifted) noexcept {
+    f32x16 v;
+    for (std::size_t i = 0; i < detail::native_parts; ++i) {
+        const auto bits = xsimd::bitwise_cast<detail::native_integers>(shifted.part[i]);
+        v.part[i] = xsimd::bitwise_cast<detail::native_floats>((bits << 23) + detail::native_integers(0x3f800000));
+    }
+    return v;
+}
+
+namespace detail {
+
+/// Folds 16 lanes to one by one fixed tree: i with i + 8, then i + 4, i + 2, i + 1.
+template <class Op>
+[[nodiscard]] inline float fold(const f32x16& x, Op op) noexcept {
+#if defined(__SSE2__)
+    using four_floats = xsimd::batch<float, xsimd::sse2>;
+#if defined(__AVX__)
+    using eight_floats = xsimd::batch<float, xsimd::avx>;
+#if defined(__AVX512F__)
+    const __m512d all = _mm512_castps_pd(x.part[0].data);
+    const eight_floats lower(_mm256_castpd_ps(_mm512_castpd512_pd256(all)));
+    const eight_floats upper(_mm256_castpd_ps(_mm512_extractf64x4_pd(all, 1)));
+#else
+    const eight_floats lower(x.part[0].data), upper(x.part[1].data);
+#endif
+    const eight_floats eight = op(lower, upper);
+    const four_floats four =
+        op(four_floats(_mm256_castps256_ps128(eight.data)), four_floats(_mm256_extractf128_ps(eight.data, 1)));
+#else
+    const four_floats four = op(op(x.part[0], x.part[2]), op(x.part[1], x.part[3]));
+#endif
+    const four_floats two = op(four, four_floats(_mm_movehl_ps(four.data, four.data)));
+    return _mm_cvtss_f32(op(two, four_floats(_mm_shuffle_ps(two.data, two.data, 1))).data);
+#else
+    alignas(64) float lane[16];
+    x.store(lane);
+    for (std::size_t half = 8; half > 0; half /= 2)
+        for (std::size_t i = 0; i < half; ++i)
+            lane[i] = op(lane[i], lane[i + half]);
+    return lane[0];
+#endif
+}
+
+} // namespace detail
+
+/// The sum of the lanes, by one fixed tree.
+[[nodiscard]] inline float sum(const f32x16& x) noexcept {
+    return detail::fold(x, [](const auto& a, const auto& b) { return a + b; });
+}
+
+/// The largest lane.
+[[nodiscard]] inline float largest(const f32x16& x) noexcept {
+    return detail::fold(x, [](const auto& a, const auto& b) {
+        using xsimd::max;
+        using std::max;
+        return max(a, b);
+    });
+}
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/math.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// e to the power x, lane by lane, within 2 units in the last place; zero below -87 and for NaN, e^88 above 88.
+/// Cost: 10 fused operations. Same bits on every target.
+[[nodiscard]] inline f32x16 exp(const f32x16& x) noexcept {
+    constexpr float lowest = -87.0f, highest = 88.0f;
+    const f32x16 clamped = min(max(x, f32x16::broadcast(lowest)), f32x16::broadcast(highest));
+    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
+    const f32x16 shifted = fma(clamped, f32x16::broadcast(1.44269504088896341f), magic);
+    const f32x16 n = shifted - magic;
+    // ln 2 in two parts, the first with trailing zeros, so that n * part is exact.
+    f32x16 r = fma(n, f32x16::broadcast(-0.693359375f), clamped);
+    r = fma(n, f32x16::broadcast(2.12194440e-4f), r);
+    // Taylor to degree 7 on |r| <= 0.3466: the next term is under 1e-9.
+    f32x16 p = f32x16::broadcast(1.0f / 5040.0f);
+    p = fma(p, r, f32x16::broadcast(1.0f / 720.0f));
+    p = fma(p, r, f32x16::broadcast(1.0f / 120.0f));
+    p = fma(p, r, f32x16::broadcast(1.0f / 24.0f));
+    p = fma(p, r, f32x16::broadcast(1.0f / 6.0f));
+    p = fma(p, r, f32x16::broadcast(0.5f));
+    p = fma(p, r, f32x16::broadcast(1.0f));
+    p = fma(p, r, f32x16::broadcast(1.0f));
+    return zero_below(p * power_of_two(shifted), x, lowest);
+}
+
+/// e to the power of one number: lane 0 of the vector form, so that scalars and vectors agree.
+[[nodiscard]] inline float exp_one(float x) noexcept {
+    alignas(64) float lane[16];
+    exp(f32x16::broadcast(x)).store(lane);
+    return lane[0];
+}
+
+/// x / (1 + e^-x), lane by lane; below -88 its value there, which is -5e-37.
+[[nodiscard]] inline f32x16 silu(const f32x16& x) noexcept {
+    // exp ends in a product with a power of two, which is exact: fused into this sum or not, the bits are the same.
+    return max(f32x16::broadcast(-88.0f), x) / (f32x16::broadcast(1.0f) + exp(-x));
+}
+
+namespace detail {
+
+/// Calls body(offset, count) for each run of 16 numbers and for the shorter rest.
+template <class Body>
+inline void by_sixteen(std::size_t size, Body body) {
+    std::size_t i = 0;
+    for (; i + 16 <= size; i += 16)
+        body(i, std::size_t{16});
+    if (i < size)
+        body(i, size - i);
+}
+
+[[nodiscard]] inline f32x16 load_some(const float* from, std::size_t count) noexcept {
+    return count == 16 ? f32x16::load(from) : f32x16::load_first(from, count);
+}
+
+inline void store_some(const f32x16& v, float* to, std::size_t count) noexcept {
+    count == 16 ? v.store(to) : v.store_first(to, count);
+}
+
+} // namespace detail
+
+/// x / sqrt(mean(x^2) + epsilon) * weight (Zhang & Sennrich 2019). `out` may be `x`. (columns)
+/// The sum runs in 16 lanes ascending, then by one fixed tree.
+inline void rms_norm(std::span<const float> x, std::span<const float> weight, float epsilon, std::span<float> out) {
+    f32x16 squares = f32x16::zero();
+    detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
+        const f32x16 v = detail::load_some(x.data() + i, n);
+        squares = fma(v, v, squares);
+    });
+    const float mean = sum(squares) / static_cast<float>(x.size());
+    const f32x16 scale = f32x16::broadcast(1.0f / std::sqrt(mean + epsilon));
+    detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
+        const f32x16 v = detail::load_some(x.data() + i, n) * scale;
+        detail::store_some(v * detail::load_some(weight.data() + i, n), out.data() + i, n);
+    });
+}
+
+/// silu(gate) * up, into `out`, which may be `gate` (Shazeer 2020, SwiGLU). (columns)
+inline void gated_silu(std::span<const float> gate, std::span<const float> up, std::span<float> out) {
+    detail::by_sixteen(gate.size(), [&](std::size_t i, std::size_t n) {
+        const f32x16 g = silu(detail::load_some(gate.data() + i, n));
+        detail::store_some(g * detail::load_some(up.data() + i, n), out.data() + i, n);
+    });
+}
+
+/// to += from. (columns)
+inline void add_to(std::span<float> to, std::span<const float> from) {
+    detail::by_sixteen(to.size(), [&](std::size_t i, std::size_t n) {
+        detail::store_some(detail::load_some(to.data() + i, n) + detail::load_some(from.data() + i, n), to.data() + i,
+                           n);
+    });
+}
+
+} // namespace kvcache
+
+// ---- kvcache/attention/query_block.hpp ----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A tile of up to 16 keys and values, and the lanes of it that exist.
+struct attention_tile {
+    const float* keys = nullptr;   ///< (head_dim, 16)
+    const float* values = nullptr; ///< (16, value_width)
+    std::size_t first = 0;         ///< The first lane in use.
+    std::size_t last = 0;          ///< Behind the last lane in use.
+    std::size_t position = 0;      ///< Of the first lane in use.
+};
+
+/// Up to eight queries that walk the same tiles with one running softmax each. What a query computes is a chain of its
+/// own, so the bits do not depend on which queries share a block.
+///
+/// Scores: one chain of fused multiply-adds over head_dim. Softmax: rescaled a tile at a time, sums kept in 16 lanes
+/// and folded once. At every multiple of `split` positions a new partial softmax begins; partials merge in ascending
+/// order (so that splits may run on several threads and still give these bits).
+class query_block {
+public:
+    static constexpr std::size_t capacity = 8;
+    static constexpr std::size_t split = 1024; ///< Positions; part of the numeric contract.
+
+    explicit query_block(std::size_t head_dim)
+        : head_dim_(head_dim),
+          width_((head_dim + 15) / 16 * 16),
+          queries_(capacity * head_dim),
+          sums_(2 * capacity * width_) {}
+
+    void clear() noexcept {
+        size_ = 0;
+        region_ = 0;
+    }
+
+    /// Adds a query that sees the positions up to `position`.
+    void add(std::size_t position) {
+        expects(size_ < capacity, "a block holds eight queries");
+        running_[size_] = {};
+        merged_[size_] = {};
+        limit_[size_++] = position;
+    }
+
+    /// The numbers of a query, rotated and scaled. (head_dim)
+    [[nodiscard]] std::span<float> query(std::size_t q) { return {queries_.data() + q * head_dim_, head_dim_}; }
+
+    /// Takes in one tile; tiles come in ascending position.
+    void attend(const attention_tile& tile) {
+        if (tile.position / split != region_) {
+            merge_all();
+            region_ = tile.position / split;
+        }
+        // The lanes that all queries see go together; a block that straddles the diagonal goes one by one.
+        const std::size_t end = tile.position + (tile.last - tile.first);
+        bool whole = true;
+        for (std::size_t q = 0; q < size_; ++q)
+            whole = whole && limit_[q] + 1 >= end;
+        if (whole) {
+            dispatch(tile);
+            return;
+        }
+        for (std::size_t q = 0; q < size_; ++q)
+            if (limit_[q] >= tile.position) {
+                attention_tile seen = tile;
+                seen.last = std::min(tile.last, tile.first + limit_[q] + 1 - tile.position);
+                take<1>(seen, q);
+            }
+    }
+
+    /// Writes the output of a query. (head_dim)
+    void finish(std::size_t q, float* out) {
+        merge(q);
+        const f32x16 total = f32x16::broadcast(sum(merged_[q].weight));
+        const float* sums = merged_sums(q);
+        detail::by_sixteen(head_dim_, [&](std::size_t d, std::size_t n) {
+            detail::store_some(f32x16::load(sums + d) / total, out + d, n);
+        });
+    }
+
+private:
+    static constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
+
+    // A partial softmax: the largest score, the weights in 16 lanes; its weighted values are in sums_.
+    struct partial {
+        float largest = minus_infinity;
+        f32x16 weight = f32x16::zero();
+    };
+
+    [[nodiscard]] float* running_sums(std::size_t q) { return sums_.data() + q * width_; }
+    [[nodiscard]] float* merged_sums(std::size_t q) { return sums_.data() + (capacity + q) * width_; }
+
+    void dispatch(const attention_tile& tile) {
+        std::size_t q = 0;
+        for (; q + 4 <= size_; q += 4)
+            take<4>(tile, q);
+        switch (size_ - q) {
+        case 3:
+            take<3>(tile, q);
+            break;
+        case 2:
+            take<2>(tile, q);
+            break;
+        case 1:
+            take<1>(tile, q);
+            break;
+        default:
+            break;
+        }
+    }
+
+    template <std::size_t N>
+    void take(const attention_tile& tile, std::size_t q) {
+        f32x16 scores[N];
+        for (auto& s : scores)
+            s = f32x16::zero();
+        const float* queries = queries_.data() + q * head_dim_;
+        for (std::size_t d = 0; d < head_dim_; ++d) {
+            const f32x16 keys = f32x16::load(tile.keys + d * tile_tokens);
+            for (std::size_t i = 0; i < N; ++i)
+                scores[i] = fma(f32x16::broadcast(queries[i * head_dim_ + d]), keys, scores[i]);
+        }
+        alignas(64) float weights[N][tile_tokens];
+        for (std::size_t i = 0; i < N; ++i)
+            weigh(q + i, tile, scores[i]).store(weights[i]);
+
+        for (std::size_t column = 0; column < width_; column += 16) {
+            f32x16 sums[N];
+            for (std::size_t i = 0; i < N; ++i)
+                sums[i] = f32x16::load(running_sums(q + i) + column);
+            for (std::size_t lane = tile.first; lane < tile.last; ++lane) {
+                const f32x16 values = f32x16::load(tile.values + lane * width_ + column);
+                for (std::size_t i = 0; i < N; ++i)
+                    sums[i] = fma(f32x16::broadcast(weights[i][lane]), values, sums[i]);
+            }
+            for (std::size_t i = 0; i < N; ++i)
+                sums[i].store(running_sums(q + i) + column);
+        }
+    }
+
+    // The weights of a tile's lanes; what came before is rescaled when a larger score appears.
+    [[nodiscard]] f32x16 weigh(std::size_t q, const attention_tile& tile, f32x16 scores) {
+        if (tile.first != 0 || tile.last != tile_tokens)
+            scores = within(scores, tile.first, tile.last, minus_infinity);
+        partial& own = running_[q];
+        if (own.largest == minus_infinity)
+            std::fill_n(running_sums(q), width_, 0.0f);
+        f32x16 rescale = f32x16::broadcast(1.0f);
+        if (const float top = largest(scores); top > own.largest) {
+            rescale = f32x16::broadcast(exp_one(own.largest - top));
+            own.largest = top;
+            scale_sums(running_sums(q), rescale);
+        }
+        const f32x16 weights = exp(scores - f32x16::broadcast(own.largest));
+        own.weight = fma(own.weight, rescale, weights);
+        return weights;
+    }
+
+    void scale_sums(float* sums, const f32x16& by) const {
+        for (std::size_t column = 0; column < width_; column += 16)
+            (f32x16::load(sums + column) * by).store(sums + column);
+    }
+
+    void merge_all() {
+        for (std::size_t q = 0; q < size_; ++q)
+            merge(q);
+    }
+
+    // Adds the running partial to the merged one and begins a new one.
+    void merge(std::size_t q) {
+        partial &from = running_[q], &to = merged_[q];
+        if (from.largest == minus_infinity)
+            return;
+        if (to.largest == minus_infinity) {
+            to = from;
+            std::copy_n(running_sums(q), width_, merged_sums(q));
+        } else {
+            const float top = std::max(from.largest, to.largest);
+            const f32x16 keep = f32x16::broadcast(exp_one(to.largest - top));
+            const f32x16 add = f32x16::broadcast(exp_one(from.largest - top));
+            to.largest = top;
+            to.weight = fma(to.weight, keep, from.weight * add);
+            for (std::size_t column = 0; column < width_; column += 16) {
+                const f32x16 added = f32x16::load(running_sums(q) + column) * add;
+                fma(f32x16::load(merged_sums(q) + column), keep, added).store(merged_sums(q) + column);
+            }
+        }
+        from = {};
+    }
+
+    std::size_t head_dim_;
+    std::size_t width_;
+    std::size_t size_ = 0;
+    std::size_t region_ = 0;
+    aligned_vector<float> queries_; // (capacity, head_dim)
+    aligned_vector<float> sums_;    // running, then merged: (2, capacity, width)
+    std::array<partial, capacity> running_;
+    std::array<partial, capacity> merged_;
+    std::array<std::size_t, capacity> limit_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/core/id.hpp ------------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A page of keys and values in a page pool.
+enum class page_id : std::uint32_t {};
+
+/// An entry that an eviction policy ranks: a page, a session, a record of a tier.
+enum class slot_id : std::uint32_t {};
+
+/// A token of a tokenizer's vocabulary.
+enum class token_id : std::int32_t {};
+
+/// A layer of a model, counted from the input.
+enum class layer_id : std::uint32_t {};
+
+/// A key and value head.
+enum class head_id : std::uint32_t {};
+
+/// The number behind an identifier.
+[[nodiscard]] constexpr std::uint32_t index_of(page_id page) noexcept {
+    return static_cast<std::uint32_t>(page);
+}
+[[nodiscard]] constexpr std::uint32_t index_of(slot_id slot) noexcept {
+    return static_cast<std::uint32_t>(slot);
+}
+[[nodiscard]] constexpr std::int32_t index_of(token_id token) noexcept {
+    return static_cast<std::int32_t>(token);
+}
+[[nodiscard]] constexpr std::uint32_t index_of(layer_id layer) noexcept {
+    return static_cast<std::uint32_t>(layer);
+}
+[[nodiscard]] constexpr std::uint32_t index_of(head_id head) noexcept {
+    return static_cast<std::uint32_t>(head);
+}
+
+} // namespace kvcache
+
+// ---- kvcache/core/role.hpp ----------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+struct codec_role;
+struct storage_role;
+struct hash_role;
+struct index_role;
+struct eviction_role;
+struct recompute_role;
+struct observer_role;
+struct locking_role;
+
+namespace detail {
+
+template <class P>
+concept names_its_role = requires {
+    typename P::role;
+};
+
+} // namespace detail
+
+/// The role a policy plays: `P::role`, unless specialised for a type you do not own.
+template <class P>
+struct role_of {};
+
+template <detail::names_its_role P>
+struct role_of<P> {
+    using type = typename P::role;
+};
+
+/// A type that names the role it plays.
+template <class P>
+concept policy = requires {
+    typename role_of<P>::type;
+};
+
+/// A policy of the given role.
+template <class P, class Role>
+concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
+
+} // namespace kvcache
+
+// ---- kvcache/codec/concept.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Where a row of keys and values stands inside a page.
+struct page_row {
+    layer_id layer = {};
+    head_id head = {};
+    std::uint32_t row = 0;
+};
+
+/// Where a tile of 16 rows stands inside a page.
+struct page_tile {
+    layer_id layer = {};
+    head_id head = {};
+    std::uint32_t tile = 0;
+};
+
+/// The numbers a row of values takes in a tile: head_dim, rounded up to whole vectors.
+[[nodiscard]] constexpr std::size_t value_width(std::size_t head_dim) noexcept {
+    return (head_dim + 15) / 16 * 16;
+}
+
+/// The working state of a codec: writes rows of keys and values into a page, and gives them back in tiles of 16.
+/// `keys` and `values` return the tile, either where it lies in the page or decoded into `scratch`:
+/// keys as (head_dim, 16), values as (16, value_width(head_dim)).
+template <class S>
+concept codec_state = requires(const S s, std::span<std::byte> page, std::span<const std::byte> bytes, page_row row,
+                               page_tile tile, std::span<const float> numbers, std::span<float> scratch) {
+    { s.page_bytes() } -> std::same_as<std::size_t>;
+    { s.name() } -> std::same_as<std::string>;
+    s.encode(page, row, numbers, numbers);
+    { s.keys(bytes, tile, scratch) } -> std::same_as<const float*>;
+    { s.values(bytes, tile, scratch) } -> std::same_as<const float*>;
+};
+
+/// How the numbers of a page are kept.
+template <class P>
+concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape shape) {
+    { p.open(shape) } -> codec_state;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/core/page_table.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// One entry of a sequence's page table: the rows [first, first + count) of a page, in the sequence's order.
+struct page_entry {
+    page_id page = {};
+    std::int64_t base = 0;   ///< The keys are rotated by (position - base); zero for a prefix computed in place.
+    std::uint32_t first = 0; ///< The first row in use.
+    std::uint32_t count = 0; ///< How many rows are in use.
+
+    friend bool operator==(const page_entry&, const page_entry&) = default;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/elementary.hpp --------------------------------------------------------------------------------
+
+/// Double-precision elementary functions of our own: the same bits from every compiler and C library, which libm
+/// does not promise. Accurate to about 1e-15; every product that meets a sum is an explicit std::fma.
+namespace kvcache::elementary {
+
+/// Natural logarithm of a positive, finite, normal number.
+[[nodiscard]] inline double log(double x) noexcept {
+    constexpr double ln2_high = 0x1.62e42fefa39efp-1, ln2_low = 0x1.abc9e3b39803fp-56;
+    const auto bits = std::bit_cast<std::uint64_t>(x);
+    auto exponent = static_cast<double>(static_cast<int>((bits >> 52) & 0x7ff) - 1023);
+    double m = std::bit_cast<double>((bits & 0xfffffffffffffu) | 0x3ff0000000000000u);
+    if (m > 1.4142135623730951) {
+        m *= 0.5;
+        exponent += 1.0;
+    }
+    // log m = 2 atanh(s), s = (m - 1) / (m + 1), |s| <= 0.1716: the terms fall by 34 each.
+    const double s = (m - 1.0) / (m + 1.0);
+    const double s2 = s * s;
+    double p = 1.0 / 25.0;
+    for (int k = 23; k >= 1; k -= 2)
+        p = std::fma(p, s2, 1.0 / k);
+    const double mantissa = 2.0 * s * p;
+    return std::fma(exponent, ln2_high, std::fma(exponent, ln2_low, mantissa));
+}
+
+/// e to the power x, for |x| <= 700.
+[[nodiscard]] inline double exp(double x) noexcept {
+    constexpr double ln2_high = 0x1.62e42fefa39efp-1, ln2_low = 0x1.abc9e3b39803fp-56;
+    const double n = std::nearbyint(x / ln2_high);
+    const double r = std::fma(-n, ln2_low, std::fma(-n, ln2_high, x));
+    double p = 1.0;
+    for (int k = 18; k >= 1; --k)
+        p = std::fma(p, r / k, 1.0);
+    return p * std::bit_cast<double>((static_cast<std::uint64_t>(static_cast<std::int64_t>(n) + 1023)) << 52);
+}
+
+/// base to the power exponent, for a positive base.
+[[nodiscard]] inline double power(double base, double exponent) noexcept {
+    return exp(exponent * log(base));
+}
+
+/// Sine and cosine of one angle.
+struct sine_cosine {
+    double sine = 0.0;
+    double cosine = 1.0;
+};
+
+/// Sine and cosine, for |x| <= 2^30: reduced by pi/2 in three parts, then Taylor on |r| <= pi/4.
+[[nodiscard]] inline sine_cosine sincos(double x) noexcept {
+    constexpr double first = 0x1.921fb54442d18p+0, second = 0x1.1a62633145c07p-54, third = -0x1.f1976b7ed8fbcp-110;
+    const double n = std::nearbyint(x * 0x1.45f306dc9c883p-1);
+    double r = std::fma(-n, first, x);
+    r = std::fma(-n, second, r);
+    r = std::fma(-n, third, r);
+    const double r2 = r * r;
+    double s = 1.0, c = 1.0;
+    for (int k = 18; k >= 2; k -= 2) {
+        s = std::fma(s, -r2 / (k * (k + 1)), 1.0);
+        c = std::fma(c, -r2 / (k * (k - 1)), 1.0);
+    }
+    s *= r;
+    switch (static_cast<std::int64_t>(n) & 3) {
+    case 0:
+        return {s, c};
+    case 1:
+        return {c, -s};
+    case 2:
+        return {-s, -c};
+    default:
+        return {-c, s};
+    }
+}
+
+} // namespace kvcache::elementary
+
+// ---- kvcache/kernel/rope.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Rotary position embedding (Su et al. 2021) as a pure rotation: pair i of a head, the numbers i and i + head_dim / 2,
+/// turns by position * frequency(i).
+class rope {
+public:
+    rope() = default;
+
+    /// Angles a position adds, in radians. (head_dim / 2)
+    explicit rope(std::vector<double> frequencies) : frequencies_(std::move(frequencies)) {}
+
+    /// theta^(-2 i / head_dim). Requires: head_dim is even.
+    [[nodiscard]] static std::vector<double> standard_frequencies(std::size_t head_dim, double theta) {
+        expects(head_dim % 2 == 0, "a rotated head has an even number of dimensions");
+        std::vector<double> f(head_dim / 2);
+        for (std::size_t i = 0; i < f.size(); ++i)
+            f[i] = elementary::power(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+        return f;
+    }
+
+    [[nodiscard]] std::span<const double> frequencies() const noexcept { return frequencies_; }
+
+    /// Half the numbers of a head.
+    [[nodiscard]] std::size_t half() const noexcept { return frequencies_.size(); }
+
+    /// Fills the rotation of one position: cosines, then sines. (2, head_dim / 2)
+    /// The same bits from every compiler and C library. Cost: about 20 ns a pair.
+    void fill(std::int64_t position, std::span<float> rotation) const {
+        expects(rotation.size() == 2 * half(), "a rotation is a cosine and a sine a pair");
+        for (std::size_t i = 0; i < half(); ++i) {
+            const auto angle = elementary::sincos(static_cast<double>(position) * frequencies_[i]);
+            rotation[i] = static_cast<float>(angle.cosine);
+            rotation[half() + i] = static_cast<float>(angle.sine);
+        }
+    }
+
+private:
+    std::vector<double> frequencies_;
+};
+
+/// Turns one head by a rotation that `rope::fill` made; `out` may be `head`. (head_dim)
+inline void rotate_head(std::span<const float> head, std::span<const float> rotation, std::span<float> out) {
+    const std::size_t half = head.size() / 2;
+    detail::by_sixteen(half, [&](std::size_t i, std::size_t n) {
+        const f32x16 x = detail::load_some(head.data() + i, n), y = detail::load_some(head.data() + half + i, n);
+        const f32x16 c = detail::load_some(rotation.data() + i, n);
+        const f32x16 s = detail::load_some(rotation.data() + half + i, n);
+        detail::store_some(fma(x, c, -(y * s)), out.data() + i, n);
+        detail::store_some(fma(y, c, x * s), out.data() + half + i, n);
+    });
+}
+
+} // namespace kvcache
+
+// ---- kvcache/storage/concept.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The working state of a storage: the memory of each page. `acquire` makes a page's memory usable and says whether it
+/// could; `release` says that its content is no longer needed; `bytes` is the memory of an acquired page.
+template <class S>
+concept storage_state = std::movable<S> && requires(S s, const S c, page_id page) {
+    { s.acquire(page) } -> std::same_as<bool>;
+    { s.release(page) }
+    noexcept;
+    { c.bytes(page) } -> std::same_as<std::span<std::byte>>;
+};
+
+/// Where the bytes of pages live.
+template <class P>
+concept storage_policy = plays<P, storage_role> && requires(const P p, std::size_t n) {
+    { p.open(n, n) } -> storage_state; // pages, bytes a page
+};
+
+} // namespace kvcache
+
+// ---- kvcache/attention/paged_attention.hpp ------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The pages of one sequence as attention reads them.
+template <codec_state Codec, storage_state Storage>
+struct paged_rows {
+    const Codec* codec = nullptr;
+    const Storage* storage = nullptr;
+    std::span<const page_entry> table = {};
+};
+
+/// How a model attends: its heads, and its rotation (null for a model without one).
+struct attention_shape {
+    std::uint32_t heads = 1;
+    std::uint32_t kv_heads = 1;
+    std::uint32_t head_dim = 64;
+    float scale = 1.0f; ///< What scores are multiplied by, usually 1 / sqrt(head_dim).
+    const rope* rotation = nullptr;
+
+    /// Query heads that read one key and value head.
+    [[nodiscard]] constexpr std::uint32_t group() const noexcept { return heads / kv_heads; }
+};
+
+/// Consecutive rows of one sequence that ask. (rows, heads, head_dim)
+struct query_rows {
+    const float* queries = nullptr; ///< Not rotated.
+    const float* rotations =
+        nullptr;            ///< `rope::fill` of each row's position, for pages of base 0. (rows, 2, head_dim / 2)
+    float* out = nullptr;   ///< Written. (rows, heads, head_dim)
+    std::size_t stride = 0; ///< Numbers from one row of queries to the next.
+    std::size_t out_stride = 0;
+    std::size_t position = 0; ///< Of the first row; each row attends to [0, its position].
+    std::size_t rows = 0;
+};
+
+namespace detail {
+
+/// Up to 8 queries on one key and value head, walking a page table in order.
+template <codec_state Codec, storage_state Storage>
+class attention_walk {
+public:
+    attention_walk(const attention_shape& shape, const paged_rows<Codec, Storage>& pages)
+        : shape_(shape),
+          pages_(pages),
+          block_(shape.head_dim),
+          rotation_(shape.head_dim),
+          scratch_(std::size_t{shape.head_dim} * tile_tokens + tile_tokens * value_width(shape.head_dim)) {}
+
+    /// Row `row`, query heads [first_head, first_head + heads) of `kv_head`'s group, for `rows` rows.
+    void run(layer_id layer, head_id kv_head, const query_rows& asked, std::size_t row, std::size_t rows,
+             std::size_t first_head, std::size_t heads) {
+        block_.clear();
+        for (std::size_t r = row; r < row + rows; ++r)
+            for (std::size_t h = first_head; h < first_head + heads; ++h)
+                block_.add(asked.position + r);
+
+        const std::size_t end = asked.position + row + rows; // positions any query sees
+        std::size_t start = 0;                               // position of an entry's first row
+        bool rotated = false;
+        std::int64_t base = 0;
+        for (const page_entry& entry : pages_.table) {
+            if (start >= end)
+                break;
+            if (!rotated || entry.base != base) {
+                base = entry.base;
+                rotated = true;
+                load(asked, row, rows, first_head, heads, base);
+            }
+            walk(layer, kv_head, entry, start, std::min<std::size_t>(entry.count, end - start));
+            start += entry.count;
+        }
+        std::size_t q = 0;
+        for (std::size_t r = row; r < row + rows; ++r)
+            for (std::size_t h = first_head; h < first_head + heads; ++h)
+                block_.finish(q++, asked.out + r * asked.out_stride + h * shape_.head_dim);
+    }
+
+private:
+    // Queries rotated by (position - base), scaled, side by side.
+    void load(const query_rows& asked, std::size_t row, std::size_t rows, std::size_t first_head, std::size_t heads,
+              std::int64_t base) {
+        std::size_t q = 0;
+        for (std::size_t r = row; r < row + rows; ++r) {
+            std::span<const float> rotation;
+            if (shape_.rotation != nullptr) {
+                if (base == 0) {
+                    rotation = {asked.rotations + r * shape_.head_dim, shape_.head_dim};
+                } else {
+                    shape_.rotation->fill(static_cast<std::int64_t>(asked.position + r) - base, rotation_);
+                    rotation = rotation_;
+                }
+            }
+            for (std::size_t h = first_head; h < first_head + heads; ++h, ++q) {
+                const std::span query(asked.queries + r * asked.stride + h * shape_.head_dim, shape_.head_dim);
+                const auto place = block_.query(q);
+                if (rotation.empty())
+                    std::ranges::copy(query, place.begin());
+                else
+                    rotate_head(query, rotation, place);
+                for (float& x : place)
+                    x *= shape_.scale;
+            }
+        }
+    }
+
+    void walk(layer_id layer, head_id kv_head, const page_entry& entry, std::size_t start, std::size_t count) {
+        const std::span<const std::byte> bytes = pages_.storage->bytes(entry.page);
+        const std::span<float> scratch = scratch_;
+        const std::size_t keys = std::size_t{shape_.head_dim} * tile_tokens;
+        const std::size_t last = entry.first + count; // row behind the last in use
+        for (std::uint32_t tile = entry.first / tile_tokens; tile * tile_tokens < last; ++tile) {
+            const std::size_t origin = std::size_t{tile} * tile_tokens;
+            const std::size_t first_lane = origin < entry.first ? entry.first - origin : 0;
+            const std::size_t last_lane = std::min<std::size_t>(tile_tokens, last - origin);
+            const page_tile at{layer, kv_head, tile};
+            block_.attend({pages_.codec->keys(bytes, at, scratch.first(keys)),
+                           pages_.codec->values(bytes, at, scratch.subspan(keys)), first_lane, last_lane,
+                           start + origin + first_lane - entry.first});
+        }
+    }
+
+    const attention_shape& shape_;
+    const paged_rows<Codec, Storage>& pages_;
+    query_block block_;
+    std::vector<float> rotation_;
+    aligned_vector<float> scratch_;
+};
+
+} // namespace detail
+
+/// Causal attention of one key and value head over pages, for the rows [first, last) of `asked`: softmax(q k) v, each
+/// row over the positions up to its own (Vaswani et al. 2017; online softmax, Milakov & Gimelshein 2018).
+/// Tiles run in table order, long contexts split at fixed positions: the bits of a row depend on its own past alone,
+/// never on the rows beside it, the page size or the thread. Cost: O(rows * positions * head_dim * group).
+template <codec_state Codec, storage_state Storage>
+void attend(const attention_shape& shape, const paged_rows<Codec, Storage>& pages, layer_id layer, head_id kv_head,
+            const query_rows& asked, std::size_t first, std::size_t last) {
+    detail::attention_walk<Codec, Storage> walk(shape, pages);
+    const std::size_t group = shape.group(), head = index_of(kv_head) * group;
+    constexpr std::size_t most = query_block::capacity;
+    const std::size_t rows_at_once = std::max<std::size_t>(1, most / group);
+    for (std::size_t row = first; row < last; row += rows_at_once)
+        for (std::size_t h = 0; h < group; h += most)
+            walk.run(layer, kv_head, asked, row, std::min(rows_at_once, last - row), head + h,
+                     std::min(most, group - h));
+}
+
+} // namespace kvcache
+
+// ---- kvcache/cache/sequence_state.hpp -----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The books of one sequence: its tokens, the pages that hold them, and what a lease has under way. Every live one is
+/// on a ring of its cache, so that `check` can count every holder.
+struct sequence_state {
+    std::vector<token_id> tokens = {};
+    std::vector<page_entry> table = {};
+    std::size_t sealed = 0; ///< Leading pages that are full and in the index.
+
+    // A lease: rows behind `tokens` that the table has already, and how to take them back.
+    std::size_t leased = 0;
+    std::size_t pages_before = 0;
+    std::optional<page_entry> tail_before = {}; ///< The last entry as it was; if its page differs, it is still held.
+
+    sequence_state* previous = nullptr;
+    sequence_state* next = nullptr;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/lease.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Rows reserved behind a sequence, to be written layer by layer and then committed. Destroyed without a commit, the
+/// sequence is as it was before. Requires: the sequence outlives it; one lease a sequence.
+template <class Cache>
+class basic_lease {
+public:
+    basic_lease(basic_lease&& other) noexcept
+        : cache_(other.cache_), state_(std::exchange(other.state_, nullptr)), first_(other.first_) {}
+    basic_lease& operator=(basic_lease&& other) noexcept {
+        std::swap(cache_, other.cache_);
+        std::swap(state_, other.state_);
+        std::swap(first_, other.first_);
+        return *this;
+    }
+    ~basic_lease() { rollback(); }
+
+    /// The position of the first reserved row.
+    [[nodiscard]] std::size_t first() const noexcept { return first_; }
+    /// How many rows are reserved.
+    [[nodiscard]] std::size_t rows() const noexcept { return state_->leased; }
+
+    /// Writes the keys (rotated by the position, where the model rotates) and values of one row.
+    /// keys, values: (kv_heads, head_dim). Rows of one lease may be written by several threads.
+    void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
+        expects(row < rows(), "a written row was reserved");
+        const page_shape& shape = cache_->shape();
+        const std::size_t tail = state_->pages_before - (state_->tail_before ? 1 : 0);
+        const std::size_t used = state_->tail_before ? state_->tail_before->first + state_->tail_before->count : 0;
+        const page_entry& entry = state_->table[tail + (used + row) / shape.tokens];
+        const auto bytes = cache_->bytes(entry.page);
+        const auto at = static_cast<std::uint32_t>((used + row) % shape.tokens);
+        for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
+            cache_->codec().encode(bytes, {layer, head_id{head}, at},
+                                   keys.subspan(std::size_t{head} * shape.head_dim, shape.head_dim),
+                                   values.subspan(std::size_t{head} * shape.head_dim, shape.head_dim));
+    }
+
+    /// The sequence's pages, reserved rows included, as attention reads them.
+    [[nodiscard]] auto pages() const {
+        return paged_rows<typename Cache::codec_type, typename Cache::storage_type>{&cache_->codec(),
+                                                                                    &cache_->storage(), state_->table};
+    }
+
+    /// Publishes the first tokens.size() rows as these tokens, gives the others back, and ends the lease.
+    /// Requires: tokens.size() <= rows().
+    void commit(std::span<const token_id> tokens) {
+        expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
+        cache_->commit(*std::exchange(state_, nullptr), tokens);
+    }
+
+    /// Takes the reservation back: the sequence is as it was before. Nothing happens if the lease has ended.
+    void rollback() noexcept {
+        if (state_ != nullptr)
+            cache_->rollback(*std::exchange(state_, nullptr));
+    }
+
+private:
+    friend Cache;
+    basic_lease(Cache& cache, sequence_state& state) : cache_(&cache), state_(&state), first_(state.tokens.size()) {}
+
+    Cache* cache_;
+    sequence_state* state_;
+    std::size_t first_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/sequence.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A run of tokens and the pages that hold their keys and values, shared with other sequences where they agree.
+/// Destroying it releases its pages, tail first; what the index knows stays until room is needed.
+/// Requires: the cache outlives it.
+template <class Cache>
+class basic_sequence {
+public:
+    basic_sequence(basic_sequence&& other) noexcept = default;
+    basic_sequence& operator=(basic_sequence&& other) noexcept {
+        std::swap(cache_, other.cache_);
+        std::swap(state_, other.state_);
+        return *this;
+    }
+    ~basic_sequence() {
+        if (state_)
+            cache_->release(*state_);
+    }
+
+    /// How many tokens have their keys and values in place.
+    [[nodiscard]] std::size_t size() const noexcept { return state_->tokens.size(); }
+    [[nodiscard]] std::span<const token_id> tokens() const noexcept { return state_->tokens; }
+    [[nodiscard]] std::span<const page_entry> table() const noexcept { return state_->table; }
+
+    /// A sequence of its own that shares the first `tokens` tokens; a page cut in the middle is copied by whoever
+    /// writes to it first. Requires: tokens <= size(), no lease under way. Cost: O(pages).
+    [[nodiscard]] basic_sequence fork(std::size_t tokens) const { return cache_->fork(*state_, tokens); }
+
+    /// Keeps the first `tokens` tokens. Requires: tokens <= size(), no lease under way.
+    void truncate(std::size_t tokens) { cache_->truncate(*state_, tokens); }
+
+private:
+    friend Cache;
+    template <class>
+    friend class basic_lease;
+    basic_sequence(Cache& cache, std::unique_ptr<sequence_state> state) : cache_(&cache), state_(std::move(state)) {}
+
+    Cache* cache_;
+    std::unique_ptr<sequence_state> state_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/index/concept.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Why a match went no further.
+enum class match_end {
+    complete,  ///< Every token was found.
+    unknown,   ///< Nothing is stored behind the last token found.
+    different, ///< Something is stored there, with another token.
+};
+
+/// The longest known run of tokens, and the pages that hold it in order; only the last page may be used in part.
+struct index_match {
+    std::vector<page_id> pages = {};
+    std::size_t tokens = 0;
+    match_end end = match_end::unknown;
+    std::optional<token_id> stored = {}; ///< With `different`: the token stored where the match ended.
+};
+
+/// What became of an insertion.
+struct insertion {
+    enum class outcome {
+        inserted, ///< The page is new in the index.
+        extended, ///< The page was there with fewer of its rows.
+        covered,  ///< `other` already holds the run, alone or at the start of a longer one; nothing changed.
+    };
+    outcome what = outcome::inserted;
+    std::optional<page_id> other = {}; ///< covered: who holds it. Else: a page whose run this one continues; it left.
+};
+
+/// The working state of an index: which pages hold which tokens after which past. A page's run continues its parent's,
+/// and a page with children is full and cannot leave.
+template <class S>
+concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
+                               std::optional<page_id> parent) {
+    { c.match(tokens) } -> std::same_as<index_match>;
+    { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
+    s.erase(page);
+    { c.contains(page) } -> std::same_as<bool>;
+    { c.leaf(page) } -> std::same_as<bool>;
+    { c.parent(page) } -> std::same_as<std::optional<page_id>>;
+    { c.run(page) } -> std::same_as<std::span<const token_id>>;
+};
+
+/// How known tokens are found.
+template <class P>
+concept index_policy = plays<P, index_role> && requires(const P p, page_shape shape, std::size_t pages) {
+    { p.open(shape, pages) } -> index_state;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/match.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The longest known run of a prompt, pinned, and why it went no further. A miss is an empty match.
+template <class Cache>
+class basic_match {
+public:
+    /// How many leading tokens are known.
+    [[nodiscard]] std::size_t tokens() const noexcept { return known_.size(); }
+    /// How many tokens were looked up.
+    [[nodiscard]] std::size_t of() const noexcept { return of_; }
+    [[nodiscard]] match_end end() const noexcept { return end_; }
+    /// With `match_end::different`: the token stored at position tokens().
+    [[nodiscard]] std::optional<token_id> stored() const noexcept { return stored_; }
+
+    /// One sentence for people: "37 of 52 tokens known; token 37 differs from the one stored (1189)".
+    [[nodiscard]] std::string explain() const {
+        std::string words = std::to_string(tokens()) + " of " + std::to_string(of_) + " tokens known";
+        switch (end_) {
+        case match_end::complete:
+            break;
+        case match_end::unknown:
+            words += "; nothing is stored behind them";
+            break;
+        case match_end::different:
+            words += "; token " + std::to_string(tokens()) + " differs from the one stored (" +
+                     std::to_string(index_of(*stored_)) + ")";
+            break;
+        }
+        return words;
+    }
+
+private:
+    friend Cache;
+    basic_match(basic_sequence<Cache> known, std::size_t of, const index_match& found)
+        : known_(std::move(known)), of_(of), end_(found.end), stored_(found.stored) {}
+
+    basic_sequence<Cache> known_;
+    std::size_t of_;
+    match_end end_;
+    std::optional<token_id> stored_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/page_pool.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A fixed number of pages of one storage, each free or counted by its holders.
+template <storage_state Storage>
+class page_pool {
+public:
+    page_pool(std::size_t pages, Storage storage) : storage_(std::move(storage)), holders_(pages, 0) {
+        free_.reserve(pages);
+        for (std::size_t page = pages; page > 0; --page)
+            free_.push_back(page_id{static_cast<std::uint32_t>(page - 1)});
+    }
+
+    [[nodiscard]] std::size_t pages() const noexcept { return holders_.size(); }
+    [[nodiscard]] std::span<const page_id> free() const noexcept { return free_; }
+    [[nodiscard]] std::uint32_t holders(page_id page) const { return holders_[index_of(page)]; }
+    [[nodiscard]] const Storage& storage() const noexcept { return storage_; }
+    [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return storage_.bytes(page); }
+
+    /// A free page with one holder; none if no page is free or the storage refuses.
+    [[nodiscard]] std::optional<page_id> take() {
+        if (free_.empty() || !storage_.acquire(free_.back()))
+            return std::nullopt;
+        const page_id page = free_.back();
+        free_.pop_back();
+        holders_[index_of(page)] = 1;
+        return page;
+    }
+
+    void hold(page_id page) noexcept { ++holders_[index_of(page)]; }
+
+    /// Returns how many holders are left. The page stays as it is, also at zero, until `give_back`.
+    std::uint32_t drop(page_id page) {
+        expects(holders(page) > 0, "a dropped page was held");
+        return --holders_[index_of(page)];
+    }
+
+    /// Requires: nobody holds the page.
+    void give_back(page_id page) {
+        expects(holders(page) == 0, "a page that is given back has no holder");
+        storage_.release(page);
+        free_.push_back(page);
+    }
+
+private:
+    Storage storage_;
+    std::vector<std::uint32_t> holders_;
+    std::vector<page_id> free_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/core/result.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What kind of fault of the world an error reports.
+enum class error_code {
+    not_found,     ///< A file, tensor or field that is not there.
+    io,            ///< The system refused to open, read, map or write.
+    truncated,     ///< Shorter than its own header says.
+    malformed,     ///< Not of the format: syntax, offsets, encodings.
+    mismatched,    ///< Well formed, but not what was asked for: dtype, shape, identity.
+    unsupported,   ///< Well formed, and something this library does not run.
+    out_of_memory, ///< No page or memory left, and nothing that may leave.
+    out_of_range,  ///< A token, position or length past its limit.
+    cancelled,     ///< Stopped on the caller's request.
+};
+
+/// A typed error: its kind, the name of the failing field or file, and words a user can act on.
+struct error {
+    error_code code = error_code::malformed;
+    std::string field = {};   ///< "rope_scaling.type", "model.safetensors", "pages": what failed.
+    std::string message = {}; ///< One sentence, with the numbers.
+
+    friend bool operator==(const error&, const error&) = default;
+};
+
+/// A value, or the error that kept it from being made.
+template <class T>
+class [[nodiscard]] result {
+public:
+    using value_type = T;
+
+    result(T value) : held_(std::in_place_index<0>, std::move(value)) {}
+    result(kvcache::error reason) : held_(std::in_place_index<1>, std::move(reason)) {}
+
+    [[nodiscard]] bool has_value() const noexcept { return held_.index() == 0; }
+    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
+
+    /// Requires: has_value().
+    [[nodiscard]] T& operator*() & { return value(); }
+    [[nodiscard]] const T& operator*() const& { return value(); }
+    [[nodiscard]] T&& operator*() && { return std::move(value()); }
+    [[nodiscard]] T* operator->() { return &value(); }
+    [[nodiscard]] const T* operator->() const { return &value(); }
+
+    /// Requires: !has_value().
+    [[nodiscard]] const kvcache::error& error() const {
+        expects(!has_value(), "a result is asked for its error only when it has no value");
+        return *std::get_if<1>(&held_);
+    }
+
+private:
+    [[nodiscard]] T& value() {
+        expects(has_value(), "a result is read only when it has a value");
+        return *std::get_if<0>(&held_);
+    }
+    [[nodiscard]] const T& value() const {
+        expects(has_value(), "a result is read only when it has a value");
+        return *std::get_if<0>(&held_);
+    }
+
+    std::variant<T, kvcache::error> held_;
+};
+
+/// Success, or the error that prevented it.
+template <>
+class [[nodiscard]] result<void> {
+public:
+    using value_type = void;
+
+    result() = default;
+    result(kvcache::error reason) : held_(std::move(reason)) {}
+
+    [[nodiscard]] bool has_value() const noexcept { return held_.index() == 0; }
+    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
+
+    /// Requires: !has_value().
+    [[nodiscard]] const kvcache::error& error() const {
+        expects(!has_value(), "a result is asked for its error only when it has no value");
+        return *std::get_if<1>(&held_);
+    }
+
+private:
+    std::variant<std::monostate, kvcache::error> held_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What an eviction policy is told of a newcomer.
+struct entry {
+    std::uint64_t key = 0;              ///< Names the content, so that a ghost recognises it when it returns.
+    std::size_t bytes = 0;              ///< What it takes.
+    double cost = 0.0;                  ///< What a hit saves, in seconds, given that its parent is present.
+    std::optional<slot_id> parent = {}; ///< The entry that it continues.
+};
+
+/// May this slot leave now? No while somebody holds it or an entry that continues it is present.
+using leave_check = bool (*)(slot_id);
+
+/// The working state of an eviction policy. `admit` ranks a newcomer, `touch` says it was used, `erase` forgets it
+/// (evicted or withdrawn), `victim` names the next to leave among those for which its argument answers true; it takes
+/// nothing away, `erase` follows. Whoever frees a chain touches it tail first, so that children leave before parents.
+template <class S>
+concept eviction_state = requires(S s, slot_id slot, const entry& newcomer, leave_check may_leave) {
+    s.admit(slot, newcomer);
+    s.touch(slot);
+    s.erase(slot);
+    { s.victim(may_leave) } -> std::same_as<std::optional<slot_id>>;
+};
+
+/// Which entry leaves when room is needed.
+template <class P>
+concept eviction_policy = plays<P, eviction_role> && requires(const P p, std::size_t slots) {
+    { p.open(slots) } -> eviction_state;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/core/digest.hpp --------------------------------------------------------------------------------------
+
+#ifndef XXH_INLINE_ALL
+#define XXH_INLINE_ALL
+#endif
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <xxhash.h>
+
+namespace kvcache {
+
+/// 128 bits that stand for some bytes.
+struct digest {
+    std::uint64_t low = 0;
+    std::uint64_t high = 0;
+
+    friend constexpr auto operator<=>(const digest&, const digest&) = default;
+};
+
+/// 32 hexadecimal letters, the high half first.
+[[nodiscard]] inline std::string to_string(const digest& d) {
+    std::string text;
+    for (const std::uint64_t half : {d.high, d.low})
+        for (int shift = 60; shift >= 0; shift -= 4)
+            text += "0123456789abcdef"[(half >> shift) & 15u];
+    return text;
+}
+
+/// XXH3-128 of bytes given piece by piece. Not for an adversary: equal digests are a hint that content must confirm.
+class digest_builder {
+public:
+    digest_builder() noexcept { XXH3_128bits_reset(&state_); }
+
+    digest_builder& bytes(std::span<const std::byte> data) {
+        XXH3_128bits_update(&state_, data.data(), data.size());
+        return *this;
+    }
+
+    /// Eight bytes, the lowest first.
+    digest_builder& number(std::uint64_t n) {
+        std::byte little[8];
+        for (std::size_t i = 0; i < 8; ++i)
+            little[i] = static_cast<std::byte>(n >> (8 * i) & 0xff);
+        return bytes(little);
+    }
+
+    /// The length, then the bytes: two texts never run into each other.
+    digest_builder& text(std::string_view words) {
+        number(words.size());
+        return bytes(std::as_bytes(std::span(words)));
+    }
+
+    digest_builder& nested(const digest& d) { return number(d.low).number(d.high); }
+
+    [[nodiscard]] digest finish() const {
+        const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
+        return {hash.low64, hash.high64};
+    }
+
+private:
+    XXH3_state_t state_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/core/version.hpp -------------------------------------------------------------------------------------
+
+/// The one place where the version lives; CMake reads it from here.
+#define KVCACHE_VERSION_MAJOR 0
+#define KVCACHE_VERSION_MINOR 1
+#define KVCACHE_VERSION_PATCH 0
+
+namespace kvcache {
+
+/// The revision of the numeric contract: the order of every reduction, the polynomials, the tile and split
+/// lengths. It changes whenever the same inputs may give other bits, and it is part of a cache's identity.
+inline constexpr unsigned numeric_contract_revision = 1;
+
+} // namespace kvcache
+
+// ---- kvcache/core/identity.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// All that decides the bits of a cached page, beside its tokens. Two caches may exchange pages if and only if every
+/// field is equal. A field added here is hashed by itself: `digest_of` takes the aggregate apart.
+struct identity {
+    digest weights = {};            ///< Of the checkpoint's names, dtypes, shapes and bytes.
+    std::string adapter = {};       ///< The low-rank adapter's name and version; empty for none.
+    digest tokenizer = {};          ///< Of tokenizer.json.
+    std::string config = {};        ///< Architecture, extents and rotary embedding, as canonical text.
+    std::string codec = {};         ///< The page codec and its options.
+    std::string layout = {};        ///< How a page is laid out.
+    std::uint64_t page_tokens = 0;  ///< Positions a page.
+    std::string weight_format = {}; ///< What the products compute from: "f32", "bf16".
+    std::uint64_t numeric_contract = numeric_contract_revision;
+    std::string backend = "cpu"; ///< The backend and its kernel revision.
+    std::string tenant = {};     ///< A salt that keeps tenants apart.
+
+    friend bool operator==(const identity&, const identity&) = default;
+};
+
+namespace detail {
+
+inline void feed(digest_builder& to, const digest& field) {
+    to.nested(field);
+}
+inline void feed(digest_builder& to, const std::string& field) {
+    to.text(field);
+}
+inline void feed(digest_builder& to, std::uint64_t field) {
+    to.number(field);
+}
+
+} // namespace detail
+
+/// Calls visit(name, field) for every field, in order.
+template <class Visit>
+void for_each_field(const identity& id, Visit visit) {
+    // Taking the aggregate apart: a field that is added and not named here does not compile.
+    const auto& [weights, adapter, tokenizer, config, codec, layout, page_tokens, weight_format, numeric_contract,
+                 backend, tenant] = id;
+    visit("weights", weights);
+    visit("adapter", adapter);
+    visit("tokenizer", tokenizer);
+    visit("config", config);
+    visit("codec", codec);
+    visit("layout", layout);
+    visit("page_tokens", page_tokens);
+    visit("weight_format", weight_format);
+    visit("numeric_contract", numeric_contract);
+    visit("backend", backend);
+    visit("tenant", tenant);
+}
+
+/// The digest of an identity: domain-separated, every field by name, length-prefixed.
+[[nodiscard]] inline digest digest_of(const identity& id) {
+    digest_builder builder;
+    builder.text("kvcache identity 1");
+    for_each_field(id, [&](const char* name, const auto& field) {
+        builder.text(name);
+        detail::feed(builder, field);
+    });
+    return builder.finish();
+}
+
+/// The name of the first field in which two identities differ; empty if they are equal.
+[[nodiscard]] inline std::string first_difference(const identity& a, const identity& b) {
+    std::vector<std::pair<std::string, digest>> fields;
+    const auto digest_field = [](const auto& field) {
+        digest_builder builder;
+        detail::feed(builder, field);
+        return builder.finish();
+    };
+    for_each_field(a, [&](const char* name, const auto& field) { fields.emplace_back(name, digest_field(field)); });
+    std::string found;
+    std::size_t i = 0;
+    for_each_field(b, [&](const char*, const auto& field) {
+        if (found.empty() && fields[i].second != digest_field(field))
+            found = fields[i].first;
+        ++i;
+    });
+    return found;
+}
+
+} // namespace kvcache
+
+// ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The working state of a hash: `root` stands for the identity before any token, `chain` for what comes before and a
+/// run of tokens after it.
+template <class S>
+concept hash_state = requires(const S s, digest before, std::span<const token_id> run) {
+    { s.root() } -> std::same_as<digest>;
+    { s.chain(before, run) } -> std::same_as<digest>;
+};
+
+/// How a run of tokens after its past is named.
+template <class P>
+concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
+    { p.open(id) } -> hash_state;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/observer/concept.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What happened in a cache.
+enum class event_kind {
+    matched, ///< A prompt was looked up: tokens found, of how many.
+    stored,  ///< Tokens were committed.
+    copied,  ///< A shared page was copied before a write.
+    evicted, ///< A page left to make room.
+    refused, ///< A reservation failed for want of pages.
+};
+
+/// One event, with its extent.
+struct event {
+    event_kind kind = event_kind::matched;
+    std::size_t tokens = 0; ///< Found (matched), committed (stored), or held by the page (copied, evicted).
+    std::size_t of = 0;     ///< Tokens asked for (matched, refused).
+    std::size_t pages = 0;  ///< Pages concerned.
+};
+
+/// The working state of an observer: told of every event, under the cache's lock.
+template <class S>
+concept observer_state = requires(S s, const event& what) {
+    s.on(what);
+};
+
+/// Who watches a cache.
+template <class P>
+concept observer_policy = plays<P, observer_role> && requires(const P p) {
+    { p.open() } -> observer_state;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/page_books.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What every page is doing: free, held by sequences, or idle: held by nobody and kept in the index until room is
+/// needed. An idle page's children are idle too, since whoever holds a page holds all that comes before it.
+template <storage_state Storage, hash_state Hash, index_state Index, eviction_state Eviction, observer_state Observer>
+class page_books {
+public:
+    template <class Storages, class Hashes, class Indexes, class Evictions, class Observers>
+    page_books(page_shape shape, std::size_t pages, std::size_t page_bytes, const identity& id,
+               const Storages& storages, const Hashes& hashes, const Indexes& indexes, const Evictions& evictions,
+               const Observers& observers)
+        : shape_(shape),
+          page_bytes_(page_bytes),
+          pool_(pages, storages.open(pages, page_bytes)),
+          hash_(hashes.open(id)),
+          index_(indexes.open(shape, pages)),
+          eviction_(evictions.open(pages)),
+          observer_(observers.open()),
+          prefixes_(pages),
+          ranked_(pages, false) {}
+
+    [[nodiscard]] const page_pool<Storage>& pool() const noexcept { return pool_; }
+    [[nodiscard]] const Index& index() const noexcept { return index_; }
+    [[nodiscard]] Observer& observer() noexcept { return observer_; }
+    [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
+    [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
+
+    /// Pages that can be had: free ones, and idle ones that may leave.
+    [[nodiscard]] std::size_t available() const noexcept { return pool_.free().size() + idle_; }
+
+    /// A page with one holder. Evicts where none is free; none if nothing may leave or the storage refuses.
+    [[nodiscard]] std::optional<page_id> allocate() {
+        if (pool_.free().empty() && !evict())
+            return std::nullopt;
+        return pool_.take();
+    }
+
+    void hold(page_id page) noexcept {
+        if (pool_.holders(page) == 0)
+            --idle_;
+        pool_.hold(page);
+    }
+
+    /// One holder less. The last one leaves the page idle if the index knows it, and free otherwise.
+    void drop(page_id page) {
+        if (pool_.drop(page) > 0)
+            return;
+        if (!index_.contains(page)) {
+            pool_.give_back(page);
+            return;
+        }
+        ++idle_;
+        rank(page);
+        eviction_.touch(slot_of(page));
+    }
+
+    /// Says that a page was used.
+    void touch(page_id page) {
+        if (ranked_[index_of(page)])
+            eviction_.touch(slot_of(page));
+    }
+
+    /// Whether the row may be written in place: nobody else holds the page, and the index has not promised the row.
+    [[nodiscard]] bool writable(page_id page, std::uint32_t row) const {
+        return pool_.holders(page) == 1 && index_.run(page).size() <= row;
+    }
+
+    /// Makes a held page known as `run` after `parent`. Returns the page that stands for the run from now on: where
+    /// another full one held it already, the caller's hold has moved to that one, and its own is given up.
+    [[nodiscard]] page_id publish(std::optional<page_id> parent, std::span<const token_id> run, page_id page) {
+        const bool full = run.size() == shape_.tokens;
+        const insertion done = index_.insert(parent, run, page);
+        if (done.what == insertion::outcome::covered) {
+            if (!full || *done.other == page)
+                return page;
+            hold(*done.other);
+            touch(*done.other);
+            if (index_.contains(page) && pool_.holders(page) == 1)
+                forget(page);
+            drop(page);
+            return *done.other;
+        }
+        if (done.other)
+            unlist(*done.other);
+        if (full)
+            rank(page);
+        return page;
+    }
+
+    /// Takes a shared tail out of its page: a new page with the same bytes, and one holder.
+    [[nodiscard]] std::optional<page_id> copy(page_id from, std::size_t rows) {
+        const auto to = allocate();
+        if (to) {
+            std::ranges::copy(pool_.bytes(from), pool_.bytes(*to).begin());
+            observer_.on({event_kind::copied, rows, 0, 1});
+        }
+        return to;
+    }
+
+    /// Proves that every page is in one state only. `held` is how many holders each page should have.
+    [[nodiscard]] result<void> check(std::span<const std::uint32_t> held) const {
+        std::vector<bool> free(pool_.pages(), false);
+        for (const page_id page : pool_.free()) {
+            if (free[index_of(page)])
+                return broken(page, "is free twice");
+            free[index_of(page)] = true;
+        }
+        std::size_t idle = 0;
+        for (std::uint32_t i = 0; i < pool_.pages(); ++i) {
+            const page_id page{i};
+            const bool known = index_.contains(page);
+            if (pool_.holders(page) != held[i])
+                return broken(page, "counts " + std::to_string(pool_.holders(page)) + " holders and has " +
+                                        std::to_string(held[i]));
+            if (free[i] && (known || ranked_[i] || held[i] > 0))
+                return broken(page, "is free and in use");
+            if (!free[i] && !known && held[i] == 0)
+                return broken(page, "is lost: neither free, held nor known");
+            if (ranked_[i] && !known)
+                return broken(page, "is ranked for eviction and not in the index");
+            if (!known)
+                continue;
+            idle += held[i] == 0;
+            if (held[i] == 0 && !ranked_[i])
+                return broken(page, "is idle and can never leave");
+            if (index_.run(page).empty() || index_.run(page).size() > shape_.tokens)
+                return broken(page, "has a run that is not of a page");
+            if (!index_.leaf(page) && index_.run(page).size() != shape_.tokens)
+                return broken(page, "has children and is not full");
+            if (const auto parent = index_.parent(page); parent && (!index_.contains(*parent) || index_.leaf(*parent) ||
+                                                                    (held[i] > 0 && held[index_of(*parent)] == 0)))
+                return broken(page, "has a parent that is gone, childless or not held with it");
+        }
+        if (idle != idle_)
+            return error{error_code::malformed, "pages",
+                         std::to_string(idle) + " pages are idle, the books say " + std::to_string(idle_)};
+        return {};
+    }
+
+private:
+    [[nodiscard]] static slot_id slot_of(page_id page) noexcept { return slot_id{index_of(page)}; }
+
+    [[nodiscard]] static error broken(page_id page, const std::string& how) {
+        return {error_code::malformed, "page " + std::to_string(index_of(page)), "the page " + how};
+    }
+
+    // Enters a page of the index into the eviction policy, under the digest of all tokens up to its end.
+    void rank(page_id page) {
+        if (ranked_[index_of(page)])
+            return;
+        const auto parent = index_.parent(page);
+        const auto run = index_.run(page);
+        const digest prefix = hash_.chain(parent ? prefixes_[index_of(*parent)] : hash_.root(), run);
+        prefixes_[index_of(page)] = prefix;
+        eviction_.admit(slot_of(page), {.key = prefix.low,
+                                        .bytes = page_bytes_,
+                                        .cost = static_cast<double>(run.size()),
+                                        .parent = parent ? std::optional(slot_of(*parent)) : std::nullopt});
+        ranked_[index_of(page)] = true;
+    }
+
+    void unrank(page_id page) {
+        if (ranked_[index_of(page)])
+            eviction_.erase(slot_of(page));
+        ranked_[index_of(page)] = false;
+    }
+
+    // A held page leaves the index.
+    void forget(page_id page) {
+        index_.erase(page);
+        unrank(page);
+    }
+
+    // A page that the index has dropped: without a holder it is free.
+    void unlist(page_id page) {
+        unrank(page);
+        if (pool_.holders(page) == 0) {
+            --idle_;
+            pool_.give_back(page);
+        }
+    }
+
+    [[nodiscard]] bool evict() {
+        const auto slot = eviction_.victim([this](slot_id candidate) {
+            const page_id page{index_of(candidate)};
+            return pool_.holders(page) == 0 && index_.leaf(page);
+        });
+        if (!slot)
+            return false;
+        const page_id page{index_of(*slot)};
+        observer_.on({event_kind::evicted, index_.run(page).size(), 0, 1});
+        index_.erase(page);
+        unlist(page);
+        return true;
+    }
+
+    page_shape shape_;
+    std::size_t page_bytes_;
+    page_pool<Storage> pool_;
+    Hash hash_;
+    Index index_;
+    Eviction eviction_;
+    Observer observer_;
+    std::vector<digest> prefixes_; // by page: the digest of all tokens up to the end of a ranked page
+    std::vector<bool> ranked_;     // by page: whether the eviction policy knows it
+    std::size_t idle_ = 0;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The working state of a locking policy: a lockable (as std::lock_guard needs it) whose identity stays put.
+template <class S>
+concept locking_state = requires(S& s) {
+    s.lock();
+    s.unlock();
+};
+
+/// How threads share a cache.
+template <class P>
+concept locking_policy =
+    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
+
+} // namespace kvcache
+
+// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Which of a prompt's tokens run: [first, first + count); those before are reused.
+struct rerun {
+    std::size_t first = 0;
+    std::size_t count = 0;
+};
+
+/// The working state of a recompute policy: of `total` tokens whose first `hit` are cached, the first that runs again.
+template <class S>
+concept recompute_state = requires(const S s, std::size_t tokens) {
+    { s.first_rerun(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
+};
+
+/// Which reused tokens run again.
+template <class P>
+concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
+    { p.open(shape) } -> recompute_state;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/basic_cache.hpp --------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// How full a cache is.
+struct cache_stats {
+    std::size_t pages = 0;      ///< That fit the budget.
+    std::size_t free = 0;       ///< Never used, or given back.
+    std::size_t held = 0;       ///< Held by live sequences, each counted once however many share it.
+    std::size_t idle = 0;       ///< Held by nobody, kept for the next match until room is needed.
+    std::size_t page_bytes = 0; ///< Bytes of a page.
+    std::size_t sequences = 0;  ///< Live sequences and matches.
+};
+
+/// A KV cache: keys and values of past tokens, found by prefix, kept in coded pages, shared and copied on write.
+/// Requires: it outlives its sequences, matches and leases. It does not move.
+template <codec_policy Codec, storage_policy Storage, hash_policy Hash, index_policy Index, eviction_policy Eviction,
+          recompute_policy Recompute, observer_policy Observer, locking_policy Locking>
+class basic_cache {
+public:
+    using codec_type = decltype(std::declval<const Codec&>().open(page_shape{}));
+    using storage_type = decltype(std::declval<const Storage&>().open(0, 0));
+    using sequence = basic_sequence<basic_cache>;
+    using match_type = basic_match<basic_cache>;
+    using lease = basic_lease<basic_cache>;
+
+    basic_cache(identity id, page_shape shape, budget limit, Codec codec, Storage storage, Hash hash, Index index,
+                Eviction eviction, Recompute recompute, Observer observer)
+        : shape_(shape),
+          codec_(codec.open(shape)),
+          identity_(complete(std::move(id))),
+          books_(shape, pages_in(limit), codec_.page_bytes(), identity_, storage, hash, index, eviction, observer),
+          recompute_(recompute.open(shape)) {
+        expects(shape.valid(), "a page shape has no zero extent, and tokens is a multiple of 16");
+        ring_.previous = ring_.next = &ring_;
+    }
+
+    basic_cache(const basic_cache&) = delete;
+    basic_cache& operator=(const basic_cache&) = delete;
+
+    /// The longest known run of `tokens`, pinned. Cost: O(tokens).
+    [[nodiscard]] match_type match(std::span<const token_id> tokens) {
+        const std::lock_guard guard(lock_);
+        const index_match found = books_.index().match(tokens);
+        auto known = std::make_unique<sequence_state>();
+        known->tokens.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(found.tokens));
+        std::size_t left = found.tokens;
+        for (const page_id page : found.pages) {
+            const std::size_t rows = std::min<std::size_t>(left, shape_.tokens);
+            known->table.push_back({.page = page, .count = static_cast<std::uint32_t>(rows)});
+            left -= rows;
+        }
+        hold_all(*known);
+        books_.observer().on({event_kind::matched, found.tokens, tokens.size(), found.pages.size()});
+        return {adopt(std::move(known)), tokens.size(), found};
+    }
+
+    /// Which of the matched prompt's tokens run.
+    [[nodiscard]] rerun plan(const match_type& found) const {
+        const std::size_t first = recompute_.first_rerun(found.tokens(), found.of());
+        return {first, found.of() - first};
+    }
+
+    /// An empty sequence.
+    [[nodiscard]] sequence open() {
+        const std::lock_guard guard(lock_);
+        return adopt(std::make_unique<sequence_state>());
+    }
+
+    /// A sequence of the reused tokens of a match.
+    [[nodiscard]] sequence open(match_type found, const rerun& plan) {
+        found.known_.truncate(plan.first);
+        return std::move(found.known_);
+    }
+
+    /// Room for `rows` rows behind a sequence. Evicts idle pages where none is free.
+    /// Errors: out_of_memory, with the pages needed and had; the sequence and all that others hold is as before.
+    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows) {
+        const std::lock_guard guard(lock_);
+        sequence_state& state = *to.state_;
+        expects(state.leased == 0, "a sequence has one lease at a time");
+        const bool open_tail =
+            !state.table.empty() && state.table.back().first + state.table.back().count < shape_.tokens;
+        const std::uint32_t used = open_tail ? state.table.back().first + state.table.back().count : shape_.tokens;
+        const bool copies = open_tail && rows > 0 && !books_.writable(state.table.back().page, used);
+        const std::size_t in_tail = std::min<std::size_t>(rows, shape_.tokens - used);
+        const std::size_t fresh = (rows - in_tail + shape_.tokens - 1) / shape_.tokens;
+        if (fresh + (copies ? 1 : 0) > books_.available())
+            return refuse(rows, fresh + (copies ? 1 : 0));
+
+        state.table.reserve(state.table.size() + fresh);
+        state.pages_before = state.table.size();
+        state.tail_before = open_tail ? std::optional(state.table.back()) : std::nullopt;
+        state.leased = rows;
+        bool enough = true;
+        if (copies) {
+            const auto copy = books_.copy(state.table.back().page, used);
+            enough = copy.has_value();
+            if (copy)
+                state.table.back().page = *copy;
+        }
+        if (open_tail && enough)
+            state.table.back().count += static_cast<std::uint32_t>(in_tail);
+        for (std::size_t left = rows - in_tail; enough && left > 0;) {
+            const auto page = books_.allocate();
+            enough = page.has_value();
+            const std::size_t count = std::min<std::size_t>(left, shape_.tokens);
+            if (page)
+                state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
+            left -= count;
+        }
+        if (!enough) {
+            undo(state);
+            return refuse(rows, fresh + (copies ? 1 : 0));
+        }
+        return lease(*this, state);
+    }
+
+    [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
+    [[nodiscard]] const identity& id() const noexcept { return identity_; }
+    [[nodiscard]] const codec_type& codec() const noexcept { return codec_; }
+    [[nodiscard]] const storage_type& storage() const noexcept { return books_.pool().storage(); }
+    [[nodiscard]] const auto& observer() const noexcept { return books_.observer(); }
+
+    [[nodiscard]] cache_stats stats() {
+        const std::lock_guard guard(lock_);
+        const auto& pool = books_.pool();
+        const std::size_t free = pool.free().size(), idle = books_.idle();
+        std::size_t sequences = 0;
+        for (const sequence_state* s = ring_.next; s != &ring_; s = s->next)
+            ++sequences;
+        return {pool.pages(), free, pool.pages() - free - idle, idle, codec_.page_bytes(), sequences};
+    }
+
+    /// A paragraph for people: shape, policies, how full.
+    [[nodiscard]] std::string describe() {
+        const cache_stats now = stats();
+        const auto number = [](std::size_t n) { return std::to_string(n); };
+        return "kvcache: " + number(shape_.layers) + " layers, " + number(shape_.kv_heads) + " KV heads of " +
+               number(shape_.head_dim) + ", pages of " + number(shape_.tokens) + " tokens and " +
+               number(now.page_bytes) + " bytes (" + codec_.name() + "); " + number(now.pages) +
+               " pages: " + number(now.held) + " held by " + number(now.sequences) + " sequences, " + number(now.idle) +
+               " idle, " + number(now.free) + " free; identity " + to_string(digest_of(identity_));
+    }
+
+    /// Proves the books: every page is free, held or idle, every holder is counted, every run is what its holders say.
+    /// Cost: O(pages + tokens). For tests and for suspicion.
+    [[nodiscard]] result<void> check() {
+        const std::lock_guard guard(lock_);
+        std::vector<std::uint32_t> held(books_.pool().pages(), 0);
+        for (const sequence_state* s = ring_.next; s != &ring_; s = s->next)
+            if (auto sound = count_holders(*s, held); !sound)
+                return sound;
+        return books_.check(held);
+    }
+
+    // For sequences and leases.
+
+    void release(sequence_state& state) noexcept {
+        const std::lock_guard guard(lock_);
+        if (state.leased > 0)
+            undo(state);
+        for (auto entry = state.table.rbegin(); entry != state.table.rend(); ++entry)
+            books_.drop(entry->page);
+        state.previous->next = state.next;
+        state.next->previous = state.previous;
+    }
+
+    [[nodiscard]] sequence fork(const sequence_state& from, std::size_t tokens) {
+        expects(tokens <= from.tokens.size() && from.leased == 0, "a fork lies inside a sequence without a lease");
+        const std::lock_guard guard(lock_);
+        auto copy = std::make_unique<sequence_state>();
+        copy->tokens.assign(from.tokens.begin(), from.tokens.begin() + static_cast<std::ptrdiff_t>(tokens));
+        copy->table = from.table;
+        copy->table.resize(cut(copy->table, tokens));
+        copy->sealed = std::min(from.sealed, full_entries(*copy));
+        hold_all(*copy);
+        return adopt(std::move(copy));
+    }
+
+    void truncate(sequence_state& state, std::size_t tokens) {
+        expects(tokens <= state.tokens.size() && state.leased == 0,
+                "a truncation lies inside a sequence without a lease");
+        const std::lock_guard guard(lock_);
+        state.tokens.resize(tokens);
+        shorten(state);
+        state.sealed = std::min(state.sealed, full_entries(state));
+    }
+
+    void commit(sequence_state& state, std::span<const token_id> tokens) {
+        const std::lock_guard guard(lock_);
+        state.tokens.insert(state.tokens.end(), tokens.begin(), tokens.end());
+        if (state.tail_before && state.tail_before->page != state.table[state.pages_before - 1].page) {
+            if (tokens.empty())
+                std::swap(state.tail_before->page, state.table[state.pages_before - 1].page);
+            books_.drop(state.tail_before->page);
+        }
+        shorten(state);
+        state.leased = 0;
+        state.tail_before.reset();
+        publish(state);
+        books_.observer().on({event_kind::stored, tokens.size(), 0, 0});
+    }
+
+    void rollback(sequence_state& state) noexcept {
+        const std::lock_guard guard(lock_);
+        undo(state);
+    }
+
+    [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return books_.pool().bytes(page); }
+
+private:
+    using books =
+        page_books<storage_type, decltype(std::declval<const Hash&>().open(identity{})),
+                   decltype(std::declval<const Index&>().open(page_shape{}, 0)),
+                   decltype(std::declval<const Eviction&>().open(0)), decltype(std::declval<const Observer&>().open())>;
+
+    [[nodiscard]] std::size_t pages_in(budget limit) const {
+        return std::min<std::size_t>(limit.bytes / codec_.page_bytes(), std::size_t{1} << 31);
+    }
+
+    [[nodiscard]] identity complete(identity id) const {
+        id.codec = codec_.name();
+        id.layout = "key tiles of 16, value rows";
+        id.page_tokens = shape_.tokens;
+        return id;
+    }
+
+    [[nodiscard]] sequence adopt(std::unique_ptr<sequence_state> state) {
+        state->previous = &ring_;
+        state->next = ring_.next;
+        ring_.next->previous = state.get();
+        ring_.next = state.get();
+        return {*this, std::move(state)};
+    }
+
+    void hold_all(const sequence_state& state) {
+        for (const page_entry& entry : state.table)
+            books_.hold(entry.page);
+        for (auto entry = state.table.rbegin(); entry != state.table.rend(); ++entry) // parents are the fresher ones
+            books_.touch(entry->page);
+    }
+
+    // Shortens the entries to `tokens` tokens; returns how many entries stay.
+    [[nodiscard]] static std::size_t cut(std::vector<page_entry>& table, std::size_t tokens) {
+        std::size_t kept = 0;
+        for (; kept < table.size() && tokens > 0; ++kept) {
+            table[kept].count = static_cast<std::uint32_t>(std::min<std::size_t>(table[kept].count, tokens));
+            tokens -= table[kept].count;
+        }
+        return kept;
+    }
+
+    // Gives back the pages behind a sequence's tokens, tail first.
+    void shorten(sequence_state& state) {
+        const std::size_t kept = cut(state.table, state.tokens.size());
+        for (; state.table.size() > kept; state.table.pop_back())
+            books_.drop(state.table.back().page);
+    }
+
+    [[nodiscard]] std::size_t full_entries(const sequence_state& state) const {
+        const bool whole = state.table.empty() || state.table.back().count == shape_.tokens;
+        return state.table.size() - (whole ? 0 : 1);
+    }
+
+    // Makes all pages of a sequence known that are not yet.
+    void publish(sequence_state& state) {
+        for (std::size_t i = state.sealed; i < state.table.size(); ++i) {
+            page_entry& entry = state.table[i];
+            const auto run = std::span<const token_id>(state.tokens).subspan(i * shape_.tokens, entry.count);
+            entry.page = books_.publish(i > 0 ? std::optional(state.table[i - 1].page) : std::nullopt, run, entry.page);
+            if (entry.count == shape_.tokens)
+                state.sealed = i + 1;
+        }
+    }
+
+    void undo(sequence_state& state) noexcept {
+        while (state.table.size() > state.pages_before) {
+            books_.drop(state.table.back().page);
+            state.table.pop_back();
+        }
+        if (state.tail_before) {
+            if (state.table.back().page != state.tail_before->page)
+                books_.drop(state.table.back().page);
+            state.table.back() = *state.tail_before;
+        }
+        state.leased = 0;
+        state.tail_before.reset();
+    }
+
+    [[nodiscard]] error refuse(std::size_t rows, std::size_t pages) {
+        books_.observer().on({event_kind::refused, 0, rows, pages});
+        return {error_code::out_of_memory, "pages",
+                std::to_string(rows) + " tokens need " + std::to_string(pages) + " pages of " +
+                    std::to_string(codec_.page_bytes()) + " bytes; " + std::to_string(books_.available()) + " of " +
+                    std::to_string(books_.pool().pages()) + " can be had"};
+    }
+
+    [[nodiscard]] result<void> count_holders(const sequence_state& state, std::vector<std::uint32_t>& held) const {
+        std::size_t rows = 0;
+        for (const page_entry& entry : state.table) {
+            ++held[index_of(entry.page)];
+            if (rows < state.tokens.size()) {
+                const auto known = books_.index().run(entry.page);
+                const std::size_t common =
+                    std::min<std::size_t>({known.size(), entry.count, state.tokens.size() - rows});
+                if (!std::equal(known.begin(), known.begin() + static_cast<std::ptrdiff_t>(common),
+                                state.tokens.begin() + static_cast<std::ptrdiff_t>(rows)) &&
+                    common == std::min<std::size_t>(known.size(), entry.count))
+                    return error{error_code::malformed, "page " + std::to_string(index_of(entry.page)),
+                                 "the index and a sequence disagree about the page's tokens"};
+            }
+            rows += entry.count;
+        }
+        if (state.tail_before && state.tail_before->page != state.table[state.pages_before - 1].page)
+            ++held[index_of(state.tail_before->page)];
+        if (rows != state.tokens.size() + state.leased)
+            return error{error_code::malformed, "sequence",
+                         std::to_string(rows) + " rows hold " + std::to_string(state.tokens.size()) + " tokens and " +
+                             std::to_string(state.leased) + " reserved ones"};
+        return {};
+    }
+
+    page_shape shape_;
+    codec_type codec_;
+    identity identity_;
+    books books_;
+    decltype(std::declval<const Recompute&>().open(page_shape{})) recompute_;
+    mutable typename Locking::state lock_;
+    sequence_state ring_; // of live sequences
+};
+
+} // namespace kvcache
+
+// ---- kvcache/codec/plain.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Keeps keys and values as float32, unchanged, so that what is read is what was computed, bit for bit.
+/// Keys lie transposed in tiles of 16 tokens, so that one vector is 16 scores; values lie row by row, padded with
+/// zeros to whole vectors:
+///
+///     layer, head:  [ keys: (tokens / 16, head_dim, 16) ][ values: (tokens, value_width) ]
+struct plain {
+    using role = codec_role;
+    class state;
+    [[nodiscard]] state open(page_shape shape) const;
+};
+
+class plain::state {
+public:
+    explicit state(page_shape shape) : shape_(shape) {}
+
+    [[nodiscard]] std::size_t page_bytes() const noexcept {
+        return std::size_t{shape_.layers} * shape_.kv_heads * head_numbers() * sizeof(float);
+    }
+
+    [[nodiscard]] std::string name() const { return "plain f32"; }
+
+    /// Writes one row. key, value: (head_dim)
+    void encode(std::span<std::byte> page, page_row at, std::span<const float> key,
+                std::span<const float> value) const {
+        float* keys = reinterpret_cast<float*>(page.data()) + offset(at.layer, at.head);
+        float* column = keys + std::size_t{at.row / tile_tokens} * shape_.head_dim * tile_tokens + at.row % tile_tokens;
+        for (std::size_t d = 0; d < shape_.head_dim; ++d)
+            column[d * tile_tokens] = key[d];
+        float* row = keys + key_numbers() + at.row * value_width(shape_.head_dim);
+        std::memcpy(row, value.data(), shape_.head_dim * sizeof(float));
+    }
+
+    /// The keys of a tile, in place. (head_dim, 16)
+    [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float>) const noexcept {
+        return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) +
+               std::size_t{at.tile} * shape_.head_dim * tile_tokens;
+    }
+
+    /// The values of a tile, in place. (16, value_width)
+    [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at, std::span<float>) const noexcept {
+        return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) + key_numbers() +
+               std::size_t{at.tile} * tile_tokens * value_width(shape_.head_dim);
+    }
+
+private:
+    [[nodiscard]] std::size_t key_numbers() const noexcept { return std::size_t{shape_.tokens} * shape_.head_dim; }
+    [[nodiscard]] std::size_t head_numbers() const noexcept {
+        return key_numbers() + std::size_t{shape_.tokens} * value_width(shape_.head_dim);
+    }
+    [[nodiscard]] std::size_t offset(layer_id layer, head_id head) const noexcept {
+        return (std::size_t{index_of(layer)} * shape_.kv_heads + index_of(head)) * head_numbers();
+    }
+
+    page_shape shape_;
+};
+
+inline plain::state plain::open(page_shape shape) const {
+    return state{shape};
+}
+
+static_assert(codec_policy<plain>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/lru.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The least recently used entry leaves first. Admission and every touch move an entry to the front of one queue; the
+/// victim is the last that may leave. One that may not leave is in use now, so it moves to the front as it is met.
+///
+///     touch, admit -> [ newest ... oldest ] -> victim
+struct lru {
+    using role = eviction_role;
+    class state;
+    [[nodiscard]] state open(std::size_t slots) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 8 bytes a slot.
+class lru::state {
+public:
+    explicit state(std::size_t slots) : links_(slots + 1), end_(static_cast<std::uint32_t>(slots)) {
+        links_[end_] = {end_, end_};
+    }
+
+    void admit(slot_id slot, const entry&) {
+        expects(!present(slot), "an entry is admitted once");
+        link_front(index_of(slot));
+    }
+
+    void touch(slot_id slot) {
+        expects(present(slot), "a touched entry was admitted");
+        unlink(index_of(slot));
+        link_front(index_of(slot));
+    }
+
+    void erase(slot_id slot) {
+        expects(present(slot), "an erased entry was admitted");
+        unlink(index_of(slot));
+        links_[index_of(slot)] = {};
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        for (std::uint32_t met = 0; met < end_ && links_[end_].previous != end_; ++met) {
+            const std::uint32_t oldest = links_[end_].previous;
+            if (may_leave(slot_id{oldest}))
+                return slot_id{oldest};
+            touch(slot_id{oldest});
+        }
+        return std::nullopt;
+    }
+
+private:
+    static constexpr std::uint32_t nowhere = 0xffffffffu;
+    struct link {
+        std::uint32_t previous = nowhere;
+        std::uint32_t next = nowhere;
+    };
+
+    [[nodiscard]] bool present(slot_id slot) const { return links_[index_of(slot)].next != nowhere; }
+
+    void link_front(std::uint32_t slot) {
+        links_[slot] = {end_, links_[end_].next};
+        links_[links_[end_].next].previous = slot;
+        links_[end_].next = slot;
+    }
+
+    void unlink(std::uint32_t slot) {
+        links_[links_[slot].previous].next = links_[slot].next;
+        links_[links_[slot].next].previous = links_[slot].previous;
+    }
+
+    std::vector<link> links_; // a ring through the sentinel at the end
+    std::uint32_t end_;
+};
+
+inline lru::state lru::open(std::size_t slots) const {
+    return state{slots};
+}
+
+static_assert(eviction_policy<lru>);
+
+} // namespace kvcache
+
+// ---- kvcache/hash/xxh3.hpp ----------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Chained XXH3-128 (xxhash.com) from the identity's digest. Fast, and not for an adversary: an index compares tokens
+/// on every hit, and what leaves the process is named by another hash.
+struct xxh3 {
+    using role = hash_role;
+    class state;
+    [[nodiscard]] state open(const identity& id) const;
+};
+
+class xxh3::state {
+public:
+    explicit state(digest root) : root_(root) {}
+
+    [[nodiscard]] digest root() const noexcept { return root_; }
+
+    /// Cost: about 20 ns and 0.1 ns a token.
+    [[nodiscard]] digest chain(digest before, std::span<const token_id> run) const {
+        digest_builder builder;
+        builder.nested(before).number(run.size());
+        return builder.bytes(std::as_bytes(run)).finish();
+    }
+
+private:
+    digest root_;
+};
+
+inline xxh3::state xxh3::open(const identity& id) const {
+    return state{digest_of(id)};
+}
+
+static_assert(hash_policy<xxh3>);
+
+} // namespace kvcache
+
+// ---- kvcache/index/radix.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A tree of pages. A node is a page with the run of tokens it holds; its children continue it, ordered by their runs,
+/// so the one that shares most with a query is beside the query's place. Tokens are compared one by one: a match is
+/// exact at any token, also inside a page, and no hash is trusted.
+///
+///     root -+- [The cat sat on] -+- [the mat .]
+///           |                    +- [the mouse]      a partial page is a leaf
+///           +- [The dog]
+struct radix {
+    using role = index_role;
+    class state;
+    [[nodiscard]] state open(page_shape shape, std::size_t pages) const;
+};
+
+/// Cost: match O(n log siblings); insert and erase O(page tokens * log siblings). 4 bytes a token.
+class radix::state {
+public:
+    state(page_shape shape, std::size_t pages)
+        : page_tokens_(shape.tokens),
+          tokens_(std::make_unique<token_id[]>(pages * page_tokens_)),
+          nodes_(pages),
+          roots_(by_run{this}) {
+        for (node& own : nodes_)
+            own.children = siblings(by_run{this});
+    }
+
+    state(const state&) = delete; // the orders of siblings point here
+    state& operator=(const state&) = delete;
+
+    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
+        index_match found;
+        for (const siblings* level = &roots_;;) {
+            const auto rest = tokens.subspan(found.tokens);
+            if (rest.empty()) {
+                found.end = match_end::complete;
+                return found;
+            }
+            const auto query = rest.first(std::min(rest.size(), page_tokens_));
+            const auto [page, common] = nearest(*level, query);
+            if (common == 0) {
+                found.end = level->empty() ? match_end::unknown : match_end::different;
+                if (!level->empty())
+                    found.stored = run(page).front();
+                return found;
+            }
+            found.pages.push_back(page);
+            found.tokens += common;
+            if (common < page_tokens_) {
+                const auto stored = run(page);
+                found.end = common == rest.size()    ? match_end::complete
+                            : common < stored.size() ? match_end::different
+                                                     : match_end::unknown;
+                if (found.end == match_end::different)
+                    found.stored = stored[common];
+                return found;
+            }
+            level = &node_of(page).children;
+        }
+    }
+
+    /// Requires: the parent is in the index and full; the run has 1 to page-tokens tokens and, where the page is in the
+    /// index already, begins with the page's run or is the beginning of it.
+    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+        expects(!tokens.empty() && tokens.size() <= page_tokens_, "a page's run has one to page-size tokens");
+        expects(!parent || (contains(*parent) && run(*parent).size() == page_tokens_), "a parent is indexed and full");
+        siblings& level = parent ? node_of(*parent).children : roots_;
+        node& own = node_of(page);
+        if (own.present && own.count >= tokens.size())
+            return {insertion::outcome::covered, page};
+
+        insertion done{own.present ? insertion::outcome::extended : insertion::outcome::inserted};
+        auto holder = level.lower_bound(tokens);
+        if (holder != level.end() && starts_with(run(*holder), tokens))
+            return {insertion::outcome::covered, *holder};
+        if (own.present) {
+            level.erase(page);
+        } else if (holder != level.begin()) {
+            const page_id before = *std::prev(holder);
+            if (starts_with(tokens, run(before))) { // a shorter form of the same run gives way
+                erase(before);
+                done.other = before;
+            }
+        }
+        std::ranges::copy(tokens, tokens_.get() + index_of(page) * page_tokens_);
+        own.count = static_cast<std::uint32_t>(tokens.size());
+        own.parent = parent;
+        own.present = true;
+        level.insert(page);
+        return done;
+    }
+
+    /// Requires: the page is a leaf of the index.
+    void erase(page_id page) {
+        expects(contains(page) && leaf(page), "only a leaf leaves the index");
+        node& own = node_of(page);
+        (own.parent ? node_of(*own.parent).children : roots_).erase(page);
+        own.count = 0;
+        own.parent.reset();
+        own.present = false;
+    }
+
+    [[nodiscard]] bool contains(page_id page) const { return node_of(page).present; }
+    [[nodiscard]] bool leaf(page_id page) const { return node_of(page).children.empty(); }
+    [[nodiscard]] std::optional<page_id> parent(page_id page) const { return node_of(page).parent; }
+
+    /// The tokens a page holds for the index; empty for a page that is not in it.
+    [[nodiscard]] std::span<const token_id> run(page_id page) const {
+        return {tokens_.get() + index_of(page) * page_tokens_, node_of(page).count};
+    }
+
+private:
+    struct by_run {
+        using is_transparent = void;
+        const state* index;
+
+        static bool less(std::span<const token_id> a, std::span<const token_id> b) {
+            return std::ranges::lexicographical_compare(a, b);
+        }
+        bool operator()(page_id a, page_id b) const { return less(index->run(a), index->run(b)); }
+        bool operator()(page_id a, std::span<const token_id> b) const { return less(index->run(a), b); }
+        bool operator()(std::span<const token_id> a, page_id b) const { return less(a, index->run(b)); }
+    };
+    using siblings = std::set<page_id, by_run>;
+
+    struct node {
+        siblings children{by_run{nullptr}};
+        std::optional<page_id> parent = {};
+        std::uint32_t count = 0;
+        bool present = false;
+    };
+
+    struct likeness {
+        page_id page = {};
+        std::size_t common = 0;
+    };
+
+    [[nodiscard]] static bool starts_with(std::span<const token_id> whole, std::span<const token_id> start) {
+        return whole.size() >= start.size() && std::ranges::equal(whole.first(start.size()), start);
+    }
+
+    [[nodiscard]] std::size_t common(page_id page, std::span<const token_id> query) const {
+        const auto stored = run(page);
+        return static_cast<std::size_t>(std::ranges::mismatch(stored, query).in1 - stored.begin());
+    }
+
+    // In lexicographic order nobody shares more with a query than its two neighbours.
+    [[nodiscard]] likeness nearest(const siblings& level, std::span<const token_id> query) const {
+        likeness best;
+        const auto after = level.lower_bound(query);
+        if (after != level.begin())
+            best = {*std::prev(after), common(*std::prev(after), query)};
+        if (after != level.end())
+            if (const likeness next{*after, common(*after, query)}; next.common >= best.common)
+                best = next;
+        return best;
+    }
+
+    [[nodiscard]] node& node_of(page_id page) { return nodes_[index_of(page)]; }
+    [[nodiscard]] const node& node_of(page_id page) const { return nodes_[index_of(page)]; }
+
+    std::size_t page_tokens_;
+    std::unique_ptr<token_id[]> tokens_; // (pages, page_tokens)
+    std::vector<node> nodes_;            // by page
+    siblings roots_;
+};
+
+inline radix::state radix::open(page_shape shape, std::size_t pages) const {
+    return {shape, pages};
+}
+
+static_assert(index_policy<radix>);
+
+} // namespace kvcache
+
+// ---- kvcache/locking/unlocked.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// One thread at a time uses the cache; nothing is locked.
+struct unlocked {
+    using role = locking_role;
+    struct state {
+        void lock() noexcept {}
+        void unlock() noexcept {}
+    };
+};
+
+static_assert(locking_policy<unlocked>);
+
+} // namespace kvcache
+
+// ---- kvcache/observer/silent.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Watches nothing, at no cost.
+struct silent {
+    using role = observer_role;
+    struct state {
+        void on(const event&) noexcept {}
+    };
+    [[nodiscard]] state open() const { return {}; }
+};
+
+static_assert(observer_policy<silent>);
+
+} // namespace kvcache
+
+// ---- kvcache/recompute/exact_prefix.hpp ---------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Reuses the longest known prefix and runs the rest. A full hit is cut by one token, so that logits are always
+/// computed, never stale. Exact: the result is the same bits as with nothing reused.
+struct exact_prefix {
+    using role = recompute_role;
+    class state;
+    [[nodiscard]] state open(page_shape shape) const;
+};
+
+class exact_prefix::state {
+public:
+    [[nodiscard]] std::size_t first_rerun(std::size_t hit, std::size_t total) const noexcept {
+        return total == 0 ? 0 : std::min(hit, total - 1);
+    }
+};
+
+inline exact_prefix::state exact_prefix::open(page_shape) const {
+    return {};
+}
+
+static_assert(recompute_policy<exact_prefix>);
+
+} // namespace kvcache
+
+// ---- kvcache/storage/heap.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Takes each page from a memory resource when it is first used, on a cache line and zeroed, and keeps it until the
+/// cache closes. A budget that is never filled is never allocated.
+struct heap {
+    using role = storage_role;
+    std::pmr::memory_resource* resource = nullptr; ///< Where pages come from; null means new and delete.
+    class state;
+    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
+};
+
+class heap::state {
+public:
+    state(std::pmr::memory_resource* resource, std::size_t pages, std::size_t page_bytes)
+        : resource_(resource), page_bytes_(page_bytes), memory_(pages, nullptr) {}
+
+    state(state&& other) noexcept
+        : resource_(other.resource_), page_bytes_(other.page_bytes_), memory_(std::exchange(other.memory_, {})) {}
+    state& operator=(state&& other) noexcept {
+        std::swap(resource_, other.resource_);
+        std::swap(page_bytes_, other.page_bytes_);
+        std::swap(memory_, other.memory_);
+        return *this;
+    }
+
+    ~state() {
+        for (void* page : memory_)
+            if (page != nullptr)
+                resource_->deallocate(page, page_bytes_, line_bytes);
+    }
+
+    /// False if the resource has no memory left.
+    [[nodiscard]] bool acquire(page_id page) {
+        void*& memory = memory_[index_of(page)];
+        if (memory != nullptr)
+            return true;
+        try {
+            memory = resource_->allocate(page_bytes_, line_bytes);
+        } catch (const std::bad_alloc&) {
+            return false;
+        }
+        std::memset(memory, 0, page_bytes_);
+        return true;
+    }
+
+    void release(page_id) noexcept {}
+
+    [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
+        return {static_cast<std::byte*>(memory_[index_of(page)]), page_bytes_};
+    }
+
+private:
+    std::pmr::memory_resource* resource_;
+    std::size_t page_bytes_;
+    std::vector<void*> memory_;
+};
+
+inline heap::state heap::open(std::size_t pages, std::size_t page_bytes) const {
+    return {resource != nullptr ? resource : std::pmr::new_delete_resource(), pages, page_bytes};
+}
+
+static_assert(storage_policy<heap>);
+
+} // namespace kvcache
+
+// ---- kvcache/cache/compose.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+namespace detail {
+
+// The policy among Ps that plays Role, or Standard when none does.
+template <class Role, class Standard, class... Ps>
+struct slot {
+    using type = Standard;
+};
+template <class Role, class Standard, class P, class... Ps>
+struct slot<Role, Standard, P, Ps...> : slot<Role, Standard, Ps...> {};
+template <class Role, class Standard, plays<Role> P, class... Ps>
+struct slot<Role, Standard, P, Ps...> {
+    using type = P;
+};
+
+template <class... Ps>
+struct compose {
+    using type = basic_cache<
+        typename slot<codec_role, plain, Ps...>::type, typename slot<storage_role, heap, Ps...>::type,
+        typename slot<hash_role, xxh3, Ps...>::type, typename slot<index_role, radix, Ps...>::type,
+        typename slot<eviction_role, lru, Ps...>::type, typename slot<recompute_role, exact_prefix, Ps...>::type,
+        typename slot<observer_role, silent, Ps...>::type, typename slot<locking_role, unlocked, Ps...>::type>;
+};
+
+template <class P, class... Ps>
+inline constexpr bool alone = (0 + ... + int(plays<Ps, typename role_of<P>::type>)) == 1;
+
+template <class T, class... Us>
+inline constexpr bool one_of = (std::is_same_v<T, Us> || ...);
+
+// The Wanted among the given policies, or one with its standard options.
+template <class Wanted, class... Given>
+[[nodiscard]] constexpr Wanted take(const std::tuple<Given...>& given) {
+    if constexpr (one_of<Wanted, Given...>)
+        return std::get<Wanted>(given);
+    else
+        return Wanted{};
+}
+
+template <class Cache>
+struct opener;
+template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Observer,
+          class Locking>
+struct opener<basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Observer, Locking>> {
+    using cache = basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Observer, Locking>;
+
+    template <class... Given>
+    [[nodiscard]] static cache open(identity id, page_shape shape, budget limit, const std::tuple<Given...>& given) {
+        return cache(std::move(id), shape, limit, take<Codec>(given), take<Storage>(given), take<Hash>(given),
+                     take<Index>(given), take<Eviction>(given), take<Recompute>(given), take<Observer>(given));
+    }
+};
+
+} // namespace detail
+
+/// No two policies play one role.
+template <class... Ps>
+concept one_policy_a_role = (detail::alone<Ps, Ps...> && ...);
+
+/// The cache made of these policies, in any order; a role left out keeps its standard policy.
+template <policy... Ps>
+    requires one_policy_a_role<Ps...>
+using cache = typename detail::compose<Ps...>::type;
+
+/// Opens a cache for pages of this shape, within a budget, from policies given by value in any order.
+template <policy... Ps>
+    requires one_policy_a_role<Ps...>
+[[nodiscard]] cache<Ps...> make_cache(page_shape shape, budget limit, Ps... policies) {
+    return detail::opener<cache<Ps...>>::open({}, shape, limit, std::tuple(std::move(policies)...));
+}
+
+/// The same for a model whose identity names everything that decides a page's bits.
+template <policy... Ps>
+    requires one_policy_a_role<Ps...>
+[[nodiscard]] cache<Ps...> make_cache(identity id, page_shape shape, budget limit, Ps... policies) {
+    return detail::opener<cache<Ps...>>::open(std::move(id), shape, limit, std::tuple(std::move(policies)...));
+}
+
+} // namespace kvcache
+
+// ---- kvcache/codec/all.hpp ----------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Every codec policy of the library, with its standard options.
+using codec_policies = std::tuple<plain>;
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/all.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Every eviction policy of the library, with its standard options.
+using eviction_policies = std::tuple<lru>;
+
+} // namespace kvcache
+
+// ---- kvcache/hash/all.hpp -----------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Every hash policy of the library, with its standard options.
+using hash_policies = std::tuple<xxh3>;
+
+} // namespace kvcache
+
+// ---- kvcache/index/all.hpp ----------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Every index policy of the library, with its standard options.
+using index_policies = std::tuple<radix>;
+
+} // namespace kvcache
+
+// ---- kvcache/locking/mutexed.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Any number of threads use the cache; one mutex guards its books. Pages are written and read outside of it.
+struct mutexed {
+    using role = locking_role;
+    using state = std::mutex;
+};
+
+static_assert(locking_policy<mutexed>);
+
+} // namespace kvcache
+
+// ---- kvcache/locking/all.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Every locking policy of the library, with its standard options.
+using locking_policies = std::tuple<unlocked, mutexed>;
+
+} // namespace kvcache
+
+// ---- kvcache/core/tensor.hpp --------------------------------------------------------------------------------------
+
+#include <Eigen/Core>
+
+namespace kvcache {
+
+/// A dense row-major matrix of float32. (rows, columns)
+using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+/// Somebody else's row-major matrix, to read. (rows, columns)
+using matrix_view = Eigen::Ref<const matrix>;
+
+/// Row `row` of `m` as contiguous numbers. (columns)
+[[nodiscard]] inline std::span<const float> row_of(const matrix& m, std::size_t row) {
+    return {m.data() + row * static_cast<std::size_t>(m.cols()), static_cast<std::size_t>(m.cols())};
+}
+[[nodiscard]] inline std::span<float> row_of(matrix& m, std::size_t row) {
+    return {m.data() + row * static_cast<std::size_t>(m.cols()), static_cast<std::size_t>(m.cols())};
+}
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/team.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A fixed group of threads that share loops. The caller is one of them. Work is dealt by index, so which thread
+/// runs an index never changes a result: nothing is ever summed across threads.
+class team {
+public:
+    /// Starts `threads` - 1 threads that sleep between loops.
+    explicit team(std::size_t threads = 1) : shared_(std::make_unique<state>()) {
+        expects(threads > 0, "a team has at least one thread");
+        members_.reserve(threads - 1);
+        try {
+            for (std::size_t member = 1; member < threads; ++member)
+                members_.emplace_back([shared = shared_.get(), member] { serve(*shared, member); });
+        } catch (...) { // the system has no more threads: those that began must end before the exception leaves
+            dismiss();
+            throw;
+        }
+    }
+
+    team(team&&) noexcept = default;
+    team& operator=(team&&) = delete;
+
+    ~team() {
+        if (shared_)
+            dismiss();
+    }
+
+    [[nodiscard]] std::size_t threads() const noexcept { return members_.size() + 1; }
+
+    /// Calls body(begin, end) on each thread, the ranges covering [0, jobs) once. Returns when all are done.
+    /// Throws: what a body threw, the first of them, once all have ended.
+    /// Requires: one loop at a time; a body does not share again.
+    template <class Body>
+    void share(std::size_t jobs, Body&& body) {
+        if (members_.empty() || jobs < 2) {
+            body(std::size_t{0}, jobs);
+            return;
+        }
+        expects(shared_->part == nullptr, "a team shares one loop at a time");
+        const std::size_t n = threads();
+        const std::function<void(std::size_t)> part = [&](std::size_t member) {
+            const std::size_t begin = jobs * member / n, end = jobs * (member + 1) / n;
+            if (begin < end)
+                body(begin, end);
+        };
+        shared_->part = &part;
+        shared_->pending.store(members_.size(), std::memory_order_relaxed);
+        shared_->round.fetch_add(1, std::memory_order_release);
+        shared_->round.notify_all();
+        run(*shared_, 0);
+        for (std::size_t left = shared_->pending.load(std::memory_order_acquire); left != 0;
+             left = shared_->pending.load(std::memory_order_acquire))
+            spin_or_wait(shared_->pending, left);
+        shared_->part = nullptr;
+        shared_->failed.clear();
+        if (shared_->failure)
+            std::rethrow_exception(std::exchange(shared_->failure, nullptr));
+    }
+
+private:
+    struct state {
+        std::atomic<std::uint64_t> round{0};
+        std::atomic<std::size_t> pending{0};
+        std::atomic<bool> stop{false};
+        const std::function<void(std::size_t)>* part = nullptr; // of the loop that runs
+        std::atomic_flag failed;                                // guards failure
+        std::exception_ptr failure;
+    };
+
+    // A product takes tens of microseconds: spin that long before asking the system to sleep.
+    template <class T>
+    static void spin_or_wait(std::atomic<T>& value, T old) {
+        for (int spin = 0; spin < 4096; ++spin)
+            if (value.load(std::memory_order_acquire) != old)
+                return;
+        value.wait(old, std::memory_order_acquire);
+    }
+
+    static void run(state& shared, std::size_t member) {
+        try {
+            (*shared.part)(member);
+        } catch (...) {
+            if (!shared.failed.test_and_set())
+                shared.failure = std::current_exception();
+        }
+    }
+
+    void dismiss() {
+        shared_->stop.store(true);
+        shared_->round.fetch_add(1);
+        shared_->round.notify_all();
+        for (auto& member : members_)
+            member.join();
+    }
+
+    static void serve(state& shared, std::size_t member) {
+        for (std::uint64_t seen = 0;;) {
+            spin_or_wait(shared.round, seen);
+            const std::uint64_t now = shared.round.load(std::memory_order_acquire);
+            if (now == seen)
+                continue;
+            seen = now;
+            if (shared.stop.load())
+                return;
+            run(shared, member);
+            if (shared.pending.fetch_sub(1, std::memory_order_acq_rel) == 1)
+                shared.pending.notify_all();
+        }
+    }
+
+    std::unique_ptr<state> shared_;
+    std::vector<std::thread> members_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/model/config.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// How positions turn into rotations. Every kind is a pure rotation: no factor on the scores.
+///
+/// The inverse frequency of pair i is f(i) = theta^(-2 i / head_dim), scaled as `scaling` says:
+///
+///     none     f
+///     linear   f / factor
+///     llama3   by wavelength w = 2 pi / f against original_max_positions L:
+///                w < L / high_freq_factor    f
+///                w > L / low_freq_factor     f / factor
+///                between                     (1 - s) f / factor + s f,
+///                                            s = (L / w - low_freq_factor) / (high_freq_factor - low_freq_factor)
+///
+/// Dimension i of a head is rotated with dimension i + head_dim / 2.
+struct rope_config {
+    enum class kind { none, linear, llama3 };
+
+    double theta = 10000.0;
+    kind scaling = kind::none;
+    double factor = 1.0;                    ///< linear and llama3.
+    double low_freq_factor = 1.0;           ///< llama3.
+    double high_freq_factor = 4.0;          ///< llama3.
+    double original_max_positions = 8192.0; ///< llama3: the context it was trained with before scaling.
+
+    friend bool operator==(const rope_config&, const rope_config&) = default;
+};
+
+/// The extents and switches of a Llama-family decoder: pre-norm blocks of RMS norm, grouped-query attention with
+/// RoPE, and a SiLU-gated MLP.
+///
+/// Weight shapes follow from it, as stored (out, in):
+///
+///     embedding (vocabulary, hidden_size)           head  the same, or the embedding itself when tied_head
+///     q (heads * head_dim, hidden_size)             k, v  (kv_heads * head_dim, hidden_size)
+///     o (hidden_size, heads * head_dim)             q_norm, k_norm (head_dim)
+///     gate, up (intermediate_size, hidden_size)     down  (hidden_size, intermediate_size)
+struct model_config {
+    std::string architecture = "llama"; ///< The checkpoint's own name: llama, mistral, qwen2, qwen3.
+    std::size_t hidden_size = 0;
+    std::size_t intermediate_size = 0;
+    std::size_t layers = 0;
+    std::size_t heads = 0;
+    std::size_t kv_heads = 0;
+    std::size_t head_dim = 0;
+    std::size_t vocabulary = 0;
+    std::size_t max_positions = 2048; ///< What it was trained for; RoPE itself has no end.
+    float rms_norm_eps = 1e-6F;
+    rope_config rope = {};
+    bool tied_head = false;   ///< The output head is the embedding.
+    bool qkv_bias = false;    ///< q, k and v have biases.
+    bool output_bias = false; ///< o has a bias.
+    bool mlp_bias = false;    ///< gate, up and down have biases.
+    bool qk_norm = false;     ///< Each head of q and k is RMS-normalised over head_dim before RoPE.
+    std::vector<token_id> bos = {};
+    std::vector<token_id> eos = {};
+
+    friend bool operator==(const model_config&, const model_config&) = default;
+
+    /// Whether a model of these extents can exist and all products of two extents fit 48 bits.
+    /// Returns: an error that names the first field at fault.
+    [[nodiscard]] result<void> check() const;
+};
+
+namespace detail {
+
+[[nodiscard]] inline result<void> check_extent(std::string_view field, std::size_t value, std::size_t most) {
+    if (value == 0 || value > most)
+        return error{error_code::out_of_range, std::string(field),
+                     std::string(field) + " is " + std::to_string(value) + "; it must be 1 to " + std::to_string(most)};
+    return {};
+}
+
+[[nodiscard]] inline result<void> check_number(std::string_view field, double value, double least, double most) {
+    if (!(std::isfinite(value) && value >= least && value <= most))
+        return error{error_code::out_of_range, std::string(field),
+                     std::string(field) + " is " + std::to_string(value) + "; it must be " + std::to_string(least) +
+                         " to " + std::to_string(most)};
+    return {};
+}
+
+} // namespace detail
+
+inline result<void> model_config::check() const {
+    // The largest extents leave an order of magnitude above any published dense model, and keep a product of two
+    // extents, in bytes, far from the end of 64 bits.
+    const struct {
+        std::string_view name;
+        std::size_t value, most;
+    } extents[] = {
+        {"hidden_size", hidden_size, 1u << 20}, {"intermediate_size", intermediate_size, 1u << 22},
+        {"layers", layers, 1u << 13},           {"heads", heads, 1u << 13},
+        {"kv_heads", kv_heads, 1u << 13},       {"head_dim", head_dim, 1u << 12},
+        {"vocabulary", vocabulary, 1u << 24},   {"max_positions", max_positions, 1u << 30},
+    };
+    for (const auto& [name, value, most] : extents)
+        if (auto fine = detail::check_extent(name, value, most); !fine)
+            return fine;
+    if (heads % kv_heads != 0)
+        return error{error_code::mismatched, "kv_heads",
+                     std::to_string(heads) + " heads do not share " + std::to_string(kv_heads) + " kv_heads evenly"};
+    if (head_dim % 2 != 0)
+        return error{error_code::mismatched, "head_dim",
+                     "head_dim is " + std::to_string(head_dim) + "; RoPE rotates pairs, so it must be even"};
+
+    if (!(std::isfinite(rms_norm_eps) && rms_norm_eps > 0 && rms_norm_eps < 1))
+        return error{error_code::out_of_range, "rms_norm_eps",
+                     "rms_norm_eps is " + std::to_string(rms_norm_eps) + "; it must be above 0 and below 1"};
+    const struct {
+        std::string_view name;
+        double value, least, most;
+    } numbers[] = {
+        {"rope.theta", rope.theta, 1.0, 1e15},
+        {"rope.factor", rope.factor, 1e-3, 1e6},
+        {"rope.low_freq_factor", rope.low_freq_factor, 1e-6, 1e6},
+        {"rope.high_freq_factor", rope.high_freq_factor, 1e-6, 1e6},
+        {"rope.original_max_positions", rope.original_max_positions, 1.0, 1073741824.0},
+    };
+    for (const auto& [name, value, least, most] : numbers)
+        if (auto fine = detail::check_number(name, value, least, most); !fine)
+            return fine;
+    if (rope.scaling == rope_config::kind::llama3 && !(rope.high_freq_factor > rope.low_freq_factor))
+        return error{error_code::mismatched, "rope.high_freq_factor",
+                     "rope.high_freq_factor must be above rope.low_freq_factor"};
+
+    for (const token_id token : bos)
+        if (index_of(token) < 0)
+            return error{error_code::out_of_range, "bos", "a bos id is negative"};
+    for (const token_id token : eos)
+        if (index_of(token) < 0)
+            return error{error_code::out_of_range, "eos", "an eos id is negative"};
+    return {};
+}
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/packed_matrix.hpp -----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// How a weight is kept: float32, or the 16 bits of a bfloat16, which widen to float32 exactly.
+template <class T>
+concept weight_format = std::same_as<T, float> || std::same_as<T, std::uint16_t>;
+
+/// The weights of y = W x, packed once for the product: panels of 32 outputs, in each the inputs ascending and for
+/// every input its 32 weights side by side. (outputs / 32, inputs, 32), zeros behind the last output.
+template <weight_format Weight>
+class packed_matrix {
+public:
+    static constexpr std::size_t panel_width = 32;
+
+    packed_matrix() = default;
+    packed_matrix(std::size_t outputs, std::size_t inputs)
+        : outputs_(outputs), inputs_(inputs), numbers_(panels() * inputs * panel_width) {}
+
+    /// Places the weights of one output. (inputs)
+    void set_row(std::size_t output, std::span<const Weight> weights) {
+        expects(output < outputs_ && weights.size() == inputs_, "a packed row is one output's weights");
+        Weight* to = numbers_.data() + output / panel_width * inputs_ * panel_width + output % panel_width;
+        for (std::size_t k = 0; k < inputs_; ++k)
+            to[k * panel_width] = weights[k];
+    }
+
+    /// The weights of one output, widened. (inputs)
+    void row(std::size_t output, std::span<float> out) const {
+        expects(output < outputs_ && out.size() == inputs_, "a packed row is one output's weights");
+        const Weight* from = panel(output / panel_width) + output % panel_width;
+        for (std::size_t k = 0; k < inputs_; ++k)
+            out[k] = widen(from[k * panel_width]);
+    }
+
+    [[nodiscard]] std::size_t outputs() const noexcept { return outputs_; }
+    [[nodiscard]] std::size_t inputs() const noexcept { return inputs_; }
+    [[nodiscard]] std::size_t panels() const noexcept { return (outputs_ + panel_width - 1) / panel_width; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return numbers_.size() * sizeof(Weight); }
+
+    /// The weights of outputs [32 * index, 32 * index + 32). (inputs, 32)
+    [[nodiscard]] const Weight* panel(std::size_t index) const noexcept {
+        return numbers_.data() + index * inputs_ * panel_width;
+    }
+
+private:
+    [[nodiscard]] static float widen(float weight) noexcept { return weight; }
+    [[nodiscard]] static float widen(std::uint16_t weight) noexcept {
+        return std::bit_cast<float>(std::uint32_t{weight} << 16);
+    }
+
+    std::size_t outputs_ = 0;
+    std::size_t inputs_ = 0;
+    aligned_vector<Weight> numbers_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/product.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Rows of activations with a fixed distance. (rows, columns)
+struct rows_in {
+    const float* data = nullptr;
+    std::size_t rows = 0;
+    std::size_t stride = 0; ///< Numbers from one row to the next.
+};
+struct rows_out {
+    float* data = nullptr;
+    std::size_t stride = 0;
+};
+
+namespace detail {
+
+// A tile of Rows x (Panels * 32) outputs, each its own chain of fused multiply-adds over ascending inputs. The tile
+// decides only which chains run side by side, never the order inside one: any tile gives the same bits.
+template <std::size_t Rows, std::size_t Panels, weight_format Weight>
+inline void product_tile(const rows_in& x, std::size_t row, const packed_matrix<Weight>& w, std::size_t panel,
+                         const rows_out& y) {
+    constexpr std::size_t width = packed_matrix<Weight>::panel_width;
+    constexpr std::size_t vectors = Panels * width / 16;
+    f32x16 sums[Rows][vectors];
+    for (auto& of_row : sums)
+        for (auto& s : of_row)
+            s = f32x16::zero();
+
+    const Weight* weights[Panels];
+    for (std::size_t p = 0; p < Panels; ++p)
+        weights[p] = w.panel(panel + p);
+    const float* in = x.data + row * x.stride;
+
+    for (std::size_t k = 0; k < w.inputs(); ++k) {
+        f32x16 column[vectors];
+        for (std::size_t v = 0; v < vectors; ++v)
+            column[v] = f32x16::load(weights[v / 2] + k * width + v % 2 * 16);
+        for (std::size_t r = 0; r < Rows; ++r) {
+            const f32x16 a = f32x16::broadcast(in[r * x.stride + k]);
+            for (std::size_t v = 0; v < vectors; ++v)
+                sums[r][v] = fma(a, column[v], sums[r][v]);
+        }
+    }
+    for (std::size_t r = 0; r < Rows; ++r)
+        for (std::size_t v = 0; v < vectors; ++v) {
+            const std::size_t output = panel * width + v * 16;
+            if (output >= w.outputs())
+                break;
+            float* to = y.data + (row + r) * y.stride + output;
+            const std::size_t left = w.outputs() - output;
+            left >= 16 ? sums[r][v].store(to) : sums[r][v].store_first(to, left);
+        }
+}
+
+// All rows against panels [panel, panel + Panels).
+template <std::size_t Panels, weight_format Weight>
+inline void product_panels(const rows_in& x, const packed_matrix<Weight>& w, std::size_t panel, const rows_out& y) {
+    constexpr std::size_t tall = (native_lanes == 16 ? 12 : 3) / Panels; // accumulators that fit the registers
+    std::size_t row = 0;
+    if constexpr (tall > 1)
+        for (; row + tall <= x.rows; row += tall)
+            product_tile<tall, Panels>(x, row, w, panel, y);
+    if constexpr (tall > 4)
+        for (; row + 4 <= x.rows; row += 4)
+            product_tile<4, Panels>(x, row, w, panel, y);
+    for (; row < x.rows; ++row)
+        product_tile<1, Panels>(x, row, w, panel, y);
+}
+
+} // namespace detail
+
+/// y = x W^T for packed weights. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
+/// Each output is one chain of fused multiply-adds over ascending inputs, so its bits depend neither on the number of
+/// rows nor on threads nor on the vector width. Few rows run four panels side by side, to fill the machine's pipes.
+template <weight_format Weight>
+inline void product(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, team& threads) {
+    const std::size_t wide = x.rows < 4 ? 4 : 1;
+    const std::size_t jobs = (w.panels() + wide - 1) / wide;
+    threads.share(jobs, [&](std::size_t begin, std::size_t end) {
+        std::size_t panel = begin * wide;
+        const std::size_t last = std::min(end * wide, w.panels());
+        if (wide == 4)
+            for (; panel + 4 <= last; panel += 4)
+                for (std::size_t row = 0; row < x.rows; ++row)
+                    detail::product_tile<1, 4>(x, row, w, panel, y);
+        for (; panel < last; ++panel)
+            detail::product_panels<1>(x, w, panel, y);
+    });
+}
+
+} // namespace kvcache
+
+// ---- kvcache/model/tensor_view.hpp --------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The number formats that weights are read from.
+enum class dtype : std::uint8_t {
+    f32,  ///< IEEE binary32.
+    f16,  ///< IEEE binary16: 5 exponent bits, 10 of fraction, subnormals.
+    bf16, ///< The upper half of a binary32.
+};
+
+/// The bytes of one number.
+[[nodiscard]] constexpr std::size_t bytes_of(dtype type) noexcept {
+    return type == dtype::f32 ? 4 : 2;
+}
+
+/// The name as checkpoints spell it.
+[[nodiscard]] constexpr std::string_view name_of(dtype type) noexcept {
+    switch (type) {
+    case dtype::f32:
+        return "F32";
+    case dtype::f16:
+        return "F16";
+    case dtype::bf16:
+        return "BF16";
+    }
+    return "?";
+}
+
+/// The float32 that a binary16 stands for. Exact for every pattern: zeros, subnormals, infinities, and NaNs, whose
+/// sign and payload move to the upper bits.
+[[nodiscard]] constexpr float widen_f16(std::uint16_t bits) noexcept {
+    const std::uint32_t sign = (bits & 0x8000u) << 16;
+    const std::uint32_t exponent = (bits >> 10) & 0x1Fu;
+    const std::uint32_t fraction = bits & 0x3FFu;
+    if (exponent == 31)
+        return std::bit_cast<float>(sign | 0x7F800000u | fraction << 13);
+    if (exponent != 0)
+        return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+    if (fraction == 0)
+        return std::bit_cast<float>(sign);
+    // fraction * 2^-24, normalised: the leading one moves to bit 10 and goes.
+    const auto shift = static_cast<std::uint32_t>(std::countl_zero(fraction)) - 21;
+    return std::bit_cast<float>(sign | (113 - shift) << 23 | ((fraction << shift) & 0x3FFu) << 13);
+}
+
+/// The float32 that a bfloat16 stands for. Exact for every pattern.
+[[nodiscard]] constexpr float widen_bf16(std::uint16_t bits) noexcept {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+/// A weight where it lies, in little-endian bytes that need no alignment. It owns only its shape: the bytes belong to
+/// the checkpoint that gave it.
+struct tensor_view {
+    kvcache::dtype dtype = kvcache::dtype::f32;
+    std::vector<std::size_t> shape = {};   ///< Outermost first, row-major.
+    std::span<const std::byte> bytes = {}; ///< bytes_of(dtype) times the product of the shape.
+
+    /// The numbers in it.
+    [[nodiscard]] std::size_t size() const noexcept { return bytes.size() / bytes_of(dtype); }
+
+    /// Number `index` in row-major order, as float32, exactly. Requires: index < size().
+    [[nodiscard]] float operator[](std::size_t index) const {
+        expects(index < size(), "a tensor view is read only inside its bytes");
+        switch (dtype) {
+        case kvcache::dtype::f32:
+            return number<kvcache::dtype::f32>(index);
+        case kvcache::dtype::f16:
+            return number<kvcache::dtype::f16>(index);
+        case kvcache::dtype::bf16:
+            return number<kvcache::dtype::bf16>(index);
+        }
+        return 0.0F;
+    }
+
+    /// Fills `out` with the numbers from `first` on, as float32, exactly. Requires: first + out.size() <= size().
+    void read(std::size_t first, std::span<float> out) const {
+        expects(first <= size() && out.size() <= size() - first, "a tensor view is read only inside its bytes");
+        switch (dtype) {
+        case kvcache::dtype::f32:
+            return fill<kvcache::dtype::f32>(first, out);
+        case kvcache::dtype::f16:
+            return fill<kvcache::dtype::f16>(first, out);
+        case kvcache::dtype::bf16:
+            return fill<kvcache::dtype::bf16>(first, out);
+        }
+    }
+
+private:
+    template <kvcache::dtype Type>
+    [[nodiscard]] float number(std::size_t index) const {
+        if constexpr (Type == kvcache::dtype::f32)
+            return std::bit_cast<float>(halfword(index * 2) | halfword(index * 2 + 1) << 16);
+        else if constexpr (Type == kvcache::dtype::f16)
+            return widen_f16(static_cast<std::uint16_t>(halfword(index)));
+        else
+            return widen_bf16(static_cast<std::uint16_t>(halfword(index)));
+    }
+
+    template <kvcache::dtype Type>
+    void fill(std::size_t first, std::span<float> out) const {
+        for (std::size_t i = 0; i != out.size(); ++i)
+            out[i] = number<Type>(first + i);
+    }
+
+    // Bytes 2 n and 2 n + 1, by arithmetic, so that neither alignment nor the machine's byte order matters.
+    [[nodiscard]] std::uint32_t halfword(std::size_t n) const {
+        return std::to_integer<std::uint32_t>(bytes[2 * n]) | std::to_integer<std::uint32_t>(bytes[2 * n + 1]) << 8;
+    }
+};
+
+} // namespace kvcache
+
+// ---- kvcache/model/linear.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// y = x W^T + b with packed weights. Weights stored as BF16 stay BF16 in memory and F32 ones F32; F16 widens to F32.
+/// All three are exact, so the format decides speed and memory, never bits of the product.
+class linear {
+public:
+    linear() = default;
+
+    /// Packs matrices of the same inputs below one another. Each (outputs, inputs), as stored.
+    [[nodiscard]] static linear pack(std::span<const tensor_view> parts) {
+        expects(!parts.empty(), "a linear map has a matrix");
+        bool narrow = true;
+        std::size_t outputs = 0;
+        for (const tensor_view& part : parts) {
+            narrow = narrow && part.dtype == dtype::bf16;
+            outputs += part.shape.at(0);
+        }
+        linear made;
+        if (narrow)
+            made.weights_ = pack_as<std::uint16_t>(parts, outputs);
+        else
+            made.weights_ = pack_as<float>(parts, outputs);
+        return made;
+    }
+
+    void set_bias(std::vector<float> bias) {
+        expects(bias.size() == outputs(), "a bias has one number an output");
+        bias_ = std::move(bias);
+    }
+
+    [[nodiscard]] std::size_t outputs() const {
+        return std::visit([](const auto& w) { return w.outputs(); }, weights_);
+    }
+    [[nodiscard]] std::size_t inputs() const {
+        return std::visit([](const auto& w) { return w.inputs(); }, weights_);
+    }
+    [[nodiscard]] std::size_t bytes() const {
+        return std::visit([](const auto& w) { return w.bytes(); }, weights_);
+    }
+    [[nodiscard]] const char* format() const { return weights_.index() == 0 ? "f32" : "bf16"; }
+
+    /// (rows, inputs) -> (rows, outputs)
+    void apply(const rows_in& x, const rows_out& y, team& threads) const {
+        std::visit([&](const auto& w) { product(x, w, y, threads); }, weights_);
+        if (!bias_.empty())
+            for (std::size_t row = 0; row < x.rows; ++row)
+                add_to({y.data + row * y.stride, bias_.size()}, bias_);
+    }
+
+    /// The weights of one output: an embedding's row. (inputs)
+    void row(std::size_t output, std::span<float> out) const {
+        std::visit([&](const auto& w) { w.row(output, out); }, weights_);
+    }
+
+private:
+    template <weight_format Weight>
+    [[nodiscard]] static packed_matrix<Weight> pack_as(std::span<const tensor_view> parts, std::size_t outputs) {
+        const std::size_t inputs = parts[0].shape.at(1);
+        packed_matrix<Weight> packed(outputs, inputs);
+        std::vector<Weight> row(inputs);
+        std::size_t output = 0;
+        for (const tensor_view& part : parts)
+            for (std::size_t i = 0; i < part.shape[0]; ++i) {
+                read_row(part, i * inputs, row);
+                packed.set_row(output++, row);
+            }
+        return packed;
+    }
+
+    static void read_row(const tensor_view& from, std::size_t first, std::span<float> row) { from.read(first, row); }
+    static void read_row(const tensor_view& from, std::size_t first, std::span<std::uint16_t> row) {
+        for (std::size_t i = 0; i < row.size(); ++i)
+            row[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(from[first + i]) >> 16);
+    }
+
+    std::variant<packed_matrix<float>, packed_matrix<std::uint16_t>> weights_;
+    std::vector<float> bias_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/model/weights.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Where weights come from: a tensor by its Hugging Face name, of the shape asked for, or why not.
+template <class S>
+concept weight_source = requires(const S s, std::string_view name, std::initializer_list<std::size_t> shape) {
+    { s.tensor(name, shape) } -> std::same_as<result<tensor_view>>;
+};
+
+/// The weights of one block, packed.
+struct block_weights {
+    std::vector<float> attention_norm; // (hidden)
+    linear qkv;                        // (q + k + v, hidden)
+    std::vector<float> q_norm;         // (head_dim), empty without QK norm
+    std::vector<float> k_norm;         // (head_dim)
+    linear output;                     // (hidden, q)
+    std::vector<float> mlp_norm;       // (hidden)
+    linear gate_up;                    // (2 intermediate, hidden)
+    linear down;                       // (hidden, intermediate)
+};
+
+/// The weights of a decoder, packed.
+struct model_weights {
+    linear embedding; // (vocabulary, hidden); empty if the head is tied to it
+    std::vector<block_weights> layers;
+    std::vector<float> final_norm; // (hidden)
+    linear head;                   // (vocabulary, hidden)
+};
+
+namespace detail {
+
+// Reads tensors one after the other; the first error stays, and what follows is skipped.
+template <weight_source Source>
+class weight_reader {
+public:
+    explicit weight_reader(const Source& source) : source_(source) {}
+
+    [[nodiscard]] const result<void>& outcome() const noexcept { return outcome_; }
+
+    [[nodiscard]] std::vector<float> vector(const std::string& name, std::size_t size) {
+        std::vector<float> numbers;
+        if (const auto view = tensor(name, {size}))
+            numbers.resize(size), view->read(0, numbers);
+        return numbers;
+    }
+
+    [[nodiscard]] linear matrix(const std::vector<std::pair<std::string, std::size_t>>& parts, std::size_t inputs,
+                                bool biased) {
+        std::vector<tensor_view> views;
+        std::vector<float> bias;
+        for (const auto& [name, outputs] : parts) {
+            if (auto view = tensor(name + ".weight", {outputs, inputs}))
+                views.push_back(std::move(*view));
+            if (biased) {
+                const auto part = vector(name + ".bias", outputs);
+                bias.insert(bias.end(), part.begin(), part.end());
+            }
+        }
+        if (!outcome_)
+            return {};
+        linear made = linear::pack(views);
+        if (biased)
+            made.set_bias(std::move(bias));
+        return made;
+    }
+
+private:
+    [[nodiscard]] result<tensor_view> tensor(const std::string& name, std::initializer_list<std::size_t> shape) {
+        if (!outcome_)
+            return outcome_.error();
+        auto view = source_.tensor(name, shape);
+        if (!view)
+            outcome_ = view.error();
+        return view;
+    }
+
+    const Source& source_;
+    result<void> outcome_;
+};
+
+} // namespace detail
+
+/// Reads and packs all weights of a checkpoint, by their Hugging Face names. `progress(done, of)` is called after each
+/// layer. Errors: the source's, naming the tensor. Cost: every weight is read and written once.
+template <weight_source Source, class Progress>
+[[nodiscard]] result<model_weights> load_weights(const model_config& config, const Source& source, Progress progress) {
+    detail::weight_reader<Source> read(source);
+    const std::size_t hidden = config.hidden_size;
+    const std::size_t q = config.heads * config.head_dim, kv = config.kv_heads * config.head_dim;
+
+    model_weights weights;
+    const std::string embedding = "model.embed_tokens";
+    weights.head = read.matrix({{config.tied_head ? embedding : "lm_head", config.vocabulary}}, hidden, false);
+    if (!config.tied_head)
+        weights.embedding = read.matrix({{embedding, config.vocabulary}}, hidden, false);
+    weights.final_norm = read.vector("model.norm.weight", hidden);
+
+    for (std::size_t i = 0; i < config.layers && read.outcome(); ++i) {
+        const std::string at = "model.layers." + std::to_string(i) + ".";
+        const std::string self = at + "self_attn.", mlp = at + "mlp.";
+        block_weights layer;
+        layer.attention_norm = read.vector(at + "input_layernorm.weight", hidden);
+        layer.qkv =
+            read.matrix({{self + "q_proj", q}, {self + "k_proj", kv}, {self + "v_proj", kv}}, hidden, config.qkv_bias);
+        if (config.qk_norm) {
+            layer.q_norm = read.vector(self + "q_norm.weight", config.head_dim);
+            layer.k_norm = read.vector(self + "k_norm.weight", config.head_dim);
+        }
+        layer.output = read.matrix({{self + "o_proj", hidden}}, q, config.output_bias);
+        layer.mlp_norm = read.vector(at + "post_attention_layernorm.weight", hidden);
+        layer.gate_up =
+            read.matrix({{mlp + "gate_proj", config.intermediate_size}, {mlp + "up_proj", config.intermediate_size}},
+                        hidden, config.mlp_bias);
+        layer.down = read.matrix({{mlp + "down_proj", hidden}}, config.intermediate_size, config.mlp_bias);
+        weights.layers.push_back(std::move(layer));
+        progress(i + 1, config.layers);
+    }
+    if (!read.outcome())
+        return read.outcome().error();
+    return weights;
+}
+
+} // namespace kvcache
+
+// ---- kvcache/model/forward_pass.hpp -------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Which rows of a part want logits.
+enum class logits_of { none, last, all };
+
+/// Consecutive rows of one sequence in a batch: tokens that run at the lease's rows [row, row + tokens.size()).
+template <class Lease>
+struct batch_part {
+    const Lease* lease = nullptr;
+    std::size_t row = 0;
+    std::span<const token_id> tokens = {};
+    logits_of wanted = logits_of::last;
+};
+
+/// What a pass reads of its model.
+struct model_parts {
+    const model_config& config;
+    const model_weights& weights;
+    attention_shape attention;
+};
+
+/// One forward pass over a ragged batch of sequences: embed, then layer by layer, then logits. Rows of strangers go
+/// through the products together and never meet in a sum. (rows, hidden)
+template <class Lease>
+class forward_pass {
+public:
+    forward_pass(const model_parts& model, std::span<const batch_part<Lease>> batch, team& threads)
+        : model_(model),
+          batch_(batch.begin(), batch.end()),
+          threads_(threads),
+          hidden_(model.config.hidden_size),
+          q_(model.config.heads * model.config.head_dim),
+          kv_(model.config.kv_heads * model.config.head_dim) {
+        for (const auto& part : batch_)
+            rows_ += part.tokens.size();
+        const std::size_t inner = model.config.intermediate_size;
+        x_.resize(rows_ * hidden_);
+        normed_.resize(rows_ * hidden_);
+        qkv_.resize(rows_ * (q_ + 2 * kv_));
+        attended_.resize(rows_ * q_);
+        inner_.resize(rows_ * 2 * inner);
+        rotations_.resize(rows_ * model.config.head_dim);
+        embed();
+        deal_attention();
+    }
+
+    /// Runs one block: writes its keys and values into the leases, and attends to them and all before.
+    void forward(layer_id layer) {
+        const block_weights& w = model_.weights.layers[index_of(layer)];
+        norm(x_, w.attention_norm);
+        w.qkv.apply(view(normed_, hidden_), view_out(qkv_, q_ + 2 * kv_), threads_);
+        place_keys(layer, w);
+        attend_all(layer);
+        w.output.apply(view(attended_, q_), view_out(normed_, hidden_), threads_);
+        add_to(x_, normed_);
+
+        norm(x_, w.mlp_norm);
+        const std::size_t inner = model_.config.intermediate_size;
+        w.gate_up.apply(view(normed_, hidden_), view_out(inner_, 2 * inner), threads_);
+        for_rows([&](std::size_t row) {
+            const std::span gate(inner_.data() + row * 2 * inner, inner);
+            gated_silu(gate, {gate.data() + inner, inner}, gate);
+        });
+        w.down.apply({inner_.data(), rows_, 2 * inner}, view_out(normed_, hidden_), threads_);
+        add_to(x_, normed_);
+    }
+
+    /// The logits of the rows that want them, in batch order. (wanted rows, vocabulary)
+    [[nodiscard]] matrix logits() {
+        std::vector<std::size_t> wanted;
+        std::size_t row = 0;
+        for (const auto& part : batch_) {
+            const std::size_t n = part.tokens.size();
+            const std::size_t skipped = part.wanted == logits_of::all    ? 0
+                                        : part.wanted == logits_of::last ? n - std::min<std::size_t>(n, 1)
+                                                                         : n;
+            for (std::size_t i = skipped; i < n; ++i)
+                wanted.push_back(row + i);
+            row += n;
+        }
+        for (std::size_t i = 0; i < wanted.size(); ++i)
+            rms_norm(of_row(x_, wanted[i], hidden_), model_.weights.final_norm, model_.config.rms_norm_eps,
+                     of_row(normed_, i, hidden_));
+        matrix out(static_cast<Eigen::Index>(wanted.size()), static_cast<Eigen::Index>(model_.config.vocabulary));
+        if (!wanted.empty())
+            model_.weights.head.apply({normed_.data(), wanted.size(), hidden_}, {out.data(), model_.config.vocabulary},
+                                      threads_);
+        return out;
+    }
+
+private:
+    // Rows of one part on one key and value head, for one thread.
+    struct attention_job {
+        std::size_t part = 0;
+        head_id head = {};
+        std::size_t first = 0;
+        std::size_t last = 0;
+    };
+
+    [[nodiscard]] static std::span<float> of_row(aligned_vector<float>& m, std::size_t row, std::size_t columns) {
+        return {m.data() + row * columns, columns};
+    }
+    [[nodiscard]] rows_in view(const aligned_vector<float>& m, std::size_t columns) const {
+        return {m.data(), rows_, columns};
+    }
+    [[nodiscard]] static rows_out view_out(aligned_vector<float>& m, std::size_t columns) {
+        return {m.data(), columns};
+    }
+
+    template <class Body>
+    void for_rows(Body body) {
+        threads_.share(rows_, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t row = begin; row < end; ++row)
+                body(row);
+        });
+    }
+
+    void embed() {
+        const linear& table = model_.config.tied_head ? model_.weights.head : model_.weights.embedding;
+        std::size_t row = 0;
+        for (const auto& part : batch_)
+            for (std::size_t i = 0; i < part.tokens.size(); ++i, ++row) {
+                const auto token = static_cast<std::size_t>(index_of(part.tokens[i]));
+                expects(token < model_.config.vocabulary, "a token is in the vocabulary");
+                table.row(token, of_row(x_, row, hidden_));
+                model_.attention.rotation->fill(static_cast<std::int64_t>(position(part, i)),
+                                                of_row(rotations_, row, model_.config.head_dim));
+            }
+    }
+
+    // Sixteen rows a job: enough to share tiles, few enough to balance two threads.
+    void deal_attention() {
+        constexpr std::size_t rows_a_job = 16;
+        for (std::size_t p = 0; p < batch_.size(); ++p)
+            for (std::size_t first = 0; first < batch_[p].tokens.size(); first += rows_a_job)
+                for (std::uint32_t head = 0; head < model_.config.kv_heads; ++head)
+                    jobs_.push_back({p, head_id{head}, first, std::min(first + rows_a_job, batch_[p].tokens.size())});
+    }
+
+    [[nodiscard]] static std::size_t position(const batch_part<Lease>& part, std::size_t i) {
+        return part.lease->first() + part.row + i;
+    }
+
+    void norm(aligned_vector<float>& from, std::span<const float> weight) {
+        for_rows([&](std::size_t row) {
+            rms_norm(of_row(from, row, hidden_), weight, model_.config.rms_norm_eps, of_row(normed_, row, hidden_));
+        });
+    }
+
+    // Normalises heads where the model does, rotates the keys, and writes keys and values into the pages.
+    void place_keys(layer_id layer, const block_weights& w) {
+        const std::size_t dim = model_.config.head_dim;
+        std::size_t before = 0;
+        for (const auto& part : batch_) {
+            threads_.share(part.tokens.size(), [&](std::size_t begin, std::size_t end) {
+                for (std::size_t i = begin; i < end; ++i) {
+                    const auto row = of_row(qkv_, before + i, q_ + 2 * kv_);
+                    const auto heads = row.first(q_), keys = row.subspan(q_, kv_), values = row.subspan(q_ + kv_);
+                    if (model_.config.qk_norm) {
+                        norm_heads(heads, w.q_norm);
+                        norm_heads(keys, w.k_norm);
+                    }
+                    const auto rotation = of_row(rotations_, before + i, dim);
+                    for (std::size_t at = 0; at < kv_; at += dim)
+                        rotate_head(keys.subspan(at, dim), rotation, keys.subspan(at, dim));
+                    part.lease->write(layer, part.row + i, keys, values);
+                }
+            });
+            before += part.tokens.size();
+        }
+    }
+
+    void norm_heads(std::span<float> heads, std::span<const float> weight) const {
+        for (std::size_t at = 0; at < heads.size(); at += weight.size()) {
+            const auto head = heads.subspan(at, weight.size());
+            rms_norm(head, weight, model_.config.rms_norm_eps, head);
+        }
+    }
+
+    void attend_all(layer_id layer) {
+        std::vector<std::size_t> row_of_part;
+        std::size_t row = 0;
+        for (const auto& part : batch_) {
+            row_of_part.push_back(row);
+            row += part.tokens.size();
+        }
+        threads_.share(jobs_.size(), [&](std::size_t begin, std::size_t end) {
+            for (std::size_t j = begin; j < end; ++j) {
+                const attention_job& job = jobs_[j];
+                const auto& part = batch_[job.part];
+                const std::size_t start = row_of_part[job.part], wide = q_ + 2 * kv_;
+                const query_rows asked{.queries = qkv_.data() + start * wide,
+                                       .rotations = rotations_.data() + start * model_.config.head_dim,
+                                       .out = attended_.data() + start * q_,
+                                       .stride = wide,
+                                       .out_stride = q_,
+                                       .position = position(part, 0),
+                                       .rows = part.tokens.size()};
+                attend(model_.attention, part.lease->pages(), layer, job.head, asked, job.first, job.last);
+            }
+        });
+    }
+
+    model_parts model_;
+    std::vector<batch_part<Lease>> batch_;
+    team& threads_;
+    std::size_t rows_ = 0;
+    std::size_t hidden_;
+    std::size_t q_;
+    std::size_t kv_;
+    std::vector<attention_job> jobs_;
+    aligned_vector<float> x_;         // (rows, hidden): the residual stream
+    aligned_vector<float> normed_;    // (rows, hidden)
+    aligned_vector<float> qkv_;       // (rows, q + 2 kv)
+    aligned_vector<float> attended_;  // (rows, q)
+    aligned_vector<float> inner_;     // (rows, 2 intermediate)
+    aligned_vector<float> rotations_; // (rows, 2, head_dim / 2)
+};
+
+} // namespace kvcache
+
+// ---- kvcache/model/rope_frequencies.hpp ---------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The rotation a configuration describes, its scaling worked into the frequencies (formulas at rope_config).
+[[nodiscard]] inline rope make_rope(const rope_config& config, std::size_t head_dim) {
+    constexpr double two_pi = 6.283185307179586;
+    std::vector<double> frequencies = rope::standard_frequencies(head_dim, config.theta);
+    for (double& f : frequencies) {
+        switch (config.scaling) {
+        case rope_config::kind::none:
+            break;
+        case rope_config::kind::linear:
+            f /= config.factor;
+            break;
+        case rope_config::kind::llama3: {
+            const double turns = config.original_max_positions * f / two_pi; // over the trained context
+            if (turns < config.low_freq_factor) {
+                f /= config.factor;
+            } else if (turns <= config.high_freq_factor) {
+                const double span = config.high_freq_factor - config.low_freq_factor;
+                const double s = (turns - config.low_freq_factor) / span;
+                f = std::fma(1.0 - s, f / config.factor, s * f);
+            }
+            break;
+        }
+        }
+    }
+    return rope(std::move(frequencies));
+}
+
+} // namespace kvcache
+
+// ---- kvcache/model/transformer.hpp --------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The reference transformer: a Llama-family decoder whose every reduction has one fixed order (the numeric contract),
+/// so that a token's logits depend on its own past alone. Immutable once made; any number of passes may share it.
+class transformer {
+public:
+    transformer(model_config config, model_weights weights)
+        : config_(std::move(config)), weights_(std::move(weights)), rope_(make_rope(config_.rope, config_.head_dim)) {
+        for (std::size_t i = 0; i < config_.layers; ++i)
+            layers_.push_back(layer_id{static_cast<std::uint32_t>(i)});
+    }
+
+    [[nodiscard]] const model_config& config() const noexcept { return config_; }
+    [[nodiscard]] std::span<const layer_id> layers() const noexcept { return layers_; }
+    [[nodiscard]] std::size_t vocabulary() const noexcept { return config_.vocabulary; }
+
+    /// The pages this model needs, `tokens` positions each.
+    [[nodiscard]] page_shape shape(std::uint32_t tokens) const {
+        return {static_cast<std::uint32_t>(config_.layers), static_cast<std::uint32_t>(config_.kv_heads),
+                static_cast<std::uint32_t>(config_.head_dim), tokens};
+    }
+
+    /// What makes this model's pages its own; `weights` is the digest of its checkpoint.
+    [[nodiscard]] identity id(digest weights) const {
+        return {.weights = weights, .config = canonical_config(), .weight_format = weights_.head.format()};
+    }
+
+    /// Begins a forward pass over the rows of a batch. Run it layer by layer, then ask for logits.
+    template <class Lease>
+    [[nodiscard]] forward_pass<Lease> begin(std::span<const batch_part<Lease>> batch, team& threads) const {
+        return forward_pass<Lease>({config_, weights_, attention()}, batch, threads);
+    }
+
+private:
+    [[nodiscard]] attention_shape attention() const {
+        return {.heads = static_cast<std::uint32_t>(config_.heads),
+                .kv_heads = static_cast<std::uint32_t>(config_.kv_heads),
+                .head_dim = static_cast<std::uint32_t>(config_.head_dim),
+                .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
+                .rotation = &rope_};
+    }
+
+    [[nodiscard]] std::string canonical_config() const {
+        std::string text = config_.architecture;
+        for (const std::size_t extent : {config_.hidden_size, config_.intermediate_size, config_.layers, config_.heads,
+                                         config_.kv_heads, config_.head_dim, config_.vocabulary})
+            text += ' ' + std::to_string(extent);
+        for (const bool flag :
+             {config_.tied_head, config_.qkv_bias, config_.output_bias, config_.mlp_bias, config_.qk_norm})
+            text += flag ? " 1" : " 0";
+        digest_builder numbers;
+        numbers.number(std::bit_cast<std::uint32_t>(config_.rms_norm_eps));
+        for (const double f : rope_.frequencies())
+            numbers.number(std::bit_cast<std::uint64_t>(f));
+        return text + ' ' + to_string(numbers.finish());
+    }
+
+    model_config config_;
+    model_weights weights_;
+    rope rope_;
+    std::vector<layer_id> layers_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/observer/counting.hpp --------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Sums of the events of a cache's life.
+struct event_counts {
+    std::uint64_t lookups = 0;
+    std::uint64_t tokens_looked_up = 0;
+    std::uint64_t tokens_found = 0;
+    std::uint64_t tokens_stored = 0;
+    std::uint64_t pages_copied = 0;
+    std::uint64_t pages_evicted = 0;
+    std::uint64_t refusals = 0;
+};
+
+/// Counts events. Cost: an addition or three an event.
+struct counting {
+    using role = observer_role;
+    class state;
+    [[nodiscard]] state open() const;
+};
+
+class counting::state {
+public:
+    void on(const event& what) noexcept {
+        switch (what.kind) {
+        case event_kind::matched:
+            ++counts_.lookups;
+            counts_.tokens_looked_up += what.of;
+            counts_.tokens_found += what.tokens;
+            break;
+        case event_kind::stored:
+            counts_.tokens_stored += what.tokens;
+            break;
+        case event_kind::copied:
+            counts_.pages_copied += what.pages;
+            break;
+        case event_kind::evicted:
+            counts_.pages_evicted += what.pages;
+            break;
+        case event_kind::refused:
+            ++counts_.refusals;
+            break;
+        }
+    }
+
+    [[nodiscard]] const event_counts& counts() const noexcept { return counts_; }
+
+private:
+    event_counts counts_;
+};
+
+inline counting::state counting::open() const {
+    return {};
+}
+
+static_assert(observer_policy<counting>);
+
+} // namespace kvcache
+
+// ---- kvcache/observer/all.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Every observer policy of the library, with its standard options.
+using observer_policies = std::tuple<silent, counting>;
+
+} // namespace kvcache
+
+// ---- kvcache/recompute/all.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Every recompute policy of the library, with its standard options.
+using recompute_policies = std::tuple<exact_prefix>;
+
+} // namespace kvcache
+
+// ---- kvcache/session/pipeline.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A prompt that has run: its sequence, to be continued, and the logits that were asked for.
+template <class Cache>
+struct fed {
+    typename Cache::sequence sequence;
+    matrix logits;             ///< (rows wanted, vocabulary)
+    std::size_t reused = 0;    ///< Tokens whose keys and values were known.
+    std::size_t prefilled = 0; ///< Tokens that ran.
+    std::string explanation;   ///< Why no more was known.
+};
+
+/// Tokens to run behind a sequence.
+template <class Cache>
+struct extension {
+    typename Cache::sequence* sequence = nullptr;
+    std::span<const token_id> tokens = {};
+    logits_of wanted = logits_of::last;
+};
+
+/// Tokens in, logits out: match, plan, reserve, forward, commit. The bits of a row's logits are the same whatever was
+/// reused, however the prompt is split, whoever shares the batch, on any number of threads.
+template <class Cache, class Model>
+class pipeline {
+public:
+    using lease = typename Cache::lease;
+
+    /// At most `split` rows run in one forward pass; the scratch memory grows with it, the bits do not change.
+    pipeline(Cache& cache, const Model& model, team& threads, std::size_t split = 256)
+        : cache_(cache), model_(model), threads_(threads), split_(split) {
+        expects(split > 0, "a forward pass has at least one row");
+    }
+
+    /// Runs a prompt on top of what the cache knows of it.
+    /// Errors: out_of_range, for no token or one outside the vocabulary; out_of_memory. Nothing has changed then.
+    [[nodiscard]] result<fed<Cache>> feed(std::span<const token_id> tokens, logits_of wanted = logits_of::last) {
+        if (auto valid = check(tokens); !valid)
+            return valid.error();
+        auto found = cache_.match(tokens);     // index: the longest known run, and why it ended
+        const rerun plan = cache_.plan(found); // recompute: which tokens still run
+        std::string explanation = found.explain();
+        auto sequence = cache_.open(std::move(found), plan); // the known pages, shared
+        auto logits = extend(sequence, tokens.subspan(plan.first), wanted);
+        if (!logits)
+            return logits.error();
+        return fed<Cache>{std::move(sequence), std::move(*logits), plan.first, plan.count, std::move(explanation)};
+    }
+
+    /// Runs tokens behind a sequence. Errors: as feed; the sequence is as before.
+    [[nodiscard]] result<matrix> extend(typename Cache::sequence& sequence, std::span<const token_id> tokens,
+                                        logits_of wanted = logits_of::last) {
+        const extension<Cache> one{&sequence, tokens, wanted};
+        return extend(std::span(&one, 1));
+    }
+
+    /// Runs tokens behind several different sequences in shared forward passes. (rows wanted, vocabulary), in order.
+    /// Errors: as feed; every sequence is as before.
+    [[nodiscard]] result<matrix> extend(std::span<const extension<Cache>> batch) {
+        std::vector<lease> leases; // storage: pages; eviction says which leave
+        for (const auto& one : batch) {
+            if (auto valid = check(one.tokens); !valid)
+                return valid.error();
+            auto reserved = cache_.reserve(*one.sequence, one.tokens.size());
+            if (!reserved)
+                return reserved.error();
+            leases.push_back(std::move(*reserved));
+        }
+        matrix logits = run(batch, leases);
+        for (std::size_t i = 0; i < batch.size(); ++i)
+            leases[i].commit(batch[i].tokens);
+        return logits;
+    }
+
+private:
+    [[nodiscard]] result<void> check(std::span<const token_id> tokens) const {
+        if (tokens.empty())
+            return error{error_code::out_of_range, "tokens", "there is no token to run"};
+        for (const token_id token : tokens)
+            if (index_of(token) < 0 || static_cast<std::size_t>(index_of(token)) >= model_.vocabulary())
+                return error{error_code::out_of_range, "tokens",
+                             "token " + std::to_string(index_of(token)) + " is outside the vocabulary of " +
+                                 std::to_string(model_.vocabulary())};
+        return {};
+    }
+
+    // All rows of the batch in passes of at most split_ rows, in order.
+    [[nodiscard]] matrix run(std::span<const extension<Cache>> batch, const std::vector<lease>& leases) {
+        std::vector<matrix> pieces;
+        std::vector<batch_part<lease>> parts;
+        std::size_t rows = 0;
+        for (std::size_t i = 0; i < batch.size(); ++i)
+            for (std::size_t row = 0; row < batch[i].tokens.size();) {
+                const std::size_t n = std::min(batch[i].tokens.size() - row, split_ - rows);
+                const bool last = row + n == batch[i].tokens.size();
+                const logits_of wanted =
+                    batch[i].wanted == logits_of::last && !last ? logits_of::none : batch[i].wanted;
+                parts.push_back({&leases[i], row, batch[i].tokens.subspan(row, n), wanted});
+                row += n;
+                rows += n;
+                if (rows == split_) {
+                    pieces.push_back(forward(parts));
+                    parts.clear();
+                    rows = 0;
+                }
+            }
+        if (!parts.empty())
+            pieces.push_back(forward(parts));
+        return stack(pieces);
+    }
+
+    [[nodiscard]] matrix forward(std::span<const batch_part<lease>> parts) {
+        auto pass = model_.begin(parts, threads_);
+        for (const layer_id layer : model_.layers())
+            pass.forward(layer); // codec writes, attention reads the pages
+        return pass.logits();
+    }
+
+    [[nodiscard]] static matrix stack(std::vector<matrix>& pieces) {
+        if (pieces.size() == 1)
+            return std::move(pieces.front());
+        Eigen::Index rows = 0;
+        for (const matrix& piece : pieces)
+            rows += piece.rows();
+        matrix whole(rows, pieces.empty() ? 0 : pieces.front().cols());
+        rows = 0;
+        for (const matrix& piece : pieces) {
+            whole.middleRows(rows, piece.rows()) = piece;
+            rows += piece.rows();
+        }
+        return whole;
+    }
+
+    Cache& cache_;
+    const Model& model_;
+    team& threads_;
+    std::size_t split_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/session/sampler.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Chooses tokens from logits. Token i of choice c is drawn with a number that is a function of (seed, c, i) alone, so
+/// neither batching nor a cancelled draft changes what is said.
+struct sampler {
+    float temperature = 0.0f; ///< Zero or less: always the most likely token.
+    std::uint64_t seed = 0;
+    std::uint64_t choice = 0; ///< Which of several answers to one prompt.
+
+    /// The token at place `index` of the answer. Requires: logits is not empty. Cost: O(vocabulary).
+    [[nodiscard]] token_id draw(std::span<const float> logits, std::uint64_t index) const {
+        expects(!logits.empty(), "a token is drawn from logits");
+        const auto top = std::max_element(logits.begin(), logits.end());
+        const auto best = static_cast<std::int32_t>(top - logits.begin());
+        if (!(temperature > 0.0f))
+            return token_id{best};
+
+        std::vector<float> weights(logits.size());
+        const f32x16 scale = f32x16::broadcast(1.0f / temperature), largest = f32x16::broadcast(*top);
+        detail::by_sixteen(logits.size(), [&](std::size_t i, std::size_t n) {
+            const f32x16 x = detail::load_some(logits.data() + i, n);
+            detail::store_some(exp((x - largest) * scale), weights.data() + i, n);
+        });
+        double total = 0.0;
+        for (const float w : weights)
+            total += static_cast<double>(w);
+        const double target = uniform(index) * total;
+        double below = 0.0; // compared with the target, not taken from it: nothing to contract
+        for (std::size_t i = 0; i < weights.size(); ++i) {
+            below += static_cast<double>(weights[i]);
+            if (target < below)
+                return token_id{static_cast<std::int32_t>(i)};
+        }
+        return token_id{best};
+    }
+
+    /// The number in [0, 1) that decides place `index`.
+    [[nodiscard]] double uniform(std::uint64_t index) const noexcept {
+        const std::uint64_t bits = mix(mix(mix(seed) ^ choice) ^ index);
+        return static_cast<double>(bits >> 11) * 0x1p-53;
+    }
+
+private:
+    // The finaliser of splitmix64 (Steele, Lea & Flood 2014).
+    [[nodiscard]] static std::uint64_t mix(std::uint64_t x) noexcept {
+        x += 0x9e3779b97f4a7c15u;
+        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+        x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+        return x ^ (x >> 31);
+    }
+};
+
+} // namespace kvcache
+
+// ---- kvcache/session/generate.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// When an answer ends.
+struct stopping {
+    std::size_t max_tokens = 256;
+    std::vector<token_id> stop = {}; ///< Ends the answer, and is its last token.
+};
+
+/// An answer and what it took. The last token of `ids` has no keys yet: it was said, and never run.
+template <class Cache>
+struct answer {
+    fed<Cache> prompt;
+    std::vector<token_id> ids = {};
+    bool stopped = false; ///< By a stop token, not by the length or the caller.
+};
+
+/// Runs a prompt and says tokens one by one: each is drawn, handed to `say`, and run, unless it is the last.
+/// `say(token, logits)` is given the logits it was drawn from, (vocabulary), and returns whether to go on. Errors: those of pipeline::feed; an error after some tokens were said (no
+/// page left) is returned too.
+template <class Cache, class Model, class Say>
+[[nodiscard]] result<answer<Cache>> generate(pipeline<Cache, Model>& through, std::span<const token_id> prompt,
+                                             const sampler& draw, const stopping& until, Say say,
+                                             logits_of wanted = logits_of::last) {
+    auto begun = through.feed(prompt, wanted);
+    if (!begun)
+        return begun.error();
+    answer<Cache> made{std::move(*begun)};
+    const matrix& first = made.prompt.logits;
+    matrix next = first.bottomRows(1);
+    while (made.ids.size() < until.max_tokens) {
+        const auto logits = row_of(std::as_const(next), 0);
+        const token_id token = draw.draw(logits, made.ids.size());
+        made.ids.push_back(token);
+        const bool go_on = say(token, logits);
+        made.stopped = std::ranges::find(until.stop, token) != until.stop.end();
+        if (made.stopped || !go_on || made.ids.size() == until.max_tokens)
+            break;
+        auto row = through.extend(made.prompt.sequence, {&made.ids.back(), 1});
+        if (!row)
+            return row.error();
+        next = std::move(*row);
+    }
+    return made;
+}
+
+} // namespace kvcache
+
+// ---- kvcache/storage/failing.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Another storage that refuses every n-th page it is asked for: what a host's tests need to see the error paths.
+template <storage_policy Inner = heap>
+struct failing {
+    using role = storage_role;
+    std::uint64_t every = 1; ///< Which call to acquire fails, counted from one; 0 means none.
+    Inner inner = {};        ///< The storage that serves the others.
+
+    class state {
+    public:
+        state(std::uint64_t every, decltype(std::declval<const Inner&>().open(0, 0)) inner)
+            : every_(every), inner_(std::move(inner)) {}
+
+        [[nodiscard]] bool acquire(page_id page) {
+            ++calls_;
+            return (every_ == 0 || calls_ % every_ != 0) && inner_.acquire(page);
+        }
+        void release(page_id page) noexcept { inner_.release(page); }
+        [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return inner_.bytes(page); }
+
+    private:
+        std::uint64_t every_;
+        std::uint64_t calls_ = 0;
+        decltype(std::declval<const Inner&>().open(0, 0)) inner_;
+    };
+
+    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const {
+        return {every, inner.open(pages, page_bytes)};
+    }
+};
+
+static_assert(storage_policy<failing<heap>>);
+
+} // namespace kvcache
+
+// ---- kvcache/storage/all.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Every storage policy of the library, with its standard options.
+using storage_policies = std::tuple<heap, failing<heap>>;
+
+} // namespace kvcache
+
+// ---- kvcache/kvcache.hpp ------------------------------------------------------------------------------------------
+
+// Everything that needs only Eigen, xsimd and xxhash. Checkpoints are read by <kvcache/model/huggingface/load.hpp>
+// (component json), text by <kvcache/text/...> (component text).

@@ -1,0 +1,41 @@
+# Misuse must not compile, and must say why. Each tests/compile_fail/NAME.cpp opens with "// message: REGEX"; as it is
+# it compiles, with KVCACHE_MUST_FAIL defined it does not, and the compiler's words match the message.
+
+# Included as part of the build it adds the tests; run as a script it is one of them.
+if(CMAKE_SCRIPT_MODE_FILE)
+  separate_arguments(COMMAND_LINE UNIX_COMMAND "${COMMAND_LINE}")
+  execute_process(COMMAND ${COMMAND_LINE} RESULT_VARIABLE failed OUTPUT_VARIABLE words ERROR_VARIABLE words)
+  if(NOT failed)
+    message(FATAL_ERROR "it compiles")
+  elseif(NOT words MATCHES "${MESSAGE}")
+    message(FATAL_ERROR "it fails without saying \"${MESSAGE}\":\n${words}")
+  endif()
+  return()
+endif()
+
+get_directory_property(options COMPILE_OPTIONS)
+list(JOIN options " " options)
+set(includes "$<TARGET_PROPERTY:native,INCLUDE_DIRECTORIES>")
+set(compile "${CMAKE_CXX_COMPILER} -std=c++20 -fsyntax-only ${CMAKE_CXX_FLAGS} ${options} $<$<BOOL:${includes}>:-I$<JOIN:${includes}, -I>>")
+
+function(add_compile_fail name message)
+  set(source "${CMAKE_CURRENT_SOURCE_DIR}/compile_fail/${name}.cpp")
+  file(GENERATE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/compile_fail/${name}.sh CONTENT "${compile} \"$@\" ${source}\n")
+  set(command sh ${CMAKE_CURRENT_BINARY_DIR}/compile_fail/${name}.sh)
+  add_test(NAME "compile_fail: ${name} compiles" COMMAND ${command})
+  list(JOIN command " " command)
+  add_test(NAME "compile_fail: ${name} fails" COMMAND ${CMAKE_COMMAND} "-DCOMMAND_LINE=${command} -DKVCACHE_MUST_FAIL"
+           "-DMESSAGE=${message}" -P ${CMAKE_CURRENT_SOURCE_DIR}/compile_fail.cmake)
+  set_tests_properties("compile_fail: ${name} compiles" "compile_fail: ${name} fails" PROPERTIES LABELS compile_fail)
+endfunction()
+
+file(GLOB misuses CONFIGURE_DEPENDS compile_fail/*.cpp)
+foreach(source IN LISTS misuses)
+  get_filename_component(name ${source} NAME_WE)
+  file(STRINGS ${source} message_line LIMIT_COUNT 1 REGEX "^// message:")
+  if(NOT message_line)
+    message(FATAL_ERROR "${source} needs a line \"// message: REGEX\"")
+  endif()
+  string(REGEX REPLACE "^// message: *" "" message_text "${message_line}")
+  add_compile_fail(${name} "${message_text}")
+endforeach()

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/kernel/packed_matrix.hpp>
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernel/numbers.hpp"
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+TEST_CASE("a packed matrix lies in panels of 32 outputs, inputs ascending, zeros behind the last output") {
+    constexpr std::size_t outputs = 70, inputs = 5;
+    kv::packed_matrix<float> packed(outputs, inputs);
+    std::vector<float> row(inputs);
+    for (std::size_t n = 0; n < outputs; ++n) {
+        for (std::size_t k = 0; k < inputs; ++k)
+            row[k] = static_cast<float>(100 * n + k + 1);
+        packed.set_row(n, row);
+    }
+    CHECK(packed.outputs() == outputs);
+    CHECK(packed.inputs() == inputs);
+    CHECK(packed.panels() == 3);
+    CHECK(packed.bytes() == 3 * 32 * inputs * sizeof(float));
+    for (std::size_t n = 0; n < 96; ++n)
+        for (std::size_t k = 0; k < inputs; ++k)
+            CHECK(packed.panel(n / 32)[k * 32 + n % 32] == (n < outputs ? static_cast<float>(100 * n + k + 1) : 0.0f));
+}
+
+TEST_CASE("a packed row reads back as it was set, widened") {
+    kv::packed_matrix<std::uint16_t> packed(33, 7);
+    std::vector<std::uint16_t> row(7);
+    std::vector<float> back(7);
+    for (std::size_t n = 0; n < 33; ++n) {
+        for (std::size_t k = 0; k < 7; ++k)
+            row[k] = static_cast<std::uint16_t>(0x3f80 + n * 7 + k);
+        packed.set_row(n, row);
+    }
+    for (std::size_t n = 0; n < 33; ++n) {
+        packed.row(n, back);
+        for (std::size_t k = 0; k < 7; ++k)
+            CHECK(std::bit_cast<std::uint32_t>(back[k]) == (0x3f80 + n * 7 + k) << 16);
+    }
+}
+
+TEST_CASE("a row of another length or place is a caller's mistake") {
+    kv::packed_matrix<float> packed(4, 3);
+    std::vector<float> three(3), four(4);
+    CHECK_THROWS_AS(packed.set_row(0, four), kv::contract_violation);
+    CHECK_THROWS_AS(packed.set_row(4, three), kv::contract_violation);
+    CHECK_THROWS_AS(packed.row(4, three), kv::contract_violation);
+    CHECK_THROWS_AS(packed.row(0, four), kv::contract_violation);
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/kernel/team.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+TEST_CASE("every index is dealt exactly once, whatever the jobs and the threads") {
+    for (std::size_t threads = 1; threads <= 6; ++threads) {
+        kv::team team(threads);
+        REQUIRE(team.threads() == threads);
+        for (std::size_t jobs = 0; jobs <= 70; ++jobs) {
+            std::vector<int> dealt(jobs); // ranges do not overlap, so no two threads write one number
+            team.share(jobs, [&](std::size_t begin, std::size_t end) {
+                for (std::size_t i = begin; i < end; ++i)
+                    ++dealt[i];
+            });
+            INFO(threads << " threads, " << jobs << " jobs");
+            REQUIRE(std::ranges::all_of(dealt, [](int times) { return times == 1; }));
+        }
+    }
+}
+
+TEST_CASE("what a loop wrote is seen by the next, for thousands of rounds") {
+    kv::team team(3);
+    std::vector<std::size_t> counts(7);
+    for (std::size_t round = 0; round < 5000; ++round)
+        team.share(round % 2 == 0 ? counts.size() : counts.size() + 3, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t i = begin; i < std::min(end, counts.size()); ++i)
+                counts[i] += counts[i] == round; // perhaps another thread wrote it last
+        });
+    CHECK(std::ranges::all_of(counts, [](std::size_t n) { return n == 5000; }));
+}
+
+TEST_CASE("a team may go right after its first loop, or unused") {
+    std::atomic<int> ran = 0;
+    for (int i = 0; i < 200; ++i) {
+        kv::team team(4);
+        if (i % 3 != 0)
+            team.share(4, [&](std::size_t begin, std::size_t end) { ran += static_cast<int>(end - begin); });
+    }
+    CHECK(ran == 133 * 4);
+}
+
+TEST_CASE("a team moves between loops") {
+    kv::team first(2);
+    int ran = 0;
+    kv::team second = std::move(first);
+    second.share(1, [&](std::size_t begin, std::size_t end) { ran += static_cast<int>(end - begin); });
+    CHECK(ran == 1);
+}
+
+TEST_CASE("what a body throws comes out of share, once every thread has ended, and the team works on") {
+    kv::team team(3);
+    for (std::size_t thrower = 0; thrower < 3; ++thrower) {
+        std::atomic<int> ended = 0;
+        const auto loop = [&] {
+            team.share(3, [&](std::size_t begin, std::size_t) {
+                ++ended;
+                if (begin == thrower)
+                    throw std::runtime_error("body");
+            });
+        };
+        CHECK_THROWS_AS(loop(), std::runtime_error);
+        CHECK(ended == 3);
+    }
+    std::atomic<int> ran = 0;
+    team.share(9, [&](std::size_t begin, std::size_t end) { ran += static_cast<int>(end - begin); });
+    CHECK(ran == 9);
+}
+
+TEST_CASE("a body that shares again is a caller's mistake") {
+    kv::team team(2);
+    const auto nested = [&] {
+        team.share(2, [&](std::size_t, std::size_t) { team.share(2, [](std::size_t, std::size_t) {}); });
+    };
+    CHECK_THROWS_AS(nested(), kv::contract_violation);
+}
+
+TEST_CASE("a team has at least one thread") {
+    CHECK_THROWS_AS(kv::team(0), kv::contract_violation);
+}

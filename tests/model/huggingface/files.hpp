@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+namespace testing_files {
+
+/// A directory of its own that goes with its contents at the end of the scope.
+class temporary_directory {
+public:
+    temporary_directory() {
+        std::string pattern = (std::filesystem::temp_directory_path() / "kvcache-test-XXXXXX").string();
+        if (::mkdtemp(pattern.data()) == nullptr)
+            throw std::runtime_error("no temporary directory");
+        path_ = pattern;
+    }
+    temporary_directory(const temporary_directory&) = delete;
+    temporary_directory& operator=(const temporary_directory&) = delete;
+    ~temporary_directory() {
+        std::error_code ignored;
+        std::filesystem::remove_all(path_, ignored);
+    }
+
+    [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+
+    void write(const std::string& name, std::string_view bytes) const {
+        std::ofstream out(path_ / name, std::ios::binary);
+        out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+        if (!out)
+            throw std::runtime_error("cannot write " + name);
+    }
+
+private:
+    std::filesystem::path path_;
+};
+
+/// The file [ 8 bytes of length ][ header ][ buffer ], whatever the header says.
+[[nodiscard]] inline std::string safetensors(std::string_view header, std::string_view buffer) {
+    std::string file;
+    for (std::size_t i = 0; i != 8; ++i)
+        file += static_cast<char>(static_cast<std::uint64_t>(header.size()) >> (8 * i) & 0xFF);
+    return file.append(header).append(buffer);
+}
+
+[[nodiscard]] inline std::span<const std::byte> bytes_of(std::string_view text) {
+    return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+/// Whether data from outside the tree is there; says so when it is not. A test without it returns before it checks.
+[[nodiscard]] inline bool has_test_data(const std::filesystem::path& file) {
+    if (std::filesystem::exists(file))
+        return true;
+    std::cout << "SKIPPED: " << file.string() << " is not there\n";
+    return false;
+}
+
+} // namespace testing_files

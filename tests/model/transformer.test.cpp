@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT
+// The truth of the transformer: the logits of `transformers` for each architecture, and of llama2.c on real weights.
+#include <kvcache/core/json.hpp>
+#include <kvcache/kvcache.hpp>
+#include <kvcache/model/huggingface/load.hpp>
+#include <kvcache/model/transformer.hpp>
+#include <kvcache/text/tokenizer.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+namespace fs = std::filesystem;
+
+namespace {
+
+using tokens = std::vector<kv::token_id>;
+
+kv::loaded_model open(const fs::path& directory) {
+    auto loaded = kv::load_model(directory);
+    INFO((loaded ? std::string() : loaded.error().message));
+    REQUIRE(loaded.has_value());
+    return std::move(*loaded);
+}
+
+tokens ids_of(const kv::json& list) {
+    tokens made;
+    for (const auto& id : list)
+        made.push_back(kv::token_id{id.get<std::int32_t>()});
+    return made;
+}
+
+std::vector<float> read_floats(const fs::path& file) {
+    std::ifstream in(file, std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+    std::vector<float> numbers(bytes.size() / sizeof(float));
+    std::memcpy(numbers.data(), bytes.data(), numbers.size() * sizeof(float));
+    return numbers;
+}
+
+// The logits of every position.
+kv::matrix run(const kv::transformer& model, const tokens& prompt) {
+    auto cache = kv::make_cache(model.shape(16), {.bytes = 64u << 20});
+    kv::team threads(1);
+    kv::pipeline through(cache, model, threads, 32);
+    auto done = through.feed(prompt, kv::logits_of::all);
+    REQUIRE(done.has_value());
+    return std::move(done->logits);
+}
+
+double worst(std::span<const float> ours, std::span<const float> golden) {
+    double most = 0.0;
+    for (std::size_t i = 0; i < golden.size(); ++i)
+        most = std::max(most, std::abs(static_cast<double>(ours[i]) - static_cast<double>(golden[i])) /
+                                  std::max(1.0, std::abs(static_cast<double>(golden[i]))));
+    return most;
+}
+
+// The real weights, or nothing and a visible line.
+std::optional<fs::path> stories() {
+    const fs::path directory = fs::path(KVCACHE_TEST_DATA) / "models" / "stories260k";
+    if (fs::exists(directory))
+        return directory;
+    std::cout << "SKIPPED: " << directory.string() << " is not here\n";
+    return std::nullopt;
+}
+
+} // namespace
+
+TEST_CASE("the logits of every architecture are those of transformers") {
+    std::size_t models = 0;
+    for (const auto& entry : fs::directory_iterator(fs::path(KVCACHE_SOURCE_DIR) / "tests" / "data" / "checkpoints")) {
+        if (!entry.is_directory())
+            continue;
+        CAPTURE(entry.path().filename().string());
+        const auto golden = kv::read_json(entry.path() / "golden.json");
+        REQUIRE(golden.has_value());
+        const auto loaded = open(entry.path());
+        const tokens prompt = ids_of((*golden)["tokens"]);
+        const kv::matrix ours = run(loaded.model, prompt);
+        const auto want = read_floats(entry.path() / "logits.f32");
+        REQUIRE(want.size() == static_cast<std::size_t>(ours.size()));
+        REQUIRE(want.size() == prompt.size() * loaded.model.vocabulary());
+        CHECK(worst({ours.data(), want.size()}, want) <= 1e-4);
+        ++models;
+    }
+    CHECK(models >= 11);
+}
+
+TEST_CASE("stories260k says what llama2.c says, greedily, two hundred tokens on") {
+    const auto directory = stories();
+    if (!directory)
+        return;
+    const auto loaded = open(*directory);
+    const auto golden = kv::read_json(*directory / "golden_llama2c.json");
+    REQUIRE(golden.has_value());
+    for (const auto& want : (*golden)["greedy"]) {
+        auto cache = kv::make_cache(loaded.model.shape(32), {.bytes = 64u << 20});
+        kv::team threads(1);
+        kv::pipeline through(cache, loaded.model, threads);
+        const auto made = kv::generate(through, ids_of(want["prompt_ids"]), kv::sampler{}, {.max_tokens = 200},
+                                       [](kv::token_id, std::span<const float>) { return true; });
+        REQUIRE(made.has_value());
+        CAPTURE(want["prompt"].get<std::string>());
+        CHECK(made->ids == ids_of(want["greedy_ids"]));
+        if (want["prompt_ids"].size() == 1) {
+            const auto words = kv::tokenizer::open(*directory);
+            REQUIRE(words.has_value());
+            std::ifstream in(*directory / "expected_greedy_200.txt");
+            std::string text{std::istreambuf_iterator<char>(in), {}};
+            text.erase(text.find_last_not_of('\n') + 1);
+            const std::string said = words->decode(made->ids, {.skip_special = true});
+            CHECK(said.substr(said.find_first_not_of(' '), text.size()) == text);
+            CHECK(said.size() <= text.size() + 1);
+        }
+    }
+}
+
+TEST_CASE("stories260k gives the logits and likelihoods of llama2.c") {
+    const auto directory = stories();
+    if (!directory)
+        return;
+    const auto loaded = open(*directory);
+    const auto golden = kv::read_json(*directory / "golden_llama2c.json");
+    REQUIRE(golden.has_value());
+    for (const auto& want : (*golden)["last_position_logits"]) {
+        const kv::matrix ours = run(loaded.model, ids_of(want["prompt_ids"]));
+        const auto logits = want["logits"].get<std::vector<float>>();
+        CHECK(worst(kv::row_of(ours, static_cast<std::size_t>(ours.rows()) - 1), logits) <= 1e-4);
+    }
+    for (const auto& want : (*golden)["nll"]) {
+        const tokens ids = ids_of(want["ids"]);
+        const kv::matrix ours = run(loaded.model, ids);
+        double total = 0.0;
+        for (std::size_t i = 0; i + 1 < ids.size(); ++i) {
+            const auto row = kv::row_of(ours, i);
+            const double top = static_cast<double>(*std::max_element(row.begin(), row.end()));
+            double sum = 0.0;
+            for (const float x : row)
+                sum += std::exp(static_cast<double>(x) - top);
+            const double nll =
+                std::log(sum) + top - static_cast<double>(row[static_cast<std::size_t>(kv::index_of(ids[i + 1]))]);
+            CHECK(std::abs(nll - want["nll_per_token"][i].get<double>()) <= 1e-4 * std::max(1.0, nll));
+            total += nll;
+        }
+        const double mean = total / static_cast<double>(ids.size() - 1);
+        CHECK(std::abs(mean - want["mean_nll"].get<double>()) <= 1e-4);
+    }
+}

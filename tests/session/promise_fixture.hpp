@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/digest.hpp>
+#include <kvcache/kvcache.hpp>
+#include <kvcache/testing/random_weights.hpp>
+
+#include <cstring>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+namespace promise {
+
+namespace kv = kvcache;
+
+using tokens = std::vector<kv::token_id>;
+using cache = kv::cache<kv::plain>;
+using fed = kv::fed<cache>;
+
+/// A random model with grouped queries: 2 layers, 6 heads over 2, weights the same bits in every build.
+inline const kv::transformer& random_model() {
+    static const kv::transformer model = kv::make_random_model({.hidden_size = 48,
+                                                                .intermediate_size = 80,
+                                                                .layers = 2,
+                                                                .heads = 6,
+                                                                .kv_heads = 2,
+                                                                .head_dim = 24,
+                                                                .vocabulary = 131,
+                                                                .max_positions = 4096,
+                                                                .rope = {},
+                                                                .tied_head = true,
+                                                                .bos = {},
+                                                                .eos = {}},
+                                                               7);
+    return model;
+}
+
+/// Seeded tokens of a model's vocabulary.
+inline tokens some_tokens(const kv::transformer& model, std::size_t n, unsigned seed) {
+    std::mt19937 dice(seed);
+    tokens made;
+    for (std::size_t i = 0; i < n; ++i)
+        made.push_back(kv::token_id{static_cast<std::int32_t>(dice() % model.vocabulary())});
+    return made;
+}
+
+inline tokens joined(tokens a, const tokens& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+}
+
+/// A model, a cache and threads, opened together.
+struct host {
+    explicit host(const kv::transformer& model, std::uint32_t page = 16, std::size_t threads = 1,
+                  std::size_t split = 64, std::size_t pages = 4096)
+        : team(threads),
+          store(kv::make_cache(model.shape(page), {.bytes = pages * bytes(model, page)})),
+          through(store, model, team, split) {}
+    ~host() {
+        const auto sound = store.check();
+        CHECK((sound ? std::string() : sound.error().message) == "");
+    }
+
+    static std::size_t bytes(const kv::transformer& model, std::uint32_t page) {
+        return kv::plain{}.open(model.shape(page)).page_bytes();
+    }
+
+    [[nodiscard]] fed feed(const tokens& prompt, kv::logits_of wanted = kv::logits_of::all) {
+        auto done = through.feed(prompt, wanted);
+        REQUIRE(done.has_value());
+        return std::move(*done);
+    }
+    [[nodiscard]] kv::matrix extend(cache::sequence& sequence, const tokens& more) {
+        auto rows = through.extend(sequence, more, kv::logits_of::all);
+        REQUIRE(rows.has_value());
+        return std::move(*rows);
+    }
+
+    kv::team team;
+    cache store;
+    kv::pipeline<cache, kv::transformer> through;
+};
+
+/// The logits of every position, by a run that shares nothing with anybody. (tokens, vocabulary)
+inline kv::matrix cold(const kv::transformer& model, const tokens& prompt) {
+    host fresh(model);
+    return fresh.feed(prompt).logits;
+}
+
+/// Whether `rows` are, bit for bit, the last rows of `whole`.
+inline bool same_bits(const kv::matrix& rows, const kv::matrix& whole) {
+    if (rows.cols() != whole.cols() || rows.rows() > whole.rows() || rows.rows() == 0)
+        return false;
+    const float* tail = whole.data() + (whole.rows() - rows.rows()) * whole.cols();
+    return std::memcmp(rows.data(), tail, static_cast<std::size_t>(rows.size()) * sizeof(float)) == 0;
+}
+
+inline kv::matrix first_rows(const kv::matrix& m, std::size_t n) {
+    return m.topRows(static_cast<Eigen::Index>(n));
+}
+
+} // namespace promise

@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Includes point down the floors, without circles
+
+A folder may include itself and any folder on a lower floor; folders on one floor do not know each other. Between
+folders a circle is thus impossible; inside a folder it is looked for. Also: who may name a dependency, and that the
+component a header belongs to does not reach into a component above it.
+"""
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from house import HOME, INCLUDE, headers  # noqa: E402
+
+FLOORS = [  # from the ground up
+    ("core",),
+    ("cuda", "kernel"),
+    ("codec", "storage", "hash", "index", "eviction", "recompute", "tier", "observer", "locking"),
+    ("attention",),
+    ("cache",),
+    ("model", "text"),
+    ("session",),
+    ("adapters", "testing"),
+]
+FLOOR = {folder: level for level, folders in enumerate(FLOORS) for folder in folders}
+
+DEPENDENCIES = {  # what an include opens with: the headers or folders that may name it
+    "Eigen/": ("core/tensor.hpp",),
+    "xsimd/": ("kernel/simd.hpp",),
+    "nlohmann/": ("core/json.hpp",),
+    "pcre2.h": ("text/regex.hpp",),
+    "utf8proc.h": ("text/unicode.hpp",),
+    "xxhash.h": ("hash/", "core/"),  # one header, whichever it is
+    "immintrin.h": ("core/intrinsics.hpp",),
+    "arm_neon.h": ("core/intrinsics.hpp",),
+    "cuda": ("cuda/",),
+    "lmdb.h": ("tier/",),
+    "hiredis/": ("tier/",),
+}
+SYSTEM = {"fcntl.h", "unistd.h", "sys/mman.h", "sys/stat.h", "sys/types.h", "sys/file.h", "sys/socket.h", "poll.h"}
+ANY = re.compile(r"^\s*#\s*include\s+<([^>]+)>", re.M)
+
+
+def circles(graph: dict[str, list[str]]) -> list[str]:
+    found: list[str] = []
+    state: dict[str, int] = {}
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        if state.get(name) == 2 or name not in graph:
+            return
+        if state.get(name) == 1:
+            found.append("circle: " + " -> ".join(trail[trail.index(name):] + (name,)))
+            return
+        state[name] = 1
+        for target in graph[name]:
+            visit(target, trail + (name,))
+        state[name] = 2
+
+    for name in graph:
+        visit(name, ())
+    return found
+
+
+def floors(graph: dict[str, list[str]]) -> list[str]:
+    wrong = []
+    for name, targets in graph.items():
+        folder, _, rest = name.partition("/")
+        if not rest:
+            continue  # kvcache.hpp stands at the door and sees everything
+        if folder not in FLOOR:
+            wrong.append(f"{name}: the folder {folder}/ has no floor in tools/floors.py")
+            continue
+        for target in targets:
+            other = target.partition("/")[0]
+            if target not in graph:
+                wrong.append(f"{name}: includes {target}, which does not exist")
+            elif other != folder and (other not in FLOOR or FLOOR[other] >= FLOOR[folder]):
+                wrong.append(f"{name}: includes {target}, which is not below {folder}/")
+            elif folder == "cuda" and other not in ("cuda", "core"):
+                wrong.append(f"{name}: includes {target}; cuda/ sees only core/")
+    return wrong
+
+
+def dependencies(outside: dict[str, list[str]]) -> list[str]:
+    wrong, xxhash = [], []
+    for name, includes in outside.items():
+        for include in includes:
+            if include == "xxhash.h":
+                xxhash.append(name)
+            allowed = next((where for what, where in DEPENDENCIES.items() if include.startswith(what)), None)
+            if allowed is None:
+                if not re.fullmatch(r"[a-z_0-9]+", include) and include not in SYSTEM:
+                    wrong.append(f"{name}: names <{include}>, a dependency that tools/floors.py does not know")
+            elif not any(name == place or (place.endswith("/") and name.startswith(place)) for place in allowed):
+                wrong.append(f"{name}: names <{include}>; only {', '.join(allowed)} may")
+    if len(xxhash) > 1:
+        wrong.append("xxhash.h is named by " + ", ".join(xxhash) + "; only one header may")
+    return wrong
+
+
+def components(graph: dict[str, list[str]]) -> list[str]:
+    """The core component reaches neither json nor text, and json does not reach text."""
+    cmake = (HOME / "CMakeLists.txt").read_text()
+    pattern = {kind: re.compile(text.replace("\\\\", "\\"))
+               for kind, text in re.findall(r'set\(kvcache_(json|text)_pattern "([^"]*)"\)', cmake)}
+    rank = {name: 2 if pattern["text"].search("kvcache/" + name) else 1 if pattern["json"].search("kvcache/" + name) else 0
+            for name in graph}
+    label = ("core", "json", "text")
+    return [f"{name}: is of the component {label[rank[name]]} but includes {target}, of {label[rank[target]]} "
+            "(the patterns are in CMakeLists.txt)"
+            for name, targets in graph.items() for target in targets if rank.get(target, 0) > rank[name]]
+
+
+def check() -> list[str]:
+    graph: dict[str, list[str]] = {}
+    outside: dict[str, list[str]] = {}
+    for path in headers():
+        name = path.relative_to(INCLUDE).as_posix()
+        includes = ANY.findall(path.read_text())
+        graph[name] = [include[len("kvcache/"):] for include in includes if include.startswith("kvcache/")]
+        outside[name] = [include for include in includes if not include.startswith("kvcache/")]
+    return floors(graph) + circles(graph) + dependencies(outside) + components(graph)
+
+
+if __name__ == "__main__":
+    problems = check()
+    print("\n".join(problems) or f"{len(headers())} headers, every include points down")
+    sys.exit(bool(problems))

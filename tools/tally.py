@@ -1,0 +1,22 @@
+#!/usr/bin/env python3
+"""Adds up the JUnit reports in a folder: the last line of a run. Fails where a test failed or none ran."""
+import re
+import sys
+from pathlib import Path
+
+
+def main(folder: Path) -> int:
+    total = {"tests": 0, "failures": 0, "skipped": 0, "disabled": 0}
+    for report in sorted(folder.glob("*.xml")):
+        suite = re.search(r"<testsuite\b[^>]*>", report.read_text(errors="replace"), re.S)
+        for name in total:
+            count = suite and re.search(rf'\b{name}="(\d+)"', suite[0])
+            total[name] += int(count[1]) if count else 0
+    idle = total["skipped"] + total["disabled"]
+    passed = total["tests"] - total["failures"] - idle
+    print(f"{passed} passed, {total['failures']} failed, {idle} skipped")
+    return 1 if total["failures"] or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
