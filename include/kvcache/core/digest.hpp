@@ -9,7 +9,6 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -38,10 +37,10 @@ struct digest {
 /// XXH3-128 of bytes given piece by piece. Not for an adversary: equal digests are a hint that content must confirm.
 class digest_builder {
 public:
-    digest_builder() : state_(XXH3_createState()) { XXH3_128bits_reset(state_.get()); }
+    digest_builder() noexcept { XXH3_128bits_reset(&state_); }
 
     digest_builder& bytes(std::span<const std::byte> data) {
-        XXH3_128bits_update(state_.get(), data.data(), data.size());
+        XXH3_128bits_update(&state_, data.data(), data.size());
         return *this;
     }
 
@@ -62,15 +61,12 @@ public:
     digest_builder& nested(const digest& d) { return number(d.low).number(d.high); }
 
     [[nodiscard]] digest finish() const {
-        const XXH128_hash_t hash = XXH3_128bits_digest(state_.get());
+        const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
         return {hash.low64, hash.high64};
     }
 
 private:
-    struct closer {
-        void operator()(XXH3_state_t* state) const noexcept { XXH3_freeState(state); }
-    };
-    std::unique_ptr<XXH3_state_t, closer> state_;
+    XXH3_state_t state_;
 };
 
 } // namespace kvcache
