@@ -154,8 +154,11 @@ inline namespace literals {
 
 #include <xsimd/xsimd.hpp>
 
-#if defined(__FAST_MATH__)
+#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #error "kvcache: -ffast-math reorders sums, so a hit would no longer equal a miss; build without it"
+#endif
+#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#error "kvcache: -ffinite-math-only breaks the infinities that mask scores; build without it"
 #endif
 #if !defined(__FMA__) && !defined(__AVX512F__) && !defined(__ARM_FEATURE_FMA) && !defined(KVCACHE_ALLOW_SLOW)
 #error "kvcache: no fused multiply-add here; use -march=native or x86-64-v3, or define KVCACHE_ALLOW_SLOW"
@@ -487,12 +490,25 @@ namespace kvcache {
 
 /// A tile of up to 16 keys and values, and the lanes of it that exist.
 struct attention_tile {
-    const float* keys = nullptr;   ///< (head_dim, 16)
-    const float* values = nullptr; ///< (16, value_width)
-    std::size_t first = 0;         ///< The first lane in use.
-    std::size_t last = 0;          ///< Behind the last lane in use.
-    std::size_t position = 0;      ///< Of the first lane in use.
+    const float* keys = nullptr;       ///< (head_dim, 16)
+    const float* values = nullptr;     ///< (16, value_width)
+    std::size_t first = 0;             ///< The first lane in use.
+    std::size_t last = 0;              ///< Behind the last lane in use.
+    std::size_t position = 0;          ///< Of the first lane in use.
+    const float* ahead_keys = nullptr; ///< Of a tile that comes soon: fetched meanwhile; null for none.
+    const float* ahead_values = nullptr;
 };
+
+namespace detail {
+
+/// Asks for a cache line before it is read; any address will do.
+inline void fetch([[maybe_unused]] const float* at) noexcept {
+#if defined(__GNUC__)
+    __builtin_prefetch(at, 0, 1);
+#endif
+}
+
+} // namespace detail
 
 /// Up to eight queries that walk the same tiles with one running softmax each. What a query computes is a chain of its
 /// own, so the bits do not depend on which queries share a block.
@@ -527,28 +543,33 @@ public:
     /// The numbers of a query, rotated and scaled. (head_dim)
     [[nodiscard]] std::span<float> query(std::size_t q) { return {queries_.data() + q * head_dim_, head_dim_}; }
 
-    /// Takes in one tile; tiles come in ascending position.
-    void attend(const attention_tile& tile) {
-        if (tile.position / split != region_) {
-            merge_all();
-            region_ = tile.position / split;
-        }
-        // The lanes that all queries see go together; a block that straddles the diagonal goes one by one.
-        const std::size_t end = tile.position + (tile.last - tile.first);
-        bool whole = true;
-        for (std::size_t q = 0; q < size_; ++q)
-            whole = whole && limit_[q] + 1 >= end;
-        if (whole) {
-            dispatch(tile);
-            return;
-        }
-        for (std::size_t q = 0; q < size_; ++q)
-            if (limit_[q] >= tile.position) {
-                attention_tile seen = tile;
-                seen.last = std::min(tile.last, tile.first + limit_[q] + 1 - tile.position);
-                take<1>(seen, q);
+    /// Takes in tiles, in ascending position. How many come at once changes no bit.
+    void attend(std::span<const attention_tile> tiles) {
+        while (!tiles.empty()) {
+            const attention_tile& next = tiles.front();
+            if (next.position / split != region_) {
+                merge_all();
+                region_ = next.position / split;
             }
+            // The tiles that all queries see go together; one that straddles the diagonal goes query by query.
+            std::size_t whole = 0;
+            while (whole < tiles.size() && tiles[whole].position / split == region_ && seen_by_all(tiles[whole]))
+                ++whole;
+            if (whole > 0) {
+                dispatch(tiles.first(whole));
+                tiles = tiles.subspan(whole);
+                continue;
+            }
+            for (std::size_t q = 0; q < size_; ++q)
+                if (limit_[q] >= next.position) {
+                    attention_tile seen = next;
+                    seen.last = std::min(next.last, next.first + limit_[q] + 1 - next.position);
+                    take<1>({&seen, 1}, q);
+                }
+            tiles = tiles.subspan(1);
+        }
     }
+    void attend(const attention_tile& tile) { attend({&tile, 1}); }
 
     /// Writes the output of a query. (head_dim)
     void finish(std::size_t q, float* out) {
@@ -572,52 +593,98 @@ private:
     [[nodiscard]] float* running_sums(std::size_t q) { return sums_.data() + q * width_; }
     [[nodiscard]] float* merged_sums(std::size_t q) { return sums_.data() + (capacity + q) * width_; }
 
-    void dispatch(const attention_tile& tile) {
-        std::size_t q = 0;
-        for (; q + 4 <= size_; q += 4)
-            take<4>(tile, q);
-        switch (size_ - q) {
-        case 3:
-            take<3>(tile, q);
-            break;
-        case 2:
-            take<2>(tile, q);
-            break;
-        case 1:
-            take<1>(tile, q);
-            break;
-        default:
-            break;
+    [[nodiscard]] bool seen_by_all(const attention_tile& tile) const {
+        const std::size_t end = tile.position + (tile.last - tile.first);
+        return std::all_of(limit_.begin(), limit_.begin() + static_cast<std::ptrdiff_t>(size_),
+                           [&](std::size_t limit) { return limit + 1 >= end; });
+    }
+
+    // Chains that run side by side hide the latency of each: this many queries, tiles and columns of values at once.
+    static constexpr bool wide = detail::native_lanes == 16;
+    static constexpr std::size_t most_queries = wide ? 8 : 4;
+    [[nodiscard]] static constexpr std::size_t tiles_at_once(std::size_t queries) {
+        return queries <= 2 ? (wide ? 4 : 2) : queries <= 4 && wide ? 2 : 1;
+    }
+    [[nodiscard]] static constexpr std::size_t columns_at_once(std::size_t queries) {
+        return std::clamp<std::size_t>((wide ? 16 : 6) / queries, 1, 4);
+    }
+
+    template <std::size_t N = most_queries>
+    void dispatch(std::span<const attention_tile> tiles, std::size_t q = 0) {
+        for (; q + N <= size_; q += N)
+            take<N>(tiles, q);
+        if constexpr (N > 1)
+            if (q < size_)
+                dispatch<N - 1>(tiles, q);
+    }
+
+    // N queries from q on, over tiles that they see whole.
+    template <std::size_t N>
+    void take(std::span<const attention_tile> tiles, std::size_t q) {
+        constexpr std::size_t at_once = tiles_at_once(N);
+        for (; tiles.size() >= at_once; tiles = tiles.subspan(at_once))
+            take_some<N, at_once>(tiles.data(), q);
+        if constexpr (at_once > 1)
+            for (const attention_tile& tile : tiles)
+                take_some<N, 1>(&tile, q);
+    }
+
+    template <std::size_t N, std::size_t Tiles>
+    void take_some(const attention_tile* tiles, std::size_t q) {
+        f32x16 scores[Tiles][N];
+        for (auto& of_tile : scores)
+            for (auto& s : of_tile)
+                s = f32x16::zero();
+        const float* queries = queries_.data() + q * head_dim_;
+        for (std::size_t d = 0; d < head_dim_; ++d) {
+            f32x16 keys[Tiles];
+            for (std::size_t t = 0; t < Tiles; ++t) {
+                keys[t] = f32x16::load(tiles[t].keys + d * tile_tokens);
+                detail::fetch(tiles[t].ahead_keys + d * tile_tokens);
+            }
+            for (std::size_t i = 0; i < N; ++i) {
+                const f32x16 number = f32x16::broadcast(queries[i * head_dim_ + d]);
+                for (std::size_t t = 0; t < Tiles; ++t)
+                    scores[t][i] = fma(number, keys[t], scores[t][i]);
+            }
+        }
+        for (std::size_t t = 0; t < Tiles; ++t) {
+            alignas(64) float weights[N][tile_tokens];
+            for (std::size_t i = 0; i < N; ++i)
+                weigh(q + i, tiles[t], scores[t][i]).store(weights[i]);
+            constexpr std::size_t many = columns_at_once(N);
+            std::size_t column = 0;
+            for (; column + 16 * many <= width_; column += 16 * many)
+                add_values<N, many>(tiles[t], q, column, weights);
+            if constexpr (many > 1)
+                for (; column < width_; column += 16)
+                    add_values<N, 1>(tiles[t], q, column, weights);
         }
     }
 
-    template <std::size_t N>
-    void take(const attention_tile& tile, std::size_t q) {
-        f32x16 scores[N];
-        for (auto& s : scores)
-            s = f32x16::zero();
-        const float* queries = queries_.data() + q * head_dim_;
-        for (std::size_t d = 0; d < head_dim_; ++d) {
-            const f32x16 keys = f32x16::load(tile.keys + d * tile_tokens);
-            for (std::size_t i = 0; i < N; ++i)
-                scores[i] = fma(f32x16::broadcast(queries[i * head_dim_ + d]), keys, scores[i]);
-        }
-        alignas(64) float weights[N][tile_tokens];
+    // Weighted values of a tile, 16 * Columns numbers of each query: one chain over ascending lanes.
+    template <std::size_t N, std::size_t Columns>
+    void add_values(const attention_tile& tile, std::size_t q, std::size_t column, const float (&weights)[N][16]) {
+        f32x16 sums[N][Columns];
         for (std::size_t i = 0; i < N; ++i)
-            weigh(q + i, tile, scores[i]).store(weights[i]);
-
-        for (std::size_t column = 0; column < width_; column += 16) {
-            f32x16 sums[N];
-            for (std::size_t i = 0; i < N; ++i)
-                sums[i] = f32x16::load(running_sums(q + i) + column);
-            for (std::size_t lane = tile.first; lane < tile.last; ++lane) {
-                const f32x16 values = f32x16::load(tile.values + lane * width_ + column);
-                for (std::size_t i = 0; i < N; ++i)
-                    sums[i] = fma(f32x16::broadcast(weights[i][lane]), values, sums[i]);
+            for (std::size_t c = 0; c < Columns; ++c)
+                sums[i][c] = f32x16::load(running_sums(q + i) + column + 16 * c);
+        for (std::size_t lane = tile.first; lane < tile.last; ++lane) {
+            const std::size_t at = lane * width_ + column;
+            f32x16 values[Columns];
+            for (std::size_t c = 0; c < Columns; ++c) {
+                values[c] = f32x16::load(tile.values + at + 16 * c);
+                detail::fetch(tile.ahead_values + at + 16 * c);
             }
-            for (std::size_t i = 0; i < N; ++i)
-                sums[i].store(running_sums(q + i) + column);
+            for (std::size_t i = 0; i < N; ++i) {
+                const f32x16 weight = f32x16::broadcast(weights[i][lane]);
+                for (std::size_t c = 0; c < Columns; ++c)
+                    sums[i][c] = fma(weight, values[c], sums[i][c]);
+            }
         }
+        for (std::size_t i = 0; i < N; ++i)
+            for (std::size_t c = 0; c < Columns; ++c)
+                sums[i][c].store(running_sums(q + i) + column + 16 * c);
     }
 
     // The weights of a tile's lanes; what came before is rescaled when a larger score appears.
@@ -1028,6 +1095,12 @@ struct query_rows {
 
 namespace detail {
 
+/// Whether a codec's tiles lie in the page, so that looking at one costs nothing.
+template <class Codec>
+inline constexpr bool reads_in_place = requires {
+    requires Codec::in_place;
+};
+
 /// Up to 8 queries on one key and value head, walking a page table in order.
 template <codec_state Codec, storage_state Storage>
 class attention_walk {
@@ -1037,7 +1110,7 @@ public:
           pages_(pages),
           block_(shape.head_dim),
           rotation_(shape.head_dim),
-          scratch_(std::size_t{shape.head_dim} * tile_tokens + tile_tokens * value_width(shape.head_dim)) {}
+          scratch_(slots * (key_numbers() + tile_tokens * value_width(shape.head_dim))) {}
 
     /// Row `row`, query heads [first_head, first_head + heads) of `kv_head`'s group, for `rows` rows.
     void run(layer_id layer, head_id kv_head, const query_rows& asked, std::size_t row, std::size_t rows,
@@ -1055,6 +1128,7 @@ public:
             if (start >= end)
                 break;
             if (!rotated || entry.base != base) {
+                flush();
                 base = entry.base;
                 rotated = true;
                 load(asked, row, rows, first_head, heads, base);
@@ -1062,6 +1136,7 @@ public:
             walk(layer, kv_head, entry, start, std::min<std::size_t>(entry.count, end - start));
             start += entry.count;
         }
+        flush();
         std::size_t q = 0;
         for (std::size_t r = row; r < row + rows; ++r)
             for (std::size_t h = first_head; h < first_head + heads; ++h)
@@ -1098,25 +1173,57 @@ private:
 
     void walk(layer_id layer, head_id kv_head, const page_entry& entry, std::size_t start, std::size_t count) {
         const std::span<const std::byte> bytes = pages_.storage->bytes(entry.page);
-        const std::span<float> scratch = scratch_;
-        const std::size_t keys = std::size_t{shape_.head_dim} * tile_tokens;
         const std::size_t last = entry.first + count; // row behind the last in use
         for (std::uint32_t tile = entry.first / tile_tokens; tile * tile_tokens < last; ++tile) {
             const std::size_t origin = std::size_t{tile} * tile_tokens;
             const std::size_t first_lane = origin < entry.first ? entry.first - origin : 0;
             const std::size_t last_lane = std::min<std::size_t>(tile_tokens, last - origin);
             const page_tile at{layer, kv_head, tile};
-            block_.attend({pages_.codec->keys(bytes, at, scratch.first(keys)),
-                           pages_.codec->values(bytes, at, scratch.subspan(keys)), first_lane, last_lane,
-                           start + origin + first_lane - entry.first});
+            make_room(); // first: the oldest tile's scratch is decoded into next
+            const auto scratch = std::span(scratch_).subspan(taken_++ % slots * (scratch_.size() / slots));
+            push({.keys = pages_.codec->keys(bytes, at, scratch.first(key_numbers())),
+                  .values = pages_.codec->values(bytes, at, scratch.subspan(key_numbers())),
+                  .first = first_lane,
+                  .last = last_lane,
+                  .position = start + origin + first_lane - entry.first});
         }
     }
+
+    // Tiles wait until as many follow them as go together: those are fetched from memory meanwhile.
+    void make_room() {
+        if (waiting_ < slots)
+            return;
+        block_.attend(std::span(tiles_).first(at_once));
+        std::copy(tiles_.begin() + at_once, tiles_.end(), tiles_.begin());
+        waiting_ -= at_once;
+    }
+
+    void push(const attention_tile& tile) {
+        if (waiting_ >= at_once) {
+            tiles_[waiting_ - at_once].ahead_keys = tile.keys;
+            tiles_[waiting_ - at_once].ahead_values = tile.values;
+        }
+        tiles_[waiting_++] = tile;
+    }
+
+    void flush() {
+        block_.attend(std::span(tiles_).first(waiting_));
+        waiting_ = 0;
+    }
+
+    [[nodiscard]] std::size_t key_numbers() const noexcept { return std::size_t{shape_.head_dim} * tile_tokens; }
+
+    static constexpr std::size_t at_once = reads_in_place<Codec> ? 4 : 1;
+    static constexpr std::size_t slots = 2 * at_once;
 
     const attention_shape& shape_;
     const paged_rows<Codec, Storage>& pages_;
     query_block block_;
     std::vector<float> rotation_;
-    aligned_vector<float> scratch_;
+    std::array<attention_tile, slots> tiles_; // the first waiting_ wait
+    std::size_t waiting_ = 0;
+    std::size_t taken_ = 0;
+    aligned_vector<float> scratch_; // (slots, keys and values of a tile)
 };
 
 } // namespace detail
@@ -2562,6 +2669,8 @@ struct plain {
 
 class plain::state {
 public:
+    static constexpr bool in_place = true; ///< Tiles are read where they lie.
+
     explicit state(page_shape shape) : shape_(shape) {}
 
     [[nodiscard]] std::size_t page_bytes() const noexcept {

@@ -137,6 +137,19 @@ TEST_CASE("partial entries across a split agree with the oracle") {
     }
 }
 
+TEST_CASE("a codec that decodes into scratch gives the bits of one that reads in place") {
+    for (const std::uint32_t group : {1u, 3u, 8u}) {
+        const pages::sequence s(2 * group, 2, 24, 1100, 18);
+        const pages::written w(s, 64, pages::in_place(1100, 64), 0.0f);
+        for (const std::size_t first : {0u, 37u, 1010u}) {
+            const std::size_t last = first + 70;
+            CHECK(numbers::same_bits(w.attend_copies(first, last, 16), w.attend(first, last, 16)));
+        }
+        const pages::written pieces(s, 64, {{64, 0, 0}, {5, 59, 9}, {17, 15, -40}, {30, 33, 0}}, 0.0f);
+        CHECK(numbers::same_bits(pieces.attend_copies(60, 116, 16), pieces.attend(60, 116, 16)));
+    }
+}
+
 TEST_CASE("a model without a rotation attends to keys as they are") {
     pages::sequence s(2, 1, 16, 40, 17);
     s.rotation = kv::rope(std::vector<double>(8, 0.0)); // turns by nothing

@@ -11,6 +11,8 @@
 #include <cstring>
 #include <new>
 #include <span>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "kernel/numbers.hpp"
@@ -18,6 +20,34 @@
 namespace pages {
 
 namespace kv = kvcache;
+
+/// The plain codec, but for every tile being copied out of its page, as a codec that decodes does.
+struct copying {
+    kv::plain::state inner;
+    std::size_t key_numbers, value_numbers;
+
+    [[nodiscard]] std::size_t page_bytes() const { return inner.page_bytes(); }
+    [[nodiscard]] std::string name() const { return "copying"; }
+    void encode(std::span<std::byte> page, kv::page_row at, std::span<const float> key,
+                std::span<const float> value) const {
+        inner.encode(page, at, key, value);
+    }
+    [[nodiscard]] const float* keys(std::span<const std::byte> page, kv::page_tile at, std::span<float> scratch) const {
+        return copy(inner.keys(page, at, scratch), key_numbers, scratch);
+    }
+    [[nodiscard]] const float* values(std::span<const std::byte> page, kv::page_tile at,
+                                      std::span<float> scratch) const {
+        return copy(inner.values(page, at, scratch), value_numbers, scratch);
+    }
+
+private:
+    [[nodiscard]] static const float* copy(const float* from, std::size_t count, std::span<float> scratch) {
+        if (scratch.size() < count)
+            throw std::length_error("the scratch is too small");
+        std::copy_n(from, count, scratch.begin());
+        return scratch.data();
+    }
+};
 
 /// A run of positions that lies in one page: `count` rows from `first` on, rotated from `base`.
 struct piece {
@@ -91,12 +121,26 @@ public:
 
     /// Rows [first, last), asked `at_once` rows a call. (rows, heads, head_dim)
     [[nodiscard]] std::vector<float> attend(std::size_t first, std::size_t last, std::size_t at_once) const {
+        return attend_by(codec_, first, last, at_once);
+    }
+
+    /// The same, through a codec whose tiles are copies.
+    [[nodiscard]] std::vector<float> attend_copies(std::size_t first, std::size_t last, std::size_t at_once) const {
+        const std::size_t dim = of_.shape.head_dim;
+        return attend_by(copying{codec_, dim * kv::tile_tokens, kv::value_width(dim) * kv::tile_tokens}, first, last,
+                         at_once);
+    }
+
+private:
+    template <class Codec>
+    [[nodiscard]] std::vector<float> attend_by(const Codec& codec, std::size_t first, std::size_t last,
+                                               std::size_t at_once) const {
         const std::size_t width = of_.width(), dim = of_.shape.head_dim;
         std::vector<float> rotations((last - first) * dim), out((last - first) * width, numbers::not_a_number);
         for (std::size_t row = first; row < last; ++row)
             of_.rotation.fill(static_cast<std::int64_t>(row), std::span(rotations).subspan((row - first) * dim, dim));
         const kv::attention_shape shape = of_.turned();
-        const kv::paged_rows<kv::plain::state, kv::heap::state> rows{&codec_, &storage_, table_};
+        const kv::paged_rows<Codec, kv::heap::state> rows{&codec, &storage_, table_};
         const kv::query_rows asked{.queries = of_.queries.data() + first * width,
                                    .rotations = rotations.data(),
                                    .out = out.data(),
@@ -111,7 +155,6 @@ public:
         return out;
     }
 
-private:
     static void fill(std::span<std::byte> bytes, float filler) {
         for (std::size_t at = 0; at < bytes.size(); at += sizeof filler)
             std::memcpy(bytes.data() + at, &filler, sizeof filler);

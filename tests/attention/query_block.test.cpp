@@ -103,6 +103,32 @@ TEST_CASE("any number of queries together, each the bits it has alone") {
         CHECK(numbers::same_bits(run(0, n), {alone.data(), n * dim}));
 }
 
+TEST_CASE("tiles given one by one or many at once are the same bits, over splits and the diagonal") {
+    constexpr std::size_t dim = 40, tokens = 2080;
+    const tiles t(dim, tokens, 7);
+    std::vector<kv::attention_tile> all;
+    for (std::size_t at = 0; at < tokens; at += 16)
+        all.push_back(t.at(at, 0, 16));
+    for (std::size_t n = 1; n <= 8; ++n) {
+        const auto run = [&](std::size_t at_once) {
+            kv::query_block block(dim);
+            for (std::size_t q = 0; q < n; ++q) {
+                block.add(tokens - 1 - 5 * q);
+                std::ranges::copy(numbers::uniforms(q, dim, 2.0f), block.query(q).begin());
+            }
+            std::vector<float> out(n * dim);
+            for (std::size_t at = 0; at < all.size(); at += at_once)
+                block.attend(std::span(all).subspan(at, std::min(at_once, all.size() - at)));
+            for (std::size_t q = 0; q < n; ++q)
+                block.finish(q, out.data() + q * dim);
+            return out;
+        };
+        const auto single = run(1);
+        for (const std::size_t at_once : {2u, 3u, 4u, 5u, 130u})
+            CHECK(numbers::same_bits(run(at_once), single));
+    }
+}
+
 TEST_CASE("a block is clean after clear, in a later split too") {
     constexpr std::size_t dim = 16;
     const tiles t(dim, 32, 2);

@@ -8,6 +8,7 @@
 #include <kvcache/storage/concept.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -49,6 +50,12 @@ struct query_rows {
 
 namespace detail {
 
+/// Whether a codec's tiles lie in the page, so that looking at one costs nothing.
+template <class Codec>
+inline constexpr bool reads_in_place = requires {
+    requires Codec::in_place;
+};
+
 /// Up to 8 queries on one key and value head, walking a page table in order.
 template <codec_state Codec, storage_state Storage>
 class attention_walk {
@@ -58,7 +65,7 @@ public:
           pages_(pages),
           block_(shape.head_dim),
           rotation_(shape.head_dim),
-          scratch_(std::size_t{shape.head_dim} * tile_tokens + tile_tokens * value_width(shape.head_dim)) {}
+          scratch_(slots * (key_numbers() + tile_tokens * value_width(shape.head_dim))) {}
 
     /// Row `row`, query heads [first_head, first_head + heads) of `kv_head`'s group, for `rows` rows.
     void run(layer_id layer, head_id kv_head, const query_rows& asked, std::size_t row, std::size_t rows,
@@ -76,6 +83,7 @@ public:
             if (start >= end)
                 break;
             if (!rotated || entry.base != base) {
+                flush();
                 base = entry.base;
                 rotated = true;
                 load(asked, row, rows, first_head, heads, base);
@@ -83,6 +91,7 @@ public:
             walk(layer, kv_head, entry, start, std::min<std::size_t>(entry.count, end - start));
             start += entry.count;
         }
+        flush();
         std::size_t q = 0;
         for (std::size_t r = row; r < row + rows; ++r)
             for (std::size_t h = first_head; h < first_head + heads; ++h)
@@ -119,25 +128,57 @@ private:
 
     void walk(layer_id layer, head_id kv_head, const page_entry& entry, std::size_t start, std::size_t count) {
         const std::span<const std::byte> bytes = pages_.storage->bytes(entry.page);
-        const std::span<float> scratch = scratch_;
-        const std::size_t keys = std::size_t{shape_.head_dim} * tile_tokens;
         const std::size_t last = entry.first + count; // row behind the last in use
         for (std::uint32_t tile = entry.first / tile_tokens; tile * tile_tokens < last; ++tile) {
             const std::size_t origin = std::size_t{tile} * tile_tokens;
             const std::size_t first_lane = origin < entry.first ? entry.first - origin : 0;
             const std::size_t last_lane = std::min<std::size_t>(tile_tokens, last - origin);
             const page_tile at{layer, kv_head, tile};
-            block_.attend({pages_.codec->keys(bytes, at, scratch.first(keys)),
-                           pages_.codec->values(bytes, at, scratch.subspan(keys)), first_lane, last_lane,
-                           start + origin + first_lane - entry.first});
+            make_room(); // first: the oldest tile's scratch is decoded into next
+            const auto scratch = std::span(scratch_).subspan(taken_++ % slots * (scratch_.size() / slots));
+            push({.keys = pages_.codec->keys(bytes, at, scratch.first(key_numbers())),
+                  .values = pages_.codec->values(bytes, at, scratch.subspan(key_numbers())),
+                  .first = first_lane,
+                  .last = last_lane,
+                  .position = start + origin + first_lane - entry.first});
         }
     }
+
+    // Tiles wait until as many follow them as go together: those are fetched from memory meanwhile.
+    void make_room() {
+        if (waiting_ < slots)
+            return;
+        block_.attend(std::span(tiles_).first(at_once));
+        std::copy(tiles_.begin() + at_once, tiles_.end(), tiles_.begin());
+        waiting_ -= at_once;
+    }
+
+    void push(const attention_tile& tile) {
+        if (waiting_ >= at_once) {
+            tiles_[waiting_ - at_once].ahead_keys = tile.keys;
+            tiles_[waiting_ - at_once].ahead_values = tile.values;
+        }
+        tiles_[waiting_++] = tile;
+    }
+
+    void flush() {
+        block_.attend(std::span(tiles_).first(waiting_));
+        waiting_ = 0;
+    }
+
+    [[nodiscard]] std::size_t key_numbers() const noexcept { return std::size_t{shape_.head_dim} * tile_tokens; }
+
+    static constexpr std::size_t at_once = reads_in_place<Codec> ? 4 : 1;
+    static constexpr std::size_t slots = 2 * at_once;
 
     const attention_shape& shape_;
     const paged_rows<Codec, Storage>& pages_;
     query_block block_;
     std::vector<float> rotation_;
-    aligned_vector<float> scratch_;
+    std::array<attention_tile, slots> tiles_; // the first waiting_ wait
+    std::size_t waiting_ = 0;
+    std::size_t taken_ = 0;
+    aligned_vector<float> scratch_; // (slots, keys and values of a tile)
 };
 
 } // namespace detail

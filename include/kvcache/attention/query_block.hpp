@@ -16,12 +16,25 @@ namespace kvcache {
 
 /// A tile of up to 16 keys and values, and the lanes of it that exist.
 struct attention_tile {
-    const float* keys = nullptr;   ///< (head_dim, 16)
-    const float* values = nullptr; ///< (16, value_width)
-    std::size_t first = 0;         ///< The first lane in use.
-    std::size_t last = 0;          ///< Behind the last lane in use.
-    std::size_t position = 0;      ///< Of the first lane in use.
+    const float* keys = nullptr;       ///< (head_dim, 16)
+    const float* values = nullptr;     ///< (16, value_width)
+    std::size_t first = 0;             ///< The first lane in use.
+    std::size_t last = 0;              ///< Behind the last lane in use.
+    std::size_t position = 0;          ///< Of the first lane in use.
+    const float* ahead_keys = nullptr; ///< Of a tile that comes soon: fetched meanwhile; null for none.
+    const float* ahead_values = nullptr;
 };
+
+namespace detail {
+
+/// Asks for a cache line before it is read; any address will do.
+inline void fetch([[maybe_unused]] const float* at) noexcept {
+#if defined(__GNUC__)
+    __builtin_prefetch(at, 0, 1);
+#endif
+}
+
+} // namespace detail
 
 /// Up to eight queries that walk the same tiles with one running softmax each. What a query computes is a chain of its
 /// own, so the bits do not depend on which queries share a block.
@@ -56,28 +69,33 @@ public:
     /// The numbers of a query, rotated and scaled. (head_dim)
     [[nodiscard]] std::span<float> query(std::size_t q) { return {queries_.data() + q * head_dim_, head_dim_}; }
 
-    /// Takes in one tile; tiles come in ascending position.
-    void attend(const attention_tile& tile) {
-        if (tile.position / split != region_) {
-            merge_all();
-            region_ = tile.position / split;
-        }
-        // The lanes that all queries see go together; a block that straddles the diagonal goes one by one.
-        const std::size_t end = tile.position + (tile.last - tile.first);
-        bool whole = true;
-        for (std::size_t q = 0; q < size_; ++q)
-            whole = whole && limit_[q] + 1 >= end;
-        if (whole) {
-            dispatch(tile);
-            return;
-        }
-        for (std::size_t q = 0; q < size_; ++q)
-            if (limit_[q] >= tile.position) {
-                attention_tile seen = tile;
-                seen.last = std::min(tile.last, tile.first + limit_[q] + 1 - tile.position);
-                take<1>(seen, q);
+    /// Takes in tiles, in ascending position. How many come at once changes no bit.
+    void attend(std::span<const attention_tile> tiles) {
+        while (!tiles.empty()) {
+            const attention_tile& next = tiles.front();
+            if (next.position / split != region_) {
+                merge_all();
+                region_ = next.position / split;
             }
+            // The tiles that all queries see go together; one that straddles the diagonal goes query by query.
+            std::size_t whole = 0;
+            while (whole < tiles.size() && tiles[whole].position / split == region_ && seen_by_all(tiles[whole]))
+                ++whole;
+            if (whole > 0) {
+                dispatch(tiles.first(whole));
+                tiles = tiles.subspan(whole);
+                continue;
+            }
+            for (std::size_t q = 0; q < size_; ++q)
+                if (limit_[q] >= next.position) {
+                    attention_tile seen = next;
+                    seen.last = std::min(next.last, next.first + limit_[q] + 1 - next.position);
+                    take<1>({&seen, 1}, q);
+                }
+            tiles = tiles.subspan(1);
+        }
     }
+    void attend(const attention_tile& tile) { attend({&tile, 1}); }
 
     /// Writes the output of a query. (head_dim)
     void finish(std::size_t q, float* out) {
@@ -101,52 +119,98 @@ private:
     [[nodiscard]] float* running_sums(std::size_t q) { return sums_.data() + q * width_; }
     [[nodiscard]] float* merged_sums(std::size_t q) { return sums_.data() + (capacity + q) * width_; }
 
-    void dispatch(const attention_tile& tile) {
-        std::size_t q = 0;
-        for (; q + 4 <= size_; q += 4)
-            take<4>(tile, q);
-        switch (size_ - q) {
-        case 3:
-            take<3>(tile, q);
-            break;
-        case 2:
-            take<2>(tile, q);
-            break;
-        case 1:
-            take<1>(tile, q);
-            break;
-        default:
-            break;
+    [[nodiscard]] bool seen_by_all(const attention_tile& tile) const {
+        const std::size_t end = tile.position + (tile.last - tile.first);
+        return std::all_of(limit_.begin(), limit_.begin() + static_cast<std::ptrdiff_t>(size_),
+                           [&](std::size_t limit) { return limit + 1 >= end; });
+    }
+
+    // Chains that run side by side hide the latency of each: this many queries, tiles and columns of values at once.
+    static constexpr bool wide = detail::native_lanes == 16;
+    static constexpr std::size_t most_queries = wide ? 8 : 4;
+    [[nodiscard]] static constexpr std::size_t tiles_at_once(std::size_t queries) {
+        return queries <= 2 ? (wide ? 4 : 2) : queries <= 4 && wide ? 2 : 1;
+    }
+    [[nodiscard]] static constexpr std::size_t columns_at_once(std::size_t queries) {
+        return std::clamp<std::size_t>((wide ? 16 : 6) / queries, 1, 4);
+    }
+
+    template <std::size_t N = most_queries>
+    void dispatch(std::span<const attention_tile> tiles, std::size_t q = 0) {
+        for (; q + N <= size_; q += N)
+            take<N>(tiles, q);
+        if constexpr (N > 1)
+            if (q < size_)
+                dispatch<N - 1>(tiles, q);
+    }
+
+    // N queries from q on, over tiles that they see whole.
+    template <std::size_t N>
+    void take(std::span<const attention_tile> tiles, std::size_t q) {
+        constexpr std::size_t at_once = tiles_at_once(N);
+        for (; tiles.size() >= at_once; tiles = tiles.subspan(at_once))
+            take_some<N, at_once>(tiles.data(), q);
+        if constexpr (at_once > 1)
+            for (const attention_tile& tile : tiles)
+                take_some<N, 1>(&tile, q);
+    }
+
+    template <std::size_t N, std::size_t Tiles>
+    void take_some(const attention_tile* tiles, std::size_t q) {
+        f32x16 scores[Tiles][N];
+        for (auto& of_tile : scores)
+            for (auto& s : of_tile)
+                s = f32x16::zero();
+        const float* queries = queries_.data() + q * head_dim_;
+        for (std::size_t d = 0; d < head_dim_; ++d) {
+            f32x16 keys[Tiles];
+            for (std::size_t t = 0; t < Tiles; ++t) {
+                keys[t] = f32x16::load(tiles[t].keys + d * tile_tokens);
+                detail::fetch(tiles[t].ahead_keys + d * tile_tokens);
+            }
+            for (std::size_t i = 0; i < N; ++i) {
+                const f32x16 number = f32x16::broadcast(queries[i * head_dim_ + d]);
+                for (std::size_t t = 0; t < Tiles; ++t)
+                    scores[t][i] = fma(number, keys[t], scores[t][i]);
+            }
+        }
+        for (std::size_t t = 0; t < Tiles; ++t) {
+            alignas(64) float weights[N][tile_tokens];
+            for (std::size_t i = 0; i < N; ++i)
+                weigh(q + i, tiles[t], scores[t][i]).store(weights[i]);
+            constexpr std::size_t many = columns_at_once(N);
+            std::size_t column = 0;
+            for (; column + 16 * many <= width_; column += 16 * many)
+                add_values<N, many>(tiles[t], q, column, weights);
+            if constexpr (many > 1)
+                for (; column < width_; column += 16)
+                    add_values<N, 1>(tiles[t], q, column, weights);
         }
     }
 
-    template <std::size_t N>
-    void take(const attention_tile& tile, std::size_t q) {
-        f32x16 scores[N];
-        for (auto& s : scores)
-            s = f32x16::zero();
-        const float* queries = queries_.data() + q * head_dim_;
-        for (std::size_t d = 0; d < head_dim_; ++d) {
-            const f32x16 keys = f32x16::load(tile.keys + d * tile_tokens);
-            for (std::size_t i = 0; i < N; ++i)
-                scores[i] = fma(f32x16::broadcast(queries[i * head_dim_ + d]), keys, scores[i]);
-        }
-        alignas(64) float weights[N][tile_tokens];
+    // Weighted values of a tile, 16 * Columns numbers of each query: one chain over ascending lanes.
+    template <std::size_t N, std::size_t Columns>
+    void add_values(const attention_tile& tile, std::size_t q, std::size_t column, const float (&weights)[N][16]) {
+        f32x16 sums[N][Columns];
         for (std::size_t i = 0; i < N; ++i)
-            weigh(q + i, tile, scores[i]).store(weights[i]);
-
-        for (std::size_t column = 0; column < width_; column += 16) {
-            f32x16 sums[N];
-            for (std::size_t i = 0; i < N; ++i)
-                sums[i] = f32x16::load(running_sums(q + i) + column);
-            for (std::size_t lane = tile.first; lane < tile.last; ++lane) {
-                const f32x16 values = f32x16::load(tile.values + lane * width_ + column);
-                for (std::size_t i = 0; i < N; ++i)
-                    sums[i] = fma(f32x16::broadcast(weights[i][lane]), values, sums[i]);
+            for (std::size_t c = 0; c < Columns; ++c)
+                sums[i][c] = f32x16::load(running_sums(q + i) + column + 16 * c);
+        for (std::size_t lane = tile.first; lane < tile.last; ++lane) {
+            const std::size_t at = lane * width_ + column;
+            f32x16 values[Columns];
+            for (std::size_t c = 0; c < Columns; ++c) {
+                values[c] = f32x16::load(tile.values + at + 16 * c);
+                detail::fetch(tile.ahead_values + at + 16 * c);
             }
-            for (std::size_t i = 0; i < N; ++i)
-                sums[i].store(running_sums(q + i) + column);
+            for (std::size_t i = 0; i < N; ++i) {
+                const f32x16 weight = f32x16::broadcast(weights[i][lane]);
+                for (std::size_t c = 0; c < Columns; ++c)
+                    sums[i][c] = fma(weight, values[c], sums[i][c]);
+            }
         }
+        for (std::size_t i = 0; i < N; ++i)
+            for (std::size_t c = 0; c < Columns; ++c)
+                sums[i][c].store(running_sums(q + i) + column + 16 * c);
     }
 
     // The weights of a tile's lanes; what came before is rescaled when a larger score appears.

@@ -21,6 +21,8 @@ struct plain {
 
 class plain::state {
 public:
+    static constexpr bool in_place = true; ///< Tiles are read where they lie.
+
     explicit state(page_shape shape) : shape_(shape) {}
 
     [[nodiscard]] std::size_t page_bytes() const noexcept {
