@@ -829,10 +829,7 @@ concept known_role = detail::one_of_roles<Role, codec_role, storage_role, hash_r
 
 /// A type that names the role it plays.
 template <class P>
-concept policy = requires {
-    typename role_of<P>::type;
-}
-&&known_role<typename role_of<P>::type>;
+concept policy = known_role<typename role_of<P>::type>;
 
 /// A policy of the given role.
 template <class P, class Role>
@@ -3242,14 +3239,15 @@ using cache = typename detail::compose<Ps...>::type;
 /// Opens a cache for pages of this shape, within a budget, from policies given by value in any order.
 template <policy... Ps>
     requires one_policy_a_role<Ps...>
-[[nodiscard]] cache<Ps...> make_cache(page_shape shape, budget limit, Ps... policies) {
+[[nodiscard]] typename detail::compose<Ps...>::type make_cache(page_shape shape, budget limit, Ps... policies) {
     return detail::opener<cache<Ps...>>::open({}, shape, limit, std::tuple(std::move(policies)...));
 }
 
 /// The same for a model whose identity names everything that decides a page's bits.
 template <policy... Ps>
     requires one_policy_a_role<Ps...>
-[[nodiscard]] cache<Ps...> make_cache(identity id, page_shape shape, budget limit, Ps... policies) {
+[[nodiscard]] typename detail::compose<Ps...>::type make_cache(identity id, page_shape shape, budget limit,
+                                                               Ps... policies) {
     return detail::opener<cache<Ps...>>::open(std::move(id), shape, limit, std::tuple(std::move(policies)...));
 }
 

@@ -42,10 +42,7 @@ concept known_role = detail::one_of_roles<Role, codec_role, storage_role, hash_r
 
 /// A type that names the role it plays.
 template <class P>
-concept policy = requires {
-    typename role_of<P>::type;
-}
-&&known_role<typename role_of<P>::type>;
+concept policy = known_role<typename role_of<P>::type>;
 
 /// A policy of the given role.
 template <class P, class Role>
