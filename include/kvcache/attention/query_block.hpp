@@ -132,7 +132,7 @@ private:
         return queries <= 2 ? (wide ? 4 : 2) : queries <= 4 && wide ? 2 : 1;
     }
     [[nodiscard]] static constexpr std::size_t columns_at_once(std::size_t queries) {
-        return std::clamp<std::size_t>((wide ? 16 : 6) / queries, 1, 4);
+        return std::clamp<std::size_t>((wide ? 16 : 4) / queries, 1, 4);
     }
 
     template <std::size_t N = most_queries>
@@ -157,10 +157,9 @@ private:
 
     template <std::size_t N, std::size_t Tiles>
     void take_some(const attention_tile* tiles, std::size_t q) {
-        f32x16 scores[Tiles][N];
-        for (auto& of_tile : scores)
-            for (auto& s : of_tile)
-                s = f32x16::zero();
+        f32x16 scores[N * Tiles]; // flat, as all below: GCC 12 keeps no nested array in registers
+        for (auto& s : scores)
+            s = f32x16::zero();
         const float* queries = queries_.data() + q * head_dim_;
         for (std::size_t d = 0; d < head_dim_; ++d) {
             f32x16 keys[Tiles];
@@ -168,16 +167,13 @@ private:
                 keys[t] = f32x16::load(tiles[t].keys + d * tile_tokens);
                 detail::fetch(tiles[t].ahead_keys + d * tile_tokens);
             }
-            for (std::size_t i = 0; i < N; ++i) {
-                const f32x16 number = f32x16::broadcast(queries[i * head_dim_ + d]);
-                for (std::size_t t = 0; t < Tiles; ++t)
-                    scores[t][i] = fma(number, keys[t], scores[t][i]);
-            }
+            for (std::size_t i = 0; i < N * Tiles; ++i)
+                scores[i] = fma(f32x16::broadcast(queries[i / Tiles * head_dim_ + d]), keys[i % Tiles], scores[i]);
         }
         for (std::size_t t = 0; t < Tiles; ++t) {
             alignas(64) float weights[N][tile_tokens];
             for (std::size_t i = 0; i < N; ++i)
-                weigh(q + i, tiles[t], scores[t][i]).store(weights[i]);
+                weigh(q + i, tiles[t], scores[i * Tiles + t]).store(weights[i]);
             constexpr std::size_t many = columns_at_once(N);
             std::size_t column = 0;
             for (; column + 16 * many <= width_; column += 16 * many)
@@ -191,10 +187,9 @@ private:
     // Weighted values of a tile, 16 * Columns numbers of each query: one chain over ascending lanes.
     template <std::size_t N, std::size_t Columns>
     void add_values(const attention_tile& tile, std::size_t q, std::size_t column, const float (&weights)[N][16]) {
-        f32x16 sums[N][Columns];
-        for (std::size_t i = 0; i < N; ++i)
-            for (std::size_t c = 0; c < Columns; ++c)
-                sums[i][c] = f32x16::load(running_sums(q + i) + column + 16 * c);
+        f32x16 sums[N * Columns];
+        for (std::size_t i = 0; i < N * Columns; ++i)
+            sums[i] = f32x16::load(running_sums(q + i / Columns) + column + i % Columns * 16);
         for (std::size_t lane = tile.first; lane < tile.last; ++lane) {
             const std::size_t at = lane * width_ + column;
             f32x16 values[Columns];
@@ -202,15 +197,11 @@ private:
                 values[c] = f32x16::load(tile.values + at + 16 * c);
                 detail::fetch(tile.ahead_values + at + 16 * c);
             }
-            for (std::size_t i = 0; i < N; ++i) {
-                const f32x16 weight = f32x16::broadcast(weights[i][lane]);
-                for (std::size_t c = 0; c < Columns; ++c)
-                    sums[i][c] = fma(weight, values[c], sums[i][c]);
-            }
+            for (std::size_t i = 0; i < N * Columns; ++i)
+                sums[i] = fma(f32x16::broadcast(weights[i / Columns][lane]), values[i % Columns], sums[i]);
         }
-        for (std::size_t i = 0; i < N; ++i)
-            for (std::size_t c = 0; c < Columns; ++c)
-                sums[i][c].store(running_sums(q + i) + column + 16 * c);
+        for (std::size_t i = 0; i < N * Columns; ++i)
+            sums[i].store(running_sums(q + i / Columns) + column + i % Columns * 16);
     }
 
     // The weights of a tile's lanes; what came before is rescaled when a larger score appears.

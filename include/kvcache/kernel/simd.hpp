@@ -165,7 +165,8 @@ template <class Op>
 /// `x` in the lanes [first, last), `other` elsewhere; a choice, not a product, so NaN in a masked lane is harmless.
 [[nodiscard]] inline f32x16 within(const f32x16& x, std::size_t first, std::size_t last, float other) noexcept {
     alignas(64) static constexpr float number[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const detail::native_floats from(static_cast<float>(first)), to(static_cast<float>(last)), rest(other);
+    const detail::native_floats from(static_cast<float>(static_cast<int>(first))),
+        to(static_cast<float>(static_cast<int>(last))), rest(other);
     const f32x16 lane = f32x16::load(number);
     f32x16 v;
     for (std::size_t i = 0; i < detail::native_parts; ++i)
