@@ -65,7 +65,7 @@ private:
     class step {
     public:
         explicit step(interpreter& in) : in_(&in) {
-            constexpr std::size_t most = 20'000'000;
+            constexpr std::size_t most = 5'000'000;
             constexpr std::size_t deepest = 1500;
             if (++in.steps_ > most)
                 refuse("it takes more than " + std::to_string(most) + " steps");
@@ -80,12 +80,7 @@ private:
         interpreter* in_;
     };
 
-    void write(const marked_text& more) {
-        constexpr std::size_t most = std::size_t{1} << 28;
-        append(out_, more);
-        if (out_.bytes.size() > most)
-            refuse("it writes more than " + std::to_string(most) + " bytes");
-    }
+    void write(const marked_text& more) { append(out_, more); }
 
     flow run_block(const block& body) {
         for (const auto& one : body)
@@ -154,6 +149,8 @@ private:
         mapping* space = of ? of->as_mapping() : nullptr;
         if (!space || !space->is_namespace)
             mistake("\"" + targets[0].substr(0, dot) + "\" is not a namespace");
+        if (v.inside().has_namespace)
+            refuse("a namespace that holds a namespace is not known");
         space->set({targets[0].substr(dot + 1), {}}, std::move(v));
     }
 
@@ -188,6 +185,7 @@ private:
         if (items.empty())
             return s.bodies.size() > 1 ? run_block(s.bodies[1]) : flow::on;
         for (std::size_t i = 0; i < items.size(); ++i) {
+            const step here(*this);
             const inner_scope one(*this, nullptr);
             assign(s.targets, items[i]);
             scope_->names["loop"] = loop_state(items, i);
@@ -201,9 +199,7 @@ private:
         const auto n = static_cast<std::int64_t>(items.size());
         const auto at = static_cast<std::int64_t>(i);
         mapping made;
-        const auto add = [&](const char* name, value v) {
-            made.entries.emplace_back(marked_text{name, {}}, std::move(v));
-        };
+        const auto add = [&](const char* name, value v) { made.add({name, {}}, std::move(v)); };
         add("index", at + 1);
         add("index0", at);
         add("first", i == 0);
@@ -411,7 +407,8 @@ private:
         mapping made;
         made.is_namespace = args.of == "namespace";
         if (const value* from = args.find(0, ""); from && from->as_mapping())
-            made.entries = from->as_mapping()->entries;
+            for (const auto& [name, v] : from->as_mapping()->entries)
+                made.add(name, v);
         for (const auto& [name, v] : args.named)
             made.set({name, {}}, v);
         return made;
