@@ -47,24 +47,8 @@ struct nesting {
     void add(const value& inner);
 };
 
-/// A list as a value holds it.
-struct shared_list {
-    explicit shared_list(list made);
-    list items = {};
-    nesting inside = {};
-};
-
-/// A mapping that keeps its order. A namespace is one that a template may write to.
-struct mapping {
-    std::vector<std::pair<marked_text, value>> entries = {};
-    bool is_namespace = false;
-    nesting inside = {};
-
-    [[nodiscard]] const value* find(std::string_view key) const;
-    void set(marked_text key, value v);
-    /// As set, for a key that is not there yet.
-    void add(marked_text key, value v);
-};
+struct shared_list;
+struct mapping;
 
 /// A method of a value, or a function of the environment, before it is called.
 struct bound_function {
@@ -105,8 +89,8 @@ public:
     value(marked_text t) : held_(std::make_shared<const marked_text>(std::move(t))) {}
     value(std::string_view t) : value(marked_text{std::string(t), {}}) {}
     value(const char* t) : value(std::string_view(t)) {}
-    value(list items) : held_(std::make_shared<const shared_list>(std::move(items))) {}
-    value(mapping entries) : held_(std::make_shared<mapping>(std::move(entries))) {}
+    value(list items);
+    value(mapping entries);
     value(macro_pointer m) : held_(std::move(m)) {}
     value(bound_function f) : held_(std::make_shared<const bound_function>(std::move(f))) {}
 
@@ -122,21 +106,12 @@ public:
         const auto* p = std::get_if<text_pointer>(&held_);
         return p ? p->get() : nullptr;
     }
-    [[nodiscard]] const list* as_list() const noexcept {
-        const auto* p = std::get_if<list_pointer>(&held_);
-        return p ? &(*p)->items : nullptr;
-    }
+    [[nodiscard]] const list* as_list() const noexcept;
     [[nodiscard]] mapping* as_mapping() const noexcept {
         const auto* p = std::get_if<mapping_pointer>(&held_);
         return p ? p->get() : nullptr;
     }
-    [[nodiscard]] nesting inside() const noexcept {
-        if (const auto* p = std::get_if<list_pointer>(&held_))
-            return (*p)->inside;
-        if (const auto* m = as_mapping())
-            return {m->inside.depth, m->inside.has_namespace || m->is_namespace};
-        return {0, false};
-    }
+    [[nodiscard]] nesting inside() const noexcept;
     /// A whole number, true and false included, as Python counts them.
     [[nodiscard]] std::optional<std::int64_t> as_integer() const noexcept {
         if (const auto* b = std::get_if<bool>(&held_))
@@ -151,19 +126,7 @@ public:
         return d ? std::optional(*d) : std::nullopt;
     }
 
-    [[nodiscard]] bool truth() const {
-        if (is_undefined() || is_none())
-            return false;
-        if (const auto n = as_number())
-            return *n != 0;
-        if (const auto* t = as_text())
-            return !t->bytes.empty();
-        if (const auto* l = as_list())
-            return !l->empty();
-        if (const auto* m = as_mapping())
-            return !m->entries.empty() || m->is_namespace;
-        return true;
-    }
+    [[nodiscard]] bool truth() const;
 
     /// What Python calls the type.
     [[nodiscard]] std::string type_name() const {
@@ -175,6 +138,52 @@ public:
 private:
     held_type held_;
 };
+
+/// A list as a value holds it.
+struct shared_list {
+    explicit shared_list(list made);
+    list items = {};
+    nesting inside = {};
+};
+
+/// A mapping that keeps its order. A namespace is one that a template may write to.
+struct mapping {
+    std::vector<std::pair<marked_text, value>> entries = {};
+    bool is_namespace = false;
+    nesting inside = {};
+
+    [[nodiscard]] const value* find(std::string_view key) const;
+    void set(marked_text key, value v);
+    /// As set, for a key that is not there yet.
+    void add(marked_text key, value v);
+};
+
+inline value::value(list items) : held_(std::make_shared<const shared_list>(std::move(items))) {}
+inline value::value(mapping entries) : held_(std::make_shared<mapping>(std::move(entries))) {}
+inline const list* value::as_list() const noexcept {
+    const auto* p = std::get_if<list_pointer>(&held_);
+    return p ? &(*p)->items : nullptr;
+}
+inline nesting value::inside() const noexcept {
+    if (const auto* p = std::get_if<list_pointer>(&held_))
+        return (*p)->inside;
+    if (const auto* m = as_mapping())
+        return {m->inside.depth, m->inside.has_namespace || m->is_namespace};
+    return {0, false};
+}
+inline bool value::truth() const {
+    if (is_undefined() || is_none())
+        return false;
+    if (const auto n = as_number())
+        return *n != 0;
+    if (const auto* t = as_text())
+        return !t->bytes.empty();
+    if (const auto* l = as_list())
+        return !l->empty();
+    if (const auto* m = as_mapping())
+        return !m->entries.empty() || m->is_namespace;
+    return true;
+}
 
 inline void nesting::add(const value& inner) {
     constexpr std::size_t deepest = 400;
