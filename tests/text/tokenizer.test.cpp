@@ -3,7 +3,6 @@
 #include <kvcache/text/tokenizer.hpp>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <sstream>
 
@@ -105,7 +104,7 @@ TEST_CASE("identifiers without a token decode to nothing") {
 TEST_CASE("a piece of a million bytes is encoded in a moment") {
     for (const char* name : {"gpt2", "llama2", "unknown"}) {
         const auto words = open(goldens / name);
-        for (const char* unit : {"a", " ", "the", "\n \t", "🙂"}) {
+        for (const char* unit : {"a", " ", "the", "\n \t", "\U0001f642"}) {
             std::string text;
             while (text.size() < 1'000'000)
                 text += unit;
@@ -156,17 +155,16 @@ TEST_CASE("llama.cpp's vectors") {
             continue;
         const auto words = open(shared / "tokenizers" / directory);
         const auto texts = lines_between(*kv::read_file(stem.string() + ".inp", 1u << 20), "\n__ggml_vocab_test__\n");
-        std::ifstream expected(stem.string() + ".out");
-        std::size_t count = 0;
-        for (std::string line; count < texts.size() && std::getline(expected, line); ++count) {
+        const auto lines = lines_between(*kv::read_file(stem.string() + ".out", 1u << 20), "\n");
+        REQUIRE(lines.size() >= texts.size());
+        for (std::size_t i = 0; i < texts.size(); ++i) {
             std::vector<int> wanted;
-            std::istringstream numbers(line);
+            std::istringstream numbers(lines[i]);
             for (int n = 0; numbers >> n;)
                 wanted.push_back(n);
-            INFO(name << ": " << texts[count]);
-            CHECK(ids(encode(words, texts[count], {.add_special_tokens = false})) == wanted);
+            INFO(name << ": " << texts[i]);
+            CHECK(ids(encode(words, texts[i], {.add_special_tokens = false})) == wanted);
         }
-        CHECK(count == texts.size());
     }
 }
 
