@@ -10,7 +10,7 @@
 using namespace kvcache::literals;
 
 int main(int argc, char** argv) {
-    const std::string directory = argc > 1 ? argv[1] : "examples/models/worlds-3m";
+    const std::string directory = argc > 1 ? argv[1] : "examples/models/worlds-2m";
     const auto loaded = kvcache::load_model(directory);
     const auto words = kvcache::tokenizer::open(directory);
     if (!loaded || !words) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Bring your own model: what a pipeline asks of one is four functions. This toy is no transformer. It says what it has
+// Bring your own model: what a pipeline asks of one is five functions. This toy is no transformer. It says what it has
 // heard most (a cache language model, Kuhn & De Mori 1990): every token writes its own vector as a value, a query of
 // zeros attends to all of them alike, and what comes back is the mean of what was said.
 // test:
@@ -55,6 +55,7 @@ struct parrot {
 
     std::span<const kvcache::layer_id> layers() const { return only; }
     std::size_t vocabulary() const { return letters; }
+    std::size_t max_positions() const { return 1000000; }
     template <class Lease>
     auto begin(std::span<const kvcache::batch_part<Lease>> batch, kvcache::team&) const {
         return parrot_pass<Lease>(batch);

@@ -30,6 +30,7 @@ function(add_compile_fail name message)
 endfunction()
 
 file(GLOB misuses CONFIGURE_DEPENDS compile_fail/*.cpp)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${misuses})  # their messages are read here
 foreach(source IN LISTS misuses)
   get_filename_component(name ${source} NAME_WE)
   file(STRINGS ${source} message_line LIMIT_COUNT 1 REGEX "^// message:")

@@ -78,18 +78,11 @@ private:
         const auto prompt = with_.words.encode(rendered->segments, false);
         if (!prompt)
             return prompt.error();
-        const auto& config = with_.model.config();
-        if (prompt->size() + with_.max_tokens > config.max_positions)
-            return kvcache::error{kvcache::error_code::out_of_range, "max_position_embeddings",
-                                  "the conversation has " + std::to_string(prompt->size()) + " tokens, and with " +
-                                      std::to_string(with_.max_tokens) + " of an answer the model's " +
-                                      std::to_string(config.max_positions) + " positions do not hold it"};
-
         turn_report report;
         kvcache::digest_builder bits;
         kvcache::stream_decoder text(with_.words, {.skip_special = true});
         kvcache::pipeline through(store, with_.model, with_.threads, with_.split);
-        const kvcache::stopping until{with_.max_tokens, config.eos};
+        const kvcache::stopping until{with_.max_tokens, with_.model.config().eos};
         auto made = kvcache::generate(through, *prompt, with_.draw, until,
                                       [&](kvcache::token_id token, std::span<const float> logits) {
                                           if (report.first_token_ms == 0.0)

@@ -796,6 +796,9 @@ struct locking_role;
 
 namespace detail {
 
+template <class Role, class... Roles>
+inline constexpr bool one_of_roles = (std::same_as<Role, Roles> || ...);
+
 template <class P>
 concept names_its_role = requires {
     typename P::role;
@@ -812,11 +815,14 @@ struct role_of<P> {
     using type = typename P::role;
 };
 
+/// A role that a cache has.
+template <class Role>
+concept known_role = detail::one_of_roles<Role, codec_role, storage_role, hash_role, index_role, eviction_role,
+                                          recompute_role, observer_role, locking_role>;
+
 /// A type that names the role it plays.
 template <class P>
-concept policy = requires {
-    typename role_of<P>::type;
-};
+concept policy = known_role<typename role_of<P>::type>;
 
 /// A policy of the given role.
 template <class P, class Role>
@@ -849,13 +855,16 @@ struct page_tile {
 
 /// The working state of a codec: writes rows of keys and values into a page, and gives them back in tiles of 16.
 /// `keys` and `values` return the tile, either where it lies in the page or decoded into `scratch`:
-/// keys as (head_dim, 16), values as (16, value_width(head_dim)).
+/// keys as (head_dim, 16), values as (16, value_width(head_dim)). `copy` takes the first `rows` rows to another page
+/// and reads no byte of the rows behind them, which somebody else may be writing.
 template <class S>
 concept codec_state = requires(const S s, std::span<std::byte> page, std::span<const std::byte> bytes, page_row row,
-                               page_tile tile, std::span<const float> numbers, std::span<float> scratch) {
+                               page_tile tile, std::span<const float> numbers, std::span<float> scratch,
+                               std::size_t rows) {
     { s.page_bytes() } -> std::same_as<std::size_t>;
     { s.name() } -> std::same_as<std::string>;
     s.encode(page, row, numbers, numbers);
+    s.copy(bytes, page, rows);
     { s.keys(bytes, tile, scratch) } -> std::same_as<const float*>;
     { s.values(bytes, tile, scratch) } -> std::same_as<const float*>;
 };
@@ -1238,14 +1247,68 @@ struct sequence_state {
     std::vector<token_id> tokens = {};
     std::vector<page_entry> table = {};
     std::size_t sealed = 0; ///< Leading pages that are full and in the index.
+    bool shares = true;     ///< False once the index had no memory for its pages: from there on they are its own.
 
     // A lease: rows behind `tokens` that the table has already, and how to take them back.
+    bool has_lease = false;
     std::size_t leased = 0;
     std::size_t pages_before = 0;
     std::optional<page_entry> tail_before = {}; ///< The last entry as it was; if its page differs, it is still held.
 
     sequence_state* previous = nullptr;
     sequence_state* next = nullptr;
+
+    /// The rows in use of the last page if it has room for more; none if a next row begins a page.
+    [[nodiscard]] std::optional<std::uint32_t> open_rows(std::size_t page_tokens) const noexcept {
+        if (table.empty() || table.back().first + table.back().count == page_tokens)
+            return std::nullopt;
+        return table.back().first + table.back().count;
+    }
+
+    /// How many leading entries fill their pages.
+    [[nodiscard]] std::size_t full_entries(std::size_t page_tokens) const noexcept {
+        return table.size() - (open_rows(page_tokens) ? 1 : 0);
+    }
+
+    /// Shortens the entries to `rows` rows; returns how many entries stay, and leaves the others to the caller.
+    [[nodiscard]] std::size_t cut(std::size_t rows) noexcept {
+        std::size_t kept = 0;
+        for (; kept < table.size() && rows > 0; ++kept) {
+            table[kept].count = static_cast<std::uint32_t>(std::min<std::size_t>(table[kept].count, rows));
+            rows -= table[kept].count;
+        }
+        return kept;
+    }
+
+    /// Whether a lease has put a copy in the place of the last page.
+    [[nodiscard]] bool has_copied_tail() const noexcept {
+        return tail_before && tail_before->page != table[pages_before - 1].page;
+    }
+
+    /// Adds tokens, which may be some of its own. Throws: bad_alloc, and nothing has changed then.
+    void append(std::span<const token_id> more) {
+        const std::size_t old = tokens.size(), needed = old + more.size();
+        std::vector<token_id> before; // `more` may point into it
+        if (needed > tokens.capacity()) {
+            before.reserve(std::max(needed, 2 * tokens.capacity()));
+            before.assign(tokens.begin(), tokens.end());
+            before.swap(tokens);
+        }
+        tokens.resize(needed);
+        std::ranges::copy(more, tokens.begin() + static_cast<std::ptrdiff_t>(old));
+    }
+
+    /// Room for more pages, so that adding them cannot throw.
+    void prepare(std::size_t pages) {
+        if (table.capacity() - table.size() < pages)
+            table.reserve(std::max(table.size() + pages, 2 * table.capacity()));
+    }
+
+    void end_lease() noexcept {
+        has_lease = false;
+        leased = 0;
+        tail_before.reset();
+    }
 };
 
 } // namespace kvcache
@@ -1261,24 +1324,29 @@ class basic_lease {
 public:
     basic_lease(basic_lease&& other) noexcept
         : cache_(other.cache_), state_(std::exchange(other.state_, nullptr)), first_(other.first_) {}
+    /// Takes back what it had reserved before.
     basic_lease& operator=(basic_lease&& other) noexcept {
-        std::swap(cache_, other.cache_);
-        std::swap(state_, other.state_);
-        std::swap(first_, other.first_);
+        basic_lease taken(std::move(other));
+        std::swap(cache_, taken.cache_);
+        std::swap(state_, taken.state_);
+        std::swap(first_, taken.first_);
         return *this;
     }
     ~basic_lease() { rollback(); }
 
     /// The position of the first reserved row.
     [[nodiscard]] std::size_t first() const noexcept { return first_; }
-    /// How many rows are reserved.
-    [[nodiscard]] std::size_t rows() const noexcept { return state_->leased; }
+    /// How many rows are reserved; none once the lease has ended.
+    [[nodiscard]] std::size_t rows() const noexcept { return state_ != nullptr ? state_->leased : 0; }
 
     /// Writes the keys (rotated by the position, where the model rotates) and values of one row.
     /// keys, values: (kv_heads, head_dim). Rows of one lease may be written by several threads.
     void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
-        expects(row < rows(), "a written row was reserved");
         const page_shape& shape = cache_->shape();
+        expects(row < rows(), "a written row was reserved");
+        expects(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
+        expects(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
+                "a row of keys or values has head_dim numbers for each KV head");
         const std::size_t tail = state_->pages_before - (state_->tail_before ? 1 : 0);
         const std::size_t used = state_->tail_before ? state_->tail_before->first + state_->tail_before->count : 0;
         const page_entry& entry = state_->table[tail + (used + row) / shape.tokens];
@@ -1292,15 +1360,18 @@ public:
 
     /// The sequence's pages, reserved rows included, as attention reads them.
     [[nodiscard]] auto pages() const {
+        expects(state_ != nullptr, "a lease shows its pages until it ends");
         return paged_rows<typename Cache::codec_type, typename Cache::storage_type>{&cache_->codec(),
                                                                                     &cache_->storage(), state_->table};
     }
 
     /// Publishes the first tokens.size() rows as these tokens, gives the others back, and ends the lease.
-    /// Requires: tokens.size() <= rows().
+    /// Requires: tokens.size() <= rows(). Throws: bad_alloc, and the lease goes on then.
     void commit(std::span<const token_id> tokens) {
+        expects(state_ != nullptr, "a lease is committed once");
         expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
-        cache_->commit(*std::exchange(state_, nullptr), tokens);
+        cache_->commit(*state_, tokens);
+        state_ = nullptr;
     }
 
     /// Takes the reservation back: the sequence is as it was before. Nothing happens if the lease has ended.
@@ -1331,9 +1402,11 @@ template <class Cache>
 class basic_sequence {
 public:
     basic_sequence(basic_sequence&& other) noexcept = default;
+    /// Releases the pages it held before.
     basic_sequence& operator=(basic_sequence&& other) noexcept {
-        std::swap(cache_, other.cache_);
-        std::swap(state_, other.state_);
+        basic_sequence taken(std::move(other));
+        std::swap(cache_, taken.cache_);
+        std::swap(state_, taken.state_);
         return *this;
     }
     ~basic_sequence() {
@@ -1396,7 +1469,8 @@ struct insertion {
 };
 
 /// The working state of an index: which pages hold which tokens after which past. A page's run continues its parent's,
-/// and a page with children is full and cannot leave.
+/// and a page with children is full and cannot leave. `insert` may throw bad_alloc and has changed nothing then;
+/// `erase` does not throw.
 template <class S>
 concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
                                std::optional<page_id> parent) {
@@ -1616,14 +1690,18 @@ struct entry {
     std::optional<slot_id> parent = {}; ///< The entry that it continues.
 };
 
-/// May this slot leave now? No while somebody holds it or an entry that continues it is present.
-using leave_check = bool (*)(slot_id);
+/// May this slot leave now? No while somebody holds it or an entry that continues it is present. It stands for any
+/// callable of this form: a `victim` is a template over its argument.
+struct leave_check {
+    bool operator()(slot_id slot) const;
+};
 
 /// The working state of an eviction policy. `admit` ranks a newcomer, `touch` says it was used, `erase` forgets it
 /// (evicted or withdrawn), `victim` names the next to leave among those for which its argument answers true; it takes
-/// nothing away, `erase` follows. Whoever frees a chain touches it tail first, so that children leave before parents.
+/// nothing away, `erase` follows. What has no memory to admit throws bad_alloc and has changed nothing; the others do
+/// not throw. Whoever frees a chain touches it tail first, so that children leave before parents.
 template <class S>
-concept eviction_state = requires(S s, slot_id slot, const entry& newcomer, leave_check may_leave) {
+concept eviction_state = requires(S s, slot_id slot, const entry& newcomer, const leave_check& may_leave) {
     s.admit(slot, newcomer);
     s.touch(slot);
     s.erase(slot);
@@ -1851,7 +1929,7 @@ struct event {
     std::size_t pages = 0;  ///< Pages concerned.
 };
 
-/// The working state of an observer: told of every event, under the cache's lock.
+/// The working state of an observer: told of every event, under the cache's lock. What it throws is lost.
 template <class S>
 concept observer_state = requires(S s, const event& what) {
     s.on(what);
@@ -1890,18 +1968,27 @@ public:
 
     [[nodiscard]] const page_pool<Storage>& pool() const noexcept { return pool_; }
     [[nodiscard]] const Index& index() const noexcept { return index_; }
-    [[nodiscard]] Observer& observer() noexcept { return observer_; }
     [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
     [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
 
     /// Pages that can be had: free ones, and idle ones that may leave.
     [[nodiscard]] std::size_t available() const noexcept { return pool_.free().size() + idle_; }
 
-    /// A page with one holder. Evicts where none is free; none if nothing may leave or the storage refuses.
+    /// Tells the observer. What it throws is lost: watching changes nothing.
+    void tell(const event& what) noexcept {
+        try {
+            observer_.on(what);
+        } catch (...) {
+        }
+    }
+
+    /// A page with one holder. Evicts where none is free, and once where the storage refuses a free one: the page that
+    /// leaves has its memory already. None if nothing may leave or the storage refuses again.
     [[nodiscard]] std::optional<page_id> allocate() {
-        if (pool_.free().empty() && !evict())
-            return std::nullopt;
-        return pool_.take();
+        auto page = pool_.take();
+        if (!page && evict())
+            page = pool_.take();
+        return page;
     }
 
     void hold(page_id page) noexcept {
@@ -1911,20 +1998,19 @@ public:
     }
 
     /// One holder less. The last one leaves the page idle if the index knows it, and free otherwise.
-    void drop(page_id page) {
+    void drop(page_id page) noexcept {
         if (pool_.drop(page) > 0)
             return;
-        if (!index_.contains(page)) {
+        if (index_.contains(page) && may_idle(page)) {
+            ++idle_;
+            eviction_.touch(slot_of(page));
+        } else {
             pool_.give_back(page);
-            return;
         }
-        ++idle_;
-        rank(page);
-        eviction_.touch(slot_of(page));
     }
 
     /// Says that a page was used.
-    void touch(page_id page) {
+    void touch(page_id page) noexcept {
         if (ranked_[index_of(page)])
             eviction_.touch(slot_of(page));
     }
@@ -1936,6 +2022,8 @@ public:
 
     /// Makes a held page known as `run` after `parent`. Returns the page that stands for the run from now on: where
     /// another full one held it already, the caller's hold has moved to that one, and its own is given up.
+    /// Throws: bad_alloc, if the index or the eviction policy has no memory; the page is then not in the index, or as
+    /// it was there.
     [[nodiscard]] page_id publish(std::optional<page_id> parent, std::span<const token_id> run, page_id page) {
         const bool full = run.size() == shape_.tokens;
         const insertion done = index_.insert(parent, run, page);
@@ -1951,19 +2039,16 @@ public:
         }
         if (done.other)
             unlist(*done.other);
-        if (full)
-            rank(page);
-        return page;
-    }
-
-    /// Takes a shared tail out of its page: a new page with the same bytes, and one holder.
-    [[nodiscard]] std::optional<page_id> copy(page_id from, std::size_t rows) {
-        const auto to = allocate();
-        if (to) {
-            std::ranges::copy(pool_.bytes(from), pool_.bytes(*to).begin());
-            observer_.on({event_kind::copied, rows, 0, 1});
+        unrank(page); // its run has grown, and with it its name
+        if (full) {
+            try {
+                rank(page);
+            } catch (...) {
+                index_.erase(page);
+                throw;
+            }
         }
-        return to;
+        return page;
     }
 
     /// Proves that every page is in one state only. `held` is how many holders each page should have.
@@ -2028,6 +2113,17 @@ private:
         ranked_[index_of(page)] = true;
     }
 
+    // Whether a known page can wait for its next match: it is ranked, or can be; otherwise it leaves the index.
+    [[nodiscard]] bool may_idle(page_id page) noexcept {
+        try {
+            rank(page);
+        } catch (const std::bad_alloc&) {
+            index_.erase(page); // full pages are ranked as they are published, so this one is a leaf
+            return false;
+        }
+        return true;
+    }
+
     void unrank(page_id page) {
         if (ranked_[index_of(page)])
             eviction_.erase(slot_of(page));
@@ -2050,14 +2146,15 @@ private:
     }
 
     [[nodiscard]] bool evict() {
-        const auto slot = eviction_.victim([this](slot_id candidate) {
+        const auto may_leave = [this](slot_id candidate) {
             const page_id page{index_of(candidate)};
             return pool_.holders(page) == 0 && index_.leaf(page);
-        });
+        };
+        const std::optional<slot_id> slot = eviction_.victim(may_leave);
         if (!slot)
             return false;
         const page_id page{index_of(*slot)};
-        observer_.on({event_kind::evicted, index_.run(page).size(), 0, 1});
+        tell({event_kind::evicted, index_.run(page).size(), 0, 1});
         index_.erase(page);
         unlist(page);
         return true;
@@ -2073,6 +2170,198 @@ private:
     std::vector<digest> prefixes_; // by page: the digest of all tokens up to the end of a ranked page
     std::vector<bool> ranked_;     // by page: whether the eviction policy knows it
     std::size_t idle_ = 0;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/audit.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Counts the holders of every page from the sequences themselves, and compares each sequence with the index.
+template <index_state Index>
+class audit {
+public:
+    audit(const Index& index, std::size_t page_tokens, std::size_t pages)
+        : index_(index), page_tokens_(page_tokens), held_(pages, 0) {}
+
+    /// By page: how many sequences hold it.
+    [[nodiscard]] std::span<const std::uint32_t> held() const noexcept { return held_; }
+
+    /// Takes in one sequence. Errors: malformed, with what is wrong with it.
+    [[nodiscard]] result<void> count(const sequence_state& state) {
+        std::size_t rows = 0;
+        for (std::size_t i = 0; i < state.table.size(); ++i) {
+            const page_entry& entry = state.table[i];
+            ++held_[index_of(entry.page)];
+            if (i + 1 < state.table.size() && entry.count != page_tokens_)
+                return broken("has a page in its middle that is not full");
+            if (i < state.sealed && index_.run(entry.page).size() != page_tokens_)
+                return broken("counts on a page in the index that is not there");
+            if (!agree(entry, state, rows))
+                return broken("and the index disagree about the tokens of page " +
+                              std::to_string(index_of(entry.page)));
+            rows += entry.count;
+        }
+        if (state.has_copied_tail())
+            ++held_[index_of(state.tail_before->page)];
+        if (rows != state.tokens.size() + state.leased)
+            return broken("has " + std::to_string(rows) + " rows for " + std::to_string(state.tokens.size()) +
+                          " tokens and " + std::to_string(state.leased) + " reserved ones");
+        return {};
+    }
+
+private:
+    // Where both know tokens of a page's rows they are the same.
+    [[nodiscard]] bool agree(const page_entry& entry, const sequence_state& state, std::size_t rows) const {
+        if (rows >= state.tokens.size())
+            return true;
+        const auto known = index_.run(entry.page);
+        const auto own = std::span<const token_id>(state.tokens).subspan(rows);
+        const std::size_t both = std::min<std::size_t>({known.size(), entry.count, own.size()});
+        return std::ranges::equal(known.first(both), own.first(both));
+    }
+
+    [[nodiscard]] static error broken(const std::string& how) {
+        return {error_code::malformed, "sequence", "a sequence " + how};
+    }
+
+    const Index& index_;
+    std::size_t page_tokens_;
+    std::vector<std::uint32_t> held_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/sequence_books.hpp -----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The live sequences of a cache, on a ring, and what happens to their pages. Pages are touched and given back tail
+/// first, so that a parent is always fresher than its children.
+template <class PageBooks>
+class sequence_books {
+public:
+    /// Requires: the pages' books outlive it. It does not move.
+    sequence_books(PageBooks& pages, std::size_t page_tokens) : pages_(pages), page_tokens_(page_tokens) {
+        ring_.previous = ring_.next = &ring_;
+    }
+
+    sequence_books(const sequence_books&) = delete;
+    sequence_books& operator=(const sequence_books&) = delete;
+
+    /// How many sequences live.
+    [[nodiscard]] std::size_t size() const noexcept {
+        std::size_t n = 0;
+        for (const sequence_state* s = ring_.next; s != &ring_; s = s->next)
+            ++n;
+        return n;
+    }
+
+    /// Enters a sequence, which from now on holds the pages of its table.
+    void enter(sequence_state& state) noexcept {
+        for (const page_entry& entry : state.table)
+            pages_.hold(entry.page);
+        for (auto entry = state.table.rbegin(); entry != state.table.rend(); ++entry)
+            pages_.touch(entry->page);
+        state.previous = &ring_;
+        state.next = std::exchange(ring_.next, &state);
+        state.next->previous = &state;
+    }
+
+    /// Takes a sequence out, and back what it holds.
+    void leave(sequence_state& state) noexcept {
+        undo(state);
+        for (; !state.table.empty(); state.table.pop_back())
+            pages_.drop(state.table.back().page);
+        state.previous->next = state.next;
+        state.next->previous = state.previous;
+    }
+
+    /// Keeps the first `tokens` tokens.
+    void truncate(sequence_state& state, std::size_t tokens) noexcept {
+        state.tokens.erase(state.tokens.begin() + static_cast<std::ptrdiff_t>(tokens), state.tokens.end());
+        const std::size_t kept = state.cut(tokens);
+        for (; state.table.size() > kept; state.table.pop_back())
+            pages_.drop(state.table.back().page);
+        state.sealed = std::min(state.sealed, state.full_entries(page_tokens_));
+    }
+
+    /// Ends a lease: its first rows are these tokens, the others are given back.
+    /// Throws: bad_alloc, and the lease has not ended then.
+    void commit(sequence_state& state, std::span<const token_id> tokens) {
+        state.append(tokens);
+        if (state.has_copied_tail()) {
+            if (tokens.empty())
+                std::swap(state.tail_before->page, state.table[state.pages_before - 1].page);
+            pages_.drop(state.tail_before->page);
+        }
+        state.end_lease();
+        truncate(state, state.tokens.size());
+        publish(state);
+    }
+
+    /// Takes a lease back, if there is one: the sequence is as it was before.
+    void undo(sequence_state& state) noexcept {
+        if (!state.has_lease)
+            return;
+        for (; state.table.size() > state.pages_before; state.table.pop_back())
+            pages_.drop(state.table.back().page);
+        if (state.has_copied_tail())
+            pages_.drop(state.table.back().page);
+        if (state.tail_before)
+            state.table.back() = *state.tail_before;
+        state.end_lease();
+    }
+
+    /// Proves the books of sequences and pages.
+    [[nodiscard]] result<void> check() const {
+        audit holders(pages_.index(), page_tokens_, pages_.pool().pages());
+        for (const sequence_state* s = ring_.next; s != &ring_; s = s->next)
+            if (auto sound = holders.count(*s); !sound)
+                return sound;
+        return pages_.check(holders.held());
+    }
+
+private:
+    // Makes all pages of a sequence known that are not yet. Where the index has no memory left, the sequence keeps its
+    // pages to itself from there on: a later match finds less.
+    void publish(sequence_state& state) {
+        for (std::size_t i = state.sealed; state.shares && i < state.table.size(); ++i) {
+            page_entry& entry = state.table[i];
+            const auto run = std::span<const token_id>(state.tokens).subspan(i * page_tokens_, entry.count);
+            const auto parent = i > 0 ? std::optional(state.table[i - 1].page) : std::nullopt;
+            try {
+                entry.page = pages_.publish(parent, run, entry.page);
+                if (entry.count == page_tokens_)
+                    state.sealed = i + 1;
+            } catch (const std::bad_alloc&) {
+                state.shares = false;
+            }
+        }
+    }
+
+    PageBooks& pages_;
+    std::size_t page_tokens_;
+    sequence_state ring_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/stats.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// How full a cache is. Every page is free, held or idle.
+struct cache_stats {
+    std::size_t pages = 0;      ///< That fit the budget.
+    std::size_t free = 0;       ///< Never used, or given back.
+    std::size_t held = 0;       ///< Held by live sequences, each counted once however many share it.
+    std::size_t idle = 0;       ///< Held by nobody, kept for the next match until room is needed.
+    std::size_t page_bytes = 0; ///< Bytes of a page.
+    std::size_t sequences = 0;  ///< Live sequences and matches.
+
+    friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;
 };
 
 } // namespace kvcache
@@ -2123,16 +2412,6 @@ concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_
 
 namespace kvcache {
 
-/// How full a cache is.
-struct cache_stats {
-    std::size_t pages = 0;      ///< That fit the budget.
-    std::size_t free = 0;       ///< Never used, or given back.
-    std::size_t held = 0;       ///< Held by live sequences, each counted once however many share it.
-    std::size_t idle = 0;       ///< Held by nobody, kept for the next match until room is needed.
-    std::size_t page_bytes = 0; ///< Bytes of a page.
-    std::size_t sequences = 0;  ///< Live sequences and matches.
-};
-
 /// A KV cache: keys and values of past tokens, found by prefix, kept in coded pages, shared and copied on write.
 /// Requires: it outlives its sequences, matches and leases. It does not move.
 template <codec_policy Codec, storage_policy Storage, hash_policy Hash, index_policy Index, eviction_policy Eviction,
@@ -2147,14 +2426,12 @@ public:
 
     basic_cache(identity id, page_shape shape, budget limit, Codec codec, Storage storage, Hash hash, Index index,
                 Eviction eviction, Recompute recompute, Observer observer)
-        : shape_(shape),
+        : shape_(checked(shape)),
           codec_(codec.open(shape)),
           identity_(complete(std::move(id))),
           books_(shape, pages_in(limit), codec_.page_bytes(), identity_, storage, hash, index, eviction, observer),
-          recompute_(recompute.open(shape)) {
-        expects(shape.valid(), "a page shape has no zero extent, and tokens is a multiple of 16");
-        ring_.previous = ring_.next = &ring_;
-    }
+          sequences_(books_, shape.tokens),
+          recompute_(recompute.open(shape)) {}
 
     basic_cache(const basic_cache&) = delete;
     basic_cache& operator=(const basic_cache&) = delete;
@@ -2171,8 +2448,7 @@ public:
             known->table.push_back({.page = page, .count = static_cast<std::uint32_t>(rows)});
             left -= rows;
         }
-        hold_all(*known);
-        books_.observer().on({event_kind::matched, found.tokens, tokens.size(), found.pages.size()});
+        books_.tell({event_kind::matched, found.tokens, tokens.size(), found.pages.size()});
         return {adopt(std::move(known)), tokens.size(), found};
     }
 
@@ -2199,42 +2475,31 @@ public:
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows) {
         const std::lock_guard guard(lock_);
         sequence_state& state = *to.state_;
-        expects(state.leased == 0, "a sequence has one lease at a time");
-        const bool open_tail =
-            !state.table.empty() && state.table.back().first + state.table.back().count < shape_.tokens;
-        const std::uint32_t used = open_tail ? state.table.back().first + state.table.back().count : shape_.tokens;
-        const bool copies = open_tail && rows > 0 && !books_.writable(state.table.back().page, used);
+        expects(!state.has_lease, "a sequence has one lease at a time");
+        const auto open_rows = state.open_rows(shape_.tokens);
+        const std::uint32_t used = open_rows.value_or(shape_.tokens);
+        const bool copies = open_rows && rows > 0 && !books_.writable(state.table.back().page, used);
         const std::size_t in_tail = std::min<std::size_t>(rows, shape_.tokens - used);
-        const std::size_t fresh = (rows - in_tail + shape_.tokens - 1) / shape_.tokens;
-        if (fresh + (copies ? 1 : 0) > books_.available())
-            return refuse(rows, fresh + (copies ? 1 : 0));
+        const std::size_t behind = rows - in_tail;
+        const std::size_t fresh = behind / shape_.tokens + (behind % shape_.tokens > 0 ? 1 : 0);
+        const std::size_t needed = fresh + (copies ? 1 : 0);
+        if (needed > books_.available())
+            return refuse(rows, needed);
 
-        state.table.reserve(state.table.size() + fresh);
+        state.prepare(fresh);
         state.pages_before = state.table.size();
-        state.tail_before = open_tail ? std::optional(state.table.back()) : std::nullopt;
+        state.tail_before = open_rows ? std::optional(state.table.back()) : std::nullopt;
         state.leased = rows;
-        bool enough = true;
-        if (copies) {
-            const auto copy = books_.copy(state.table.back().page, used);
-            enough = copy.has_value();
-            if (copy)
-                state.table.back().page = *copy;
+        state.has_lease = true;
+        try {
+            if (take_rows(state, in_tail, behind, copies ? used : 0))
+                return lease(*this, state);
+        } catch (...) {
+            sequences_.undo(state);
+            throw;
         }
-        if (open_tail && enough)
-            state.table.back().count += static_cast<std::uint32_t>(in_tail);
-        for (std::size_t left = rows - in_tail; enough && left > 0;) {
-            const auto page = books_.allocate();
-            enough = page.has_value();
-            const std::size_t count = std::min<std::size_t>(left, shape_.tokens);
-            if (page)
-                state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
-            left -= count;
-        }
-        if (!enough) {
-            undo(state);
-            return refuse(rows, fresh + (copies ? 1 : 0));
-        }
-        return lease(*this, state);
+        sequences_.undo(state);
+        return refuse(rows, needed);
     }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
@@ -2243,18 +2508,15 @@ public:
     [[nodiscard]] const storage_type& storage() const noexcept { return books_.pool().storage(); }
     [[nodiscard]] const auto& observer() const noexcept { return books_.observer(); }
 
-    [[nodiscard]] cache_stats stats() {
+    [[nodiscard]] cache_stats stats() const {
         const std::lock_guard guard(lock_);
         const auto& pool = books_.pool();
         const std::size_t free = pool.free().size(), idle = books_.idle();
-        std::size_t sequences = 0;
-        for (const sequence_state* s = ring_.next; s != &ring_; s = s->next)
-            ++sequences;
-        return {pool.pages(), free, pool.pages() - free - idle, idle, codec_.page_bytes(), sequences};
+        return {pool.pages(), free, pool.pages() - free - idle, idle, codec_.page_bytes(), sequences_.size()};
     }
 
-    /// A paragraph for people: shape, policies, how full.
-    [[nodiscard]] std::string describe() {
+    /// A paragraph for people: shape, codec, how full, identity.
+    [[nodiscard]] std::string describe() const {
         const cache_stats now = stats();
         const auto number = [](std::size_t n) { return std::to_string(n); };
         return "kvcache: " + number(shape_.layers) + " layers, " + number(shape_.kv_heads) + " KV heads of " +
@@ -2266,66 +2528,46 @@ public:
 
     /// Proves the books: every page is free, held or idle, every holder is counted, every run is what its holders say.
     /// Cost: O(pages + tokens). For tests and for suspicion.
-    [[nodiscard]] result<void> check() {
+    [[nodiscard]] result<void> check() const {
         const std::lock_guard guard(lock_);
-        std::vector<std::uint32_t> held(books_.pool().pages(), 0);
-        for (const sequence_state* s = ring_.next; s != &ring_; s = s->next)
-            if (auto sound = count_holders(*s, held); !sound)
-                return sound;
-        return books_.check(held);
+        return sequences_.check();
     }
 
     // For sequences and leases.
 
     void release(sequence_state& state) noexcept {
         const std::lock_guard guard(lock_);
-        if (state.leased > 0)
-            undo(state);
-        for (auto entry = state.table.rbegin(); entry != state.table.rend(); ++entry)
-            books_.drop(entry->page);
-        state.previous->next = state.next;
-        state.next->previous = state.previous;
+        sequences_.leave(state);
     }
 
     [[nodiscard]] sequence fork(const sequence_state& from, std::size_t tokens) {
-        expects(tokens <= from.tokens.size() && from.leased == 0, "a fork lies inside a sequence without a lease");
+        expects(tokens <= from.tokens.size() && !from.has_lease, "a fork lies inside a sequence without a lease");
         const std::lock_guard guard(lock_);
         auto copy = std::make_unique<sequence_state>();
         copy->tokens.assign(from.tokens.begin(), from.tokens.begin() + static_cast<std::ptrdiff_t>(tokens));
         copy->table = from.table;
-        copy->table.resize(cut(copy->table, tokens));
-        copy->sealed = std::min(from.sealed, full_entries(*copy));
-        hold_all(*copy);
+        copy->table.resize(copy->cut(tokens));
+        copy->sealed = std::min(from.sealed, copy->full_entries(shape_.tokens));
+        copy->shares = from.shares;
         return adopt(std::move(copy));
     }
 
     void truncate(sequence_state& state, std::size_t tokens) {
-        expects(tokens <= state.tokens.size() && state.leased == 0,
+        expects(tokens <= state.tokens.size() && !state.has_lease,
                 "a truncation lies inside a sequence without a lease");
         const std::lock_guard guard(lock_);
-        state.tokens.resize(tokens);
-        shorten(state);
-        state.sealed = std::min(state.sealed, full_entries(state));
+        sequences_.truncate(state, tokens);
     }
 
     void commit(sequence_state& state, std::span<const token_id> tokens) {
         const std::lock_guard guard(lock_);
-        state.tokens.insert(state.tokens.end(), tokens.begin(), tokens.end());
-        if (state.tail_before && state.tail_before->page != state.table[state.pages_before - 1].page) {
-            if (tokens.empty())
-                std::swap(state.tail_before->page, state.table[state.pages_before - 1].page);
-            books_.drop(state.tail_before->page);
-        }
-        shorten(state);
-        state.leased = 0;
-        state.tail_before.reset();
-        publish(state);
-        books_.observer().on({event_kind::stored, tokens.size(), 0, 0});
+        sequences_.commit(state, tokens);
+        books_.tell({event_kind::stored, tokens.size(), 0, 0});
     }
 
     void rollback(sequence_state& state) noexcept {
         const std::lock_guard guard(lock_);
-        undo(state);
+        sequences_.undo(state);
     }
 
     [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return books_.pool().bytes(page); }
@@ -2335,6 +2577,11 @@ private:
         page_books<storage_type, decltype(std::declval<const Hash&>().open(identity{})),
                    decltype(std::declval<const Index&>().open(page_shape{}, 0)),
                    decltype(std::declval<const Eviction&>().open(0)), decltype(std::declval<const Observer&>().open())>;
+
+    [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
+        expects(shape.valid(), "a page shape has no zero extent, and tokens is a multiple of 16");
+        return shape;
+    }
 
     [[nodiscard]] std::size_t pages_in(budget limit) const {
         return std::min<std::size_t>(limit.bytes / codec_.page_bytes(), std::size_t{1} << 31);
@@ -2347,108 +2594,50 @@ private:
         return id;
     }
 
-    [[nodiscard]] sequence adopt(std::unique_ptr<sequence_state> state) {
-        state->previous = &ring_;
-        state->next = ring_.next;
-        ring_.next->previous = state.get();
-        ring_.next = state.get();
+    [[nodiscard]] sequence adopt(std::unique_ptr<sequence_state> state) noexcept {
+        sequences_.enter(*state);
         return {*this, std::move(state)};
     }
 
-    void hold_all(const sequence_state& state) {
-        for (const page_entry& entry : state.table)
-            books_.hold(entry.page);
-        for (auto entry = state.table.rbegin(); entry != state.table.rend(); ++entry) // parents are the fresher ones
-            books_.touch(entry->page);
-    }
-
-    // Shortens the entries to `tokens` tokens; returns how many entries stay.
-    [[nodiscard]] static std::size_t cut(std::vector<page_entry>& table, std::size_t tokens) {
-        std::size_t kept = 0;
-        for (; kept < table.size() && tokens > 0; ++kept) {
-            table[kept].count = static_cast<std::uint32_t>(std::min<std::size_t>(table[kept].count, tokens));
-            tokens -= table[kept].count;
+    // Gives the table `in_tail` rows of the last page, copied if its first `copied` rows are not to be written over,
+    // and `behind` rows of new pages. False if the storage refuses.
+    [[nodiscard]] bool take_rows(sequence_state& state, std::size_t in_tail, std::size_t behind, std::size_t copied) {
+        if (copied > 0) {
+            const auto own = books_.allocate();
+            if (!own)
+                return false;
+            const page_id shared = std::exchange(state.table.back().page, *own);
+            codec_.copy(bytes(shared), bytes(*own), copied);
+            books_.tell({event_kind::copied, copied, 0, 1});
         }
-        return kept;
-    }
-
-    // Gives back the pages behind a sequence's tokens, tail first.
-    void shorten(sequence_state& state) {
-        const std::size_t kept = cut(state.table, state.tokens.size());
-        for (; state.table.size() > kept; state.table.pop_back())
-            books_.drop(state.table.back().page);
-    }
-
-    [[nodiscard]] std::size_t full_entries(const sequence_state& state) const {
-        const bool whole = state.table.empty() || state.table.back().count == shape_.tokens;
-        return state.table.size() - (whole ? 0 : 1);
-    }
-
-    // Makes all pages of a sequence known that are not yet.
-    void publish(sequence_state& state) {
-        for (std::size_t i = state.sealed; i < state.table.size(); ++i) {
-            page_entry& entry = state.table[i];
-            const auto run = std::span<const token_id>(state.tokens).subspan(i * shape_.tokens, entry.count);
-            entry.page = books_.publish(i > 0 ? std::optional(state.table[i - 1].page) : std::nullopt, run, entry.page);
-            if (entry.count == shape_.tokens)
-                state.sealed = i + 1;
+        if (in_tail > 0)
+            state.table.back().count += static_cast<std::uint32_t>(in_tail);
+        while (behind > 0) {
+            const auto page = books_.allocate();
+            if (!page)
+                return false;
+            const std::size_t count = std::min<std::size_t>(behind, shape_.tokens);
+            state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
+            behind -= count;
         }
-    }
-
-    void undo(sequence_state& state) noexcept {
-        while (state.table.size() > state.pages_before) {
-            books_.drop(state.table.back().page);
-            state.table.pop_back();
-        }
-        if (state.tail_before) {
-            if (state.table.back().page != state.tail_before->page)
-                books_.drop(state.table.back().page);
-            state.table.back() = *state.tail_before;
-        }
-        state.leased = 0;
-        state.tail_before.reset();
+        return true;
     }
 
     [[nodiscard]] error refuse(std::size_t rows, std::size_t pages) {
-        books_.observer().on({event_kind::refused, 0, rows, pages});
+        books_.tell({event_kind::refused, 0, rows, pages});
         return {error_code::out_of_memory, "pages",
                 std::to_string(rows) + " tokens need " + std::to_string(pages) + " pages of " +
                     std::to_string(codec_.page_bytes()) + " bytes; " + std::to_string(books_.available()) + " of " +
                     std::to_string(books_.pool().pages()) + " can be had"};
     }
 
-    [[nodiscard]] result<void> count_holders(const sequence_state& state, std::vector<std::uint32_t>& held) const {
-        std::size_t rows = 0;
-        for (const page_entry& entry : state.table) {
-            ++held[index_of(entry.page)];
-            if (rows < state.tokens.size()) {
-                const auto known = books_.index().run(entry.page);
-                const std::size_t common =
-                    std::min<std::size_t>({known.size(), entry.count, state.tokens.size() - rows});
-                if (!std::equal(known.begin(), known.begin() + static_cast<std::ptrdiff_t>(common),
-                                state.tokens.begin() + static_cast<std::ptrdiff_t>(rows)) &&
-                    common == std::min<std::size_t>(known.size(), entry.count))
-                    return error{error_code::malformed, "page " + std::to_string(index_of(entry.page)),
-                                 "the index and a sequence disagree about the page's tokens"};
-            }
-            rows += entry.count;
-        }
-        if (state.tail_before && state.tail_before->page != state.table[state.pages_before - 1].page)
-            ++held[index_of(state.tail_before->page)];
-        if (rows != state.tokens.size() + state.leased)
-            return error{error_code::malformed, "sequence",
-                         std::to_string(rows) + " rows hold " + std::to_string(state.tokens.size()) + " tokens and " +
-                             std::to_string(state.leased) + " reserved ones"};
-        return {};
-    }
-
     page_shape shape_;
     codec_type codec_;
     identity identity_;
     books books_;
+    sequence_books<books> sequences_;
     decltype(std::declval<const Recompute&>().open(page_shape{})) recompute_;
     mutable typename Locking::state lock_;
-    sequence_state ring_; // of live sequences
 };
 
 } // namespace kvcache
@@ -2489,6 +2678,21 @@ public:
             column[d * tile_tokens] = key[d];
         float* row = keys + key_numbers() + at.row * value_width(shape_.head_dim);
         std::memcpy(row, value.data(), shape_.head_dim * sizeof(float));
+    }
+
+    /// Takes the first rows to another page: whole tiles at once, the lanes of the last one by one.
+    void copy(std::span<const std::byte> from, std::span<std::byte> to, std::size_t rows) const {
+        const std::size_t whole = rows / tile_tokens * tile_tokens, rest = rows % tile_tokens;
+        for (std::size_t head = 0; head < std::size_t{shape_.layers} * shape_.kv_heads; ++head) {
+            const float* source = reinterpret_cast<const float*>(from.data()) + head * head_numbers();
+            float* target = reinterpret_cast<float*>(to.data()) + head * head_numbers();
+            std::copy_n(source, whole * shape_.head_dim, target);
+            for (std::size_t d = 0; rest > 0 && d < shape_.head_dim; ++d) {
+                const std::size_t lane = whole * shape_.head_dim + d * tile_tokens;
+                std::copy_n(source + lane, rest, target + lane);
+            }
+            std::copy_n(source + key_numbers(), rows * value_width(shape_.head_dim), target + key_numbers());
+        }
     }
 
     /// The keys of a tile, in place. (head_dim, 16)
@@ -2658,7 +2862,7 @@ struct radix {
     [[nodiscard]] state open(page_shape shape, std::size_t pages) const;
 };
 
-/// Cost: match O(n log siblings); insert and erase O(page tokens * log siblings). 4 bytes a token.
+/// Cost: match O(n log siblings); insert and erase O(page tokens * log siblings). 4 bytes a token, 100 a page.
 class radix::state {
 public:
     state(page_shape shape, std::size_t pages)
@@ -2706,6 +2910,7 @@ public:
 
     /// Requires: the parent is in the index and full; the run has 1 to page-tokens tokens and, where the page is in the
     /// index already, begins with the page's run or is the beginning of it.
+    /// Throws: bad_alloc, the first time a page is inserted; nothing has changed then.
     insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
         expects(!tokens.empty() && tokens.size() <= page_tokens_, "a page's run has one to page-size tokens");
         expects(!parent || (contains(*parent) && run(*parent).size() == page_tokens_), "a parent is indexed and full");
@@ -2714,12 +2919,13 @@ public:
         if (own.present && own.count >= tokens.size())
             return {insertion::outcome::covered, page};
 
+        prepare(page);
         insertion done{own.present ? insertion::outcome::extended : insertion::outcome::inserted};
         auto holder = level.lower_bound(tokens);
         if (holder != level.end() && starts_with(run(*holder), tokens))
             return {insertion::outcome::covered, *holder};
         if (own.present) {
-            level.erase(page);
+            own.link = level.extract(page);
         } else if (holder != level.begin()) {
             const page_id before = *std::prev(holder);
             if (starts_with(tokens, run(before))) { // a shorter form of the same run gives way
@@ -2731,7 +2937,7 @@ public:
         own.count = static_cast<std::uint32_t>(tokens.size());
         own.parent = parent;
         own.present = true;
-        level.insert(page);
+        level.insert(std::move(own.link));
         return done;
     }
 
@@ -2739,7 +2945,7 @@ public:
     void erase(page_id page) {
         expects(contains(page) && leaf(page), "only a leaf leaves the index");
         node& own = node_of(page);
-        (own.parent ? node_of(*own.parent).children : roots_).erase(page);
+        own.link = (own.parent ? node_of(*own.parent).children : roots_).extract(page);
         own.count = 0;
         own.parent.reset();
         own.present = false;
@@ -2770,6 +2976,7 @@ private:
 
     struct node {
         siblings children{by_run{nullptr}};
+        siblings::node_type link = {}; // among its siblings; kept here while the page is in no level
         std::optional<page_id> parent = {};
         std::uint32_t count = 0;
         bool present = false;
@@ -2779,6 +2986,15 @@ private:
         page_id page = {};
         std::size_t common = 0;
     };
+
+    // Gives a page the link that it keeps for good, so that nothing behind this can throw.
+    void prepare(page_id page) {
+        node& own = node_of(page);
+        if (own.present || own.link)
+            return;
+        siblings alone(by_run{this});
+        own.link = alone.extract(alone.insert(page).first);
+    }
 
     [[nodiscard]] static bool starts_with(std::span<const token_id> whole, std::span<const token_id> start) {
         return whole.size() >= start.size() && std::ranges::equal(whole.first(start.size()), start);
@@ -3016,14 +3232,15 @@ using cache = typename detail::compose<Ps...>::type;
 /// Opens a cache for pages of this shape, within a budget, from policies given by value in any order.
 template <policy... Ps>
     requires one_policy_a_role<Ps...>
-[[nodiscard]] cache<Ps...> make_cache(page_shape shape, budget limit, Ps... policies) {
+[[nodiscard]] typename detail::compose<Ps...>::type make_cache(page_shape shape, budget limit, Ps... policies) {
     return detail::opener<cache<Ps...>>::open({}, shape, limit, std::tuple(std::move(policies)...));
 }
 
 /// The same for a model whose identity names everything that decides a page's bits.
 template <policy... Ps>
     requires one_policy_a_role<Ps...>
-[[nodiscard]] cache<Ps...> make_cache(identity id, page_shape shape, budget limit, Ps... policies) {
+[[nodiscard]] typename detail::compose<Ps...>::type make_cache(identity id, page_shape shape, budget limit,
+                                                               Ps... policies) {
     return detail::opener<cache<Ps...>>::open(std::move(id), shape, limit, std::tuple(std::move(policies)...));
 }
 
@@ -4112,6 +4329,9 @@ public:
     [[nodiscard]] std::span<const layer_id> layers() const noexcept { return layers_; }
     [[nodiscard]] std::size_t vocabulary() const noexcept { return config_.vocabulary; }
 
+    /// Positions it was trained for; a pipeline refuses to go past them.
+    [[nodiscard]] std::size_t max_positions() const noexcept { return config_.max_positions; }
+
     /// The pages this model needs, `tokens` positions each.
     [[nodiscard]] page_shape shape(std::uint32_t tokens) const {
         return {static_cast<std::uint32_t>(config_.layers), static_cast<std::uint32_t>(config_.kv_heads),
@@ -4275,9 +4495,10 @@ public:
     }
 
     /// Runs a prompt on top of what the cache knows of it.
-    /// Errors: out_of_range, for no token or one outside the vocabulary; out_of_memory. Nothing has changed then.
+    /// Errors: out_of_range, for no token, one outside the vocabulary, or more than the model has positions;
+    /// out_of_memory. Nothing has changed then.
     [[nodiscard]] result<fed<Cache>> feed(std::span<const token_id> tokens, logits_of wanted = logits_of::last) {
-        if (auto valid = check(tokens); !valid)
+        if (auto valid = check(0, tokens); !valid)
             return valid.error();
         auto found = cache_.match(tokens);     // index: the longest known run, and why it ended
         const rerun plan = cache_.plan(found); // recompute: which tokens still run
@@ -4301,7 +4522,7 @@ public:
     [[nodiscard]] result<matrix> extend(std::span<const extension<Cache>> batch) {
         std::vector<lease> leases; // storage: pages; eviction says which leave
         for (const auto& one : batch) {
-            if (auto valid = check(one.tokens); !valid)
+            if (auto valid = check(one.sequence->size(), one.tokens); !valid)
                 return valid.error();
             auto reserved = cache_.reserve(*one.sequence, one.tokens.size());
             if (!reserved)
@@ -4314,10 +4535,17 @@ public:
         return logits;
     }
 
+    /// Positions the model can tell apart.
+    [[nodiscard]] std::size_t max_positions() const noexcept { return model_.max_positions(); }
+
 private:
-    [[nodiscard]] result<void> check(std::span<const token_id> tokens) const {
+    [[nodiscard]] result<void> check(std::size_t before, std::span<const token_id> tokens) const {
         if (tokens.empty())
             return error{error_code::out_of_range, "tokens", "there is no token to run"};
+        if (tokens.size() > max_positions() - std::min(before, max_positions()))
+            return error{error_code::out_of_range, "max_positions",
+                         std::to_string(before + tokens.size()) + " tokens are past the model's " +
+                             std::to_string(max_positions()) + " positions"};
         for (const token_id token : tokens)
             if (index_of(token) < 0 || static_cast<std::size_t>(index_of(token)) >= model_.vocabulary())
                 return error{error_code::out_of_range, "tokens",
@@ -4443,7 +4671,7 @@ namespace kvcache {
 
 /// When an answer ends.
 struct stopping {
-    std::size_t max_tokens = 256;
+    std::size_t max_tokens = 256;    ///< Or as many as the model has positions for.
     std::vector<token_id> stop = {}; ///< Ends the answer, and is its last token.
 };
 
@@ -4456,8 +4684,8 @@ struct answer {
 };
 
 /// Runs a prompt and says tokens one by one: each is drawn, handed to `say`, and run, unless it is the last.
-/// `say(token, logits)` is given the logits it was drawn from, (vocabulary), and returns whether to go on. Errors: those of pipeline::feed; an error after some tokens were said (no
-/// page left) is returned too.
+/// `say(token, logits)` is given the logits it was drawn from, (vocabulary), and returns whether to go on. Errors:
+/// those of pipeline::feed; an error after some tokens were said (no page left) is returned too.
 template <class Cache, class Model, class Say>
 [[nodiscard]] result<answer<Cache>> generate(pipeline<Cache, Model>& through, std::span<const token_id> prompt,
                                              const sampler& draw, const stopping& until, Say say,
@@ -4466,15 +4694,16 @@ template <class Cache, class Model, class Say>
     if (!begun)
         return begun.error();
     answer<Cache> made{std::move(*begun)};
-    const matrix& first = made.prompt.logits;
-    matrix next = first.bottomRows(1);
-    while (made.ids.size() < until.max_tokens) {
+    matrix next = made.prompt.logits.bottomRows(1);
+    // The last token is said and not run, so it needs no position.
+    const std::size_t most = std::min(until.max_tokens, through.max_positions() - prompt.size() + 1);
+    while (made.ids.size() < most) {
         const auto logits = row_of(std::as_const(next), 0);
         const token_id token = draw.draw(logits, made.ids.size());
         made.ids.push_back(token);
         const bool go_on = say(token, logits);
         made.stopped = std::ranges::find(until.stop, token) != until.stop.end();
-        if (made.stopped || !go_on || made.ids.size() == until.max_tokens)
+        if (made.stopped || !go_on || made.ids.size() == most)
             break;
         auto row = through.extend(made.prompt.sequence, {&made.ids.back(), 1});
         if (!row)

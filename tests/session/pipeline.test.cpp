@@ -217,6 +217,28 @@ TEST_CASE("a prompt that cannot run is refused, and nothing has changed") {
     CHECK(same_bits(here.extend(turn.sequence, more), cold(model, joined(prompt, more))));
 }
 
+TEST_CASE("no token runs past the model's positions") {
+    const auto model = kv::make_random_model({.hidden_size = 16,
+                                              .intermediate_size = 16,
+                                              .layers = 1,
+                                              .heads = 1,
+                                              .kv_heads = 1,
+                                              .head_dim = 16,
+                                              .vocabulary = 31,
+                                              .max_positions = 60},
+                                             1);
+    host here(model);
+    fed turn = here.feed(some_tokens(model, 59, 1));
+    CHECK(here.through.extend(turn.sequence, some_tokens(model, 2, 2)).error().field == "max_positions");
+    CHECK(here.through.extend(turn.sequence, some_tokens(model, 1, 2)).has_value());
+    CHECK_FALSE(here.through.extend(turn.sequence, some_tokens(model, 1, 3)).has_value());
+    CHECK_FALSE(here.through.feed(some_tokens(model, 61, 4)).has_value());
+    const auto said = kv::generate(here.through, some_tokens(model, 50, 5), kv::sampler{}, {.max_tokens = 100},
+                                   [](kv::token_id, std::span<const float>) { return true; });
+    REQUIRE(said.has_value());
+    CHECK(said->ids.size() == 11);
+}
+
 TEST_CASE("a batch of which one has no room changes none") {
     const auto& model = random_model();
     host here(model, 16, 1, 64, 8);

@@ -83,14 +83,15 @@ using cache = typename detail::compose<Ps...>::type;
 /// Opens a cache for pages of this shape, within a budget, from policies given by value in any order.
 template <policy... Ps>
     requires one_policy_a_role<Ps...>
-[[nodiscard]] cache<Ps...> make_cache(page_shape shape, budget limit, Ps... policies) {
+[[nodiscard]] typename detail::compose<Ps...>::type make_cache(page_shape shape, budget limit, Ps... policies) {
     return detail::opener<cache<Ps...>>::open({}, shape, limit, std::tuple(std::move(policies)...));
 }
 
 /// The same for a model whose identity names everything that decides a page's bits.
 template <policy... Ps>
     requires one_policy_a_role<Ps...>
-[[nodiscard]] cache<Ps...> make_cache(identity id, page_shape shape, budget limit, Ps... policies) {
+[[nodiscard]] typename detail::compose<Ps...>::type make_cache(identity id, page_shape shape, budget limit,
+                                                               Ps... policies) {
     return detail::opener<cache<Ps...>>::open(std::move(id), shape, limit, std::tuple(std::move(policies)...));
 }
 

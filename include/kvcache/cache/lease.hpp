@@ -18,24 +18,29 @@ class basic_lease {
 public:
     basic_lease(basic_lease&& other) noexcept
         : cache_(other.cache_), state_(std::exchange(other.state_, nullptr)), first_(other.first_) {}
+    /// Takes back what it had reserved before.
     basic_lease& operator=(basic_lease&& other) noexcept {
-        std::swap(cache_, other.cache_);
-        std::swap(state_, other.state_);
-        std::swap(first_, other.first_);
+        basic_lease taken(std::move(other));
+        std::swap(cache_, taken.cache_);
+        std::swap(state_, taken.state_);
+        std::swap(first_, taken.first_);
         return *this;
     }
     ~basic_lease() { rollback(); }
 
     /// The position of the first reserved row.
     [[nodiscard]] std::size_t first() const noexcept { return first_; }
-    /// How many rows are reserved.
-    [[nodiscard]] std::size_t rows() const noexcept { return state_->leased; }
+    /// How many rows are reserved; none once the lease has ended.
+    [[nodiscard]] std::size_t rows() const noexcept { return state_ != nullptr ? state_->leased : 0; }
 
     /// Writes the keys (rotated by the position, where the model rotates) and values of one row.
     /// keys, values: (kv_heads, head_dim). Rows of one lease may be written by several threads.
     void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
-        expects(row < rows(), "a written row was reserved");
         const page_shape& shape = cache_->shape();
+        expects(row < rows(), "a written row was reserved");
+        expects(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
+        expects(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
+                "a row of keys or values has head_dim numbers for each KV head");
         const std::size_t tail = state_->pages_before - (state_->tail_before ? 1 : 0);
         const std::size_t used = state_->tail_before ? state_->tail_before->first + state_->tail_before->count : 0;
         const page_entry& entry = state_->table[tail + (used + row) / shape.tokens];
@@ -49,15 +54,18 @@ public:
 
     /// The sequence's pages, reserved rows included, as attention reads them.
     [[nodiscard]] auto pages() const {
+        expects(state_ != nullptr, "a lease shows its pages until it ends");
         return paged_rows<typename Cache::codec_type, typename Cache::storage_type>{&cache_->codec(),
                                                                                     &cache_->storage(), state_->table};
     }
 
     /// Publishes the first tokens.size() rows as these tokens, gives the others back, and ends the lease.
-    /// Requires: tokens.size() <= rows().
+    /// Requires: tokens.size() <= rows(). Throws: bad_alloc, and the lease goes on then.
     void commit(std::span<const token_id> tokens) {
+        expects(state_ != nullptr, "a lease is committed once");
         expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
-        cache_->commit(*std::exchange(state_, nullptr), tokens);
+        cache_->commit(*state_, tokens);
+        state_ = nullptr;
     }
 
     /// Takes the reservation back: the sequence is as it was before. Nothing happens if the lease has ended.

@@ -10,8 +10,8 @@
 #include <kvcache/index/concept.hpp>
 #include <kvcache/observer/concept.hpp>
 
-#include <algorithm>
 #include <cstddef>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -40,18 +40,27 @@ public:
 
     [[nodiscard]] const page_pool<Storage>& pool() const noexcept { return pool_; }
     [[nodiscard]] const Index& index() const noexcept { return index_; }
-    [[nodiscard]] Observer& observer() noexcept { return observer_; }
     [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
     [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
 
     /// Pages that can be had: free ones, and idle ones that may leave.
     [[nodiscard]] std::size_t available() const noexcept { return pool_.free().size() + idle_; }
 
-    /// A page with one holder. Evicts where none is free; none if nothing may leave or the storage refuses.
+    /// Tells the observer. What it throws is lost: watching changes nothing.
+    void tell(const event& what) noexcept {
+        try {
+            observer_.on(what);
+        } catch (...) {
+        }
+    }
+
+    /// A page with one holder. Evicts where none is free, and once where the storage refuses a free one: the page that
+    /// leaves has its memory already. None if nothing may leave or the storage refuses again.
     [[nodiscard]] std::optional<page_id> allocate() {
-        if (pool_.free().empty() && !evict())
-            return std::nullopt;
-        return pool_.take();
+        auto page = pool_.take();
+        if (!page && evict())
+            page = pool_.take();
+        return page;
     }
 
     void hold(page_id page) noexcept {
@@ -61,20 +70,19 @@ public:
     }
 
     /// One holder less. The last one leaves the page idle if the index knows it, and free otherwise.
-    void drop(page_id page) {
+    void drop(page_id page) noexcept {
         if (pool_.drop(page) > 0)
             return;
-        if (!index_.contains(page)) {
+        if (index_.contains(page) && may_idle(page)) {
+            ++idle_;
+            eviction_.touch(slot_of(page));
+        } else {
             pool_.give_back(page);
-            return;
         }
-        ++idle_;
-        rank(page);
-        eviction_.touch(slot_of(page));
     }
 
     /// Says that a page was used.
-    void touch(page_id page) {
+    void touch(page_id page) noexcept {
         if (ranked_[index_of(page)])
             eviction_.touch(slot_of(page));
     }
@@ -86,6 +94,8 @@ public:
 
     /// Makes a held page known as `run` after `parent`. Returns the page that stands for the run from now on: where
     /// another full one held it already, the caller's hold has moved to that one, and its own is given up.
+    /// Throws: bad_alloc, if the index or the eviction policy has no memory; the page is then not in the index, or as
+    /// it was there.
     [[nodiscard]] page_id publish(std::optional<page_id> parent, std::span<const token_id> run, page_id page) {
         const bool full = run.size() == shape_.tokens;
         const insertion done = index_.insert(parent, run, page);
@@ -101,19 +111,16 @@ public:
         }
         if (done.other)
             unlist(*done.other);
-        if (full)
-            rank(page);
-        return page;
-    }
-
-    /// Takes a shared tail out of its page: a new page with the same bytes, and one holder.
-    [[nodiscard]] std::optional<page_id> copy(page_id from, std::size_t rows) {
-        const auto to = allocate();
-        if (to) {
-            std::ranges::copy(pool_.bytes(from), pool_.bytes(*to).begin());
-            observer_.on({event_kind::copied, rows, 0, 1});
+        unrank(page); // its run has grown, and with it its name
+        if (full) {
+            try {
+                rank(page);
+            } catch (...) {
+                index_.erase(page);
+                throw;
+            }
         }
-        return to;
+        return page;
     }
 
     /// Proves that every page is in one state only. `held` is how many holders each page should have.
@@ -178,6 +185,17 @@ private:
         ranked_[index_of(page)] = true;
     }
 
+    // Whether a known page can wait for its next match: it is ranked, or can be; otherwise it leaves the index.
+    [[nodiscard]] bool may_idle(page_id page) noexcept {
+        try {
+            rank(page);
+        } catch (const std::bad_alloc&) {
+            index_.erase(page); // full pages are ranked as they are published, so this one is a leaf
+            return false;
+        }
+        return true;
+    }
+
     void unrank(page_id page) {
         if (ranked_[index_of(page)])
             eviction_.erase(slot_of(page));
@@ -200,14 +218,15 @@ private:
     }
 
     [[nodiscard]] bool evict() {
-        const auto slot = eviction_.victim([this](slot_id candidate) {
+        const auto may_leave = [this](slot_id candidate) {
             const page_id page{index_of(candidate)};
             return pool_.holders(page) == 0 && index_.leaf(page);
-        });
+        };
+        const std::optional<slot_id> slot = eviction_.victim(may_leave);
         if (!slot)
             return false;
         const page_id page{index_of(*slot)};
-        observer_.on({event_kind::evicted, index_.run(page).size(), 0, 1});
+        tell({event_kind::evicted, index_.run(page).size(), 0, 1});
         index_.erase(page);
         unlist(page);
         return true;

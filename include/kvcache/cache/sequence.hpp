@@ -17,9 +17,11 @@ template <class Cache>
 class basic_sequence {
 public:
     basic_sequence(basic_sequence&& other) noexcept = default;
+    /// Releases the pages it held before.
     basic_sequence& operator=(basic_sequence&& other) noexcept {
-        std::swap(cache_, other.cache_);
-        std::swap(state_, other.state_);
+        basic_sequence taken(std::move(other));
+        std::swap(cache_, taken.cache_);
+        std::swap(state_, taken.state_);
         return *this;
     }
     ~basic_sequence() {

@@ -4,8 +4,11 @@
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/page_table.hpp>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace kvcache {
@@ -16,14 +19,68 @@ struct sequence_state {
     std::vector<token_id> tokens = {};
     std::vector<page_entry> table = {};
     std::size_t sealed = 0; ///< Leading pages that are full and in the index.
+    bool shares = true;     ///< False once the index had no memory for its pages: from there on they are its own.
 
     // A lease: rows behind `tokens` that the table has already, and how to take them back.
+    bool has_lease = false;
     std::size_t leased = 0;
     std::size_t pages_before = 0;
     std::optional<page_entry> tail_before = {}; ///< The last entry as it was; if its page differs, it is still held.
 
     sequence_state* previous = nullptr;
     sequence_state* next = nullptr;
+
+    /// The rows in use of the last page if it has room for more; none if a next row begins a page.
+    [[nodiscard]] std::optional<std::uint32_t> open_rows(std::size_t page_tokens) const noexcept {
+        if (table.empty() || table.back().first + table.back().count == page_tokens)
+            return std::nullopt;
+        return table.back().first + table.back().count;
+    }
+
+    /// How many leading entries fill their pages.
+    [[nodiscard]] std::size_t full_entries(std::size_t page_tokens) const noexcept {
+        return table.size() - (open_rows(page_tokens) ? 1 : 0);
+    }
+
+    /// Shortens the entries to `rows` rows; returns how many entries stay, and leaves the others to the caller.
+    [[nodiscard]] std::size_t cut(std::size_t rows) noexcept {
+        std::size_t kept = 0;
+        for (; kept < table.size() && rows > 0; ++kept) {
+            table[kept].count = static_cast<std::uint32_t>(std::min<std::size_t>(table[kept].count, rows));
+            rows -= table[kept].count;
+        }
+        return kept;
+    }
+
+    /// Whether a lease has put a copy in the place of the last page.
+    [[nodiscard]] bool has_copied_tail() const noexcept {
+        return tail_before && tail_before->page != table[pages_before - 1].page;
+    }
+
+    /// Adds tokens, which may be some of its own. Throws: bad_alloc, and nothing has changed then.
+    void append(std::span<const token_id> more) {
+        const std::size_t old = tokens.size(), needed = old + more.size();
+        std::vector<token_id> before; // `more` may point into it
+        if (needed > tokens.capacity()) {
+            before.reserve(std::max(needed, 2 * tokens.capacity()));
+            before.assign(tokens.begin(), tokens.end());
+            before.swap(tokens);
+        }
+        tokens.resize(needed);
+        std::ranges::copy(more, tokens.begin() + static_cast<std::ptrdiff_t>(old));
+    }
+
+    /// Room for more pages, so that adding them cannot throw.
+    void prepare(std::size_t pages) {
+        if (table.capacity() - table.size() < pages)
+            table.reserve(std::max(table.size() + pages, 2 * table.capacity()));
+    }
+
+    void end_lease() noexcept {
+        has_lease = false;
+        leased = 0;
+        tail_before.reset();
+    }
 };
 
 } // namespace kvcache

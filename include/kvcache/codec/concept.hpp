@@ -34,13 +34,16 @@ struct page_tile {
 
 /// The working state of a codec: writes rows of keys and values into a page, and gives them back in tiles of 16.
 /// `keys` and `values` return the tile, either where it lies in the page or decoded into `scratch`:
-/// keys as (head_dim, 16), values as (16, value_width(head_dim)).
+/// keys as (head_dim, 16), values as (16, value_width(head_dim)). `copy` takes the first `rows` rows to another page
+/// and reads no byte of the rows behind them, which somebody else may be writing.
 template <class S>
 concept codec_state = requires(const S s, std::span<std::byte> page, std::span<const std::byte> bytes, page_row row,
-                               page_tile tile, std::span<const float> numbers, std::span<float> scratch) {
+                               page_tile tile, std::span<const float> numbers, std::span<float> scratch,
+                               std::size_t rows) {
     { s.page_bytes() } -> std::same_as<std::size_t>;
     { s.name() } -> std::same_as<std::string>;
     s.encode(page, row, numbers, numbers);
+    s.copy(bytes, page, rows);
     { s.keys(bytes, tile, scratch) } -> std::same_as<const float*>;
     { s.values(bytes, tile, scratch) } -> std::same_as<const float*>;
 };

@@ -3,6 +3,7 @@
 
 #include <kvcache/codec/concept.hpp>
 
+#include <algorithm>
 #include <cstring>
 
 namespace kvcache {
@@ -39,6 +40,21 @@ public:
             column[d * tile_tokens] = key[d];
         float* row = keys + key_numbers() + at.row * value_width(shape_.head_dim);
         std::memcpy(row, value.data(), shape_.head_dim * sizeof(float));
+    }
+
+    /// Takes the first rows to another page: whole tiles at once, the lanes of the last one by one.
+    void copy(std::span<const std::byte> from, std::span<std::byte> to, std::size_t rows) const {
+        const std::size_t whole = rows / tile_tokens * tile_tokens, rest = rows % tile_tokens;
+        for (std::size_t head = 0; head < std::size_t{shape_.layers} * shape_.kv_heads; ++head) {
+            const float* source = reinterpret_cast<const float*>(from.data()) + head * head_numbers();
+            float* target = reinterpret_cast<float*>(to.data()) + head * head_numbers();
+            std::copy_n(source, whole * shape_.head_dim, target);
+            for (std::size_t d = 0; rest > 0 && d < shape_.head_dim; ++d) {
+                const std::size_t lane = whole * shape_.head_dim + d * tile_tokens;
+                std::copy_n(source + lane, rest, target + lane);
+            }
+            std::copy_n(source + key_numbers(), rows * value_width(shape_.head_dim), target + key_numbers());
+        }
     }
 
     /// The keys of a tile, in place. (head_dim, 16)

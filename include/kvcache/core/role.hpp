@@ -16,6 +16,9 @@ struct locking_role;
 
 namespace detail {
 
+template <class Role, class... Roles>
+inline constexpr bool one_of_roles = (std::same_as<Role, Roles> || ...);
+
 template <class P>
 concept names_its_role = requires {
     typename P::role;
@@ -32,11 +35,14 @@ struct role_of<P> {
     using type = typename P::role;
 };
 
+/// A role that a cache has.
+template <class Role>
+concept known_role = detail::one_of_roles<Role, codec_role, storage_role, hash_role, index_role, eviction_role,
+                                          recompute_role, observer_role, locking_role>;
+
 /// A type that names the role it plays.
 template <class P>
-concept policy = requires {
-    typename role_of<P>::type;
-};
+concept policy = known_role<typename role_of<P>::type>;
 
 /// A policy of the given role.
 template <class P, class Role>

@@ -19,14 +19,18 @@ struct entry {
     std::optional<slot_id> parent = {}; ///< The entry that it continues.
 };
 
-/// May this slot leave now? No while somebody holds it or an entry that continues it is present.
-using leave_check = bool (*)(slot_id);
+/// May this slot leave now? No while somebody holds it or an entry that continues it is present. It stands for any
+/// callable of this form: a `victim` is a template over its argument.
+struct leave_check {
+    bool operator()(slot_id slot) const;
+};
 
 /// The working state of an eviction policy. `admit` ranks a newcomer, `touch` says it was used, `erase` forgets it
 /// (evicted or withdrawn), `victim` names the next to leave among those for which its argument answers true; it takes
-/// nothing away, `erase` follows. Whoever frees a chain touches it tail first, so that children leave before parents.
+/// nothing away, `erase` follows. What has no memory to admit throws bad_alloc and has changed nothing; the others do
+/// not throw. Whoever frees a chain touches it tail first, so that children leave before parents.
 template <class S>
-concept eviction_state = requires(S s, slot_id slot, const entry& newcomer, leave_check may_leave) {
+concept eviction_state = requires(S s, slot_id slot, const entry& newcomer, const leave_check& may_leave) {
     s.admit(slot, newcomer);
     s.touch(slot);
     s.erase(slot);

@@ -40,7 +40,8 @@ struct insertion {
 };
 
 /// The working state of an index: which pages hold which tokens after which past. A page's run continues its parent's,
-/// and a page with children is full and cannot leave.
+/// and a page with children is full and cannot leave. `insert` may throw bad_alloc and has changed nothing then;
+/// `erase` does not throw.
 template <class S>
 concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
                                std::optional<page_id> parent) {

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <memory>
 #include <set>
+#include <utility>
 
 namespace kvcache {
 
@@ -25,7 +26,7 @@ struct radix {
     [[nodiscard]] state open(page_shape shape, std::size_t pages) const;
 };
 
-/// Cost: match O(n log siblings); insert and erase O(page tokens * log siblings). 4 bytes a token.
+/// Cost: match O(n log siblings); insert and erase O(page tokens * log siblings). 4 bytes a token, 100 a page.
 class radix::state {
 public:
     state(page_shape shape, std::size_t pages)
@@ -73,6 +74,7 @@ public:
 
     /// Requires: the parent is in the index and full; the run has 1 to page-tokens tokens and, where the page is in the
     /// index already, begins with the page's run or is the beginning of it.
+    /// Throws: bad_alloc, the first time a page is inserted; nothing has changed then.
     insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
         expects(!tokens.empty() && tokens.size() <= page_tokens_, "a page's run has one to page-size tokens");
         expects(!parent || (contains(*parent) && run(*parent).size() == page_tokens_), "a parent is indexed and full");
@@ -81,12 +83,13 @@ public:
         if (own.present && own.count >= tokens.size())
             return {insertion::outcome::covered, page};
 
+        prepare(page);
         insertion done{own.present ? insertion::outcome::extended : insertion::outcome::inserted};
         auto holder = level.lower_bound(tokens);
         if (holder != level.end() && starts_with(run(*holder), tokens))
             return {insertion::outcome::covered, *holder};
         if (own.present) {
-            level.erase(page);
+            own.link = level.extract(page);
         } else if (holder != level.begin()) {
             const page_id before = *std::prev(holder);
             if (starts_with(tokens, run(before))) { // a shorter form of the same run gives way
@@ -98,7 +101,7 @@ public:
         own.count = static_cast<std::uint32_t>(tokens.size());
         own.parent = parent;
         own.present = true;
-        level.insert(page);
+        level.insert(std::move(own.link));
         return done;
     }
 
@@ -106,7 +109,7 @@ public:
     void erase(page_id page) {
         expects(contains(page) && leaf(page), "only a leaf leaves the index");
         node& own = node_of(page);
-        (own.parent ? node_of(*own.parent).children : roots_).erase(page);
+        own.link = (own.parent ? node_of(*own.parent).children : roots_).extract(page);
         own.count = 0;
         own.parent.reset();
         own.present = false;
@@ -137,6 +140,7 @@ private:
 
     struct node {
         siblings children{by_run{nullptr}};
+        siblings::node_type link = {}; // among its siblings; kept here while the page is in no level
         std::optional<page_id> parent = {};
         std::uint32_t count = 0;
         bool present = false;
@@ -146,6 +150,15 @@ private:
         page_id page = {};
         std::size_t common = 0;
     };
+
+    // Gives a page the link that it keeps for good, so that nothing behind this can throw.
+    void prepare(page_id page) {
+        node& own = node_of(page);
+        if (own.present || own.link)
+            return;
+        siblings alone(by_run{this});
+        own.link = alone.extract(alone.insert(page).first);
+    }
 
     [[nodiscard]] static bool starts_with(std::span<const token_id> whole, std::span<const token_id> start) {
         return whole.size() >= start.size() && std::ranges::equal(whole.first(start.size()), start);

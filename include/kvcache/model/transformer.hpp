@@ -31,6 +31,9 @@ public:
     [[nodiscard]] std::span<const layer_id> layers() const noexcept { return layers_; }
     [[nodiscard]] std::size_t vocabulary() const noexcept { return config_.vocabulary; }
 
+    /// Positions it was trained for; a pipeline refuses to go past them.
+    [[nodiscard]] std::size_t max_positions() const noexcept { return config_.max_positions; }
+
     /// The pages this model needs, `tokens` positions each.
     [[nodiscard]] page_shape shape(std::uint32_t tokens) const {
         return {static_cast<std::uint32_t>(config_.layers), static_cast<std::uint32_t>(config_.kv_heads),

@@ -25,7 +25,7 @@ struct event {
     std::size_t pages = 0;  ///< Pages concerned.
 };
 
-/// The working state of an observer: told of every event, under the cache's lock.
+/// The working state of an observer: told of every event, under the cache's lock. What it throws is lost.
 template <class S>
 concept observer_state = requires(S s, const event& what) {
     s.on(what);

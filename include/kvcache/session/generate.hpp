@@ -16,7 +16,7 @@ namespace kvcache {
 
 /// When an answer ends.
 struct stopping {
-    std::size_t max_tokens = 256;
+    std::size_t max_tokens = 256;    ///< Or as many as the model has positions for.
     std::vector<token_id> stop = {}; ///< Ends the answer, and is its last token.
 };
 
@@ -29,8 +29,8 @@ struct answer {
 };
 
 /// Runs a prompt and says tokens one by one: each is drawn, handed to `say`, and run, unless it is the last.
-/// `say(token, logits)` is given the logits it was drawn from, (vocabulary), and returns whether to go on. Errors: those of pipeline::feed; an error after some tokens were said (no
-/// page left) is returned too.
+/// `say(token, logits)` is given the logits it was drawn from, (vocabulary), and returns whether to go on. Errors:
+/// those of pipeline::feed; an error after some tokens were said (no page left) is returned too.
 template <class Cache, class Model, class Say>
 [[nodiscard]] result<answer<Cache>> generate(pipeline<Cache, Model>& through, std::span<const token_id> prompt,
                                              const sampler& draw, const stopping& until, Say say,
@@ -39,15 +39,16 @@ template <class Cache, class Model, class Say>
     if (!begun)
         return begun.error();
     answer<Cache> made{std::move(*begun)};
-    const matrix& first = made.prompt.logits;
-    matrix next = first.bottomRows(1);
-    while (made.ids.size() < until.max_tokens) {
+    matrix next = made.prompt.logits.bottomRows(1);
+    // The last token is said and not run, so it needs no position.
+    const std::size_t most = std::min(until.max_tokens, through.max_positions() - prompt.size() + 1);
+    while (made.ids.size() < most) {
         const auto logits = row_of(std::as_const(next), 0);
         const token_id token = draw.draw(logits, made.ids.size());
         made.ids.push_back(token);
         const bool go_on = say(token, logits);
         made.stopped = std::ranges::find(until.stop, token) != until.stop.end();
-        if (made.stopped || !go_on || made.ids.size() == until.max_tokens)
+        if (made.stopped || !go_on || made.ids.size() == most)
             break;
         auto row = through.extend(made.prompt.sequence, {&made.ids.back(), 1});
         if (!row)

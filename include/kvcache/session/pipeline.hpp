@@ -48,9 +48,10 @@ public:
     }
 
     /// Runs a prompt on top of what the cache knows of it.
-    /// Errors: out_of_range, for no token or one outside the vocabulary; out_of_memory. Nothing has changed then.
+    /// Errors: out_of_range, for no token, one outside the vocabulary, or more than the model has positions;
+    /// out_of_memory. Nothing has changed then.
     [[nodiscard]] result<fed<Cache>> feed(std::span<const token_id> tokens, logits_of wanted = logits_of::last) {
-        if (auto valid = check(tokens); !valid)
+        if (auto valid = check(0, tokens); !valid)
             return valid.error();
         auto found = cache_.match(tokens);     // index: the longest known run, and why it ended
         const rerun plan = cache_.plan(found); // recompute: which tokens still run
@@ -74,7 +75,7 @@ public:
     [[nodiscard]] result<matrix> extend(std::span<const extension<Cache>> batch) {
         std::vector<lease> leases; // storage: pages; eviction says which leave
         for (const auto& one : batch) {
-            if (auto valid = check(one.tokens); !valid)
+            if (auto valid = check(one.sequence->size(), one.tokens); !valid)
                 return valid.error();
             auto reserved = cache_.reserve(*one.sequence, one.tokens.size());
             if (!reserved)
@@ -87,10 +88,17 @@ public:
         return logits;
     }
 
+    /// Positions the model can tell apart.
+    [[nodiscard]] std::size_t max_positions() const noexcept { return model_.max_positions(); }
+
 private:
-    [[nodiscard]] result<void> check(std::span<const token_id> tokens) const {
+    [[nodiscard]] result<void> check(std::size_t before, std::span<const token_id> tokens) const {
         if (tokens.empty())
             return error{error_code::out_of_range, "tokens", "there is no token to run"};
+        if (tokens.size() > max_positions() - std::min(before, max_positions()))
+            return error{error_code::out_of_range, "max_positions",
+                         std::to_string(before + tokens.size()) + " tokens are past the model's " +
+                             std::to_string(max_positions()) + " positions"};
         for (const token_id token : tokens)
             if (index_of(token) < 0 || static_cast<std::size_t>(index_of(token)) >= model_.vocabulary())
                 return error{error_code::out_of_range, "tokens",

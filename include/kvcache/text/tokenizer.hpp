@@ -7,6 +7,7 @@
 #include <kvcache/core/result.hpp>
 #include <kvcache/text/added_tokens.hpp>
 #include <kvcache/text/bpe.hpp>
+#include <kvcache/text/bpe_run.hpp>
 #include <kvcache/text/decoder.hpp>
 #include <kvcache/text/normalizer.hpp>
 #include <kvcache/text/post_processor.hpp>
@@ -54,7 +55,6 @@ struct decode_options {
 /// The `truncation` and `padding` of the file are not applied.
 class tokenizer {
 public:
-
     /// Reads tokenizer.json, and tokenizer_config.json and chat_template.jinja where they are, from a directory.
     /// Returns: an error that names the field where a file is missing, broken, or asks for something unknown.
     /// Cost: about half a second for 150,000 tokens.

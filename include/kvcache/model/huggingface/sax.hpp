@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/json.hpp>
 #include <kvcache/core/result.hpp>
 
 #include <algorithm>
@@ -12,7 +13,6 @@
 #include <string_view>
 #include <utility>
 
-#include <nlohmann/json.hpp>
 
 namespace kvcache::detail {
 

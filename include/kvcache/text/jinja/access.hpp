@@ -31,7 +31,8 @@ namespace kvcache::text::jinja {
         const auto size = static_cast<std::int64_t>(items ? items->size() : text ? character_count(text->bytes) : 0);
         const auto at = *n < 0 ? *n + size : *n;
         if (at >= 0 && at < size)
-            return items ? (*items)[static_cast<std::size_t>(at)] : characters(*text)[static_cast<std::size_t>(at)];
+            return items ? (*items)[static_cast<std::size_t>(at)]
+                         : text->sub(offset_of(text->bytes, at), offset_of(text->bytes, at + 1));
     }
     const auto* name = key.as_text();
     if (name && has_method(of, name->bytes))
@@ -60,8 +61,7 @@ namespace kvcache::text::jinja {
     const auto* text = of.as_text();
     if (!text && !of.as_list())
         mistake("a value of type " + of.type_name() + " has no slices");
-    const list items = text ? characters(*text) : *of.as_list();
-    const auto size = static_cast<std::int64_t>(items.size());
+    const auto size = static_cast<std::int64_t>(text ? character_count(text->bytes) : of.as_list()->size());
     const std::int64_t step = bound(2).value_or(1);
     if (step == 0)
         mistake("a slice's step is not zero");
@@ -72,6 +72,9 @@ namespace kvcache::text::jinja {
     };
     const std::int64_t begin = place(bound(0), step > 0 ? low : high);
     const std::int64_t end = place(bound(1), step > 0 ? high : low);
+    if (text && step == 1)
+        return begin < end ? text->sub(offset_of(text->bytes, begin), offset_of(text->bytes, end)) : marked_text{};
+    const list items = text ? characters(*text) : *of.as_list();
     list out;
     for (std::int64_t i = begin; step > 0 ? i < end : i > end; i += step)
         out.push_back(items[static_cast<std::size_t>(i)]);

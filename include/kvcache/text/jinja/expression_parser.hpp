@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+// Longer than 300 lines: one function for each rule of one grammar.
+
 #include <kvcache/text/jinja/lexer.hpp>
 #include <kvcache/text/jinja/syntax.hpp>
+#include <kvcache/text/jinja/token_cursor.hpp>
 
 #include <algorithm>
 #include <array>
@@ -18,91 +21,11 @@
 namespace kvcache::text::jinja {
 
 /// Reads expressions from tokens, by Jinja's order of operators.
-class expression_parser {
+class expression_parser : protected token_cursor {
 public:
-    explicit expression_parser(std::vector<token> tokens) : tokens_(std::move(tokens)) {}
+    using token_cursor::token_cursor;
 
 protected:
-    [[nodiscard]] const token& current() const { return tokens_[at_]; }
-    [[nodiscard]] const token& ahead() const { return tokens_[std::min(at_ + 1, tokens_.size() - 1)]; }
-    token take() {
-        token t = tokens_[at_];
-        if (at_ + 1 < tokens_.size())
-            ++at_;
-        return t;
-    }
-    [[nodiscard]] bool is_sign(std::string_view s) const {
-        return current().kind == token_kind::sign && current().text == s;
-    }
-    [[nodiscard]] bool is_name(std::string_view s) const {
-        return current().kind == token_kind::name && current().text == s;
-    }
-    bool take_sign(std::string_view s) {
-        const bool found = is_sign(s);
-        if (found)
-            take();
-        return found;
-    }
-    bool take_name(std::string_view s) {
-        const bool found = is_name(s);
-        if (found)
-            take();
-        return found;
-    }
-    void expect_sign(std::string_view s) {
-        if (!take_sign(s))
-            unexpected(s);
-    }
-    [[nodiscard]] std::string expect_name() {
-        if (current().kind != token_kind::name)
-            unexpected("a name");
-        return take().text;
-    }
-    [[noreturn]] void unexpected(std::string_view wanted) const {
-        refuse("line " + std::to_string(current().line) + ": \"" + current().text + "\" stands where " +
-               std::string(wanted) + " is expected");
-    }
-
-    /// Counts how deep expressions and blocks are nested, so that a hostile template cannot exhaust the stack.
-    class level {
-    public:
-        explicit level(std::size_t& depth) : depth_(&depth) {
-            constexpr std::size_t deepest = 100;
-            if (++depth > deepest)
-                refuse("more than " + std::to_string(deepest) + " levels are nested");
-        }
-        level(const level&) = delete;
-        level& operator=(const level&) = delete;
-        ~level() { --*depth_; }
-
-    private:
-        std::size_t* depth_;
-    };
-    [[nodiscard]] level deeper() { return level(depth_); }
-
-    [[nodiscard]] expression_pointer make(expression_kind kind, std::string text = {}) const {
-        auto made = std::make_unique<expression>();
-        made->kind = kind;
-        made->line = current().line;
-        made->text = std::move(text);
-        return made;
-    }
-    template <class... Parts>
-    [[nodiscard]] expression_pointer join(expression_kind kind, std::string text, Parts... parts) const {
-        auto made = make(kind, std::move(text));
-        (hold(*made, made->parts.emplace_back(std::move(parts))), ...);
-        return made;
-    }
-    /// Bounds the height of the tree, which is walked by recursion.
-    void hold(expression& parent, const expression_pointer& child) const {
-        constexpr std::size_t highest = 400;
-        if (child && child->height >= parent.height)
-            parent.height = child->height + 1;
-        if (parent.height > highest)
-            refuse("line " + std::to_string(parent.line) + ": an expression has more than " + std::to_string(highest) +
-                   " operators in a row");
-    }
-
     [[nodiscard]] expression_pointer parse_expression() {
         const level here = deeper();
         auto chosen = parse_or();
@@ -378,10 +301,6 @@ private:
             hold(*made, made->arguments.emplace_back(parse_postfix(parse_primary())));
         return negated ? join(expression_kind::unary, "not", std::move(made)) : std::move(made);
     }
-
-    std::vector<token> tokens_;
-    std::size_t at_ = 0;
-    std::size_t depth_ = 0;
 };
 
 } // namespace kvcache::text::jinja

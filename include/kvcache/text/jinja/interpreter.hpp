@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+// Longer than 300 lines: one function for each kind of statement and expression.
+
 #include <kvcache/text/jinja/access.hpp>
 #include <kvcache/text/jinja/filters.hpp>
+#include <kvcache/text/jinja/operators.hpp>
+#include <kvcache/text/jinja/scope.hpp>
 #include <kvcache/text/jinja/syntax.hpp>
 
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
@@ -19,25 +22,6 @@
 #include <vector>
 
 namespace kvcache::text::jinja {
-
-/// Names and their values; what is not here is looked for in the scope around it.
-struct scope {
-    std::shared_ptr<scope> around = {};
-    std::map<std::string, value, std::less<>> names = {};
-
-    [[nodiscard]] const value* find(std::string_view name) const {
-        for (const scope* s = this; s; s = s->around.get())
-            if (const auto found = s->names.find(name); found != s->names.end())
-                return &found->second;
-        return nullptr;
-    }
-};
-
-/// A macro and where it was made. The scope outlives it: a macro is only called while its template is rendered.
-struct macro {
-    const statement* made_by = nullptr;
-    std::weak_ptr<scope> around = {};
-};
 
 /// Carries out a template. Steps, depth and output are bounded: a hostile template ends in an error.
 class interpreter {
@@ -65,7 +49,7 @@ private:
     class step {
     public:
         explicit step(interpreter& in) : in_(&in) {
-            constexpr std::size_t most = 20'000'000;
+            constexpr std::size_t most = 5'000'000;
             constexpr std::size_t deepest = 1500;
             if (++in.steps_ > most)
                 refuse("it takes more than " + std::to_string(most) + " steps");
@@ -80,12 +64,7 @@ private:
         interpreter* in_;
     };
 
-    void write(const marked_text& more) {
-        constexpr std::size_t most = std::size_t{1} << 28;
-        append(out_, more);
-        if (out_.bytes.size() > most)
-            refuse("it writes more than " + std::to_string(most) + " bytes");
-    }
+    void write(const marked_text& more) { append(out_, more); }
 
     flow run_block(const block& body) {
         for (const auto& one : body)
@@ -154,6 +133,8 @@ private:
         mapping* space = of ? of->as_mapping() : nullptr;
         if (!space || !space->is_namespace)
             mistake("\"" + targets[0].substr(0, dot) + "\" is not a namespace");
+        if (v.inside().has_namespace)
+            refuse("a namespace that holds a namespace is not known");
         space->set({targets[0].substr(dot + 1), {}}, std::move(v));
     }
 
@@ -188,6 +169,7 @@ private:
         if (items.empty())
             return s.bodies.size() > 1 ? run_block(s.bodies[1]) : flow::on;
         for (std::size_t i = 0; i < items.size(); ++i) {
+            const step here(*this);
             const inner_scope one(*this, nullptr);
             assign(s.targets, items[i]);
             scope_->names["loop"] = loop_state(items, i);
@@ -195,25 +177,6 @@ private:
                 break;
         }
         return flow::on;
-    }
-
-    [[nodiscard]] static value loop_state(const list& items, std::size_t i) {
-        const auto n = static_cast<std::int64_t>(items.size());
-        const auto at = static_cast<std::int64_t>(i);
-        mapping made;
-        const auto add = [&](const char* name, value v) {
-            made.entries.emplace_back(marked_text{name, {}}, std::move(v));
-        };
-        add("index", at + 1);
-        add("index0", at);
-        add("first", i == 0);
-        add("last", at + 1 == n);
-        add("length", n);
-        add("revindex", n - at);
-        add("revindex0", n - at - 1);
-        add("previtem", i == 0 ? value(value::undefined{"previtem"}) : items[i - 1]);
-        add("nextitem", at + 1 == n ? value(value::undefined{"nextitem"}) : items[i + 1]);
-        return made;
     }
 
     [[nodiscard]] value eval(const expression& e) {
@@ -280,13 +243,7 @@ private:
 
     [[nodiscard]] value unary(const expression& e) {
         const value v = eval(*e.parts[0]);
-        if (e.text == "not")
-            return !v.truth();
-        if (const auto n = v.as_integer())
-            return e.text == "-" ? -*n : *n;
-        if (const auto d = v.as_number())
-            return e.text == "-" ? -*d : *d;
-        mistake("a value of type " + v.type_name() + " has no sign");
+        return e.text == "not" ? value(!v.truth()) : with_sign(e.text, v);
     }
 
     [[nodiscard]] value binary(const expression& e) {
@@ -294,75 +251,14 @@ private:
         if (e.text == "and" || e.text == "or")
             return left.truth() == (e.text == "or") ? left : eval(*e.parts[1]);
         const value right = eval(*e.parts[1]);
-        if (e.text == "~") {
-            marked_text made = text_of(left);
-            append(made, text_of(right));
-            return made;
-        }
-        if (e.text == "+" && left.as_text() && right.as_text()) {
-            marked_text made = *left.as_text();
-            append(made, *right.as_text());
-            return made;
-        }
-        if (e.text == "+" && left.as_list() && right.as_list()) {
-            list made = *left.as_list();
-            made.insert(made.end(), right.as_list()->begin(), right.as_list()->end());
-            return made;
-        }
-        const auto x = left.as_integer();
-        const auto y = right.as_integer();
-        if (x && y && e.text != "/")
-            return whole_numbers(e.text, *x, *y);
-        const auto a = left.as_number();
-        const auto b = right.as_number();
-        if (!a || !b)
-            mistake("line " + std::to_string(e.line) + ": " + operand(left) + " " + e.text + " " + operand(right) +
-                    " has no value");
-        if (*b == 0 && (e.text == "/" || e.text == "//" || e.text == "%"))
-            mistake("a number is divided by zero");
-        return e.text == "+"    ? *a + *b
-               : e.text == "-"  ? *a - *b
-               : e.text == "*"  ? *a * *b
-               : e.text == "/"  ? *a / *b
-               : e.text == "//" ? std::floor(*a / *b)
-                                : *a - std::floor(*a / *b) * *b;
-    }
-    [[nodiscard]] static std::string operand(const value& v) {
-        const auto* name = std::get_if<value::undefined>(&v.held());
-        return name ? "\"" + name->name + "\", which is undefined," : v.type_name();
-    }
-    [[nodiscard]] static value whole_numbers(const std::string& sign, std::int64_t x, std::int64_t y) {
-        std::int64_t made = 0;
-        if (sign == "//" || sign == "%") {
-            if (y == 0)
-                mistake("a number is divided by zero");
-            if (y == -1)
-                return sign == "%" ? std::int64_t{0} : whole_numbers("-", 0, x);
-            const std::int64_t down = x / y - ((x % y != 0 && (x < 0) != (y < 0)) ? 1 : 0);
-            return sign == "//" ? down : x - down * y;
-        }
-        const bool over = sign == "+"   ? __builtin_add_overflow(x, y, &made)
-                          : sign == "-" ? __builtin_sub_overflow(x, y, &made)
-                                        : __builtin_mul_overflow(x, y, &made);
-        if (over)
-            mistake("a number is too large");
-        return made;
+        return combined(e.text, left, right);
     }
 
     [[nodiscard]] value comparison(const expression& e) {
         value left = eval(*e.parts[0]);
         for (std::size_t i = 0; i < e.operators.size(); ++i) {
             value right = eval(*e.parts[i + 1]);
-            const std::string& sign = e.operators[i];
-            const bool holds = sign == "=="       ? equal(left, right)
-                               : sign == "!="     ? !equal(left, right)
-                               : sign == "in"     ? contains(right, left)
-                               : sign == "not in" ? !contains(right, left)
-                               : sign == "<"      ? less(left, right)
-                               : sign == ">"      ? less(right, left)
-                               : sign == "<="     ? less(left, right) || equal(left, right)
-                                                  : less(right, left) || equal(left, right);
-            if (!holds)
+            if (!holds(e.operators[i], left, right))
                 return false;
             left = std::move(right);
         }
@@ -411,29 +307,11 @@ private:
         mapping made;
         made.is_namespace = args.of == "namespace";
         if (const value* from = args.find(0, ""); from && from->as_mapping())
-            made.entries = from->as_mapping()->entries;
+            for (const auto& [name, v] : from->as_mapping()->entries)
+                made.add(name, v);
         for (const auto& [name, v] : args.named)
             made.set({name, {}}, v);
         return made;
-    }
-
-    [[nodiscard]] static value range(const arguments& args) {
-        args.expect(3, {});
-        const bool one = args.values.size() == 1;
-        const std::int64_t begin = one ? 0 : args.integer(0, "start", 0);
-        const std::int64_t end = one ? args.integer(0, "stop", 0) : args.integer(1, "stop", 0);
-        const std::int64_t by = args.integer(2, "step", 1);
-        constexpr std::int64_t most = 100'000; // what Jinja's sandbox allows
-        constexpr std::int64_t far = std::int64_t{1} << 40;
-        if (by == 0 || begin > far || begin < -far || end > far || end < -far || by > far || by < -far)
-            mistake("range() is called with a number out of range");
-        list out;
-        for (std::int64_t i = begin; by > 0 ? i < end : i > end; i += by) {
-            if (static_cast<std::int64_t>(out.size()) == most)
-                mistake("range() has more than " + std::to_string(most) + " items");
-            out.emplace_back(i);
-        }
-        return out;
     }
 
     std::shared_ptr<scope> scope_;

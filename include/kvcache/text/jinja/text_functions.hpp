@@ -42,6 +42,13 @@ namespace kvcache::text::jinja {
     return t.sub(begin, end);
 }
 
+/// Bounds the parts that a text is cut into. Throws: failure.
+inline void check_count(std::size_t parts) {
+    constexpr std::size_t most = 1'000'000;
+    if (parts > most)
+        refuse("it cuts a text into more than " + std::to_string(most) + " parts");
+}
+
 /// str.split: at white space where `separator` is not given; at most `most` cuts.
 [[nodiscard]] inline list split(const marked_text& t, const std::optional<std::string>& separator, std::size_t most) {
     list parts;
@@ -52,6 +59,7 @@ namespace kvcache::text::jinja {
         for (auto at = t.bytes.find(*separator); at != std::string::npos && parts.size() < most;
              at = t.bytes.find(*separator, done)) {
             parts.emplace_back(t.sub(done, at));
+            check_count(parts.size());
             done = at + separator->size();
         }
         parts.emplace_back(t.sub(done, t.bytes.size()));
@@ -63,6 +71,7 @@ namespace kvcache::text::jinja {
             i += c.bytes;
             continue;
         }
+        check_count(parts.size());
         std::size_t end = i;
         if (parts.size() == most)
             end = t.bytes.size();
@@ -85,6 +94,7 @@ namespace kvcache::text::jinja {
         if (at == std::string::npos)
             break;
         parts.emplace_back(t.sub(at + separator.size(), end));
+        check_count(parts.size());
         end = at;
     }
     parts.emplace_back(t.sub(0, end));
@@ -95,6 +105,7 @@ namespace kvcache::text::jinja {
 [[nodiscard]] inline list split_lines(const marked_text& t) {
     list parts;
     for (std::size_t i = 0; i < t.bytes.size();) {
+        check_count(parts.size());
         const auto end = std::min(t.bytes.find_first_of("\r\n", i), t.bytes.size());
         parts.emplace_back(t.sub(i, end));
         const bool pair = t.bytes.compare(end, 2, "\r\n") == 0;
@@ -143,10 +154,19 @@ enum class letter_case { lower, upper, title, capitalized };
     return out;
 }
 
+/// Where the character `n` of a text begins; its end where there are fewer.
+[[nodiscard]] inline std::size_t offset_of(std::string_view bytes, std::int64_t n) {
+    std::size_t at = 0;
+    for (; n > 0 && at < bytes.size(); --n)
+        at += code_point_at(bytes, at).bytes;
+    return at;
+}
+
 /// The characters of a text, each a text.
 [[nodiscard]] inline list characters(const marked_text& t) {
     list out;
     for (std::size_t i = 0; i < t.bytes.size();) {
+        check_count(out.size());
         const auto c = code_point_at(t.bytes, i);
         out.emplace_back(t.sub(i, i + c.bytes));
         i += c.bytes;

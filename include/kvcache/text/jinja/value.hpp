@@ -6,6 +6,7 @@
 #include <kvcache/text/marked_text.hpp>
 #include <kvcache/text/unicode.hpp>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstddef>
@@ -36,14 +37,18 @@ class value;
 struct macro;
 using list = std::vector<value>;
 
-/// A mapping that keeps its order. A namespace is one that a template may write to.
-struct mapping {
-    std::vector<std::pair<marked_text, value>> entries = {};
-    bool is_namespace = false;
+/// What bounds values that hold values: how deep they are, so that walking them does not exhaust the stack, and
+/// whether a namespace is inside, so that none can come to hold itself.
+struct nesting {
+    std::size_t depth = 1;
+    bool has_namespace = false;
 
-    [[nodiscard]] const value* find(std::string_view key) const;
-    void set(marked_text key, value v);
+    /// Throws: failure.
+    void add(const value& inner);
 };
+
+struct shared_list;
+struct mapping;
 
 /// A method of a value, or a function of the environment, before it is called.
 struct bound_function {
@@ -68,7 +73,7 @@ public:
     using undefined = undefined_value;
     using none = none_value;
     using text_pointer = std::shared_ptr<const marked_text>;
-    using list_pointer = std::shared_ptr<list>;
+    using list_pointer = std::shared_ptr<const shared_list>;
     using mapping_pointer = std::shared_ptr<mapping>;
     using macro_pointer = std::shared_ptr<const macro>;
     using function_pointer = std::shared_ptr<const bound_function>;
@@ -84,8 +89,8 @@ public:
     value(marked_text t) : held_(std::make_shared<const marked_text>(std::move(t))) {}
     value(std::string_view t) : value(marked_text{std::string(t), {}}) {}
     value(const char* t) : value(std::string_view(t)) {}
-    value(list items) : held_(std::make_shared<list>(std::move(items))) {}
-    value(mapping entries) : held_(std::make_shared<mapping>(std::move(entries))) {}
+    value(list items);
+    value(mapping entries);
     value(macro_pointer m) : held_(std::move(m)) {}
     value(bound_function f) : held_(std::make_shared<const bound_function>(std::move(f))) {}
 
@@ -101,14 +106,12 @@ public:
         const auto* p = std::get_if<text_pointer>(&held_);
         return p ? p->get() : nullptr;
     }
-    [[nodiscard]] const list* as_list() const noexcept {
-        const auto* p = std::get_if<list_pointer>(&held_);
-        return p ? p->get() : nullptr;
-    }
+    [[nodiscard]] const list* as_list() const noexcept;
     [[nodiscard]] mapping* as_mapping() const noexcept {
         const auto* p = std::get_if<mapping_pointer>(&held_);
         return p ? p->get() : nullptr;
     }
+    [[nodiscard]] nesting inside() const noexcept;
     /// A whole number, true and false included, as Python counts them.
     [[nodiscard]] std::optional<std::int64_t> as_integer() const noexcept {
         if (const auto* b = std::get_if<bool>(&held_))
@@ -123,19 +126,7 @@ public:
         return d ? std::optional(*d) : std::nullopt;
     }
 
-    [[nodiscard]] bool truth() const {
-        if (is_undefined() || is_none())
-            return false;
-        if (const auto n = as_number())
-            return *n != 0;
-        if (const auto* t = as_text())
-            return !t->bytes.empty();
-        if (const auto* l = as_list())
-            return !l->empty();
-        if (const auto* m = as_mapping())
-            return !m->entries.empty() || m->is_namespace;
-        return true;
-    }
+    [[nodiscard]] bool truth() const;
 
     /// What Python calls the type.
     [[nodiscard]] std::string type_name() const {
@@ -148,6 +139,67 @@ private:
     held_type held_;
 };
 
+/// A list as a value holds it.
+struct shared_list {
+    explicit shared_list(list made);
+    list items = {};
+    nesting inside = {};
+};
+
+/// A mapping that keeps its order. A namespace is one that a template may write to.
+struct mapping {
+    std::vector<std::pair<marked_text, value>> entries = {};
+    bool is_namespace = false;
+    nesting inside = {};
+
+    [[nodiscard]] const value* find(std::string_view key) const;
+    void set(marked_text key, value v);
+    /// As set, for a key that is not there yet.
+    void add(marked_text key, value v);
+};
+
+inline value::value(list items) : held_(std::make_shared<const shared_list>(std::move(items))) {}
+inline value::value(mapping entries) : held_(std::make_shared<mapping>(std::move(entries))) {}
+inline const list* value::as_list() const noexcept {
+    const auto* p = std::get_if<list_pointer>(&held_);
+    return p ? &(*p)->items : nullptr;
+}
+inline nesting value::inside() const noexcept {
+    if (const auto* p = std::get_if<list_pointer>(&held_))
+        return (*p)->inside;
+    if (const auto* m = as_mapping())
+        return {m->inside.depth, m->inside.has_namespace || m->is_namespace};
+    return {0, false};
+}
+inline bool value::truth() const {
+    if (is_undefined() || is_none())
+        return false;
+    if (const auto n = as_number())
+        return *n != 0;
+    if (const auto* t = as_text())
+        return !t->bytes.empty();
+    if (const auto* l = as_list())
+        return !l->empty();
+    if (const auto* m = as_mapping())
+        return !m->entries.empty() || m->is_namespace;
+    return true;
+}
+
+inline void nesting::add(const value& inner) {
+    constexpr std::size_t deepest = 400;
+    const nesting other = inner.inside();
+    depth = std::max(depth, other.depth + 1);
+    has_namespace = has_namespace || other.has_namespace;
+    if (depth > deepest)
+        refuse("values are nested more than " + std::to_string(deepest) + " levels deep");
+}
+inline shared_list::shared_list(list made) : items(std::move(made)) {
+    constexpr std::size_t most = 1'000'000;
+    if (items.size() > most)
+        refuse("a list has more than " + std::to_string(most) + " items");
+    for (const value& item : items)
+        inside.add(item);
+}
 inline const value* mapping::find(std::string_view key) const {
     for (const auto& [name, v] : entries)
         if (name.bytes == key)
@@ -157,14 +209,21 @@ inline const value* mapping::find(std::string_view key) const {
 inline void mapping::set(marked_text key, value v) {
     for (auto& [name, old] : entries)
         if (name.bytes == key.bytes) {
+            inside.add(v);
             old = std::move(v);
             return;
         }
+    add(std::move(key), std::move(v));
+}
+inline void mapping::add(marked_text key, value v) {
+    inside.add(v);
     entries.emplace_back(std::move(key), std::move(v));
 }
 
-/// Whether two values are equal as Python compares them.
-[[nodiscard]] inline bool equal(const value& a, const value& b) {
+/// Whether two values are equal as Python compares them. `budget` bounds how many are compared.
+[[nodiscard]] inline bool equal(const value& a, const value& b, std::size_t& budget) {
+    if (budget-- == 0)
+        refuse("it compares values that are too large");
     if (const auto x = a.as_number())
         return b.as_number() == x;
     if (a.held().index() != b.held().index())
@@ -176,7 +235,7 @@ inline void mapping::set(marked_text key, value v) {
         if (x->size() != y->size())
             return false;
         for (std::size_t i = 0; i < x->size(); ++i)
-            if (!equal((*x)[i], (*y)[i]))
+            if (!equal((*x)[i], (*y)[i], budget))
                 return false;
         return true;
     }
@@ -185,11 +244,15 @@ inline void mapping::set(marked_text key, value v) {
         if (x->entries.size() != y->entries.size())
             return false;
         for (const auto& [name, v] : x->entries)
-            if (const value* other = y->find(name.bytes); !other || !equal(v, *other))
+            if (const value* other = y->find(name.bytes); !other || !equal(v, *other, budget))
                 return false;
         return true;
     }
     return a.held() == b.held();
+}
+[[nodiscard]] inline bool equal(const value& a, const value& b) {
+    std::size_t budget = 1'000'000;
+    return equal(a, b, budget);
 }
 
 /// A floating-point number as Python writes it.
@@ -226,7 +289,7 @@ inline void mapping::set(marked_text key, value v) {
     if (j.is_object()) {
         mapping made;
         for (const auto& [name, v] : j.items())
-            made.set(plain(name), from_user(v));
+            made.add(plain(name), from_user(v));
         return made;
     }
     return value::none{};

@@ -12,7 +12,16 @@
 
 namespace kvcache::text::jinja {
 
+/// Bounds the texts that a template makes. Throws: failure.
+inline void check_length(std::size_t bytes) {
+    constexpr std::size_t most = std::size_t{1} << 26;
+    if (bytes > most)
+        refuse("it makes a text of more than " + std::to_string(most) + " bytes");
+}
+
+/// Appends a text with its marks. Throws: failure, where the whole is too long.
 inline void append(marked_text& out, const marked_text& more) {
+    check_length(out.bytes.size() + more.bytes.size());
     if (more.marked() && !out.marked())
         out.plain.resize(out.bytes.size(), '\0');
     if (out.marked() || more.marked())
@@ -65,9 +74,10 @@ public:
 
 private:
     void write(marked_text& out, const value& v, std::size_t depth) {
-        constexpr std::size_t deepest = 256;
+        constexpr std::size_t deepest = 400;
         if (depth > deepest)
             mistake("a value is nested more than " + std::to_string(deepest) + " levels deep");
+        check_length(out.bytes.size());
         if (const auto* t = v.as_text())
             return detail::append_quoted(out, *t, as_json_);
         if (v.is_none())

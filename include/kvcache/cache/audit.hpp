@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/sequence_state.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/index/concept.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace kvcache {
+
+/// Counts the holders of every page from the sequences themselves, and compares each sequence with the index.
+template <index_state Index>
+class audit {
+public:
+    audit(const Index& index, std::size_t page_tokens, std::size_t pages)
+        : index_(index), page_tokens_(page_tokens), held_(pages, 0) {}
+
+    /// By page: how many sequences hold it.
+    [[nodiscard]] std::span<const std::uint32_t> held() const noexcept { return held_; }
+
+    /// Takes in one sequence. Errors: malformed, with what is wrong with it.
+    [[nodiscard]] result<void> count(const sequence_state& state) {
+        std::size_t rows = 0;
+        for (std::size_t i = 0; i < state.table.size(); ++i) {
+            const page_entry& entry = state.table[i];
+            ++held_[index_of(entry.page)];
+            if (i + 1 < state.table.size() && entry.count != page_tokens_)
+                return broken("has a page in its middle that is not full");
+            if (i < state.sealed && index_.run(entry.page).size() != page_tokens_)
+                return broken("counts on a page in the index that is not there");
+            if (!agree(entry, state, rows))
+                return broken("and the index disagree about the tokens of page " +
+                              std::to_string(index_of(entry.page)));
+            rows += entry.count;
+        }
+        if (state.has_copied_tail())
+            ++held_[index_of(state.tail_before->page)];
+        if (rows != state.tokens.size() + state.leased)
+            return broken("has " + std::to_string(rows) + " rows for " + std::to_string(state.tokens.size()) +
+                          " tokens and " + std::to_string(state.leased) + " reserved ones");
+        return {};
+    }
+
+private:
+    // Where both know tokens of a page's rows they are the same.
+    [[nodiscard]] bool agree(const page_entry& entry, const sequence_state& state, std::size_t rows) const {
+        if (rows >= state.tokens.size())
+            return true;
+        const auto known = index_.run(entry.page);
+        const auto own = std::span<const token_id>(state.tokens).subspan(rows);
+        const std::size_t both = std::min<std::size_t>({known.size(), entry.count, own.size()});
+        return std::ranges::equal(known.first(both), own.first(both));
+    }
+
+    [[nodiscard]] static error broken(const std::string& how) {
+        return {error_code::malformed, "sequence", "a sequence " + how};
+    }
+
+    const Index& index_;
+    std::size_t page_tokens_;
+    std::vector<std::uint32_t> held_;
+};
+
+} // namespace kvcache

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/audit.hpp>
+#include <kvcache/cache/sequence_state.hpp>
+#include <kvcache/core/id.hpp>
+#include <kvcache/core/page_table.hpp>
+#include <kvcache/core/result.hpp>
+
+#include <cstddef>
+#include <memory>
+#include <new>
+#include <optional>
+#include <span>
+#include <utility>
+
+namespace kvcache {
+
+/// The live sequences of a cache, on a ring, and what happens to their pages. Pages are touched and given back tail
+/// first, so that a parent is always fresher than its children.
+template <class PageBooks>
+class sequence_books {
+public:
+    /// Requires: the pages' books outlive it. It does not move.
+    sequence_books(PageBooks& pages, std::size_t page_tokens) : pages_(pages), page_tokens_(page_tokens) {
+        ring_.previous = ring_.next = &ring_;
+    }
+
+    sequence_books(const sequence_books&) = delete;
+    sequence_books& operator=(const sequence_books&) = delete;
+
+    /// How many sequences live.
+    [[nodiscard]] std::size_t size() const noexcept {
+        std::size_t n = 0;
+        for (const sequence_state* s = ring_.next; s != &ring_; s = s->next)
+            ++n;
+        return n;
+    }
+
+    /// Enters a sequence, which from now on holds the pages of its table.
+    void enter(sequence_state& state) noexcept {
+        for (const page_entry& entry : state.table)
+            pages_.hold(entry.page);
+        for (auto entry = state.table.rbegin(); entry != state.table.rend(); ++entry)
+            pages_.touch(entry->page);
+        state.previous = &ring_;
+        state.next = std::exchange(ring_.next, &state);
+        state.next->previous = &state;
+    }
+
+    /// Takes a sequence out, and back what it holds.
+    void leave(sequence_state& state) noexcept {
+        undo(state);
+        for (; !state.table.empty(); state.table.pop_back())
+            pages_.drop(state.table.back().page);
+        state.previous->next = state.next;
+        state.next->previous = state.previous;
+    }
+
+    /// Keeps the first `tokens` tokens.
+    void truncate(sequence_state& state, std::size_t tokens) noexcept {
+        state.tokens.erase(state.tokens.begin() + static_cast<std::ptrdiff_t>(tokens), state.tokens.end());
+        const std::size_t kept = state.cut(tokens);
+        for (; state.table.size() > kept; state.table.pop_back())
+            pages_.drop(state.table.back().page);
+        state.sealed = std::min(state.sealed, state.full_entries(page_tokens_));
+    }
+
+    /// Ends a lease: its first rows are these tokens, the others are given back.
+    /// Throws: bad_alloc, and the lease has not ended then.
+    void commit(sequence_state& state, std::span<const token_id> tokens) {
+        state.append(tokens);
+        if (state.has_copied_tail()) {
+            if (tokens.empty())
+                std::swap(state.tail_before->page, state.table[state.pages_before - 1].page);
+            pages_.drop(state.tail_before->page);
+        }
+        state.end_lease();
+        truncate(state, state.tokens.size());
+        publish(state);
+    }
+
+    /// Takes a lease back, if there is one: the sequence is as it was before.
+    void undo(sequence_state& state) noexcept {
+        if (!state.has_lease)
+            return;
+        for (; state.table.size() > state.pages_before; state.table.pop_back())
+            pages_.drop(state.table.back().page);
+        if (state.has_copied_tail())
+            pages_.drop(state.table.back().page);
+        if (state.tail_before)
+            state.table.back() = *state.tail_before;
+        state.end_lease();
+    }
+
+    /// Proves the books of sequences and pages.
+    [[nodiscard]] result<void> check() const {
+        audit holders(pages_.index(), page_tokens_, pages_.pool().pages());
+        for (const sequence_state* s = ring_.next; s != &ring_; s = s->next)
+            if (auto sound = holders.count(*s); !sound)
+                return sound;
+        return pages_.check(holders.held());
+    }
+
+private:
+    // Makes all pages of a sequence known that are not yet. Where the index has no memory left, the sequence keeps its
+    // pages to itself from there on: a later match finds less.
+    void publish(sequence_state& state) {
+        for (std::size_t i = state.sealed; state.shares && i < state.table.size(); ++i) {
+            page_entry& entry = state.table[i];
+            const auto run = std::span<const token_id>(state.tokens).subspan(i * page_tokens_, entry.count);
+            const auto parent = i > 0 ? std::optional(state.table[i - 1].page) : std::nullopt;
+            try {
+                entry.page = pages_.publish(parent, run, entry.page);
+                if (entry.count == page_tokens_)
+                    state.sealed = i + 1;
+            } catch (const std::bad_alloc&) {
+                state.shares = false;
+            }
+        }
+    }
+
+    PageBooks& pages_;
+    std::size_t page_tokens_;
+    sequence_state ring_;
+};
+
+} // namespace kvcache

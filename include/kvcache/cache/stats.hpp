@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+namespace kvcache {
+
+/// How full a cache is. Every page is free, held or idle.
+struct cache_stats {
+    std::size_t pages = 0;      ///< That fit the budget.
+    std::size_t free = 0;       ///< Never used, or given back.
+    std::size_t held = 0;       ///< Held by live sequences, each counted once however many share it.
+    std::size_t idle = 0;       ///< Held by nobody, kept for the next match until room is needed.
+    std::size_t page_bytes = 0; ///< Bytes of a page.
+    std::size_t sequences = 0;  ///< Live sequences and matches.
+
+    friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;
+};
+
+} // namespace kvcache

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/eviction/concept.hpp>
+#include <kvcache/testing/violations.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace kvcache::testing {
+
+namespace detail {
+
+// An eviction state beside the plain truth of who is in it.
+template <eviction_policy Policy>
+class eviction_trial {
+public:
+    eviction_trial(const Policy& policy, std::size_t slots, violations& broken)
+        : state_(policy.open(slots)),
+          twin_(policy.open(slots)),
+          parents_(slots),
+          present_(slots, false),
+          broken_(broken) {}
+
+    void run(choices& choose, std::size_t rounds, bool names_victims) {
+        for (; rounds > 0; --rounds) {
+            const slot_id slot{static_cast<std::uint32_t>(choose.below(present_.size()))};
+            if (!present_[index_of(slot)]) {
+                admit(slot, choose);
+            } else if (choose.one_in(8)) {
+                if (childless(slot))
+                    erase(slot);
+            } else {
+                state_.touch(slot);
+                twin_.touch(slot);
+            }
+            if (choose.one_in(3)) {
+                std::vector<bool> held(present_.size());
+                const std::size_t share = choose.below(4);
+                for (std::size_t i = 0; i < held.size(); ++i)
+                    held[i] = choose.below(4) < share;
+                if (const auto gone = victim(held, names_victims); gone && choose.one_in(2))
+                    erase(*gone);
+            }
+        }
+        drain(names_victims);
+    }
+
+    void admit(slot_id slot, choices& choose) {
+        entry newcomer{choose.below(40), 64 + choose.below(4) * 64, 1.0 + static_cast<double>(choose.below(8)), {}};
+        const slot_id parent{static_cast<std::uint32_t>(choose.below(present_.size()))};
+        if (present_[index_of(parent)] && choose.one_in(2))
+            newcomer.parent = parent;
+        parents_[index_of(slot)] = newcomer.parent;
+        state_.admit(slot, newcomer);
+        twin_.admit(slot, newcomer);
+        present_[index_of(slot)] = true;
+    }
+
+    // Everything leaves, each entry once, leaves before parents.
+    void drain(bool names_victims) {
+        std::size_t left = 0;
+        for (const bool one : present_)
+            left += one;
+        const std::vector<bool> nobody(present_.size(), false);
+        for (; left > 0 && names_victims; --left) {
+            const auto gone = victim(nobody, names_victims);
+            law(broken_, gone.has_value(), "every admitted entry leaves when all may");
+            if (!gone || !present_[index_of(*gone)])
+                return;
+            erase(*gone);
+        }
+        if (left == 0)
+            law(broken_, !victim(nobody, false), "an empty policy has no victim");
+    }
+
+private:
+    [[nodiscard]] bool childless(slot_id slot) const {
+        for (std::size_t i = 0; i < present_.size(); ++i)
+            if (present_[i] && parents_[i] == slot)
+                return false;
+        return true;
+    }
+
+    void erase(slot_id slot) {
+        state_.erase(slot);
+        twin_.erase(slot);
+        present_[index_of(slot)] = false;
+    }
+
+    std::optional<slot_id> victim(const std::vector<bool>& held, bool names_victims) {
+        bool strangers = false, any = false;
+        const auto allowed = [&](slot_id slot) {
+            return index_of(slot) < present_.size() && present_[index_of(slot)] && !held[index_of(slot)] &&
+                   childless(slot);
+        };
+        const auto may_leave = [&](slot_id slot) {
+            strangers = strangers || index_of(slot) >= present_.size() || !present_[index_of(slot)];
+            return allowed(slot);
+        };
+        for (std::size_t i = 0; i < present_.size(); ++i)
+            any = any || allowed(slot_id{static_cast<std::uint32_t>(i)});
+
+        const std::optional<slot_id> found = state_.victim(may_leave);
+        law(broken_, !strangers, "only entries that are present are asked about");
+        law(broken_, !found || (index_of(*found) < present_.size() && present_[index_of(*found)]),
+            "a victim was admitted and has not left");
+        law(broken_, !found || allowed(*found), "a victim may leave");
+        law(broken_, found || !any || !names_victims, "there is a victim while an entry may leave");
+        law(broken_, twin_.victim(may_leave) == found, "the same history has the same victim");
+        return found && allowed(*found) ? found : std::nullopt;
+    }
+
+    decltype(std::declval<const Policy&>().open(0)) state_;
+    decltype(std::declval<const Policy&>().open(0)) twin_;
+    std::vector<std::optional<slot_id>> parents_;
+    std::vector<bool> present_;
+    violations& broken_;
+};
+
+// Whether a policy ever names a victim: one that never does is a policy too.
+template <eviction_policy Policy>
+[[nodiscard]] bool names_victims(const Policy& policy) {
+    auto state = policy.open(1);
+    state.admit(slot_id{0}, {.key = 1, .bytes = 64, .cost = 1.0});
+    const auto always = [](slot_id) { return true; };
+    return std::optional<slot_id>(state.victim(always)).has_value();
+}
+
+} // namespace detail
+
+/// The laws of an eviction policy, tried over random histories in which some entries are held and some continue others.
+template <eviction_policy Policy>
+[[nodiscard]] violations eviction_laws(const Policy& policy, std::uint64_t seed) {
+    violations broken;
+    detail::choices choose(seed);
+    const bool names = detail::names_victims(policy);
+    for (const std::size_t slots : {1, 2, 3, 8, 50}) {
+        detail::eviction_trial<Policy> one(policy, slots, broken);
+        one.drain(names);
+        for (const std::size_t rounds : {1, 10, 100, 600})
+            one.run(choose, rounds, names);
+    }
+    return broken;
+}
+
+} // namespace kvcache::testing

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/recompute/concept.hpp>
+#include <kvcache/testing/violations.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvcache::testing {
+
+/// The laws of a recompute policy, over every hit of every short prompt and some long ones.
+template <recompute_policy Policy>
+[[nodiscard]] violations recompute_laws(const Policy& policy, std::uint64_t seed) {
+    violations broken;
+    detail::choices choose(seed);
+    for (const std::uint32_t tokens : {16u, 64u}) {
+        const auto state = policy.open({.tokens = tokens});
+        const auto tried = [&](std::size_t hit, std::size_t total) {
+            const std::size_t first = state.first_rerun(hit, total);
+            detail::law(broken, first <= hit, "no token behind the hit is reused");
+            detail::law(broken, total == 0 || first < total, "at least one token runs");
+            detail::law(broken, first == state.first_rerun(hit, total), "the same hit has the same plan");
+        };
+        for (std::size_t total = 0; total <= 200; ++total)
+            for (std::size_t hit = 0; hit <= total; ++hit)
+                tried(hit, total);
+        for (std::size_t rounds = 1000; rounds > 0; --rounds) {
+            const std::size_t total = choose.below(1'000'000);
+            tried(choose.below(total + 1), total);
+        }
+    }
+    return broken;
+}
+
+} // namespace kvcache::testing

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace kvcache::testing {
+
+/// The laws that a policy has broken, each named once. Empty: all hold.
+using violations = std::vector<std::string>;
+
+namespace detail {
+
+inline void law(violations& broken, bool holds, const char* words) {
+    if (!holds && std::ranges::find(broken, words) == broken.end())
+        broken.emplace_back(words);
+}
+
+// Choices from a seed (splitmix64).
+class choices {
+public:
+    explicit choices(std::uint64_t seed) : state_(seed) {}
+
+    /// 64 bits.
+    [[nodiscard]] std::uint64_t bits() {
+        std::uint64_t x = state_ += 0x9e3779b97f4a7c15ull;
+        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+        x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+        return x ^ (x >> 31);
+    }
+    /// A number below `bound`; zero if that is zero.
+    [[nodiscard]] std::size_t below(std::size_t bound) { return bound == 0 ? 0 : bits() % bound; }
+    /// One time in n.
+    [[nodiscard]] bool one_in(std::size_t n) { return below(n) == 0; }
+
+private:
+    std::uint64_t state_;
+};
+
+} // namespace detail
+
+} // namespace kvcache::testing

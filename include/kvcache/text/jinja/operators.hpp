@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/text/jinja/access.hpp>
+#include <kvcache/text/jinja/value.hpp>
+#include <kvcache/text/jinja/writing.hpp>
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+// The operators of Python that templates use. All throw a failure where they have no value.
+namespace kvcache::text::jinja {
+
+/// What an error calls an operand.
+[[nodiscard]] inline std::string operand(const value& v) {
+    const auto* name = std::get_if<value::undefined>(&v.held());
+    return name ? "\"" + name->name + "\", which is undefined," : v.type_name();
+}
+
+/// left sign right, of whole numbers but for /.
+[[nodiscard]] inline value whole_numbers(const std::string& sign, std::int64_t x, std::int64_t y) {
+    std::int64_t made = 0;
+    if (sign == "//" || sign == "%") {
+        if (y == 0)
+            mistake("a number is divided by zero");
+        if (y == -1)
+            return sign == "%" ? std::int64_t{0} : whole_numbers("-", 0, x);
+        const std::int64_t down = x / y - ((x % y != 0 && (x < 0) != (y < 0)) ? 1 : 0);
+        return sign == "//" ? down : x - down * y;
+    }
+    const bool over = sign == "+"   ? __builtin_add_overflow(x, y, &made)
+                      : sign == "-" ? __builtin_sub_overflow(x, y, &made)
+                                    : __builtin_mul_overflow(x, y, &made);
+    if (over)
+        mistake("a number is too large");
+    return made;
+}
+
+/// left sign right, for the signs + - * / // % ~.
+[[nodiscard]] inline value combined(const std::string& sign, const value& left, const value& right) {
+    if (sign == "~") {
+        marked_text made = text_of(left);
+        append(made, text_of(right));
+        return made;
+    }
+    if (sign == "+" && left.as_text() && right.as_text()) {
+        marked_text made = *left.as_text();
+        append(made, *right.as_text());
+        return made;
+    }
+    if (sign == "+" && left.as_list() && right.as_list()) {
+        list made = *left.as_list();
+        made.insert(made.end(), right.as_list()->begin(), right.as_list()->end());
+        return made;
+    }
+    const auto x = left.as_integer();
+    const auto y = right.as_integer();
+    if (x && y && sign != "/")
+        return whole_numbers(sign, *x, *y);
+    const auto a = left.as_number();
+    const auto b = right.as_number();
+    if (!a || !b)
+        mistake(operand(left) + " " + sign + " " + operand(right) + " has no value");
+    if (*b == 0 && (sign == "/" || sign == "//" || sign == "%"))
+        mistake("a number is divided by zero");
+    return sign == "+"    ? *a + *b
+           : sign == "-"  ? *a - *b
+           : sign == "*"  ? *a * *b
+           : sign == "/"  ? *a / *b
+           : sign == "//" ? std::floor(*a / *b)
+                          : *a - std::floor(*a / *b) * *b;
+}
+
+/// sign v, for the signs + and -.
+[[nodiscard]] inline value with_sign(const std::string& sign, const value& v) {
+    if (const auto n = v.as_integer())
+        return sign == "-" ? whole_numbers("-", 0, *n) : value(*n);
+    if (const auto d = v.as_number())
+        return sign == "-" ? -*d : *d;
+    mistake("a value of type " + v.type_name() + " has no sign");
+}
+
+/// Whether left sign right, for the comparisons and in.
+[[nodiscard]] inline bool holds(const std::string& sign, const value& left, const value& right) {
+    return sign == "=="       ? equal(left, right)
+           : sign == "!="     ? !equal(left, right)
+           : sign == "in"     ? contains(right, left)
+           : sign == "not in" ? !contains(right, left)
+           : sign == "<"      ? less(left, right)
+           : sign == ">"      ? less(right, left)
+           : sign == "<="     ? less(left, right) || equal(left, right)
+                              : less(right, left) || equal(left, right);
+}
+
+} // namespace kvcache::text::jinja

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/text/jinja/arguments.hpp>
+#include <kvcache/text/jinja/syntax.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace kvcache::text::jinja {
+
+/// Names and their values; what is not here is looked for in the scope around it.
+struct scope {
+    std::shared_ptr<scope> around = {};
+    std::map<std::string, value, std::less<>> names = {};
+
+    [[nodiscard]] const value* find(std::string_view name) const {
+        for (const scope* s = this; s; s = s->around.get())
+            if (const auto found = s->names.find(name); found != s->names.end())
+                return &found->second;
+        return nullptr;
+    }
+};
+
+/// A macro and where it was made. The scope outlives it: a macro is only called while its template is rendered.
+struct macro {
+    const statement* made_by = nullptr;
+    std::weak_ptr<scope> around = {};
+};
+
+/// What `loop` is for item `i`.
+[[nodiscard]] inline value loop_state(const list& items, std::size_t i) {
+    const auto n = static_cast<std::int64_t>(items.size());
+    const auto at = static_cast<std::int64_t>(i);
+    mapping made;
+    const auto add = [&](const char* name, value v) { made.add({name, {}}, std::move(v)); };
+    add("index", at + 1);
+    add("index0", at);
+    add("first", i == 0);
+    add("last", at + 1 == n);
+    add("length", n);
+    add("revindex", n - at);
+    add("revindex0", n - at - 1);
+    add("previtem", i == 0 ? value(value::undefined{"previtem"}) : items[i - 1]);
+    add("nextitem", at + 1 == n ? value(value::undefined{"nextitem"}) : items[i + 1]);
+    return made;
+}
+
+/// range(stop) or range(start, stop, step). Throws: failure.
+[[nodiscard]] inline value range(const arguments& args) {
+    args.expect(3, {});
+    const bool one = args.values.size() == 1;
+    const std::int64_t begin = one ? 0 : args.integer(0, "start", 0);
+    const std::int64_t end = one ? args.integer(0, "stop", 0) : args.integer(1, "stop", 0);
+    const std::int64_t by = args.integer(2, "step", 1);
+    constexpr std::int64_t most = 100'000; // what Jinja's sandbox allows
+    constexpr std::int64_t far = std::int64_t{1} << 40;
+    if (by == 0 || begin > far || begin < -far || end > far || end < -far || by > far || by < -far)
+        mistake("range() is called with a number out of range");
+    list out;
+    for (std::int64_t i = begin; by > 0 ? i < end : i > end; i += by) {
+        if (static_cast<std::int64_t>(out.size()) == most)
+            mistake("range() has more than " + std::to_string(most) + " items");
+        out.emplace_back(i);
+    }
+    return out;
+}
+
+} // namespace kvcache::text::jinja

@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/cache/basic_cache.hpp>
+#include <kvcache/locking/all.hpp>
+#include <kvcache/observer/counting.hpp>
+#include <kvcache/storage/failing.hpp>
+
+#include <atomic>
+#include <memory_resource>
+#include <new>
+#include <stdexcept>
+#include <thread>
+
+#include "cache/model.hpp"
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+using namespace kvcache_test;
+
+namespace {
+
+constexpr kv::page_shape small{.layers = 2, .kv_heads = 2, .head_dim = 4, .tokens = 16};
+
+[[nodiscard]] kv::budget pages(std::size_t n, kv::page_shape shape = small) {
+    return {n * kv::plain{}.open(shape).page_bytes()};
+}
+
+/// The radix index, without memory for every n-th insertion.
+struct forgetful_index {
+    using role = kv::index_role;
+    std::size_t every = 2;
+    struct state {
+        kv::radix::state inner;
+        std::size_t every;
+        std::size_t calls = 0;
+        [[nodiscard]] kv::index_match match(std::span<const kv::token_id> tokens) const { return inner.match(tokens); }
+        kv::insertion insert(std::optional<kv::page_id> parent, std::span<const kv::token_id> run, kv::page_id page) {
+            if (++calls % every == 0)
+                throw std::bad_alloc();
+            return inner.insert(parent, run, page);
+        }
+        void erase(kv::page_id page) { inner.erase(page); }
+        [[nodiscard]] bool contains(kv::page_id page) const { return inner.contains(page); }
+        [[nodiscard]] bool leaf(kv::page_id page) const { return inner.leaf(page); }
+        [[nodiscard]] std::optional<kv::page_id> parent(kv::page_id page) const { return inner.parent(page); }
+        [[nodiscard]] std::span<const kv::token_id> run(kv::page_id page) const { return inner.run(page); }
+    };
+    [[nodiscard]] state open(kv::page_shape shape, std::size_t pages) const {
+        return {kv::radix{}.open(shape, pages), every};
+    }
+};
+static_assert(kv::index_policy<forgetful_index>);
+
+/// Least recently used, without memory for every n-th newcomer.
+struct forgetful_eviction {
+    using role = kv::eviction_role;
+    std::size_t every = 2;
+    struct state {
+        kv::lru::state inner;
+        std::size_t every;
+        std::size_t calls = 0;
+        void admit(kv::slot_id slot, const kv::entry& newcomer) {
+            if (++calls % every == 0)
+                throw std::bad_alloc();
+            inner.admit(slot, newcomer);
+        }
+        void touch(kv::slot_id slot) { inner.touch(slot); }
+        void erase(kv::slot_id slot) { inner.erase(slot); }
+        [[nodiscard]] std::optional<kv::slot_id> victim(const auto& may_leave) { return inner.victim(may_leave); }
+    };
+    [[nodiscard]] state open(std::size_t slots) const { return {kv::lru{}.open(slots), every}; }
+};
+static_assert(kv::eviction_policy<forgetful_eviction>);
+
+/// A watcher that always throws.
+struct hysterical {
+    using role = kv::observer_role;
+    struct state {
+        void on(const kv::event&) { throw std::runtime_error("an observer's fault"); }
+    };
+    [[nodiscard]] state open() const { return {}; }
+};
+
+/// A heap that holds a few pages only.
+class bounded : public std::pmr::memory_resource {
+public:
+    explicit bounded(std::size_t blocks) : left_(blocks) {}
+
+private:
+    void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+        if (left_ == 0)
+            throw std::bad_alloc();
+        --left_;
+        return std::pmr::new_delete_resource()->allocate(bytes, alignment);
+    }
+    void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) override {
+        ++left_;
+        std::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
+    }
+    [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
+
+    std::size_t left_;
+};
+
+template <class... Policies>
+void run_model(std::uint64_t seed, kv::page_shape shape, std::size_t page_count, std::size_t rounds, bool storage_fails,
+               bool forgets, Policies... policies) {
+    INFO("seed " << seed << ", pages of " << shape.tokens << ", budget of " << page_count);
+    auto cache = kv::make_cache(shape, pages(page_count, shape), policies...);
+    using model = cache_model<decltype(cache), seeded>;
+    model played(cache, seeded(seed),
+                 {.vocabulary = 1 + seed % 3,
+                  .longest = 20 + seed % 4 * shape.tokens,
+                  .live = 2 + seed % 7,
+                  .storage_fails = storage_fails,
+                  .forgets = forgets});
+    REQUIRE_NOTHROW(played.run(rounds));
+}
+
+} // namespace
+
+TEST_CASE("a cache and a naive model agree on every row under random use") {
+    for (const std::uint32_t tokens : {16u, 32u, 64u})
+        for (const std::size_t budget : {0, 1, 2, 5, 12, 30})
+            for (std::uint64_t seed = 0; seed < 6; ++seed)
+                run_model(seed, {2, 2, 4, tokens}, budget, 300, false, false);
+}
+
+TEST_CASE("a storage that fails at every n-th call breaks nothing") {
+    for (const std::uint64_t every : {1, 2, 3, 7})
+        for (const std::size_t budget : {1, 3, 8, 20})
+            for (std::uint64_t seed = 0; seed < 4; ++seed)
+                run_model(seed, small, budget, 300, true, false, kv::failing<>{.every = every});
+}
+
+TEST_CASE("an index or an eviction policy without memory costs knowledge, never a row or a page") {
+    for (const std::size_t every : {1, 2, 3, 7})
+        for (const std::size_t budget : {1, 3, 8, 20})
+            for (std::uint64_t seed = 0; seed < 4; ++seed) {
+                run_model(seed, small, budget, 300, false, true, forgetful_index{every});
+                run_model(seed, small, budget, 300, false, true, forgetful_eviction{every});
+                run_model(seed, small, budget, 300, true, true, forgetful_index{every}, forgetful_eviction{every + 1},
+                          kv::failing<>{.every = 5});
+            }
+}
+
+TEST_CASE("an observer that throws changes nothing") {
+    for (std::uint64_t seed = 0; seed < 4; ++seed)
+        run_model(seed, small, 6, 300, false, false, hysterical{});
+}
+
+TEST_CASE("100,000 rounds of open, append, fork, truncate and release leave every page free") {
+    run_model(20260, small, 24, 100'000, false, false);
+}
+
+TEST_CASE("10 sequences that share 10 pages and own one each hold 20 pages") {
+    auto cache = kv::make_cache(small, pages(64));
+    const auto shared = counted(0, 160);
+    std::vector<decltype(cache)::sequence> sequences;
+    for (std::int32_t i = 0; i < 10; ++i) {
+        auto found = cache.match(shared);
+        past known;
+        auto sequence = cache.open(std::move(found), {i == 0 ? 0u : 160u, 0});
+        if (i == 0)
+            REQUIRE(append(cache, sequence, known, shared));
+        REQUIRE(append(cache, sequence, known, counted(1000 + i, 16)));
+        sequences.push_back(std::move(sequence));
+    }
+    CHECK(cache.stats().held == 20);
+    CHECK(cache.check());
+    sequences.clear();
+    CHECK(cache.stats().held == 0);
+    CHECK(cache.stats().idle == 20);
+    CHECK(cache.check());
+}
+
+TEST_CASE("twin pages become one when they are committed") {
+    auto cache = kv::make_cache(small, pages(8));
+    auto a = cache.open(), b = cache.open();
+    past one, two;
+    auto first = cache.reserve(a, 40), second = cache.reserve(b, 40);
+    REQUIRE((first && second));
+    const auto tokens = counted(0, 40);
+    for (std::size_t row = 0; row < 40; ++row) {
+        one.push(tokens[row]);
+        write_row(*first, small, row, one.names.back());
+        write_row(*second, small, row, one.names.back());
+    }
+    CHECK(cache.stats().held == 6);
+    first->commit(tokens);
+    second->commit(tokens);
+    CHECK(cache.stats().held == 4); // two full pages shared, and a partial one each
+    CHECK(a.table()[0].page == b.table()[0].page);
+    CHECK(a.table()[1].page == b.table()[1].page);
+    CHECK(a.table()[2].page != b.table()[2].page);
+    CHECK(rows_hold(cache, b.table(), one.names));
+    CHECK(cache.check());
+}
+
+TEST_CASE("a partial page that two hold is copied by whoever writes first") {
+    for (const bool original_first : {true, false}) {
+        auto cache = kv::make_cache(small, pages(8), kv::counting{});
+        auto a = cache.open();
+        past one;
+        REQUIRE(append(cache, a, one, counted(0, 10)));
+        auto b = a.fork(7);
+        past two = one.first(7);
+        CHECK(cache.stats().held == 1);
+        const auto page = a.table()[0].page;
+        REQUIRE((original_first ? append(cache, a, one, counted(50, 3)) : append(cache, b, two, counted(90, 3))));
+        CHECK((original_first ? a : b).table()[0].page != page);
+        CHECK(cache.stats().held == 2);
+        REQUIRE((original_first ? append(cache, b, two, counted(90, 3)) : append(cache, a, one, counted(50, 3))));
+        CHECK(rows_hold(cache, a.table(), one.names));
+        CHECK(rows_hold(cache, b.table(), two.names));
+        CHECK(cache.check());
+    }
+}
+
+TEST_CASE("a sequence truncated into a page that others know copies it before it writes") {
+    auto cache = kv::make_cache(small, pages(8), kv::counting{});
+    auto a = cache.open();
+    past one;
+    REQUIRE(append(cache, a, one, counted(0, 32)));
+    a.truncate(20);
+    one.resize(20);
+    REQUIRE(append(cache, a, one, counted(70, 5)));
+    CHECK(cache.observer().counts().pages_copied == 1);
+    CHECK(rows_hold(cache, a.table(), one.names));
+    CHECK(cache.match(counted(0, 32)).tokens() == 32); // the full page is still known
+    CHECK(cache.match(one.tokens).tokens() == 25);
+    CHECK(cache.check());
+}
+
+TEST_CASE("a refusal names what is needed and what is there, and changes nothing") {
+    auto cache = kv::make_cache(small, pages(4), kv::counting{});
+    auto a = cache.open();
+    past one;
+    REQUIRE(append(cache, a, one, counted(0, 20)));
+    const auto before = cache.stats();
+    const auto refused = cache.reserve(a, 100);
+    REQUIRE_FALSE(refused);
+    CHECK(refused.error().code == kv::error_code::out_of_memory);
+    CHECK_THAT(refused.error().message, Catch::Matchers::StartsWith("100 tokens need 6 pages of "));
+    CHECK_THAT(refused.error().message, Catch::Matchers::EndsWith("2 of 4 can be had"));
+    CHECK(cache.stats() == before);
+    CHECK(cache.observer().counts().refusals == 1);
+    CHECK_FALSE(cache.reserve(a, static_cast<std::size_t>(-1)));
+    CHECK(cache.stats() == before);
+    CHECK(cache.check());
+}
+
+TEST_CASE("a cache works in less memory than its budget") {
+    bounded resource(3);
+    auto cache = kv::make_cache(small, pages(100), kv::heap{.resource = &resource});
+    for (std::int32_t i = 0; i < 20; ++i) {
+        auto sequence = cache.open();
+        past known;
+        REQUIRE(append(cache, sequence, known, counted(100 * i, 48))); // the pages of the one before leave
+        CHECK(rows_hold(cache, sequence.table(), known.names));
+        CHECK_FALSE(cache.reserve(sequence, 1));
+        CHECK(cache.check());
+    }
+}
+
+TEST_CASE("a shape without extent is a caller's mistake") {
+    CHECK_THROWS_AS(kv::make_cache({0, 2, 4, 16}, {1 << 20}), kv::contract_violation);
+    CHECK_THROWS_AS(kv::make_cache({2, 2, 4, 0}, {1 << 20}), kv::contract_violation);
+    CHECK_THROWS_AS(kv::make_cache({2, 2, 4, 24}, {1 << 20}), kv::contract_violation);
+}
+
+TEST_CASE("a cache describes itself") {
+    auto cache = kv::make_cache({.weights = {1, 2}}, small, pages(3));
+    auto a = cache.open();
+    past one;
+    REQUIRE(append(cache, a, one, counted(0, 20)));
+    CHECK(cache.describe() == "kvcache: 2 layers, 2 KV heads of 4, pages of 16 tokens and 5120 bytes (plain f32); "
+                              "3 pages: 2 held by 1 sequences, 0 idle, 1 free; identity " +
+                                  kv::to_string(kv::digest_of(cache.id())));
+    CHECK(cache.id().codec == "plain f32");
+    CHECK(cache.id().page_tokens == 16);
+    CHECK(cache.id().weights == kv::digest{1, 2});
+}
+
+TEST_CASE("an observer hears what happens") {
+    auto cache = kv::make_cache(small, pages(4), kv::counting{});
+    {
+        auto found = cache.match(counted(0, 40));
+        auto a = cache.open(std::move(found), {0, 40});
+        past one;
+        REQUIRE(append(cache, a, one, counted(0, 40)));
+        CHECK(cache.match(counted(0, 50)).tokens() == 40);
+    }
+    auto b = cache.open();
+    past two;
+    REQUIRE(append(cache, b, two, counted(100, 33)));
+    const kv::event_counts& counts = cache.observer().counts();
+    CHECK(counts.lookups == 2);
+    CHECK(counts.tokens_looked_up == 90);
+    CHECK(counts.tokens_found == 40);
+    CHECK(counts.tokens_stored == 73);
+    CHECK(counts.pages_evicted == 2);
+    CHECK(counts.refusals == 0);
+}
+
+TEST_CASE("what is least recently used leaves first, leaves before parents") {
+    auto cache = kv::make_cache(small, pages(4));
+    for (const std::int32_t first : {0, 100}) {
+        auto a = cache.open();
+        past one;
+        REQUIRE(append(cache, a, one, counted(first, 32)));
+    }
+    (void)cache.match(counted(0, 32)); // used again
+    auto b = cache.open();
+    past two;
+    REQUIRE(append(cache, b, two, counted(200, 16)));
+    CHECK(cache.match(counted(0, 32)).tokens() == 32);
+    CHECK(cache.match(counted(100, 32)).tokens() == 16);
+    CHECK(cache.check());
+}
+
+TEST_CASE("threads share a mutexed cache") {
+    auto cache = kv::make_cache(small, pages(24), kv::mutexed{}, kv::counting{});
+    std::atomic<int> wrong{0};
+    const auto work = [&](std::uint64_t seed) {
+        seeded choose(seed);
+        for (int round = 0; round < 400; ++round) {
+            const auto base = counted(static_cast<std::int32_t>(choose(3)), 4 + choose(60));
+            std::vector<kv::token_id> tokens = base;
+            for (std::size_t n = choose(20) + 1; n > 0; --n)
+                tokens.push_back(kv::token_id{static_cast<std::int32_t>(choose(2))});
+            past all;
+            for (const kv::token_id token : tokens)
+                all.push(token);
+            auto found = cache.match(tokens);
+            const auto plan = cache.plan(found);
+            auto sequence = cache.open(std::move(found), plan);
+            past known = all.first(plan.first);
+            wrong += !rows_hold(cache, sequence.table(), known.names);
+            const auto rest = std::span<const kv::token_id>(tokens).subspan(plan.first);
+            if (!append(cache, sequence, known, rest))
+                continue;
+            auto twin = sequence.fork(choose(known.size() + 1));
+            past other = known.first(twin.size());
+            if (append(cache, twin, other, counted(7, 1 + choose(20))))
+                wrong += !rows_hold(cache, twin.table(), other.names);
+            wrong += !rows_hold(cache, sequence.table(), known.names);
+            sequence.truncate(choose(known.size() + 1));
+            wrong += round % 50 == 0 && !cache.check().has_value();
+        }
+    };
+    std::vector<std::thread> threads;
+    for (std::uint64_t i = 0; i < 4; ++i)
+        threads.emplace_back(work, i);
+    for (std::thread& thread : threads)
+        thread.join();
+    CHECK(wrong == 0);
+    CHECK(cache.check());
+    CHECK(cache.stats().held == 0);
+}
+
+TEST_CASE("a page is copied while its holder writes behind the shared rows") {
+    auto cache = kv::make_cache(small, pages(24), kv::mutexed{});
+    auto a = cache.open();
+    past one;
+    REQUIRE(append(cache, a, one, counted(0, 10)));
+    auto lease = cache.reserve(a, 6);
+    REQUIRE(lease);
+    std::thread writer([&] {
+        for (int again = 0; again < 200; ++again)
+            for (std::size_t row = 0; row < 6; ++row)
+                write_row(*lease, small, row, static_cast<std::uint64_t>(again));
+    });
+    bool sound = true;
+    for (int again = 0; again < 50; ++again) {
+        auto found = cache.match(one.tokens);
+        auto b = cache.open(std::move(found), {10, 0});
+        past two = one;
+        sound = sound && append(cache, b, two, counted(40 + again, 2)) && rows_hold(cache, b.table(), two.names);
+    }
+    writer.join();
+    CHECK(sound);
+}

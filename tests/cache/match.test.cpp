@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/cache/match.hpp>
+
+#include "cache/model.hpp"
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+using namespace kvcache_test;
+
+namespace {
+
+constexpr kv::page_shape shape{.layers = 1, .kv_heads = 1, .head_dim = 4, .tokens = 16};
+
+[[nodiscard]] auto cache_of(std::size_t pages) {
+    return kv::make_cache(shape, {pages * kv::plain{}.open(shape).page_bytes()});
+}
+
+} // namespace
+
+TEST_CASE("a match ends at any token and says why") {
+    auto cache = cache_of(8);
+    CHECK(cache.match(counted(0, 5)).explain() == "0 of 5 tokens known; nothing is stored behind them");
+    auto a = cache.open();
+    past one;
+    REQUIRE(append(cache, a, one, counted(0, 20)));
+
+    CHECK(cache.match({}).explain() == "0 of 0 tokens known");
+    CHECK(cache.match(counted(0, 20)).explain() == "20 of 20 tokens known");
+    CHECK(cache.match(counted(0, 7)).explain() == "7 of 7 tokens known"); // inside a page
+    CHECK(cache.match(counted(0, 25)).explain() == "20 of 25 tokens known; nothing is stored behind them");
+    for (const std::size_t at : {0u, 3u, 15u, 16u, 19u}) {
+        auto tokens = counted(0, 20);
+        tokens[at] = kv::token_id{999};
+        const auto found = cache.match(tokens);
+        CHECK(found.tokens() == at);
+        CHECK(found.of() == 20);
+        CHECK(found.end() == kv::match_end::different);
+        CHECK(found.stored() == kv::token_id{static_cast<std::int32_t>(at)});
+        CHECK(found.explain() == std::to_string(at) + " of 20 tokens known; token " + std::to_string(at) +
+                                     " differs from the one stored (" + std::to_string(at) + ")");
+    }
+}
+
+TEST_CASE("a match pins its pages until it is dropped") {
+    auto cache = cache_of(3);
+    {
+        auto a = cache.open();
+        past one;
+        REQUIRE(append(cache, a, one, counted(0, 32)));
+    }
+    auto b = cache.open();
+    {
+        const auto pinned = cache.match(counted(0, 20));
+        CHECK(cache.stats().held == 2);
+        CHECK(cache.stats().sequences == 2);
+        CHECK_FALSE(cache.reserve(b, 20));
+        CHECK(cache.check());
+    }
+    CHECK(cache.stats().held == 0);
+    CHECK(cache.reserve(b, 48));
+    CHECK(cache.check());
+}
+
+TEST_CASE("a full hit is planned to run its last token") {
+    auto cache = cache_of(8);
+    auto a = cache.open();
+    past one;
+    REQUIRE(append(cache, a, one, counted(0, 20)));
+    auto found = cache.match(counted(0, 20));
+    const auto plan = cache.plan(found);
+    CHECK(plan.first == 19);
+    CHECK(plan.count == 1);
+    auto b = cache.open(std::move(found), plan);
+    CHECK(b.size() == 19);
+    past two = one.first(19);
+    REQUIRE(append(cache, b, two, counted(19, 1)));
+    CHECK(rows_hold(cache, b.table(), one.names));
+    CHECK(cache.check());
+}

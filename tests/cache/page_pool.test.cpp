@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/cache/page_pool.hpp>
+#include <kvcache/storage/failing.hpp>
+#include <kvcache/storage/heap.hpp>
+
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+TEST_CASE("a pool hands out each page once and takes it back") {
+    kv::page_pool pool(3, kv::heap{}.open(3, 64));
+    const auto a = pool.take(), b = pool.take(), c = pool.take();
+    REQUIRE((a && b && c));
+    CHECK((*a != *b && *b != *c && *a != *c));
+    CHECK_FALSE(pool.take());
+    pool.hold(*b);
+    CHECK(pool.drop(*b) == 1);
+    CHECK(pool.drop(*b) == 0);
+    CHECK(pool.free().empty()); // a page that nobody holds stays until it is given back
+    CHECK_THROWS_AS(pool.drop(*b), kv::contract_violation);
+    pool.give_back(*b);
+    CHECK_THROWS_AS(pool.give_back(*a), kv::contract_violation);
+    CHECK(pool.take() == b);
+}
+
+TEST_CASE("a page that its storage refuses stays free") {
+    kv::page_pool pool(2, kv::failing<>{.every = 2}.open(2, 64));
+    CHECK(pool.take());
+    CHECK_FALSE(pool.take());
+    CHECK(pool.free().size() == 1);
+    CHECK(pool.take());
+}

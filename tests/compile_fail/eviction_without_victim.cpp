@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT
+// message: victim
+#include <kvcache/eviction/concept.hpp>
+
+struct mine {
+    using role = kvcache::eviction_role;
+    struct state {
+        void admit(kvcache::slot_id, const kvcache::entry&);
+        void touch(kvcache::slot_id);
+        void erase(kvcache::slot_id);
+#ifndef KVCACHE_MUST_FAIL
+        std::optional<kvcache::slot_id> victim(const auto& may_leave);
+#endif
+    };
+    state open(std::size_t slots) const;
+};
+static_assert(kvcache::eviction_policy<mine>);

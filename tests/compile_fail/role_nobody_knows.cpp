@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT
+// message: policy<Ps>.*watcher|watcher.*known_role
+#include <kvcache/cache/compose.hpp>
+
+struct my_role;
+struct watcher {
+#ifdef KVCACHE_MUST_FAIL
+    using role = my_role;
+#else
+    using role = kvcache::observer_role;
+#endif
+    struct state {
+        void on(const kvcache::event&) {}
+    };
+    state open() const {
+        return {};
+    }
+};
+auto cache = kvcache::make_cache(kvcache::page_shape{2, 2, 16, 16}, {1 << 20}, watcher{});

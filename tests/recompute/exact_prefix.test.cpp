@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/recompute/exact_prefix.hpp>
+
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+TEST_CASE("all but the last token of a full hit is reused") {
+    const auto state = kv::exact_prefix{}.open({});
+    CHECK(state.first_rerun(0, 0) == 0);
+    CHECK(state.first_rerun(0, 7) == 0);
+    CHECK(state.first_rerun(5, 7) == 5);
+    CHECK(state.first_rerun(7, 7) == 6);
+}

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/storage/failing.hpp>
+#include <kvcache/testing/storage_laws.hpp>
+
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+TEST_CASE("every n-th page is refused") {
+    for (const std::uint64_t every : {0, 1, 2, 5}) {
+        auto state = kv::failing<>{.every = every}.open(20, 64);
+        for (std::uint32_t call = 1; call <= 20; ++call)
+            CHECK(state.acquire(kv::page_id{call - 1}) == (every == 0 || call % every != 0));
+        CHECK(kv::testing::storage_laws(kv::failing<>{.every = every}, 1).empty());
+    }
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/eviction/all.hpp>
+#include <kvcache/testing/eviction_laws.hpp>
+
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+namespace {
+
+enum class fault { none, keeps_erased, ignores_holders, gives_up, takes_away };
+
+/// Least recently used, with a fault.
+template <fault Fault>
+struct faulty {
+    using role = kv::eviction_role;
+    class state {
+    public:
+        explicit state(std::size_t slots) : inner_(kv::lru{}.open(slots)), present_(slots, false) {}
+        void admit(kv::slot_id slot, const kv::entry& newcomer) {
+            if (!present_[index_of(slot)])
+                inner_.admit(slot, newcomer);
+            present_[index_of(slot)] = true;
+        }
+        void touch(kv::slot_id slot) {
+            if (present_[index_of(slot)])
+                inner_.touch(slot);
+        }
+        void erase(kv::slot_id slot) {
+            if (Fault == fault::keeps_erased || !present_[index_of(slot)])
+                return;
+            inner_.erase(slot);
+            present_[index_of(slot)] = false;
+        }
+        std::optional<kv::slot_id> victim(const auto& may_leave) {
+            int asked = 0;
+            const auto found = inner_.victim([&](kv::slot_id slot) {
+                const bool may = may_leave(slot) || Fault == fault::ignores_holders;
+                return may && (Fault != fault::gives_up || ++asked < 2);
+            });
+            if (Fault == fault::gives_up && found && index_of(*found) % 3 == 2)
+                return std::nullopt;
+            if (Fault == fault::takes_away && found)
+                erase(*found);
+            return found;
+        }
+
+    private:
+        kv::lru::state inner_;
+        std::vector<bool> present_;
+    };
+    [[nodiscard]] state open(std::size_t slots) const { return state(slots); }
+};
+
+/// Nothing ever leaves.
+struct lasting {
+    using role = kv::eviction_role;
+    struct state {
+        void admit(kv::slot_id, const kv::entry&) {}
+        void touch(kv::slot_id) {}
+        void erase(kv::slot_id) {}
+        std::optional<kv::slot_id> victim(const auto&) { return std::nullopt; }
+    };
+    [[nodiscard]] state open(std::size_t) const { return {}; }
+};
+
+} // namespace
+
+TEMPLATE_LIST_TEST_CASE("eviction policies keep their laws", "", kv::eviction_policies) {
+    for (std::uint64_t seed = 0; seed < 20; ++seed) {
+        INFO("seed " << seed);
+        CHECK(kv::testing::eviction_laws(TestType{}, seed) == kv::testing::violations{});
+    }
+}
+
+TEST_CASE("the laws of eviction bite") {
+    CHECK(kv::testing::eviction_laws(faulty<fault::none>{}, 1).empty());
+    CHECK(kv::testing::eviction_laws(lasting{}, 1).empty());
+    CHECK_FALSE(kv::testing::eviction_laws(faulty<fault::keeps_erased>{}, 1).empty());
+    CHECK_FALSE(kv::testing::eviction_laws(faulty<fault::ignores_holders>{}, 1).empty());
+    CHECK_FALSE(kv::testing::eviction_laws(faulty<fault::gives_up>{}, 1).empty());
+    CHECK_FALSE(kv::testing::eviction_laws(faulty<fault::takes_away>{}, 1).empty());
+}

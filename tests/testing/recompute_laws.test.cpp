@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/recompute/all.hpp>
+#include <kvcache/testing/recompute_laws.hpp>
+
+#include <algorithm>
+
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+namespace {
+
+/// Reuses `ahead` tokens more than it should.
+struct greedy {
+    using role = kv::recompute_role;
+    std::size_t ahead = 1;
+    struct state {
+        std::size_t ahead;
+        [[nodiscard]] std::size_t first_rerun(std::size_t hit, std::size_t total) const {
+            return std::min(hit + ahead, total);
+        }
+    };
+    [[nodiscard]] state open(kv::page_shape) const { return {ahead}; }
+};
+
+} // namespace
+
+TEMPLATE_LIST_TEST_CASE("recompute policies keep their laws", "", kv::recompute_policies) {
+    CHECK(kv::testing::recompute_laws(TestType{}, 1) == kv::testing::violations{});
+}
+
+TEST_CASE("the laws of recomputing bite") {
+    using kv::testing::recompute_laws;
+    CHECK(recompute_laws(greedy{.ahead = 0}, 1) == kv::testing::violations{"at least one token runs"});
+    CHECK(recompute_laws(greedy{.ahead = 1}, 1).size() == 2);
+}
