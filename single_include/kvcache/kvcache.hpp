@@ -502,10 +502,11 @@ struct attention_tile {
 
 namespace detail {
 
-/// Asks for a cache line before it is read; any address will do.
-inline void fetch([[maybe_unused]] const float* at) noexcept {
+/// Asks for the cache line of `from[index]` before it is read. By integers, as `from` may be null.
+inline void fetch([[maybe_unused]] const float* from, [[maybe_unused]] std::size_t index) noexcept {
 #if defined(__GNUC__)
-    __builtin_prefetch(at, 0, 1);
+    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(from) + index * sizeof(float)), 0,
+                       1);
 #endif
 }
 
@@ -640,7 +641,7 @@ private:
             f32x16 keys[Tiles];
             for (std::size_t t = 0; t < Tiles; ++t) {
                 keys[t] = f32x16::load(tiles[t].keys + d * tile_tokens);
-                detail::fetch(tiles[t].ahead_keys + d * tile_tokens);
+                detail::fetch(tiles[t].ahead_keys, d * tile_tokens);
             }
             for (std::size_t i = 0; i < N * Tiles; ++i)
                 scores[i] = fma(f32x16::broadcast(queries[i / Tiles * head_dim_ + d]), keys[i % Tiles], scores[i]);
@@ -670,7 +671,7 @@ private:
             f32x16 values[Columns];
             for (std::size_t c = 0; c < Columns; ++c) {
                 values[c] = f32x16::load(tile.values + at + 16 * c);
-                detail::fetch(tile.ahead_values + at + 16 * c);
+                detail::fetch(tile.ahead_values, at + 16 * c);
             }
             for (std::size_t i = 0; i < N * Columns; ++i)
                 sums[i] = fma(f32x16::broadcast(weights[i / Columns][lane]), values[i % Columns], sums[i]);

@@ -32,16 +32,19 @@ struct copying {
                 std::span<const float> value) const {
         inner.encode(page, at, key, value);
     }
+    void copy(std::span<const std::byte> from, std::span<std::byte> to, std::size_t rows) const {
+        inner.copy(from, to, rows);
+    }
     [[nodiscard]] const float* keys(std::span<const std::byte> page, kv::page_tile at, std::span<float> scratch) const {
-        return copy(inner.keys(page, at, scratch), key_numbers, scratch);
+        return out_of_page(inner.keys(page, at, scratch), key_numbers, scratch);
     }
     [[nodiscard]] const float* values(std::span<const std::byte> page, kv::page_tile at,
                                       std::span<float> scratch) const {
-        return copy(inner.values(page, at, scratch), value_numbers, scratch);
+        return out_of_page(inner.values(page, at, scratch), value_numbers, scratch);
     }
 
 private:
-    [[nodiscard]] static const float* copy(const float* from, std::size_t count, std::span<float> scratch) {
+    [[nodiscard]] static const float* out_of_page(const float* from, std::size_t count, std::span<float> scratch) {
         if (scratch.size() < count)
             throw std::length_error("the scratch is too small");
         std::copy_n(from, count, scratch.begin());
