@@ -120,21 +120,21 @@ void run_model(std::uint64_t seed, kv::page_shape shape, std::size_t page_count,
 
 TEST_CASE("a cache and a naive model agree on every row under random use") {
     for (const std::uint32_t tokens : {16u, 32u, 64u})
-        for (const std::size_t budget : {0, 1, 2, 5, 12, 30})
+        for (const std::size_t budget : {0u, 1u, 2u, 5u, 12u, 30u})
             for (std::uint64_t seed = 0; seed < 6; ++seed)
                 run_model(seed, {2, 2, 4, tokens}, budget, 300, false, false);
 }
 
 TEST_CASE("a storage that fails at every n-th call breaks nothing") {
-    for (const std::uint64_t every : {1, 2, 3, 7})
-        for (const std::size_t budget : {1, 3, 8, 20})
+    for (const std::uint64_t every : {1u, 2u, 3u, 7u})
+        for (const std::size_t budget : {1u, 3u, 8u, 20u})
             for (std::uint64_t seed = 0; seed < 4; ++seed)
                 run_model(seed, small, budget, 300, true, false, kv::failing<>{.every = every});
 }
 
 TEST_CASE("an index or an eviction policy without memory costs knowledge, never a row or a page") {
-    for (const std::size_t every : {1, 2, 3, 7})
-        for (const std::size_t budget : {1, 3, 8, 20})
+    for (const std::size_t every : {1u, 2u, 3u, 7u})
+        for (const std::size_t budget : {1u, 3u, 8u, 20u})
             for (std::uint64_t seed = 0; seed < 4; ++seed) {
                 run_model(seed, small, budget, 300, false, true, forgetful_index{every});
                 run_model(seed, small, budget, 300, false, true, forgetful_eviction{every});

@@ -46,7 +46,7 @@ TEST_CASE("a lease that is destroyed leaves the sequence as it was") {
 }
 
 TEST_CASE("a lease committed with fewer rows gives the others back") {
-    for (const std::size_t kept : {0, 1, 5, 12, 13, 29}) {
+    for (const std::size_t kept : {0u, 1u, 5u, 12u, 13u, 29u}) {
         auto cache = cache_of(8);
         auto a = cache.open();
         past one;

@@ -33,7 +33,7 @@ TEST_CASE("numbers go in lowest byte first and texts with their length") {
 TEST_CASE("a digest does not depend on how its bytes come in pieces") {
     const std::string text(1000, 'y');
     const auto bytes = std::as_bytes(std::span(text));
-    for (const std::size_t cut : {0, 1, 63, 64, 256, 999}) {
+    for (const std::size_t cut : {0u, 1u, 63u, 64u, 256u, 999u}) {
         kv::digest_builder builder;
         builder.bytes(bytes.first(cut)).bytes(bytes.subspan(cut));
         const kv::digest_builder copy = builder;

@@ -7,7 +7,7 @@
 namespace kv = kvcache;
 
 TEST_CASE("every n-th page is refused") {
-    for (const std::uint64_t every : {0, 1, 2, 5}) {
+    for (const std::uint64_t every : {0u, 1u, 2u, 5u}) {
         auto state = kv::failing<>{.every = every}.open(20, 64);
         for (std::uint32_t call = 1; call <= 20; ++call)
             CHECK(state.acquire(kv::page_id{call - 1}) == (every == 0 || call % every != 0));

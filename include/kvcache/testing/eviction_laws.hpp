@@ -137,10 +137,10 @@ template <eviction_policy Policy>
     violations broken;
     detail::choices choose(seed);
     const bool names = detail::names_victims(policy);
-    for (const std::size_t slots : {1, 2, 3, 8, 50}) {
+    for (const std::size_t slots : {1u, 2u, 3u, 8u, 50u}) {
         detail::eviction_trial<Policy> one(policy, slots, broken);
         one.drain(names);
-        for (const std::size_t rounds : {1, 10, 100, 600})
+        for (const std::size_t rounds : {1u, 10u, 100u, 600u})
             one.run(choose, rounds, names);
     }
     return broken;

@@ -219,7 +219,7 @@ template <index_policy Policy>
     violations broken;
     detail::choices choose(seed);
     for (const std::uint32_t tokens : {16u, 32u})
-        for (const std::size_t pages : {1, 2, 5, 14})
+        for (const std::size_t pages : {1u, 2u, 5u, 14u})
             detail::index_trial<Policy>(policy, {.tokens = tokens}, pages, broken).run(choose, 400);
     detail::hostile_siblings(policy, broken);
     return broken;

@@ -19,7 +19,7 @@ template <storage_policy Policy>
 [[nodiscard]] violations storage_laws(const Policy& policy, std::uint64_t seed) {
     violations broken;
     detail::choices choose(seed);
-    for (const std::size_t page_bytes : {64, 100, 4096, 20480}) {
+    for (const std::size_t page_bytes : {64u, 100u, 4096u, 20480u}) {
         constexpr std::uint32_t pages = 9;
         auto born = policy.open(pages, page_bytes);
         std::vector<std::byte> mark(pages);
