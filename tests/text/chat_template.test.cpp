@@ -122,7 +122,7 @@ TEST_CASE("expressions have Python's meaning") {
     CHECK(render("{{ 'a' if false else 'b' }}{{ 'c' if false }}{{ missing }}", none) == "b");
     CHECK(render("{{ 'abcdef'[1:-1:2] }} {{ 'abc'[::-1] }} {{ [1, 2, 3][-1] }}", none) == "bd cba 3");
     CHECK(render("{{ [1, 'a', none, true, 1.0, {'k': 'v'}] }}", none) == "[1, 'a', None, True, 1.0, {'k': 'v'}]");
-    CHECK(render("{{ {'a': [1, '\u00e9\"']} | tojson }}", none) == R"({"a": [1, "\u00e9\""]})");
+    CHECK(render("{{ {'a': [1, '\u00e9\"']} | tojson }}", none) == "{\"a\": [1, \"\u00e9\\\"\"]}");
     CHECK(render("{% set ns = namespace(n=0) %}{% for i in range(5) if i != 2 %}{% set ns.n = ns.n + i %}"
                  "{{ loop.index }}{{ '.' if loop.last }}{% else %}x{% endfor %}{{ ns.n }}",
                  none) == "1234.8");
