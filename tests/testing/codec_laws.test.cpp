@@ -2,7 +2,7 @@
 #include <kvcache/codec/all.hpp>
 #include <kvcache/testing/codec_laws.hpp>
 
-#include <cstring>
+#include <cmath>
 
 #include <catch2/catch.hpp>
 
@@ -25,7 +25,7 @@ struct faulty {
             std::vector<float> other(key.begin(), key.end());
             if (Fault == fault::rounds)
                 for (float& number : other)
-                    number = static_cast<float>(static_cast<int>(number * 256.0f)) / 256.0f;
+                    number = std::trunc(number * 256.0f) / 256.0f;
             inner.encode(page, at, other, value);
             if (Fault == fault::spills && at.row > 0)
                 inner.encode(page, {at.layer, at.head, at.row - 1}, other, value);
