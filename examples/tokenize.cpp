@@ -3,7 +3,7 @@
 // tokenize --model DIR [--chat]
 //
 // Reads JSON lines and writes one for each.
-//   {"text", "add_special_tokens"}        ->  {"ids", "decoded"}
+//   {"text", "add_special_tokens"}        ->  {"ids", "decoded"}    "clean_up_tokenization_spaces": true tidies it
 //   {"messages", "add_generation_prompt"} ->  {"text", "ids"}       with --chat
 // What a line asks for in vain is answered by {"error": {"field", "message"}}; the exit status is then 1.
 #include <kvcache/core/json.hpp>
@@ -51,10 +51,13 @@ result<json> answer_text(const kvcache::tokenizer& words, const json& line) {
     const auto add = flag(line, "add_special_tokens", true);
     if (!add)
         return add.error();
+    const auto tidy = flag(line, "clean_up_tokenization_spaces", false);
+    if (!tidy)
+        return tidy.error();
     const auto tokens = words.encode(text->get_ref<const std::string&>(), {.add_special_tokens = *add});
     if (!tokens)
         return tokens.error();
-    return json{{"ids", numbers(*tokens)}, {"decoded", words.decode(*tokens, {})}};
+    return json{{"ids", numbers(*tokens)}, {"decoded", words.decode(*tokens, {.clean_up_spaces = *tidy})}};
 }
 
 result<json> answer_chat(const kvcache::tokenizer& words, const kvcache::chat_template& chat, const json& line) {

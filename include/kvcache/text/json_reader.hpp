@@ -11,7 +11,6 @@
 #include <string_view>
 #include <utility>
 
-
 namespace kvcache::text {
 
 /// A JSON value with objects that look up a key in O(log n): what tokenizer.json is read into.

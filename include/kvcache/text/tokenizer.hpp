@@ -43,7 +43,8 @@ struct encode_options {
 
 /// How tokens are decoded.
 struct decode_options {
-    bool skip_special = false; ///< Leave special tokens out.
+    bool skip_special = false;    ///< Leave special tokens out.
+    bool clean_up_spaces = false; ///< Take the space before . , ? ! and English contractions away, as some tools do.
 };
 
 /// Text to tokens and back, from a tokenizer.json: byte-level and SentencePiece-style BPE, as the Hugging Face library
@@ -111,7 +112,7 @@ public:
             if (const std::string* piece = try_piece(t); piece && !(options.skip_special && is_special(t)))
                 run.push(*piece, out);
         run.finish(out);
-        return out;
+        return options.clean_up_spaces ? without_loose_spaces(std::move(out)) : out;
     }
 
     /// One more than the greatest identifier, added tokens included.
@@ -149,6 +150,17 @@ public:
 
 private:
     friend class stream_decoder;
+
+    // What the Hugging Face libraries call clean_up_tokenization_spaces.
+    [[nodiscard]] static std::string without_loose_spaces(std::string text) {
+        constexpr std::pair<std::string_view, std::string_view> loose[] = {
+            {" .", "."},     {" ?", "?"},   {" !", "!"},   {" ,", ","},     {" ' ", "'"},
+            {" n't", "n't"}, {" 'm", "'m"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+        for (const auto& [from, to] : loose)
+            for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
+                text.replace(at, from.size(), to);
+        return text;
+    }
 
     struct state {
         tokenizer_config config = {};

@@ -13,7 +13,6 @@
 #include <string_view>
 #include <utility>
 
-
 namespace kvcache::detail {
 
 /// A name from a file, as an error shows it: at most 80 bytes, control characters as '?', and never empty.
