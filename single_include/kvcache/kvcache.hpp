@@ -3359,6 +3359,18 @@ public:
 
     [[nodiscard]] std::size_t threads() const noexcept { return members_.size() + 1; }
 
+    /// Multiply-adds, a few microseconds of them, under which waking a thread costs more than it saves.
+    static constexpr std::size_t worth_sharing = std::size_t{1} << 18;
+
+    /// As below, but a loop of less `work` (multiply-adds, about) than is worth sharing runs on the caller alone.
+    template <class Body>
+    void share(std::size_t jobs, std::size_t work, Body&& body) {
+        if (work < worth_sharing)
+            body(std::size_t{0}, jobs);
+        else
+            share(jobs, body);
+    }
+
     /// Calls body(begin, end) on each thread, the ranges covering [0, jobs) once. Returns when all are done.
     /// Throws: what a body threw, the first of them, once all have ended.
     /// Requires: one loop at a time; a body does not share again.
@@ -3721,7 +3733,7 @@ template <weight_format Weight>
 inline void product(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, team& threads) {
     const std::size_t wide = x.rows < 4 ? 4 : 1;
     const std::size_t jobs = (w.panels() + wide - 1) / wide;
-    threads.share(jobs, [&](std::size_t begin, std::size_t end) {
+    threads.share(jobs, x.rows * w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
         std::size_t panel = begin * wide;
         const std::size_t last = std::min(end * wide, w.panels());
         if (wide == 4)
@@ -4117,7 +4129,7 @@ public:
         norm(x_, w.mlp_norm);
         const std::size_t inner = model_.config.intermediate_size;
         w.gate_up.apply(view(normed_, hidden_), view_out(inner_, 2 * inner), threads_);
-        for_rows([&](std::size_t row) {
+        for_rows(inner, [&](std::size_t row) {
             const std::span gate(inner_.data() + row * 2 * inner, inner);
             gated_silu(gate, {gate.data() + inner, inner}, gate);
         });
@@ -4167,9 +4179,12 @@ private:
         return {m.data(), columns};
     }
 
+    // For loops over numbers that are not products: what one costs, in multiply-adds.
+    static constexpr std::size_t operations = 8;
+
     template <class Body>
-    void for_rows(Body body) {
-        threads_.share(rows_, [&](std::size_t begin, std::size_t end) {
+    void for_rows(std::size_t columns, Body body) {
+        threads_.share(rows_, rows_ * columns * operations, [&](std::size_t begin, std::size_t end) {
             for (std::size_t row = begin; row < end; ++row)
                 body(row);
         });
@@ -4191,10 +4206,13 @@ private:
     // Sixteen rows a job: enough to share tiles, few enough to balance two threads.
     void deal_attention() {
         constexpr std::size_t rows_a_job = 16;
-        for (std::size_t p = 0; p < batch_.size(); ++p)
-            for (std::size_t first = 0; first < batch_[p].tokens.size(); first += rows_a_job)
+        for (std::size_t p = 0; p < batch_.size(); ++p) {
+            const std::size_t n = batch_[p].tokens.size();
+            attention_work_ += n * (position(batch_[p], 0) + n) * q_;
+            for (std::size_t first = 0; first < n; first += rows_a_job)
                 for (std::uint32_t head = 0; head < model_.config.kv_heads; ++head)
-                    jobs_.push_back({p, head_id{head}, first, std::min(first + rows_a_job, batch_[p].tokens.size())});
+                    jobs_.push_back({p, head_id{head}, first, std::min(first + rows_a_job, n)});
+        }
     }
 
     [[nodiscard]] static std::size_t position(const batch_part<Lease>& part, std::size_t i) {
@@ -4202,7 +4220,7 @@ private:
     }
 
     void norm(aligned_vector<float>& from, std::span<const float> weight) {
-        for_rows([&](std::size_t row) {
+        for_rows(hidden_, [&](std::size_t row) {
             rms_norm(of_row(from, row, hidden_), weight, model_.config.rms_norm_eps, of_row(normed_, row, hidden_));
         });
     }
@@ -4212,20 +4230,22 @@ private:
         const std::size_t dim = model_.config.head_dim;
         std::size_t before = 0;
         for (const auto& part : batch_) {
-            threads_.share(part.tokens.size(), [&](std::size_t begin, std::size_t end) {
-                for (std::size_t i = begin; i < end; ++i) {
-                    const auto row = of_row(qkv_, before + i, q_ + 2 * kv_);
-                    const auto heads = row.first(q_), keys = row.subspan(q_, kv_), values = row.subspan(q_ + kv_);
-                    if (model_.config.qk_norm) {
-                        norm_heads(heads, w.q_norm);
-                        norm_heads(keys, w.k_norm);
-                    }
-                    const auto rotation = of_row(rotations_, before + i, dim);
-                    for (std::size_t at = 0; at < kv_; at += dim)
-                        rotate_head(keys.subspan(at, dim), rotation, keys.subspan(at, dim));
-                    part.lease->write(layer, part.row + i, keys, values);
-                }
-            });
+            threads_.share(part.tokens.size(), part.tokens.size() * (q_ + 2 * kv_) * operations,
+                           [&](std::size_t begin, std::size_t end) {
+                               for (std::size_t i = begin; i < end; ++i) {
+                                   const auto row = of_row(qkv_, before + i, q_ + 2 * kv_);
+                                   const auto heads = row.first(q_), keys = row.subspan(q_, kv_),
+                                              values = row.subspan(q_ + kv_);
+                                   if (model_.config.qk_norm) {
+                                       norm_heads(heads, w.q_norm);
+                                       norm_heads(keys, w.k_norm);
+                                   }
+                                   const auto rotation = of_row(rotations_, before + i, dim);
+                                   for (std::size_t at = 0; at < kv_; at += dim)
+                                       rotate_head(keys.subspan(at, dim), rotation, keys.subspan(at, dim));
+                                   part.lease->write(layer, part.row + i, keys, values);
+                               }
+                           });
             before += part.tokens.size();
         }
     }
@@ -4244,7 +4264,7 @@ private:
             row_of_part.push_back(row);
             row += part.tokens.size();
         }
-        threads_.share(jobs_.size(), [&](std::size_t begin, std::size_t end) {
+        threads_.share(jobs_.size(), attention_work_, [&](std::size_t begin, std::size_t end) {
             for (std::size_t j = begin; j < end; ++j) {
                 const attention_job& job = jobs_[j];
                 const auto& part = batch_[job.part];
@@ -4269,6 +4289,7 @@ private:
     std::size_t q_;
     std::size_t kv_;
     std::vector<attention_job> jobs_;
+    std::size_t attention_work_ = 0;  // multiply-adds, about
     aligned_vector<float> x_;         // (rows, hidden): the residual stream
     aligned_vector<float> normed_;    // (rows, hidden)
     aligned_vector<float> qkv_;       // (rows, q + 2 kv)

@@ -12,6 +12,20 @@
 
 namespace kv = kvcache;
 
+TEST_CASE("a loop of little work stays with the caller, whole") {
+    kv::team threads(3);
+    std::size_t calls = 0;
+    threads.share(10, kv::team::worth_sharing - 1, [&](std::size_t begin, std::size_t end) {
+        ++calls;
+        CHECK(begin == 0);
+        CHECK(end == 10);
+    });
+    CHECK(calls == 1);
+    std::atomic<std::size_t> covered = 0;
+    threads.share(10, kv::team::worth_sharing, [&](std::size_t begin, std::size_t end) { covered += end - begin; });
+    CHECK(covered == 10);
+}
+
 TEST_CASE("every index is dealt exactly once, whatever the jobs and the threads") {
     for (std::size_t threads = 1; threads <= 6; ++threads) {
         kv::team team(threads);

@@ -3,9 +3,11 @@
 
 #include <kvcache/core/digest.hpp>
 #include <kvcache/kvcache.hpp>
+#include <kvcache/model/huggingface/load.hpp>
 #include <kvcache/testing/random_weights.hpp>
 
 #include <cstring>
+#include <filesystem>
 #include <random>
 #include <span>
 #include <string>
@@ -37,6 +39,22 @@ inline const kv::transformer& random_model() {
                                                                 .eos = {}},
                                                                7);
     return model;
+}
+
+/// The trained model of examples/models.
+inline const kv::transformer& tiny_model() {
+    static const kv::transformer model = [] {
+        const std::filesystem::path models = std::filesystem::path(KVCACHE_SOURCE_DIR) / "examples" / "models";
+        auto loaded = kv::load_model(std::filesystem::directory_iterator(models)->path());
+        REQUIRE(loaded.has_value());
+        return std::move(loaded->model);
+    }();
+    return model;
+}
+
+/// Both, one after the other: a test case that asks runs once for each.
+inline const kv::transformer& each_model() {
+    return GENERATE(false, true) ? tiny_model() : random_model();
 }
 
 /// Seeded tokens of a model's vocabulary.

@@ -85,7 +85,7 @@ template <weight_format Weight>
 inline void product(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, team& threads) {
     const std::size_t wide = x.rows < 4 ? 4 : 1;
     const std::size_t jobs = (w.panels() + wide - 1) / wide;
-    threads.share(jobs, [&](std::size_t begin, std::size_t end) {
+    threads.share(jobs, x.rows * w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
         std::size_t panel = begin * wide;
         const std::size_t last = std::min(end * wide, w.panels());
         if (wide == 4)

@@ -42,6 +42,18 @@ public:
 
     [[nodiscard]] std::size_t threads() const noexcept { return members_.size() + 1; }
 
+    /// Multiply-adds, a few microseconds of them, under which waking a thread costs more than it saves.
+    static constexpr std::size_t worth_sharing = std::size_t{1} << 18;
+
+    /// As below, but a loop of less `work` (multiply-adds, about) than is worth sharing runs on the caller alone.
+    template <class Body>
+    void share(std::size_t jobs, std::size_t work, Body&& body) {
+        if (work < worth_sharing)
+            body(std::size_t{0}, jobs);
+        else
+            share(jobs, body);
+    }
+
     /// Calls body(begin, end) on each thread, the ranges covering [0, jobs) once. Returns when all are done.
     /// Throws: what a body threw, the first of them, once all have ended.
     /// Requires: one loop at a time; a body does not share again.

@@ -75,7 +75,7 @@ public:
         norm(x_, w.mlp_norm);
         const std::size_t inner = model_.config.intermediate_size;
         w.gate_up.apply(view(normed_, hidden_), view_out(inner_, 2 * inner), threads_);
-        for_rows([&](std::size_t row) {
+        for_rows(inner, [&](std::size_t row) {
             const std::span gate(inner_.data() + row * 2 * inner, inner);
             gated_silu(gate, {gate.data() + inner, inner}, gate);
         });
@@ -125,9 +125,12 @@ private:
         return {m.data(), columns};
     }
 
+    // For loops over numbers that are not products: what one costs, in multiply-adds.
+    static constexpr std::size_t operations = 8;
+
     template <class Body>
-    void for_rows(Body body) {
-        threads_.share(rows_, [&](std::size_t begin, std::size_t end) {
+    void for_rows(std::size_t columns, Body body) {
+        threads_.share(rows_, rows_ * columns * operations, [&](std::size_t begin, std::size_t end) {
             for (std::size_t row = begin; row < end; ++row)
                 body(row);
         });
@@ -149,10 +152,13 @@ private:
     // Sixteen rows a job: enough to share tiles, few enough to balance two threads.
     void deal_attention() {
         constexpr std::size_t rows_a_job = 16;
-        for (std::size_t p = 0; p < batch_.size(); ++p)
-            for (std::size_t first = 0; first < batch_[p].tokens.size(); first += rows_a_job)
+        for (std::size_t p = 0; p < batch_.size(); ++p) {
+            const std::size_t n = batch_[p].tokens.size();
+            attention_work_ += n * (position(batch_[p], 0) + n) * q_;
+            for (std::size_t first = 0; first < n; first += rows_a_job)
                 for (std::uint32_t head = 0; head < model_.config.kv_heads; ++head)
-                    jobs_.push_back({p, head_id{head}, first, std::min(first + rows_a_job, batch_[p].tokens.size())});
+                    jobs_.push_back({p, head_id{head}, first, std::min(first + rows_a_job, n)});
+        }
     }
 
     [[nodiscard]] static std::size_t position(const batch_part<Lease>& part, std::size_t i) {
@@ -160,7 +166,7 @@ private:
     }
 
     void norm(aligned_vector<float>& from, std::span<const float> weight) {
-        for_rows([&](std::size_t row) {
+        for_rows(hidden_, [&](std::size_t row) {
             rms_norm(of_row(from, row, hidden_), weight, model_.config.rms_norm_eps, of_row(normed_, row, hidden_));
         });
     }
@@ -170,20 +176,22 @@ private:
         const std::size_t dim = model_.config.head_dim;
         std::size_t before = 0;
         for (const auto& part : batch_) {
-            threads_.share(part.tokens.size(), [&](std::size_t begin, std::size_t end) {
-                for (std::size_t i = begin; i < end; ++i) {
-                    const auto row = of_row(qkv_, before + i, q_ + 2 * kv_);
-                    const auto heads = row.first(q_), keys = row.subspan(q_, kv_), values = row.subspan(q_ + kv_);
-                    if (model_.config.qk_norm) {
-                        norm_heads(heads, w.q_norm);
-                        norm_heads(keys, w.k_norm);
-                    }
-                    const auto rotation = of_row(rotations_, before + i, dim);
-                    for (std::size_t at = 0; at < kv_; at += dim)
-                        rotate_head(keys.subspan(at, dim), rotation, keys.subspan(at, dim));
-                    part.lease->write(layer, part.row + i, keys, values);
-                }
-            });
+            threads_.share(part.tokens.size(), part.tokens.size() * (q_ + 2 * kv_) * operations,
+                           [&](std::size_t begin, std::size_t end) {
+                               for (std::size_t i = begin; i < end; ++i) {
+                                   const auto row = of_row(qkv_, before + i, q_ + 2 * kv_);
+                                   const auto heads = row.first(q_), keys = row.subspan(q_, kv_),
+                                              values = row.subspan(q_ + kv_);
+                                   if (model_.config.qk_norm) {
+                                       norm_heads(heads, w.q_norm);
+                                       norm_heads(keys, w.k_norm);
+                                   }
+                                   const auto rotation = of_row(rotations_, before + i, dim);
+                                   for (std::size_t at = 0; at < kv_; at += dim)
+                                       rotate_head(keys.subspan(at, dim), rotation, keys.subspan(at, dim));
+                                   part.lease->write(layer, part.row + i, keys, values);
+                               }
+                           });
             before += part.tokens.size();
         }
     }
@@ -202,7 +210,7 @@ private:
             row_of_part.push_back(row);
             row += part.tokens.size();
         }
-        threads_.share(jobs_.size(), [&](std::size_t begin, std::size_t end) {
+        threads_.share(jobs_.size(), attention_work_, [&](std::size_t begin, std::size_t end) {
             for (std::size_t j = begin; j < end; ++j) {
                 const attention_job& job = jobs_[j];
                 const auto& part = batch_[job.part];
@@ -227,6 +235,7 @@ private:
     std::size_t q_;
     std::size_t kv_;
     std::vector<attention_job> jobs_;
+    std::size_t attention_work_ = 0;  // multiply-adds, about
     aligned_vector<float> x_;         // (rows, hidden): the residual stream
     aligned_vector<float> normed_;    // (rows, hidden)
     aligned_vector<float> qkv_;       // (rows, q + 2 kv)
