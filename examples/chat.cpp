@@ -10,6 +10,7 @@
 
 #include "support/bars.hpp"
 #include "support/conversation.hpp"
+#include "support/flags.hpp"
 #include "support/model_directory.hpp"
 #include "support/script.hpp"
 #include <CLI/CLI.hpp>
@@ -59,17 +60,22 @@ int talk(const host& at, const support::script& lines, bool scripted, bool reuse
     if (person)
         std::cout << "(/clear forgets, /stats tells of the cache, /quit ends)\n";
     std::string text;
+    int status = 0; // of a script or a pipe: whether any turn failed
     for (std::size_t i = 0;; ++i) {
         if (scripted) {
             if (i == lines.turns.size())
-                return 0;
+                return status;
             text = lines.turns[i];
             std::cout << "> " << text << '\n';
         } else {
             if (person)
                 std::cout << "> " << std::flush;
-            if (!std::getline(std::cin, text) || text == "/quit")
-                return 0;
+            if (!std::getline(std::cin, text))
+                return status;
+            if (text.ends_with('\r'))
+                text.pop_back();
+            if (text == "/quit")
+                return status;
         }
         if (text.empty())
             continue;
@@ -86,8 +92,8 @@ int talk(const host& at, const support::script& lines, bool scripted, bool reuse
         const auto turn = chat.say(text, *store, hear);
         if (turn)
             say_cost(*turn);
-        else if (const int status = report("chat", turn.error()); scripted)
-            return status;
+        else if (const int failed = report("chat", turn.error()); !person)
+            status = failed;
     }
 }
 
@@ -141,7 +147,9 @@ int demo(const host& at, const support::script& lines, const std::string& svg, c
     std::printf(
         "\nOne clock, from the request to the first token, best of %d. Same bits: the logits of every token said.\n",
         times);
-    if (!svg.empty() && support::write_svg(svg, bars))
+    if (!svg.empty() && !support::write_svg(svg, bars))
+        return report("chat", {kvcache::error_code::io, "--svg", "--svg: " + svg + " cannot be written"});
+    if (!svg.empty())
         std::printf("Picture: %s\n", svg.c_str());
     std::puts(same ? "A hit equals a miss, bit for bit." : "FAILED: a bit differs.");
     return same ? 0 : 1;
@@ -162,7 +170,9 @@ int run(const flags& f, const std::string& command) {
         auto read = support::read_script(f.replay.empty() ? f.model + "/conversation.json" : f.replay);
         if (!read)
             return report("chat", read.error());
-        lines = std::move(*read);
+        lines.turns = std::move(read->turns);
+        if (f.system.empty())
+            lines.system = std::move(read->system);
     }
 
     kvcache::team threads(f.threads);
@@ -190,23 +200,26 @@ int main(int argc, char** argv) {
                  "Play it (or the model's conversation.json) with and without reuse, and compare bits");
     app.add_option("--svg", f.svg, "With --demo: write a picture");
     app.add_option("--system", f.system, "System prompt");
-    app.add_option("--max-tokens", f.max_tokens, "Longest answer")->check(CLI::PositiveNumber)->capture_default_str();
-    app.add_option("--temperature", f.temperature, "0: the likeliest token")->capture_default_str();
-    app.add_option("--seed", f.seed, "Of the draws")->capture_default_str();
-    app.add_option("--threads", f.threads)->check(CLI::Range(1, 1024))->capture_default_str();
+    app.add_option("--max-tokens", f.max_tokens, "Longest answer")
+        ->check(support::whole(1, 1u << 20))
+        ->capture_default_str();
+    app.add_option("--temperature", f.temperature, "0: the likeliest token")
+        ->check(support::temperature())
+        ->capture_default_str();
+    app.add_option("--seed", f.seed, "Of the draws")->check(support::whole())->capture_default_str();
+    app.add_option("--threads", f.threads)->check(support::whole(1, 1024))->capture_default_str();
     app.add_option("--split", f.split, "Most rows in one forward pass")
-        ->check(CLI::PositiveNumber)
+        ->check(support::whole(1, 1u << 20))
         ->capture_default_str();
     app.add_option("--page", f.page, "Tokens a page, a multiple of 16")
-        ->check(CLI::Range(16, 65536))
+        ->check(support::page_size())
         ->capture_default_str();
-    app.add_option("--memory", f.memory, "MiB for pages")->check(CLI::PositiveNumber)->capture_default_str();
+    app.add_option("--memory", f.memory, "MiB for pages")->check(support::whole(1, 1u << 20))->capture_default_str();
     app.add_flag("--no-cache", f.no_cache, "Compute the whole past anew every turn");
-    CLI11_PARSE(app, argc, argv);
-    if (f.page % kvcache::tile_tokens != 0)
-        return report("chat", {kvcache::error_code::out_of_range, "--page", "--page must be a multiple of 16"});
-    std::string command = "chat";
-    for (int i = 1; i < argc; ++i)
-        command += std::string(" ") + argv[i];
-    return run(f, command);
+    return support::guarded("chat", app, argc, argv, [&] {
+        std::string command = "chat";
+        for (int i = 1; i < argc; ++i)
+            command += std::string(" ") + argv[i];
+        return run(f, command);
+    });
 }

@@ -11,14 +11,15 @@
 #include <string>
 #include <vector>
 
+#include "support/flags.hpp"
 #include "support/model_directory.hpp"
 #include <CLI/CLI.hpp>
 
 namespace {
 
 struct flags {
-    std::string model, prompt, warm, logits;
-    std::vector<std::int32_t> ids, warm_ids;
+    std::string model, logits;
+    std::optional<std::string> prompt, ids, warm, warm_ids;
     std::size_t max_tokens = 64, threads = 1, split = 256;
     std::uint32_t page = 64;
     float temperature = 0.0f;
@@ -28,17 +29,8 @@ struct flags {
 
 using tokens = std::vector<kvcache::token_id>;
 
-tokens to_tokens(const std::vector<std::int32_t>& ids) {
-    tokens made;
-    for (const std::int32_t id : ids)
-        made.push_back(kvcache::token_id{id});
-    return made;
-}
-
-bool write_rows(const std::string& file, const kvcache::matrix& rows) {
-    std::ofstream out(file, std::ios::binary);
-    out.write(reinterpret_cast<const char*>(rows.data()), static_cast<std::streamsize>(rows.size() * 4));
-    return out.flush().good();
+kvcache::error unwritable(const std::string& file) {
+    return {kvcache::error_code::io, "--logits", "--logits: " + file + " cannot be written"};
 }
 
 // Says tokens one by one, each from a prefill of everything before it: the run that a cache must equal.
@@ -54,11 +46,14 @@ generate_without_cache(Cache& cache, const kvcache::transformer& model, kvcache:
     kvcache::answer<Cache> made{{std::move(sequence), std::move(*logits), 0, prompt.size(), "nothing was looked up"}};
     tokens past = prompt;
     kvcache::matrix next = made.prompt.logits.bottomRows(1);
-    while (made.ids.size() < until.max_tokens && !made.stopped) {
+    const std::size_t most = std::min(until.max_tokens, through.max_positions() - prompt.size() + 1);
+    while (made.ids.size() < most) {
         const auto token = draw.draw(kvcache::row_of(std::as_const(next), 0), made.ids.size());
         made.ids.push_back(token);
         past.push_back(token);
         made.stopped = std::ranges::find(until.stop, token) != until.stop.end();
+        if (made.stopped || made.ids.size() == most)
+            break;
         auto again = cache.open();
         auto row = through.extend(again, past);
         if (!row)
@@ -77,36 +72,36 @@ int run(const flags& f) {
     std::optional<kvcache::tokenizer> words;
     if (auto opened = kvcache::tokenizer::open(f.model))
         words = std::move(*opened);
-    else if (f.ids.empty() || !f.warm.empty())
+    else if (f.prompt || f.warm)
         return support::report("generate", opened.error());
-    const auto encode = [&](const std::string& text, const std::vector<std::int32_t>& ids) -> kvcache::result<tokens> {
-        if (!ids.empty())
-            return to_tokens(ids);
-        return words->encode(text, {});
+    const auto encode = [&](const char* flag, const std::optional<std::string>& text,
+                            const std::optional<std::string>& ids) -> kvcache::result<tokens> {
+        if (ids)
+            return support::read_ids(flag, *ids);
+        return text ? words->encode(*text, {}) : tokens{};
     };
-
-    const support::stopwatch clock;
-    const auto prompt = encode(f.prompt, f.ids);
-    if (!prompt)
-        return support::report("generate", prompt.error());
-    tokens warm;
-    if (!f.warm_ids.empty() || !f.warm.empty()) {
-        auto encoded = encode(f.warm, f.warm_ids);
-        if (!encoded)
-            return support::report("generate", encoded.error());
-        warm = std::move(*encoded);
+    const auto prompt = encode("--ids", f.prompt, f.ids);
+    const auto warm = encode("--warm-ids", f.warm, f.warm_ids);
+    if (!prompt || !warm)
+        return support::report("generate", prompt ? warm.error() : prompt.error());
+    std::ofstream rows_out;
+    if (!f.logits.empty()) {
+        rows_out.open(f.logits, std::ios::binary);
+        if (!rows_out)
+            return support::report("generate", unwritable(f.logits));
     }
 
     // Room for the prompt, the answer and what was said to warm it; without a cache for one more past.
     const auto shape = model.shape(f.page);
     const std::size_t page_bytes = kvcache::plain{}.open(shape).page_bytes();
-    const std::size_t rows = 2 * (prompt->size() + f.max_tokens) + warm.size();
+    const std::size_t longest = prompt->size() + std::min(f.max_tokens, model.max_positions()); // no sum that wraps
+    const std::size_t rows = 2 * longest + warm->size();
     const std::size_t pages = rows / f.page + 4;
     auto cache = kvcache::make_cache(model.id(loaded->weights), shape, {.bytes = pages * page_bytes});
     kvcache::team team(f.threads);
     kvcache::pipeline through(cache, model, team, f.split);
-    if (!warm.empty() && !f.no_cache)
-        if (auto said = through.feed(warm, kvcache::logits_of::none); !said)
+    if (!warm->empty() && !f.no_cache)
+        if (auto said = through.feed(*warm, kvcache::logits_of::none); !said)
             return support::report("generate", said.error());
 
     const kvcache::sampler draw{.temperature = f.temperature, .seed = f.seed};
@@ -126,8 +121,13 @@ int run(const flags& f) {
     if (!made)
         return support::report("generate", made.error());
     const double total = request.milliseconds();
-    if (!f.logits.empty() && !write_rows(f.logits, made->prompt.logits))
-        return support::report("generate", {kvcache::error_code::io, f.logits, "the logits could not be written"});
+    if (!f.logits.empty()) {
+        const kvcache::matrix& rows_made = made->prompt.logits;
+        rows_out.write(reinterpret_cast<const char*>(rows_made.data()),
+                       static_cast<std::streamsize>(rows_made.size() * static_cast<Eigen::Index>(sizeof(float))));
+        if (!rows_out.flush())
+            return support::report("generate", unwritable(f.logits));
+    }
 
     const std::string text = words ? words->decode(made->ids, {.skip_special = true}) : std::string();
     if (!f.json) {
@@ -154,29 +154,30 @@ int main(int argc, char** argv) {
     CLI::App app{"Continues a prompt with a model directory (config.json, model.safetensors, tokenizer.json)."};
     app.add_option("--model", f.model, "Hugging Face model directory")->required()->check(CLI::ExistingDirectory);
     auto* prompt = app.add_option("--prompt", f.prompt, "Text to continue");
-    auto* ids = app.add_option("--ids", f.ids, "Tokens to continue, instead of text")->delimiter(',');
+    auto* ids = app.add_option("--ids", f.ids, "Tokens to continue, as 1,2,3, instead of text");
     prompt->excludes(ids);
     auto* warm = app.add_option("--warm", f.warm, "Text to run first, so that the cache knows it");
-    app.add_option("--warm-ids", f.warm_ids, "The same as tokens")->delimiter(',')->excludes(warm);
-    app.add_option("--max-tokens", f.max_tokens, "Longest answer")->capture_default_str();
-    app.add_option("--temperature", f.temperature, "0: the likeliest token")->capture_default_str();
-    app.add_option("--seed", f.seed, "Of the draws")->capture_default_str();
-    app.add_option("--threads", f.threads)->check(CLI::Range(1, 1024))->capture_default_str();
+    app.add_option("--warm-ids", f.warm_ids, "The same as tokens")->excludes(warm);
+    app.add_option("--max-tokens", f.max_tokens, "Longest answer")->check(support::whole())->capture_default_str();
+    app.add_option("--temperature", f.temperature, "0: the likeliest token")
+        ->check(support::temperature())
+        ->capture_default_str();
+    app.add_option("--seed", f.seed, "Of the draws")->check(support::whole())->capture_default_str();
+    app.add_option("--threads", f.threads)->check(support::whole(1, 1024))->capture_default_str();
     app.add_option("--split", f.split, "Most rows in one forward pass")
-        ->check(CLI::PositiveNumber)
+        ->check(support::whole(1, 1u << 20))
         ->capture_default_str();
     app.add_option("--page", f.page, "Tokens a page, a multiple of 16")
-        ->check(CLI::Range(16, 65536))
+        ->check(support::page_size())
         ->capture_default_str();
     app.add_flag("--no-cache", f.no_cache, "Run the whole past again for every token");
     app.add_flag("--ignore-eos", f.ignore_eos, "Go on behind the model's end token");
     app.add_option("--logits", f.logits, "Write float32 logits of the prefilled positions: (prefilled, vocabulary)");
     app.add_flag("--json", f.json, "One JSON object on standard output");
-    CLI11_PARSE(app, argc, argv);
-    if (prompt->empty() && ids->empty())
-        return support::report("generate", {kvcache::error_code::not_found, "--prompt", "--prompt or --ids is needed"});
-    if (f.page % kvcache::tile_tokens != 0)
-        return support::report("generate",
-                               {kvcache::error_code::out_of_range, "--page", "--page must be a multiple of 16"});
-    return run(f);
+    return support::guarded("generate", app, argc, argv, [&] {
+        if (!f.prompt && !f.ids)
+            return support::report("generate",
+                                   {kvcache::error_code::not_found, "--prompt", "--prompt or --ids is needed"});
+        return run(f);
+    });
 }

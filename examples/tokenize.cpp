@@ -99,12 +99,12 @@ int main(int argc, char** argv) {
             model = argv[++i];
         } else {
             std::cerr << "usage: tokenize --model DIR [--chat] < LINES\n";
-            return 2;
+            return 1;
         }
     }
     if (model.empty()) {
         std::cerr << "tokenize: --model DIR is missing\n";
-        return 2;
+        return 1;
     }
     const auto words = kvcache::tokenizer::open(model);
     if (!words)

@@ -5,7 +5,7 @@
 #include <kvcache/core/result.hpp>
 
 #include <filesystem>
-#include <fstream>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,12 +43,17 @@ inline kvcache::result<script> read_script(const std::filesystem::path& file) {
             read.turns.push_back(turn.get<std::string>());
         }
     } else {
-        std::ifstream in(file);
-        if (!in)
-            return error{error_code::not_found, file.filename().string(), file.string() + " cannot be opened"};
-        for (std::string line; std::getline(in, line);)
+        constexpr std::size_t longest = 16u << 20;
+        const auto text = kvcache::read_file(file, longest);
+        if (!text)
+            return text.error();
+        std::istringstream lines(*text);
+        for (std::string line; std::getline(lines, line);) {
+            if (line.ends_with('\r'))
+                line.pop_back();
             if (!line.empty())
                 read.turns.push_back(std::move(line));
+        }
     }
     if (read.turns.empty())
         return error{error_code::malformed, "turns", file.string() + " holds no turn"};

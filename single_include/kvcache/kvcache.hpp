@@ -4712,7 +4712,7 @@ template <class Cache, class Model, class Say>
 [[nodiscard]] result<answer<Cache>> generate(pipeline<Cache, Model>& through, std::span<const token_id> prompt,
                                              const sampler& draw, const stopping& until, Say say,
                                              logits_of wanted = logits_of::last) {
-    auto begun = through.feed(prompt, wanted);
+    auto begun = through.feed(prompt, wanted == logits_of::none ? logits_of::last : wanted);
     if (!begun)
         return begun.error();
     answer<Cache> made{std::move(*begun)};
@@ -4721,6 +4721,9 @@ template <class Cache, class Model, class Say>
     const std::size_t most = std::min(until.max_tokens, through.max_positions() - prompt.size() + 1);
     while (made.ids.size() < most) {
         const auto logits = row_of(std::as_const(next), 0);
+        if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); }))
+            return error{error_code::malformed, "logits",
+                         "the model gave a logit that is no finite number; its weights are damaged"};
         const token_id token = draw.draw(logits, made.ids.size());
         made.ids.push_back(token);
         const bool go_on = say(token, logits);

@@ -128,7 +128,8 @@ public:
     /// mathematics.
     void only(std::string_view name, const json& neutral, std::string_view what) {
         const json* value = find(name);
-        if (value == nullptr || *value == neutral || *value == json(false) ||
+        const bool off = neutral.is_null() || neutral == json(false) || neutral == json(0);
+        if (value == nullptr || *value == neutral || (off && *value == json(false)) ||
             (value->is_structured() && value->empty()))
             return;
         refuse(error_code::unsupported, name, std::string(what) + " is not supported; it is " + as_text(*value));

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <exception>
+#include <limits>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model_directory.hpp"
+#include <CLI/CLI.hpp>
+
+namespace support {
+
+/// The whole of a text as a decimal number; none if it is anything else, or does not fit.
+template <class Number>
+std::optional<Number> number_in(std::string_view text) {
+    Number value{};
+    const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), value);
+    return fault == std::errc() && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
+}
+
+/// A flag that takes a whole number from `least` to `most`.
+inline CLI::Validator whole(std::uint64_t least, std::uint64_t most) {
+    return CLI::Validator(
+        [=](std::string& text) {
+            const auto value = number_in<std::uint64_t>(text);
+            return value && *value >= least && *value <= most
+                       ? std::string()
+                       : "\"" + text + "\" is not a whole number from " + std::to_string(least) + " to " +
+                             std::to_string(most);
+        },
+        "INT");
+}
+inline CLI::Validator whole() {
+    return whole(0, std::numeric_limits<std::uint64_t>::max());
+}
+
+/// A flag that takes a page size.
+inline CLI::Validator page_size() {
+    return CLI::Validator(
+        [](std::string& text) {
+            const auto value = number_in<std::uint32_t>(text);
+            return value && *value >= 16 && *value <= 65536 && *value % 16 == 0
+                       ? std::string()
+                       : "\"" + text + "\" is not a multiple of 16 up to 65536";
+        },
+        "INT");
+}
+
+/// A flag that takes a temperature.
+inline CLI::Validator temperature() {
+    return CLI::Validator(
+        [](std::string& text) {
+            const auto value = number_in<float>(text);
+            return value && std::isfinite(*value) && *value >= 0.0f && *value <= 100.0f
+                       ? std::string()
+                       : "\"" + text + "\" is not a number from 0 to 100";
+        },
+        "FLOAT");
+}
+
+/// The tokens of "1,2,3". Errors: malformed, for anything that is not decimal numbers between commas.
+inline kvcache::result<std::vector<kvcache::token_id>> read_ids(std::string_view flag, std::string_view text) {
+    std::vector<kvcache::token_id> ids;
+    for (std::size_t begin = 0; begin <= text.size();) {
+        const std::size_t end = std::min(text.find(',', begin), text.size());
+        const auto id = number_in<std::int32_t>(text.substr(begin, end - begin));
+        if (!id)
+            return kvcache::error{kvcache::error_code::malformed, std::string(flag),
+                                  std::string(flag) + " takes decimal numbers with commas between, as 1,2,3; \"" +
+                                      std::string(text.substr(begin, end - begin)) + "\" is none"};
+        ids.push_back(kvcache::token_id{*id});
+        begin = end + 1;
+    }
+    return ids;
+}
+
+/// Reads the command line, runs the program, and turns every fault into words and the exit status 1.
+template <class Run>
+int guarded(std::string_view program, CLI::App& app, int argc, char** argv, Run run) {
+    try {
+        app.parse(argc, argv);
+        return run();
+    } catch (const CLI::ParseError& fault) {
+        return app.exit(fault) == 0 ? 0 : 1;
+    } catch (const std::bad_alloc&) {
+        return report(program, {kvcache::error_code::out_of_memory, "memory", "the system has not that much memory"});
+    } catch (const std::exception& fault) {
+        return report(program, {kvcache::error_code::io, "system", fault.what()});
+    }
+}
+
+} // namespace support

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/session/generate.hpp>
+
+#include <limits>
+
+#include "promise_fixture.hpp"
+#include <catch2/catch.hpp>
+
+using namespace promise;
+
+namespace {
+
+const auto go_on = [](kv::token_id, std::span<const float>) { return true; };
+
+} // namespace
+
+TEST_CASE("an answer is the same words whatever was reused, and ends where it is told to") {
+    const auto& model = each_model();
+    const tokens prompt = some_tokens(model, 40, 1);
+    for (const float temperature : {0.0f, 0.8f}) {
+        const kv::sampler draw{.temperature = temperature, .seed = 9};
+        host here(model);
+        const auto first = kv::generate(here.through, prompt, draw, {.max_tokens = 20}, go_on);
+        const auto again = kv::generate(here.through, prompt, draw, {.max_tokens = 20}, go_on);
+        REQUIRE(first.has_value());
+        REQUIRE(again.has_value());
+        CHECK(first->ids.size() == 20);
+        CHECK(first->ids == again->ids);
+        CHECK(again->prompt.reused == 39);
+        // The last token was said and never run.
+        CHECK(first->prompt.sequence.size() == prompt.size() + 19);
+
+        const auto stopped =
+            kv::generate(here.through, prompt, draw, {.max_tokens = 20, .stop = {first->ids[7]}}, go_on);
+        REQUIRE(stopped.has_value());
+        CHECK(stopped->stopped);
+        CHECK(stopped->ids.size() <= 8);
+        std::size_t heard = 0;
+        const auto cut = kv::generate(here.through, prompt, draw, {.max_tokens = 20},
+                                      [&](kv::token_id, std::span<const float>) { return ++heard < 3; });
+        REQUIRE(cut.has_value());
+        CHECK(cut->ids.size() == 3);
+        CHECK_FALSE(cut->stopped);
+    }
+}
+
+TEST_CASE("an answer may be of no tokens, and logits nobody wanted are computed all the same") {
+    const auto& model = random_model();
+    host here(model);
+    const auto nothing = kv::generate(here.through, some_tokens(model, 5, 2), kv::sampler{}, {.max_tokens = 0}, go_on);
+    REQUIRE(nothing.has_value());
+    CHECK(nothing->ids.empty());
+    const auto said = kv::generate(here.through, some_tokens(model, 5, 2), kv::sampler{}, {.max_tokens = 2}, go_on,
+                                   kv::logits_of::none);
+    REQUIRE(said.has_value());
+    CHECK(said->ids.size() == 2);
+}
+
+namespace {
+
+// A model whose weights were damaged.
+struct broken_model {
+    const kv::transformer& sound;
+
+    template <class Lease>
+    struct pass {
+        kv::forward_pass<Lease> inner;
+        void forward(kv::layer_id layer) { inner.forward(layer); }
+        kv::matrix logits() {
+            kv::matrix made = inner.logits();
+            made(0, 3) = std::numeric_limits<float>::quiet_NaN();
+            return made;
+        }
+    };
+
+    [[nodiscard]] auto layers() const { return sound.layers(); }
+    [[nodiscard]] std::size_t vocabulary() const { return sound.vocabulary(); }
+    [[nodiscard]] std::size_t max_positions() const { return sound.max_positions(); }
+    template <class Lease>
+    [[nodiscard]] pass<Lease> begin(std::span<const kv::batch_part<Lease>> batch, kv::team& threads) const {
+        return {sound.begin(batch, threads)};
+    }
+};
+
+} // namespace
+
+TEST_CASE("a logit that is no number is an error, not a word") {
+    const broken_model model{random_model()};
+    host here(model.sound);
+    kv::pipeline through(here.store, model, here.team);
+    const auto said = kv::generate(through, some_tokens(model.sound, 5, 2), kv::sampler{}, {.max_tokens = 2}, go_on);
+    REQUIRE_FALSE(said.has_value());
+    CHECK(said.error().field == "logits");
+}
