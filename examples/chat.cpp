@@ -21,12 +21,9 @@ namespace {
 using support::report;
 using support::turn_report;
 
-struct flags {
+struct flags : support::speaking_flags {
     std::string model, replay, system, svg;
-    std::size_t max_tokens = 128, threads = 2, split = 256, memory = 1024;
-    std::uint32_t page = 64;
-    float temperature = 0.0f;
-    std::uint64_t seed = 0;
+    std::size_t memory = 1024;
     bool demo = false, no_cache = false;
 };
 
@@ -193,6 +190,8 @@ int run(const flags& f, const std::string& command) {
 
 int main(int argc, char** argv) {
     flags f;
+    f.max_tokens = 128;
+    f.threads = 2;
     CLI::App app{"Chats with a model directory; the past of a conversation is computed once."};
     app.add_option("--model", f.model, "Hugging Face model directory")->required()->check(CLI::ExistingDirectory);
     app.add_option("--replay", f.replay, "Play a file: {\"system\", \"turns\"} in JSON, or a turn a line");
@@ -200,20 +199,7 @@ int main(int argc, char** argv) {
                  "Play it (or the model's conversation.json) with and without reuse, and compare bits");
     app.add_option("--svg", f.svg, "With --demo: write a picture");
     app.add_option("--system", f.system, "System prompt");
-    app.add_option("--max-tokens", f.max_tokens, "Longest answer")
-        ->check(support::whole(1, 1u << 20))
-        ->capture_default_str();
-    app.add_option("--temperature", f.temperature, "0: the likeliest token")
-        ->check(support::temperature())
-        ->capture_default_str();
-    app.add_option("--seed", f.seed, "Of the draws")->check(support::whole())->capture_default_str();
-    app.add_option("--threads", f.threads)->check(support::whole(1, 1024))->capture_default_str();
-    app.add_option("--split", f.split, "Most rows in one forward pass")
-        ->check(support::whole(1, 1u << 20))
-        ->capture_default_str();
-    app.add_option("--page", f.page, "Tokens a page, a multiple of 16")
-        ->check(support::page_size())
-        ->capture_default_str();
+    support::add_flags(app, f);
     app.add_option("--memory", f.memory, "MiB for pages")->check(support::whole(1, 1u << 20))->capture_default_str();
     app.add_flag("--no-cache", f.no_cache, "Compute the whole past anew every turn");
     return support::guarded("chat", app, argc, argv, [&] {

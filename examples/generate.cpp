@@ -17,13 +17,9 @@
 
 namespace {
 
-struct flags {
+struct flags : support::speaking_flags {
     std::string model, logits;
     std::optional<std::string> prompt, ids, warm, warm_ids;
-    std::size_t max_tokens = 64, threads = 1, split = 256;
-    std::uint32_t page = 64;
-    float temperature = 0.0f;
-    std::uint64_t seed = 0;
     bool no_cache = false, json = false, ignore_eos = false;
 };
 
@@ -158,18 +154,7 @@ int main(int argc, char** argv) {
     prompt->excludes(ids);
     auto* warm = app.add_option("--warm", f.warm, "Text to run first, so that the cache knows it");
     app.add_option("--warm-ids", f.warm_ids, "The same as tokens")->excludes(warm);
-    app.add_option("--max-tokens", f.max_tokens, "Longest answer")->check(support::whole())->capture_default_str();
-    app.add_option("--temperature", f.temperature, "0: the likeliest token")
-        ->check(support::temperature())
-        ->capture_default_str();
-    app.add_option("--seed", f.seed, "Of the draws")->check(support::whole())->capture_default_str();
-    app.add_option("--threads", f.threads)->check(support::whole(1, 1024))->capture_default_str();
-    app.add_option("--split", f.split, "Most rows in one forward pass")
-        ->check(support::whole(1, 1u << 20))
-        ->capture_default_str();
-    app.add_option("--page", f.page, "Tokens a page, a multiple of 16")
-        ->check(support::page_size())
-        ->capture_default_str();
+    support::add_flags(app, f);
     app.add_flag("--no-cache", f.no_cache, "Run the whole past again for every token");
     app.add_flag("--ignore-eos", f.ignore_eos, "Go on behind the model's end token");
     app.add_option("--logits", f.logits, "Write float32 logits of the prefilled positions: (prefilled, vocabulary)");

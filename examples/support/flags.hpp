@@ -65,6 +65,29 @@ inline CLI::Validator temperature() {
         "FLOAT");
 }
 
+/// What every program that says tokens can be told.
+struct speaking_flags {
+    std::size_t max_tokens = 64;
+    float temperature = 0.0f;
+    std::uint64_t seed = 0;
+    std::size_t threads = 1;
+    std::size_t split = 256;
+    std::uint32_t page = 64;
+};
+
+inline void add_flags(CLI::App& app, speaking_flags& f) {
+    app.add_option("--max-tokens", f.max_tokens, "Longest answer")->check(whole())->capture_default_str();
+    app.add_option("--temperature", f.temperature, "0: the likeliest token")
+        ->check(temperature())
+        ->capture_default_str();
+    app.add_option("--seed", f.seed, "Of the draws")->check(whole())->capture_default_str();
+    app.add_option("--threads", f.threads)->check(whole(1, 1024))->capture_default_str();
+    app.add_option("--split", f.split, "Most rows in one forward pass")
+        ->check(whole(1, 1u << 20))
+        ->capture_default_str();
+    app.add_option("--page", f.page, "Tokens a page, a multiple of 16")->check(page_size())->capture_default_str();
+}
+
 /// The tokens of "1,2,3". Errors: malformed, for anything that is not decimal numbers between commas.
 inline kvcache::result<std::vector<kvcache::token_id>> read_ids(std::string_view flag, std::string_view text) {
     std::vector<kvcache::token_id> ids;
