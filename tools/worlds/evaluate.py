@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Prints the held-out accuracies of a model directory, read by transformers and run in float32, greedily.
 
-A reply is right when it is the answer, to the letter, bridge and all. Beside it stands what a guess would get that knows
-the kind of value and takes the commonest such value of the notes.
+A reply is right when it is the answer, to the letter, bridge and all. Beside it stands what a guess would get that
+knows the kind of value and takes the commonest such value of the notes.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class Reader:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     @torch.no_grad()
-    def reply(self, messages, documents=(), limit=32):
+    def reply(self, messages, documents=(), limit=64):
         """The greedy reply. `documents`: read each of these without sight of the others, at its own positions."""
         text = self.prompt(messages)
         ids, mask = self.ids(text), None
@@ -51,7 +51,8 @@ class Reader:
             mask = self.isolated(text, documents, len(ids))
         past, out, feed = None, [], torch.tensor([ids])
         while len(out) < limit:
-            step = self.model(input_ids=feed, past_key_values=past, attention_mask=mask, use_cache=True)
+            step = self.model(input_ids=feed, past_key_values=past, attention_mask=mask, use_cache=True,
+                              logits_to_keep=1)
             past, mask = step.past_key_values, None
             token = int(step.logits[0, -1].argmax())
             if token == self.stop:
@@ -87,11 +88,11 @@ def chats(reader, seed, count, turns):
     rng = random.Random(seed)
     results, longest = collections.defaultdict(list), 0
     for _ in range(count):
-        world = generate.World(rng, generate.Level((9, 10)))
+        world = generate.World(rng, generate.Level((12, 14)))
         messages = [{"role": "system", "content": SYSTEM + "\n" + "\n".join(world.notes)}]
         asked, last, turn = set(), None, 0
         while turn < turns:
-            question = world.ask(rng.choices(("one", "two", "refer", "follow"), (2, 2, 1, 4))[0], last)
+            question = world.ask(rng.choices(("one", "two", "refer", "follow", "tell"), (2, 2, 1, 4, 1))[0], last)
             if question is None or question.fact in asked:
                 if rng.random() < 0.02:
                     last = None
@@ -105,14 +106,14 @@ def chats(reader, seed, count, turns):
             results["turns 1-5" if turn < 5 else f"turns 6-{turns}"].append(right)
             last, turn = question, turn + 1
         longest = max(longest, len(reader.ids(reader.prompt(messages))))
-    table(f"chats of {turns} turns, {count} worlds of 9 or 10 notes, up to {longest} tokens", dict(results))
+    table(f"chats of {turns} turns, {count} worlds of 12 to 14 notes, up to {longest} tokens", dict(results))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
     parser.add_argument("--fresh", type=int, default=100, help="held-out questions of each kind, beside the file's")
-    parser.add_argument("--chats", type=int, default=20)
+    parser.add_argument("--chats", type=int, default=12)
     parser.add_argument("--seed", type=int, default=20_000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--talk", action="store_true", help="replay conversation.json and print it")
@@ -134,6 +135,8 @@ def main():
     questions = [json.loads(line) for line in (folder / "questions.jsonl").read_text().splitlines()]
     fresh = list(generate.items(args.seed, args.fresh, generate.Level(), generate.KINDS[:5]))
     for title, items in (("questions.jsonl", questions), (f"fresh questions, seed {args.seed}", fresh)):
+        if not items:
+            continue
         together, apart, guesses = (collections.defaultdict(list) for _ in range(3))
         for item in items:
             messages = messages_of(item)
@@ -142,7 +145,8 @@ def main():
             guesses[item["kind"]].append(item["guess"])
         table(title, together, guesses)
         table(title + ", each note read without the others", apart)
-    chats(reader, args.seed + 1, args.chats, 10)
+    if args.chats:
+        chats(reader, args.seed + 1, args.chats, 10)
 
 
 if __name__ == "__main__":

@@ -213,7 +213,8 @@ class World:
     def tell(self):
         """All that the notes state of one subject."""
         subject = self.rng.choice(list(self.facts))[1]
-        return self._question("tell", f"Tell me about {self.name(subject)}.", *[f for f in self.facts if f[1] == subject])
+        facts = [fact for fact in self.facts if fact[1] == subject]
+        return self._question("tell", f"Tell me about {self.name(subject)}.", *facts)
 
     def ask(self, kind, last=None):
         if kind in ("one", "refer"):
@@ -313,7 +314,7 @@ def items(seed, count, level, kinds):
                    "guess": round(guess, 3)}
 
 
-def conversation(seed, documents=8):
+def conversation(seed, documents=14):
     """A scripted chat of ten turns over one world: the notes first, one more of them halfway, thanks at the end."""
     rng = random.Random(seed)
     while True:
@@ -321,7 +322,7 @@ def conversation(seed, documents=8):
         visible, last, asked = len(world.notes) - 1, None, set()
         turns, answers = [INTROS[0] + "\n" + "\n".join(world.notes[:-1])], [READ]
         # Kinds of turns 2 to 9; "new" needs the note that came last.
-        for kind in ("one", "follow", "two", "follow", "more", "new", "follow", "two"):
+        for kind in ("two", "follow", "tell", "one", "more", "new", "two", "tell"):
             if kind == "more":
                 turns.append(MORE + "\n" + world.notes[-1])
                 answers.append(READ)

@@ -276,7 +276,7 @@ def main():
     parser.add_argument("model", help="the model directory; its tokenizer is made if there is none")
     parser.add_argument("--run", default="run", help="where checkpoints and the log go")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--steps", type=int, default=2460)
     parser.add_argument("--stop", type=int, help="stop at this step")
     parser.add_argument("--rate", type=float, default=0.01, help="of matrices")
     parser.add_argument("--embedding-rate", type=float, default=0.002)
@@ -293,7 +293,8 @@ def main():
     encoder = Encoder(folder / "tokenizer.json")
 
     model = Model(CONFIG)
-    model.initialise([(encoder(" " + name)[0], encoder(name)[0]) for name in generate.SHE + generate.HE + generate.TOWNS])
+    names = generate.SHE + generate.HE + generate.TOWNS
+    model.initialise([(encoder(" " + name)[0], encoder(name)[0]) for name in names])
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     optimizers = [Muon(matrices, args.rate),
@@ -357,8 +358,9 @@ def main():
             note(f"step {step} seen {seen} seconds {seconds:.0f} loss {total / parts:.4f} "
                  f"answers {hits / max(1, answers):.4f} length {inputs.shape[1]}")
             hits = answers = total = parts = 0
-        if step % 120 == 0 or step == args.steps:
+        if step % 120 == 0:
             save()
+        if step % 240 == 0:
             for level in (next(p[-1] for p in PHASES if step <= p[0]), Level()):
                 shares = accuracy(model, encoder, level, 99, 30)
                 note(f"held-out {step} {level.documents} " + " ".join(f"{k} {v:.3f}" for k, v in shares.items()))
