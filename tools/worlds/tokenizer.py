@@ -21,11 +21,9 @@ def texts(seed, count):
     rng = random.Random(seed)
     for _ in range(count):
         yield "".join(text for text, _ in generate.chat(rng, generate.Level(), 400))
-    names = [generate.SHE, generate.HE, generate.TOWNS, generate.THINGS, generate.COLOURS, generate.MATERIALS,
-             generate.JOBS, generate.ANIMALS, generate.PETS, generate.PRODUCTS, generate.LANDS, generate.MONTHS,
-             generate.ROOMS]
     for _ in range(count):
-        yield "".join(" " + word for group in names for word in group)
+        yield "".join(" " + word for group in generate.NAMES for word in group)
+        yield "\n".join(generate.SHE + generate.HE + generate.TOWNS)
 
 
 def train(vocabulary=1024, seed=1, count=400):

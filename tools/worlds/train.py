@@ -23,20 +23,21 @@ import torch.nn.functional as F
 from torch import nn
 
 import generate
+from generate import Level
 import tokenizer as worlds_tokenizer
 
-CONFIG = dict(vocab_size=1024, hidden_size=192, intermediate_size=256, num_hidden_layers=6, num_attention_heads=6,
+CONFIG = dict(vocab_size=1024, hidden_size=192, intermediate_size=448, num_hidden_layers=4, num_attention_heads=6,
               num_key_value_heads=2, head_dim=32, rope_theta=100000.0, rms_norm_eps=1e-5,
               max_position_embeddings=2048)
 
-# (until this step, tokens a step, row lengths, weight of tokens outside answers, level)
+# (until this step, tokens a step, row lengths, weight of tokens outside answers, share of random words, level);
+# the level names: notes, facts a note, pronoun notes, shares of one, two, follow, refer, unknown, tell, talk
 PHASES = (
-    (60, 4096, (128,), 0.1, generate.Level((2, 2), (2, 3), 0.0, 0.0, (0.6, 0.0, 0.0, 0.0, 0.0, 0.02, 0.38))),
-    (400, 4096, (128,), 0.02, generate.Level((2, 3), (2, 3), 0.0, 0.0, (0.68, 0.04, 0.0, 0.04, 0.0, 0.02, 0.22))),
-    (800, 4096, (192,), 0.02, generate.Level((2, 4), (2, 4), 0.1, 0.4, (0.5, 0.28, 0.04, 0.12, 0.02, 0.02, 0.02))),
-    (1200, 4096, (256,), 0.02, generate.Level((2, 6), (2, 5), 0.25, 0.6, (0.34, 0.38, 0.1, 0.13, 0.02, 0.02, 0.01))),
-    (1550, 8192, (384,), 0.03, generate.Level((3, 8), (3, 6), 0.3, 0.6, (0.26, 0.42, 0.12, 0.14, 0.03, 0.02, 0.01))),
-    (9999, 8192, (512, 768, 1152), 0.05, generate.Level((3, 10), (3, 6), 0.35, 0.6, (0.26, 0.40, 0.12, 0.16, 0.03, 0.02, 0.01))),
+    (150, 2048, (128,), 0.05, 0.4, Level((2, 2), (2, 3), 0.0, (0.72, 0.1, 0.0, 0.0, 0.0, 0.16, 0.02))),
+    (500, 2048, (128,), 0.05, 0.1, Level((2, 3), (2, 4), 0.0, (0.52, 0.3, 0.05, 0.0, 0.0, 0.11, 0.02))),
+    (1000, 4096, (256,), 0.05, 0.02, Level((2, 6), (3, 5), 0.0, (0.42, 0.35, 0.12, 0.0, 0.01, 0.07, 0.03))),
+    (1400, 4096, (384,), 0.05, 0.01, Level((3, 9), (3, 5), 0.2, (0.34, 0.34, 0.15, 0.06, 0.04, 0.05, 0.02))),
+    (9999, 4608, (512, 768, 1152), 0.05, 0.01, Level((3, 14), (3, 5), 0.3, (0.28, 0.34, 0.16, 0.1, 0.06, 0.04, 0.02))),
 )
 
 
@@ -103,54 +104,58 @@ class Model(nn.Module):
         angle = torch.outer(torch.arange(c["max_position_embeddings"]).double(), inverse).repeat(1, 2)
         self.register_buffer("cos", angle.cos().float(), persistent=False)
         self.register_buffer("sin", angle.sin().float(), persistent=False)
-        self.initialise()
 
     @torch.no_grad()
-    def initialise(self):
-        """Starts near a model that looks things up, which a small budget would not find from noise.
+    def initialise(self, pairs):
+        """Starts near a model that copies behind a matching context, which a small budget is slow to find from noise.
 
-        Words live in the first half of the residual, what stood shortly before a word in the second. Layer 0
-        looks back by fixed distances; later layers look for places whose recent words are like the current
-        ones, and copy the word that stands there.
+        The heads of layer 0 look 1, 2, 3 and 4 tokens back; layers 1 and 2 look for a place behind the same tokens
+        and copy what stands there. `pairs` of tokens, a name behind a space and without it, start as neighbours.
         """
         c, d, dim = self.config, self.config["hidden_size"], self.config["head_dim"]
-        half, group = d // 2, c["num_attention_heads"] // c["num_key_value_heads"]
+        group, half = c["num_attention_heads"] // c["num_key_value_heads"], dim // 2
         for name, p in self.named_parameters():
             if p.ndim == 2:
-                zero = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(p, std=0.0005 if zero else 0.02 if "proj" in name and "self_attn" in name else d ** -0.5)
-        embedding = self.embed_tokens.weight
-        embedding.zero_()
-        nn.init.normal_(embedding[:, 1:half], std=0.07)
-        embedding[:, 0] = 0.2                      # a constant, for attention by distance alone
+                last = name.endswith(("o_proj.weight", "down_proj.weight"))
+                nn.init.normal_(p, std=0.05 if "embed" in name else d ** -0.5 * (0.1 if last else 0.3))
+        embedding, shift = self.embed_tokens.weight, 0.02 * torch.randn(d)
+        embedding[:, 0] = 0.3                           # a constant, for attention by distance alone
+        shift[0] = 0
+        for spaced, bare in pairs:
+            embedding[bare] = embedding[spaced] + shift
         inverse = c["rope_theta"] ** (-torch.arange(0, dim, 2).float() / dim)
-        words = torch.linalg.qr(torch.randn(half - 1, dim))[0].T          # (head_dim, half - 1)
-        slow = (inverse < 0.05).float().repeat(2)                         # what RoPE hardly turns
-        for index, layer in enumerate(self.layers):
+        slow = (inverse < 0.01).float().repeat(2)[:, None]      # RoPE hardly turns these: they hold what matches
+        fast = (inverse > 0.03).float()
+        orthonormal = lambda rows: torch.linalg.qr(torch.randn(d, rows))[0].T
+        # What layer 0 writes: the word 1, 2, 3 or 4 back, seen by its KV head, at a place of its own.
+        words, places = [orthonormal(dim) for _ in range(2)], {}
+        first = self.layers[0].self_attn
+        for h, back in enumerate((1, 2, 3, 1, 2, 4)):
+            g = h // group
+            first.v_proj.weight[g * dim:(g + 1) * dim] = words[g]
+            first.k_proj.weight[g * dim:g * dim + half, 0] = 1.5 * fast
+            q = first.q_proj.weight[h * dim:(h + 1) * dim]
+            q[:half, 0] = 1.5 * fast * (back * inverse).cos()
+            q[half:, 0] = -1.5 * fast * (back * inverse).sin()
+            places[g, back] = orthonormal(dim)
+            first.o_proj.weight[:, h * dim:(h + 1) * dim] = 0.05 * places[g, back].T
+        for layer in self.layers[1:3]:
             a = layer.self_attn
-            mix = torch.linalg.qr(torch.randn(dim, dim))[0] * slow[:, None]
-            copy = torch.linalg.qr(torch.randn(half - 1, dim))[0].T
-            for g in range(self.config["num_key_value_heads"]):
-                k, v = a.k_proj.weight[g * dim:(g + 1) * dim], a.v_proj.weight[g * dim:(g + 1) * dim]
-                if index == 0:
-                    k[:, 0] += torch.cat((torch.ones(dim // 2), torch.zeros(dim // 2))) * (inverse > 0.02).repeat(2)
-                    v[:, 1:half] += words
-                else:
-                    k[:, half:half + dim] += mix * 1.4
-                    v[:, 1:half] += copy if g == 0 else torch.linalg.qr(torch.randn(half - 1, dim))[0].T
+            for g in range(2):
+                mixes = [slow * torch.linalg.qr(torch.randn(dim, dim))[0] for _ in range(3)]
+                copy = orthonormal(dim)
+                k = a.k_proj.weight[g * dim:(g + 1) * dim]
+                k += 1.2 * (mixes[0] @ places[g, 1] + mixes[1] @ places[g, 2])
+                if g == 0:
+                    k += 1.2 * mixes[2] @ places[0, 3]
+                a.v_proj.weight[g * dim:(g + 1) * dim] += copy
                 for i in range(group):
                     h = g * group + i
-                    q, o = a.q_proj.weight[h * dim:(h + 1) * dim], a.o_proj.weight[:, h * dim:(h + 1) * dim]
-                    if index == 0:
-                        turn = -(1, 3, 5, 2, 4, 8)[h % 6] * inverse
-                        q[:, 0] += torch.cat((turn.cos(), turn.sin())) * (inverse > 0.02).repeat(2) * 1.5
-                        o[half:half + dim] += torch.eye(dim) * 0.03
-                    else:
-                        if i != 1:
-                            q[:, 1:half] += mix @ words * 1.4
-                        if i != 0:
-                            q[:, half:half + dim] += mix
-                        o[1:half] += v[:, 1:half].T * 0.02
+                    q = a.q_proj.weight[h * dim:(h + 1) * dim]
+                    q += 1.2 * (mixes[0] @ words[g] + mixes[1] @ places[g, 1])
+                    if g == 0:
+                        q += 1.2 * mixes[2] @ places[0, 2]
+                    a.o_proj.weight[:, h * dim:(h + 1) * dim] += 0.15 * copy.T
 
     def forward(self, ids, picked=None):
         """The logits of all places, or of the picked ones of the flattened rows."""
@@ -213,14 +218,15 @@ class Encoder:
 def batch(encoder, seed, step):
     """Rows of one length: (ids, weights of the next token)."""
     rng = random.Random(seed * 1_000_003 + step)
-    tokens, lengths, other_weight, level = next(p[1:] for p in PHASES if step < p[0])
+    tokens, lengths, other_weight, random_share, level = next(p[1:] for p in PHASES if step < p[0])
     length = rng.choice(lengths)
     rows = max(1, tokens // length)
     ids = np.zeros((rows, length + 1), np.int64)
     weights = np.zeros((rows, length + 1), np.float32)
     for r in range(rows):
         n = 0
-        for text, learns in generate.chat(rng, level, length):
+        pieces = generate.repeats(rng, length) if rng.random() < random_share else generate.chat(rng, level, length)
+        for text, learns in pieces:
             piece = encoder(text)[: length + 1 - n]
             ids[r, n:n + len(piece)] = piece
             weights[r, n:n + len(piece)] = 1.0 if learns else other_weight
@@ -235,7 +241,7 @@ def accuracy(model, encoder, level, seed, count):
     """The share of held-out answers whose every token is the likeliest, by kind."""
     model.eval()
     result = {}
-    items = list(generate.items(seed, count, level, generate.KINDS[:5] if level.refer else ("one", "two", "follow")))
+    items = list(generate.items(seed, count, level, generate.KINDS[:5] if level.refer else ("one", "two")))
     for item in items:
         say = lambda role, text: f"<|im_start|>{role}\n{text}<|im_end|>\n"
         prompt = say("system", generate.SYSTEMS[0] + "\n" + "\n".join(item["documents"]))
@@ -270,13 +276,12 @@ def main():
     parser.add_argument("model", help="the model directory; its tokenizer is made if there is none")
     parser.add_argument("--run", default="run", help="where checkpoints and the log go")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=2460)
     parser.add_argument("--stop", type=int, help="stop at this step")
-    parser.add_argument("--rate", type=float, default=0.005, help="of matrices")
-    parser.add_argument("--embedding-rate", type=float, default=0.0015)
-    parser.add_argument("--cooldown", type=float, default=0.3, help="the last share of the steps, with a falling rate")
+    parser.add_argument("--rate", type=float, default=0.01, help="of matrices")
+    parser.add_argument("--embedding-rate", type=float, default=0.002)
+    parser.add_argument("--cooldown", type=float, default=0.35, help="the last share of the steps, with a falling rate")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--export-only", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -288,6 +293,8 @@ def main():
     encoder = Encoder(folder / "tokenizer.json")
 
     model = Model(CONFIG)
+    names = generate.SHE + generate.HE + generate.TOWNS
+    model.initialise([(encoder(" " + name)[0], encoder(name)[0]) for name in names])
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     optimizers = [Muon(matrices, args.rate),
@@ -306,10 +313,10 @@ def main():
         export(model, folder)
         return
 
-    def save(name="checkpoint.pt"):
+    def save():
         torch.save({"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "step": step,
                     "seen": seen, "seconds": seconds}, run / "checkpoint.new")
-        os.replace(run / "checkpoint.new", run / name)
+        os.replace(run / "checkpoint.new", checkpoint)
 
     log = open(run / "log.txt", "a")
 
@@ -318,7 +325,6 @@ def main():
         log.write(text + "\n")
         log.flush()
 
-    forward = torch.compile(model, dynamic=False) if args.compile else model
     hits = answers = total = parts = 0
     started = time.time()
     while step < (args.stop or args.steps):
@@ -333,7 +339,7 @@ def main():
         picked = ((weights == 1) | (chance < 0.25)).nonzero()[:, 0]
         targets, weights = targets[picked], weights[picked]
         weights = torch.where(weights == 1, weights, 4 * weights)
-        logits = forward(inputs, picked)
+        logits = model(inputs, picked)
         loss = (F.cross_entropy(logits, targets, reduction="none") * weights).sum() / weights.sum()
         loss.backward()
         nn.utils.clip_grad_norm_(others, 1.0)
@@ -352,11 +358,10 @@ def main():
             note(f"step {step} seen {seen} seconds {seconds:.0f} loss {total / parts:.4f} "
                  f"answers {hits / max(1, answers):.4f} length {inputs.shape[1]}")
             hits = answers = total = parts = 0
-        if step == int((1 - args.cooldown) * args.steps):
-            save("stable.pt")     # a longer run can go on from here
-        if step % 200 == 0 or step == args.steps:
+        if step % 120 == 0:
             save()
-            for level in (next(p[-1] for p in PHASES if step <= p[0]), PHASES[-1][-1]):
+        if step % 240 == 0:
+            for level in (next(p[-1] for p in PHASES if step <= p[0]), Level()):
                 shares = accuracy(model, encoder, level, 99, 30)
                 note(f"held-out {step} {level.documents} " + " ".join(f"{k} {v:.3f}" for k, v in shares.items()))
     save()
