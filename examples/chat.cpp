@@ -191,7 +191,6 @@ int run(const flags& f, const std::string& command) {
 int main(int argc, char** argv) {
     flags f;
     f.max_tokens = 128;
-    f.threads = 2;
     CLI::App app{"Chats with a model directory; the past of a conversation is computed once."};
     app.add_option("--model", f.model, "Hugging Face model directory")->required()->check(CLI::ExistingDirectory);
     app.add_option("--replay", f.replay, "Play a file: {\"system\", \"turns\"} in JSON, or a turn a line");
