@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -82,7 +83,12 @@ void stream(benchmark::State& state) {
 template <class Weight>
 kv::packed_matrix<Weight> packed() {
     kv::packed_matrix<Weight> w(outputs, inputs);
-    const std::vector<Weight> row(inputs, sizeof(Weight) == 4 ? static_cast<Weight>(1) : static_cast<Weight>(0x3c00));
+    std::vector<Weight> row(inputs);
+    for (Weight& weight : row)
+        if constexpr (std::same_as<Weight, float>)
+            weight = 1.0f;
+        else
+            weight.bits = 0x3c00;
     for (std::size_t n = 0; n < outputs; ++n)
         w.set_row(n, row);
     return w;
@@ -211,10 +217,10 @@ void gated_silu(benchmark::State& state) {
 BENCHMARK(peak);
 BENCHMARK(stream)->Unit(benchmark::kMillisecond);
 BENCHMARK_TEMPLATE(product, float)->Arg(1)->Arg(8)->Arg(512)->Unit(benchmark::kMicrosecond);
-BENCHMARK_TEMPLATE(product, std::uint16_t)->Arg(1)->Arg(8)->Arg(512)->Unit(benchmark::kMicrosecond);
+BENCHMARK_TEMPLATE(product, kv::bfloat16)->Arg(1)->Arg(8)->Arg(512)->Unit(benchmark::kMicrosecond);
 BENCHMARK(product_by_eigen)->Arg(1)->Arg(8)->Arg(512)->Unit(benchmark::kMicrosecond);
 BENCHMARK_TEMPLATE(product_streamed, float)->Unit(benchmark::kMillisecond);
-BENCHMARK_TEMPLATE(product_streamed, std::uint16_t)->Unit(benchmark::kMillisecond);
+BENCHMARK_TEMPLATE(product_streamed, kv::bfloat16)->Unit(benchmark::kMillisecond);
 BENCHMARK(attention_decode)->Arg(1024)->Arg(8192)->Arg(65536)->Unit(benchmark::kMicrosecond);
 BENCHMARK(attention_prefill)->Arg(128)->Arg(1024)->Unit(benchmark::kMillisecond);
 BENCHMARK(rms_norm);

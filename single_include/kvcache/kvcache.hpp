@@ -151,6 +151,56 @@ inline namespace literals {
 #endif
 #endif
 
+// ---- kvcache/kernel/number_format.hpp -----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A bfloat16: the upper half of a binary32.
+struct bfloat16 {
+    std::uint16_t bits = 0;
+
+    friend bool operator==(const bfloat16&, const bfloat16&) = default;
+};
+
+/// An IEEE binary16: a sign, 5 exponent bits, 10 of fraction, subnormals.
+struct half {
+    std::uint16_t bits = 0;
+
+    friend bool operator==(const half&, const half&) = default;
+};
+
+/// The number formats that weights are kept in. Each widens to float32 exactly.
+template <class T>
+concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || std::same_as<T, half>;
+
+[[nodiscard]] constexpr float widen(float number) noexcept {
+    return number;
+}
+
+/// The float32 that a bfloat16 stands for. Every pattern keeps its bits.
+[[nodiscard]] constexpr float widen(bfloat16 number) noexcept {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(number.bits) << 16);
+}
+
+/// The float32 that a binary16 stands for. Exact for zeros, subnormals and infinities; a NaN keeps its sign and
+/// payload and becomes quiet, as processors convert it.
+[[nodiscard]] constexpr float widen(half number) noexcept {
+    const std::uint32_t sign = (number.bits & 0x8000u) << 16;
+    const std::uint32_t exponent = (number.bits >> 10) & 0x1Fu;
+    const std::uint32_t fraction = number.bits & 0x3FFu;
+    if (exponent == 31)
+        return std::bit_cast<float>(sign | (fraction == 0 ? 0x7F800000u : 0x7FC00000u) | fraction << 13);
+    if (exponent != 0)
+        return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+    if (fraction == 0)
+        return std::bit_cast<float>(sign);
+    // fraction * 2^-24, normalised: the leading one moves to bit 10 and goes.
+    const auto shift = static_cast<std::uint32_t>(std::countl_zero(fraction)) - 21;
+    return std::bit_cast<float>(sign | (113 - shift) << 23 | ((fraction << shift) & 0x3FFu) << 13);
+}
+
+} // namespace kvcache
+
 // ---- kvcache/kernel/simd.hpp --------------------------------------------------------------------------------------
 
 #include <xsimd/xsimd.hpp>
@@ -219,22 +269,45 @@ struct f32x16 {
     }
 
     /// Reads 16 bfloat16 numbers, exactly.
-    [[nodiscard]] static f32x16 load(const std::uint16_t* from) noexcept {
+    [[nodiscard]] static f32x16 load(const bfloat16* from) noexcept {
 #if defined(__AVX512F__)
         const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
         return {{detail::native_floats(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16)))}};
 #elif defined(__AVX2__)
-        const auto widen = [](const std::uint16_t* at) {
+        const auto wide = [](const bfloat16* at) {
             const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
             return detail::native_floats(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16)));
         };
-        return {{widen(from), widen(from + 8)}};
+        return {{wide(from), wide(from + 8)}};
 #else
         alignas(64) std::uint32_t bits[lanes];
         for (std::size_t lane = 0; lane < lanes; ++lane)
-            bits[lane] = std::uint32_t{from[lane]} << 16;
+            bits[lane] = std::uint32_t{from[lane].bits} << 16;
         alignas(64) float whole[lanes];
         std::memcpy(whole, bits, sizeof whole);
+        return load(whole);
+#endif
+    }
+
+    /// Reads 16 binary16 numbers, exactly; a NaN becomes quiet.
+    [[nodiscard]] static f32x16 load(const half* from) noexcept {
+#if defined(__AVX512F__)
+        return {{detail::native_floats(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))))}};
+#elif defined(__AVX2__) && defined(__F16C__)
+        const auto wide = [](const half* at) {
+            return detail::native_floats(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+        };
+        return {{wide(from), wide(from + 8)}};
+#elif defined(__aarch64__)
+        f32x16 v;
+        for (std::size_t i = 0; i < detail::native_parts; ++i)
+            v.part[i] = detail::native_floats(
+                vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const std::uint16_t*>(from) + i * 4))));
+        return v;
+#else
+        alignas(64) float whole[lanes];
+        for (std::size_t lane = 0; lane < lanes; ++lane)
+            whole[lane] = widen(from[lane]);
         return load(whole);
 #endif
     }
@@ -1816,7 +1889,7 @@ struct identity {
     std::string codec = {};         ///< The page codec and its options.
     std::string layout = {};        ///< How a page is laid out.
     std::uint64_t page_tokens = 0;  ///< Positions a page.
-    std::string weight_format = {}; ///< What the products compute from: "f32", "bf16".
+    std::string weight_format = {}; ///< What the products compute from: "f32", "bf16", "f16".
     std::uint64_t numeric_contract = numeric_contract_revision;
     std::string backend = "cpu"; ///< The backend and its kernel revision.
     std::string tenant = {};     ///< A salt that keeps tenants apart.
@@ -3600,10 +3673,6 @@ inline result<void> model_config::check() const {
 
 namespace kvcache {
 
-/// How a weight is kept: float32, or the 16 bits of a bfloat16, which widen to float32 exactly.
-template <class T>
-concept weight_format = std::same_as<T, float> || std::same_as<T, std::uint16_t>;
-
 /// The weights of y = W x, packed once for the product: panels of 32 outputs, in each the inputs ascending and for
 /// every input its 32 weights side by side. (outputs / 32, inputs, 32), zeros behind the last output.
 template <weight_format Weight>
@@ -3642,11 +3711,6 @@ public:
     }
 
 private:
-    [[nodiscard]] static float widen(float weight) noexcept { return weight; }
-    [[nodiscard]] static float widen(std::uint16_t weight) noexcept {
-        return std::bit_cast<float>(std::uint32_t{weight} << 16);
-    }
-
     std::size_t outputs_ = 0;
     std::size_t inputs_ = 0;
     aligned_vector<Weight> numbers_;
@@ -3776,28 +3840,6 @@ enum class dtype : std::uint8_t {
     return "?";
 }
 
-/// The float32 that a binary16 stands for. Exact for every pattern: zeros, subnormals, infinities, and NaNs, whose
-/// sign and payload move to the upper bits.
-[[nodiscard]] constexpr float widen_f16(std::uint16_t bits) noexcept {
-    const std::uint32_t sign = (bits & 0x8000u) << 16;
-    const std::uint32_t exponent = (bits >> 10) & 0x1Fu;
-    const std::uint32_t fraction = bits & 0x3FFu;
-    if (exponent == 31)
-        return std::bit_cast<float>(sign | 0x7F800000u | fraction << 13);
-    if (exponent != 0)
-        return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
-    if (fraction == 0)
-        return std::bit_cast<float>(sign);
-    // fraction * 2^-24, normalised: the leading one moves to bit 10 and goes.
-    const auto shift = static_cast<std::uint32_t>(std::countl_zero(fraction)) - 21;
-    return std::bit_cast<float>(sign | (113 - shift) << 23 | ((fraction << shift) & 0x3FFu) << 13);
-}
-
-/// The float32 that a bfloat16 stands for. Exact for every pattern.
-[[nodiscard]] constexpr float widen_bf16(std::uint16_t bits) noexcept {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
-}
-
 /// A weight where it lies, in little-endian bytes that need no alignment. It owns only its shape: the bytes belong to
 /// the checkpoint that gave it.
 struct tensor_view {
@@ -3822,6 +3864,12 @@ struct tensor_view {
         return 0.0F;
     }
 
+    /// The 16 bits of number `index`. Requires: index < size(), and a format of 16 bits.
+    [[nodiscard]] std::uint16_t bits(std::size_t index) const {
+        expects(index < size() && bytes_of(dtype) == 2, "bits are read inside a view of 16-bit numbers");
+        return static_cast<std::uint16_t>(halfword(index));
+    }
+
     /// Fills `out` with the numbers from `first` on, as float32, exactly. Requires: first + out.size() <= size().
     void read(std::size_t first, std::span<float> out) const {
         expects(first <= size() && out.size() <= size() - first, "a tensor view is read only inside its bytes");
@@ -3841,9 +3889,9 @@ private:
         if constexpr (Type == kvcache::dtype::f32)
             return std::bit_cast<float>(halfword(index * 2) | halfword(index * 2 + 1) << 16);
         else if constexpr (Type == kvcache::dtype::f16)
-            return widen_f16(static_cast<std::uint16_t>(halfword(index)));
+            return widen(half{static_cast<std::uint16_t>(halfword(index))});
         else
-            return widen_bf16(static_cast<std::uint16_t>(halfword(index)));
+            return widen(bfloat16{static_cast<std::uint16_t>(halfword(index))});
     }
 
     template <kvcache::dtype Type>
@@ -3864,26 +3912,26 @@ private:
 
 namespace kvcache {
 
-/// y = x W^T + b with packed weights. Weights stored as BF16 stay BF16 in memory and F32 ones F32; F16 widens to F32.
-/// All three are exact, so the format decides speed and memory, never bits of the product.
+/// y = x W^T + b with packed weights, kept in the format they are stored in: F32, BF16 or F16. All three widen exactly,
+/// so the format decides speed and memory, never bits of the product.
 class linear {
 public:
     linear() = default;
 
-    /// Packs matrices of the same inputs below one another. Each (outputs, inputs), as stored.
+    /// Packs matrices of the same inputs below one another; parts of different formats become F32. Each
+    /// (outputs, inputs), as stored.
     [[nodiscard]] static linear pack(std::span<const tensor_view> parts) {
         expects(!parts.empty(), "a linear map has a matrix");
-        bool narrow = true;
-        std::size_t outputs = 0;
-        for (const tensor_view& part : parts) {
-            narrow = narrow && part.dtype == dtype::bf16;
-            outputs += part.shape.at(0);
-        }
+        const auto all = [&](dtype type) {
+            return std::ranges::all_of(parts, [&](const tensor_view& part) { return part.dtype == type; });
+        };
         linear made;
-        if (narrow)
-            made.weights_ = pack_as<std::uint16_t>(parts, outputs);
+        if (all(dtype::bf16))
+            made.weights_ = pack_as<bfloat16>(parts);
+        else if (all(dtype::f16))
+            made.weights_ = pack_as<half>(parts);
         else
-            made.weights_ = pack_as<float>(parts, outputs);
+            made.weights_ = pack_as<float>(parts);
         return made;
     }
 
@@ -3901,7 +3949,7 @@ public:
     [[nodiscard]] std::size_t bytes() const {
         return std::visit([](const auto& w) { return w.bytes(); }, weights_);
     }
-    [[nodiscard]] const char* format() const { return weights_.index() == 0 ? "f32" : "bf16"; }
+    [[nodiscard]] const char* format() const { return std::array{"f32", "bf16", "f16"}[weights_.index()]; }
 
     /// (rows, inputs) -> (rows, outputs)
     void apply(const rows_in& x, const rows_out& y, team& threads) const {
@@ -3918,26 +3966,30 @@ public:
 
 private:
     template <weight_format Weight>
-    [[nodiscard]] static packed_matrix<Weight> pack_as(std::span<const tensor_view> parts, std::size_t outputs) {
+    [[nodiscard]] static packed_matrix<Weight> pack_as(std::span<const tensor_view> parts) {
+        std::size_t outputs = 0;
+        for (const tensor_view& part : parts)
+            outputs += part.shape.at(0);
         const std::size_t inputs = parts[0].shape.at(1);
         packed_matrix<Weight> packed(outputs, inputs);
         std::vector<Weight> row(inputs);
         std::size_t output = 0;
         for (const tensor_view& part : parts)
             for (std::size_t i = 0; i < part.shape[0]; ++i) {
-                read_row(part, i * inputs, row);
+                read_row(part, i * inputs, std::span<Weight>(row));
                 packed.set_row(output++, row);
             }
         return packed;
     }
 
     static void read_row(const tensor_view& from, std::size_t first, std::span<float> row) { from.read(first, row); }
-    static void read_row(const tensor_view& from, std::size_t first, std::span<std::uint16_t> row) {
+    template <class Narrow>
+    static void read_row(const tensor_view& from, std::size_t first, std::span<Narrow> row) {
         for (std::size_t i = 0; i < row.size(); ++i)
-            row[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(from[first + i]) >> 16);
+            row[i].bits = from.bits(first + i);
     }
 
-    std::variant<packed_matrix<float>, packed_matrix<std::uint16_t>> weights_;
+    std::variant<packed_matrix<float>, packed_matrix<bfloat16>, packed_matrix<half>> weights_;
     std::vector<float> bias_;
 };
 

@@ -62,7 +62,7 @@ std::string product() {
                 if constexpr (sizeof(Weight) == 4)
                     row[k] = w[n * inputs + k];
                 else
-                    row[k] = static_cast<Weight>(std::bit_cast<std::uint32_t>(w[n * inputs + k]) >> 16);
+                    row[k].bits = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(w[n * inputs + k]) >> 16);
             packed.set_row(n, row);
         }
         std::vector<float> y(rows * outputs);
@@ -171,7 +171,7 @@ int main() {
         grid([](const kv::f32x16& x) { return kv::exp(x); }),
         grid([](const kv::f32x16& x) { return kv::silu(x); }),
         product<float>(),
-        product<std::uint16_t>(),
+        product<kv::bfloat16>(),
         norms(),
         rotations(kv::make_rope({}, 64)),
         rotations(kv::make_rope(llama, 128)),

@@ -30,12 +30,12 @@ TEST_CASE("a packed matrix lies in panels of 32 outputs, inputs ascending, zeros
 }
 
 TEST_CASE("a packed row reads back as it was set, widened") {
-    kv::packed_matrix<std::uint16_t> packed(33, 7);
-    std::vector<std::uint16_t> row(7);
+    kv::packed_matrix<kv::bfloat16> packed(33, 7);
+    std::vector<kv::bfloat16> row(7);
     std::vector<float> back(7);
     for (std::size_t n = 0; n < 33; ++n) {
         for (std::size_t k = 0; k < 7; ++k)
-            row[k] = static_cast<std::uint16_t>(0x3f80 + n * 7 + k);
+            row[k].bits = static_cast<std::uint16_t>(0x3f80 + n * 7 + k);
         packed.set_row(n, row);
     }
     for (std::size_t n = 0; n < 33; ++n) {

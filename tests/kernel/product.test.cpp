@@ -16,6 +16,20 @@ namespace kv = kvcache;
 
 namespace {
 
+// `number` in the format, cut off. Requires: |number| < 65536.
+template <class Weight>
+Weight narrowed(float number) {
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(number), sign = bits >> 16 & 0x8000;
+    if constexpr (std::same_as<Weight, float>)
+        return number;
+    else if constexpr (std::same_as<Weight, kv::bfloat16>)
+        return {static_cast<std::uint16_t>(bits >> 16)};
+    else if (std::fabs(number) < 0x1p-14f)
+        return {static_cast<std::uint16_t>(sign | static_cast<std::uint32_t>(std::fabs(number) * 0x1p24f))};
+    else
+        return {static_cast<std::uint16_t>(sign | (((bits & 0x7fffffff) >> 13) - (112 << 10)))};
+}
+
 // A product and everything that computes it in the plainest way.
 template <class Weight>
 struct problem {
@@ -35,12 +49,8 @@ struct problem {
         for (std::size_t output = 0; output < n; ++output) {
             for (std::size_t i = 0; i < k; ++i) {
                 float& w = weights[output * k + i];
-                if constexpr (std::same_as<Weight, float>) {
-                    row[i] = w;
-                } else {
-                    row[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(w) >> 16);
-                    w = std::bit_cast<float>(static_cast<std::uint32_t>(row[i]) << 16);
-                }
+                row[i] = narrowed<Weight>(w);
+                w = kv::widen(row[i]);
             }
             packed.set_row(output, row);
         }
@@ -73,7 +83,7 @@ struct problem {
 } // namespace
 
 TEMPLATE_TEST_CASE("a product is one fma chain an output, bit for bit, at every shape and on any threads", "", float,
-                   std::uint16_t) {
+                   kv::bfloat16, kv::half) {
     std::vector<kv::team> teams;
     for (std::size_t threads = 1; threads <= 4; ++threads)
         teams.emplace_back(threads);
@@ -119,7 +129,7 @@ TEST_CASE("a product is close to its double reference") {
 
 TEST_CASE("the rows of a product do not know each other") {
     kv::team alone;
-    const problem<std::uint16_t> p(29, 100, 48, 5);
+    const problem<kv::bfloat16> p(29, 100, 48, 5);
     const auto together = p.run(alone);
     for (std::size_t r = 0; r < p.rows; ++r) {
         std::vector<float> y(p.outputs);

@@ -77,12 +77,23 @@ TEST_CASE("lanes are loaded and stored in order, whole and in part") {
 
 TEST_CASE("every bfloat16 widens exactly") {
     for (std::uint32_t first = 0; first < 0x10000; first += 16) {
-        std::array<std::uint16_t, 16> narrow{};
+        std::array<kv::bfloat16, 16> narrow{};
         for (std::uint32_t i = 0; i < 16; ++i)
-            narrow[i] = static_cast<std::uint16_t>(first + i);
+            narrow[i].bits = static_cast<std::uint16_t>(first + i);
         const lanes wide = lanes_of(kv::f32x16::load(narrow.data()));
         for (std::uint32_t i = 0; i < 16; ++i)
             REQUIRE(std::bit_cast<std::uint32_t>(wide[i]) == (first + i) << 16);
+    }
+}
+
+TEST_CASE("every binary16 widens to the bits that arithmetic on integers gives, NaN too") {
+    for (std::uint32_t first = 0; first < 0x10000; first += 16) {
+        std::array<kv::half, 16> narrow{};
+        for (std::uint32_t i = 0; i < 16; ++i)
+            narrow[i].bits = static_cast<std::uint16_t>(first + i);
+        const lanes wide = lanes_of(kv::f32x16::load(narrow.data()));
+        for (std::uint32_t i = 0; i < 16; ++i)
+            REQUIRE(same_bits(wide[i], kv::widen(narrow[i])));
     }
 }
 

@@ -21,7 +21,7 @@ struct identity {
     std::string codec = {};         ///< The page codec and its options.
     std::string layout = {};        ///< How a page is laid out.
     std::uint64_t page_tokens = 0;  ///< Positions a page.
-    std::string weight_format = {}; ///< What the products compute from: "f32", "bf16".
+    std::string weight_format = {}; ///< What the products compute from: "f32", "bf16", "f16".
     std::uint64_t numeric_contract = numeric_contract_revision;
     std::string backend = "cpu"; ///< The backend and its kernel revision.
     std::string tenant = {};     ///< A salt that keeps tenants apart.

@@ -3,18 +3,12 @@
 
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/contract.hpp>
+#include <kvcache/kernel/number_format.hpp>
 
-#include <bit>
-#include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <span>
 
 namespace kvcache {
-
-/// How a weight is kept: float32, or the 16 bits of a bfloat16, which widen to float32 exactly.
-template <class T>
-concept weight_format = std::same_as<T, float> || std::same_as<T, std::uint16_t>;
 
 /// The weights of y = W x, packed once for the product: panels of 32 outputs, in each the inputs ascending and for
 /// every input its 32 weights side by side. (outputs / 32, inputs, 32), zeros behind the last output.
@@ -54,11 +48,6 @@ public:
     }
 
 private:
-    [[nodiscard]] static float widen(float weight) noexcept { return weight; }
-    [[nodiscard]] static float widen(std::uint16_t weight) noexcept {
-        return std::bit_cast<float>(std::uint32_t{weight} << 16);
-    }
-
     std::size_t outputs_ = 0;
     std::size_t inputs_ = 0;
     aligned_vector<Weight> numbers_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/intrinsics.hpp>
+#include <kvcache/kernel/number_format.hpp>
 
 #include <xsimd/xsimd.hpp>
 
@@ -75,22 +76,45 @@ struct f32x16 {
     }
 
     /// Reads 16 bfloat16 numbers, exactly.
-    [[nodiscard]] static f32x16 load(const std::uint16_t* from) noexcept {
+    [[nodiscard]] static f32x16 load(const bfloat16* from) noexcept {
 #if defined(__AVX512F__)
         const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
         return {{detail::native_floats(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16)))}};
 #elif defined(__AVX2__)
-        const auto widen = [](const std::uint16_t* at) {
+        const auto wide = [](const bfloat16* at) {
             const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
             return detail::native_floats(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16)));
         };
-        return {{widen(from), widen(from + 8)}};
+        return {{wide(from), wide(from + 8)}};
 #else
         alignas(64) std::uint32_t bits[lanes];
         for (std::size_t lane = 0; lane < lanes; ++lane)
-            bits[lane] = std::uint32_t{from[lane]} << 16;
+            bits[lane] = std::uint32_t{from[lane].bits} << 16;
         alignas(64) float whole[lanes];
         std::memcpy(whole, bits, sizeof whole);
+        return load(whole);
+#endif
+    }
+
+    /// Reads 16 binary16 numbers, exactly; a NaN becomes quiet.
+    [[nodiscard]] static f32x16 load(const half* from) noexcept {
+#if defined(__AVX512F__)
+        return {{detail::native_floats(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))))}};
+#elif defined(__AVX2__) && defined(__F16C__)
+        const auto wide = [](const half* at) {
+            return detail::native_floats(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+        };
+        return {{wide(from), wide(from + 8)}};
+#elif defined(__aarch64__)
+        f32x16 v;
+        for (std::size_t i = 0; i < detail::native_parts; ++i)
+            v.part[i] = detail::native_floats(
+                vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const std::uint16_t*>(from) + i * 4))));
+        return v;
+#else
+        alignas(64) float whole[lanes];
+        for (std::size_t lane = 0; lane < lanes; ++lane)
+            whole[lane] = widen(from[lane]);
         return load(whole);
 #endif
     }

@@ -6,10 +6,9 @@
 #include <kvcache/kernel/product.hpp>
 #include <kvcache/model/tensor_view.hpp>
 
-#include <bit>
+#include <algorithm>
+#include <array>
 #include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <span>
 #include <utility>
 #include <variant>
@@ -17,26 +16,26 @@
 
 namespace kvcache {
 
-/// y = x W^T + b with packed weights. Weights stored as BF16 stay BF16 in memory and F32 ones F32; F16 widens to F32.
-/// All three are exact, so the format decides speed and memory, never bits of the product.
+/// y = x W^T + b with packed weights, kept in the format they are stored in: F32, BF16 or F16. All three widen exactly,
+/// so the format decides speed and memory, never bits of the product.
 class linear {
 public:
     linear() = default;
 
-    /// Packs matrices of the same inputs below one another. Each (outputs, inputs), as stored.
+    /// Packs matrices of the same inputs below one another; parts of different formats become F32. Each
+    /// (outputs, inputs), as stored.
     [[nodiscard]] static linear pack(std::span<const tensor_view> parts) {
         expects(!parts.empty(), "a linear map has a matrix");
-        bool narrow = true;
-        std::size_t outputs = 0;
-        for (const tensor_view& part : parts) {
-            narrow = narrow && part.dtype == dtype::bf16;
-            outputs += part.shape.at(0);
-        }
+        const auto all = [&](dtype type) {
+            return std::ranges::all_of(parts, [&](const tensor_view& part) { return part.dtype == type; });
+        };
         linear made;
-        if (narrow)
-            made.weights_ = pack_as<std::uint16_t>(parts, outputs);
+        if (all(dtype::bf16))
+            made.weights_ = pack_as<bfloat16>(parts);
+        else if (all(dtype::f16))
+            made.weights_ = pack_as<half>(parts);
         else
-            made.weights_ = pack_as<float>(parts, outputs);
+            made.weights_ = pack_as<float>(parts);
         return made;
     }
 
@@ -54,7 +53,7 @@ public:
     [[nodiscard]] std::size_t bytes() const {
         return std::visit([](const auto& w) { return w.bytes(); }, weights_);
     }
-    [[nodiscard]] const char* format() const { return weights_.index() == 0 ? "f32" : "bf16"; }
+    [[nodiscard]] const char* format() const { return std::array{"f32", "bf16", "f16"}[weights_.index()]; }
 
     /// (rows, inputs) -> (rows, outputs)
     void apply(const rows_in& x, const rows_out& y, team& threads) const {
@@ -71,26 +70,30 @@ public:
 
 private:
     template <weight_format Weight>
-    [[nodiscard]] static packed_matrix<Weight> pack_as(std::span<const tensor_view> parts, std::size_t outputs) {
+    [[nodiscard]] static packed_matrix<Weight> pack_as(std::span<const tensor_view> parts) {
+        std::size_t outputs = 0;
+        for (const tensor_view& part : parts)
+            outputs += part.shape.at(0);
         const std::size_t inputs = parts[0].shape.at(1);
         packed_matrix<Weight> packed(outputs, inputs);
         std::vector<Weight> row(inputs);
         std::size_t output = 0;
         for (const tensor_view& part : parts)
             for (std::size_t i = 0; i < part.shape[0]; ++i) {
-                read_row(part, i * inputs, row);
+                read_row(part, i * inputs, std::span<Weight>(row));
                 packed.set_row(output++, row);
             }
         return packed;
     }
 
     static void read_row(const tensor_view& from, std::size_t first, std::span<float> row) { from.read(first, row); }
-    static void read_row(const tensor_view& from, std::size_t first, std::span<std::uint16_t> row) {
+    template <class Narrow>
+    static void read_row(const tensor_view& from, std::size_t first, std::span<Narrow> row) {
         for (std::size_t i = 0; i < row.size(); ++i)
-            row[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(from[first + i]) >> 16);
+            row[i].bits = from.bits(first + i);
     }
 
-    std::variant<packed_matrix<float>, packed_matrix<std::uint16_t>> weights_;
+    std::variant<packed_matrix<float>, packed_matrix<bfloat16>, packed_matrix<half>> weights_;
     std::vector<float> bias_;
 };
 

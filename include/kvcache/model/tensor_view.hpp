@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/contract.hpp>
+#include <kvcache/kernel/number_format.hpp>
 
 #include <bit>
 #include <cstddef>
@@ -37,28 +38,6 @@ enum class dtype : std::uint8_t {
     return "?";
 }
 
-/// The float32 that a binary16 stands for. Exact for every pattern: zeros, subnormals, infinities, and NaNs, whose
-/// sign and payload move to the upper bits.
-[[nodiscard]] constexpr float widen_f16(std::uint16_t bits) noexcept {
-    const std::uint32_t sign = (bits & 0x8000u) << 16;
-    const std::uint32_t exponent = (bits >> 10) & 0x1Fu;
-    const std::uint32_t fraction = bits & 0x3FFu;
-    if (exponent == 31)
-        return std::bit_cast<float>(sign | 0x7F800000u | fraction << 13);
-    if (exponent != 0)
-        return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
-    if (fraction == 0)
-        return std::bit_cast<float>(sign);
-    // fraction * 2^-24, normalised: the leading one moves to bit 10 and goes.
-    const auto shift = static_cast<std::uint32_t>(std::countl_zero(fraction)) - 21;
-    return std::bit_cast<float>(sign | (113 - shift) << 23 | ((fraction << shift) & 0x3FFu) << 13);
-}
-
-/// The float32 that a bfloat16 stands for. Exact for every pattern.
-[[nodiscard]] constexpr float widen_bf16(std::uint16_t bits) noexcept {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
-}
-
 /// A weight where it lies, in little-endian bytes that need no alignment. It owns only its shape: the bytes belong to
 /// the checkpoint that gave it.
 struct tensor_view {
@@ -83,6 +62,12 @@ struct tensor_view {
         return 0.0F;
     }
 
+    /// The 16 bits of number `index`. Requires: index < size(), and a format of 16 bits.
+    [[nodiscard]] std::uint16_t bits(std::size_t index) const {
+        expects(index < size() && bytes_of(dtype) == 2, "bits are read inside a view of 16-bit numbers");
+        return static_cast<std::uint16_t>(halfword(index));
+    }
+
     /// Fills `out` with the numbers from `first` on, as float32, exactly. Requires: first + out.size() <= size().
     void read(std::size_t first, std::span<float> out) const {
         expects(first <= size() && out.size() <= size() - first, "a tensor view is read only inside its bytes");
@@ -102,9 +87,9 @@ private:
         if constexpr (Type == kvcache::dtype::f32)
             return std::bit_cast<float>(halfword(index * 2) | halfword(index * 2 + 1) << 16);
         else if constexpr (Type == kvcache::dtype::f16)
-            return widen_f16(static_cast<std::uint16_t>(halfword(index)));
+            return widen(half{static_cast<std::uint16_t>(halfword(index))});
         else
-            return widen_bf16(static_cast<std::uint16_t>(halfword(index)));
+            return widen(bfloat16{static_cast<std::uint16_t>(halfword(index))});
     }
 
     template <kvcache::dtype Type>

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/model/linear.hpp>
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "kernel/numbers.hpp"
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+namespace {
+
+/// A matrix as a checkpoint holds it, and what its numbers widen to. (outputs, inputs)
+struct stored {
+    std::size_t outputs, inputs;
+    kv::dtype type;
+    std::vector<std::byte> bytes;
+    std::vector<float> wide;
+
+    stored(std::size_t n, std::size_t k, kv::dtype type_, std::uint64_t seed)
+        : outputs(n), inputs(k), type(type_), bytes(n * k * kv::bytes_of(type_)) {
+        for (std::size_t i = 0; i < n * k; ++i) {
+            const auto hash = static_cast<std::uint32_t>(numbers::hashed(seed, i));
+            // Bounded numbers of either sign: exponents of 2^-3 to 1, whole fractions.
+            const std::uint32_t bits = type == kv::dtype::f32    ? (hash & 0x81ffffff) + 0x3d000000
+                                       : type == kv::dtype::bf16 ? (hash & 0x81ff) + 0x3d00
+                                                                 : (hash & 0x8fff) + 0x2c00;
+            std::memcpy(bytes.data() + i * kv::bytes_of(type), &bits, kv::bytes_of(type));
+        }
+        wide.resize(n * k);
+        view().read(0, wide);
+    }
+
+    [[nodiscard]] kv::tensor_view view() const { return {type, {outputs, inputs}, bytes}; }
+    [[nodiscard]] kv::tensor_view widened() const {
+        return {kv::dtype::f32, {outputs, inputs}, std::as_bytes(std::span(wide))};
+    }
+};
+
+std::vector<float> applied(const kv::linear& map, std::size_t rows) {
+    kv::team alone;
+    const auto x = numbers::uniforms(5, rows * map.inputs());
+    std::vector<float> y(rows * map.outputs());
+    map.apply({x.data(), rows, map.inputs()}, {y.data(), map.outputs()}, alone);
+    return y;
+}
+
+} // namespace
+
+TEST_CASE("a linear map keeps the format its weights are stored in, and the bits of their product") {
+    const struct {
+        kv::dtype type;
+        const char* name;
+        std::size_t bytes;
+    } formats[] = {{kv::dtype::f32, "f32", 4}, {kv::dtype::bf16, "bf16", 2}, {kv::dtype::f16, "f16", 2}};
+    for (const auto& [type, name, bytes] : formats) {
+        INFO(name);
+        const stored upper(40, 21, type, 1), lower(30, 21, type, 2);
+        const std::array parts{upper.view(), lower.view()}, wide{upper.widened(), lower.widened()};
+        const kv::linear map = kv::linear::pack(parts), reference = kv::linear::pack(wide);
+        CHECK(map.format() == std::string(name));
+        CHECK(map.outputs() == 70);
+        CHECK(map.inputs() == 21);
+        CHECK(map.bytes() == 3 * 32 * 21 * bytes);
+        CHECK(numbers::same_bits(applied(map, 5), applied(reference, 5)));
+        std::vector<float> row(21);
+        map.row(41, row);
+        CHECK(numbers::same_bits(row, {lower.wide.data() + 21, 21}));
+    }
+}
+
+TEST_CASE("parts of different formats become one map in float32") {
+    const stored upper(40, 21, kv::dtype::bf16, 1), lower(30, 21, kv::dtype::f16, 2);
+    const std::array parts{upper.view(), lower.view()}, wide{upper.widened(), lower.widened()};
+    const kv::linear map = kv::linear::pack(parts);
+    CHECK(map.format() == std::string("f32"));
+    CHECK(numbers::same_bits(applied(map, 3), applied(kv::linear::pack(wide), 3)));
+}
