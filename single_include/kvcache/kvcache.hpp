@@ -6,12 +6,14 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <charconv>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <fstream>
 #include <functional>
 #include <initializer_list>
 #include <iterator>
@@ -33,6 +35,67 @@
 #include <variant>
 #include <vector>
 
+// ---- kvcache/core/huge_pages.hpp ----------------------------------------------------------------------------------
+
+#include <sys/mman.h>
+
+namespace kvcache {
+
+/// The larger page that most 64-bit systems offer: one entry of the address cache in place of 512.
+inline constexpr std::size_t huge_page_bytes = std::size_t{1} << 21;
+
+/// Asks the system to put the whole huge pages inside [at, at + bytes) on huge pages, at once for memory that nobody
+/// touched yet and by and by for the rest. Returns whether the system takes such wishes; where it does not, nothing
+/// happens. What came of it says bytes_on_huge_pages().
+inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::size_t bytes) noexcept {
+#if defined(MADV_HUGEPAGE)
+    const auto from = reinterpret_cast<std::uintptr_t>(at);
+    const std::uintptr_t first = (from + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes;
+    const std::uintptr_t last = (from + bytes) / huge_page_bytes * huge_page_bytes;
+    return first < last && ::madvise(static_cast<std::byte*>(at) + (first - from), last - first, MADV_HUGEPAGE) == 0;
+#else
+    return false;
+#endif
+}
+
+namespace detail {
+
+/// The number behind the last blank-separated name of a line of /proc/self/smaps: "AnonHugePages:   2048 kB".
+[[nodiscard]] inline std::size_t smaps_kilobytes(std::string_view line) {
+    const std::size_t digit = line.find_first_of("0123456789");
+    std::size_t number = 0;
+    if (digit != line.npos)
+        std::from_chars(line.data() + digit, line.data() + line.size(), number);
+    return number;
+}
+
+} // namespace detail
+
+/// How many of these bytes the system keeps on huge pages now, as far as it tells: by whole mappings, of which it says
+/// only how much of each is huge. Zero where there is no /proc. Cost: reads the list of all mappings, milliseconds.
+[[nodiscard]] inline std::size_t bytes_on_huge_pages(std::span<const std::byte> bytes) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
+    std::ifstream mappings("/proc/self/smaps");
+    std::size_t huge = 0, inside = 0; // of the mapping at hand: how much of `bytes` lies in it
+    for (std::string line; std::getline(mappings, line);) {
+        std::uintptr_t from = 0, to = 0;
+        const char* const end = line.data() + line.size();
+        const auto [dash, wrong] = std::from_chars(line.data(), end, from, 16);
+        if (wrong == std::errc() && dash != end && *dash == '-' &&
+            std::from_chars(dash + 1, end, to, 16).ec == std::errc()) {
+            const std::uintptr_t first = std::max(from, begin), last = std::min(to, begin + bytes.size());
+            inside = first < last ? last - first : 0;
+        } else if (line.starts_with("AnonHugePages:") || line.starts_with("FilePmdMapped:")) {
+            const std::size_t more = std::min(inside, detail::smaps_kilobytes(line) * 1024);
+            huge += more;
+            inside -= more;
+        }
+    }
+    return huge;
+}
+
+} // namespace kvcache
+
 // ---- kvcache/core/aligned.hpp -------------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -40,7 +103,12 @@ namespace kvcache {
 /// One cache line, and one AVX-512 vector.
 inline constexpr std::size_t line_bytes = 64;
 
-/// Allocates on cache-line boundaries.
+/// The alignment that memory of `bytes` gets: a cache line, or a huge page for what fills two of them or more.
+[[nodiscard]] constexpr std::size_t alignment_for(std::size_t bytes) noexcept {
+    return bytes >= 2 * huge_page_bytes ? huge_page_bytes : line_bytes;
+}
+
+/// Allocates on cache-line boundaries; what is large on huge pages, where the system has them.
 template <class T>
 struct line_allocator {
     using value_type = T;
@@ -50,9 +118,15 @@ struct line_allocator {
     line_allocator(const line_allocator<U>&) noexcept {}
 
     [[nodiscard]] T* allocate(std::size_t n) {
-        return static_cast<T*>(::operator new (n * sizeof(T), std::align_val_t{line_bytes}));
+        const std::size_t bytes = n * sizeof(T), alignment = alignment_for(bytes);
+        void* const at = ::operator new (bytes, std::align_val_t{alignment});
+        if (alignment == huge_page_bytes)
+            want_huge_pages(at, bytes);
+        return static_cast<T*>(at);
     }
-    void deallocate(T* at, std::size_t) noexcept { ::operator delete (at, std::align_val_t{line_bytes}); }
+    void deallocate(T* at, std::size_t n) noexcept {
+        ::operator delete (at, std::align_val_t{alignment_for(n * sizeof(T))});
+    }
 
     friend bool operator==(const line_allocator&, const line_allocator&) { return true; }
 };
@@ -60,6 +134,17 @@ struct line_allocator {
 /// A vector that begins on a cache line.
 template <class T>
 using aligned_vector = std::vector<T, line_allocator<T>>;
+
+/// Memory of the size asked for, aligned likewise, that goes with its last holder; its content is anything. Null as
+/// `resource` means new and delete. Throws: what the resource throws.
+[[nodiscard]] inline std::shared_ptr<std::byte> shared_memory(std::size_t bytes, std::pmr::memory_resource* resource) {
+    std::pmr::memory_resource* const from = resource != nullptr ? resource : std::pmr::new_delete_resource();
+    const std::size_t alignment = alignment_for(bytes);
+    auto* const at = static_cast<std::byte*>(from->allocate(bytes, alignment));
+    if (alignment == huge_page_bytes)
+        want_huge_pages(at, bytes);
+    return {at, [=](std::byte* mine) { from->deallocate(mine, bytes, alignment); }};
+}
 
 } // namespace kvcache
 
@@ -3173,8 +3258,10 @@ static_assert(recompute_policy<exact_prefix>);
 
 namespace kvcache {
 
-/// Takes each page from a memory resource when it is first used, on a cache line and zeroed, and keeps it until the
-/// cache closes. A budget that is never filled is never allocated.
+/// Takes pages from a memory resource when they are first used, on a cache line and zeroed, and keeps them until the
+/// cache closes. A large budget is taken in slabs of neighbouring pages, on huge pages where the system has them, none
+/// of more than an eighth of it: a budget that is never filled is never allocated. Where no slab is to be had, single
+/// pages are.
 struct heap {
     using role = storage_role;
     std::pmr::memory_resource* resource = nullptr; ///< Where pages come from; null means new and delete.
@@ -3185,30 +3272,46 @@ struct heap {
 class heap::state {
 public:
     state(std::pmr::memory_resource* resource, std::size_t pages, std::size_t page_bytes)
-        : resource_(resource), page_bytes_(page_bytes), memory_(pages, nullptr) {}
+        : resource_(resource),
+          page_bytes_(page_bytes),
+          stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes),
+          slab_pages_(pages_a_slab(pages, stride_)),
+          pages_(pages, nullptr),
+          slabs_(slab_pages_ == 0 ? 0 : (pages + slab_pages_ - 1) / slab_pages_) {}
 
     state(state&& other) noexcept
-        : resource_(other.resource_), page_bytes_(other.page_bytes_), memory_(std::exchange(other.memory_, {})) {}
+        : resource_(other.resource_),
+          page_bytes_(other.page_bytes_),
+          stride_(other.stride_),
+          slab_pages_(other.slab_pages_),
+          pages_(std::exchange(other.pages_, {})),
+          slabs_(std::exchange(other.slabs_, {})) {}
     state& operator=(state&& other) noexcept {
         std::swap(resource_, other.resource_);
         std::swap(page_bytes_, other.page_bytes_);
-        std::swap(memory_, other.memory_);
+        std::swap(stride_, other.stride_);
+        std::swap(slab_pages_, other.slab_pages_);
+        std::swap(pages_, other.pages_);
+        std::swap(slabs_, other.slabs_);
         return *this;
     }
 
     ~state() {
-        for (void* page : memory_)
-            if (page != nullptr)
-                resource_->deallocate(page, page_bytes_, line_bytes);
+        for (std::size_t page = 0; page < pages_.size(); ++page)
+            if (pages_[page] != nullptr && slab_of(page) == nullptr)
+                resource_->deallocate(pages_[page], page_bytes_, line_bytes);
+        for (std::size_t i = 0; i < slabs_.size(); ++i)
+            if (slabs_[i].memory != nullptr)
+                resource_->deallocate(slabs_[i].memory, slab_bytes(i), huge_page_bytes);
     }
 
     /// False if the resource has no memory left.
     [[nodiscard]] bool acquire(page_id page) {
-        void*& memory = memory_[index_of(page)];
+        void*& memory = pages_[index_of(page)];
         if (memory != nullptr)
             return true;
         try {
-            memory = resource_->allocate(page_bytes_, line_bytes);
+            memory = place(index_of(page));
         } catch (const std::bad_alloc&) {
             return false;
         }
@@ -3219,13 +3322,58 @@ public:
     void release(page_id) noexcept {}
 
     [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
-        return {static_cast<std::byte*>(memory_[index_of(page)]), page_bytes_};
+        return {static_cast<std::byte*>(pages_[index_of(page)]), page_bytes_};
     }
 
 private:
+    struct slab {
+        std::byte* memory = nullptr;
+        bool refused = false; // once: its pages are then taken one by one
+    };
+
+    // Sixteen huge pages: what lies on small ones, at the end of a slab, is then a sixteenth at most. None for a budget
+    // so small that its slabs would not fill two huge pages each.
+    [[nodiscard]] static std::size_t pages_a_slab(std::size_t pages, std::size_t stride) noexcept {
+        const std::size_t most = 16 * huge_page_bytes / std::max<std::size_t>(stride, 1);
+        const std::size_t fit = std::min(std::max<std::size_t>(most, 1), pages / 8);
+        return alignment_for(fit * stride) == huge_page_bytes ? fit : 0;
+    }
+
+    [[nodiscard]] std::size_t slab_bytes(std::size_t index) const noexcept {
+        return std::min(slab_pages_, pages_.size() - index * slab_pages_) * stride_;
+    }
+
+    [[nodiscard]] std::byte* slab_of(std::size_t page) const noexcept {
+        return slabs_.empty() ? nullptr : slabs_[page / slab_pages_].memory;
+    }
+
+    // Throws: std::bad_alloc, if neither a slab nor a page is to be had.
+    [[nodiscard]] void* place(std::size_t page) {
+        if (!slabs_.empty()) {
+            slab& own = slabs_[page / slab_pages_];
+            if (own.memory == nullptr && !own.refused)
+                take(own, slab_bytes(page / slab_pages_));
+            if (own.memory != nullptr)
+                return own.memory + page % slab_pages_ * stride_;
+        }
+        return resource_->allocate(page_bytes_, line_bytes);
+    }
+
+    void take(slab& own, std::size_t bytes) {
+        try {
+            own.memory = static_cast<std::byte*>(resource_->allocate(bytes, huge_page_bytes));
+            want_huge_pages(own.memory, bytes);
+        } catch (const std::bad_alloc&) {
+            own.refused = true;
+        }
+    }
+
     std::pmr::memory_resource* resource_;
     std::size_t page_bytes_;
-    std::vector<void*> memory_;
+    std::size_t stride_;     // from one page of a slab to the next, in bytes
+    std::size_t slab_pages_; // 0: pages are taken one by one
+    std::vector<void*> pages_;
+    std::vector<slab> slabs_;
 };
 
 inline heap::state heap::open(std::size_t pages, std::size_t page_bytes) const {
@@ -3675,19 +3823,35 @@ namespace kvcache {
 
 /// The weights of y = W x, packed once for the product: panels of 32 outputs, in each the inputs ascending and for
 /// every input its 32 weights side by side. (outputs / 32, inputs, 32), zeros behind the last output.
+///
+/// It owns its memory, or looks at weights packed before (a mapped file) whose keeper it holds. A copy of an owner owns
+/// a copy; copies of a view look at the same weights.
 template <weight_format Weight>
 class packed_matrix {
 public:
     static constexpr std::size_t panel_width = 32;
 
+    /// The panels of this many outputs.
+    [[nodiscard]] static constexpr std::size_t panels_of(std::size_t outputs) noexcept {
+        return (outputs + panel_width - 1) / panel_width;
+    }
+
     packed_matrix() = default;
     packed_matrix(std::size_t outputs, std::size_t inputs)
-        : outputs_(outputs), inputs_(inputs), numbers_(panels() * inputs * panel_width) {}
+        : outputs_(outputs), inputs_(inputs), own_(panels() * inputs * panel_width) {}
 
-    /// Places the weights of one output. (inputs)
+    /// Looks at weights that are packed already, on a cache line. (outputs / 32, inputs, 32)
+    packed_matrix(std::size_t outputs, std::size_t inputs, const Weight* packed, std::shared_ptr<const void> keeper)
+        : outputs_(outputs), inputs_(inputs), view_(packed), keeper_(std::move(keeper)) {
+        expects(reinterpret_cast<std::uintptr_t>(packed) % line_bytes == 0, "packed weights begin on a cache line");
+    }
+
+    /// Places the weights of one output. (inputs) Requires: this owns its memory. Cost: a cache line a weight;
+    /// pack_panel() is for many outputs.
     void set_row(std::size_t output, std::span<const Weight> weights) {
         expects(output < outputs_ && weights.size() == inputs_, "a packed row is one output's weights");
-        Weight* to = numbers_.data() + output / panel_width * inputs_ * panel_width + output % panel_width;
+        expects(view_ == nullptr, "weights are set where they are owned");
+        Weight* to = own_.data() + output / panel_width * inputs_ * panel_width + output % panel_width;
         for (std::size_t k = 0; k < inputs_; ++k)
             to[k * panel_width] = weights[k];
     }
@@ -3702,18 +3866,20 @@ public:
 
     [[nodiscard]] std::size_t outputs() const noexcept { return outputs_; }
     [[nodiscard]] std::size_t inputs() const noexcept { return inputs_; }
-    [[nodiscard]] std::size_t panels() const noexcept { return (outputs_ + panel_width - 1) / panel_width; }
-    [[nodiscard]] std::size_t bytes() const noexcept { return numbers_.size() * sizeof(Weight); }
+    [[nodiscard]] std::size_t panels() const noexcept { return panels_of(outputs_); }
+    [[nodiscard]] std::size_t bytes() const noexcept { return panels() * inputs_ * panel_width * sizeof(Weight); }
 
     /// The weights of outputs [32 * index, 32 * index + 32). (inputs, 32)
     [[nodiscard]] const Weight* panel(std::size_t index) const noexcept {
-        return numbers_.data() + index * inputs_ * panel_width;
+        return (view_ != nullptr ? view_ : own_.data()) + index * inputs_ * panel_width;
     }
 
 private:
     std::size_t outputs_ = 0;
     std::size_t inputs_ = 0;
-    aligned_vector<Weight> numbers_;
+    aligned_vector<Weight> own_;
+    const Weight* view_ = nullptr;
+    std::shared_ptr<const void> keeper_;
 };
 
 } // namespace kvcache
@@ -3807,6 +3973,85 @@ inline void product(const rows_in& x, const packed_matrix<Weight>& w, const rows
         for (; panel < last; ++panel)
             detail::product_panels<1>(x, w, panel, y);
     });
+}
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/pack_panel.hpp --------------------------------------------------------------------------------
+
+namespace kvcache {
+
+namespace detail {
+
+/// Sixteen bytes of weights, whose bits are moved and never computed with.
+using four_words = std::uint32_t __attribute__((vector_size(16)));
+using eight_words = std::uint16_t __attribute__((vector_size(16)));
+
+/// The lower halves of two vectors, alternating; and the upper ones.
+[[nodiscard]] inline four_words zip_lower(four_words a, four_words b) noexcept {
+    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
+}
+[[nodiscard]] inline four_words zip_upper(four_words a, four_words b) noexcept {
+    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
+}
+[[nodiscard]] inline eight_words zip_lower(eight_words a, eight_words b) noexcept {
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+}
+[[nodiscard]] inline eight_words zip_upper(eight_words a, eight_words b) noexcept {
+    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+}
+
+/// Transposes a square of N vectors of N numbers: each round zips the first half of them with the second.
+template <class Vector, std::size_t N, std::size_t... Pair>
+inline void transpose(std::array<Vector, N>& square, std::index_sequence<Pair...>) noexcept {
+    for (std::size_t round = 1; round < N; round *= 2) {
+        std::array<Vector, N> zipped;
+        ((zipped[2 * Pair] = zip_lower(square[Pair], square[Pair + N / 2]),
+          zipped[2 * Pair + 1] = zip_upper(square[Pair], square[Pair + N / 2])),
+         ...);
+        square = zipped;
+    }
+}
+
+/// Writes a square of the numbers at `rows` + `offset` bytes, transposed, into a panel. (N, N)
+template <class Vector, weight_format Weight, std::size_t... Row>
+inline void pack_square(const std::byte* const* rows, std::size_t offset, Weight* panel,
+                        std::index_sequence<Row...>) noexcept {
+    constexpr std::size_t n = sizeof...(Row);
+    std::array<Vector, n> square = {};
+    ((rows[Row] != nullptr ? void(std::memcpy(&square[Row], rows[Row] + offset, sizeof(Vector))) : void()), ...);
+    transpose(square, std::make_index_sequence<n / 2>());
+    (std::memcpy(static_cast<void*>(panel + Row * packed_matrix<Weight>::panel_width), &square[Row], sizeof(Vector)),
+     ...);
+}
+
+} // namespace detail
+
+/// Packs the rows of 32 outputs, each `inputs` numbers in memory order at any alignment; null is a row of zeros.
+/// (32, inputs) -> (inputs, 32). Cost: every cache line is read once and written once.
+template <weight_format Weight>
+inline void pack_panel(std::span<const std::byte* const, packed_matrix<Weight>::panel_width> rows, std::size_t inputs,
+                       Weight* panel) noexcept {
+    using vector = std::conditional_t<sizeof(Weight) == 4, detail::four_words, detail::eight_words>;
+    constexpr std::size_t width = packed_matrix<Weight>::panel_width;
+    constexpr std::size_t side = sizeof(vector) / sizeof(Weight);
+    constexpr std::size_t block = 4 * line_bytes / sizeof(Weight); // of each row, before the next rows
+    const std::size_t squares = inputs / side * side;
+    for (std::size_t begin = 0; begin < inputs; begin += block) {
+        const std::size_t end = std::min(begin + block, inputs), whole = std::min(end, squares);
+        for (std::size_t row = 0; row < width; row += side) {
+            for (std::size_t k = begin; k < whole; k += side)
+                detail::pack_square<vector>(&rows[row], k * sizeof(Weight), panel + k * width + row,
+                                            std::make_index_sequence<side>());
+            for (std::size_t k = std::max(begin, whole); k < end; ++k)
+                for (std::size_t r = row; r < row + side; ++r) {
+                    Weight weight{};
+                    if (rows[r] != nullptr)
+                        std::memcpy(static_cast<void*>(&weight), rows[r] + k * sizeof(Weight), sizeof(Weight));
+                    panel[k * width + r] = weight;
+                }
+        }
+    }
 }
 
 } // namespace kvcache
@@ -3908,30 +4153,140 @@ private:
 
 } // namespace kvcache
 
+// ---- kvcache/model/packing.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The format in which matrices below one another are packed: their own if they share one, else F32. F32 too on a
+/// machine whose byte order is not the checkpoint's.
+[[nodiscard]] inline dtype packed_format(std::span<const tensor_view> parts) {
+    const bool alike = std::ranges::all_of(parts, [&](const tensor_view& p) { return p.dtype == parts[0].dtype; });
+    return alike && !parts.empty() && std::endian::native == std::endian::little ? parts[0].dtype : dtype::f32;
+}
+
+/// The bytes of packed weights.
+[[nodiscard]] constexpr std::size_t packed_bytes(dtype format, std::size_t outputs, std::size_t inputs) noexcept {
+    constexpr std::size_t width = packed_matrix<float>::panel_width;
+    return packed_matrix<float>::panels_of(outputs) * width * inputs * bytes_of(format);
+}
+
+namespace detail {
+
+/// The first byte of a row of matrices that lie below one another; null behind the last.
+[[nodiscard]] inline const std::byte* row_in(std::span<const tensor_view> parts, std::size_t row) {
+    for (const tensor_view& part : parts) {
+        if (row < part.shape[0])
+            return part.bytes.data() + row * part.shape[1] * bytes_of(part.dtype);
+        row -= part.shape[0];
+    }
+    return nullptr;
+}
+
+/// The same row as float32. (inputs)
+inline void read_row_in(std::span<const tensor_view> parts, std::size_t row, std::span<float> out) {
+    for (const tensor_view& part : parts) {
+        if (row < part.shape[0])
+            return part.read(row * out.size(), out);
+        row -= part.shape[0];
+    }
+    std::ranges::fill(out, 0.0F);
+}
+
+template <weight_format Weight>
+inline void pack_as(std::span<const tensor_view> parts, bool as_stored, Weight* to, std::size_t begin,
+                    std::size_t end) {
+    constexpr std::size_t width = packed_matrix<Weight>::panel_width;
+    const std::size_t inputs = parts[0].shape[1];
+    std::vector<float> widened(as_stored ? 0 : width * inputs);
+    std::array<const std::byte*, width> rows = {};
+    for (std::size_t panel = begin; panel < end; ++panel) {
+        for (std::size_t r = 0; r < width; ++r)
+            if (as_stored) {
+                rows[r] = row_in(parts, panel * width + r);
+            } else {
+                const std::span row(widened.data() + r * inputs, inputs);
+                read_row_in(parts, panel * width + r, row);
+                rows[r] = std::as_bytes(row).data();
+            }
+        pack_panel<Weight>(rows, inputs, to + panel * width * inputs);
+    }
+}
+
+} // namespace detail
+
+/// Packs matrices of the same inputs below one another into `to`, a cache line's multiple of packed_bytes(). Each
+/// (outputs, inputs), as stored. Requires: `format` is packed_format(parts), or F32.
+/// Cost: every weight is read and written once, by all threads.
+inline void pack_rows(std::span<const tensor_view> parts, dtype format, std::byte* to, team& threads) {
+    expects(!parts.empty(), "a linear map has a matrix");
+    std::size_t outputs = 0;
+    for (const tensor_view& part : parts) {
+        expects(part.shape.size() == 2 && part.shape[1] == parts[0].shape[1], "matrices below one another are as wide");
+        outputs += part.shape[0];
+    }
+    // Bytes move as they are; only a machine of the other byte order has to look at the numbers.
+    const bool as_stored = std::endian::native == std::endian::little &&
+                           std::ranges::all_of(parts, [&](const tensor_view& part) { return part.dtype == format; });
+    expects(as_stored || format == dtype::f32, "weights are packed as stored or as F32");
+    const auto pack = [&](auto* weights) {
+        threads.share(
+            packed_matrix<float>::panels_of(outputs), outputs * parts[0].shape[1],
+            [&](std::size_t begin, std::size_t end) { detail::pack_as(parts, as_stored, weights, begin, end); });
+    };
+    switch (format) {
+    case dtype::f32:
+        return pack(reinterpret_cast<float*>(to));
+    case dtype::f16:
+        return pack(reinterpret_cast<half*>(to));
+    case dtype::bf16:
+        return pack(reinterpret_cast<bfloat16*>(to));
+    }
+}
+
+} // namespace kvcache
+
 // ---- kvcache/model/linear.hpp -------------------------------------------------------------------------------------
 
 namespace kvcache {
 
 /// y = x W^T + b with packed weights, kept in the format they are stored in: F32, BF16 or F16. All three widen exactly,
-/// so the format decides speed and memory, never bits of the product.
+/// so the format decides speed and memory, never bits of the product. Copies share the weights.
 class linear {
 public:
     linear() = default;
 
     /// Packs matrices of the same inputs below one another; parts of different formats become F32. Each
     /// (outputs, inputs), as stored.
-    [[nodiscard]] static linear pack(std::span<const tensor_view> parts) {
+    [[nodiscard]] static linear pack(std::span<const tensor_view> parts, team& threads) {
         expects(!parts.empty(), "a linear map has a matrix");
-        const auto all = [&](dtype type) {
-            return std::ranges::all_of(parts, [&](const tensor_view& part) { return part.dtype == type; });
-        };
+        const dtype format = packed_format(parts);
+        std::size_t outputs = 0;
+        for (const tensor_view& part : parts)
+            outputs += part.shape.at(0);
+        const auto memory = shared_memory(packed_bytes(format, outputs, parts[0].shape.at(1)), nullptr);
+        pack_rows(parts, format, memory.get(), threads);
+        return packed(format, outputs, parts[0].shape[1], memory);
+    }
+    [[nodiscard]] static linear pack(std::span<const tensor_view> parts) {
+        team alone;
+        return pack(parts, alone);
+    }
+
+    /// Looks at weights that pack_rows() has packed, and keeps them alive. (outputs / 32, inputs, 32)
+    [[nodiscard]] static linear packed(dtype format, std::size_t outputs, std::size_t inputs,
+                                       const std::shared_ptr<const std::byte>& weights) {
         linear made;
-        if (all(dtype::bf16))
-            made.weights_ = pack_as<bfloat16>(parts);
-        else if (all(dtype::f16))
-            made.weights_ = pack_as<half>(parts);
-        else
-            made.weights_ = pack_as<float>(parts);
+        switch (format) {
+        case dtype::f32:
+            made.weights_ = looking_at<float>(outputs, inputs, weights);
+            break;
+        case dtype::bf16:
+            made.weights_ = looking_at<bfloat16>(outputs, inputs, weights);
+            break;
+        case dtype::f16:
+            made.weights_ = looking_at<half>(outputs, inputs, weights);
+            break;
+        }
         return made;
     }
 
@@ -3966,27 +4321,9 @@ public:
 
 private:
     template <weight_format Weight>
-    [[nodiscard]] static packed_matrix<Weight> pack_as(std::span<const tensor_view> parts) {
-        std::size_t outputs = 0;
-        for (const tensor_view& part : parts)
-            outputs += part.shape.at(0);
-        const std::size_t inputs = parts[0].shape.at(1);
-        packed_matrix<Weight> packed(outputs, inputs);
-        std::vector<Weight> row(inputs);
-        std::size_t output = 0;
-        for (const tensor_view& part : parts)
-            for (std::size_t i = 0; i < part.shape[0]; ++i) {
-                read_row(part, i * inputs, std::span<Weight>(row));
-                packed.set_row(output++, row);
-            }
-        return packed;
-    }
-
-    static void read_row(const tensor_view& from, std::size_t first, std::span<float> row) { from.read(first, row); }
-    template <class Narrow>
-    static void read_row(const tensor_view& from, std::size_t first, std::span<Narrow> row) {
-        for (std::size_t i = 0; i < row.size(); ++i)
-            row[i].bits = from.bits(first + i);
+    [[nodiscard]] static packed_matrix<Weight> looking_at(std::size_t outputs, std::size_t inputs,
+                                                          const std::shared_ptr<const std::byte>& weights) {
+        return {outputs, inputs, reinterpret_cast<const Weight*>(weights.get()), weights};
     }
 
     std::variant<packed_matrix<float>, packed_matrix<bfloat16>, packed_matrix<half>> weights_;
@@ -3995,7 +4332,76 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/model/weights.hpp ------------------------------------------------------------------------------------
+// ---- kvcache/model/weight_names.hpp -------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A weight that a model needs: its name in a Hugging Face checkpoint, and its shape.
+struct weight_name {
+    std::string name = {};
+    std::vector<std::size_t> shape = {}; ///< Outermost first; a product's is (out, in).
+
+    friend bool operator==(const weight_name&, const weight_name&) = default;
+};
+
+inline constexpr std::string_view embedding_name = "model.embed_tokens.weight";
+inline constexpr std::string_view final_norm_name = "model.norm.weight";
+inline constexpr std::string_view head_name = "lm_head.weight";
+
+/// The name of a part of layer `layer`: "model.layers.3.self_attn.q_proj.weight" for "self_attn.q_proj.weight".
+[[nodiscard]] inline std::string layer_weight_name(std::size_t layer, std::string_view part) {
+    return "model.layers." + std::to_string(layer) + "." + std::string(part);
+}
+
+/// The weights of layer `layer`, with those biases and norms that `config` has. Requires: layer < config.layers.
+[[nodiscard]] inline std::vector<weight_name> layer_weights(const model_config& config, std::size_t layer) {
+    expects(layer < config.layers, "a layer is one of the model's");
+    const std::size_t hidden = config.hidden_size;
+    const std::size_t inner = config.intermediate_size;
+    const std::size_t query = config.heads * config.head_dim;
+    const std::size_t shared = config.kv_heads * config.head_dim;
+
+    std::vector<weight_name> weights;
+    const auto vector = [&](std::string_view part, std::size_t extent) {
+        weights.push_back({layer_weight_name(layer, part), {extent}});
+    };
+    const auto product = [&](const std::string& part, std::size_t out, std::size_t in, bool bias) {
+        weights.push_back({layer_weight_name(layer, part + ".weight"), {out, in}});
+        if (bias)
+            vector(part + ".bias", out);
+    };
+    vector("input_layernorm.weight", hidden);
+    product("self_attn.q_proj", query, hidden, config.qkv_bias);
+    product("self_attn.k_proj", shared, hidden, config.qkv_bias);
+    product("self_attn.v_proj", shared, hidden, config.qkv_bias);
+    if (config.qk_norm) {
+        vector("self_attn.q_norm.weight", config.head_dim);
+        vector("self_attn.k_norm.weight", config.head_dim);
+    }
+    product("self_attn.o_proj", hidden, query, config.output_bias);
+    vector("post_attention_layernorm.weight", hidden);
+    product("mlp.gate_proj", inner, hidden, config.mlp_bias);
+    product("mlp.up_proj", inner, hidden, config.mlp_bias);
+    product("mlp.down_proj", hidden, inner, config.mlp_bias);
+    return weights;
+}
+
+/// All weights of a model, in the order of its computation; without lm_head when the head is tied.
+[[nodiscard]] inline std::vector<weight_name> weights_of(const model_config& config) {
+    std::vector<weight_name> weights;
+    weights.push_back({std::string(embedding_name), {config.vocabulary, config.hidden_size}});
+    for (std::size_t layer = 0; layer != config.layers; ++layer)
+        for (weight_name& weight : layer_weights(config, layer))
+            weights.push_back(std::move(weight));
+    weights.push_back({std::string(final_norm_name), {config.hidden_size}});
+    if (!config.tied_head)
+        weights.push_back({std::string(head_name), {config.vocabulary, config.hidden_size}});
+    return weights;
+}
+
+} // namespace kvcache
+
+// ---- kvcache/model/weight_image.hpp -------------------------------------------------------------------------------
 
 namespace kvcache {
 
@@ -4004,6 +4410,157 @@ template <class S>
 concept weight_source = requires(const S s, std::string_view name, std::initializer_list<std::size_t> shape) {
     { s.tensor(name, shape) } -> std::same_as<result<tensor_view>>;
 };
+
+/// Tensors that are kept as one: matrices below one another for one product, or vectors behind one another.
+struct weight_group {
+    std::vector<weight_name> parts = {};
+    bool ends_layer = false; ///< With it, a layer is whole.
+};
+
+/// Where a group lies in the image of a model's weights.
+struct weight_place {
+    dtype format = dtype::f32;
+    std::size_t outputs = 0;
+    std::size_t inputs = 0; ///< 0 for a vector of `outputs` float32 numbers.
+    std::size_t offset = 0; ///< In bytes, a cache line's multiple.
+    std::size_t bytes = 0;
+};
+
+/// Where all packed weights of a model lie in one block of memory, or in the payload of a file: a function of the
+/// groups and of the formats they are stored in.
+class weight_layout {
+public:
+    /// Asks `source` for every tensor, and reads none. Errors: the source's, naming the tensor.
+    template <weight_source Source>
+    [[nodiscard]] static result<weight_layout> plan(std::vector<weight_group> groups, const Source& source) {
+        weight_layout made;
+        for (const weight_group& group : groups) {
+            auto views = views_of(group, source);
+            if (!views)
+                return views.error();
+            weight_place place{.offset = made.bytes_};
+            for (const tensor_view& view : *views)
+                place.outputs += view.shape[0];
+            if (views->front().shape.size() == 2) {
+                place.format = packed_format(*views);
+                place.inputs = views->front().shape[1];
+                place.bytes = packed_bytes(place.format, place.outputs, place.inputs);
+            } else {
+                place.bytes = place.outputs * sizeof(float);
+            }
+            made.bytes_ += (place.bytes + line_bytes - 1) / line_bytes * line_bytes;
+            made.places_.push_back(place);
+        }
+        made.groups_ = std::move(groups);
+        return made;
+    }
+
+    [[nodiscard]] std::span<const weight_group> groups() const noexcept { return groups_; }
+    [[nodiscard]] std::span<const weight_place> places() const noexcept { return places_; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+
+    /// Of every group's tensors and place.
+    [[nodiscard]] kvcache::digest digest() const {
+        digest_builder builder;
+        builder.text("kvcache weight layout 1").number(places_.size());
+        for (std::size_t i = 0; i < places_.size(); ++i) {
+            builder.number(groups_[i].parts.size());
+            for (const weight_name& part : groups_[i].parts) {
+                builder.text(part.name).number(part.shape.size());
+                for (const std::size_t extent : part.shape)
+                    builder.number(extent);
+            }
+            const weight_place& at = places_[i];
+            builder.text(name_of(at.format)).number(at.outputs).number(at.inputs).number(at.offset).number(at.bytes);
+        }
+        return builder.finish();
+    }
+
+    /// The tensors of a group. Errors: the source's.
+    template <weight_source Source>
+    [[nodiscard]] static result<std::vector<tensor_view>> views_of(const weight_group& group, const Source& source) {
+        std::vector<tensor_view> views;
+        for (const weight_name& part : group.parts) {
+            auto view = part.shape.size() == 1 ? source.tensor(part.name, {part.shape[0]})
+                                               : source.tensor(part.name, {part.shape[0], part.shape[1]});
+            if (!view)
+                return view.error();
+            views.push_back(std::move(*view));
+        }
+        return views;
+    }
+
+private:
+    std::vector<weight_group> groups_;
+    std::vector<weight_place> places_;
+    std::size_t bytes_ = 0;
+};
+
+/// Packs all weights of a layout into `image`, of layout.bytes() on a cache line. `packed(group, views)` is called with
+/// each group and its tensors once they are packed, in order. Errors: the source's.
+/// Cost: every weight is read once and written once, by all threads.
+template <weight_source Source, class Packed>
+[[nodiscard]] result<void> pack_weights(const weight_layout& layout, const Source& source, std::span<std::byte> image,
+                                        team& threads, Packed packed) {
+    expects(image.size() == layout.bytes(), "an image is as long as its layout says");
+    for (std::size_t i = 0; i < layout.places().size(); ++i) {
+        const weight_place& place = layout.places()[i];
+        const auto views = weight_layout::views_of(layout.groups()[i], source);
+        if (!views)
+            return views.error();
+        std::byte* to = image.data() + place.offset;
+        if (place.inputs != 0) {
+            pack_rows(*views, place.format, to, threads);
+        } else {
+            for (const tensor_view& view : *views) {
+                view.read(0, {reinterpret_cast<float*>(to), view.size()});
+                to += view.size() * sizeof(float);
+            }
+            // What lies before the next cache line is zeros, so that equal weights are equal images.
+            const std::size_t end = (place.offset + place.bytes + line_bytes - 1) / line_bytes * line_bytes;
+            std::memset(to, 0, end - (place.offset + place.bytes));
+        }
+        packed(layout.groups()[i], std::span<const tensor_view>(*views));
+    }
+    return {};
+}
+
+/// The packed weights of a model in one block, in memory or in a mapped file, and where each lies.
+class weight_image {
+public:
+    weight_image(weight_layout layout, std::shared_ptr<const std::byte> memory)
+        : layout_(std::move(layout)), memory_(std::move(memory)) {}
+
+    [[nodiscard]] const weight_layout& layout() const noexcept { return layout_; }
+    [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {memory_.get(), layout_.bytes()}; }
+
+    /// A copy of group `index`, which must be one of vectors.
+    [[nodiscard]] std::vector<float> vector(std::size_t index) const {
+        const weight_place& place = layout_.places()[index];
+        expects(place.inputs == 0, "a vector is read from a group of vectors");
+        std::vector<float> numbers(place.outputs);
+        std::memcpy(numbers.data(), memory_.get() + place.offset, place.bytes);
+        return numbers;
+    }
+
+    /// The product of group `index`, which must be one of matrices. It keeps the block alive.
+    [[nodiscard]] linear product(std::size_t index) const {
+        const weight_place& place = layout_.places()[index];
+        expects(place.inputs != 0, "a product is made from a group of matrices");
+        return linear::packed(place.format, place.outputs, place.inputs,
+                              std::shared_ptr<const std::byte>(memory_, memory_.get() + place.offset));
+    }
+
+private:
+    weight_layout layout_;
+    std::shared_ptr<const std::byte> memory_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/model/weights.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache {
 
 /// The weights of one block, packed.
 struct block_weights {
@@ -4027,95 +4584,139 @@ struct model_weights {
 
 namespace detail {
 
-// Reads tensors one after the other; the first error stays, and what follows is skipped.
-template <weight_source Source>
-class weight_reader {
-public:
-    explicit weight_reader(const Source& source) : source_(source) {}
+/// Calls visit.product(to, names, inputs, biased) and visit.vector(to, name, size) for every member of `weights`, in
+/// the order of an image; visit.layer_done() behind each layer. A product's names are its matrices', without ".weight".
+template <class Visit>
+void for_each_weight(const model_config& config, model_weights& weights, Visit visit) {
+    const std::size_t hidden = config.hidden_size, inner = config.intermediate_size;
+    const std::size_t q = config.heads * config.head_dim, kv = config.kv_heads * config.head_dim;
+    const std::string embedding = "model.embed_tokens";
 
-    [[nodiscard]] const result<void>& outcome() const noexcept { return outcome_; }
+    visit.product(weights.head, {{config.tied_head ? embedding : "lm_head", config.vocabulary}}, hidden, false);
+    if (!config.tied_head)
+        visit.product(weights.embedding, {{embedding, config.vocabulary}}, hidden, false);
+    visit.vector(weights.final_norm, std::string(final_norm_name), hidden);
 
-    [[nodiscard]] std::vector<float> vector(const std::string& name, std::size_t size) {
-        std::vector<float> numbers;
-        if (const auto view = tensor(name, {size}))
-            numbers.resize(size), view->read(0, numbers);
-        return numbers;
-    }
-
-    [[nodiscard]] linear matrix(const std::vector<std::pair<std::string, std::size_t>>& parts, std::size_t inputs,
-                                bool biased) {
-        std::vector<tensor_view> views;
-        std::vector<float> bias;
-        for (const auto& [name, outputs] : parts) {
-            if (auto view = tensor(name + ".weight", {outputs, inputs}))
-                views.push_back(std::move(*view));
-            if (biased) {
-                const auto part = vector(name + ".bias", outputs);
-                bias.insert(bias.end(), part.begin(), part.end());
-            }
+    weights.layers.resize(config.layers);
+    for (std::size_t i = 0; i < config.layers; ++i) {
+        block_weights& layer = weights.layers[i];
+        const auto name = [&](std::string_view part) { return layer_weight_name(i, part); };
+        visit.vector(layer.attention_norm, name("input_layernorm.weight"), hidden);
+        visit.product(layer.qkv,
+                      {{name("self_attn.q_proj"), q}, {name("self_attn.k_proj"), kv}, {name("self_attn.v_proj"), kv}},
+                      hidden, config.qkv_bias);
+        if (config.qk_norm) {
+            visit.vector(layer.q_norm, name("self_attn.q_norm.weight"), config.head_dim);
+            visit.vector(layer.k_norm, name("self_attn.k_norm.weight"), config.head_dim);
         }
-        if (!outcome_)
-            return {};
-        linear made = linear::pack(views);
+        visit.product(layer.output, {{name("self_attn.o_proj"), hidden}}, q, config.output_bias);
+        visit.vector(layer.mlp_norm, name("post_attention_layernorm.weight"), hidden);
+        visit.product(layer.gate_up, {{name("mlp.gate_proj"), inner}, {name("mlp.up_proj"), inner}}, hidden,
+                      config.mlp_bias);
+        visit.product(layer.down, {{name("mlp.down_proj"), hidden}}, inner, config.mlp_bias);
+        visit.layer_done();
+    }
+}
+
+using product_names = std::vector<std::pair<std::string, std::size_t>>; // a matrix, and its outputs
+
+struct group_lister {
+    std::vector<weight_group>& groups;
+
+    void product(linear&, const product_names& names, std::size_t inputs, bool biased) {
+        weight_group matrices, biases;
+        for (const auto& [name, outputs] : names) {
+            matrices.parts.push_back({name + ".weight", {outputs, inputs}});
+            biases.parts.push_back({name + ".bias", {outputs}});
+        }
+        groups.push_back(std::move(matrices));
         if (biased)
-            made.set_bias(std::move(bias));
-        return made;
+            groups.push_back(std::move(biases));
     }
-
-private:
-    [[nodiscard]] result<tensor_view> tensor(const std::string& name, std::initializer_list<std::size_t> shape) {
-        if (!outcome_)
-            return outcome_.error();
-        auto view = source_.tensor(name, shape);
-        if (!view)
-            outcome_ = view.error();
-        return view;
+    void vector(std::vector<float>&, std::string name, std::size_t size) {
+        weight_group one;
+        one.parts.push_back({std::move(name), {size}});
+        groups.push_back(std::move(one));
     }
+    void layer_done() { groups.back().ends_layer = true; }
+};
 
-    const Source& source_;
-    result<void> outcome_;
+struct image_reader {
+    const weight_image& image;
+    std::size_t next = 0;
+
+    void product(linear& to, const product_names&, std::size_t, bool biased) {
+        to = image.product(next++);
+        if (biased)
+            to.set_bias(image.vector(next++));
+    }
+    void vector(std::vector<float>& to, const std::string&, std::size_t) { to = image.vector(next++); }
+    void layer_done() {}
 };
 
 } // namespace detail
 
-/// Reads and packs all weights of a checkpoint, by their Hugging Face names. `progress(done, of)` is called after each
-/// layer. Errors: the source's, naming the tensor. Cost: every weight is read and written once.
+/// The groups of a model's weights, in the order of its image.
+[[nodiscard]] inline std::vector<weight_group> weight_groups(const model_config& config) {
+    std::vector<weight_group> groups;
+    model_weights unused;
+    detail::for_each_weight(config, unused, detail::group_lister{groups});
+    return groups;
+}
+
+/// The weights that an image of weight_groups(config) holds: vectors copied, products in place.
+[[nodiscard]] inline model_weights weights_in(const model_config& config, const weight_image& image) {
+    model_weights weights;
+    detail::for_each_weight(config, weights, detail::image_reader{image});
+    return weights;
+}
+
+/// Reads all weights of a checkpoint by their Hugging Face names, and packs them into one block taken from `memory`
+/// (null: new and delete), on huge pages where the system has them. `packed(group, views)` is called for each group
+/// and its tensors once they are packed, `progress(done, of)` after each layer.
+/// Errors: the source's, naming the tensor; out_of_memory. Cost: every weight is read and written once, by all threads;
+/// one block of layout().bytes(), and nothing beside it that grows with the model.
+template <weight_source Source, class Packed, class Progress>
+[[nodiscard]] result<weight_image> pack_image(const model_config& config, const Source& source,
+                                              std::pmr::memory_resource* memory, team& threads, Packed packed,
+                                              Progress progress) {
+    auto layout = weight_layout::plan(weight_groups(config), source);
+    if (!layout)
+        return layout.error();
+    std::shared_ptr<std::byte> block;
+    try {
+        block = shared_memory(layout->bytes(), memory);
+    } catch (const std::bad_alloc&) {
+        return error{error_code::out_of_memory, "weights",
+                     "the packed weights take " + std::to_string(layout->bytes()) + " bytes, which are not to be had"};
+    }
+    std::size_t layers = 0;
+    const auto done = [&](const weight_group& group, std::span<const tensor_view> views) {
+        packed(group, views);
+        if (group.ends_layer)
+            progress(++layers, config.layers);
+    };
+    if (auto filled = pack_weights(*layout, source, {block.get(), layout->bytes()}, threads, done); !filled)
+        return filled.error();
+    return weight_image(*std::move(layout), std::move(block));
+}
+
+/// The same, ready to compute with. Errors: as pack_image.
+template <weight_source Source, class Progress>
+[[nodiscard]] result<model_weights> load_weights(const model_config& config, const Source& source, team& threads,
+                                                 Progress progress) {
+    const auto ignore = [](const weight_group&, std::span<const tensor_view>) {};
+    const auto image = pack_image(config, source, nullptr, threads, ignore, progress);
+    if (!image)
+        return image.error();
+    return weights_in(config, *image);
+}
+
+/// The same on one thread.
 template <weight_source Source, class Progress>
 [[nodiscard]] result<model_weights> load_weights(const model_config& config, const Source& source, Progress progress) {
-    detail::weight_reader<Source> read(source);
-    const std::size_t hidden = config.hidden_size;
-    const std::size_t q = config.heads * config.head_dim, kv = config.kv_heads * config.head_dim;
-
-    model_weights weights;
-    const std::string embedding = "model.embed_tokens";
-    weights.head = read.matrix({{config.tied_head ? embedding : "lm_head", config.vocabulary}}, hidden, false);
-    if (!config.tied_head)
-        weights.embedding = read.matrix({{embedding, config.vocabulary}}, hidden, false);
-    weights.final_norm = read.vector("model.norm.weight", hidden);
-
-    for (std::size_t i = 0; i < config.layers && read.outcome(); ++i) {
-        const std::string at = "model.layers." + std::to_string(i) + ".";
-        const std::string self = at + "self_attn.", mlp = at + "mlp.";
-        block_weights layer;
-        layer.attention_norm = read.vector(at + "input_layernorm.weight", hidden);
-        layer.qkv =
-            read.matrix({{self + "q_proj", q}, {self + "k_proj", kv}, {self + "v_proj", kv}}, hidden, config.qkv_bias);
-        if (config.qk_norm) {
-            layer.q_norm = read.vector(self + "q_norm.weight", config.head_dim);
-            layer.k_norm = read.vector(self + "k_norm.weight", config.head_dim);
-        }
-        layer.output = read.matrix({{self + "o_proj", hidden}}, q, config.output_bias);
-        layer.mlp_norm = read.vector(at + "post_attention_layernorm.weight", hidden);
-        layer.gate_up =
-            read.matrix({{mlp + "gate_proj", config.intermediate_size}, {mlp + "up_proj", config.intermediate_size}},
-                        hidden, config.mlp_bias);
-        layer.down = read.matrix({{mlp + "down_proj", hidden}}, config.intermediate_size, config.mlp_bias);
-        weights.layers.push_back(std::move(layer));
-        progress(i + 1, config.layers);
-    }
-    if (!read.outcome())
-        return read.outcome().error();
-    return weights;
+    team alone;
+    return load_weights(config, source, alone, progress);
 }
 
 } // namespace kvcache

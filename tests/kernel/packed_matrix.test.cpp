@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <memory>
 #include <vector>
 
 #include "kernel/numbers.hpp"
@@ -52,4 +54,29 @@ TEST_CASE("a row of another length or place is a caller's mistake") {
     CHECK_THROWS_AS(packed.set_row(4, three), kv::contract_violation);
     CHECK_THROWS_AS(packed.row(4, three), kv::contract_violation);
     CHECK_THROWS_AS(packed.row(0, four), kv::contract_violation);
+}
+
+TEST_CASE("a view looks at weights that its keeper owns, and copies of it share them") {
+    kv::packed_matrix<float> owner(40, 3);
+    owner.set_row(39, std::vector<float>{1.0f, 2.0f, 3.0f});
+    const auto copy = owner;
+    CHECK(copy.panel(0) != owner.panel(0));
+    CHECK(copy.panel(1)[7 + 32] == 2.0f);
+
+    auto memory = kv::shared_memory(owner.bytes(), nullptr);
+    std::memcpy(memory.get(), owner.panel(0), owner.bytes());
+    const std::weak_ptr<const void> alive = memory;
+    {
+        kv::packed_matrix<float> view(40, 3, reinterpret_cast<const float*>(memory.get()), memory);
+        memory.reset();
+        const auto shared = view;
+        CHECK(shared.panel(0) == view.panel(0));
+        CHECK(shared.bytes() == owner.bytes());
+        std::vector<float> row(3);
+        shared.row(39, row);
+        CHECK(row == std::vector<float>{1.0f, 2.0f, 3.0f});
+        CHECK_THROWS_AS(view.set_row(0, row), kv::contract_violation);
+        CHECK_FALSE(alive.expired());
+    }
+    CHECK(alive.expired());
 }

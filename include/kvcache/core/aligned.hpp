@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/huge_pages.hpp>
+
 #include <cstddef>
+#include <memory>
+#include <memory_resource>
 #include <new>
 #include <vector>
 
@@ -10,7 +14,12 @@ namespace kvcache {
 /// One cache line, and one AVX-512 vector.
 inline constexpr std::size_t line_bytes = 64;
 
-/// Allocates on cache-line boundaries.
+/// The alignment that memory of `bytes` gets: a cache line, or a huge page for what fills two of them or more.
+[[nodiscard]] constexpr std::size_t alignment_for(std::size_t bytes) noexcept {
+    return bytes >= 2 * huge_page_bytes ? huge_page_bytes : line_bytes;
+}
+
+/// Allocates on cache-line boundaries; what is large on huge pages, where the system has them.
 template <class T>
 struct line_allocator {
     using value_type = T;
@@ -20,9 +29,15 @@ struct line_allocator {
     line_allocator(const line_allocator<U>&) noexcept {}
 
     [[nodiscard]] T* allocate(std::size_t n) {
-        return static_cast<T*>(::operator new (n * sizeof(T), std::align_val_t{line_bytes}));
+        const std::size_t bytes = n * sizeof(T), alignment = alignment_for(bytes);
+        void* const at = ::operator new (bytes, std::align_val_t{alignment});
+        if (alignment == huge_page_bytes)
+            want_huge_pages(at, bytes);
+        return static_cast<T*>(at);
     }
-    void deallocate(T* at, std::size_t) noexcept { ::operator delete (at, std::align_val_t{line_bytes}); }
+    void deallocate(T* at, std::size_t n) noexcept {
+        ::operator delete (at, std::align_val_t{alignment_for(n * sizeof(T))});
+    }
 
     friend bool operator==(const line_allocator&, const line_allocator&) { return true; }
 };
@@ -30,5 +45,16 @@ struct line_allocator {
 /// A vector that begins on a cache line.
 template <class T>
 using aligned_vector = std::vector<T, line_allocator<T>>;
+
+/// Memory of the size asked for, aligned likewise, that goes with its last holder; its content is anything. Null as
+/// `resource` means new and delete. Throws: what the resource throws.
+[[nodiscard]] inline std::shared_ptr<std::byte> shared_memory(std::size_t bytes, std::pmr::memory_resource* resource) {
+    std::pmr::memory_resource* const from = resource != nullptr ? resource : std::pmr::new_delete_resource();
+    const std::size_t alignment = alignment_for(bytes);
+    auto* const at = static_cast<std::byte*>(from->allocate(bytes, alignment));
+    if (alignment == huge_page_bytes)
+        want_huge_pages(at, bytes);
+    return {at, [=](std::byte* mine) { from->deallocate(mine, bytes, alignment); }};
+}
 
 } // namespace kvcache

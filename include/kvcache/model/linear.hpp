@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/aligned.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/kernel/math.hpp>
 #include <kvcache/kernel/product.hpp>
+#include <kvcache/model/packing.hpp>
 #include <kvcache/model/tensor_view.hpp>
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <utility>
 #include <variant>
@@ -17,25 +19,43 @@
 namespace kvcache {
 
 /// y = x W^T + b with packed weights, kept in the format they are stored in: F32, BF16 or F16. All three widen exactly,
-/// so the format decides speed and memory, never bits of the product.
+/// so the format decides speed and memory, never bits of the product. Copies share the weights.
 class linear {
 public:
     linear() = default;
 
     /// Packs matrices of the same inputs below one another; parts of different formats become F32. Each
     /// (outputs, inputs), as stored.
-    [[nodiscard]] static linear pack(std::span<const tensor_view> parts) {
+    [[nodiscard]] static linear pack(std::span<const tensor_view> parts, team& threads) {
         expects(!parts.empty(), "a linear map has a matrix");
-        const auto all = [&](dtype type) {
-            return std::ranges::all_of(parts, [&](const tensor_view& part) { return part.dtype == type; });
-        };
+        const dtype format = packed_format(parts);
+        std::size_t outputs = 0;
+        for (const tensor_view& part : parts)
+            outputs += part.shape.at(0);
+        const auto memory = shared_memory(packed_bytes(format, outputs, parts[0].shape.at(1)), nullptr);
+        pack_rows(parts, format, memory.get(), threads);
+        return packed(format, outputs, parts[0].shape[1], memory);
+    }
+    [[nodiscard]] static linear pack(std::span<const tensor_view> parts) {
+        team alone;
+        return pack(parts, alone);
+    }
+
+    /// Looks at weights that pack_rows() has packed, and keeps them alive. (outputs / 32, inputs, 32)
+    [[nodiscard]] static linear packed(dtype format, std::size_t outputs, std::size_t inputs,
+                                       const std::shared_ptr<const std::byte>& weights) {
         linear made;
-        if (all(dtype::bf16))
-            made.weights_ = pack_as<bfloat16>(parts);
-        else if (all(dtype::f16))
-            made.weights_ = pack_as<half>(parts);
-        else
-            made.weights_ = pack_as<float>(parts);
+        switch (format) {
+        case dtype::f32:
+            made.weights_ = looking_at<float>(outputs, inputs, weights);
+            break;
+        case dtype::bf16:
+            made.weights_ = looking_at<bfloat16>(outputs, inputs, weights);
+            break;
+        case dtype::f16:
+            made.weights_ = looking_at<half>(outputs, inputs, weights);
+            break;
+        }
         return made;
     }
 
@@ -70,27 +90,9 @@ public:
 
 private:
     template <weight_format Weight>
-    [[nodiscard]] static packed_matrix<Weight> pack_as(std::span<const tensor_view> parts) {
-        std::size_t outputs = 0;
-        for (const tensor_view& part : parts)
-            outputs += part.shape.at(0);
-        const std::size_t inputs = parts[0].shape.at(1);
-        packed_matrix<Weight> packed(outputs, inputs);
-        std::vector<Weight> row(inputs);
-        std::size_t output = 0;
-        for (const tensor_view& part : parts)
-            for (std::size_t i = 0; i < part.shape[0]; ++i) {
-                read_row(part, i * inputs, std::span<Weight>(row));
-                packed.set_row(output++, row);
-            }
-        return packed;
-    }
-
-    static void read_row(const tensor_view& from, std::size_t first, std::span<float> row) { from.read(first, row); }
-    template <class Narrow>
-    static void read_row(const tensor_view& from, std::size_t first, std::span<Narrow> row) {
-        for (std::size_t i = 0; i < row.size(); ++i)
-            row[i].bits = from.bits(first + i);
+    [[nodiscard]] static packed_matrix<Weight> looking_at(std::size_t outputs, std::size_t inputs,
+                                                          const std::shared_ptr<const std::byte>& weights) {
+        return {outputs, inputs, reinterpret_cast<const Weight*>(weights.get()), weights};
     }
 
     std::variant<packed_matrix<float>, packed_matrix<bfloat16>, packed_matrix<half>> weights_;

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/aligned.hpp>
 #include <kvcache/core/result.hpp>
+#include <kvcache/kernel/team.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/linear.hpp>
 #include <kvcache/model/tensor_view.hpp>
+#include <kvcache/model/weight_image.hpp>
+#include <kvcache/model/weight_names.hpp>
 
-#include <concepts>
 #include <cstddef>
-#include <initializer_list>
+#include <memory>
+#include <memory_resource>
+#include <new>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 namespace kvcache {
-
-/// Where weights come from: a tensor by its Hugging Face name, of the shape asked for, or why not.
-template <class S>
-concept weight_source = requires(const S s, std::string_view name, std::initializer_list<std::size_t> shape) {
-    { s.tensor(name, shape) } -> std::same_as<result<tensor_view>>;
-};
 
 /// The weights of one block, packed.
 struct block_weights {
@@ -44,95 +44,139 @@ struct model_weights {
 
 namespace detail {
 
-// Reads tensors one after the other; the first error stays, and what follows is skipped.
-template <weight_source Source>
-class weight_reader {
-public:
-    explicit weight_reader(const Source& source) : source_(source) {}
+/// Calls visit.product(to, names, inputs, biased) and visit.vector(to, name, size) for every member of `weights`, in
+/// the order of an image; visit.layer_done() behind each layer. A product's names are its matrices', without ".weight".
+template <class Visit>
+void for_each_weight(const model_config& config, model_weights& weights, Visit visit) {
+    const std::size_t hidden = config.hidden_size, inner = config.intermediate_size;
+    const std::size_t q = config.heads * config.head_dim, kv = config.kv_heads * config.head_dim;
+    const std::string embedding = "model.embed_tokens";
 
-    [[nodiscard]] const result<void>& outcome() const noexcept { return outcome_; }
+    visit.product(weights.head, {{config.tied_head ? embedding : "lm_head", config.vocabulary}}, hidden, false);
+    if (!config.tied_head)
+        visit.product(weights.embedding, {{embedding, config.vocabulary}}, hidden, false);
+    visit.vector(weights.final_norm, std::string(final_norm_name), hidden);
 
-    [[nodiscard]] std::vector<float> vector(const std::string& name, std::size_t size) {
-        std::vector<float> numbers;
-        if (const auto view = tensor(name, {size}))
-            numbers.resize(size), view->read(0, numbers);
-        return numbers;
-    }
-
-    [[nodiscard]] linear matrix(const std::vector<std::pair<std::string, std::size_t>>& parts, std::size_t inputs,
-                                bool biased) {
-        std::vector<tensor_view> views;
-        std::vector<float> bias;
-        for (const auto& [name, outputs] : parts) {
-            if (auto view = tensor(name + ".weight", {outputs, inputs}))
-                views.push_back(std::move(*view));
-            if (biased) {
-                const auto part = vector(name + ".bias", outputs);
-                bias.insert(bias.end(), part.begin(), part.end());
-            }
+    weights.layers.resize(config.layers);
+    for (std::size_t i = 0; i < config.layers; ++i) {
+        block_weights& layer = weights.layers[i];
+        const auto name = [&](std::string_view part) { return layer_weight_name(i, part); };
+        visit.vector(layer.attention_norm, name("input_layernorm.weight"), hidden);
+        visit.product(layer.qkv,
+                      {{name("self_attn.q_proj"), q}, {name("self_attn.k_proj"), kv}, {name("self_attn.v_proj"), kv}},
+                      hidden, config.qkv_bias);
+        if (config.qk_norm) {
+            visit.vector(layer.q_norm, name("self_attn.q_norm.weight"), config.head_dim);
+            visit.vector(layer.k_norm, name("self_attn.k_norm.weight"), config.head_dim);
         }
-        if (!outcome_)
-            return {};
-        linear made = linear::pack(views);
+        visit.product(layer.output, {{name("self_attn.o_proj"), hidden}}, q, config.output_bias);
+        visit.vector(layer.mlp_norm, name("post_attention_layernorm.weight"), hidden);
+        visit.product(layer.gate_up, {{name("mlp.gate_proj"), inner}, {name("mlp.up_proj"), inner}}, hidden,
+                      config.mlp_bias);
+        visit.product(layer.down, {{name("mlp.down_proj"), hidden}}, inner, config.mlp_bias);
+        visit.layer_done();
+    }
+}
+
+using product_names = std::vector<std::pair<std::string, std::size_t>>; // a matrix, and its outputs
+
+struct group_lister {
+    std::vector<weight_group>& groups;
+
+    void product(linear&, const product_names& names, std::size_t inputs, bool biased) {
+        weight_group matrices, biases;
+        for (const auto& [name, outputs] : names) {
+            matrices.parts.push_back({name + ".weight", {outputs, inputs}});
+            biases.parts.push_back({name + ".bias", {outputs}});
+        }
+        groups.push_back(std::move(matrices));
         if (biased)
-            made.set_bias(std::move(bias));
-        return made;
+            groups.push_back(std::move(biases));
     }
-
-private:
-    [[nodiscard]] result<tensor_view> tensor(const std::string& name, std::initializer_list<std::size_t> shape) {
-        if (!outcome_)
-            return outcome_.error();
-        auto view = source_.tensor(name, shape);
-        if (!view)
-            outcome_ = view.error();
-        return view;
+    void vector(std::vector<float>&, std::string name, std::size_t size) {
+        weight_group one;
+        one.parts.push_back({std::move(name), {size}});
+        groups.push_back(std::move(one));
     }
+    void layer_done() { groups.back().ends_layer = true; }
+};
 
-    const Source& source_;
-    result<void> outcome_;
+struct image_reader {
+    const weight_image& image;
+    std::size_t next = 0;
+
+    void product(linear& to, const product_names&, std::size_t, bool biased) {
+        to = image.product(next++);
+        if (biased)
+            to.set_bias(image.vector(next++));
+    }
+    void vector(std::vector<float>& to, const std::string&, std::size_t) { to = image.vector(next++); }
+    void layer_done() {}
 };
 
 } // namespace detail
 
-/// Reads and packs all weights of a checkpoint, by their Hugging Face names. `progress(done, of)` is called after each
-/// layer. Errors: the source's, naming the tensor. Cost: every weight is read and written once.
+/// The groups of a model's weights, in the order of its image.
+[[nodiscard]] inline std::vector<weight_group> weight_groups(const model_config& config) {
+    std::vector<weight_group> groups;
+    model_weights unused;
+    detail::for_each_weight(config, unused, detail::group_lister{groups});
+    return groups;
+}
+
+/// The weights that an image of weight_groups(config) holds: vectors copied, products in place.
+[[nodiscard]] inline model_weights weights_in(const model_config& config, const weight_image& image) {
+    model_weights weights;
+    detail::for_each_weight(config, weights, detail::image_reader{image});
+    return weights;
+}
+
+/// Reads all weights of a checkpoint by their Hugging Face names, and packs them into one block taken from `memory`
+/// (null: new and delete), on huge pages where the system has them. `packed(group, views)` is called for each group
+/// and its tensors once they are packed, `progress(done, of)` after each layer.
+/// Errors: the source's, naming the tensor; out_of_memory. Cost: every weight is read and written once, by all threads;
+/// one block of layout().bytes(), and nothing beside it that grows with the model.
+template <weight_source Source, class Packed, class Progress>
+[[nodiscard]] result<weight_image> pack_image(const model_config& config, const Source& source,
+                                              std::pmr::memory_resource* memory, team& threads, Packed packed,
+                                              Progress progress) {
+    auto layout = weight_layout::plan(weight_groups(config), source);
+    if (!layout)
+        return layout.error();
+    std::shared_ptr<std::byte> block;
+    try {
+        block = shared_memory(layout->bytes(), memory);
+    } catch (const std::bad_alloc&) {
+        return error{error_code::out_of_memory, "weights",
+                     "the packed weights take " + std::to_string(layout->bytes()) + " bytes, which are not to be had"};
+    }
+    std::size_t layers = 0;
+    const auto done = [&](const weight_group& group, std::span<const tensor_view> views) {
+        packed(group, views);
+        if (group.ends_layer)
+            progress(++layers, config.layers);
+    };
+    if (auto filled = pack_weights(*layout, source, {block.get(), layout->bytes()}, threads, done); !filled)
+        return filled.error();
+    return weight_image(*std::move(layout), std::move(block));
+}
+
+/// The same, ready to compute with. Errors: as pack_image.
+template <weight_source Source, class Progress>
+[[nodiscard]] result<model_weights> load_weights(const model_config& config, const Source& source, team& threads,
+                                                 Progress progress) {
+    const auto ignore = [](const weight_group&, std::span<const tensor_view>) {};
+    const auto image = pack_image(config, source, nullptr, threads, ignore, progress);
+    if (!image)
+        return image.error();
+    return weights_in(config, *image);
+}
+
+/// The same on one thread.
 template <weight_source Source, class Progress>
 [[nodiscard]] result<model_weights> load_weights(const model_config& config, const Source& source, Progress progress) {
-    detail::weight_reader<Source> read(source);
-    const std::size_t hidden = config.hidden_size;
-    const std::size_t q = config.heads * config.head_dim, kv = config.kv_heads * config.head_dim;
-
-    model_weights weights;
-    const std::string embedding = "model.embed_tokens";
-    weights.head = read.matrix({{config.tied_head ? embedding : "lm_head", config.vocabulary}}, hidden, false);
-    if (!config.tied_head)
-        weights.embedding = read.matrix({{embedding, config.vocabulary}}, hidden, false);
-    weights.final_norm = read.vector("model.norm.weight", hidden);
-
-    for (std::size_t i = 0; i < config.layers && read.outcome(); ++i) {
-        const std::string at = "model.layers." + std::to_string(i) + ".";
-        const std::string self = at + "self_attn.", mlp = at + "mlp.";
-        block_weights layer;
-        layer.attention_norm = read.vector(at + "input_layernorm.weight", hidden);
-        layer.qkv =
-            read.matrix({{self + "q_proj", q}, {self + "k_proj", kv}, {self + "v_proj", kv}}, hidden, config.qkv_bias);
-        if (config.qk_norm) {
-            layer.q_norm = read.vector(self + "q_norm.weight", config.head_dim);
-            layer.k_norm = read.vector(self + "k_norm.weight", config.head_dim);
-        }
-        layer.output = read.matrix({{self + "o_proj", hidden}}, q, config.output_bias);
-        layer.mlp_norm = read.vector(at + "post_attention_layernorm.weight", hidden);
-        layer.gate_up =
-            read.matrix({{mlp + "gate_proj", config.intermediate_size}, {mlp + "up_proj", config.intermediate_size}},
-                        hidden, config.mlp_bias);
-        layer.down = read.matrix({{mlp + "down_proj", hidden}}, config.intermediate_size, config.mlp_bias);
-        weights.layers.push_back(std::move(layer));
-        progress(i + 1, config.layers);
-    }
-    if (!read.outcome())
-        return read.outcome().error();
-    return weights;
+    team alone;
+    return load_weights(config, source, alone, progress);
 }
 
 } // namespace kvcache

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+#include <kvcache/kernel/pack_panel.hpp>
+#include <kvcache/kernel/team.hpp>
+#include <kvcache/model/tensor_view.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace kvcache {
+
+/// The format in which matrices below one another are packed: their own if they share one, else F32. F32 too on a
+/// machine whose byte order is not the checkpoint's.
+[[nodiscard]] inline dtype packed_format(std::span<const tensor_view> parts) {
+    const bool alike = std::ranges::all_of(parts, [&](const tensor_view& p) { return p.dtype == parts[0].dtype; });
+    return alike && !parts.empty() && std::endian::native == std::endian::little ? parts[0].dtype : dtype::f32;
+}
+
+/// The bytes of packed weights.
+[[nodiscard]] constexpr std::size_t packed_bytes(dtype format, std::size_t outputs, std::size_t inputs) noexcept {
+    constexpr std::size_t width = packed_matrix<float>::panel_width;
+    return packed_matrix<float>::panels_of(outputs) * width * inputs * bytes_of(format);
+}
+
+namespace detail {
+
+/// The first byte of a row of matrices that lie below one another; null behind the last.
+[[nodiscard]] inline const std::byte* row_in(std::span<const tensor_view> parts, std::size_t row) {
+    for (const tensor_view& part : parts) {
+        if (row < part.shape[0])
+            return part.bytes.data() + row * part.shape[1] * bytes_of(part.dtype);
+        row -= part.shape[0];
+    }
+    return nullptr;
+}
+
+/// The same row as float32. (inputs)
+inline void read_row_in(std::span<const tensor_view> parts, std::size_t row, std::span<float> out) {
+    for (const tensor_view& part : parts) {
+        if (row < part.shape[0])
+            return part.read(row * out.size(), out);
+        row -= part.shape[0];
+    }
+    std::ranges::fill(out, 0.0F);
+}
+
+template <weight_format Weight>
+inline void pack_as(std::span<const tensor_view> parts, bool as_stored, Weight* to, std::size_t begin,
+                    std::size_t end) {
+    constexpr std::size_t width = packed_matrix<Weight>::panel_width;
+    const std::size_t inputs = parts[0].shape[1];
+    std::vector<float> widened(as_stored ? 0 : width * inputs);
+    std::array<const std::byte*, width> rows = {};
+    for (std::size_t panel = begin; panel < end; ++panel) {
+        for (std::size_t r = 0; r < width; ++r)
+            if (as_stored) {
+                rows[r] = row_in(parts, panel * width + r);
+            } else {
+                const std::span row(widened.data() + r * inputs, inputs);
+                read_row_in(parts, panel * width + r, row);
+                rows[r] = std::as_bytes(row).data();
+            }
+        pack_panel<Weight>(rows, inputs, to + panel * width * inputs);
+    }
+}
+
+} // namespace detail
+
+/// Packs matrices of the same inputs below one another into `to`, a cache line's multiple of packed_bytes(). Each
+/// (outputs, inputs), as stored. Requires: `format` is packed_format(parts), or F32.
+/// Cost: every weight is read and written once, by all threads.
+inline void pack_rows(std::span<const tensor_view> parts, dtype format, std::byte* to, team& threads) {
+    expects(!parts.empty(), "a linear map has a matrix");
+    std::size_t outputs = 0;
+    for (const tensor_view& part : parts) {
+        expects(part.shape.size() == 2 && part.shape[1] == parts[0].shape[1], "matrices below one another are as wide");
+        outputs += part.shape[0];
+    }
+    // Bytes move as they are; only a machine of the other byte order has to look at the numbers.
+    const bool as_stored = std::endian::native == std::endian::little &&
+                           std::ranges::all_of(parts, [&](const tensor_view& part) { return part.dtype == format; });
+    expects(as_stored || format == dtype::f32, "weights are packed as stored or as F32");
+    const auto pack = [&](auto* weights) {
+        threads.share(
+            packed_matrix<float>::panels_of(outputs), outputs * parts[0].shape[1],
+            [&](std::size_t begin, std::size_t end) { detail::pack_as(parts, as_stored, weights, begin, end); });
+    };
+    switch (format) {
+    case dtype::f32:
+        return pack(reinterpret_cast<float*>(to));
+    case dtype::f16:
+        return pack(reinterpret_cast<half*>(to));
+    case dtype::bf16:
+        return pack(reinterpret_cast<bfloat16*>(to));
+    }
+}
+
+} // namespace kvcache

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/aligned.hpp>
+#include <kvcache/core/digest.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/kernel/team.hpp>
+#include <kvcache/model/linear.hpp>
+#include <kvcache/model/packing.hpp>
+#include <kvcache/model/tensor_view.hpp>
+#include <kvcache/model/weight_names.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstring>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// Where weights come from: a tensor by its Hugging Face name, of the shape asked for, or why not.
+template <class S>
+concept weight_source = requires(const S s, std::string_view name, std::initializer_list<std::size_t> shape) {
+    { s.tensor(name, shape) } -> std::same_as<result<tensor_view>>;
+};
+
+/// Tensors that are kept as one: matrices below one another for one product, or vectors behind one another.
+struct weight_group {
+    std::vector<weight_name> parts = {};
+    bool ends_layer = false; ///< With it, a layer is whole.
+};
+
+/// Where a group lies in the image of a model's weights.
+struct weight_place {
+    dtype format = dtype::f32;
+    std::size_t outputs = 0;
+    std::size_t inputs = 0; ///< 0 for a vector of `outputs` float32 numbers.
+    std::size_t offset = 0; ///< In bytes, a cache line's multiple.
+    std::size_t bytes = 0;
+};
+
+/// Where all packed weights of a model lie in one block of memory, or in the payload of a file: a function of the
+/// groups and of the formats they are stored in.
+class weight_layout {
+public:
+    /// Asks `source` for every tensor, and reads none. Errors: the source's, naming the tensor.
+    template <weight_source Source>
+    [[nodiscard]] static result<weight_layout> plan(std::vector<weight_group> groups, const Source& source) {
+        weight_layout made;
+        for (const weight_group& group : groups) {
+            auto views = views_of(group, source);
+            if (!views)
+                return views.error();
+            weight_place place{.offset = made.bytes_};
+            for (const tensor_view& view : *views)
+                place.outputs += view.shape[0];
+            if (views->front().shape.size() == 2) {
+                place.format = packed_format(*views);
+                place.inputs = views->front().shape[1];
+                place.bytes = packed_bytes(place.format, place.outputs, place.inputs);
+            } else {
+                place.bytes = place.outputs * sizeof(float);
+            }
+            made.bytes_ += (place.bytes + line_bytes - 1) / line_bytes * line_bytes;
+            made.places_.push_back(place);
+        }
+        made.groups_ = std::move(groups);
+        return made;
+    }
+
+    [[nodiscard]] std::span<const weight_group> groups() const noexcept { return groups_; }
+    [[nodiscard]] std::span<const weight_place> places() const noexcept { return places_; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+
+    /// Of every group's tensors and place.
+    [[nodiscard]] kvcache::digest digest() const {
+        digest_builder builder;
+        builder.text("kvcache weight layout 1").number(places_.size());
+        for (std::size_t i = 0; i < places_.size(); ++i) {
+            builder.number(groups_[i].parts.size());
+            for (const weight_name& part : groups_[i].parts) {
+                builder.text(part.name).number(part.shape.size());
+                for (const std::size_t extent : part.shape)
+                    builder.number(extent);
+            }
+            const weight_place& at = places_[i];
+            builder.text(name_of(at.format)).number(at.outputs).number(at.inputs).number(at.offset).number(at.bytes);
+        }
+        return builder.finish();
+    }
+
+    /// The tensors of a group. Errors: the source's.
+    template <weight_source Source>
+    [[nodiscard]] static result<std::vector<tensor_view>> views_of(const weight_group& group, const Source& source) {
+        std::vector<tensor_view> views;
+        for (const weight_name& part : group.parts) {
+            auto view = part.shape.size() == 1 ? source.tensor(part.name, {part.shape[0]})
+                                               : source.tensor(part.name, {part.shape[0], part.shape[1]});
+            if (!view)
+                return view.error();
+            views.push_back(std::move(*view));
+        }
+        return views;
+    }
+
+private:
+    std::vector<weight_group> groups_;
+    std::vector<weight_place> places_;
+    std::size_t bytes_ = 0;
+};
+
+/// Packs all weights of a layout into `image`, of layout.bytes() on a cache line. `packed(group, views)` is called with
+/// each group and its tensors once they are packed, in order. Errors: the source's.
+/// Cost: every weight is read once and written once, by all threads.
+template <weight_source Source, class Packed>
+[[nodiscard]] result<void> pack_weights(const weight_layout& layout, const Source& source, std::span<std::byte> image,
+                                        team& threads, Packed packed) {
+    expects(image.size() == layout.bytes(), "an image is as long as its layout says");
+    for (std::size_t i = 0; i < layout.places().size(); ++i) {
+        const weight_place& place = layout.places()[i];
+        const auto views = weight_layout::views_of(layout.groups()[i], source);
+        if (!views)
+            return views.error();
+        std::byte* to = image.data() + place.offset;
+        if (place.inputs != 0) {
+            pack_rows(*views, place.format, to, threads);
+        } else {
+            for (const tensor_view& view : *views) {
+                view.read(0, {reinterpret_cast<float*>(to), view.size()});
+                to += view.size() * sizeof(float);
+            }
+            // What lies before the next cache line is zeros, so that equal weights are equal images.
+            const std::size_t end = (place.offset + place.bytes + line_bytes - 1) / line_bytes * line_bytes;
+            std::memset(to, 0, end - (place.offset + place.bytes));
+        }
+        packed(layout.groups()[i], std::span<const tensor_view>(*views));
+    }
+    return {};
+}
+
+/// The packed weights of a model in one block, in memory or in a mapped file, and where each lies.
+class weight_image {
+public:
+    weight_image(weight_layout layout, std::shared_ptr<const std::byte> memory)
+        : layout_(std::move(layout)), memory_(std::move(memory)) {}
+
+    [[nodiscard]] const weight_layout& layout() const noexcept { return layout_; }
+    [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {memory_.get(), layout_.bytes()}; }
+
+    /// A copy of group `index`, which must be one of vectors.
+    [[nodiscard]] std::vector<float> vector(std::size_t index) const {
+        const weight_place& place = layout_.places()[index];
+        expects(place.inputs == 0, "a vector is read from a group of vectors");
+        std::vector<float> numbers(place.outputs);
+        std::memcpy(numbers.data(), memory_.get() + place.offset, place.bytes);
+        return numbers;
+    }
+
+    /// The product of group `index`, which must be one of matrices. It keeps the block alive.
+    [[nodiscard]] linear product(std::size_t index) const {
+        const weight_place& place = layout_.places()[index];
+        expects(place.inputs != 0, "a product is made from a group of matrices");
+        return linear::packed(place.format, place.outputs, place.inputs,
+                              std::shared_ptr<const std::byte>(memory_, memory_.get() + place.offset));
+    }
+
+private:
+    weight_layout layout_;
+    std::shared_ptr<const std::byte> memory_;
+};
+
+} // namespace kvcache
