@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/digest.hpp>
 #include <kvcache/core/result.hpp>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <system_error>
@@ -69,6 +74,43 @@ public:
 
     /// The last part of the path, as errors name it.
     [[nodiscard]] std::string name() const { return path_.filename().string(); }
+
+    /// Begins to read the file from the disk, in order, as far as the system likes; returns at once.
+    void read_ahead() const noexcept {
+        if (begin_ != nullptr)
+            ::madvise(const_cast<std::byte*>(begin_), size_, MADV_WILLNEED);
+    }
+
+    /// Takes the whole pages of these bytes out of this process's memory; who reads them again gets them again. The
+    /// system's own copy stays while it has room. Requires: the bytes are this file's.
+    void forget(std::span<const std::byte> bytes) const noexcept {
+        const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+        const std::size_t first = (static_cast<std::size_t>(bytes.data() - begin_) + page - 1) / page * page;
+        const std::size_t last = static_cast<std::size_t>(bytes.data() - begin_ + bytes.size()) / page * page;
+        if (begin_ != nullptr && first < last && last <= size_)
+            ::madvise(const_cast<std::byte*>(begin_ + first), last - first, MADV_DONTNEED);
+    }
+
+    /// The file as the system describes it: device, inode, size, and the times of the last change of its content and of
+    /// its description, the latter of which no program can set. None if the system does not say, or if a change was so
+    /// little before `now`, the system's clock, that a second one might not show.
+    [[nodiscard]] std::optional<digest> description(std::chrono::system_clock::time_point now) const {
+        struct ::stat status = {};
+        if (descriptor_ < 0 || ::fstat(descriptor_, &status) != 0)
+            return std::nullopt;
+        // Two seconds: the coarsest clock that a common file system keeps.
+        const auto changed = std::chrono::seconds(std::max(status.st_mtim.tv_sec, status.st_ctim.tv_sec));
+        if (changed + std::chrono::seconds(3) > now.time_since_epoch())
+            return std::nullopt;
+        digest_builder builder;
+        builder.text("kvcache file 1").text(name());
+        for (const auto number : {static_cast<std::uint64_t>(status.st_dev), static_cast<std::uint64_t>(status.st_ino),
+                                  static_cast<std::uint64_t>(status.st_size)})
+            builder.number(number);
+        for (const ::timespec& time : {status.st_mtim, status.st_ctim})
+            builder.number(static_cast<std::uint64_t>(time.tv_sec)).number(static_cast<std::uint64_t>(time.tv_nsec));
+        return builder.finish();
+    }
 
     /// Whether every mapped byte is still in the file. Errors: truncated.
     [[nodiscard]] result<void> intact() const {

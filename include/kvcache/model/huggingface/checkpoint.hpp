@@ -4,6 +4,8 @@
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/mapped_file.hpp>
 #include <kvcache/core/result.hpp>
+#include <kvcache/kernel/piecewise_digest.hpp>
+#include <kvcache/kernel/team.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/huggingface/safetensors.hpp>
 #include <kvcache/model/huggingface/shard_index.hpp>
@@ -11,12 +13,14 @@
 #include <kvcache/model/weight_names.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <initializer_list>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -71,10 +75,48 @@ public:
     /// is read, except the two of a tied head.
     [[nodiscard]] result<void> holds(const model_config& config) const;
 
-    /// XXH3-128 over every tensor's name, dtype, shape and bytes, in the order of names; each part length-prefixed. The
-    /// split into shards, the metadata and the order inside the files do not count.
-    /// Errors: truncated, when a file shrank. Cost: reads every weight once.
-    [[nodiscard]] result<kvcache::digest> digest() const;
+    /// Digests of tensors' bytes, by name.
+    using contents = std::map<std::string, kvcache::digest, std::less<>>;
+
+    /// XXH3-128 over every tensor's name, dtype, shape and piecewise_digest() of its bytes, in the order of names; each
+    /// part length-prefixed. The split into shards, the metadata and the order inside the files do not count. Whoever
+    /// reads tensors anyway takes their piecewise digests meanwhile and gives them as `known`.
+    /// Errors: truncated, when a file shrank. Cost: reads every weight that is not known once, by all threads.
+    [[nodiscard]] result<kvcache::digest> digest(team& threads, const contents& known) const;
+    [[nodiscard]] result<kvcache::digest> digest() const {
+        team alone;
+        return digest(alone, {});
+    }
+
+    /// Of what the system says of the files, mapped_file::description(); none if it does not know of one.
+    /// Cost: no weight is read.
+    [[nodiscard]] std::optional<kvcache::digest> description(std::chrono::system_clock::time_point now) const {
+        digest_builder builder;
+        builder.text("kvcache files 1").number(shards_.size());
+        for (const safetensors_file& shard : shards_) {
+            const auto described = shard.file().description(now);
+            if (!described)
+                return std::nullopt;
+            builder.nested(*described);
+        }
+        return builder.finish();
+    }
+
+    /// Begins to read all files from the disk; returns at once.
+    void read_ahead() const noexcept {
+        for (const safetensors_file& shard : shards_)
+            shard.file().read_ahead();
+    }
+
+    /// Takes a tensor that has been read out of this process's memory: mapped_file::forget().
+    void forget(const tensor_view& tensor) const noexcept {
+        for (const safetensors_file& shard : shards_) {
+            const std::span<const std::byte> all = shard.file().bytes();
+            if (!std::less<>()(tensor.bytes.data(), all.data()) &&
+                std::less<>()(tensor.bytes.data(), all.data() + all.size()))
+                shard.file().forget(tensor.bytes);
+        }
+    }
 
 private:
     checkpoint() = default;
@@ -159,19 +201,20 @@ inline result<void> checkpoint::holds(const model_config& config) const {
     return {};
 }
 
-inline result<kvcache::digest> checkpoint::digest() const {
+inline result<kvcache::digest> checkpoint::digest(team& threads, const contents& known) const {
     for (const safetensors_file& shard : shards_)
         if (auto whole = shard.file().intact(); !whole)
             return whole.error();
     digest_builder builder;
-    builder.text("kvcache weights 1").number(shard_of_.size());
+    builder.text("kvcache weights 2").number(shard_of_.size());
     for (const auto& [name, shard] : shard_of_) {
         const safetensors_entry& entry = shards_[shard].header().entries.find(name)->second;
         builder.text(name).text(entry.dtype).number(entry.shape.size());
         for (const std::size_t extent : entry.shape)
             builder.number(extent);
         const auto bytes = shards_[shard].bytes(entry);
-        builder.number(bytes.size()).bytes(bytes);
+        const auto read = known.find(name);
+        builder.nested(read != known.end() ? read->second : piecewise_digest(bytes, threads));
     }
     return builder.finish();
 }

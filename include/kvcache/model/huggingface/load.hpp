@@ -3,45 +3,200 @@
 
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/result.hpp>
+#include <kvcache/kernel/piecewise_digest.hpp>
+#include <kvcache/kernel/team.hpp>
 #include <kvcache/model/huggingface/checkpoint.hpp>
 #include <kvcache/model/huggingface/config.hpp>
+#include <kvcache/model/packed_file.hpp>
 #include <kvcache/model/transformer.hpp>
+#include <kvcache/model/weights.hpp>
 
+#include <algorithm>
+#include <chrono>
+#include <concepts>
+#include <cstddef>
 #include <filesystem>
+#include <memory_resource>
+#include <optional>
+#include <span>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 namespace kvcache {
+
+/// How a model is loaded.
+struct load_options {
+    std::size_t threads = 0; ///< That read and pack; 0 means as many as the machine has. They end with the loading.
+
+    /// Where the packed weights are kept for the next start, or nothing: they are then packed at every start.
+    /// packed_path() is the usual place.
+    std::optional<std::filesystem::path> packed = std::nullopt;
+
+    /// Whether the digest of kept weights is checked before they are used: every one of them is read.
+    bool check_payload = true;
+
+    /// Whether files that the system describes as it did when the weights were packed (device, inode, size, times) are
+    /// taken for the same; without it, and wherever the description differs, their content is read and compared.
+    bool trust_description = true;
+
+    std::pmr::memory_resource* memory = nullptr; ///< Where weights packed now lie; null means new and delete.
+};
+
+/// The usual place of a model directory's packed weights: beside them.
+[[nodiscard]] inline std::filesystem::path packed_path(const std::filesystem::path& directory) {
+    return directory / "model.kvcache-packed";
+}
+
+/// What became of load_options::packed.
+struct load_report {
+    bool reused = false;                          ///< The weights are those that an earlier start had packed, mapped.
+    bool kept = false;                            ///< They were packed now, and kept for the next start.
+    std::optional<error> refused = std::nullopt;  ///< Why a file that was there was not used.
+    std::optional<error> not_kept = std::nullopt; ///< Why weights packed now could not be kept.
+};
 
 /// A model from a directory, and the identity of what it computes.
 struct loaded_model {
     transformer model;
     digest weights; ///< Of the checkpoint's names, dtypes, shapes and bytes.
+    load_report report = {};
 };
 
+namespace detail {
+
+/// Of every field of a configuration. A field that is added and not named here does not compile.
+[[nodiscard]] inline digest digest_of(const model_config& config) {
+    const auto& [architecture, hidden, inner, layers, heads, kv_heads, head_dim, vocabulary, positions, eps, rope, tied,
+                 qkv_bias, output_bias, mlp_bias, qk_norm, bos, eos] = config;
+    const auto& [theta, scaling, factor, low, high, original] = rope;
+    digest_builder builder;
+    builder.text("kvcache model config 1").text(architecture);
+    for (const std::size_t extent : {hidden, inner, layers, heads, kv_heads, head_dim, vocabulary, positions})
+        builder.number(extent);
+    for (const double number : {static_cast<double>(eps), theta, factor, low, high, original})
+        builder.number(std::bit_cast<std::uint64_t>(number));
+    builder.number(static_cast<std::uint64_t>(scaling));
+    for (const bool flag : {tied, qkv_bias, output_bias, mlp_bias, qk_norm})
+        builder.number(flag ? 1 : 0);
+    for (const auto& ids : {bos, eos}) {
+        builder.number(ids.size());
+        for (const token_id id : ids)
+            builder.number(static_cast<std::uint64_t>(index_of(id)));
+    }
+    return builder.finish();
+}
+
+/// A team of as many threads as asked for, or as the system has.
+[[nodiscard]] inline team loading_team(std::size_t threads) {
+    const std::size_t wanted = threads != 0 ? threads : std::max<std::size_t>(std::thread::hardware_concurrency(), 1);
+    try {
+        return team(wanted);
+    } catch (const std::system_error&) { // no more threads today
+        return team(1);
+    }
+}
+
+/// The weights that an earlier start kept. Errors: packed_file's; mismatched, when they are of another checkpoint.
+[[nodiscard]] inline result<packed_file> open_packed(const load_options& options, const checkpoint& files,
+                                                     const packed_origin& origin, std::size_t bytes, team& threads) {
+    auto kept = packed_file::open(*options.packed, origin, bytes);
+    if (!kept)
+        return kept;
+    const bool same = options.trust_description && origin.files != digest{} && kept->origin().files == origin.files;
+    if (!same) {
+        const auto now = files.digest(threads, {});
+        if (!now)
+            return now.error();
+        if (*now != kept->origin().weights)
+            return error{error_code::mismatched, "weights",
+                         options.packed->string() + ": weights: they were packed from another checkpoint"};
+    }
+    if (options.check_payload)
+        if (auto sound = kept->check_payload(threads); !sound)
+            return sound.error();
+    return kept;
+}
+
+} // namespace detail
+
 /// Opens a Hugging Face model directory: config.json and model.safetensors, or shards with an index. Weights are
-/// mapped, packed once, and the files closed. `progress(done, of)` is called after each layer. Errors: what the model
-/// cannot run, by the field's name; missing, truncated or lying files.
-template <class Progress>
-[[nodiscard]] result<loaded_model> load_model(const std::filesystem::path& directory, Progress progress) {
+/// mapped, packed once by all threads, and the files closed; or, if they were kept packed by an earlier start and are
+/// still those of the directory, mapped as they are. Kept weights that are not used are packed again and replaced, and
+/// the report says why. `progress(done, of)` is called after each layer that is packed.
+/// Errors: what the model cannot run, by the field's name; missing, truncated or lying files; out_of_memory.
+template <std::invocable<std::size_t, std::size_t> Progress>
+[[nodiscard]] result<loaded_model> load_model(const std::filesystem::path& directory, const load_options& options,
+                                              Progress progress) {
     auto config = read_model_config(directory);
     if (!config)
         return config.error();
     const auto files = checkpoint::open(directory);
     if (!files)
         return files.error();
+    team threads = detail::loading_team(options.threads);
+
+    load_report report;
+    packed_origin origin;
+    if (options.packed) {
+        auto layout = weight_layout::plan(weight_groups(*config), *files);
+        if (!layout)
+            return layout.error();
+        origin.config = detail::digest_of(*config);
+        origin.layout = layout->digest();
+        origin.files = files->description(std::chrono::system_clock::now()).value_or(digest{});
+        const auto kept = detail::open_packed(options, *files, origin, layout->bytes(), threads);
+        if (kept) {
+            report.reused = true;
+            auto weights = weights_in(*config, weight_image(*std::move(layout), kept->payload()));
+            return loaded_model{transformer(*std::move(config), std::move(weights)), kept->origin().weights, report};
+        }
+        if (kept.error().code != error_code::not_found)
+            report.refused = kept.error();
+    }
+
     if (auto fits = files->holds(*config); !fits)
         return fits.error();
-    auto weights = load_weights(*config, *files, progress);
+    files->read_ahead();
+    // While a tensor is in the processor's caches its digest is taken, too; then its pages go.
+    checkpoint::contents contents;
+    const auto packed = [&](const weight_group& group, std::span<const tensor_view> views) {
+        for (std::size_t i = 0; i < views.size(); ++i) {
+            contents.emplace(group.parts[i].name, piecewise_digest(views[i].bytes, threads));
+            files->forget(views[i]);
+        }
+    };
+    const auto image = pack_image(*config, *files, options.memory, threads, packed, progress);
+    if (!image)
+        return image.error();
+    const auto weights = files->digest(threads, contents);
     if (!weights)
         return weights.error();
-    const auto digest = files->digest();
-    if (!digest)
-        return digest.error();
-    return loaded_model{transformer(std::move(*config), std::move(*weights)), *digest};
+    if (options.packed) {
+        origin.weights = *weights;
+        if (files->description(std::chrono::system_clock::now()).value_or(digest{}) != origin.files)
+            origin.files = {}; // somebody writes there
+        if (auto kept = packed_file::write(*options.packed, origin, image->bytes(), threads); kept)
+            report.kept = true;
+        else
+            report.not_kept = kept.error();
+    }
+    auto loaded = weights_in(*config, *image);
+    return loaded_model{transformer(*std::move(config), std::move(loaded)), *weights, report};
+}
+
+[[nodiscard]] inline result<loaded_model> load_model(const std::filesystem::path& directory,
+                                                     const load_options& options) {
+    return load_model(directory, options, [](std::size_t, std::size_t) {});
+}
+
+template <std::invocable<std::size_t, std::size_t> Progress>
+[[nodiscard]] result<loaded_model> load_model(const std::filesystem::path& directory, Progress progress) {
+    return load_model(directory, load_options{}, std::move(progress));
 }
 
 [[nodiscard]] inline result<loaded_model> load_model(const std::filesystem::path& directory) {
-    return load_model(directory, [](std::size_t, std::size_t) {});
+    return load_model(directory, load_options{});
 }
 
 } // namespace kvcache
