@@ -61,8 +61,8 @@ inline void pack_square(const std::byte* const* rows, std::size_t offset, Weight
 
 } // namespace detail
 
-/// Packs the rows of 32 outputs, each `inputs` numbers in memory order at any alignment; null is a row of zeros.
-/// (32, inputs) -> (inputs, 32). Cost: every cache line is read once and written once.
+/// Packs the rows of 16 outputs, each `inputs` numbers in memory order at any alignment; null is a row of zeros.
+/// (16, inputs) -> (inputs, 16). Cost: every cache line is read once and written once.
 template <weight_format Weight>
 inline void pack_panel(std::span<const std::byte* const, packed_matrix<Weight>::panel_width> rows, std::size_t inputs,
                        Weight* panel) noexcept {

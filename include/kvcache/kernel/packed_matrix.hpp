@@ -13,15 +13,15 @@
 
 namespace kvcache {
 
-/// The weights of y = W x, packed once for the product: panels of 32 outputs, in each the inputs ascending and for
-/// every input its 32 weights side by side. (outputs / 32, inputs, 32), zeros behind the last output.
+/// The weights of y = W x, packed once for the product: panels of 16 outputs, in each the inputs ascending and for
+/// every input its 16 weights side by side. (outputs / 16, inputs, 16), zeros behind the last output.
 ///
 /// It owns its memory, or looks at weights packed before (a mapped file) whose keeper it holds. A copy of an owner owns
 /// a copy; copies of a view look at the same weights.
 template <weight_format Weight>
 class packed_matrix {
 public:
-    static constexpr std::size_t panel_width = 32;
+    static constexpr std::size_t panel_width = 16;
 
     /// The panels of this many outputs.
     [[nodiscard]] static constexpr std::size_t panels_of(std::size_t outputs) noexcept {
@@ -32,7 +32,7 @@ public:
     packed_matrix(std::size_t outputs, std::size_t inputs)
         : outputs_(outputs), inputs_(inputs), own_(panels() * inputs * panel_width) {}
 
-    /// Looks at weights that are packed already, on a cache line. (outputs / 32, inputs, 32)
+    /// Looks at weights that are packed already, on a cache line. (outputs / 16, inputs, 16)
     packed_matrix(std::size_t outputs, std::size_t inputs, const Weight* packed, std::shared_ptr<const void> keeper)
         : outputs_(outputs), inputs_(inputs), view_(packed), keeper_(std::move(keeper)) {
         expects(reinterpret_cast<std::uintptr_t>(packed) % line_bytes == 0, "packed weights begin on a cache line");
@@ -61,7 +61,7 @@ public:
     [[nodiscard]] std::size_t panels() const noexcept { return panels_of(outputs_); }
     [[nodiscard]] std::size_t bytes() const noexcept { return panels() * inputs_ * panel_width * sizeof(Weight); }
 
-    /// The weights of outputs [32 * index, 32 * index + 32). (inputs, 32)
+    /// The weights of outputs [16 * index, 16 * index + 16). (inputs, 16)
     [[nodiscard]] const Weight* panel(std::size_t index) const noexcept {
         return (view_ != nullptr ? view_ : own_.data()) + index * inputs_ * panel_width;
     }

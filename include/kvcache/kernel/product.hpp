@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/aligned.hpp>
 #include <kvcache/kernel/packed_matrix.hpp>
 #include <kvcache/kernel/simd.hpp>
 #include <kvcache/kernel/team.hpp>
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 
 namespace kvcache {
@@ -21,79 +23,191 @@ struct rows_out {
     std::size_t stride = 0;
 };
 
+/// A distance for rows of so many numbers at which neighbouring rows do not compete for the same lines of a cache.
+[[nodiscard]] constexpr std::size_t row_stride(std::size_t columns) noexcept {
+    return ((columns + 15) / 16 | 1) * 16;
+}
+
 namespace detail {
 
-// A tile of Rows x (Panels * 32) outputs, each its own chain of fused multiply-adds over ascending inputs. The tile
-// decides only which chains run side by side, never the order inside one: any tile gives the same bits.
+// How the machine's registers are used: a tile of `rows` x `vectors` accumulators, two columns and a broadcast.
+inline constexpr std::size_t tallest_tile = native_lanes == 16 ? 12 : 6;
+
+// Panels of 16 outputs that so many rows run side by side: enough chains to fill the pipes, few enough to stay in
+// registers.
+[[nodiscard]] constexpr std::size_t panels_at_once(std::size_t rows) {
+    if (native_lanes == 16)
+        return rows == 1 ? 8 : rows <= 5 ? 4 : 2;
+    if (rows == 1)
+        return native_lanes == 8 ? 6 : 4;
+    return rows == 2 ? 3 : 1;
+}
+
+// Inputs that run before the next outputs do, so that their weights come from the first two caches, and rows that do,
+// so that their slice stays in the second.
+inline constexpr std::size_t block_inputs = 640;
+inline constexpr std::size_t block_rows = 96;
+
+// A tile of Rows x Panels * 16 outputs, each its own chain of fused multiply-adds over ascending inputs, begun at zero
+// or gone on with. Panel p's weights lie at w + p * panel. The tile decides only which chains run side by side, never
+// the order inside one.
 template <std::size_t Rows, std::size_t Panels, weight_format Weight>
-inline void product_tile(const rows_in& x, std::size_t row, const packed_matrix<Weight>& w, std::size_t panel,
-                         const rows_out& y) {
-    constexpr std::size_t width = packed_matrix<Weight>::panel_width;
-    constexpr std::size_t vectors = Panels * width / 16;
-    f32x16 sums[Rows][vectors];
-    for (auto& of_row : sums)
-        for (auto& s : of_row)
-            s = f32x16::zero();
+inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, std::size_t panel, std::size_t inputs,
+                         float* y, std::size_t y_stride, std::size_t outputs, bool begin) {
+    native_floats sums[Rows * Panels * native_parts]; // flat: GCC 12 keeps no nested array in registers
+    unrolled<Rows * Panels>([&](auto i) KVCACHE_INLINE {
+        const std::size_t v = i % Panels * 16;
+        f32x16 sum = f32x16::zero();
+        if (!begin && v < outputs)
+            sum = f32x16::load_up_to(y + i / Panels * y_stride + v, outputs - v);
+        unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sums[i * native_parts + part] = sum.part[part]; });
+    });
+    for (std::size_t r = 0; r < Rows; ++r) // those of the next tile
+        prefetch_to_write(y + (Rows + r) * y_stride);
+    const auto step = [&](std::size_t k) KVCACHE_INLINE {
+        unrolled<Panels>([&](auto p) KVCACHE_INLINE {
+            f32x16 column = f32x16::load(w + p * panel + k * 16);
+            if constexpr (Rows > 1)
+                unrolled<native_parts>([&](auto part) KVCACHE_INLINE { keep(column.part[part]); });
+            unrolled<Rows>([&](auto r) KVCACHE_INLINE {
+                const native_floats a(x[r * x_stride + k]);
+                unrolled<native_parts>([&](auto part) KVCACHE_INLINE {
+                    native_floats& sum = sums[(r * Panels + p) * native_parts + part];
+                    sum = fused(a, column.part[part], sum);
+                });
+            });
+        });
+    };
+    std::size_t k = 0;
+    for (; k + 16 <= inputs; k += 16) {
+        if constexpr (Rows > 3)
+            for (std::size_t r = 0; r < Rows; ++r)
+                prefetch(x + (Rows + r) * x_stride + k);
+        for (std::size_t i = 0; i < 16; ++i)
+            step(k + i);
+    }
+    for (; k < inputs; ++k)
+        step(k);
+    unrolled<Rows * Panels>([&](auto i) KVCACHE_INLINE {
+        const std::size_t v = i % Panels * 16;
+        f32x16 sum;
+        unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sum.part[part] = sums[i * native_parts + part]; });
+        if (v < outputs)
+            sum.store_up_to(y + i / Panels * y_stride + v, outputs - v);
+    });
+}
 
-    const Weight* weights[Panels];
-    for (std::size_t p = 0; p < Panels; ++p)
-        weights[p] = w.panel(panel + p);
-    const float* in = x.data + row * x.stride;
+// Calls body<N>() for the N in [1, Most] that `n` is.
+template <std::size_t Most, class Body>
+inline void with_rows(std::size_t n, Body body) {
+    if constexpr (Most > 1)
+        if (n < Most)
+            return with_rows<Most - 1>(n, body);
+    body.template operator()<Most>();
+}
 
-    for (std::size_t k = 0; k < w.inputs(); ++k) {
-        f32x16 column[vectors];
-        for (std::size_t v = 0; v < vectors; ++v)
-            column[v] = f32x16::load(weights[v / 2] + k * width + v % 2 * 16);
-        for (std::size_t r = 0; r < Rows; ++r) {
-            const f32x16 a = f32x16::broadcast(in[r * x.stride + k]);
-            for (std::size_t v = 0; v < vectors; ++v)
-                sums[r][v] = fma(a, column[v], sums[r][v]);
+// The product of some rows with some panels of weights.
+template <weight_format Weight>
+class product_block {
+public:
+    product_block(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y) : x_(x), w_(w), y_(y) {}
+
+    // Few rows: each weight is read once, by tiles as wide as the registers allow.
+    void run_few(std::size_t panel, std::size_t last) const {
+        with_rows<tallest_tile>(x_.rows, [&]<std::size_t Rows> { run_few<Rows, panels_at_once(Rows)>(panel, last); });
+    }
+
+    // Many rows: a block of inputs at a time, whose weights meet all rows.
+    void run_many(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t last) const {
+        const std::size_t blocks = (w_.inputs() + block_inputs - 1) / block_inputs;
+        for (std::size_t b = 0; b < blocks; ++b) {
+            const std::size_t k = w_.inputs() * b / blocks, inputs = w_.inputs() * (b + 1) / blocks - k;
+            for (std::size_t p = panel; p < last; p += strip)
+                run_strip(row, last_row, p, std::min(strip, last - p), k, inputs);
         }
     }
-    for (std::size_t r = 0; r < Rows; ++r)
-        for (std::size_t v = 0; v < vectors; ++v) {
-            const std::size_t output = panel * width + v * 16;
-            if (output >= w.outputs())
-                break;
-            float* to = y.data + (row + r) * y.stride + output;
-            const std::size_t left = w.outputs() - output;
-            left >= 16 ? sums[r][v].store(to) : sums[r][v].store_first(to, left);
-        }
-}
 
-// All rows against panels [panel, panel + Panels).
-template <std::size_t Panels, weight_format Weight>
-inline void product_panels(const rows_in& x, const packed_matrix<Weight>& w, std::size_t panel, const rows_out& y) {
-    constexpr std::size_t tall = (native_lanes == 16 ? 12 : 3) / Panels; // accumulators that fit the registers
-    std::size_t row = 0;
-    if constexpr (tall > 1)
-        for (; row + tall <= x.rows; row += tall)
-            product_tile<tall, Panels>(x, row, w, panel, y);
-    if constexpr (tall > 4)
-        for (; row + 4 <= x.rows; row += 4)
-            product_tile<4, Panels>(x, row, w, panel, y);
-    for (; row < x.rows; ++row)
-        product_tile<1, Panels>(x, row, w, panel, y);
-}
+private:
+    static constexpr std::size_t width = packed_matrix<Weight>::panel_width;
+    static constexpr std::size_t strip = panels_at_once(tallest_tile);
+
+    // So many panels at a time, then the rest by fewer.
+    template <std::size_t Rows, std::size_t Panels>
+    void run_few(std::size_t panel, std::size_t last) const {
+        for (; panel + Panels <= last; panel += Panels)
+            product_tile<Rows, Panels>(x_.data, x_.stride, w_.panel(panel), w_.inputs() * width, w_.inputs(),
+                                       y_.data + panel * width, y_.stride, w_.outputs() - panel * width, true);
+        if constexpr (Panels > 1)
+            if (panel < last)
+                run_few<Rows, Panels / 2>(panel, last);
+    }
+
+    // BF16 and F16 weights are widened once for all rows.
+    void run_strip(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
+                   std::size_t inputs) const {
+        const Weight* from = w_.panel(panel) + k * width;
+        if constexpr (std::same_as<Weight, float>) {
+            run_tiles(row, last_row, panel, panels, k, inputs, from, w_.inputs() * width);
+        } else {
+            alignas(line_bytes) float wide[strip * block_inputs * width];
+            for (std::size_t p = 0; p < panels; ++p)
+                for (std::size_t i = 0; i < inputs * width; i += 16)
+                    f32x16::load(from + p * w_.inputs() * width + i).store(wide + p * block_inputs * width + i);
+            run_tiles(row, last_row, panel, panels, k, inputs, wide, block_inputs * width);
+        }
+    }
+
+    // The rows in tiles as equal as they can be: a short last tile would starve the pipes.
+    void run_tiles(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
+                   std::size_t inputs, const float* weights, std::size_t next) const {
+        for (std::size_t tiles = (last_row - row + tallest_tile - 1) / tallest_tile; tiles > 0; --tiles) {
+            const std::size_t rows = (last_row - row + tiles - 1) / tiles, output = panel * width;
+            const float* x = x_.data + row * x_.stride + k;
+            float* y = y_.data + row * y_.stride + output;
+            with_rows<tallest_tile>(rows, [&]<std::size_t Rows> {
+                const auto run = [&]<std::size_t Panels> {
+                    product_tile<Rows, Panels>(x, x_.stride, weights, next, inputs, y, y_.stride, w_.outputs() - output,
+                                               k == 0);
+                };
+                panels == strip ? run.template operator()<strip>() : run.template operator()<1>();
+            });
+            row += rows;
+        }
+    }
+
+    const rows_in& x_;
+    const packed_matrix<Weight>& w_;
+    const rows_out& y_;
+};
 
 } // namespace detail
 
 /// y = x W^T for packed weights. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
 /// Each output is one chain of fused multiply-adds over ascending inputs, so its bits depend neither on the number of
-/// rows nor on threads nor on the vector width. Few rows run four panels side by side, to fill the machine's pipes.
+/// rows nor on threads nor on the vector width. Tiles follow Goto & van de Geijn 2008: weights in the first cache, rows
+/// in the second. Cost: rows * inputs * outputs multiply-adds, near the machine's peak from some tens of rows on; few
+/// rows cost the reading of the weights.
 template <weight_format Weight>
 inline void product(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, team& threads) {
-    const std::size_t wide = x.rows < 4 ? 4 : 1;
-    const std::size_t jobs = (w.panels() + wide - 1) / wide;
-    threads.share(jobs, x.rows * w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
-        std::size_t panel = begin * wide;
-        const std::size_t last = std::min(end * wide, w.panels());
-        if (wide == 4)
-            for (; panel + 4 <= last; panel += 4)
-                for (std::size_t row = 0; row < x.rows; ++row)
-                    detail::product_tile<1, 4>(x, row, w, panel, y);
-        for (; panel < last; ++panel)
-            detail::product_panels<1>(x, w, panel, y);
+    const detail::product_block<Weight> block(x, w, y);
+    const std::size_t work = x.rows * w.inputs() * w.outputs();
+    if (x.rows == 0)
+        return;
+    if (x.rows <= detail::tallest_tile) {
+        const std::size_t wide = detail::panels_at_once(x.rows);
+        threads.share((w.panels() + wide - 1) / wide, work, [&](std::size_t begin, std::size_t end) {
+            block.run_few(begin * wide, std::min(end * wide, w.panels()));
+        });
+        return;
+    }
+    const std::size_t row_blocks = (x.rows + detail::block_rows - 1) / detail::block_rows;
+    threads.share(row_blocks * w.panels(), work, [&](std::size_t begin, std::size_t end) {
+        while (begin < end) {
+            const std::size_t b = begin / w.panels(), panel = begin % w.panels();
+            const std::size_t panels = std::min(end - begin, w.panels() - panel);
+            block.run_many(x.rows * b / row_blocks, x.rows * (b + 1) / row_blocks, panel, panel + panels);
+            begin += panels;
+        }
     });
 }
 

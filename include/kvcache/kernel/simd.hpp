@@ -11,6 +11,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
+
+/// For what must become part of its caller for the compiler to keep sums in registers. On a lambda: after its (...).
+#if defined(__GNUC__)
+#define KVCACHE_INLINE __attribute__((always_inline))
+#else
+#define KVCACHE_INLINE
+#endif
 
 #if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #error "kvcache: -ffast-math reorders sums, so a hit would no longer equal a miss; build without it"
@@ -25,6 +34,15 @@
 namespace kvcache {
 
 namespace detail {
+
+/// Calls body(0), ..., body(N - 1) with constants: a loop that no compiler leaves rolled up.
+template <std::size_t N, class Body>
+KVCACHE_INLINE inline void unrolled(Body&& body) {
+    [&]<std::size_t... I>(std::index_sequence<I...>) KVCACHE_INLINE {
+        (body(std::integral_constant<std::size_t, I>{}), ...);
+    }
+    (std::make_index_sequence<N>{});
+}
 
 using native_floats = xsimd::batch<float>;
 using native_integers = xsimd::batch<std::int32_t>;
@@ -47,6 +65,29 @@ static_assert(native_lanes == 4 || native_lanes == 8 || native_lanes == 16, "a v
     for (std::size_t lane = 0; lane < native_lanes; ++lane)
         c[lane] = std::fma(a[lane], b[lane], c[lane]);
     return native_floats::load_unaligned(c);
+#endif
+}
+
+/// Asks for a cache line that is soon read. Any address may be asked for.
+inline void prefetch(const float* at) noexcept {
+#if defined(__GNUC__)
+    __builtin_prefetch(at, 0, 3);
+#endif
+}
+
+/// Asks for a cache line that is soon written. Any address may be asked for.
+inline void prefetch_to_write(const float* at) noexcept {
+#if defined(__GNUC__)
+    __builtin_prefetch(at, 1, 3);
+#endif
+}
+
+/// Keeps a vector that several operations read in its register: GCC would load it anew for each.
+inline void keep(native_floats& x) noexcept {
+#if defined(__GNUC__) && defined(__SSE2__)
+    asm("" : "+x"(x.data));
+#elif defined(__GNUC__) && defined(__aarch64__)
+    asm("" : "+w"(x.data));
 #endif
 }
 
@@ -73,6 +114,11 @@ struct f32x16 {
         alignas(64) float whole[lanes] = {};
         std::memcpy(whole, from, count * sizeof(float));
         return load(whole);
+    }
+
+    /// Reads 16 numbers where there are as many, or all there are.
+    [[nodiscard]] static f32x16 load_up_to(const float* from, std::size_t count) noexcept {
+        return count >= lanes ? load(from) : load_first(from, count);
     }
 
     /// Reads 16 bfloat16 numbers, exactly.
@@ -140,6 +186,11 @@ struct f32x16 {
         alignas(64) float whole[lanes];
         store(whole);
         std::memcpy(to, whole, count * sizeof(float));
+    }
+
+    /// Writes 16 lanes where there is room for as many, or the first that there is room for.
+    void store_up_to(float* to, std::size_t count) const noexcept {
+        count >= lanes ? store(to) : store_first(to, count);
     }
 };
 

@@ -41,7 +41,7 @@ public:
         return pack(parts, alone);
     }
 
-    /// Looks at weights that pack_rows() has packed, and keeps them alive. (outputs / 32, inputs, 32)
+    /// Looks at weights that pack_rows() has packed, and keeps them alive. (outputs / 16, inputs, 16)
     [[nodiscard]] static linear packed(dtype format, std::size_t outputs, std::size_t inputs,
                                        const std::shared_ptr<const std::byte>& weights) {
         linear made;
