@@ -54,6 +54,22 @@ public:
             share(jobs, body);
     }
 
+    /// Calls body(member, begin, end) for ranges that cover [0, jobs) once, on as many threads as are free; `member` says
+    /// which, below threads(). A loop of less `work` than is worth sharing runs on the caller alone.
+    template <class Body>
+    void share_by_member(std::size_t jobs, std::size_t work, Body&& body) {
+        if (work < worth_sharing || members_.empty()) {
+            body(std::size_t{0}, std::size_t{0}, jobs);
+            return;
+        }
+        std::atomic<std::size_t> next{0};
+        share(threads(), [&](std::size_t begin, std::size_t end) {
+            for (std::size_t member = begin; member < end; ++member)
+                for (std::size_t job; (job = next.fetch_add(1)) < jobs;)
+                    body(member, job, job + 1);
+        });
+    }
+
     /// Calls body(begin, end) on each thread, the ranges covering [0, jobs) once. Returns when all are done.
     /// Throws: what a body threw, the first of them, once all have ended.
     /// Requires: one loop at a time; a body does not share again.

@@ -48,7 +48,13 @@ public:
         inner_.resize(rows_ * 2 * inner);
         rotations_.resize(rows_ * model.config.head_dim);
         embed();
-        attention_.deal(model.attention, batch_);
+        attention_.deal(model.attention, batch_,
+                        {.queries = qkv_.data(),
+                         .rotations = rotations_.data(),
+                         .out = attended_.data(),
+                         .stride = q_ + 2 * kv_,
+                         .out_stride = q_},
+                        threads);
     }
 
     /// Runs one block: writes its keys and values into the leases, and attends to them and all before.
@@ -57,13 +63,7 @@ public:
         norm(x_, w.attention_norm);
         w.qkv.apply(view(normed_, hidden_), view_out(qkv_, q_ + 2 * kv_), threads_);
         place_keys(layer, w);
-        attention_.attend(layer,
-                          {.queries = qkv_.data(),
-                           .rotations = rotations_.data(),
-                           .out = attended_.data(),
-                           .stride = q_ + 2 * kv_,
-                           .out_stride = q_},
-                          threads_);
+        attention_.attend(layer, threads_);
         w.output.apply(view(attended_, q_), view_out(normed_, hidden_), threads_);
         add_to(x_, normed_);
 
