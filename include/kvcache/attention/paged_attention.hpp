@@ -63,15 +63,21 @@ struct attention_scratch {
         : block(head_dim, capacity),
           rotation(head_dim),
           query(head_dim),
-          tiles(query_block::most_tiles * (head_dim + value_width(head_dim)) * tile_tokens) {}
+          tiles(2 * query_block::most_tiles * (head_dim + value_width(head_dim)) * tile_tokens) {}
 
     query_block block;
     std::vector<float> rotation;
     std::vector<float> query;
-    aligned_vector<float> tiles; ///< Decoded, where a codec decodes. (most_tiles, keys and values of a tile)
+    aligned_vector<float> tiles; ///< Decoded, where a codec decodes. (2 most_tiles, keys and values of a tile)
 };
 
 namespace detail {
+
+/// Whether a codec's tiles lie in the page, so that looking at one costs nothing.
+template <class Codec>
+inline constexpr bool reads_in_place = requires {
+    requires Codec::in_place;
+};
 
 /// One job of a plan on one key and value head of a layer.
 template <codec_state Codec, storage_state Storage>
@@ -200,16 +206,33 @@ private:
             if (const std::size_t split = position / query_block::split;
                 split < job_.first_split || split >= job_.last_split)
                 continue;
-            if (waiting_ == tiles_.size())
-                flush();
-            const auto scratch = std::span(scratch_.tiles).subspan(waiting_ * (scratch_.tiles.size() / tiles_.size()));
+            make_room(); // first: the oldest tiles' scratch is decoded into next
+            const auto scratch =
+                std::span(scratch_.tiles).subspan(taken_++ % tiles_.size() * (scratch_.tiles.size() / tiles_.size()));
             const page_tile at{layer_, head_, tile};
-            tiles_[waiting_++] = {.keys = pages.codec->keys(bytes, at, scratch.first(keys)),
-                                  .values = pages.codec->values(bytes, at, scratch.subspan(keys)),
-                                  .first = first_lane,
-                                  .last = std::min<std::size_t>(tile_tokens, last - origin),
-                                  .position = position};
+            push({.keys = pages.codec->keys(bytes, at, scratch.first(keys)),
+                  .values = pages.codec->values(bytes, at, scratch.subspan(keys)),
+                  .first = first_lane,
+                  .last = std::min<std::size_t>(tile_tokens, last - origin),
+                  .position = position});
         }
+    }
+
+    // Tiles wait until as many follow them as go together: those are fetched from memory meanwhile.
+    void make_room() {
+        if (waiting_ < tiles_.size())
+            return;
+        block_.attend(std::span(tiles_).first(at_once));
+        std::copy(tiles_.begin() + at_once, tiles_.end(), tiles_.begin());
+        waiting_ -= at_once;
+    }
+
+    void push(const attention_tile& tile) {
+        if (reads_in_place<Codec> && waiting_ >= at_once) {
+            tiles_[waiting_ - at_once].ahead_keys = tile.keys;
+            tiles_[waiting_ - at_once].ahead_values = tile.values;
+        }
+        tiles_[waiting_++] = tile;
     }
 
     void flush() {
@@ -225,8 +248,10 @@ private:
     layer_id layer_ = {};
     head_id head_ = {};
     attention_job job_;
-    std::array<attention_tile, query_block::most_tiles> tiles_; // the first waiting_ wait
+    static constexpr std::size_t at_once = query_block::most_tiles;
+    std::array<attention_tile, 2 * at_once> tiles_; // the first waiting_ wait
     std::size_t waiting_ = 0;
+    std::size_t taken_ = 0;
 };
 
 } // namespace detail

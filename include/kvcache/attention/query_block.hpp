@@ -9,11 +9,22 @@
 #include <kvcache/kernel/math.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
+#include <limits>
 #include <span>
 #include <vector>
 
 namespace kvcache {
+
+namespace detail {
+
+/// `exp_one`, where it is called too rarely to be worth inlining.
+[[nodiscard, gnu::noinline]] inline float exp_apart(float x) noexcept {
+    return exp_one(x);
+}
+
+} // namespace detail
 
 /// Queries on one key and value head that walk tiles together, each with a running softmax of its own. What a query
 /// computes is a chain of its own, so the bits do not depend on which queries share a block, nor on how many tiles come
@@ -52,21 +63,26 @@ public:
         expects(asked_.size() < capacity_, "a block holds as many queries as its capacity");
         asked_.push_back({.limit = position, .partials = partials});
         running(asked_.size() - 1).clear();
-        merged(asked_.size() - 1).clear();
+        merged(asked_.size() - 1).forget();
     }
 
     /// From now on the queries [first, last) attend, once each is placed.
     void select(std::size_t first, std::size_t last) noexcept {
         first_ = first;
         last_ = last;
+        groups_ = (last - first + detail::most_together - 1) / detail::most_together;
+        each_ = groups_ == 0 ? 0 : (last - first) / groups_;
+        longer_ = last - first - groups_ * each_;
     }
 
     /// Gives a selected query its numbers, rotated and scaled. (head_dim)
     void place(std::size_t q, std::span<const float> numbers) {
-        const auto [begin, end] = together(group_of(q - first_));
-        float* to = packed_.data() + begin * head_dim_ + (q - first_ - begin);
+        const std::size_t selected = q - first_, of_longer = longer_ * (each_ + 1);
+        const std::size_t size = selected < of_longer ? each_ + 1 : each_; // of its group
+        const std::size_t place = (selected < of_longer ? selected : selected - of_longer) % size;
+        float* to = packed_.data() + (selected - place) * head_dim_ + place;
         for (std::size_t d = 0; d < head_dim_; ++d)
-            to[d * (end - begin)] = numbers[d];
+            to[d * size] = numbers[d];
     }
 
     /// The selected queries take in tiles, which ascend in position.
@@ -81,9 +97,13 @@ public:
                     leave(q);
                     asked_[q].region = region;
                 }
-            for (std::size_t g = 0; g < groups(); ++g) {
+            const bool ahead = std::ranges::all_of(tiles.first(count), [](const auto& t) { return t.ahead_keys; });
+            for (std::size_t g = 0; g < groups_; ++g) {
                 const auto [begin, end] = together(g);
-                dispatch<detail::most_together>(tiles.first(count), begin, end - begin);
+                if (g == 0 && ahead) // what comes is fetched once
+                    dispatch<detail::most_together, true>(tiles.first(count), begin, end - begin);
+                else
+                    dispatch<detail::most_together, false>(tiles.first(count), begin, end - begin);
             }
             tiles = tiles.subspan(count);
         }
@@ -121,31 +141,21 @@ private:
     [[nodiscard]] softmax_state running(std::size_t q) { return {states_.data() + q * stride_, width_}; }
     [[nodiscard]] softmax_state merged(std::size_t q) { return {states_.data() + (capacity_ + q) * stride_, width_}; }
 
-    // The selected queries go through the kernels in groups of nearly one size: 8 as 4 + 4, not 6 + 2.
-    [[nodiscard]] std::size_t groups() const noexcept {
-        return (last_ - first_ + detail::most_together - 1) / detail::most_together;
-    }
     [[nodiscard]] range together(std::size_t group) const noexcept {
-        const std::size_t each = (last_ - first_) / groups(), longer = (last_ - first_) % groups();
-        const std::size_t begin = group * each + std::min(group, longer);
-        return {begin, begin + each + (group < longer ? 1 : 0)};
-    }
-    [[nodiscard]] std::size_t group_of(std::size_t selected) const noexcept {
-        const std::size_t each = (last_ - first_) / groups(), longer = (last_ - first_) % groups();
-        const std::size_t of_longer = longer * (each + 1);
-        return selected < of_longer ? selected / (each + 1) : longer + (selected - of_longer) / each;
+        const std::size_t begin = group * each_ + std::min(group, longer_);
+        return {begin, begin + each_ + (group < longer_ ? 1 : 0)};
     }
 
-    template <std::size_t N>
+    template <std::size_t N, bool Ahead>
     void dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count) {
         if (count == N)
-            take<N>(tiles, begin);
+            take<N, Ahead>(tiles, begin);
         else if constexpr (N > 1)
-            dispatch<N - 1>(tiles, begin, count);
+            dispatch<N - 1, Ahead>(tiles, begin, count);
     }
 
     // N selected queries from `begin` on, over up to most_tiles tiles of one split.
-    template <std::size_t N>
+    template <std::size_t N, bool Ahead>
     void take(std::span<const attention_tile> tiles, std::size_t begin) {
         const std::size_t q = first_ + begin;
         std::size_t least = asked_[q].limit, most = least;
@@ -164,18 +174,15 @@ private:
         constexpr std::size_t at_once = detail::tiles_together(N);
         std::size_t t = 0;
         for (; t + at_once <= count; t += at_once)
-            detail::score<N, at_once>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t]);
+            detail::score<N, at_once, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t]);
         if constexpr (at_once > 1)
             for (; t < count; ++t)
-                detail::score<N, 1>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t]);
+                detail::score<N, 1, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t]);
 
-        std::fill_n(weights_.rescaled, count, false);
-        for (std::size_t i = 0; i < N; ++i)
-            for (t = 0; t < count; ++t)
-                weigh(q + i, i, tiles[t], t);
+        weigh(tiles.first(count), q, N);
 
         float* sums = running(q).sums();
-        detail::add_values<N>(tiles.data(), 0, whole, width_, weights_, 0, sums, stride_);
+        detail::add_values<N, Ahead>(tiles.data(), 0, whole, width_, weights_, 0, sums, stride_);
         for (t = whole; t < count; ++t)
             add_ragged<N>(tiles[t], t, q, least);
     }
@@ -186,13 +193,13 @@ private:
         attention_tile at[most_tiles];
         at[t] = tile;
         at[t].last = seen(tile, least);
-        detail::add_values<N>(at, t, t + 1, width_, weights_, 0, running(q).sums(), stride_);
+        detail::add_values<N, false>(at, t, t + 1, width_, weights_, 0, running(q).sums(), stride_);
         at[t].first = at[t].last;
         weights_.rescaled[t] = false;
         for (std::size_t i = 0; i < N; ++i) {
             at[t].last = seen(tile, asked_[q + i].limit);
             if (at[t].last > at[t].first)
-                detail::add_values<1>(at, t, t + 1, width_, weights_, i, running(q + i).sums(), stride_);
+                detail::add_values<1, false>(at, t, t + 1, width_, weights_, i, running(q + i).sums(), stride_);
         }
     }
 
@@ -201,28 +208,35 @@ private:
         return limit < tile.position ? tile.first : std::min(tile.last, tile.first + limit + 1 - tile.position);
     }
 
-    // Scores to weights, in place; what came before is rescaled when a larger score appears.
-    void weigh(std::size_t q, std::size_t i, const attention_tile& tile, std::size_t t) {
-        float* lanes = weights_.lanes[i][t];
-        weights_.rescale[t][i] = 1.0f;
-        const std::size_t last = seen(tile, asked_[q].limit);
-        if (last == tile.first)
-            return;
-        f32x16 scores = f32x16::load(lanes);
-        if (tile.first != 0 || last != tile_tokens)
-            scores = within(scores, tile.first, last, -std::numeric_limits<float>::infinity());
-        const softmax_state own = running(q);
-        f32x16 weight = own.weight();
-        if (any_above(scores, own.largest())) {
-            if (const float top = kvcache::largest(scores); top > own.largest()) {
-                weights_.rescale[t][i] = exp_one(own.largest() - top);
-                weights_.rescaled[t] = true;
-                own.largest() = top;
+    // Scores of `count` queries to weights, in place; what came before is rescaled when a larger score appears.
+    [[gnu::flatten]] void weigh(std::span<const attention_tile> tiles, std::size_t q, std::size_t count) {
+        std::fill_n(weights_.rescaled, tiles.size(), false);
+        for (std::size_t i = 0; i < count; ++i) {
+            const softmax_state own = running(q + i);
+            f32x16 weight = own.weight();
+            float top = own.largest();
+            for (std::size_t t = 0; t < tiles.size(); ++t) {
+                weights_.rescale[t][i] = 1.0f;
+                const std::size_t last = seen(tiles[t], asked_[q + i].limit);
+                if (last == tiles[t].first)
+                    continue;
+                float* lanes = weights_.lanes[i][t];
+                f32x16 scores = f32x16::load(lanes);
+                if (tiles[t].first != 0 || last != tile_tokens)
+                    scores = within(scores, tiles[t].first, last, -std::numeric_limits<float>::infinity());
+                if (any_above(scores, top))
+                    if (const float larger = kvcache::largest(scores); larger > top) {
+                        weights_.rescale[t][i] = detail::exp_apart(top - larger);
+                        weights_.rescaled[t] = true;
+                        top = larger;
+                    }
+                const f32x16 weights = exp(scores - f32x16::broadcast(top));
+                weight = fma(weight, f32x16::broadcast(weights_.rescale[t][i]), weights);
+                weights.store(lanes);
             }
+            own.largest() = top;
+            own.set_weight(weight);
         }
-        const f32x16 weights = exp(scores - f32x16::broadcast(own.largest()));
-        own.set_weight(fma(weight, f32x16::broadcast(weights_.rescale[t][i]), weights));
-        weights.store(lanes);
     }
 
     std::size_t head_dim_;
@@ -231,6 +245,10 @@ private:
     std::size_t capacity_;
     std::size_t first_ = 0; // of the selected
     std::size_t last_ = 0;
+    // The selected go through the kernels in groups of nearly one size: 8 as 4 + 4, not 6 + 2.
+    std::size_t groups_ = 0;
+    std::size_t each_ = 0;   // queries a group
+    std::size_t longer_ = 0; // groups that have one more
     std::vector<question> asked_;
     aligned_vector<float> packed_; // the selected, a group at a time: (head_dim, queries of the group)
     aligned_vector<float> states_; // running, then merged: (2, capacity, stride)

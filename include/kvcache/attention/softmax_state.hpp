@@ -26,9 +26,13 @@ public:
     /// Whether it has seen no position.
     [[nodiscard]] bool empty() const noexcept { return largest() == -std::numeric_limits<float>::infinity(); }
 
+    /// Makes it empty; its sums may be anything then.
+    void forget() const noexcept { largest() = -std::numeric_limits<float>::infinity(); }
+
+    /// Makes it empty, with sums of zero.
     void clear() const noexcept {
         std::fill_n(at_, width_ + 16, 0.0f);
-        largest() = -std::numeric_limits<float>::infinity();
+        forget();
     }
 
     /// Takes in the state of later positions. Not associative in its last bits: always merge in ascending order.
