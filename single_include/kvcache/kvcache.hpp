@@ -14,7 +14,6 @@
 #include <cstring>
 #include <exception>
 #include <fstream>
-#include <functional>
 #include <initializer_list>
 #include <iterator>
 #include <limits>
@@ -34,190 +33,6 @@
 #include <utility>
 #include <variant>
 #include <vector>
-
-// ---- kvcache/core/huge_pages.hpp ----------------------------------------------------------------------------------
-
-#include <sys/mman.h>
-
-namespace kvcache {
-
-/// The larger page that most 64-bit systems offer: one entry of the address cache in place of 512.
-inline constexpr std::size_t huge_page_bytes = std::size_t{1} << 21;
-
-/// Asks the system to put the whole huge pages inside [at, at + bytes) on huge pages, at once for memory that nobody
-/// touched yet and by and by for the rest. Returns whether the system takes such wishes; where it does not, nothing
-/// happens. What came of it says bytes_on_huge_pages().
-inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::size_t bytes) noexcept {
-#if defined(MADV_HUGEPAGE)
-    const auto from = reinterpret_cast<std::uintptr_t>(at);
-    const std::uintptr_t first = (from + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes;
-    const std::uintptr_t last = (from + bytes) / huge_page_bytes * huge_page_bytes;
-    return first < last && ::madvise(static_cast<std::byte*>(at) + (first - from), last - first, MADV_HUGEPAGE) == 0;
-#else
-    return false;
-#endif
-}
-
-namespace detail {
-
-/// The number behind the last blank-separated name of a line of /proc/self/smaps: "AnonHugePages:   2048 kB".
-[[nodiscard]] inline std::size_t smaps_kilobytes(std::string_view line) {
-    const std::size_t digit = line.find_first_of("0123456789");
-    std::size_t number = 0;
-    if (digit != line.npos)
-        std::from_chars(line.data() + digit, line.data() + line.size(), number);
-    return number;
-}
-
-} // namespace detail
-
-/// How many of these bytes the system keeps on huge pages now, as far as it tells: by whole mappings, of which it says
-/// only how much of each is huge. Zero where there is no /proc. Cost: reads the list of all mappings, milliseconds.
-[[nodiscard]] inline std::size_t bytes_on_huge_pages(std::span<const std::byte> bytes) {
-    const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
-    std::ifstream mappings("/proc/self/smaps");
-    std::size_t huge = 0, inside = 0; // of the mapping at hand: how much of `bytes` lies in it
-    for (std::string line; std::getline(mappings, line);) {
-        std::uintptr_t from = 0, to = 0;
-        const char* const end = line.data() + line.size();
-        const auto [dash, wrong] = std::from_chars(line.data(), end, from, 16);
-        if (wrong == std::errc() && dash != end && *dash == '-' &&
-            std::from_chars(dash + 1, end, to, 16).ec == std::errc()) {
-            const std::uintptr_t first = std::max(from, begin), last = std::min(to, begin + bytes.size());
-            inside = first < last ? last - first : 0;
-        } else if (line.starts_with("AnonHugePages:") || line.starts_with("FilePmdMapped:")) {
-            const std::size_t more = std::min(inside, detail::smaps_kilobytes(line) * 1024);
-            huge += more;
-            inside -= more;
-        }
-    }
-    return huge;
-}
-
-} // namespace kvcache
-
-// ---- kvcache/core/aligned.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// One cache line, and one AVX-512 vector.
-inline constexpr std::size_t line_bytes = 64;
-
-/// The alignment that memory of `bytes` gets: a cache line, or a huge page for what fills two of them or more.
-[[nodiscard]] constexpr std::size_t alignment_for(std::size_t bytes) noexcept {
-    return bytes >= 2 * huge_page_bytes ? huge_page_bytes : line_bytes;
-}
-
-/// Allocates on cache-line boundaries; what is large on huge pages, where the system has them.
-template <class T>
-struct line_allocator {
-    using value_type = T;
-
-    line_allocator() = default;
-    template <class U>
-    line_allocator(const line_allocator<U>&) noexcept {}
-
-    [[nodiscard]] T* allocate(std::size_t n) {
-        const std::size_t bytes = n * sizeof(T), alignment = alignment_for(bytes);
-        void* const at = ::operator new (bytes, std::align_val_t{alignment});
-        if (alignment == huge_page_bytes)
-            want_huge_pages(at, bytes);
-        return static_cast<T*>(at);
-    }
-    void deallocate(T* at, std::size_t n) noexcept {
-        ::operator delete (at, std::align_val_t{alignment_for(n * sizeof(T))});
-    }
-
-    friend bool operator==(const line_allocator&, const line_allocator&) { return true; }
-};
-
-/// A vector that begins on a cache line.
-template <class T>
-using aligned_vector = std::vector<T, line_allocator<T>>;
-
-/// Memory of the size asked for, aligned likewise, that goes with its last holder; its content is anything. Null as
-/// `resource` means new and delete. Throws: what the resource throws.
-[[nodiscard]] inline std::shared_ptr<std::byte> shared_memory(std::size_t bytes, std::pmr::memory_resource* resource) {
-    std::pmr::memory_resource* const from = resource != nullptr ? resource : std::pmr::new_delete_resource();
-    const std::size_t alignment = alignment_for(bytes);
-    auto* const at = static_cast<std::byte*>(from->allocate(bytes, alignment));
-    if (alignment == huge_page_bytes)
-        want_huge_pages(at, bytes);
-    return {at, [=](std::byte* mine) { from->deallocate(mine, bytes, alignment); }};
-}
-
-} // namespace kvcache
-
-// ---- kvcache/core/contract.hpp ------------------------------------------------------------------------------------
-
-// On in debug builds; define KVCACHE_CONTRACTS as 1 or 0 to choose.
-#if !defined(KVCACHE_CONTRACTS)
-#if defined(NDEBUG)
-#define KVCACHE_CONTRACTS 0
-#else
-#define KVCACHE_CONTRACTS 1
-#endif
-#endif
-
-namespace kvcache {
-
-/// A caller's mistake, thrown where contract checks are on.
-class contract_violation : public std::logic_error {
-public:
-    using std::logic_error::logic_error;
-};
-
-/// Checks what a caller must hold. Off in release builds unless KVCACHE_CONTRACTS is 1.
-/// Throws: contract_violation, with `what` as its words.
-constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char* what) {
-#if KVCACHE_CONTRACTS
-    if (!holds)
-        throw contract_violation(what);
-#endif
-}
-
-} // namespace kvcache
-
-// ---- kvcache/core/shape.hpp ---------------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// The tokens of one tile: one SIMD vector of scores.
-inline constexpr std::uint32_t tile_tokens = 16;
-
-/// The extents of one page of keys and values.
-struct page_shape {
-    std::uint32_t layers = 1;
-    std::uint32_t kv_heads = 1;
-    std::uint32_t head_dim = 64;
-    std::uint32_t tokens = 64; ///< Positions a page; a multiple of 16.
-
-    friend constexpr bool operator==(const page_shape&, const page_shape&) = default;
-
-    /// Whether a page of this shape can exist.
-    [[nodiscard]] constexpr bool valid() const noexcept {
-        return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && tokens % tile_tokens == 0;
-    }
-};
-
-/// The memory a cache may fill with pages.
-struct budget {
-    std::size_t bytes = 0;
-};
-
-inline namespace literals {
-[[nodiscard]] constexpr std::size_t operator""_KiB(unsigned long long n) {
-    return std::size_t{n} << 10;
-}
-[[nodiscard]] constexpr std::size_t operator""_MiB(unsigned long long n) {
-    return std::size_t{n} << 20;
-}
-[[nodiscard]] constexpr std::size_t operator""_GiB(unsigned long long n) {
-    return std::size_t{n} << 30;
-}
-} // namespace literals
-
-} // namespace kvcache
 
 // ---- kvcache/core/intrinsics.hpp ----------------------------------------------------------------------------------
 
@@ -290,6 +105,13 @@ concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || s
 
 #include <xsimd/xsimd.hpp>
 
+/// For what must become part of its caller for the compiler to keep sums in registers. On a lambda: after its (...).
+#if defined(__GNUC__)
+#define KVCACHE_INLINE __attribute__((always_inline))
+#else
+#define KVCACHE_INLINE
+#endif
+
 #if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #error "kvcache: -ffast-math reorders sums, so a hit would no longer equal a miss; build without it"
 #endif
@@ -303,6 +125,15 @@ concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || s
 namespace kvcache {
 
 namespace detail {
+
+/// Calls body(0), ..., body(N - 1) with constants: a loop that no compiler leaves rolled up.
+template <std::size_t N, class Body>
+KVCACHE_INLINE inline void unrolled(Body&& body) {
+    [&]<std::size_t... I>(std::index_sequence<I...>) KVCACHE_INLINE {
+        (body(std::integral_constant<std::size_t, I>{}), ...);
+    }
+    (std::make_index_sequence<N>{});
+}
 
 using native_floats = xsimd::batch<float>;
 using native_integers = xsimd::batch<std::int32_t>;
@@ -325,6 +156,29 @@ static_assert(native_lanes == 4 || native_lanes == 8 || native_lanes == 16, "a v
     for (std::size_t lane = 0; lane < native_lanes; ++lane)
         c[lane] = std::fma(a[lane], b[lane], c[lane]);
     return native_floats::load_unaligned(c);
+#endif
+}
+
+/// Asks for a cache line that is soon read. Any address may be asked for.
+inline void prefetch(const float* at) noexcept {
+#if defined(__GNUC__)
+    __builtin_prefetch(at, 0, 3);
+#endif
+}
+
+/// Asks for a cache line that is soon written. Any address may be asked for.
+inline void prefetch_to_write(const float* at) noexcept {
+#if defined(__GNUC__)
+    __builtin_prefetch(at, 1, 3);
+#endif
+}
+
+/// Keeps a vector that several operations read in its register: GCC would load it anew for each.
+inline void keep(native_floats& x) noexcept {
+#if defined(__GNUC__) && defined(__SSE2__)
+    asm("" : "+x"(x.data));
+#elif defined(__GNUC__) && defined(__aarch64__)
+    asm("" : "+w"(x.data));
 #endif
 }
 
@@ -351,6 +205,11 @@ struct f32x16 {
         alignas(64) float whole[lanes] = {};
         std::memcpy(whole, from, count * sizeof(float));
         return load(whole);
+    }
+
+    /// Reads 16 numbers where there are as many, or all there are.
+    [[nodiscard]] static f32x16 load_up_to(const float* from, std::size_t count) noexcept {
+        return count >= lanes ? load(from) : load_first(from, count);
     }
 
     /// Reads 16 bfloat16 numbers, exactly.
@@ -419,6 +278,11 @@ struct f32x16 {
         store(whole);
         std::memcpy(to, whole, count * sizeof(float));
     }
+
+    /// Writes 16 lanes where there is room for as many, or the first that there is room for.
+    void store_up_to(float* to, std::size_t count) const noexcept {
+        count >= lanes ? store(to) : store_first(to, count);
+    }
 };
 
 namespace detail {
@@ -483,6 +347,15 @@ template <class Op>
     for (std::size_t i = 0; i < detail::native_parts; ++i)
         v.part[i] = xsimd::select(key.part[i] >= limit, x.part[i], nothing);
     return v;
+}
+
+/// Whether any lane is above `bound`; NaN is not.
+[[nodiscard]] inline bool any_above(const f32x16& x, float bound) noexcept {
+    const detail::native_floats limit(bound);
+    auto above = x.part[0] > limit;
+    for (std::size_t i = 1; i < detail::native_parts; ++i)
+        above = above | (x.part[i] > limit);
+    return xsimd::any(above);
 }
 
 /// 2 to the power n, where `shifted` is n + 1.5 * 2^23 and -126 <= n <= 127: n moves from the last bits of the
@@ -644,7 +517,141 @@ inline void add_to(std::span<float> to, std::span<const float> from) {
 
 } // namespace kvcache
 
-// ---- kvcache/attention/query_block.hpp ----------------------------------------------------------------------------
+// ---- kvcache/attention/softmax_state.hpp --------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The partial softmax of one query over some of its positions, as it lies in memory: the weighted sums of the values,
+/// the weights in 16 lanes, and the largest score. (width, 16, 1), padded to whole cache lines.
+class softmax_state {
+public:
+    /// The numbers one takes, for values of `width` numbers.
+    [[nodiscard]] static constexpr std::size_t numbers(std::size_t width) noexcept { return width + 32; }
+
+    softmax_state(float* at, std::size_t width) noexcept : at_(at), width_(width) {}
+
+    [[nodiscard]] float* sums() const noexcept { return at_; }
+    [[nodiscard]] f32x16 weight() const noexcept { return f32x16::load(at_ + width_); }
+    [[nodiscard]] float& largest() const noexcept { return at_[width_ + 16]; }
+    void set_weight(const f32x16& weight) const noexcept { weight.store(at_ + width_); }
+
+    /// Whether it has seen no position.
+    [[nodiscard]] bool empty() const noexcept { return largest() == -std::numeric_limits<float>::infinity(); }
+
+    /// Makes it empty; its sums may be anything then.
+    void forget() const noexcept { largest() = -std::numeric_limits<float>::infinity(); }
+
+    /// Makes it empty, with sums of zero.
+    void clear() const noexcept {
+        std::fill_n(at_, width_ + 16, 0.0f);
+        forget();
+    }
+
+    /// Takes in the state of later positions. Not associative in its last bits: always merge in ascending order.
+    void merge(const softmax_state& later) const noexcept {
+        if (later.empty())
+            return;
+        if (empty()) {
+            std::copy_n(later.at_, width_ + 17, at_);
+            return;
+        }
+        const float top = std::max(later.largest(), largest());
+        const f32x16 keep = f32x16::broadcast(exp_one(largest() - top));
+        const f32x16 add = f32x16::broadcast(exp_one(later.largest() - top));
+        largest() = top;
+        for (std::size_t i = 0; i < width_ + 16; i += 16) { // the sums, and the weights behind them
+            const f32x16 added = f32x16::load(later.at_ + i) * add;
+            fma(f32x16::load(at_ + i), keep, added).store(at_ + i);
+        }
+    }
+
+    /// Writes the output: sums over the total weight, which 16 lanes fold to by one fixed tree. (head_dim)
+    void finish(std::size_t head_dim, float* out) const noexcept {
+        const f32x16 total = f32x16::broadcast(sum(weight()));
+        detail::by_sixteen(head_dim, [&](std::size_t d, std::size_t n) {
+            detail::store_some(f32x16::load(sums() + d) / total, out + d, n);
+        });
+    }
+
+private:
+    float* at_;
+    std::size_t width_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/core/contract.hpp ------------------------------------------------------------------------------------
+
+// On in debug builds; define KVCACHE_CONTRACTS as 1 or 0 to choose.
+#if !defined(KVCACHE_CONTRACTS)
+#if defined(NDEBUG)
+#define KVCACHE_CONTRACTS 0
+#else
+#define KVCACHE_CONTRACTS 1
+#endif
+#endif
+
+namespace kvcache {
+
+/// A caller's mistake, thrown where contract checks are on.
+class contract_violation : public std::logic_error {
+public:
+    using std::logic_error::logic_error;
+};
+
+/// Checks what a caller must hold. Off in release builds unless KVCACHE_CONTRACTS is 1.
+/// Throws: contract_violation, with `what` as its words.
+constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char* what) {
+#if KVCACHE_CONTRACTS
+    if (!holds)
+        throw contract_violation(what);
+#endif
+}
+
+} // namespace kvcache
+
+// ---- kvcache/core/shape.hpp ---------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The tokens of one tile: one SIMD vector of scores.
+inline constexpr std::uint32_t tile_tokens = 16;
+
+/// The extents of one page of keys and values.
+struct page_shape {
+    std::uint32_t layers = 1;
+    std::uint32_t kv_heads = 1;
+    std::uint32_t head_dim = 64;
+    std::uint32_t tokens = 64; ///< Positions a page; a multiple of 16.
+
+    friend constexpr bool operator==(const page_shape&, const page_shape&) = default;
+
+    /// Whether a page of this shape can exist.
+    [[nodiscard]] constexpr bool valid() const noexcept {
+        return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && tokens % tile_tokens == 0;
+    }
+};
+
+/// The memory a cache may fill with pages.
+struct budget {
+    std::size_t bytes = 0;
+};
+
+inline namespace literals {
+[[nodiscard]] constexpr std::size_t operator""_KiB(unsigned long long n) {
+    return std::size_t{n} << 10;
+}
+[[nodiscard]] constexpr std::size_t operator""_MiB(unsigned long long n) {
+    return std::size_t{n} << 20;
+}
+[[nodiscard]] constexpr std::size_t operator""_GiB(unsigned long long n) {
+    return std::size_t{n} << 30;
+}
+} // namespace literals
+
+} // namespace kvcache
+
+// ---- kvcache/attention/tile_kernels.hpp ---------------------------------------------------------------------------
 
 namespace kvcache {
 
@@ -657,248 +664,134 @@ struct attention_tile {
     std::size_t position = 0;          ///< Of the first lane in use.
     const float* ahead_keys = nullptr; ///< Of a tile that comes soon: fetched meanwhile; null for none.
     const float* ahead_values = nullptr;
+
+    /// The position behind its last lane.
+    [[nodiscard]] std::size_t end() const noexcept { return position + (last - first); }
 };
 
 namespace detail {
 
-/// Asks for the cache line of `from[index]` before it is read. By integers, as `from` may be null.
-inline void fetch([[maybe_unused]] const float* from, [[maybe_unused]] std::size_t index) noexcept {
+/// Asks for a cache line before it is read.
+inline void fetch([[maybe_unused]] const float* line) noexcept {
 #if defined(__GNUC__)
-    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(from) + index * sizeof(float)), 0,
-                       1);
+    __builtin_prefetch(line, 0, 2);
 #endif
 }
 
-} // namespace detail
+// Chains of multiply-adds that run side by side hide the latency of each: so many queries, tiles and columns of values
+// at once as fill the registers. None of it changes a chain.
+inline constexpr bool wide_vectors = native_lanes == 16;
 
-/// Up to eight queries that walk the same tiles with one running softmax each. What a query computes is a chain of its
-/// own, so the bits do not depend on which queries share a block.
-///
-/// Scores: one chain of fused multiply-adds over head_dim. Softmax: rescaled a tile at a time, sums kept in 16 lanes
-/// and folded once. At every multiple of `split` positions a new partial softmax begins; partials merge in ascending
-/// order (so that splits may run on several threads and still give these bits).
-class query_block {
-public:
-    static constexpr std::size_t capacity = 8;
-    static constexpr std::size_t split = 1024; ///< Positions; part of the numeric contract.
+/// Queries that go through a kernel together, at most.
+inline constexpr std::size_t most_together = wide_vectors ? 8 : 6;
 
-    explicit query_block(std::size_t head_dim)
-        : head_dim_(head_dim),
-          width_((head_dim + 15) / 16 * 16),
-          queries_(capacity * head_dim),
-          sums_(2 * capacity * width_) {}
+/// Tiles whose weights are known before their values are read, at most.
+inline constexpr std::size_t most_tiles = 4;
 
-    void clear() noexcept {
-        size_ = 0;
-        region_ = 0;
+[[nodiscard]] constexpr std::size_t tiles_together(std::size_t queries) noexcept {
+    if (wide_vectors)
+        return queries <= 4 ? 4 : 2;
+    return queries == 1 ? 4 : queries <= 3 ? 2 : 1;
+}
+[[nodiscard]] constexpr std::size_t columns_together(std::size_t queries) noexcept {
+    if (wide_vectors)
+        return queries <= 4 ? 4 : 2;
+    return queries == 1 ? 4 : queries <= 3 ? 2 : 1;
+}
+
+/// Scores of N queries with Tiles tiles, each one chain over ascending head_dim.
+/// queries: (head_dim, N), scores: (N, most_tiles, 16); `Ahead`: the keys that come soon are fetched meanwhile.
+template <std::size_t N, std::size_t Tiles, bool Ahead>
+inline void score(const float* queries, std::size_t head_dim, const attention_tile* tiles, float* scores) {
+    f32x16 sums[N * Tiles]; // flat: GCC 12 keeps no nested array in registers
+    for (auto& s : sums)
+        s = f32x16::zero();
+    const float *keys[Tiles], *ahead[Tiles];
+    for (std::size_t t = 0; t < Tiles; ++t) {
+        keys[t] = tiles[t].keys;
+        ahead[t] = tiles[t].ahead_keys;
     }
-
-    /// Adds a query that sees the positions up to `position`.
-    void add(std::size_t position) {
-        expects(size_ < capacity, "a block holds eight queries");
-        running_[size_] = {};
-        merged_[size_] = {};
-        limit_[size_++] = position;
-    }
-
-    /// The numbers of a query, rotated and scaled. (head_dim)
-    [[nodiscard]] std::span<float> query(std::size_t q) { return {queries_.data() + q * head_dim_, head_dim_}; }
-
-    /// Takes in tiles, in ascending position. How many come at once changes no bit.
-    void attend(std::span<const attention_tile> tiles) {
-        while (!tiles.empty()) {
-            const attention_tile& next = tiles.front();
-            if (next.position / split != region_) {
-                merge_all();
-                region_ = next.position / split;
-            }
-            // The tiles that all queries see go together; one that straddles the diagonal goes query by query.
-            std::size_t whole = 0;
-            while (whole < tiles.size() && tiles[whole].position / split == region_ && seen_by_all(tiles[whole]))
-                ++whole;
-            if (whole > 0) {
-                dispatch(tiles.first(whole));
-                tiles = tiles.subspan(whole);
-                continue;
-            }
-            for (std::size_t q = 0; q < size_; ++q)
-                if (limit_[q] >= next.position) {
-                    attention_tile seen = next;
-                    seen.last = std::min(next.last, next.first + limit_[q] + 1 - next.position);
-                    take<1>({&seen, 1}, q);
-                }
-            tiles = tiles.subspan(1);
-        }
-    }
-    void attend(const attention_tile& tile) { attend({&tile, 1}); }
-
-    /// Writes the output of a query. (head_dim)
-    void finish(std::size_t q, float* out) {
-        merge(q);
-        const f32x16 total = f32x16::broadcast(sum(merged_[q].weight));
-        const float* sums = merged_sums(q);
-        detail::by_sixteen(head_dim_, [&](std::size_t d, std::size_t n) {
-            detail::store_some(f32x16::load(sums + d) / total, out + d, n);
-        });
-    }
-
-private:
-    static constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
-
-    // A partial softmax: the largest score, the weights in 16 lanes; its weighted values are in sums_.
-    struct partial {
-        float largest = minus_infinity;
-        f32x16 weight = f32x16::zero();
-    };
-
-    [[nodiscard]] float* running_sums(std::size_t q) { return sums_.data() + q * width_; }
-    [[nodiscard]] float* merged_sums(std::size_t q) { return sums_.data() + (capacity + q) * width_; }
-
-    [[nodiscard]] bool seen_by_all(const attention_tile& tile) const {
-        const std::size_t end = tile.position + (tile.last - tile.first);
-        return std::all_of(limit_.begin(), limit_.begin() + static_cast<std::ptrdiff_t>(size_),
-                           [&](std::size_t limit) { return limit + 1 >= end; });
-    }
-
-    // Chains that run side by side hide the latency of each: this many queries, tiles and columns of values at once.
-    static constexpr bool wide = detail::native_lanes == 16;
-    static constexpr std::size_t most_queries = wide ? 8 : 4;
-    [[nodiscard]] static constexpr std::size_t tiles_at_once(std::size_t queries) {
-        return queries <= 2 ? (wide ? 4 : 2) : queries <= 4 && wide ? 2 : 1;
-    }
-    [[nodiscard]] static constexpr std::size_t columns_at_once(std::size_t queries) {
-        return std::clamp<std::size_t>((wide ? 16 : 4) / queries, 1, 4);
-    }
-
-    template <std::size_t N = most_queries>
-    void dispatch(std::span<const attention_tile> tiles, std::size_t q = 0) {
-        for (; q + N <= size_; q += N)
-            take<N>(tiles, q);
-        if constexpr (N > 1)
-            if (q < size_)
-                dispatch<N - 1>(tiles, q);
-    }
-
-    // N queries from q on, over tiles that they see whole.
-    template <std::size_t N>
-    void take(std::span<const attention_tile> tiles, std::size_t q) {
-        constexpr std::size_t at_once = tiles_at_once(N);
-        for (; tiles.size() >= at_once; tiles = tiles.subspan(at_once))
-            take_some<N, at_once>(tiles.data(), q);
-        if constexpr (at_once > 1)
-            for (const attention_tile& tile : tiles)
-                take_some<N, 1>(&tile, q);
-    }
-
-    template <std::size_t N, std::size_t Tiles>
-    void take_some(const attention_tile* tiles, std::size_t q) {
-        f32x16 scores[N * Tiles]; // flat, as all below: GCC 12 keeps no nested array in registers
-        for (auto& s : scores)
-            s = f32x16::zero();
-        const float* queries = queries_.data() + q * head_dim_;
-        for (std::size_t d = 0; d < head_dim_; ++d) {
-            f32x16 keys[Tiles];
-            for (std::size_t t = 0; t < Tiles; ++t) {
-                keys[t] = f32x16::load(tiles[t].keys + d * tile_tokens);
-                detail::fetch(tiles[t].ahead_keys, d * tile_tokens);
-            }
-            for (std::size_t i = 0; i < N * Tiles; ++i)
-                scores[i] = fma(f32x16::broadcast(queries[i / Tiles * head_dim_ + d]), keys[i % Tiles], scores[i]);
-        }
+    for (std::size_t d = 0; d < head_dim; ++d)
         for (std::size_t t = 0; t < Tiles; ++t) {
-            alignas(64) float weights[N][tile_tokens];
+            const f32x16 key = f32x16::load(keys[t] + d * tile_tokens);
+            if constexpr (Ahead)
+                fetch(ahead[t] + d * tile_tokens);
             for (std::size_t i = 0; i < N; ++i)
-                weigh(q + i, tiles[t], scores[i * Tiles + t]).store(weights[i]);
-            constexpr std::size_t many = columns_at_once(N);
-            std::size_t column = 0;
-            for (; column + 16 * many <= width_; column += 16 * many)
-                add_values<N, many>(tiles[t], q, column, weights);
-            if constexpr (many > 1)
-                for (; column < width_; column += 16)
-                    add_values<N, 1>(tiles[t], q, column, weights);
+                sums[i * Tiles + t] = fma(f32x16::broadcast(queries[d * N + i]), key, sums[i * Tiles + t]);
         }
-    }
+    for (std::size_t i = 0; i < N * Tiles; ++i)
+        sums[i].store(scores + (i / Tiles * most_tiles + i % Tiles) * tile_tokens);
+}
 
-    // Weighted values of a tile, 16 * Columns numbers of each query: one chain over ascending lanes.
-    template <std::size_t N, std::size_t Columns>
-    void add_values(const attention_tile& tile, std::size_t q, std::size_t column, const float (&weights)[N][16]) {
-        f32x16 sums[N * Columns];
-        for (std::size_t i = 0; i < N * Columns; ++i)
-            sums[i] = f32x16::load(running_sums(q + i / Columns) + column + i % Columns * 16);
-        for (std::size_t lane = tile.first; lane < tile.last; ++lane) {
-            const std::size_t at = lane * width_ + column;
-            f32x16 values[Columns];
-            for (std::size_t c = 0; c < Columns; ++c) {
-                values[c] = f32x16::load(tile.values + at + 16 * c);
-                detail::fetch(tile.ahead_values, at + 16 * c);
-            }
-            for (std::size_t i = 0; i < N * Columns; ++i)
-                sums[i] = fma(f32x16::broadcast(weights[i / Columns][lane]), values[i % Columns], sums[i]);
-        }
-        for (std::size_t i = 0; i < N * Columns; ++i)
-            sums[i].store(running_sums(q + i / Columns) + column + i % Columns * 16);
-    }
-
-    // The weights of a tile's lanes; what came before is rescaled when a larger score appears.
-    [[nodiscard]] f32x16 weigh(std::size_t q, const attention_tile& tile, f32x16 scores) {
-        if (tile.first != 0 || tile.last != tile_tokens)
-            scores = within(scores, tile.first, tile.last, minus_infinity);
-        partial& own = running_[q];
-        if (own.largest == minus_infinity)
-            std::fill_n(running_sums(q), width_, 0.0f);
-        f32x16 rescale = f32x16::broadcast(1.0f);
-        if (const float top = largest(scores); top > own.largest) {
-            rescale = f32x16::broadcast(exp_one(own.largest - top));
-            own.largest = top;
-            scale_sums(running_sums(q), rescale);
-        }
-        const f32x16 weights = exp(scores - f32x16::broadcast(own.largest));
-        own.weight = fma(own.weight, rescale, weights);
-        return weights;
-    }
-
-    void scale_sums(float* sums, const f32x16& by) const {
-        for (std::size_t column = 0; column < width_; column += 16)
-            (f32x16::load(sums + column) * by).store(sums + column);
-    }
-
-    void merge_all() {
-        for (std::size_t q = 0; q < size_; ++q)
-            merge(q);
-    }
-
-    // Adds the running partial to the merged one and begins a new one.
-    void merge(std::size_t q) {
-        partial &from = running_[q], &to = merged_[q];
-        if (from.largest == minus_infinity)
-            return;
-        if (to.largest == minus_infinity) {
-            to = from;
-            std::copy_n(running_sums(q), width_, merged_sums(q));
-        } else {
-            const float top = std::max(from.largest, to.largest);
-            const f32x16 keep = f32x16::broadcast(exp_one(to.largest - top));
-            const f32x16 add = f32x16::broadcast(exp_one(from.largest - top));
-            to.largest = top;
-            to.weight = fma(to.weight, keep, from.weight * add);
-            for (std::size_t column = 0; column < width_; column += 16) {
-                const f32x16 added = f32x16::load(running_sums(q) + column) * add;
-                fma(f32x16::load(merged_sums(q) + column), keep, added).store(merged_sums(q) + column);
-            }
-        }
-        from = {};
-    }
-
-    std::size_t head_dim_;
-    std::size_t width_;
-    std::size_t size_ = 0;
-    std::size_t region_ = 0;
-    aligned_vector<float> queries_; // (capacity, head_dim)
-    aligned_vector<float> sums_;    // running, then merged: (2, capacity, width)
-    std::array<partial, capacity> running_;
-    std::array<partial, capacity> merged_;
-    std::array<std::size_t, capacity> limit_;
+/// What values are weighted with.
+struct tile_weights {
+    alignas(64) float lanes[most_together][most_tiles][tile_tokens];
+    float rescale[most_tiles][most_together]; ///< What sums are multiplied by before a tile.
+    bool rescaled[most_tiles];                ///< Whether any of those is not one.
 };
+
+/// Adds the weighted values of a tile's lane to N queries, 16 * Columns numbers.
+template <std::size_t N, std::size_t Columns>
+inline void add_lane(const float* values, const float* weights, f32x16 (&sums)[N * Columns]) {
+    for (std::size_t c = 0; c < Columns; ++c) {
+        const f32x16 value = f32x16::load(values + 16 * c);
+        for (std::size_t i = 0; i < N; ++i) {
+            const f32x16 weight = f32x16::broadcast(weights[i * most_tiles * tile_tokens]);
+            sums[i * Columns + c] = fma(weight, value, sums[i * Columns + c]);
+        }
+    }
+}
+
+/// Adds the weighted values of tiles [begin, end) to the sums of N queries, in 16 * Columns numbers from `column` on:
+/// one chain over ascending lanes. sums: the first query's, `stride` numbers from one to the next; `first`: the first
+/// query among the weights.
+template <std::size_t N, std::size_t Columns, bool Ahead>
+inline void add_columns(const attention_tile* tiles, std::size_t begin, std::size_t end, std::size_t width,
+                        std::size_t column, const tile_weights& weights, std::size_t first, float* to,
+                        std::size_t stride) {
+    f32x16 sums[N * Columns];
+    for (std::size_t i = 0; i < N * Columns; ++i)
+        sums[i] = f32x16::load(to + i / Columns * stride + column + i % Columns * 16);
+    for (std::size_t t = begin; t < end; ++t) {
+        if (weights.rescaled[t])
+            for (std::size_t i = 0; i < N * Columns; ++i)
+                sums[i] = sums[i] * f32x16::broadcast(weights.rescale[t][first + i / Columns]);
+        const float* values = tiles[t].values + column;
+        const float* of_tile = weights.lanes[first][t];
+        if constexpr (Ahead) {
+            const float* ahead = tiles[t].ahead_values + column;
+            for (std::size_t lane = tiles[t].first; lane < tiles[t].last; ++lane) {
+                for (std::size_t c = 0; c < Columns; ++c)
+                    fetch(ahead + lane * width + 16 * c);
+                add_lane<N, Columns>(values + lane * width, of_tile + lane, sums);
+            }
+        } else if (tiles[t].first == 0 && tiles[t].last == tile_tokens) {
+            for (std::size_t lane = 0; lane < tile_tokens; lane += 4) // fewer branches
+                for (std::size_t next = lane; next < lane + 4; ++next)
+                    add_lane<N, Columns>(values + next * width, of_tile + next, sums);
+        } else {
+            for (std::size_t lane = tiles[t].first; lane < tiles[t].last; ++lane)
+                add_lane<N, Columns>(values + lane * width, of_tile + lane, sums);
+        }
+    }
+    for (std::size_t i = 0; i < N * Columns; ++i)
+        sums[i].store(to + i / Columns * stride + column + i % Columns * 16);
+}
+
+/// The same for all columns.
+template <std::size_t N, bool Ahead>
+inline void add_values(const attention_tile* tiles, std::size_t begin, std::size_t end, std::size_t width,
+                       const tile_weights& weights, std::size_t first, float* to, std::size_t stride) {
+    constexpr std::size_t many = columns_together(N);
+    std::size_t column = 0;
+    for (; column + 16 * many <= width; column += 16 * many)
+        add_columns<N, many, Ahead>(tiles, begin, end, width, column, weights, first, to, stride);
+    if constexpr (many > 1)
+        for (; column < width; column += 16)
+            add_columns<N, 1, Ahead>(tiles, begin, end, width, column, weights, first, to, stride);
+}
+
+} // namespace detail
 
 } // namespace kvcache
 
@@ -1036,6 +929,363 @@ concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape sh
 
 } // namespace kvcache
 
+// ---- kvcache/core/huge_pages.hpp ----------------------------------------------------------------------------------
+
+#include <sys/mman.h>
+
+namespace kvcache {
+
+/// The larger page that most 64-bit systems offer: one entry of the address cache in place of 512.
+inline constexpr std::size_t huge_page_bytes = std::size_t{1} << 21;
+
+/// Asks the system to put the whole huge pages inside [at, at + bytes) on huge pages, at once for memory that nobody
+/// touched yet and by and by for the rest. Returns whether the system takes such wishes; where it does not, nothing
+/// happens. What came of it says bytes_on_huge_pages().
+inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::size_t bytes) noexcept {
+#if defined(MADV_HUGEPAGE)
+    const auto from = reinterpret_cast<std::uintptr_t>(at);
+    const std::uintptr_t first = (from + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes;
+    const std::uintptr_t last = (from + bytes) / huge_page_bytes * huge_page_bytes;
+    return first < last && ::madvise(static_cast<std::byte*>(at) + (first - from), last - first, MADV_HUGEPAGE) == 0;
+#else
+    return false;
+#endif
+}
+
+namespace detail {
+
+/// The number behind the last blank-separated name of a line of /proc/self/smaps: "AnonHugePages:   2048 kB".
+[[nodiscard]] inline std::size_t smaps_kilobytes(std::string_view line) {
+    const std::size_t digit = line.find_first_of("0123456789");
+    std::size_t number = 0;
+    if (digit != line.npos)
+        std::from_chars(line.data() + digit, line.data() + line.size(), number);
+    return number;
+}
+
+} // namespace detail
+
+/// How many of these bytes the system keeps on huge pages now, as far as it tells: by whole mappings, of which it says
+/// only how much of each is huge. Zero where there is no /proc. Cost: reads the list of all mappings, milliseconds.
+[[nodiscard]] inline std::size_t bytes_on_huge_pages(std::span<const std::byte> bytes) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
+    std::ifstream mappings("/proc/self/smaps");
+    std::size_t huge = 0, inside = 0; // of the mapping at hand: how much of `bytes` lies in it
+    for (std::string line; std::getline(mappings, line);) {
+        std::uintptr_t from = 0, to = 0;
+        const char* const end = line.data() + line.size();
+        const auto [dash, wrong] = std::from_chars(line.data(), end, from, 16);
+        if (wrong == std::errc() && dash != end && *dash == '-' &&
+            std::from_chars(dash + 1, end, to, 16).ec == std::errc()) {
+            const std::uintptr_t first = std::max(from, begin), last = std::min(to, begin + bytes.size());
+            inside = first < last ? last - first : 0;
+        } else if (line.starts_with("AnonHugePages:") || line.starts_with("FilePmdMapped:")) {
+            const std::size_t more = std::min(inside, detail::smaps_kilobytes(line) * 1024);
+            huge += more;
+            inside -= more;
+        }
+    }
+    return huge;
+}
+
+} // namespace kvcache
+
+// ---- kvcache/core/aligned.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// One cache line, and one AVX-512 vector.
+inline constexpr std::size_t line_bytes = 64;
+
+/// The alignment that memory of `bytes` gets: a cache line, or a huge page for what fills two of them or more.
+[[nodiscard]] constexpr std::size_t alignment_for(std::size_t bytes) noexcept {
+    return bytes >= 2 * huge_page_bytes ? huge_page_bytes : line_bytes;
+}
+
+/// Allocates on cache-line boundaries; what is large on huge pages, where the system has them.
+template <class T>
+struct line_allocator {
+    using value_type = T;
+
+    line_allocator() = default;
+    template <class U>
+    line_allocator(const line_allocator<U>&) noexcept {}
+
+    [[nodiscard]] T* allocate(std::size_t n) {
+        const std::size_t bytes = n * sizeof(T), alignment = alignment_for(bytes);
+        void* const at = ::operator new (bytes, std::align_val_t{alignment});
+        if (alignment == huge_page_bytes)
+            want_huge_pages(at, bytes);
+        return static_cast<T*>(at);
+    }
+    void deallocate(T* at, std::size_t n) noexcept {
+        ::operator delete (at, std::align_val_t{alignment_for(n * sizeof(T))});
+    }
+
+    friend bool operator==(const line_allocator&, const line_allocator&) { return true; }
+};
+
+/// A vector that begins on a cache line.
+template <class T>
+using aligned_vector = std::vector<T, line_allocator<T>>;
+
+/// Memory of the size asked for, aligned likewise, that goes with its last holder; its content is anything. Null as
+/// `resource` means new and delete. Throws: what the resource throws.
+[[nodiscard]] inline std::shared_ptr<std::byte> shared_memory(std::size_t bytes, std::pmr::memory_resource* resource) {
+    std::pmr::memory_resource* const from = resource != nullptr ? resource : std::pmr::new_delete_resource();
+    const std::size_t alignment = alignment_for(bytes);
+    auto* const at = static_cast<std::byte*>(from->allocate(bytes, alignment));
+    if (alignment == huge_page_bytes)
+        want_huge_pages(at, bytes);
+    return {at, [=](std::byte* mine) { from->deallocate(mine, bytes, alignment); }};
+}
+
+} // namespace kvcache
+
+// ---- kvcache/attention/query_block.hpp ----------------------------------------------------------------------------
+
+namespace kvcache {
+
+namespace detail {
+
+/// `exp_one`, where it is called too rarely to be worth inlining.
+[[nodiscard, gnu::noinline]] inline float exp_apart(float x) noexcept {
+    return exp_one(x);
+}
+
+} // namespace detail
+
+/// Queries on one key and value head that walk tiles together, each with a running softmax of its own. What a query
+/// computes is a chain of its own, so the bits do not depend on which queries share a block, nor on how many tiles come
+/// at once.
+///
+/// Scores: one chain of fused multiply-adds over head_dim. Softmax: rescaled a tile at a time, sums kept in 16 lanes
+/// and folded once. At every multiple of `split` positions a new partial softmax begins; partials merge in ascending
+/// order, or are kept apart for somebody who merges them (so that splits may run on several threads).
+class query_block {
+public:
+    static constexpr std::size_t split = 1024; ///< Positions; part of the numeric contract.
+    static constexpr std::size_t most_tiles = detail::most_tiles;
+
+    /// A block of up to `capacity` queries. All its memory is taken here.
+    query_block(std::size_t head_dim, std::size_t capacity)
+        : head_dim_(head_dim),
+          width_(value_width(head_dim)),
+          stride_(softmax_state::numbers(width_)),
+          capacity_(capacity),
+          packed_(capacity * head_dim),
+          states_(2 * capacity * stride_) {
+        asked_.reserve(capacity);
+    }
+
+    [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+    [[nodiscard]] std::size_t size() const noexcept { return asked_.size(); }
+
+    void clear() noexcept {
+        asked_.clear();
+        select(0, 0);
+    }
+
+    /// Adds a query that sees the positions up to `position`. Its partials go to `partials`, one for each split, or are
+    /// merged here if that is null. (splits, softmax_state::numbers(width))
+    void add(std::size_t position, float* partials = nullptr) {
+        expects(asked_.size() < capacity_, "a block holds as many queries as its capacity");
+        asked_.push_back({.limit = position, .partials = partials});
+        running(asked_.size() - 1).clear();
+        merged(asked_.size() - 1).forget();
+    }
+
+    /// From now on the queries [first, last) attend, once each is placed.
+    void select(std::size_t first, std::size_t last) noexcept {
+        first_ = first;
+        last_ = last;
+        groups_ = (last - first + detail::most_together - 1) / detail::most_together;
+        each_ = groups_ == 0 ? 0 : (last - first) / groups_;
+        longer_ = last - first - groups_ * each_;
+    }
+
+    /// Gives a selected query its numbers, rotated and scaled. (head_dim)
+    void place(std::size_t q, std::span<const float> numbers) {
+        const std::size_t selected = q - first_, of_longer = longer_ * (each_ + 1);
+        const std::size_t size = selected < of_longer ? each_ + 1 : each_; // of its group
+        const std::size_t place = (selected < of_longer ? selected : selected - of_longer) % size;
+        float* to = packed_.data() + (selected - place) * head_dim_ + place;
+        for (std::size_t d = 0; d < head_dim_; ++d)
+            to[d * size] = numbers[d];
+    }
+
+    /// The selected queries take in tiles, which ascend in position.
+    void attend(std::span<const attention_tile> tiles) {
+        while (!tiles.empty()) {
+            const std::size_t region = tiles.front().position / split;
+            std::size_t count = 1;
+            while (count < std::min(tiles.size(), most_tiles) && tiles[count].position / split == region)
+                ++count;
+            for (std::size_t q = first_; q < last_; ++q)
+                if (asked_[q].region != region) {
+                    leave(q);
+                    asked_[q].region = region;
+                }
+            const bool ahead = std::ranges::all_of(tiles.first(count), [](const auto& t) { return t.ahead_keys; });
+            for (std::size_t g = 0; g < groups_; ++g) {
+                const auto [begin, end] = together(g);
+                if (g == 0 && ahead) // what comes is fetched once
+                    dispatch<detail::most_together, true>(tiles.first(count), begin, end - begin);
+                else
+                    dispatch<detail::most_together, false>(tiles.first(count), begin, end - begin);
+            }
+            tiles = tiles.subspan(count);
+        }
+    }
+    void attend(const attention_tile& tile) { attend({&tile, 1}); }
+
+    /// Ends a query that merges here: writes its output. (head_dim)
+    void finish(std::size_t q, float* out) {
+        leave(q);
+        merged(q).finish(head_dim_, out);
+    }
+
+    /// Ends the partial softmax that a query is in.
+    void leave(std::size_t q) {
+        const softmax_state from = running(q);
+        if (from.empty())
+            return;
+        if (float* partials = asked_[q].partials)
+            std::copy_n(from.sums(), stride_, partials + asked_[q].region * stride_);
+        else
+            merged(q).merge(from);
+        from.clear();
+    }
+
+private:
+    struct question {
+        std::size_t limit = 0;     // the last position it sees
+        std::size_t region = 0;    // the split its running softmax is of
+        float* partials = nullptr; // (splits, stride)
+    };
+    struct range {
+        std::size_t begin, end; // among the selected
+    };
+
+    [[nodiscard]] softmax_state running(std::size_t q) { return {states_.data() + q * stride_, width_}; }
+    [[nodiscard]] softmax_state merged(std::size_t q) { return {states_.data() + (capacity_ + q) * stride_, width_}; }
+
+    [[nodiscard]] range together(std::size_t group) const noexcept {
+        const std::size_t begin = group * each_ + std::min(group, longer_);
+        return {begin, begin + each_ + (group < longer_ ? 1 : 0)};
+    }
+
+    template <std::size_t N, bool Ahead>
+    void dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count) {
+        if (count == N)
+            take<N, Ahead>(tiles, begin);
+        else if constexpr (N > 1)
+            dispatch<N - 1, Ahead>(tiles, begin, count);
+    }
+
+    // N selected queries from `begin` on, over up to most_tiles tiles of one split.
+    template <std::size_t N, bool Ahead>
+    void take(std::span<const attention_tile> tiles, std::size_t begin) {
+        const std::size_t q = first_ + begin;
+        std::size_t least = asked_[q].limit, most = least;
+        for (std::size_t i = 1; i < N; ++i) {
+            least = std::min(least, asked_[q + i].limit);
+            most = std::max(most, asked_[q + i].limit);
+        }
+        std::size_t count = tiles.size();
+        while (count > 0 && tiles[count - 1].position > most) // seen by none
+            --count;
+        std::size_t whole = count;
+        while (whole > 0 && tiles[whole - 1].end() > least + 1) // not seen to its end by all
+            --whole;
+
+        const float* queries = packed_.data() + begin * head_dim_;
+        constexpr std::size_t at_once = detail::tiles_together(N);
+        std::size_t t = 0;
+        for (; t + at_once <= count; t += at_once)
+            detail::score<N, at_once, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t]);
+        if constexpr (at_once > 1)
+            for (; t < count; ++t)
+                detail::score<N, 1, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t]);
+
+        weigh(tiles.first(count), q, N);
+
+        float* sums = running(q).sums();
+        detail::add_values<N, Ahead>(tiles.data(), 0, whole, width_, weights_, 0, sums, stride_);
+        for (t = whole; t < count; ++t)
+            add_ragged<N>(tiles[t], t, q, least);
+    }
+
+    // A tile that some see less of: the lanes of all together, then the others query by query.
+    template <std::size_t N>
+    void add_ragged(const attention_tile& tile, std::size_t t, std::size_t q, std::size_t least) {
+        attention_tile at[most_tiles];
+        at[t] = tile;
+        at[t].last = seen(tile, least);
+        detail::add_values<N, false>(at, t, t + 1, width_, weights_, 0, running(q).sums(), stride_);
+        at[t].first = at[t].last;
+        weights_.rescaled[t] = false;
+        for (std::size_t i = 0; i < N; ++i) {
+            at[t].last = seen(tile, asked_[q + i].limit);
+            if (at[t].last > at[t].first)
+                detail::add_values<1, false>(at, t, t + 1, width_, weights_, i, running(q + i).sums(), stride_);
+        }
+    }
+
+    // Behind the last lane that a query with this limit sees.
+    [[nodiscard]] static std::size_t seen(const attention_tile& tile, std::size_t limit) noexcept {
+        return limit < tile.position ? tile.first : std::min(tile.last, tile.first + limit + 1 - tile.position);
+    }
+
+    // Scores of `count` queries to weights, in place; what came before is rescaled when a larger score appears.
+    [[gnu::flatten]] void weigh(std::span<const attention_tile> tiles, std::size_t q, std::size_t count) {
+        std::fill_n(weights_.rescaled, tiles.size(), false);
+        for (std::size_t i = 0; i < count; ++i) {
+            const softmax_state own = running(q + i);
+            f32x16 weight = own.weight();
+            float top = own.largest();
+            for (std::size_t t = 0; t < tiles.size(); ++t) {
+                weights_.rescale[t][i] = 1.0f;
+                const std::size_t last = seen(tiles[t], asked_[q + i].limit);
+                if (last == tiles[t].first)
+                    continue;
+                float* lanes = weights_.lanes[i][t];
+                f32x16 scores = f32x16::load(lanes);
+                if (tiles[t].first != 0 || last != tile_tokens)
+                    scores = within(scores, tiles[t].first, last, -std::numeric_limits<float>::infinity());
+                if (any_above(scores, top))
+                    if (const float larger = kvcache::largest(scores); larger > top) {
+                        weights_.rescale[t][i] = detail::exp_apart(top - larger);
+                        weights_.rescaled[t] = true;
+                        top = larger;
+                    }
+                const f32x16 weights = exp(scores - f32x16::broadcast(top));
+                weight = fma(weight, f32x16::broadcast(weights_.rescale[t][i]), weights);
+                weights.store(lanes);
+            }
+            own.largest() = top;
+            own.set_weight(weight);
+        }
+    }
+
+    std::size_t head_dim_;
+    std::size_t width_;
+    std::size_t stride_; // numbers of a softmax state
+    std::size_t capacity_;
+    std::size_t first_ = 0; // of the selected
+    std::size_t last_ = 0;
+    // The selected go through the kernels in groups of nearly one size: 8 as 4 + 4, not 6 + 2.
+    std::size_t groups_ = 0;
+    std::size_t each_ = 0;   // queries a group
+    std::size_t longer_ = 0; // groups that have one more
+    std::vector<question> asked_;
+    aligned_vector<float> packed_; // the selected, a group at a time: (head_dim, queries of the group)
+    aligned_vector<float> states_; // running, then merged: (2, capacity, stride)
+    detail::tile_weights weights_;
+};
+
+} // namespace kvcache
+
 // ---- kvcache/core/page_table.hpp ----------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -1048,6 +1298,287 @@ struct page_entry {
     std::uint32_t count = 0; ///< How many rows are in use.
 
     friend bool operator==(const page_entry&, const page_entry&) = default;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/attention/attention_plan.hpp -------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What a plan knows of consecutive rows that ask: their sequence's pages, and where they stand.
+struct planned_rows {
+    std::span<const page_entry> table = {};
+    std::size_t position = 0; ///< Of the first row; each row attends to [0, its position].
+    std::size_t rows = 0;
+};
+
+/// Consecutive rows of one part that stay together, with all query heads of a key and value head.
+struct attention_run {
+    static constexpr std::size_t none = static_cast<std::size_t>(-1);
+
+    std::uint32_t part = 0;
+    std::size_t first = 0; ///< Row of the part.
+    std::size_t rows = 0;
+    std::size_t end = 0;          ///< Positions that its last row sees.
+    std::size_t queries = 0;      ///< Of all runs before it; query `queries + i` is this run's i-th.
+    std::size_t partials = none;  ///< The first of its softmax partials among all, if several jobs make its output.
+    std::size_t same_entries = 0; ///< Leading page-table entries that equal those of the run before.
+};
+
+/// Page-table entries that the runs [first_run, last_run) have in common.
+struct attention_segment {
+    std::uint32_t part = 0; ///< Whose table says what the entries are.
+    std::size_t first = 0;  ///< Entries [first, last).
+    std::size_t last = 0;
+    std::size_t position = 0; ///< Of the first row of the first entry.
+    std::size_t first_run = 0;
+    std::size_t last_run = 0;
+};
+
+/// The runs [first_run, last_run) over the splits [first_split, last_split), segment by segment, for one thread.
+struct attention_job {
+    std::size_t first_segment = 0;
+    std::size_t last_segment = 0;
+    std::size_t first_run = 0;
+    std::size_t last_run = 0;
+    std::size_t first_split = 0;
+    std::size_t last_split = 0;
+    std::size_t cost = 0; ///< About, in queries times positions.
+};
+
+/// Who attends to what, and in which order, for the rows of a batch: once for all layers and heads.
+///
+/// Rows whose page tables begin alike form a tree (as in Juravsky et al. 2024 and Ye et al. 2024): what they share is
+/// read once, for all of them together; then each goes on with pages of its own. Long contexts are cut at the fixed
+/// splits, and rows into blocks, until the threads have enough jobs of about one cost. None of it changes a bit.
+class attention_plan {
+public:
+    /// Queries that one job has, at most; more if a single row's group has more.
+    static constexpr std::size_t most_queries = 72;
+
+    /// Makes the plan anew; memory it has is used again.
+    /// Cost: O(parts log parts + jobs) walks along page tables.
+    void deal(std::span<const planned_rows> parts, std::size_t group, std::size_t kv_heads, std::size_t threads) {
+        parts_ = parts;
+        group_ = group;
+        jobs_.clear();
+        segments_.clear();
+        partials_ = 0;
+        make_runs(kv_heads, threads);
+        target_ = attention_run::none;
+        if (threads > 1) {
+            const std::size_t all = for_roots([&](std::size_t first, std::size_t last) {
+                const std::size_t cost = place(first, last, {0, splits(first, last)});
+                segments_.clear();
+                return cost;
+            });
+            target_ = std::max<std::size_t>(1, all * kv_heads / (4 * threads));
+        }
+        for_roots([&](std::size_t first, std::size_t last) {
+            cut(first, last, {0, splits(first, last)});
+            return std::size_t{0};
+        });
+        // The longest first, so that the threads end together.
+        std::ranges::sort(jobs_, [](const attention_job& a, const attention_job& b) {
+            return a.cost != b.cost ? a.cost > b.cost : a.first_segment < b.first_segment;
+        });
+    }
+
+    [[nodiscard]] std::span<const attention_run> runs() const noexcept { return runs_; }
+    [[nodiscard]] std::span<const attention_segment> segments() const noexcept { return segments_; }
+    [[nodiscard]] std::span<const attention_job> jobs() const noexcept { return jobs_; }
+
+    /// Softmax partials of one key and value head that the jobs leave to be merged: for each query of a run, one a
+    /// split of the run's positions.
+    [[nodiscard]] std::size_t partials() const noexcept { return partials_; }
+
+    /// Queries of the largest job.
+    [[nodiscard]] static std::size_t capacity(std::size_t group) noexcept { return std::max(group, most_queries); }
+
+    /// Splits that positions [0, end) touch.
+    [[nodiscard]] static std::size_t splits(std::size_t end) noexcept {
+        return (end + query_block::split - 1) / query_block::split;
+    }
+
+private:
+    struct range {
+        std::size_t first, last;
+    };
+
+    // To read a key and value costs as much as some queries.
+    static constexpr std::size_t cost_of_reading = 4;
+
+    void make_runs(std::size_t kv_heads, std::size_t threads) {
+        order_.resize(parts_.size());
+        for (std::size_t p = 0; p < parts_.size(); ++p)
+            order_[p] = static_cast<std::uint32_t>(p);
+        std::ranges::sort(order_, [&](std::uint32_t a, std::uint32_t b) {
+            const std::size_t same = common(parts_[a].table, parts_[b].table);
+            if (same == std::min(parts_[a].table.size(), parts_[b].table.size()))
+                return parts_[a].table.size() != parts_[b].table.size()
+                           ? parts_[a].table.size() < parts_[b].table.size()
+                           : a < b;
+            return before(parts_[a].table[same], parts_[b].table[same]);
+        });
+        runs_.clear();
+        std::size_t queries = 0;
+        for (std::size_t i = 0; i < order_.size(); ++i) {
+            const planned_rows& part = parts_[order_[i]];
+            std::size_t same = i == 0 ? 0 : common(parts_[order_[i - 1]].table, part.table);
+            const std::size_t at_once = rows_together(part.rows, kv_heads, threads);
+            for (std::size_t row = 0; row < part.rows; row += at_once) {
+                const std::size_t rows = std::min(at_once, part.rows - row);
+                runs_.push_back({.part = order_[i],
+                                 .first = row,
+                                 .rows = rows,
+                                 .end = part.position + row + rows,
+                                 .queries = queries,
+                                 .same_entries = same});
+                queries += rows * group_;
+                same = part.table.size();
+            }
+        }
+    }
+
+    // As many rows as fill a job; fewer where threads would wait, but enough to fill the kernels.
+    [[nodiscard]] std::size_t rows_together(std::size_t rows, std::size_t kv_heads, std::size_t threads) const {
+        const std::size_t most = std::max<std::size_t>(1, most_queries / group_);
+        if (threads == 1)
+            return most;
+        const std::size_t least = std::max<std::size_t>(1, 24 / group_), shares = 4 * threads;
+        const std::size_t some = std::clamp((rows * kv_heads + shares - 1) / shares, least, most);
+        const std::size_t runs = (rows + some - 1) / some;
+        return (rows + runs - 1) / runs;
+    }
+
+    [[nodiscard]] static std::size_t common(std::span<const page_entry> a, std::span<const page_entry> b) {
+        return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
+    }
+    [[nodiscard]] static bool before(const page_entry& a, const page_entry& b) {
+        return std::tuple(index_of(a.page), a.base, a.first, a.count) <
+               std::tuple(index_of(b.page), b.base, b.first, b.count);
+    }
+
+    [[nodiscard]] std::size_t splits(std::size_t first, std::size_t last) const {
+        std::size_t end = 0;
+        for (std::size_t r = first; r < last; ++r)
+            end = std::max(end, runs_[r].end);
+        return splits(end);
+    }
+
+    // Calls body(first, last) for the runs of each tree, and adds up what it returns.
+    template <class Body>
+    std::size_t for_roots(Body body) {
+        std::size_t all = 0;
+        for (std::size_t first = 0, last; first < runs_.size(); first = last) {
+            for (last = first + 1; last < runs_.size() && runs_[last].same_entries > 0;)
+                ++last;
+            all += body(first, last);
+        }
+        return all;
+    }
+
+    // Makes the segments of a job, in ascending position for each run. Returns their cost.
+    std::size_t place(std::size_t first, std::size_t last, range of, std::size_t entry = 0, std::size_t position = 0) {
+        std::size_t shared = parts_[runs_[first].part].table.size(), end = runs_[first].end;
+        for (std::size_t r = first + 1; r < last; ++r) {
+            shared = std::min(shared, runs_[r].same_entries);
+            end = std::max(end, runs_[r].end);
+        }
+        const auto table = parts_[runs_[first].part].table;
+        attention_segment made{runs_[first].part, entry, entry, position, first, last};
+        const std::size_t from = of.first * query_block::split, to = std::min(end, of.last * query_block::split);
+        if (to <= from)
+            return 0;
+        std::size_t at = position;
+        for (; entry < shared && at < to; at += table[entry++].count)
+            if (at + table[entry].count <= from) {
+                made.first = entry + 1;
+                made.position = at + table[entry].count;
+            }
+        made.last = entry;
+        std::size_t cost = 0;
+        if (made.first < made.last) {
+            segments_.push_back(made);
+            cost = cost_of(made, std::max(from, made.position), std::min(at, to));
+        }
+        if (at >= to)
+            return cost;
+        for (std::size_t next = first, fork; next < last; next = fork) {
+            for (fork = next + 1; fork < last && runs_[fork].same_entries > shared;)
+                ++fork;
+            if (last - first > 1)
+                cost += place(next, fork, of, entry, at);
+        }
+        return cost;
+    }
+
+    [[nodiscard]] std::size_t cost_of(const attention_segment& segment, std::size_t from, std::size_t to) const {
+        std::size_t cost = cost_of_reading * (to - from);
+        for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
+            cost += runs_[r].rows * group_ * (std::clamp(runs_[r].end, from, to) - from);
+        return cost;
+    }
+
+    // Makes jobs of runs over splits: one, or several if it is too large.
+    void cut(std::size_t first, std::size_t last, range of) {
+        const std::size_t mark = segments_.size();
+        const std::size_t cost = place(first, last, of);
+        const std::size_t queries = runs_[last - 1].queries + runs_[last - 1].rows * group_ - runs_[first].queries;
+        const bool crowded = last - first > 1 && queries > most_queries;
+        if (!crowded && cost > target_ && of.last - of.first > 1) {
+            segments_.resize(mark);
+            const std::size_t middle = (of.first + of.last) / 2;
+            keep_partials(first, last);
+            cut(first, last, {of.first, middle});
+            cut(first, last, {middle, of.last});
+            return;
+        }
+        if (crowded || (last - first > 1 && cost > 2 * target_)) {
+            segments_.resize(mark);
+            const std::size_t middle = fork(first, last);
+            const std::size_t apart = place(first, middle, of) + place(middle, last, of);
+            segments_.resize(mark);
+            if (crowded || apart <= cost + cost / 8) {
+                cut(first, middle, of);
+                cut(middle, last, of);
+                return;
+            }
+            place(first, last, of);
+        }
+        jobs_.push_back({mark, segments_.size(), first, last, of.first, of.last, cost});
+    }
+
+    // Where runs share least; of several such places the middlemost.
+    [[nodiscard]] std::size_t fork(std::size_t first, std::size_t last) const {
+        const auto off = [&](std::size_t r) {
+            return r > first + last - r ? 2 * r - first - last : first + last - 2 * r;
+        };
+        std::size_t best = first + 1;
+        for (std::size_t r = first + 2; r < last; ++r)
+            if (runs_[r].same_entries < runs_[best].same_entries ||
+                (runs_[r].same_entries == runs_[best].same_entries && off(r) < off(best)))
+                best = r;
+        return best;
+    }
+
+    void keep_partials(std::size_t first, std::size_t last) {
+        for (std::size_t r = first; r < last; ++r)
+            if (runs_[r].partials == attention_run::none) {
+                runs_[r].partials = partials_;
+                partials_ += runs_[r].rows * group_ * splits(runs_[r].end);
+            }
+    }
+
+    std::span<const planned_rows> parts_;
+    std::size_t group_ = 1;
+    std::size_t target_ = 0; // cost of a job on one head that need not be cut
+    std::size_t partials_ = 0;
+    std::vector<std::uint32_t> order_; // of parts, by their tables
+    std::vector<attention_run> runs_;
+    std::vector<attention_segment> segments_;
+    std::vector<attention_job> jobs_;
 };
 
 } // namespace kvcache
@@ -1242,6 +1773,27 @@ struct query_rows {
     std::size_t rows = 0;
 };
 
+/// Rows that ask, and the pages they ask.
+template <codec_state Codec, storage_state Storage>
+struct attention_part {
+    paged_rows<Codec, Storage> pages;
+    query_rows asked;
+};
+
+/// The working memory of one thread that attends, taken once.
+struct attention_scratch {
+    attention_scratch(std::size_t head_dim, std::size_t capacity)
+        : block(head_dim, capacity),
+          rotation(head_dim),
+          query(head_dim),
+          tiles(2 * query_block::most_tiles * (head_dim + value_width(head_dim)) * tile_tokens) {}
+
+    query_block block;
+    std::vector<float> rotation;
+    std::vector<float> query;
+    aligned_vector<float> tiles; ///< Decoded, where a codec decodes. (2 most_tiles, keys and values of a tile)
+};
+
 namespace detail {
 
 /// Whether a codec's tiles lie in the page, so that looking at one costs nothing.
@@ -1250,97 +1802,148 @@ inline constexpr bool reads_in_place = requires {
     requires Codec::in_place;
 };
 
-/// Up to 8 queries on one key and value head, walking a page table in order.
+/// One job of a plan on one key and value head of a layer.
 template <codec_state Codec, storage_state Storage>
 class attention_walk {
 public:
-    attention_walk(const attention_shape& shape, const paged_rows<Codec, Storage>& pages)
-        : shape_(shape),
-          pages_(pages),
-          block_(shape.head_dim),
-          rotation_(shape.head_dim),
-          scratch_(slots * (key_numbers() + tile_tokens * value_width(shape.head_dim))) {}
+    using part = attention_part<Codec, Storage>;
 
-    /// Row `row`, query heads [first_head, first_head + heads) of `kv_head`'s group, for `rows` rows.
-    void run(layer_id layer, head_id kv_head, const query_rows& asked, std::size_t row, std::size_t rows,
-             std::size_t first_head, std::size_t heads) {
-        block_.clear();
-        for (std::size_t r = row; r < row + rows; ++r)
-            for (std::size_t h = first_head; h < first_head + heads; ++h)
-                block_.add(asked.position + r);
+    attention_walk(const attention_shape& shape, std::span<const part> parts, std::span<const attention_run> runs,
+                   attention_scratch& scratch)
+        : shape_(shape), parts_(parts), runs_(runs), scratch_(scratch), block_(scratch.block) {}
 
-        const std::size_t end = asked.position + row + rows; // positions any query sees
-        std::size_t start = 0;                               // position of an entry's first row
-        bool rotated = false;
-        std::int64_t base = 0;
-        for (const page_entry& entry : pages_.table) {
-            if (start >= end)
-                break;
-            if (!rotated || entry.base != base) {
-                flush();
-                base = entry.base;
-                rotated = true;
-                load(asked, row, rows, first_head, heads, base);
-            }
-            walk(layer, kv_head, entry, start, std::min<std::size_t>(entry.count, end - start));
-            start += entry.count;
-        }
-        flush();
-        std::size_t q = 0;
-        for (std::size_t r = row; r < row + rows; ++r)
-            for (std::size_t h = first_head; h < first_head + heads; ++h)
-                block_.finish(q++, asked.out + r * asked.out_stride + h * shape_.head_dim);
+    /// `partials`: where queries leave partials that are merged later. (query of the head, split, state)
+    void run(const attention_job& job, std::span<const attention_segment> segments, layer_id layer, head_id kv_head,
+             float* partials) {
+        layer_ = layer;
+        head_ = kv_head;
+        job_ = job;
+        add_queries(partials);
+        for (std::size_t s = job.first_segment; s < job.last_segment; ++s)
+            walk(segments[s]);
+        for_queries(job.first_run, job.last_run,
+                    [&](std::size_t q, const query_rows& asked, std::size_t row, std::size_t head, bool whole) {
+                        if (whole)
+                            block_.finish(q, asked.out + row * asked.out_stride + head * shape_.head_dim);
+                        else
+                            block_.leave(q);
+                    });
     }
 
 private:
-    // Queries rotated by (position - base), scaled, side by side.
-    void load(const query_rows& asked, std::size_t row, std::size_t rows, std::size_t first_head, std::size_t heads,
-              std::int64_t base) {
-        std::size_t q = 0;
-        for (std::size_t r = row; r < row + rows; ++r) {
-            std::span<const float> rotation;
-            if (shape_.rotation != nullptr) {
-                if (base == 0) {
-                    rotation = {asked.rotations + r * shape_.head_dim, shape_.head_dim};
-                } else {
-                    shape_.rotation->fill(static_cast<std::int64_t>(asked.position + r) - base, rotation_);
-                    rotation = rotation_;
+    // Calls body(query of the block, rows, row, head, whether this job makes its output).
+    template <class Body>
+    void for_queries(std::size_t first_run, std::size_t last_run, Body body) {
+        const std::size_t group = shape_.group(), first_head = index_of(head_) * group;
+        for (std::size_t r = first_run; r < last_run; ++r) {
+            const attention_run& run = runs_[r];
+            std::size_t q = run.queries - runs_[job_.first_run].queries;
+            for (std::size_t row = run.first; row < run.first + run.rows; ++row)
+                for (std::size_t head = first_head; head < first_head + group; ++head)
+                    body(q++, parts_[run.part].asked, row, head, run.partials == attention_run::none);
+        }
+    }
+
+    void add_queries(float* partials) {
+        block_.clear();
+        const std::size_t state = softmax_state::numbers(value_width(shape_.head_dim));
+        for (std::size_t r = job_.first_run; r < job_.last_run; ++r) {
+            const attention_run& run = runs_[r];
+            const std::size_t splits = attention_plan::splits(run.end);
+            const std::size_t position = parts_[run.part].asked.position + run.first;
+            for (std::size_t i = 0; i < run.rows * shape_.group(); ++i) {
+                float* own = nullptr;
+                if (run.partials != attention_run::none) {
+                    own = partials + (run.partials + i * splits) * state;
+                    for (std::size_t s = job_.first_split; s < std::min(job_.last_split, splits); ++s)
+                        softmax_state(own + s * state, value_width(shape_.head_dim)).clear();
                 }
-            }
-            for (std::size_t h = first_head; h < first_head + heads; ++h, ++q) {
-                const std::span query(asked.queries + r * asked.stride + h * shape_.head_dim, shape_.head_dim);
-                const auto place = block_.query(q);
-                if (rotation.empty())
-                    std::ranges::copy(query, place.begin());
-                else
-                    rotate_head(query, rotation, place);
-                for (float& x : place)
-                    x *= shape_.scale;
+                block_.add(position + i / shape_.group(), own);
             }
         }
     }
 
-    void walk(layer_id layer, head_id kv_head, const page_entry& entry, std::size_t start, std::size_t count) {
-        const std::span<const std::byte> bytes = pages_.storage->bytes(entry.page);
+    void walk(const attention_segment& segment) {
+        const std::size_t before = runs_[job_.first_run].queries;
+        const attention_run& last = runs_[segment.last_run - 1];
+        block_.select(runs_[segment.first_run].queries - before, last.queries + last.rows * shape_.group() - before);
+        std::size_t end = 0; // positions that any of them sees
+        for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
+            end = std::max(end, runs_[r].end);
+
+        const auto& pages = parts_[segment.part].pages;
+        std::size_t start = segment.position;
+        for (std::size_t e = segment.first; e < segment.last; ++e) {
+            const page_entry& entry = pages.table[e];
+            if (e == segment.first || entry.base != pages.table[e - 1].base) {
+                flush();
+                load(segment, entry.base);
+            }
+            if (start < end)
+                gather(pages, entry, start, std::min<std::size_t>(entry.count, end - start));
+            start += entry.count;
+        }
+        flush();
+    }
+
+    // Queries rotated by (position - base), scaled.
+    void load(const attention_segment& segment, std::int64_t base) {
+        std::span<const float> rotation;
+        const query_rows* of = nullptr;
+        std::size_t turned = 0; // row that `rotation` is of
+        for_queries(segment.first_run, segment.last_run,
+                    [&](std::size_t q, const query_rows& asked, std::size_t row, std::size_t head, bool) {
+                        const std::span from(asked.queries + row * asked.stride + head * shape_.head_dim,
+                                             shape_.head_dim);
+                        if (shape_.rotation != nullptr && (of != &asked || turned != row)) {
+                            of = &asked;
+                            turned = row;
+                            if (base == 0) {
+                                rotation = {asked.rotations + row * shape_.head_dim, shape_.head_dim};
+                            } else {
+                                shape_.rotation->fill(static_cast<std::int64_t>(asked.position + row) - base,
+                                                      scratch_.rotation);
+                                rotation = scratch_.rotation;
+                            }
+                        }
+                        if (rotation.empty())
+                            std::ranges::copy(from, scratch_.query.begin());
+                        else
+                            rotate_head(from, rotation, scratch_.query);
+                        for (float& x : scratch_.query)
+                            x *= shape_.scale;
+                        block_.place(q, scratch_.query);
+                    });
+    }
+
+    // The tiles of an entry's first `count` rows that begin in the job's splits.
+    void gather(const paged_rows<Codec, Storage>& pages, const page_entry& entry, std::size_t start,
+                std::size_t count) {
+        const std::span<const std::byte> bytes = pages.storage->bytes(entry.page);
         const std::size_t last = entry.first + count; // row behind the last in use
+        const std::size_t keys = std::size_t{shape_.head_dim} * tile_tokens;
         for (std::uint32_t tile = entry.first / tile_tokens; tile * tile_tokens < last; ++tile) {
             const std::size_t origin = std::size_t{tile} * tile_tokens;
             const std::size_t first_lane = origin < entry.first ? entry.first - origin : 0;
-            const std::size_t last_lane = std::min<std::size_t>(tile_tokens, last - origin);
-            const page_tile at{layer, kv_head, tile};
-            make_room(); // first: the oldest tile's scratch is decoded into next
-            const auto scratch = std::span(scratch_).subspan(taken_++ % slots * (scratch_.size() / slots));
-            push({.keys = pages_.codec->keys(bytes, at, scratch.first(key_numbers())),
-                  .values = pages_.codec->values(bytes, at, scratch.subspan(key_numbers())),
+            const std::size_t position = start + origin + first_lane - entry.first;
+            if (const std::size_t split = position / query_block::split;
+                split < job_.first_split || split >= job_.last_split)
+                continue;
+            make_room(); // first: the oldest tiles' scratch is decoded into next
+            const auto scratch =
+                std::span(scratch_.tiles).subspan(taken_++ % tiles_.size() * (scratch_.tiles.size() / tiles_.size()));
+            const page_tile at{layer_, head_, tile};
+            push({.keys = pages.codec->keys(bytes, at, scratch.first(keys)),
+                  .values = pages.codec->values(bytes, at, scratch.subspan(keys)),
                   .first = first_lane,
-                  .last = last_lane,
-                  .position = start + origin + first_lane - entry.first});
+                  .last = std::min<std::size_t>(tile_tokens, last - origin),
+                  .position = position});
         }
     }
 
     // Tiles wait until as many follow them as go together: those are fetched from memory meanwhile.
     void make_room() {
-        if (waiting_ < slots)
+        if (waiting_ < tiles_.size())
             return;
         block_.attend(std::span(tiles_).first(at_once));
         std::copy(tiles_.begin() + at_once, tiles_.end(), tiles_.begin());
@@ -1348,7 +1951,7 @@ private:
     }
 
     void push(const attention_tile& tile) {
-        if (waiting_ >= at_once) {
+        if (reads_in_place<Codec> && waiting_ >= at_once) {
             tiles_[waiting_ - at_once].ahead_keys = tile.keys;
             tiles_[waiting_ - at_once].ahead_values = tile.values;
         }
@@ -1360,19 +1963,18 @@ private:
         waiting_ = 0;
     }
 
-    [[nodiscard]] std::size_t key_numbers() const noexcept { return std::size_t{shape_.head_dim} * tile_tokens; }
-
-    static constexpr std::size_t at_once = reads_in_place<Codec> ? 4 : 1;
-    static constexpr std::size_t slots = 2 * at_once;
-
     const attention_shape& shape_;
-    const paged_rows<Codec, Storage>& pages_;
-    query_block block_;
-    std::vector<float> rotation_;
-    std::array<attention_tile, slots> tiles_; // the first waiting_ wait
+    std::span<const part> parts_;
+    std::span<const attention_run> runs_;
+    attention_scratch& scratch_;
+    query_block& block_;
+    layer_id layer_ = {};
+    head_id head_ = {};
+    attention_job job_;
+    static constexpr std::size_t at_once = query_block::most_tiles;
+    std::array<attention_tile, 2 * at_once> tiles_; // the first waiting_ wait
     std::size_t waiting_ = 0;
     std::size_t taken_ = 0;
-    aligned_vector<float> scratch_; // (slots, keys and values of a tile)
 };
 
 } // namespace detail
@@ -1381,17 +1983,28 @@ private:
 /// row over the positions up to its own (Vaswani et al. 2017; online softmax, Milakov & Gimelshein 2018).
 /// Tiles run in table order, long contexts split at fixed positions: the bits of a row depend on its own past alone,
 /// never on the rows beside it, the page size or the thread. Cost: O(rows * positions * head_dim * group).
+/// `scratch` is for the shape's head_dim, and as many queries as a group at least.
+template <codec_state Codec, storage_state Storage>
+void attend(const attention_shape& shape, const paged_rows<Codec, Storage>& pages, layer_id layer, head_id kv_head,
+            const query_rows& asked, std::size_t first, std::size_t last, attention_scratch& scratch) {
+    const attention_part<Codec, Storage> part{pages, asked};
+    const std::size_t at_once = scratch.block.capacity() / shape.group();
+    for (std::size_t row = first; row < last; row += at_once) {
+        const std::size_t rows = std::min(at_once, last - row);
+        const attention_run run{.first = row, .rows = rows, .end = asked.position + row + rows};
+        const attention_segment segment{.last = pages.table.size(), .last_run = 1};
+        detail::attention_walk<Codec, Storage> walk(shape, {&part, 1}, {&run, 1}, scratch);
+        walk.run({.last_segment = 1, .last_run = 1, .last_split = attention_plan::splits(run.end)}, {&segment, 1},
+                 layer, kv_head, nullptr);
+    }
+}
+
+/// The same with working memory of its own, taken for this call.
 template <codec_state Codec, storage_state Storage>
 void attend(const attention_shape& shape, const paged_rows<Codec, Storage>& pages, layer_id layer, head_id kv_head,
             const query_rows& asked, std::size_t first, std::size_t last) {
-    detail::attention_walk<Codec, Storage> walk(shape, pages);
-    const std::size_t group = shape.group(), head = index_of(kv_head) * group;
-    constexpr std::size_t most = query_block::capacity;
-    const std::size_t rows_at_once = std::max<std::size_t>(1, most / group);
-    for (std::size_t row = first; row < last; row += rows_at_once)
-        for (std::size_t h = 0; h < group; h += most)
-            walk.run(layer, kv_head, asked, row, std::min(rows_at_once, last - row), head + h,
-                     std::min(most, group - h));
+    attention_scratch scratch(shape.head_dim, attention_plan::capacity(shape.group()));
+    attend(shape, pages, layer, kv_head, asked, first, last, scratch);
 }
 
 } // namespace kvcache
@@ -3553,8 +4166,23 @@ using matrix_view = Eigen::Ref<const matrix>;
 
 namespace kvcache {
 
-/// A fixed group of threads that share loops. The caller is one of them. Work is dealt by index, so which thread
-/// runs an index never changes a result: nothing is ever summed across threads.
+namespace detail {
+
+/// Tells the processor that this thread spins.
+inline void pause() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+} // namespace detail
+
+/// A fixed group of threads that share loops. The caller is one of them, and no thread is pinned. Ranges of a loop are
+/// claimed as threads come free, so one that the system has descheduled holds up no more than the range it runs, and
+/// one that sleeps holds up nothing. Which thread runs an index never changes a result: nothing is ever summed across
+/// threads. Cost: under 2 us a loop while the threads are awake, which they stay for some tens of microseconds.
 class team {
 public:
     /// Starts `threads` - 1 threads that sleep between loops.
@@ -3580,101 +4208,288 @@ public:
 
     [[nodiscard]] std::size_t threads() const noexcept { return members_.size() + 1; }
 
-    /// Multiply-adds, a few microseconds of them, under which waking a thread costs more than it saves.
-    static constexpr std::size_t worth_sharing = std::size_t{1} << 18;
+    /// Multiply-adds, a few microseconds of them, under which sharing costs more than it saves.
+    static constexpr std::size_t worth_sharing = std::size_t{1} << 16;
 
-    /// As below, but a loop of less `work` (multiply-adds, about) than is worth sharing runs on the caller alone.
+    /// Calls body(begin, end) for ranges that cover [0, jobs) once, on any of the threads, several a thread. Returns
+    /// when all are done. A loop of less `work` (multiply-adds, about) than is worth sharing runs on the caller alone.
+    /// Throws: what a body threw, the first of them, once all have ended.
+    /// Requires: one loop at a time; a body does not share again. Allocates nothing.
     template <class Body>
     void share(std::size_t jobs, std::size_t work, Body&& body) {
-        if (work < worth_sharing)
-            body(std::size_t{0}, jobs);
-        else
-            share(jobs, body);
+        share_by_member(jobs, work, [&](std::size_t, std::size_t begin, std::size_t end) { body(begin, end); });
     }
-
-    /// Calls body(begin, end) on each thread, the ranges covering [0, jobs) once. Returns when all are done.
-    /// Throws: what a body threw, the first of them, once all have ended.
-    /// Requires: one loop at a time; a body does not share again.
     template <class Body>
     void share(std::size_t jobs, Body&& body) {
-        if (members_.empty() || jobs < 2) {
-            body(std::size_t{0}, jobs);
+        share(jobs, worth_sharing, std::forward<Body>(body));
+    }
+
+    /// As share, but calls body(member, begin, end) with the number of the thread, in [0, threads()): the place of its
+    /// scratch memory.
+    template <class Body>
+    void share_by_member(std::size_t jobs, std::size_t work, Body&& body) {
+        if (members_.empty() || jobs < 2 || work < worth_sharing) {
+            if (jobs > 0)
+                body(std::size_t{0}, std::size_t{0}, jobs);
             return;
         }
-        expects(shared_->part == nullptr, "a team shares one loop at a time");
-        const std::size_t n = threads();
-        const std::function<void(std::size_t)> part = [&](std::size_t member) {
-            const std::size_t begin = jobs * member / n, end = jobs * (member + 1) / n;
-            if (begin < end)
-                body(begin, end);
-        };
-        shared_->part = &part;
-        shared_->pending.store(members_.size(), std::memory_order_relaxed);
-        shared_->round.fetch_add(1, std::memory_order_release);
-        shared_->round.notify_all();
-        run(*shared_, 0);
-        for (std::size_t left = shared_->pending.load(std::memory_order_acquire); left != 0;
-             left = shared_->pending.load(std::memory_order_acquire))
-            spin_or_wait(shared_->pending, left);
-        shared_->part = nullptr;
-        shared_->failed.clear();
-        if (shared_->failure)
-            std::rethrow_exception(std::exchange(shared_->failure, nullptr));
+        using body_type = std::remove_reference_t<Body>;
+        run_all(jobs, &body, [](const void* of, std::size_t member, std::size_t begin, std::size_t end) {
+            (*static_cast<body_type*>(const_cast<void*>(of)))(member, begin, end);
+        });
     }
 
 private:
+    using call = void (*)(const void* body, std::size_t member, std::size_t begin, std::size_t end);
+
+    // A loop is cut into at most `ranges_a_thread` ranges a thread. The ticket holds the loop's number and how many
+    // ranges nobody has claimed: whoever takes one off has claimed it, of that loop. The loop's description is written
+    // only while none is left and all are done, so a claim that succeeds has read the right description.
     struct state {
-        std::atomic<std::uint64_t> round{0};
-        std::atomic<std::size_t> pending{0};
+        alignas(64) std::atomic<const void*> body{nullptr};
+        std::atomic<call> function{nullptr};
+        std::atomic<std::size_t> jobs{0};
+        std::atomic<std::uint32_t> ranges{0};
+        std::atomic<std::uint64_t> ticket{0};           // one line with what it announces
+        alignas(64) std::atomic<std::uint32_t> done{0}; // ranges of this loop that have ended
+        alignas(64) std::atomic<std::uint32_t> asleep{0};
+        std::atomic<std::uint32_t> calls{0}; // what sleepers wait for
         std::atomic<bool> stop{false};
-        const std::function<void(std::size_t)>* part = nullptr; // of the loop that runs
-        std::atomic_flag failed;                                // guards failure
+        std::atomic_flag failed; // guards failure
         std::exception_ptr failure;
     };
 
-    // A product takes tens of microseconds: spin that long before asking the system to sleep.
-    template <class T>
-    static void spin_or_wait(std::atomic<T>& value, T old) {
-        for (int spin = 0; spin < 4096; ++spin)
-            if (value.load(std::memory_order_acquire) != old)
-                return;
-        value.wait(old, std::memory_order_acquire);
+    static constexpr std::size_t ranges_a_thread = 8;
+    static constexpr std::uint64_t one_round = std::uint64_t{1} << 32;
+
+    void run_all(std::size_t jobs, const void* body, call function) {
+        state& s = *shared_;
+        expects(s.body.load(std::memory_order_relaxed) == nullptr, "a team shares one loop at a time");
+        const auto ranges = static_cast<std::uint32_t>(std::min(jobs, threads() * ranges_a_thread));
+        s.body.store(body, std::memory_order_relaxed);
+        s.function.store(function, std::memory_order_relaxed);
+        s.jobs.store(jobs, std::memory_order_relaxed);
+        s.ranges.store(ranges, std::memory_order_relaxed);
+        s.done.store(0, std::memory_order_relaxed);
+        const std::uint64_t round = s.ticket.load(std::memory_order_relaxed) / one_round + 1;
+        s.ticket.store(round * one_round + ranges, std::memory_order_seq_cst);
+        if (s.asleep.load(std::memory_order_seq_cst) != 0)
+            wake(s);
+
+        work(s, 0);
+        for (unsigned spin = 0; s.done.load(std::memory_order_acquire) != ranges; ++spin)
+            spin < spins ? detail::pause() : std::this_thread::yield();
+        s.body.store(nullptr, std::memory_order_relaxed);
+        s.failed.clear(std::memory_order_relaxed);
+        if (s.failure)
+            std::rethrow_exception(std::exchange(s.failure, nullptr));
     }
 
-    static void run(state& shared, std::size_t member) {
-        try {
-            (*shared.part)(member);
-        } catch (...) {
-            if (!shared.failed.test_and_set())
-                shared.failure = std::current_exception();
+    // Claims and runs ranges until the loop has none left.
+    static void work(state& s, std::size_t member) {
+        std::uint64_t ticket = s.ticket.load(std::memory_order_acquire);
+        while (ticket % one_round != 0) {
+            const void* body = s.body.load(std::memory_order_relaxed);
+            const call function = s.function.load(std::memory_order_relaxed);
+            const std::size_t jobs = s.jobs.load(std::memory_order_relaxed);
+            const std::size_t ranges = s.ranges.load(std::memory_order_relaxed);
+            if (!s.ticket.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel,
+                                                std::memory_order_acquire))
+                continue;
+            const std::size_t range = ranges - ticket % one_round;
+            try {
+                function(body, member, jobs * range / ranges, jobs * (range + 1) / ranges);
+            } catch (...) {
+                if (!s.failed.test_and_set())
+                    s.failure = std::current_exception();
+            }
+            s.done.fetch_add(1, std::memory_order_acq_rel);
+            ticket = s.ticket.load(std::memory_order_acquire);
         }
+    }
+
+    static void wake(state& s) {
+        s.calls.fetch_add(1, std::memory_order_seq_cst);
+        s.calls.notify_all();
     }
 
     void dismiss() {
         shared_->stop.store(true);
-        shared_->round.fetch_add(1);
-        shared_->round.notify_all();
+        wake(*shared_);
         for (auto& member : members_)
             member.join();
     }
 
-    static void serve(state& shared, std::size_t member) {
-        for (std::uint64_t seen = 0;;) {
-            spin_or_wait(shared.round, seen);
-            const std::uint64_t now = shared.round.load(std::memory_order_acquire);
-            if (now == seen)
-                continue;
-            seen = now;
-            if (shared.stop.load())
-                return;
-            run(shared, member);
-            if (shared.pending.fetch_sub(1, std::memory_order_acq_rel) == 1)
-                shared.pending.notify_all();
+    // Between the loops of a forward pass lie microseconds: spin for longer than that before asking the system to
+    // sleep.
+    static constexpr unsigned spins = 2000;
+
+    static void serve(state& s, std::size_t member) {
+        for (std::uint64_t seen = 0; !s.stop.load(std::memory_order_acquire);) {
+            const auto idle = [&] { return s.ticket.load(std::memory_order_seq_cst) / one_round == seen; };
+            for (unsigned spin = 0; idle() && spin < spins; ++spin)
+                detail::pause();
+            if (idle()) {
+                const std::uint32_t call = s.calls.load(std::memory_order_seq_cst);
+                s.asleep.fetch_add(1, std::memory_order_seq_cst);
+                if (idle() && !s.stop.load(std::memory_order_seq_cst))
+                    s.calls.wait(call, std::memory_order_seq_cst);
+                s.asleep.fetch_sub(1, std::memory_order_seq_cst);
+            }
+            seen = s.ticket.load(std::memory_order_acquire) / one_round;
+            work(s, member);
         }
     }
 
     std::unique_ptr<state> shared_;
     std::vector<std::thread> members_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/attention/batch_attention.hpp ------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Causal attention of a batch: rows of many sequences over their pages, on all threads. Sequences that share pages
+/// read them once. The bits of a row are those it has alone, on one thread.
+template <codec_state Codec, storage_state Storage>
+class batch_attention {
+public:
+    using part = attention_part<Codec, Storage>;
+
+    /// Plans the attention of a batch, for any number of layers. Memory from batches before is used again.
+    /// Requires: page tables stay as they are, and what the parts point to stays where it is, until the next `deal`.
+    void deal(const attention_shape& shape, std::span<const part> parts, const team& threads) {
+        shape_ = shape;
+        parts_.assign(parts.begin(), parts.end());
+        planned_.clear();
+        work_ = 0;
+        for (const part& one : parts_) {
+            planned_.push_back({one.pages.table, one.asked.position, one.asked.rows});
+            work_ += one.asked.rows * (one.asked.position + one.asked.rows) * shape.heads * shape.head_dim;
+        }
+        const bool alone = work_ < team::worth_sharing;
+        plan_.deal(planned_, shape.group(), shape.kv_heads, alone ? 1 : threads.threads());
+        partials_.resize(plan_.partials() * shape.kv_heads * state());
+        const std::size_t capacity = attention_plan::capacity(shape.group());
+        if (head_dim_ != shape.head_dim || (!scratch_.empty() && scratch_.front().block.capacity() < capacity))
+            scratch_.clear();
+        head_dim_ = shape.head_dim;
+        while (scratch_.size() < threads.threads())
+            scratch_.emplace_back(shape.head_dim, capacity);
+    }
+
+    /// All rows of the batch, in one layer, whose keys and values are in the pages.
+    void attend(layer_id layer, team& threads) {
+        const auto jobs = plan_.jobs();
+        threads.share_by_member(
+            jobs.size() * shape_.kv_heads, work_, [&](std::size_t member, std::size_t begin, std::size_t end) {
+                detail::attention_walk<Codec, Storage> walk(shape_, parts_, plan_.runs(), scratch_[member]);
+                for (std::size_t j = begin; j < end; ++j) {
+                    const std::size_t head = j % shape_.kv_heads;
+                    walk.run(jobs[j / shape_.kv_heads], plan_.segments(), layer,
+                             head_id{static_cast<std::uint32_t>(head)}, partials_of(head));
+                }
+            });
+        if (plan_.partials() > 0)
+            threads.share(plan_.runs().size() * shape_.kv_heads, partials_.size(),
+                          [&](std::size_t begin, std::size_t end) {
+                              for (std::size_t j = begin; j < end; ++j)
+                                  merge(plan_.runs()[j / shape_.kv_heads], j % shape_.kv_heads);
+                          });
+    }
+
+private:
+    [[nodiscard]] std::size_t width() const noexcept { return value_width(shape_.head_dim); }
+    [[nodiscard]] std::size_t state() const noexcept { return softmax_state::numbers(width()); }
+    [[nodiscard]] float* partials_of(std::size_t head) { return partials_.data() + head * plan_.partials() * state(); }
+
+    // What jobs over several splits left, in ascending order.
+    void merge(const attention_run& run, std::size_t kv_head) {
+        if (run.partials == attention_run::none)
+            return;
+        const query_rows& asked = parts_[run.part].asked;
+        const std::size_t group = shape_.group(), splits = attention_plan::splits(run.end);
+        for (std::size_t i = 0; i < run.rows * group; ++i) {
+            float* partials = partials_of(kv_head) + (run.partials + i * splits) * state();
+            const softmax_state all(partials, width());
+            for (std::size_t s = 1; s < splits; ++s)
+                all.merge({partials + s * state(), width()});
+            all.finish(shape_.head_dim, asked.out + (run.first + i / group) * asked.out_stride +
+                                            (kv_head * group + i % group) * shape_.head_dim);
+        }
+    }
+
+    attention_shape shape_;
+    std::vector<part> parts_;
+    std::vector<planned_rows> planned_;
+    attention_plan plan_;
+    std::size_t work_ = 0; // multiply-adds, about
+    std::size_t head_dim_ = 0;
+    std::vector<attention_scratch> scratch_; // by thread
+    aligned_vector<float> partials_;         // (kv_heads, queries and their splits, state)
+};
+
+} // namespace kvcache
+
+// ---- kvcache/model/batch_part.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Which rows of a part want logits.
+enum class logits_of { none, last, all };
+
+/// Consecutive rows of one sequence in a batch: tokens that run at the lease's rows [row, row + tokens.size()).
+template <class Lease>
+struct batch_part {
+    const Lease* lease = nullptr;
+    std::size_t row = 0;
+    std::span<const token_id> tokens = {};
+    logits_of wanted = logits_of::last;
+
+    /// The position of its token `i`.
+    [[nodiscard]] std::size_t position(std::size_t i) const { return lease->first() + row + i; }
+};
+
+} // namespace kvcache
+
+// ---- kvcache/model/attention_jobs.hpp -----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The attention of a forward pass, planned once for all its layers.
+template <class Lease>
+class attention_jobs {
+public:
+    /// `rows`: all rows of the batch side by side, whose position and number are not read.
+    /// Requires: the leases, and what `rows` points to, stay as they are while it attends. An object that deals again
+    /// uses its memory again.
+    void deal(const attention_shape& shape, std::span<const batch_part<Lease>> batch, const query_rows& rows,
+              const team& threads) {
+        parts_.clear();
+        query_rows asked = rows;
+        for (const auto& part : batch) {
+            asked.position = part.position(0);
+            asked.rows = part.tokens.size();
+            parts_.push_back({part.lease->pages(), asked});
+            asked.queries += asked.rows * asked.stride;
+            asked.rotations += asked.rows * shape.head_dim;
+            asked.out += asked.rows * asked.out_stride;
+        }
+        attention_.deal(shape, parts_, threads);
+    }
+
+    /// All rows in one layer, whose keys and values are in the leases.
+    void attend(layer_id layer, team& threads) { attention_.attend(layer, threads); }
+
+private:
+    template <class Codec, class Storage>
+    static batch_attention<Codec, Storage> over(const paged_rows<Codec, Storage>&);
+    using attention = decltype(over(std::declval<const Lease&>().pages()));
+
+    std::vector<typename attention::part> parts_;
+    attention attention_;
 };
 
 } // namespace kvcache
@@ -3821,15 +4636,15 @@ inline result<void> model_config::check() const {
 
 namespace kvcache {
 
-/// The weights of y = W x, packed once for the product: panels of 32 outputs, in each the inputs ascending and for
-/// every input its 32 weights side by side. (outputs / 32, inputs, 32), zeros behind the last output.
+/// The weights of y = W x, packed once for the product: panels of 16 outputs, in each the inputs ascending and for
+/// every input its 16 weights side by side. (outputs / 16, inputs, 16), zeros behind the last output.
 ///
 /// It owns its memory, or looks at weights packed before (a mapped file) whose keeper it holds. A copy of an owner owns
 /// a copy; copies of a view look at the same weights.
 template <weight_format Weight>
 class packed_matrix {
 public:
-    static constexpr std::size_t panel_width = 32;
+    static constexpr std::size_t panel_width = 16;
 
     /// The panels of this many outputs.
     [[nodiscard]] static constexpr std::size_t panels_of(std::size_t outputs) noexcept {
@@ -3840,7 +4655,7 @@ public:
     packed_matrix(std::size_t outputs, std::size_t inputs)
         : outputs_(outputs), inputs_(inputs), own_(panels() * inputs * panel_width) {}
 
-    /// Looks at weights that are packed already, on a cache line. (outputs / 32, inputs, 32)
+    /// Looks at weights that are packed already, on a cache line. (outputs / 16, inputs, 16)
     packed_matrix(std::size_t outputs, std::size_t inputs, const Weight* packed, std::shared_ptr<const void> keeper)
         : outputs_(outputs), inputs_(inputs), view_(packed), keeper_(std::move(keeper)) {
         expects(reinterpret_cast<std::uintptr_t>(packed) % line_bytes == 0, "packed weights begin on a cache line");
@@ -3869,7 +4684,7 @@ public:
     [[nodiscard]] std::size_t panels() const noexcept { return panels_of(outputs_); }
     [[nodiscard]] std::size_t bytes() const noexcept { return panels() * inputs_ * panel_width * sizeof(Weight); }
 
-    /// The weights of outputs [32 * index, 32 * index + 32). (inputs, 32)
+    /// The weights of outputs [16 * index, 16 * index + 16). (inputs, 16)
     [[nodiscard]] const Weight* panel(std::size_t index) const noexcept {
         return (view_ != nullptr ? view_ : own_.data()) + index * inputs_ * panel_width;
     }
@@ -3899,79 +4714,191 @@ struct rows_out {
     std::size_t stride = 0;
 };
 
+/// A distance for rows of so many numbers at which neighbouring rows do not compete for the same lines of a cache.
+[[nodiscard]] constexpr std::size_t row_stride(std::size_t columns) noexcept {
+    return ((columns + 15) / 16 | 1) * 16;
+}
+
 namespace detail {
 
-// A tile of Rows x (Panels * 32) outputs, each its own chain of fused multiply-adds over ascending inputs. The tile
-// decides only which chains run side by side, never the order inside one: any tile gives the same bits.
+// How the machine's registers are used: a tile of `rows` x `vectors` accumulators, two columns and a broadcast.
+inline constexpr std::size_t tallest_tile = native_lanes == 16 ? 12 : 6;
+
+// Panels of 16 outputs that so many rows run side by side: enough chains to fill the pipes, few enough to stay in
+// registers.
+[[nodiscard]] constexpr std::size_t panels_at_once(std::size_t rows) {
+    if (native_lanes == 16)
+        return rows == 1 ? 8 : rows <= 5 ? 4 : 2;
+    if (rows == 1)
+        return native_lanes == 8 ? 6 : 4;
+    return rows == 2 ? 3 : 1;
+}
+
+// Inputs that run before the next outputs do, so that their weights come from the first two caches, and rows that do,
+// so that their slice stays in the second.
+inline constexpr std::size_t block_inputs = 640;
+inline constexpr std::size_t block_rows = 96;
+
+// A tile of Rows x Panels * 16 outputs, each its own chain of fused multiply-adds over ascending inputs, begun at zero
+// or gone on with. Panel p's weights lie at w + p * panel. The tile decides only which chains run side by side, never
+// the order inside one.
 template <std::size_t Rows, std::size_t Panels, weight_format Weight>
-inline void product_tile(const rows_in& x, std::size_t row, const packed_matrix<Weight>& w, std::size_t panel,
-                         const rows_out& y) {
-    constexpr std::size_t width = packed_matrix<Weight>::panel_width;
-    constexpr std::size_t vectors = Panels * width / 16;
-    f32x16 sums[Rows][vectors];
-    for (auto& of_row : sums)
-        for (auto& s : of_row)
-            s = f32x16::zero();
+inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, std::size_t panel, std::size_t inputs,
+                         float* y, std::size_t y_stride, std::size_t outputs, bool begin) {
+    native_floats sums[Rows * Panels * native_parts]; // flat: GCC 12 keeps no nested array in registers
+    unrolled<Rows * Panels>([&](auto i) KVCACHE_INLINE {
+        const std::size_t v = i % Panels * 16;
+        f32x16 sum = f32x16::zero();
+        if (!begin && v < outputs)
+            sum = f32x16::load_up_to(y + i / Panels * y_stride + v, outputs - v);
+        unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sums[i * native_parts + part] = sum.part[part]; });
+    });
+    for (std::size_t r = 0; r < Rows; ++r) // those of the next tile
+        prefetch_to_write(y + (Rows + r) * y_stride);
+    const auto step = [&](std::size_t k) KVCACHE_INLINE {
+        unrolled<Panels>([&](auto p) KVCACHE_INLINE {
+            f32x16 column = f32x16::load(w + p * panel + k * 16);
+            if constexpr (Rows > 1)
+                unrolled<native_parts>([&](auto part) KVCACHE_INLINE { keep(column.part[part]); });
+            unrolled<Rows>([&](auto r) KVCACHE_INLINE {
+                const native_floats a(x[r * x_stride + k]);
+                unrolled<native_parts>([&](auto part) KVCACHE_INLINE {
+                    native_floats& sum = sums[(r * Panels + p) * native_parts + part];
+                    sum = fused(a, column.part[part], sum);
+                });
+            });
+        });
+    };
+    std::size_t k = 0;
+    for (; k + 16 <= inputs; k += 16) {
+        if constexpr (Rows > 3)
+            for (std::size_t r = 0; r < Rows; ++r)
+                prefetch(x + (Rows + r) * x_stride + k);
+        for (std::size_t i = 0; i < 16; ++i)
+            step(k + i);
+    }
+    for (; k < inputs; ++k)
+        step(k);
+    unrolled<Rows * Panels>([&](auto i) KVCACHE_INLINE {
+        const std::size_t v = i % Panels * 16;
+        f32x16 sum;
+        unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sum.part[part] = sums[i * native_parts + part]; });
+        if (v < outputs)
+            sum.store_up_to(y + i / Panels * y_stride + v, outputs - v);
+    });
+}
 
-    const Weight* weights[Panels];
-    for (std::size_t p = 0; p < Panels; ++p)
-        weights[p] = w.panel(panel + p);
-    const float* in = x.data + row * x.stride;
+// Calls body<N>() for the N in [1, Most] that `n` is.
+template <std::size_t Most, class Body>
+inline void with_rows(std::size_t n, Body body) {
+    if constexpr (Most > 1)
+        if (n < Most)
+            return with_rows<Most - 1>(n, body);
+    body.template operator()<Most>();
+}
 
-    for (std::size_t k = 0; k < w.inputs(); ++k) {
-        f32x16 column[vectors];
-        for (std::size_t v = 0; v < vectors; ++v)
-            column[v] = f32x16::load(weights[v / 2] + k * width + v % 2 * 16);
-        for (std::size_t r = 0; r < Rows; ++r) {
-            const f32x16 a = f32x16::broadcast(in[r * x.stride + k]);
-            for (std::size_t v = 0; v < vectors; ++v)
-                sums[r][v] = fma(a, column[v], sums[r][v]);
+// The product of some rows with some panels of weights.
+template <weight_format Weight>
+class product_block {
+public:
+    product_block(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y) : x_(x), w_(w), y_(y) {}
+
+    // Few rows: each weight is read once, by tiles as wide as the registers allow.
+    void run_few(std::size_t panel, std::size_t last) const {
+        with_rows<tallest_tile>(x_.rows, [&]<std::size_t Rows> { run_few<Rows, panels_at_once(Rows)>(panel, last); });
+    }
+
+    // Many rows: a block of inputs at a time, whose weights meet all rows.
+    void run_many(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t last) const {
+        const std::size_t blocks = (w_.inputs() + block_inputs - 1) / block_inputs;
+        for (std::size_t b = 0; b < blocks; ++b) {
+            const std::size_t k = w_.inputs() * b / blocks, inputs = w_.inputs() * (b + 1) / blocks - k;
+            for (std::size_t p = panel; p < last; p += strip)
+                run_strip(row, last_row, p, std::min(strip, last - p), k, inputs);
         }
     }
-    for (std::size_t r = 0; r < Rows; ++r)
-        for (std::size_t v = 0; v < vectors; ++v) {
-            const std::size_t output = panel * width + v * 16;
-            if (output >= w.outputs())
-                break;
-            float* to = y.data + (row + r) * y.stride + output;
-            const std::size_t left = w.outputs() - output;
-            left >= 16 ? sums[r][v].store(to) : sums[r][v].store_first(to, left);
-        }
-}
 
-// All rows against panels [panel, panel + Panels).
-template <std::size_t Panels, weight_format Weight>
-inline void product_panels(const rows_in& x, const packed_matrix<Weight>& w, std::size_t panel, const rows_out& y) {
-    constexpr std::size_t tall = (native_lanes == 16 ? 12 : 3) / Panels; // accumulators that fit the registers
-    std::size_t row = 0;
-    if constexpr (tall > 1)
-        for (; row + tall <= x.rows; row += tall)
-            product_tile<tall, Panels>(x, row, w, panel, y);
-    if constexpr (tall > 4)
-        for (; row + 4 <= x.rows; row += 4)
-            product_tile<4, Panels>(x, row, w, panel, y);
-    for (; row < x.rows; ++row)
-        product_tile<1, Panels>(x, row, w, panel, y);
-}
+private:
+    static constexpr std::size_t width = packed_matrix<Weight>::panel_width;
+    static constexpr std::size_t strip = panels_at_once(tallest_tile);
+
+    // So many panels at a time, then the rest by fewer.
+    template <std::size_t Rows, std::size_t Panels>
+    void run_few(std::size_t panel, std::size_t last) const {
+        for (; panel + Panels <= last; panel += Panels)
+            product_tile<Rows, Panels>(x_.data, x_.stride, w_.panel(panel), w_.inputs() * width, w_.inputs(),
+                                       y_.data + panel * width, y_.stride, w_.outputs() - panel * width, true);
+        if constexpr (Panels > 1)
+            if (panel < last)
+                run_few<Rows, Panels / 2>(panel, last);
+    }
+
+    // BF16 and F16 weights are widened once for all rows.
+    void run_strip(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
+                   std::size_t inputs) const {
+        const Weight* from = w_.panel(panel) + k * width;
+        if constexpr (std::same_as<Weight, float>) {
+            run_tiles(row, last_row, panel, panels, k, inputs, from, w_.inputs() * width);
+        } else {
+            alignas(line_bytes) float wide[strip * block_inputs * width];
+            for (std::size_t p = 0; p < panels; ++p)
+                for (std::size_t i = 0; i < inputs * width; i += 16)
+                    f32x16::load(from + p * w_.inputs() * width + i).store(wide + p * block_inputs * width + i);
+            run_tiles(row, last_row, panel, panels, k, inputs, wide, block_inputs * width);
+        }
+    }
+
+    // The rows in tiles as equal as they can be: a short last tile would starve the pipes.
+    void run_tiles(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
+                   std::size_t inputs, const float* weights, std::size_t next) const {
+        for (std::size_t tiles = (last_row - row + tallest_tile - 1) / tallest_tile; tiles > 0; --tiles) {
+            const std::size_t rows = (last_row - row + tiles - 1) / tiles, output = panel * width;
+            const float* x = x_.data + row * x_.stride + k;
+            float* y = y_.data + row * y_.stride + output;
+            with_rows<tallest_tile>(rows, [&]<std::size_t Rows> {
+                const auto run = [&]<std::size_t Panels> {
+                    product_tile<Rows, Panels>(x, x_.stride, weights, next, inputs, y, y_.stride, w_.outputs() - output,
+                                               k == 0);
+                };
+                panels == strip ? run.template operator()<strip>() : run.template operator()<1>();
+            });
+            row += rows;
+        }
+    }
+
+    const rows_in& x_;
+    const packed_matrix<Weight>& w_;
+    const rows_out& y_;
+};
 
 } // namespace detail
 
 /// y = x W^T for packed weights. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
 /// Each output is one chain of fused multiply-adds over ascending inputs, so its bits depend neither on the number of
-/// rows nor on threads nor on the vector width. Few rows run four panels side by side, to fill the machine's pipes.
+/// rows nor on threads nor on the vector width. Tiles follow Goto & van de Geijn 2008: weights in the first cache, rows
+/// in the second. Cost: rows * inputs * outputs multiply-adds, near the machine's peak from some tens of rows on; few
+/// rows cost the reading of the weights.
 template <weight_format Weight>
 inline void product(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, team& threads) {
-    const std::size_t wide = x.rows < 4 ? 4 : 1;
-    const std::size_t jobs = (w.panels() + wide - 1) / wide;
-    threads.share(jobs, x.rows * w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
-        std::size_t panel = begin * wide;
-        const std::size_t last = std::min(end * wide, w.panels());
-        if (wide == 4)
-            for (; panel + 4 <= last; panel += 4)
-                for (std::size_t row = 0; row < x.rows; ++row)
-                    detail::product_tile<1, 4>(x, row, w, panel, y);
-        for (; panel < last; ++panel)
-            detail::product_panels<1>(x, w, panel, y);
+    const detail::product_block<Weight> block(x, w, y);
+    const std::size_t work = x.rows * w.inputs() * w.outputs();
+    if (x.rows == 0)
+        return;
+    if (x.rows <= detail::tallest_tile) {
+        const std::size_t wide = detail::panels_at_once(x.rows);
+        threads.share((w.panels() + wide - 1) / wide, work, [&](std::size_t begin, std::size_t end) {
+            block.run_few(begin * wide, std::min(end * wide, w.panels()));
+        });
+        return;
+    }
+    const std::size_t row_blocks = (x.rows + detail::block_rows - 1) / detail::block_rows;
+    threads.share(row_blocks * w.panels(), work, [&](std::size_t begin, std::size_t end) {
+        while (begin < end) {
+            const std::size_t b = begin / w.panels(), panel = begin % w.panels();
+            const std::size_t panels = std::min(end - begin, w.panels() - panel);
+            block.run_many(x.rows * b / row_blocks, x.rows * (b + 1) / row_blocks, panel, panel + panels);
+            begin += panels;
+        }
     });
 }
 
@@ -4027,8 +4954,8 @@ inline void pack_square(const std::byte* const* rows, std::size_t offset, Weight
 
 } // namespace detail
 
-/// Packs the rows of 32 outputs, each `inputs` numbers in memory order at any alignment; null is a row of zeros.
-/// (32, inputs) -> (inputs, 32). Cost: every cache line is read once and written once.
+/// Packs the rows of 16 outputs, each `inputs` numbers in memory order at any alignment; null is a row of zeros.
+/// (16, inputs) -> (inputs, 16). Cost: every cache line is read once and written once.
 template <weight_format Weight>
 inline void pack_panel(std::span<const std::byte* const, packed_matrix<Weight>::panel_width> rows, std::size_t inputs,
                        Weight* panel) noexcept {
@@ -4272,7 +5199,7 @@ public:
         return pack(parts, alone);
     }
 
-    /// Looks at weights that pack_rows() has packed, and keeps them alive. (outputs / 32, inputs, 32)
+    /// Looks at weights that pack_rows() has packed, and keeps them alive. (outputs / 16, inputs, 16)
     [[nodiscard]] static linear packed(dtype format, std::size_t outputs, std::size_t inputs,
                                        const std::shared_ptr<const std::byte>& weights) {
         linear made;
@@ -4725,18 +5652,6 @@ template <weight_source Source, class Progress>
 
 namespace kvcache {
 
-/// Which rows of a part want logits.
-enum class logits_of { none, last, all };
-
-/// Consecutive rows of one sequence in a batch: tokens that run at the lease's rows [row, row + tokens.size()).
-template <class Lease>
-struct batch_part {
-    const Lease* lease = nullptr;
-    std::size_t row = 0;
-    std::span<const token_id> tokens = {};
-    logits_of wanted = logits_of::last;
-};
-
 /// What a pass reads of its model.
 struct model_parts {
     const model_config& config;
@@ -4766,7 +5681,13 @@ public:
         inner_.resize(rows_ * 2 * inner);
         rotations_.resize(rows_ * model.config.head_dim);
         embed();
-        deal_attention();
+        attention_.deal(model.attention, batch_,
+                        {.queries = qkv_.data(),
+                         .rotations = rotations_.data(),
+                         .out = attended_.data(),
+                         .stride = q_ + 2 * kv_,
+                         .out_stride = q_},
+                        threads);
     }
 
     /// Runs one block: writes its keys and values into the leases, and attends to them and all before.
@@ -4775,7 +5696,7 @@ public:
         norm(x_, w.attention_norm);
         w.qkv.apply(view(normed_, hidden_), view_out(qkv_, q_ + 2 * kv_), threads_);
         place_keys(layer, w);
-        attend_all(layer);
+        attention_.attend(layer, threads_);
         w.output.apply(view(attended_, q_), view_out(normed_, hidden_), threads_);
         add_to(x_, normed_);
 
@@ -4814,14 +5735,6 @@ public:
     }
 
 private:
-    // Rows of one part on one key and value head, for one thread.
-    struct attention_job {
-        std::size_t part = 0;
-        head_id head = {};
-        std::size_t first = 0;
-        std::size_t last = 0;
-    };
-
     [[nodiscard]] static std::span<float> of_row(aligned_vector<float>& m, std::size_t row, std::size_t columns) {
         return {m.data() + row * columns, columns};
     }
@@ -4851,25 +5764,9 @@ private:
                 const auto token = static_cast<std::size_t>(index_of(part.tokens[i]));
                 expects(token < model_.config.vocabulary, "a token is in the vocabulary");
                 table.row(token, of_row(x_, row, hidden_));
-                model_.attention.rotation->fill(static_cast<std::int64_t>(position(part, i)),
+                model_.attention.rotation->fill(static_cast<std::int64_t>(part.position(i)),
                                                 of_row(rotations_, row, model_.config.head_dim));
             }
-    }
-
-    // Sixteen rows a job: enough to share tiles, few enough to balance two threads.
-    void deal_attention() {
-        constexpr std::size_t rows_a_job = 16;
-        for (std::size_t p = 0; p < batch_.size(); ++p) {
-            const std::size_t n = batch_[p].tokens.size();
-            attention_work_ += n * (position(batch_[p], 0) + n) * q_;
-            for (std::size_t first = 0; first < n; first += rows_a_job)
-                for (std::uint32_t head = 0; head < model_.config.kv_heads; ++head)
-                    jobs_.push_back({p, head_id{head}, first, std::min(first + rows_a_job, n)});
-        }
-    }
-
-    [[nodiscard]] static std::size_t position(const batch_part<Lease>& part, std::size_t i) {
-        return part.lease->first() + part.row + i;
     }
 
     void norm(aligned_vector<float>& from, std::span<const float> weight) {
@@ -4910,30 +5807,6 @@ private:
         }
     }
 
-    void attend_all(layer_id layer) {
-        std::vector<std::size_t> row_of_part;
-        std::size_t row = 0;
-        for (const auto& part : batch_) {
-            row_of_part.push_back(row);
-            row += part.tokens.size();
-        }
-        threads_.share(jobs_.size(), attention_work_, [&](std::size_t begin, std::size_t end) {
-            for (std::size_t j = begin; j < end; ++j) {
-                const attention_job& job = jobs_[j];
-                const auto& part = batch_[job.part];
-                const std::size_t start = row_of_part[job.part], wide = q_ + 2 * kv_;
-                const query_rows asked{.queries = qkv_.data() + start * wide,
-                                       .rotations = rotations_.data() + start * model_.config.head_dim,
-                                       .out = attended_.data() + start * q_,
-                                       .stride = wide,
-                                       .out_stride = q_,
-                                       .position = position(part, 0),
-                                       .rows = part.tokens.size()};
-                attend(model_.attention, part.lease->pages(), layer, job.head, asked, job.first, job.last);
-            }
-        });
-    }
-
     model_parts model_;
     std::vector<batch_part<Lease>> batch_;
     team& threads_;
@@ -4941,8 +5814,7 @@ private:
     std::size_t hidden_;
     std::size_t q_;
     std::size_t kv_;
-    std::vector<attention_job> jobs_;
-    std::size_t attention_work_ = 0;  // multiply-adds, about
+    attention_jobs<Lease> attention_;
     aligned_vector<float> x_;         // (rows, hidden): the residual stream
     aligned_vector<float> normed_;    // (rows, hidden)
     aligned_vector<float> qkv_;       // (rows, q + 2 kv)

@@ -62,9 +62,10 @@ TEST_CASE("one key gets all the weight: the output is its value, bit for bit") {
     for (const std::size_t dim : {8u, 24u, 64u}) {
         const tiles t(dim, 16, dim);
         for (std::size_t lane = 0; lane < 16; ++lane) {
-            kv::query_block block(dim);
+            kv::query_block block(dim, 8);
             block.add(0);
-            std::ranges::copy(numbers::uniforms(3, dim, 8.0f), block.query(0).begin());
+            block.select(0, 1);
+            block.place(0, numbers::uniforms(3, dim, 8.0f));
             kv::attention_tile tile = t.at(0, lane, lane + 1);
             block.attend(tile);
             std::vector<float> out(dim);
@@ -79,11 +80,12 @@ TEST_CASE("any number of queries together, each the bits it has alone") {
     const tiles t(dim, 64, 1);
     const auto queries = numbers::uniforms(9, 8 * dim, 2.0f);
     const auto run = [&](std::size_t first, std::size_t last) {
-        kv::query_block block(dim);
-        for (std::size_t q = first; q < last; ++q) {
+        kv::query_block block(dim, 8);
+        for (std::size_t q = first; q < last; ++q)
             block.add(40 + q); // each sees another number of lanes of the third tile
-            std::copy_n(queries.data() + q * dim, dim, block.query(q - first).begin());
-        }
+        block.select(0, last - first);
+        for (std::size_t q = first; q < last; ++q)
+            block.place(q - first, {queries.data() + q * dim, dim});
         for (std::size_t at = 0; at < 64; at += 16)
             block.attend(t.at(at, 0, 16));
         std::vector<float> out((last - first) * dim);
@@ -111,11 +113,12 @@ TEST_CASE("tiles given one by one or many at once are the same bits, over splits
         all.push_back(t.at(at, 0, 16));
     for (std::size_t n = 1; n <= 8; ++n) {
         const auto run = [&](std::size_t at_once) {
-            kv::query_block block(dim);
-            for (std::size_t q = 0; q < n; ++q) {
+            kv::query_block block(dim, 8);
+            for (std::size_t q = 0; q < n; ++q)
                 block.add(tokens - 1 - 5 * q);
-                std::ranges::copy(numbers::uniforms(q, dim, 2.0f), block.query(q).begin());
-            }
+            block.select(0, n);
+            for (std::size_t q = 0; q < n; ++q)
+                block.place(q, numbers::uniforms(q, dim, 2.0f));
             std::vector<float> out(n * dim);
             for (std::size_t at = 0; at < all.size(); at += at_once)
                 block.attend(std::span(all).subspan(at, std::min(at_once, all.size() - at)));
@@ -136,16 +139,18 @@ TEST_CASE("a block is clean after clear, in a later split too") {
     const auto run = [&](kv::query_block& block) {
         block.clear();
         block.add(31);
-        std::ranges::copy(query, block.query(0).begin());
+        block.select(0, 1);
+        block.place(0, query);
         block.attend(t.at(0, 0, 16));
         block.attend(t.at(16, 0, 16));
         std::vector<float> out(dim);
         block.finish(0, out.data());
         return out;
     };
-    kv::query_block used(dim), fresh(dim);
+    kv::query_block used(dim, 8), fresh(dim, 8);
     used.add(5000);
-    std::ranges::copy(numbers::uniforms(5, dim), used.query(0).begin());
+    used.select(0, 1);
+    used.place(0, numbers::uniforms(5, dim));
     used.attend({t.keys.data(), t.values.data(), 0, 16, 0});
     used.attend({t.keys.data(), t.values.data(), 0, 16, 4096});
     CHECK(numbers::same_bits(run(used), run(fresh)));
@@ -155,9 +160,10 @@ TEST_CASE("splits of 1024 positions are partial softmaxes, merged in ascending o
     constexpr std::size_t dim = 16, tokens = 3072;
     const tiles t(dim, tokens, 3);
     const auto query = numbers::uniforms(6, dim, 2.0f);
-    kv::query_block block(dim);
+    kv::query_block block(dim, 8);
     block.add(tokens - 1);
-    std::ranges::copy(query, block.query(0).begin());
+    block.select(0, 1);
+    block.place(0, query);
     for (std::size_t at = 0; at < tokens; at += 16)
         block.attend(t.at(at, 0, 16));
     std::vector<float> out(dim);
@@ -172,9 +178,10 @@ TEST_CASE("scores far apart neither overflow nor lose the largest") {
     tiles t(dim, 48, 4);
     for (const float power : {0x1p20f, 0x1p40f}) {
         std::vector<float> query(dim, power);
-        kv::query_block block(dim);
+        kv::query_block block(dim, 8);
         block.add(47);
-        std::ranges::copy(query, block.query(0).begin());
+        block.select(0, 1);
+        block.place(0, query);
         for (std::size_t at = 0; at < 48; at += 16)
             block.attend(t.at(at, 0, 16));
         std::vector<float> out(dim);
@@ -185,9 +192,9 @@ TEST_CASE("scores far apart neither overflow nor lose the largest") {
     }
 }
 
-TEST_CASE("a block holds eight queries") {
-    kv::query_block block(16);
-    for (std::size_t q = 0; q < kv::query_block::capacity; ++q)
+TEST_CASE("a block holds as many queries as its capacity") {
+    kv::query_block block(16, 8);
+    for (std::size_t q = 0; q < 8; ++q)
         block.add(q);
     CHECK_THROWS_AS(block.add(9), kv::contract_violation);
 }

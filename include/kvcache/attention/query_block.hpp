@@ -1,270 +1,258 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/attention/softmax_state.hpp>
+#include <kvcache/attention/tile_kernels.hpp>
+#include <kvcache/codec/concept.hpp>
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/contract.hpp>
-#include <kvcache/core/shape.hpp>
 #include <kvcache/kernel/math.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <span>
+#include <vector>
 
 namespace kvcache {
 
-/// A tile of up to 16 keys and values, and the lanes of it that exist.
-struct attention_tile {
-    const float* keys = nullptr;       ///< (head_dim, 16)
-    const float* values = nullptr;     ///< (16, value_width)
-    std::size_t first = 0;             ///< The first lane in use.
-    std::size_t last = 0;              ///< Behind the last lane in use.
-    std::size_t position = 0;          ///< Of the first lane in use.
-    const float* ahead_keys = nullptr; ///< Of a tile that comes soon: fetched meanwhile; null for none.
-    const float* ahead_values = nullptr;
-};
-
 namespace detail {
 
-/// Asks for the cache line of `from[index]` before it is read. By integers, as `from` may be null.
-inline void fetch([[maybe_unused]] const float* from, [[maybe_unused]] std::size_t index) noexcept {
-#if defined(__GNUC__)
-    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(from) + index * sizeof(float)), 0,
-                       1);
-#endif
+/// `exp_one`, where it is called too rarely to be worth inlining.
+[[nodiscard, gnu::noinline]] inline float exp_apart(float x) noexcept {
+    return exp_one(x);
 }
 
 } // namespace detail
 
-/// Up to eight queries that walk the same tiles with one running softmax each. What a query computes is a chain of its
-/// own, so the bits do not depend on which queries share a block.
+/// Queries on one key and value head that walk tiles together, each with a running softmax of its own. What a query
+/// computes is a chain of its own, so the bits do not depend on which queries share a block, nor on how many tiles come
+/// at once.
 ///
 /// Scores: one chain of fused multiply-adds over head_dim. Softmax: rescaled a tile at a time, sums kept in 16 lanes
 /// and folded once. At every multiple of `split` positions a new partial softmax begins; partials merge in ascending
-/// order (so that splits may run on several threads and still give these bits).
+/// order, or are kept apart for somebody who merges them (so that splits may run on several threads).
 class query_block {
 public:
-    static constexpr std::size_t capacity = 8;
     static constexpr std::size_t split = 1024; ///< Positions; part of the numeric contract.
+    static constexpr std::size_t most_tiles = detail::most_tiles;
 
-    explicit query_block(std::size_t head_dim)
+    /// A block of up to `capacity` queries. All its memory is taken here.
+    query_block(std::size_t head_dim, std::size_t capacity)
         : head_dim_(head_dim),
-          width_((head_dim + 15) / 16 * 16),
-          queries_(capacity * head_dim),
-          sums_(2 * capacity * width_) {}
+          width_(value_width(head_dim)),
+          stride_(softmax_state::numbers(width_)),
+          capacity_(capacity),
+          packed_(capacity * head_dim),
+          states_(2 * capacity * stride_) {
+        asked_.reserve(capacity);
+    }
+
+    [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+    [[nodiscard]] std::size_t size() const noexcept { return asked_.size(); }
 
     void clear() noexcept {
-        size_ = 0;
-        region_ = 0;
+        asked_.clear();
+        select(0, 0);
     }
 
-    /// Adds a query that sees the positions up to `position`.
-    void add(std::size_t position) {
-        expects(size_ < capacity, "a block holds eight queries");
-        running_[size_] = {};
-        merged_[size_] = {};
-        limit_[size_++] = position;
+    /// Adds a query that sees the positions up to `position`. Its partials go to `partials`, one for each split, or are
+    /// merged here if that is null. (splits, softmax_state::numbers(width))
+    void add(std::size_t position, float* partials = nullptr) {
+        expects(asked_.size() < capacity_, "a block holds as many queries as its capacity");
+        asked_.push_back({.limit = position, .partials = partials});
+        running(asked_.size() - 1).clear();
+        merged(asked_.size() - 1).forget();
     }
 
-    /// The numbers of a query, rotated and scaled. (head_dim)
-    [[nodiscard]] std::span<float> query(std::size_t q) { return {queries_.data() + q * head_dim_, head_dim_}; }
+    /// From now on the queries [first, last) attend, once each is placed.
+    void select(std::size_t first, std::size_t last) noexcept {
+        first_ = first;
+        last_ = last;
+        groups_ = (last - first + detail::most_together - 1) / detail::most_together;
+        each_ = groups_ == 0 ? 0 : (last - first) / groups_;
+        longer_ = last - first - groups_ * each_;
+    }
 
-    /// Takes in tiles, in ascending position. How many come at once changes no bit.
+    /// Gives a selected query its numbers, rotated and scaled. (head_dim)
+    void place(std::size_t q, std::span<const float> numbers) {
+        const std::size_t selected = q - first_, of_longer = longer_ * (each_ + 1);
+        const std::size_t size = selected < of_longer ? each_ + 1 : each_; // of its group
+        const std::size_t place = (selected < of_longer ? selected : selected - of_longer) % size;
+        float* to = packed_.data() + (selected - place) * head_dim_ + place;
+        for (std::size_t d = 0; d < head_dim_; ++d)
+            to[d * size] = numbers[d];
+    }
+
+    /// The selected queries take in tiles, which ascend in position.
     void attend(std::span<const attention_tile> tiles) {
         while (!tiles.empty()) {
-            const attention_tile& next = tiles.front();
-            if (next.position / split != region_) {
-                merge_all();
-                region_ = next.position / split;
-            }
-            // The tiles that all queries see go together; one that straddles the diagonal goes query by query.
-            std::size_t whole = 0;
-            while (whole < tiles.size() && tiles[whole].position / split == region_ && seen_by_all(tiles[whole]))
-                ++whole;
-            if (whole > 0) {
-                dispatch(tiles.first(whole));
-                tiles = tiles.subspan(whole);
-                continue;
-            }
-            for (std::size_t q = 0; q < size_; ++q)
-                if (limit_[q] >= next.position) {
-                    attention_tile seen = next;
-                    seen.last = std::min(next.last, next.first + limit_[q] + 1 - next.position);
-                    take<1>({&seen, 1}, q);
+            const std::size_t region = tiles.front().position / split;
+            std::size_t count = 1;
+            while (count < std::min(tiles.size(), most_tiles) && tiles[count].position / split == region)
+                ++count;
+            for (std::size_t q = first_; q < last_; ++q)
+                if (asked_[q].region != region) {
+                    leave(q);
+                    asked_[q].region = region;
                 }
-            tiles = tiles.subspan(1);
+            const bool ahead = std::ranges::all_of(tiles.first(count), [](const auto& t) { return t.ahead_keys; });
+            for (std::size_t g = 0; g < groups_; ++g) {
+                const auto [begin, end] = together(g);
+                if (g == 0 && ahead) // what comes is fetched once
+                    dispatch<detail::most_together, true>(tiles.first(count), begin, end - begin);
+                else
+                    dispatch<detail::most_together, false>(tiles.first(count), begin, end - begin);
+            }
+            tiles = tiles.subspan(count);
         }
     }
     void attend(const attention_tile& tile) { attend({&tile, 1}); }
 
-    /// Writes the output of a query. (head_dim)
+    /// Ends a query that merges here: writes its output. (head_dim)
     void finish(std::size_t q, float* out) {
-        merge(q);
-        const f32x16 total = f32x16::broadcast(sum(merged_[q].weight));
-        const float* sums = merged_sums(q);
-        detail::by_sixteen(head_dim_, [&](std::size_t d, std::size_t n) {
-            detail::store_some(f32x16::load(sums + d) / total, out + d, n);
-        });
+        leave(q);
+        merged(q).finish(head_dim_, out);
+    }
+
+    /// Ends the partial softmax that a query is in.
+    void leave(std::size_t q) {
+        const softmax_state from = running(q);
+        if (from.empty())
+            return;
+        if (float* partials = asked_[q].partials)
+            std::copy_n(from.sums(), stride_, partials + asked_[q].region * stride_);
+        else
+            merged(q).merge(from);
+        from.clear();
     }
 
 private:
-    static constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
-
-    // A partial softmax: the largest score, the weights in 16 lanes; its weighted values are in sums_.
-    struct partial {
-        float largest = minus_infinity;
-        f32x16 weight = f32x16::zero();
+    struct question {
+        std::size_t limit = 0;     // the last position it sees
+        std::size_t region = 0;    // the split its running softmax is of
+        float* partials = nullptr; // (splits, stride)
+    };
+    struct range {
+        std::size_t begin, end; // among the selected
     };
 
-    [[nodiscard]] float* running_sums(std::size_t q) { return sums_.data() + q * width_; }
-    [[nodiscard]] float* merged_sums(std::size_t q) { return sums_.data() + (capacity + q) * width_; }
+    [[nodiscard]] softmax_state running(std::size_t q) { return {states_.data() + q * stride_, width_}; }
+    [[nodiscard]] softmax_state merged(std::size_t q) { return {states_.data() + (capacity_ + q) * stride_, width_}; }
 
-    [[nodiscard]] bool seen_by_all(const attention_tile& tile) const {
-        const std::size_t end = tile.position + (tile.last - tile.first);
-        return std::all_of(limit_.begin(), limit_.begin() + static_cast<std::ptrdiff_t>(size_),
-                           [&](std::size_t limit) { return limit + 1 >= end; });
+    [[nodiscard]] range together(std::size_t group) const noexcept {
+        const std::size_t begin = group * each_ + std::min(group, longer_);
+        return {begin, begin + each_ + (group < longer_ ? 1 : 0)};
     }
 
-    // Chains that run side by side hide the latency of each: this many queries, tiles and columns of values at once.
-    static constexpr bool wide = detail::native_lanes == 16;
-    static constexpr std::size_t most_queries = wide ? 8 : 4;
-    [[nodiscard]] static constexpr std::size_t tiles_at_once(std::size_t queries) {
-        return queries <= 2 ? (wide ? 4 : 2) : queries <= 4 && wide ? 2 : 1;
-    }
-    [[nodiscard]] static constexpr std::size_t columns_at_once(std::size_t queries) {
-        return std::clamp<std::size_t>((wide ? 16 : 4) / queries, 1, 4);
+    template <std::size_t N, bool Ahead>
+    void dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count) {
+        if (count == N)
+            take<N, Ahead>(tiles, begin);
+        else if constexpr (N > 1)
+            dispatch<N - 1, Ahead>(tiles, begin, count);
     }
 
-    template <std::size_t N = most_queries>
-    void dispatch(std::span<const attention_tile> tiles, std::size_t q = 0) {
-        for (; q + N <= size_; q += N)
-            take<N>(tiles, q);
-        if constexpr (N > 1)
-            if (q < size_)
-                dispatch<N - 1>(tiles, q);
-    }
+    // N selected queries from `begin` on, over up to most_tiles tiles of one split.
+    template <std::size_t N, bool Ahead>
+    void take(std::span<const attention_tile> tiles, std::size_t begin) {
+        const std::size_t q = first_ + begin;
+        std::size_t least = asked_[q].limit, most = least;
+        for (std::size_t i = 1; i < N; ++i) {
+            least = std::min(least, asked_[q + i].limit);
+            most = std::max(most, asked_[q + i].limit);
+        }
+        std::size_t count = tiles.size();
+        while (count > 0 && tiles[count - 1].position > most) // seen by none
+            --count;
+        std::size_t whole = count;
+        while (whole > 0 && tiles[whole - 1].end() > least + 1) // not seen to its end by all
+            --whole;
 
-    // N queries from q on, over tiles that they see whole.
-    template <std::size_t N>
-    void take(std::span<const attention_tile> tiles, std::size_t q) {
-        constexpr std::size_t at_once = tiles_at_once(N);
-        for (; tiles.size() >= at_once; tiles = tiles.subspan(at_once))
-            take_some<N, at_once>(tiles.data(), q);
+        const float* queries = packed_.data() + begin * head_dim_;
+        constexpr std::size_t at_once = detail::tiles_together(N);
+        std::size_t t = 0;
+        for (; t + at_once <= count; t += at_once)
+            detail::score<N, at_once, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t]);
         if constexpr (at_once > 1)
-            for (const attention_tile& tile : tiles)
-                take_some<N, 1>(&tile, q);
+            for (; t < count; ++t)
+                detail::score<N, 1, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t]);
+
+        weigh(tiles.first(count), q, N);
+
+        float* sums = running(q).sums();
+        detail::add_values<N, Ahead>(tiles.data(), 0, whole, width_, weights_, 0, sums, stride_);
+        for (t = whole; t < count; ++t)
+            add_ragged<N>(tiles[t], t, q, least);
     }
 
-    template <std::size_t N, std::size_t Tiles>
-    void take_some(const attention_tile* tiles, std::size_t q) {
-        f32x16 scores[N * Tiles]; // flat, as all below: GCC 12 keeps no nested array in registers
-        for (auto& s : scores)
-            s = f32x16::zero();
-        const float* queries = queries_.data() + q * head_dim_;
-        for (std::size_t d = 0; d < head_dim_; ++d) {
-            f32x16 keys[Tiles];
-            for (std::size_t t = 0; t < Tiles; ++t) {
-                keys[t] = f32x16::load(tiles[t].keys + d * tile_tokens);
-                detail::fetch(tiles[t].ahead_keys, d * tile_tokens);
+    // A tile that some see less of: the lanes of all together, then the others query by query.
+    template <std::size_t N>
+    void add_ragged(const attention_tile& tile, std::size_t t, std::size_t q, std::size_t least) {
+        attention_tile at[most_tiles];
+        at[t] = tile;
+        at[t].last = seen(tile, least);
+        detail::add_values<N, false>(at, t, t + 1, width_, weights_, 0, running(q).sums(), stride_);
+        at[t].first = at[t].last;
+        weights_.rescaled[t] = false;
+        for (std::size_t i = 0; i < N; ++i) {
+            at[t].last = seen(tile, asked_[q + i].limit);
+            if (at[t].last > at[t].first)
+                detail::add_values<1, false>(at, t, t + 1, width_, weights_, i, running(q + i).sums(), stride_);
+        }
+    }
+
+    // Behind the last lane that a query with this limit sees.
+    [[nodiscard]] static std::size_t seen(const attention_tile& tile, std::size_t limit) noexcept {
+        return limit < tile.position ? tile.first : std::min(tile.last, tile.first + limit + 1 - tile.position);
+    }
+
+    // Scores of `count` queries to weights, in place; what came before is rescaled when a larger score appears.
+    [[gnu::flatten]] void weigh(std::span<const attention_tile> tiles, std::size_t q, std::size_t count) {
+        std::fill_n(weights_.rescaled, tiles.size(), false);
+        for (std::size_t i = 0; i < count; ++i) {
+            const softmax_state own = running(q + i);
+            f32x16 weight = own.weight();
+            float top = own.largest();
+            for (std::size_t t = 0; t < tiles.size(); ++t) {
+                weights_.rescale[t][i] = 1.0f;
+                const std::size_t last = seen(tiles[t], asked_[q + i].limit);
+                if (last == tiles[t].first)
+                    continue;
+                float* lanes = weights_.lanes[i][t];
+                f32x16 scores = f32x16::load(lanes);
+                if (tiles[t].first != 0 || last != tile_tokens)
+                    scores = within(scores, tiles[t].first, last, -std::numeric_limits<float>::infinity());
+                if (any_above(scores, top))
+                    if (const float larger = kvcache::largest(scores); larger > top) {
+                        weights_.rescale[t][i] = detail::exp_apart(top - larger);
+                        weights_.rescaled[t] = true;
+                        top = larger;
+                    }
+                const f32x16 weights = exp(scores - f32x16::broadcast(top));
+                weight = fma(weight, f32x16::broadcast(weights_.rescale[t][i]), weights);
+                weights.store(lanes);
             }
-            for (std::size_t i = 0; i < N * Tiles; ++i)
-                scores[i] = fma(f32x16::broadcast(queries[i / Tiles * head_dim_ + d]), keys[i % Tiles], scores[i]);
+            own.largest() = top;
+            own.set_weight(weight);
         }
-        for (std::size_t t = 0; t < Tiles; ++t) {
-            alignas(64) float weights[N][tile_tokens];
-            for (std::size_t i = 0; i < N; ++i)
-                weigh(q + i, tiles[t], scores[i * Tiles + t]).store(weights[i]);
-            constexpr std::size_t many = columns_at_once(N);
-            std::size_t column = 0;
-            for (; column + 16 * many <= width_; column += 16 * many)
-                add_values<N, many>(tiles[t], q, column, weights);
-            if constexpr (many > 1)
-                for (; column < width_; column += 16)
-                    add_values<N, 1>(tiles[t], q, column, weights);
-        }
-    }
-
-    // Weighted values of a tile, 16 * Columns numbers of each query: one chain over ascending lanes.
-    template <std::size_t N, std::size_t Columns>
-    void add_values(const attention_tile& tile, std::size_t q, std::size_t column, const float (&weights)[N][16]) {
-        f32x16 sums[N * Columns];
-        for (std::size_t i = 0; i < N * Columns; ++i)
-            sums[i] = f32x16::load(running_sums(q + i / Columns) + column + i % Columns * 16);
-        for (std::size_t lane = tile.first; lane < tile.last; ++lane) {
-            const std::size_t at = lane * width_ + column;
-            f32x16 values[Columns];
-            for (std::size_t c = 0; c < Columns; ++c) {
-                values[c] = f32x16::load(tile.values + at + 16 * c);
-                detail::fetch(tile.ahead_values, at + 16 * c);
-            }
-            for (std::size_t i = 0; i < N * Columns; ++i)
-                sums[i] = fma(f32x16::broadcast(weights[i / Columns][lane]), values[i % Columns], sums[i]);
-        }
-        for (std::size_t i = 0; i < N * Columns; ++i)
-            sums[i].store(running_sums(q + i / Columns) + column + i % Columns * 16);
-    }
-
-    // The weights of a tile's lanes; what came before is rescaled when a larger score appears.
-    [[nodiscard]] f32x16 weigh(std::size_t q, const attention_tile& tile, f32x16 scores) {
-        if (tile.first != 0 || tile.last != tile_tokens)
-            scores = within(scores, tile.first, tile.last, minus_infinity);
-        partial& own = running_[q];
-        if (own.largest == minus_infinity)
-            std::fill_n(running_sums(q), width_, 0.0f);
-        f32x16 rescale = f32x16::broadcast(1.0f);
-        if (const float top = largest(scores); top > own.largest) {
-            rescale = f32x16::broadcast(exp_one(own.largest - top));
-            own.largest = top;
-            scale_sums(running_sums(q), rescale);
-        }
-        const f32x16 weights = exp(scores - f32x16::broadcast(own.largest));
-        own.weight = fma(own.weight, rescale, weights);
-        return weights;
-    }
-
-    void scale_sums(float* sums, const f32x16& by) const {
-        for (std::size_t column = 0; column < width_; column += 16)
-            (f32x16::load(sums + column) * by).store(sums + column);
-    }
-
-    void merge_all() {
-        for (std::size_t q = 0; q < size_; ++q)
-            merge(q);
-    }
-
-    // Adds the running partial to the merged one and begins a new one.
-    void merge(std::size_t q) {
-        partial &from = running_[q], &to = merged_[q];
-        if (from.largest == minus_infinity)
-            return;
-        if (to.largest == minus_infinity) {
-            to = from;
-            std::copy_n(running_sums(q), width_, merged_sums(q));
-        } else {
-            const float top = std::max(from.largest, to.largest);
-            const f32x16 keep = f32x16::broadcast(exp_one(to.largest - top));
-            const f32x16 add = f32x16::broadcast(exp_one(from.largest - top));
-            to.largest = top;
-            to.weight = fma(to.weight, keep, from.weight * add);
-            for (std::size_t column = 0; column < width_; column += 16) {
-                const f32x16 added = f32x16::load(running_sums(q) + column) * add;
-                fma(f32x16::load(merged_sums(q) + column), keep, added).store(merged_sums(q) + column);
-            }
-        }
-        from = {};
     }
 
     std::size_t head_dim_;
     std::size_t width_;
-    std::size_t size_ = 0;
-    std::size_t region_ = 0;
-    aligned_vector<float> queries_; // (capacity, head_dim)
-    aligned_vector<float> sums_;    // running, then merged: (2, capacity, width)
-    std::array<partial, capacity> running_;
-    std::array<partial, capacity> merged_;
-    std::array<std::size_t, capacity> limit_;
+    std::size_t stride_; // numbers of a softmax state
+    std::size_t capacity_;
+    std::size_t first_ = 0; // of the selected
+    std::size_t last_ = 0;
+    // The selected go through the kernels in groups of nearly one size: 8 as 4 + 4, not 6 + 2.
+    std::size_t groups_ = 0;
+    std::size_t each_ = 0;   // queries a group
+    std::size_t longer_ = 0; // groups that have one more
+    std::vector<question> asked_;
+    aligned_vector<float> packed_; // the selected, a group at a time: (head_dim, queries of the group)
+    aligned_vector<float> states_; // running, then merged: (2, capacity, stride)
+    detail::tile_weights weights_;
 };
 
 } // namespace kvcache

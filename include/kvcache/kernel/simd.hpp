@@ -258,6 +258,15 @@ template <class Op>
     return v;
 }
 
+/// Whether any lane is above `bound`; NaN is not.
+[[nodiscard]] inline bool any_above(const f32x16& x, float bound) noexcept {
+    const detail::native_floats limit(bound);
+    auto above = x.part[0] > limit;
+    for (std::size_t i = 1; i < detail::native_parts; ++i)
+        above = above | (x.part[i] > limit);
+    return xsimd::any(above);
+}
+
 /// 2 to the power n, where `shifted` is n + 1.5 * 2^23 and -126 <= n <= 127: n moves from the last bits of the
 /// mantissa into the exponent.
 [[nodiscard]] inline f32x16 power_of_two(const f32x16& shifted) noexcept {

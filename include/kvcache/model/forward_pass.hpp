@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/attention/paged_attention.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/kernel/math.hpp>
 #include <kvcache/kernel/team.hpp>
+#include <kvcache/model/attention_jobs.hpp>
+#include <kvcache/model/batch_part.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/weights.hpp>
 
@@ -17,18 +18,6 @@
 #include <vector>
 
 namespace kvcache {
-
-/// Which rows of a part want logits.
-enum class logits_of { none, last, all };
-
-/// Consecutive rows of one sequence in a batch: tokens that run at the lease's rows [row, row + tokens.size()).
-template <class Lease>
-struct batch_part {
-    const Lease* lease = nullptr;
-    std::size_t row = 0;
-    std::span<const token_id> tokens = {};
-    logits_of wanted = logits_of::last;
-};
 
 /// What a pass reads of its model.
 struct model_parts {
@@ -59,7 +48,13 @@ public:
         inner_.resize(rows_ * 2 * inner);
         rotations_.resize(rows_ * model.config.head_dim);
         embed();
-        deal_attention();
+        attention_.deal(model.attention, batch_,
+                        {.queries = qkv_.data(),
+                         .rotations = rotations_.data(),
+                         .out = attended_.data(),
+                         .stride = q_ + 2 * kv_,
+                         .out_stride = q_},
+                        threads);
     }
 
     /// Runs one block: writes its keys and values into the leases, and attends to them and all before.
@@ -68,7 +63,7 @@ public:
         norm(x_, w.attention_norm);
         w.qkv.apply(view(normed_, hidden_), view_out(qkv_, q_ + 2 * kv_), threads_);
         place_keys(layer, w);
-        attend_all(layer);
+        attention_.attend(layer, threads_);
         w.output.apply(view(attended_, q_), view_out(normed_, hidden_), threads_);
         add_to(x_, normed_);
 
@@ -107,14 +102,6 @@ public:
     }
 
 private:
-    // Rows of one part on one key and value head, for one thread.
-    struct attention_job {
-        std::size_t part = 0;
-        head_id head = {};
-        std::size_t first = 0;
-        std::size_t last = 0;
-    };
-
     [[nodiscard]] static std::span<float> of_row(aligned_vector<float>& m, std::size_t row, std::size_t columns) {
         return {m.data() + row * columns, columns};
     }
@@ -144,25 +131,9 @@ private:
                 const auto token = static_cast<std::size_t>(index_of(part.tokens[i]));
                 expects(token < model_.config.vocabulary, "a token is in the vocabulary");
                 table.row(token, of_row(x_, row, hidden_));
-                model_.attention.rotation->fill(static_cast<std::int64_t>(position(part, i)),
+                model_.attention.rotation->fill(static_cast<std::int64_t>(part.position(i)),
                                                 of_row(rotations_, row, model_.config.head_dim));
             }
-    }
-
-    // Sixteen rows a job: enough to share tiles, few enough to balance two threads.
-    void deal_attention() {
-        constexpr std::size_t rows_a_job = 16;
-        for (std::size_t p = 0; p < batch_.size(); ++p) {
-            const std::size_t n = batch_[p].tokens.size();
-            attention_work_ += n * (position(batch_[p], 0) + n) * q_;
-            for (std::size_t first = 0; first < n; first += rows_a_job)
-                for (std::uint32_t head = 0; head < model_.config.kv_heads; ++head)
-                    jobs_.push_back({p, head_id{head}, first, std::min(first + rows_a_job, n)});
-        }
-    }
-
-    [[nodiscard]] static std::size_t position(const batch_part<Lease>& part, std::size_t i) {
-        return part.lease->first() + part.row + i;
     }
 
     void norm(aligned_vector<float>& from, std::span<const float> weight) {
@@ -203,30 +174,6 @@ private:
         }
     }
 
-    void attend_all(layer_id layer) {
-        std::vector<std::size_t> row_of_part;
-        std::size_t row = 0;
-        for (const auto& part : batch_) {
-            row_of_part.push_back(row);
-            row += part.tokens.size();
-        }
-        threads_.share(jobs_.size(), attention_work_, [&](std::size_t begin, std::size_t end) {
-            for (std::size_t j = begin; j < end; ++j) {
-                const attention_job& job = jobs_[j];
-                const auto& part = batch_[job.part];
-                const std::size_t start = row_of_part[job.part], wide = q_ + 2 * kv_;
-                const query_rows asked{.queries = qkv_.data() + start * wide,
-                                       .rotations = rotations_.data() + start * model_.config.head_dim,
-                                       .out = attended_.data() + start * q_,
-                                       .stride = wide,
-                                       .out_stride = q_,
-                                       .position = position(part, 0),
-                                       .rows = part.tokens.size()};
-                attend(model_.attention, part.lease->pages(), layer, job.head, asked, job.first, job.last);
-            }
-        });
-    }
-
     model_parts model_;
     std::vector<batch_part<Lease>> batch_;
     team& threads_;
@@ -234,8 +181,7 @@ private:
     std::size_t hidden_;
     std::size_t q_;
     std::size_t kv_;
-    std::vector<attention_job> jobs_;
-    std::size_t attention_work_ = 0;  // multiply-adds, about
+    attention_jobs<Lease> attention_;
     aligned_vector<float> x_;         // (rows, hidden): the residual stream
     aligned_vector<float> normed_;    // (rows, hidden)
     aligned_vector<float> qkv_;       // (rows, q + 2 kv)

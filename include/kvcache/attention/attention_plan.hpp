@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/attention/query_block.hpp>
+#include <kvcache/core/page_table.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <tuple>
+#include <vector>
+
+namespace kvcache {
+
+/// What a plan knows of consecutive rows that ask: their sequence's pages, and where they stand.
+struct planned_rows {
+    std::span<const page_entry> table = {};
+    std::size_t position = 0; ///< Of the first row; each row attends to [0, its position].
+    std::size_t rows = 0;
+};
+
+/// Consecutive rows of one part that stay together, with all query heads of a key and value head.
+struct attention_run {
+    static constexpr std::size_t none = static_cast<std::size_t>(-1);
+
+    std::uint32_t part = 0;
+    std::size_t first = 0; ///< Row of the part.
+    std::size_t rows = 0;
+    std::size_t end = 0;          ///< Positions that its last row sees.
+    std::size_t queries = 0;      ///< Of all runs before it; query `queries + i` is this run's i-th.
+    std::size_t partials = none;  ///< The first of its softmax partials among all, if several jobs make its output.
+    std::size_t same_entries = 0; ///< Leading page-table entries that equal those of the run before.
+};
+
+/// Page-table entries that the runs [first_run, last_run) have in common.
+struct attention_segment {
+    std::uint32_t part = 0; ///< Whose table says what the entries are.
+    std::size_t first = 0;  ///< Entries [first, last).
+    std::size_t last = 0;
+    std::size_t position = 0; ///< Of the first row of the first entry.
+    std::size_t first_run = 0;
+    std::size_t last_run = 0;
+};
+
+/// The runs [first_run, last_run) over the splits [first_split, last_split), segment by segment, for one thread.
+struct attention_job {
+    std::size_t first_segment = 0;
+    std::size_t last_segment = 0;
+    std::size_t first_run = 0;
+    std::size_t last_run = 0;
+    std::size_t first_split = 0;
+    std::size_t last_split = 0;
+    std::size_t cost = 0; ///< About, in queries times positions.
+};
+
+/// Who attends to what, and in which order, for the rows of a batch: once for all layers and heads.
+///
+/// Rows whose page tables begin alike form a tree (as in Juravsky et al. 2024 and Ye et al. 2024): what they share is
+/// read once, for all of them together; then each goes on with pages of its own. Long contexts are cut at the fixed
+/// splits, and rows into blocks, until the threads have enough jobs of about one cost. None of it changes a bit.
+class attention_plan {
+public:
+    /// Queries that one job has, at most; more if a single row's group has more.
+    static constexpr std::size_t most_queries = 72;
+
+    /// Makes the plan anew; memory it has is used again.
+    /// Cost: O(parts log parts + jobs) walks along page tables.
+    void deal(std::span<const planned_rows> parts, std::size_t group, std::size_t kv_heads, std::size_t threads) {
+        parts_ = parts;
+        group_ = group;
+        jobs_.clear();
+        segments_.clear();
+        partials_ = 0;
+        make_runs(kv_heads, threads);
+        target_ = attention_run::none;
+        if (threads > 1) {
+            const std::size_t all = for_roots([&](std::size_t first, std::size_t last) {
+                const std::size_t cost = place(first, last, {0, splits(first, last)});
+                segments_.clear();
+                return cost;
+            });
+            target_ = std::max<std::size_t>(1, all * kv_heads / (4 * threads));
+        }
+        for_roots([&](std::size_t first, std::size_t last) {
+            cut(first, last, {0, splits(first, last)});
+            return std::size_t{0};
+        });
+        // The longest first, so that the threads end together.
+        std::ranges::sort(jobs_, [](const attention_job& a, const attention_job& b) {
+            return a.cost != b.cost ? a.cost > b.cost : a.first_segment < b.first_segment;
+        });
+    }
+
+    [[nodiscard]] std::span<const attention_run> runs() const noexcept { return runs_; }
+    [[nodiscard]] std::span<const attention_segment> segments() const noexcept { return segments_; }
+    [[nodiscard]] std::span<const attention_job> jobs() const noexcept { return jobs_; }
+
+    /// Softmax partials of one key and value head that the jobs leave to be merged: for each query of a run, one a
+    /// split of the run's positions.
+    [[nodiscard]] std::size_t partials() const noexcept { return partials_; }
+
+    /// Queries of the largest job.
+    [[nodiscard]] static std::size_t capacity(std::size_t group) noexcept { return std::max(group, most_queries); }
+
+    /// Splits that positions [0, end) touch.
+    [[nodiscard]] static std::size_t splits(std::size_t end) noexcept {
+        return (end + query_block::split - 1) / query_block::split;
+    }
+
+private:
+    struct range {
+        std::size_t first, last;
+    };
+
+    // To read a key and value costs as much as some queries.
+    static constexpr std::size_t cost_of_reading = 4;
+
+    void make_runs(std::size_t kv_heads, std::size_t threads) {
+        order_.resize(parts_.size());
+        for (std::size_t p = 0; p < parts_.size(); ++p)
+            order_[p] = static_cast<std::uint32_t>(p);
+        std::ranges::sort(order_, [&](std::uint32_t a, std::uint32_t b) {
+            const std::size_t same = common(parts_[a].table, parts_[b].table);
+            if (same == std::min(parts_[a].table.size(), parts_[b].table.size()))
+                return parts_[a].table.size() != parts_[b].table.size()
+                           ? parts_[a].table.size() < parts_[b].table.size()
+                           : a < b;
+            return before(parts_[a].table[same], parts_[b].table[same]);
+        });
+        runs_.clear();
+        std::size_t queries = 0;
+        for (std::size_t i = 0; i < order_.size(); ++i) {
+            const planned_rows& part = parts_[order_[i]];
+            std::size_t same = i == 0 ? 0 : common(parts_[order_[i - 1]].table, part.table);
+            const std::size_t at_once = rows_together(part.rows, kv_heads, threads);
+            for (std::size_t row = 0; row < part.rows; row += at_once) {
+                const std::size_t rows = std::min(at_once, part.rows - row);
+                runs_.push_back({.part = order_[i],
+                                 .first = row,
+                                 .rows = rows,
+                                 .end = part.position + row + rows,
+                                 .queries = queries,
+                                 .same_entries = same});
+                queries += rows * group_;
+                same = part.table.size();
+            }
+        }
+    }
+
+    // As many rows as fill a job; fewer where threads would wait, but enough to fill the kernels.
+    [[nodiscard]] std::size_t rows_together(std::size_t rows, std::size_t kv_heads, std::size_t threads) const {
+        const std::size_t most = std::max<std::size_t>(1, most_queries / group_);
+        if (threads == 1)
+            return most;
+        const std::size_t least = std::max<std::size_t>(1, 24 / group_), shares = 4 * threads;
+        const std::size_t some = std::clamp((rows * kv_heads + shares - 1) / shares, least, most);
+        const std::size_t runs = (rows + some - 1) / some;
+        return (rows + runs - 1) / runs;
+    }
+
+    [[nodiscard]] static std::size_t common(std::span<const page_entry> a, std::span<const page_entry> b) {
+        return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
+    }
+    [[nodiscard]] static bool before(const page_entry& a, const page_entry& b) {
+        return std::tuple(index_of(a.page), a.base, a.first, a.count) <
+               std::tuple(index_of(b.page), b.base, b.first, b.count);
+    }
+
+    [[nodiscard]] std::size_t splits(std::size_t first, std::size_t last) const {
+        std::size_t end = 0;
+        for (std::size_t r = first; r < last; ++r)
+            end = std::max(end, runs_[r].end);
+        return splits(end);
+    }
+
+    // Calls body(first, last) for the runs of each tree, and adds up what it returns.
+    template <class Body>
+    std::size_t for_roots(Body body) {
+        std::size_t all = 0;
+        for (std::size_t first = 0, last; first < runs_.size(); first = last) {
+            for (last = first + 1; last < runs_.size() && runs_[last].same_entries > 0;)
+                ++last;
+            all += body(first, last);
+        }
+        return all;
+    }
+
+    // Makes the segments of a job, in ascending position for each run. Returns their cost.
+    std::size_t place(std::size_t first, std::size_t last, range of, std::size_t entry = 0, std::size_t position = 0) {
+        std::size_t shared = parts_[runs_[first].part].table.size(), end = runs_[first].end;
+        for (std::size_t r = first + 1; r < last; ++r) {
+            shared = std::min(shared, runs_[r].same_entries);
+            end = std::max(end, runs_[r].end);
+        }
+        const auto table = parts_[runs_[first].part].table;
+        attention_segment made{runs_[first].part, entry, entry, position, first, last};
+        const std::size_t from = of.first * query_block::split, to = std::min(end, of.last * query_block::split);
+        if (to <= from)
+            return 0;
+        std::size_t at = position;
+        for (; entry < shared && at < to; at += table[entry++].count)
+            if (at + table[entry].count <= from) {
+                made.first = entry + 1;
+                made.position = at + table[entry].count;
+            }
+        made.last = entry;
+        std::size_t cost = 0;
+        if (made.first < made.last) {
+            segments_.push_back(made);
+            cost = cost_of(made, std::max(from, made.position), std::min(at, to));
+        }
+        if (at >= to)
+            return cost;
+        for (std::size_t next = first, fork; next < last; next = fork) {
+            for (fork = next + 1; fork < last && runs_[fork].same_entries > shared;)
+                ++fork;
+            if (last - first > 1)
+                cost += place(next, fork, of, entry, at);
+        }
+        return cost;
+    }
+
+    [[nodiscard]] std::size_t cost_of(const attention_segment& segment, std::size_t from, std::size_t to) const {
+        std::size_t cost = cost_of_reading * (to - from);
+        for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
+            cost += runs_[r].rows * group_ * (std::clamp(runs_[r].end, from, to) - from);
+        return cost;
+    }
+
+    // Makes jobs of runs over splits: one, or several if it is too large.
+    void cut(std::size_t first, std::size_t last, range of) {
+        const std::size_t mark = segments_.size();
+        const std::size_t cost = place(first, last, of);
+        const std::size_t queries = runs_[last - 1].queries + runs_[last - 1].rows * group_ - runs_[first].queries;
+        const bool crowded = last - first > 1 && queries > most_queries;
+        if (!crowded && cost > target_ && of.last - of.first > 1) {
+            segments_.resize(mark);
+            const std::size_t middle = (of.first + of.last) / 2;
+            keep_partials(first, last);
+            cut(first, last, {of.first, middle});
+            cut(first, last, {middle, of.last});
+            return;
+        }
+        if (crowded || (last - first > 1 && cost > 2 * target_)) {
+            segments_.resize(mark);
+            const std::size_t middle = fork(first, last);
+            const std::size_t apart = place(first, middle, of) + place(middle, last, of);
+            segments_.resize(mark);
+            if (crowded || apart <= cost + cost / 8) {
+                cut(first, middle, of);
+                cut(middle, last, of);
+                return;
+            }
+            place(first, last, of);
+        }
+        jobs_.push_back({mark, segments_.size(), first, last, of.first, of.last, cost});
+    }
+
+    // Where runs share least; of several such places the middlemost.
+    [[nodiscard]] std::size_t fork(std::size_t first, std::size_t last) const {
+        const auto off = [&](std::size_t r) {
+            return r > first + last - r ? 2 * r - first - last : first + last - 2 * r;
+        };
+        std::size_t best = first + 1;
+        for (std::size_t r = first + 2; r < last; ++r)
+            if (runs_[r].same_entries < runs_[best].same_entries ||
+                (runs_[r].same_entries == runs_[best].same_entries && off(r) < off(best)))
+                best = r;
+        return best;
+    }
+
+    void keep_partials(std::size_t first, std::size_t last) {
+        for (std::size_t r = first; r < last; ++r)
+            if (runs_[r].partials == attention_run::none) {
+                runs_[r].partials = partials_;
+                partials_ += runs_[r].rows * group_ * splits(runs_[r].end);
+            }
+    }
+
+    std::span<const planned_rows> parts_;
+    std::size_t group_ = 1;
+    std::size_t target_ = 0; // cost of a job on one head that need not be cut
+    std::size_t partials_ = 0;
+    std::vector<std::uint32_t> order_; // of parts, by their tables
+    std::vector<attention_run> runs_;
+    std::vector<attention_segment> segments_;
+    std::vector<attention_job> jobs_;
+};
+
+} // namespace kvcache

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/attention/attention_plan.hpp>
+#include <kvcache/attention/paged_attention.hpp>
+#include <kvcache/attention/softmax_state.hpp>
+#include <kvcache/core/aligned.hpp>
+#include <kvcache/kernel/team.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvcache {
+
+/// Causal attention of a batch: rows of many sequences over their pages, on all threads. Sequences that share pages
+/// read them once. The bits of a row are those it has alone, on one thread.
+template <codec_state Codec, storage_state Storage>
+class batch_attention {
+public:
+    using part = attention_part<Codec, Storage>;
+
+    /// Plans the attention of a batch, for any number of layers. Memory from batches before is used again.
+    /// Requires: page tables stay as they are, and what the parts point to stays where it is, until the next `deal`.
+    void deal(const attention_shape& shape, std::span<const part> parts, const team& threads) {
+        shape_ = shape;
+        parts_.assign(parts.begin(), parts.end());
+        planned_.clear();
+        work_ = 0;
+        for (const part& one : parts_) {
+            planned_.push_back({one.pages.table, one.asked.position, one.asked.rows});
+            work_ += one.asked.rows * (one.asked.position + one.asked.rows) * shape.heads * shape.head_dim;
+        }
+        const bool alone = work_ < team::worth_sharing;
+        plan_.deal(planned_, shape.group(), shape.kv_heads, alone ? 1 : threads.threads());
+        partials_.resize(plan_.partials() * shape.kv_heads * state());
+        const std::size_t capacity = attention_plan::capacity(shape.group());
+        if (head_dim_ != shape.head_dim || (!scratch_.empty() && scratch_.front().block.capacity() < capacity))
+            scratch_.clear();
+        head_dim_ = shape.head_dim;
+        while (scratch_.size() < threads.threads())
+            scratch_.emplace_back(shape.head_dim, capacity);
+    }
+
+    /// All rows of the batch, in one layer, whose keys and values are in the pages.
+    void attend(layer_id layer, team& threads) {
+        const auto jobs = plan_.jobs();
+        threads.share_by_member(
+            jobs.size() * shape_.kv_heads, work_, [&](std::size_t member, std::size_t begin, std::size_t end) {
+                detail::attention_walk<Codec, Storage> walk(shape_, parts_, plan_.runs(), scratch_[member]);
+                for (std::size_t j = begin; j < end; ++j) {
+                    const std::size_t head = j % shape_.kv_heads;
+                    walk.run(jobs[j / shape_.kv_heads], plan_.segments(), layer,
+                             head_id{static_cast<std::uint32_t>(head)}, partials_of(head));
+                }
+            });
+        if (plan_.partials() > 0)
+            threads.share(plan_.runs().size() * shape_.kv_heads, partials_.size(),
+                          [&](std::size_t begin, std::size_t end) {
+                              for (std::size_t j = begin; j < end; ++j)
+                                  merge(plan_.runs()[j / shape_.kv_heads], j % shape_.kv_heads);
+                          });
+    }
+
+private:
+    [[nodiscard]] std::size_t width() const noexcept { return value_width(shape_.head_dim); }
+    [[nodiscard]] std::size_t state() const noexcept { return softmax_state::numbers(width()); }
+    [[nodiscard]] float* partials_of(std::size_t head) { return partials_.data() + head * plan_.partials() * state(); }
+
+    // What jobs over several splits left, in ascending order.
+    void merge(const attention_run& run, std::size_t kv_head) {
+        if (run.partials == attention_run::none)
+            return;
+        const query_rows& asked = parts_[run.part].asked;
+        const std::size_t group = shape_.group(), splits = attention_plan::splits(run.end);
+        for (std::size_t i = 0; i < run.rows * group; ++i) {
+            float* partials = partials_of(kv_head) + (run.partials + i * splits) * state();
+            const softmax_state all(partials, width());
+            for (std::size_t s = 1; s < splits; ++s)
+                all.merge({partials + s * state(), width()});
+            all.finish(shape_.head_dim, asked.out + (run.first + i / group) * asked.out_stride +
+                                            (kv_head * group + i % group) * shape_.head_dim);
+        }
+    }
+
+    attention_shape shape_;
+    std::vector<part> parts_;
+    std::vector<planned_rows> planned_;
+    attention_plan plan_;
+    std::size_t work_ = 0; // multiply-adds, about
+    std::size_t head_dim_ = 0;
+    std::vector<attention_scratch> scratch_; // by thread
+    aligned_vector<float> partials_;         // (kv_heads, queries and their splits, state)
+};
+
+} // namespace kvcache

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/attention/batch_attention.hpp>
+#include <kvcache/core/id.hpp>
+#include <kvcache/kernel/team.hpp>
+#include <kvcache/model/batch_part.hpp>
+
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// The attention of a forward pass, planned once for all its layers.
+template <class Lease>
+class attention_jobs {
+public:
+    /// `rows`: all rows of the batch side by side, whose position and number are not read.
+    /// Requires: the leases, and what `rows` points to, stay as they are while it attends. An object that deals again
+    /// uses its memory again.
+    void deal(const attention_shape& shape, std::span<const batch_part<Lease>> batch, const query_rows& rows,
+              const team& threads) {
+        parts_.clear();
+        query_rows asked = rows;
+        for (const auto& part : batch) {
+            asked.position = part.position(0);
+            asked.rows = part.tokens.size();
+            parts_.push_back({part.lease->pages(), asked});
+            asked.queries += asked.rows * asked.stride;
+            asked.rotations += asked.rows * shape.head_dim;
+            asked.out += asked.rows * asked.out_stride;
+        }
+        attention_.deal(shape, parts_, threads);
+    }
+
+    /// All rows in one layer, whose keys and values are in the leases.
+    void attend(layer_id layer, team& threads) { attention_.attend(layer, threads); }
+
+private:
+    template <class Codec, class Storage>
+    static batch_attention<Codec, Storage> over(const paged_rows<Codec, Storage>&);
+    using attention = decltype(over(std::declval<const Lease&>().pages()));
+
+    std::vector<typename attention::part> parts_;
+    attention attention_;
+};
+
+} // namespace kvcache
