@@ -4140,28 +4140,6 @@ using locking_policies = std::tuple<unlocked, mutexed>;
 
 } // namespace kvcache
 
-// ---- kvcache/core/tensor.hpp --------------------------------------------------------------------------------------
-
-#include <Eigen/Core>
-
-namespace kvcache {
-
-/// A dense row-major matrix of float32. (rows, columns)
-using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-
-/// Somebody else's row-major matrix, to read. (rows, columns)
-using matrix_view = Eigen::Ref<const matrix>;
-
-/// Row `row` of `m` as contiguous numbers. (columns)
-[[nodiscard]] inline std::span<const float> row_of(const matrix& m, std::size_t row) {
-    return {m.data() + row * static_cast<std::size_t>(m.cols()), static_cast<std::size_t>(m.cols())};
-}
-[[nodiscard]] inline std::span<float> row_of(matrix& m, std::size_t row) {
-    return {m.data() + row * static_cast<std::size_t>(m.cols()), static_cast<std::size_t>(m.cols())};
-}
-
-} // namespace kvcache
-
 // ---- kvcache/kernel/team.hpp --------------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -4344,291 +4322,6 @@ private:
     std::unique_ptr<state> shared_;
     std::vector<std::thread> members_;
 };
-
-} // namespace kvcache
-
-// ---- kvcache/attention/batch_attention.hpp ------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// Causal attention of a batch: rows of many sequences over their pages, on all threads. Sequences that share pages
-/// read them once. The bits of a row are those it has alone, on one thread.
-template <codec_state Codec, storage_state Storage>
-class batch_attention {
-public:
-    using part = attention_part<Codec, Storage>;
-
-    /// Plans the attention of a batch, for any number of layers. Memory from batches before is used again.
-    /// Requires: page tables stay as they are, and what the parts point to stays where it is, until the next `deal`.
-    void deal(const attention_shape& shape, std::span<const part> parts, const team& threads) {
-        shape_ = shape;
-        parts_.assign(parts.begin(), parts.end());
-        planned_.clear();
-        work_ = 0;
-        for (const part& one : parts_) {
-            planned_.push_back({one.pages.table, one.asked.position, one.asked.rows});
-            work_ += one.asked.rows * (one.asked.position + one.asked.rows) * shape.heads * shape.head_dim;
-        }
-        const bool alone = work_ < team::worth_sharing;
-        plan_.deal(planned_, shape.group(), shape.kv_heads, alone ? 1 : threads.threads());
-        partials_.resize(plan_.partials() * shape.kv_heads * state());
-        const std::size_t capacity = attention_plan::capacity(shape.group());
-        if (head_dim_ != shape.head_dim || (!scratch_.empty() && scratch_.front().block.capacity() < capacity))
-            scratch_.clear();
-        head_dim_ = shape.head_dim;
-        while (scratch_.size() < threads.threads())
-            scratch_.emplace_back(shape.head_dim, capacity);
-    }
-
-    /// All rows of the batch, in one layer, whose keys and values are in the pages.
-    void attend(layer_id layer, team& threads) {
-        const auto jobs = plan_.jobs();
-        threads.share_by_member(
-            jobs.size() * shape_.kv_heads, work_, [&](std::size_t member, std::size_t begin, std::size_t end) {
-                detail::attention_walk<Codec, Storage> walk(shape_, parts_, plan_.runs(), scratch_[member]);
-                for (std::size_t j = begin; j < end; ++j) {
-                    const std::size_t head = j % shape_.kv_heads;
-                    walk.run(jobs[j / shape_.kv_heads], plan_.segments(), layer,
-                             head_id{static_cast<std::uint32_t>(head)}, partials_of(head));
-                }
-            });
-        if (plan_.partials() > 0)
-            threads.share(plan_.runs().size() * shape_.kv_heads, partials_.size(),
-                          [&](std::size_t begin, std::size_t end) {
-                              for (std::size_t j = begin; j < end; ++j)
-                                  merge(plan_.runs()[j / shape_.kv_heads], j % shape_.kv_heads);
-                          });
-    }
-
-private:
-    [[nodiscard]] std::size_t width() const noexcept { return value_width(shape_.head_dim); }
-    [[nodiscard]] std::size_t state() const noexcept { return softmax_state::numbers(width()); }
-    [[nodiscard]] float* partials_of(std::size_t head) { return partials_.data() + head * plan_.partials() * state(); }
-
-    // What jobs over several splits left, in ascending order.
-    void merge(const attention_run& run, std::size_t kv_head) {
-        if (run.partials == attention_run::none)
-            return;
-        const query_rows& asked = parts_[run.part].asked;
-        const std::size_t group = shape_.group(), splits = attention_plan::splits(run.end);
-        for (std::size_t i = 0; i < run.rows * group; ++i) {
-            float* partials = partials_of(kv_head) + (run.partials + i * splits) * state();
-            const softmax_state all(partials, width());
-            for (std::size_t s = 1; s < splits; ++s)
-                all.merge({partials + s * state(), width()});
-            all.finish(shape_.head_dim, asked.out + (run.first + i / group) * asked.out_stride +
-                                            (kv_head * group + i % group) * shape_.head_dim);
-        }
-    }
-
-    attention_shape shape_;
-    std::vector<part> parts_;
-    std::vector<planned_rows> planned_;
-    attention_plan plan_;
-    std::size_t work_ = 0; // multiply-adds, about
-    std::size_t head_dim_ = 0;
-    std::vector<attention_scratch> scratch_; // by thread
-    aligned_vector<float> partials_;         // (kv_heads, queries and their splits, state)
-};
-
-} // namespace kvcache
-
-// ---- kvcache/model/batch_part.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// Which rows of a part want logits.
-enum class logits_of { none, last, all };
-
-/// Consecutive rows of one sequence in a batch: tokens that run at the lease's rows [row, row + tokens.size()).
-template <class Lease>
-struct batch_part {
-    const Lease* lease = nullptr;
-    std::size_t row = 0;
-    std::span<const token_id> tokens = {};
-    logits_of wanted = logits_of::last;
-
-    /// The position of its token `i`.
-    [[nodiscard]] std::size_t position(std::size_t i) const { return lease->first() + row + i; }
-};
-
-} // namespace kvcache
-
-// ---- kvcache/model/attention_jobs.hpp -----------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// The attention of a forward pass, planned once for all its layers.
-template <class Lease>
-class attention_jobs {
-public:
-    /// `rows`: all rows of the batch side by side, whose position and number are not read.
-    /// Requires: the leases, and what `rows` points to, stay as they are while it attends. An object that deals again
-    /// uses its memory again.
-    void deal(const attention_shape& shape, std::span<const batch_part<Lease>> batch, const query_rows& rows,
-              const team& threads) {
-        parts_.clear();
-        query_rows asked = rows;
-        for (const auto& part : batch) {
-            asked.position = part.position(0);
-            asked.rows = part.tokens.size();
-            parts_.push_back({part.lease->pages(), asked});
-            asked.queries += asked.rows * asked.stride;
-            asked.rotations += asked.rows * shape.head_dim;
-            asked.out += asked.rows * asked.out_stride;
-        }
-        attention_.deal(shape, parts_, threads);
-    }
-
-    /// All rows in one layer, whose keys and values are in the leases.
-    void attend(layer_id layer, team& threads) { attention_.attend(layer, threads); }
-
-private:
-    template <class Codec, class Storage>
-    static batch_attention<Codec, Storage> over(const paged_rows<Codec, Storage>&);
-    using attention = decltype(over(std::declval<const Lease&>().pages()));
-
-    std::vector<typename attention::part> parts_;
-    attention attention_;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/model/config.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// How positions turn into rotations. Every kind is a pure rotation: no factor on the scores.
-///
-/// The inverse frequency of pair i is f(i) = theta^(-2 i / head_dim), scaled as `scaling` says:
-///
-///     none     f
-///     linear   f / factor
-///     llama3   by wavelength w = 2 pi / f against original_max_positions L:
-///                w < L / high_freq_factor    f
-///                w > L / low_freq_factor     f / factor
-///                between                     (1 - s) f / factor + s f,
-///                                            s = (L / w - low_freq_factor) / (high_freq_factor - low_freq_factor)
-///
-/// Dimension i of a head is rotated with dimension i + head_dim / 2.
-struct rope_config {
-    enum class kind { none, linear, llama3 };
-
-    double theta = 10000.0;
-    kind scaling = kind::none;
-    double factor = 1.0;                    ///< linear and llama3.
-    double low_freq_factor = 1.0;           ///< llama3.
-    double high_freq_factor = 4.0;          ///< llama3.
-    double original_max_positions = 8192.0; ///< llama3: the context it was trained with before scaling.
-
-    friend bool operator==(const rope_config&, const rope_config&) = default;
-};
-
-/// The extents and switches of a Llama-family decoder: pre-norm blocks of RMS norm, grouped-query attention with
-/// RoPE, and a SiLU-gated MLP.
-///
-/// Weight shapes follow from it, as stored (out, in):
-///
-///     embedding (vocabulary, hidden_size)           head  the same, or the embedding itself when tied_head
-///     q (heads * head_dim, hidden_size)             k, v  (kv_heads * head_dim, hidden_size)
-///     o (hidden_size, heads * head_dim)             q_norm, k_norm (head_dim)
-///     gate, up (intermediate_size, hidden_size)     down  (hidden_size, intermediate_size)
-struct model_config {
-    std::string architecture = "llama"; ///< The checkpoint's own name: llama, mistral, qwen2, qwen3.
-    std::size_t hidden_size = 0;
-    std::size_t intermediate_size = 0;
-    std::size_t layers = 0;
-    std::size_t heads = 0;
-    std::size_t kv_heads = 0;
-    std::size_t head_dim = 0;
-    std::size_t vocabulary = 0;
-    std::size_t max_positions = 2048; ///< What it was trained for; RoPE itself has no end.
-    float rms_norm_eps = 1e-6F;
-    rope_config rope = {};
-    bool tied_head = false;   ///< The output head is the embedding.
-    bool qkv_bias = false;    ///< q, k and v have biases.
-    bool output_bias = false; ///< o has a bias.
-    bool mlp_bias = false;    ///< gate, up and down have biases.
-    bool qk_norm = false;     ///< Each head of q and k is RMS-normalised over head_dim before RoPE.
-    std::vector<token_id> bos = {};
-    std::vector<token_id> eos = {};
-
-    friend bool operator==(const model_config&, const model_config&) = default;
-
-    /// Whether a model of these extents can exist and all products of two extents fit 48 bits.
-    /// Returns: an error that names the first field at fault.
-    [[nodiscard]] result<void> check() const;
-};
-
-namespace detail {
-
-[[nodiscard]] inline result<void> check_extent(std::string_view field, std::size_t value, std::size_t most) {
-    if (value == 0 || value > most)
-        return error{error_code::out_of_range, std::string(field),
-                     std::string(field) + " is " + std::to_string(value) + "; it must be 1 to " + std::to_string(most)};
-    return {};
-}
-
-[[nodiscard]] inline result<void> check_number(std::string_view field, double value, double least, double most) {
-    if (!(std::isfinite(value) && value >= least && value <= most))
-        return error{error_code::out_of_range, std::string(field),
-                     std::string(field) + " is " + std::to_string(value) + "; it must be " + std::to_string(least) +
-                         " to " + std::to_string(most)};
-    return {};
-}
-
-} // namespace detail
-
-inline result<void> model_config::check() const {
-    // The largest extents leave an order of magnitude above any published dense model, and keep a product of two
-    // extents, in bytes, far from the end of 64 bits.
-    const struct {
-        std::string_view name;
-        std::size_t value, most;
-    } extents[] = {
-        {"hidden_size", hidden_size, 1u << 20}, {"intermediate_size", intermediate_size, 1u << 22},
-        {"layers", layers, 1u << 13},           {"heads", heads, 1u << 13},
-        {"kv_heads", kv_heads, 1u << 13},       {"head_dim", head_dim, 1u << 12},
-        {"vocabulary", vocabulary, 1u << 24},   {"max_positions", max_positions, 1u << 30},
-    };
-    for (const auto& [name, value, most] : extents)
-        if (auto fine = detail::check_extent(name, value, most); !fine)
-            return fine;
-    if (heads % kv_heads != 0)
-        return error{error_code::mismatched, "kv_heads",
-                     std::to_string(heads) + " heads do not share " + std::to_string(kv_heads) + " kv_heads evenly"};
-    if (head_dim % 2 != 0)
-        return error{error_code::mismatched, "head_dim",
-                     "head_dim is " + std::to_string(head_dim) + "; RoPE rotates pairs, so it must be even"};
-
-    if (!(std::isfinite(rms_norm_eps) && rms_norm_eps > 0 && rms_norm_eps < 1))
-        return error{error_code::out_of_range, "rms_norm_eps",
-                     "rms_norm_eps is " + std::to_string(rms_norm_eps) + "; it must be above 0 and below 1"};
-    const struct {
-        std::string_view name;
-        double value, least, most;
-    } numbers[] = {
-        {"rope.theta", rope.theta, 1.0, 1e15},
-        {"rope.factor", rope.factor, 1e-3, 1e6},
-        {"rope.low_freq_factor", rope.low_freq_factor, 1e-6, 1e6},
-        {"rope.high_freq_factor", rope.high_freq_factor, 1e-6, 1e6},
-        {"rope.original_max_positions", rope.original_max_positions, 1.0, 1073741824.0},
-    };
-    for (const auto& [name, value, least, most] : numbers)
-        if (auto fine = detail::check_number(name, value, least, most); !fine)
-            return fine;
-    if (rope.scaling == rope_config::kind::llama3 && !(rope.high_freq_factor > rope.low_freq_factor))
-        return error{error_code::mismatched, "rope.high_freq_factor",
-                     "rope.high_freq_factor must be above rope.low_freq_factor"};
-
-    for (const token_id token : bos)
-        if (index_of(token) < 0)
-            return error{error_code::out_of_range, "bos", "a bos id is negative"};
-    for (const token_id token : eos)
-        if (index_of(token) < 0)
-            return error{error_code::out_of_range, "eos", "an eos id is negative"};
-    return {};
-}
 
 } // namespace kvcache
 
@@ -4900,6 +4593,328 @@ inline void product(const rows_in& x, const packed_matrix<Weight>& w, const rows
             begin += panels;
         }
     });
+}
+
+} // namespace kvcache
+
+// ---- kvcache/model/activations.hpp --------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The numbers of a batch between two steps of a pass, on rows that do not compete for cache lines. (rows, columns)
+class activations {
+public:
+    explicit activations(std::size_t columns) : columns_(columns), stride_(row_stride(columns)) {}
+
+    /// Has memory for so many rows; what they hold is anything. Allocates only when there were never as many.
+    void make_room(std::size_t rows) {
+        if (numbers_.size() < rows * stride_)
+            numbers_ = aligned_vector<float>(rows * stride_);
+    }
+
+    [[nodiscard]] std::size_t columns() const noexcept { return columns_; }
+    [[nodiscard]] std::size_t stride() const noexcept { return stride_; }
+
+    [[nodiscard]] std::span<float> row(std::size_t i) { return {numbers_.data() + i * stride_, columns_}; }
+
+    /// The first rows, as a product reads or writes them.
+    [[nodiscard]] rows_in in(std::size_t rows) const { return {numbers_.data(), rows, stride_}; }
+    [[nodiscard]] rows_out out() { return {numbers_.data(), stride_}; }
+
+private:
+    std::size_t columns_;
+    std::size_t stride_;
+    aligned_vector<float> numbers_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/attention/batch_attention.hpp ------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Causal attention of a batch: rows of many sequences over their pages, on all threads. Sequences that share pages
+/// read them once. The bits of a row are those it has alone, on one thread.
+template <codec_state Codec, storage_state Storage>
+class batch_attention {
+public:
+    using part = attention_part<Codec, Storage>;
+
+    /// Plans the attention of a batch, for any number of layers. Memory from batches before is used again.
+    /// Requires: page tables stay as they are, and what the parts point to stays where it is, until the next `deal`.
+    void deal(const attention_shape& shape, std::span<const part> parts, const team& threads) {
+        shape_ = shape;
+        parts_.assign(parts.begin(), parts.end());
+        planned_.clear();
+        work_ = 0;
+        for (const part& one : parts_) {
+            planned_.push_back({one.pages.table, one.asked.position, one.asked.rows});
+            work_ += one.asked.rows * (one.asked.position + one.asked.rows) * shape.heads * shape.head_dim;
+        }
+        const bool alone = work_ < team::worth_sharing;
+        plan_.deal(planned_, shape.group(), shape.kv_heads, alone ? 1 : threads.threads());
+        partials_.resize(plan_.partials() * shape.kv_heads * state());
+        const std::size_t capacity = attention_plan::capacity(shape.group());
+        if (head_dim_ != shape.head_dim || (!scratch_.empty() && scratch_.front().block.capacity() < capacity))
+            scratch_.clear();
+        head_dim_ = shape.head_dim;
+        while (scratch_.size() < threads.threads())
+            scratch_.emplace_back(shape.head_dim, capacity);
+    }
+
+    /// All rows of the batch, in one layer, whose keys and values are in the pages.
+    void attend(layer_id layer, team& threads) {
+        const auto jobs = plan_.jobs();
+        threads.share_by_member(
+            jobs.size() * shape_.kv_heads, work_, [&](std::size_t member, std::size_t begin, std::size_t end) {
+                detail::attention_walk<Codec, Storage> walk(shape_, parts_, plan_.runs(), scratch_[member]);
+                for (std::size_t j = begin; j < end; ++j) {
+                    const std::size_t head = j % shape_.kv_heads;
+                    walk.run(jobs[j / shape_.kv_heads], plan_.segments(), layer,
+                             head_id{static_cast<std::uint32_t>(head)}, partials_of(head));
+                }
+            });
+        if (plan_.partials() > 0)
+            threads.share(plan_.runs().size() * shape_.kv_heads, partials_.size(),
+                          [&](std::size_t begin, std::size_t end) {
+                              for (std::size_t j = begin; j < end; ++j)
+                                  merge(plan_.runs()[j / shape_.kv_heads], j % shape_.kv_heads);
+                          });
+    }
+
+private:
+    [[nodiscard]] std::size_t width() const noexcept { return value_width(shape_.head_dim); }
+    [[nodiscard]] std::size_t state() const noexcept { return softmax_state::numbers(width()); }
+    [[nodiscard]] float* partials_of(std::size_t head) { return partials_.data() + head * plan_.partials() * state(); }
+
+    // What jobs over several splits left, in ascending order.
+    void merge(const attention_run& run, std::size_t kv_head) {
+        if (run.partials == attention_run::none)
+            return;
+        const query_rows& asked = parts_[run.part].asked;
+        const std::size_t group = shape_.group(), splits = attention_plan::splits(run.end);
+        for (std::size_t i = 0; i < run.rows * group; ++i) {
+            float* partials = partials_of(kv_head) + (run.partials + i * splits) * state();
+            const softmax_state all(partials, width());
+            for (std::size_t s = 1; s < splits; ++s)
+                all.merge({partials + s * state(), width()});
+            all.finish(shape_.head_dim, asked.out + (run.first + i / group) * asked.out_stride +
+                                            (kv_head * group + i % group) * shape_.head_dim);
+        }
+    }
+
+    attention_shape shape_;
+    std::vector<part> parts_;
+    std::vector<planned_rows> planned_;
+    attention_plan plan_;
+    std::size_t work_ = 0; // multiply-adds, about
+    std::size_t head_dim_ = 0;
+    std::vector<attention_scratch> scratch_; // by thread
+    aligned_vector<float> partials_;         // (kv_heads, queries and their splits, state)
+};
+
+} // namespace kvcache
+
+// ---- kvcache/model/batch_part.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Which rows of a part want logits.
+enum class logits_of { none, last, all };
+
+/// Consecutive rows of one sequence in a batch: tokens that run at the lease's rows [row, row + tokens.size()).
+template <class Lease>
+struct batch_part {
+    const Lease* lease = nullptr;
+    std::size_t row = 0;
+    std::span<const token_id> tokens = {};
+    logits_of wanted = logits_of::last;
+
+    /// The position of its token `i`.
+    [[nodiscard]] std::size_t position(std::size_t i) const { return lease->first() + row + i; }
+
+    /// How many of its last rows want logits.
+    [[nodiscard]] std::size_t wanted_rows() const noexcept {
+        return wanted == logits_of::all ? tokens.size() : wanted == logits_of::last && !tokens.empty() ? 1 : 0;
+    }
+};
+
+} // namespace kvcache
+
+// ---- kvcache/model/attention_jobs.hpp -----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The attention of a forward pass, planned once for all its layers.
+template <class Lease>
+class attention_jobs {
+public:
+    /// `rows`: all rows of the batch side by side, whose position and number are not read.
+    /// Requires: the leases, and what `rows` points to, stay as they are while it attends. An object that deals again
+    /// uses its memory again.
+    void deal(const attention_shape& shape, std::span<const batch_part<Lease>> batch, const query_rows& rows,
+              const team& threads) {
+        parts_.clear();
+        query_rows asked = rows;
+        for (const auto& part : batch) {
+            asked.position = part.position(0);
+            asked.rows = part.tokens.size();
+            parts_.push_back({part.lease->pages(), asked});
+            asked.queries += asked.rows * asked.stride;
+            asked.rotations += asked.rows * shape.head_dim;
+            asked.out += asked.rows * asked.out_stride;
+        }
+        attention_.deal(shape, parts_, threads);
+    }
+
+    /// All rows in one layer, whose keys and values are in the leases.
+    void attend(layer_id layer, team& threads) { attention_.attend(layer, threads); }
+
+private:
+    template <class Codec, class Storage>
+    static batch_attention<Codec, Storage> over(const paged_rows<Codec, Storage>&);
+    using attention = decltype(over(std::declval<const Lease&>().pages()));
+
+    std::vector<typename attention::part> parts_;
+    attention attention_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/model/config.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// How positions turn into rotations. Every kind is a pure rotation: no factor on the scores.
+///
+/// The inverse frequency of pair i is f(i) = theta^(-2 i / head_dim), scaled as `scaling` says:
+///
+///     none     f
+///     linear   f / factor
+///     llama3   by wavelength w = 2 pi / f against original_max_positions L:
+///                w < L / high_freq_factor    f
+///                w > L / low_freq_factor     f / factor
+///                between                     (1 - s) f / factor + s f,
+///                                            s = (L / w - low_freq_factor) / (high_freq_factor - low_freq_factor)
+///
+/// Dimension i of a head is rotated with dimension i + head_dim / 2.
+struct rope_config {
+    enum class kind { none, linear, llama3 };
+
+    double theta = 10000.0;
+    kind scaling = kind::none;
+    double factor = 1.0;                    ///< linear and llama3.
+    double low_freq_factor = 1.0;           ///< llama3.
+    double high_freq_factor = 4.0;          ///< llama3.
+    double original_max_positions = 8192.0; ///< llama3: the context it was trained with before scaling.
+
+    friend bool operator==(const rope_config&, const rope_config&) = default;
+};
+
+/// The extents and switches of a Llama-family decoder: pre-norm blocks of RMS norm, grouped-query attention with
+/// RoPE, and a SiLU-gated MLP.
+///
+/// Weight shapes follow from it, as stored (out, in):
+///
+///     embedding (vocabulary, hidden_size)           head  the same, or the embedding itself when tied_head
+///     q (heads * head_dim, hidden_size)             k, v  (kv_heads * head_dim, hidden_size)
+///     o (hidden_size, heads * head_dim)             q_norm, k_norm (head_dim)
+///     gate, up (intermediate_size, hidden_size)     down  (hidden_size, intermediate_size)
+struct model_config {
+    std::string architecture = "llama"; ///< The checkpoint's own name: llama, mistral, qwen2, qwen3.
+    std::size_t hidden_size = 0;
+    std::size_t intermediate_size = 0;
+    std::size_t layers = 0;
+    std::size_t heads = 0;
+    std::size_t kv_heads = 0;
+    std::size_t head_dim = 0;
+    std::size_t vocabulary = 0;
+    std::size_t max_positions = 2048; ///< What it was trained for; RoPE itself has no end.
+    float rms_norm_eps = 1e-6F;
+    rope_config rope = {};
+    bool tied_head = false;   ///< The output head is the embedding.
+    bool qkv_bias = false;    ///< q, k and v have biases.
+    bool output_bias = false; ///< o has a bias.
+    bool mlp_bias = false;    ///< gate, up and down have biases.
+    bool qk_norm = false;     ///< Each head of q and k is RMS-normalised over head_dim before RoPE.
+    std::vector<token_id> bos = {};
+    std::vector<token_id> eos = {};
+
+    friend bool operator==(const model_config&, const model_config&) = default;
+
+    /// Whether a model of these extents can exist and all products of two extents fit 48 bits.
+    /// Returns: an error that names the first field at fault.
+    [[nodiscard]] result<void> check() const;
+};
+
+namespace detail {
+
+[[nodiscard]] inline result<void> check_extent(std::string_view field, std::size_t value, std::size_t most) {
+    if (value == 0 || value > most)
+        return error{error_code::out_of_range, std::string(field),
+                     std::string(field) + " is " + std::to_string(value) + "; it must be 1 to " + std::to_string(most)};
+    return {};
+}
+
+[[nodiscard]] inline result<void> check_number(std::string_view field, double value, double least, double most) {
+    if (!(std::isfinite(value) && value >= least && value <= most))
+        return error{error_code::out_of_range, std::string(field),
+                     std::string(field) + " is " + std::to_string(value) + "; it must be " + std::to_string(least) +
+                         " to " + std::to_string(most)};
+    return {};
+}
+
+} // namespace detail
+
+inline result<void> model_config::check() const {
+    // The largest extents leave an order of magnitude above any published dense model, and keep a product of two
+    // extents, in bytes, far from the end of 64 bits.
+    const struct {
+        std::string_view name;
+        std::size_t value, most;
+    } extents[] = {
+        {"hidden_size", hidden_size, 1u << 20}, {"intermediate_size", intermediate_size, 1u << 22},
+        {"layers", layers, 1u << 13},           {"heads", heads, 1u << 13},
+        {"kv_heads", kv_heads, 1u << 13},       {"head_dim", head_dim, 1u << 12},
+        {"vocabulary", vocabulary, 1u << 24},   {"max_positions", max_positions, 1u << 30},
+    };
+    for (const auto& [name, value, most] : extents)
+        if (auto fine = detail::check_extent(name, value, most); !fine)
+            return fine;
+    if (heads % kv_heads != 0)
+        return error{error_code::mismatched, "kv_heads",
+                     std::to_string(heads) + " heads do not share " + std::to_string(kv_heads) + " kv_heads evenly"};
+    if (head_dim % 2 != 0)
+        return error{error_code::mismatched, "head_dim",
+                     "head_dim is " + std::to_string(head_dim) + "; RoPE rotates pairs, so it must be even"};
+
+    if (!(std::isfinite(rms_norm_eps) && rms_norm_eps > 0 && rms_norm_eps < 1))
+        return error{error_code::out_of_range, "rms_norm_eps",
+                     "rms_norm_eps is " + std::to_string(rms_norm_eps) + "; it must be above 0 and below 1"};
+    const struct {
+        std::string_view name;
+        double value, least, most;
+    } numbers[] = {
+        {"rope.theta", rope.theta, 1.0, 1e15},
+        {"rope.factor", rope.factor, 1e-3, 1e6},
+        {"rope.low_freq_factor", rope.low_freq_factor, 1e-6, 1e6},
+        {"rope.high_freq_factor", rope.high_freq_factor, 1e-6, 1e6},
+        {"rope.original_max_positions", rope.original_max_positions, 1.0, 1073741824.0},
+    };
+    for (const auto& [name, value, least, most] : numbers)
+        if (auto fine = detail::check_number(name, value, least, most); !fine)
+            return fine;
+    if (rope.scaling == rope_config::kind::llama3 && !(rope.high_freq_factor > rope.low_freq_factor))
+        return error{error_code::mismatched, "rope.high_freq_factor",
+                     "rope.high_freq_factor must be above rope.low_freq_factor"};
+
+    for (const token_id token : bos)
+        if (index_of(token) < 0)
+            return error{error_code::out_of_range, "bos", "a bos id is negative"};
+    for (const token_id token : eos)
+        if (index_of(token) < 0)
+            return error{error_code::out_of_range, "eos", "an eos id is negative"};
+    return {};
 }
 
 } // namespace kvcache
@@ -5659,98 +5674,101 @@ struct model_parts {
     attention_shape attention;
 };
 
-/// One forward pass over a ragged batch of sequences: embed, then layer by layer, then logits. Rows of strangers go
-/// through the products together and never meet in a sum. (rows, hidden)
+/// Forward passes over ragged batches of sequences: begin, then layer by layer, then logits. Rows of strangers go
+/// through the products together and never meet in a sum. A pass that begins again uses the memory of the one before:
+/// nothing is allocated for a batch of no more rows and parts.
 template <class Lease>
 class forward_pass {
 public:
-    forward_pass(const model_parts& model, std::span<const batch_part<Lease>> batch, team& threads)
+    /// Requires: the model and the threads outlive it.
+    forward_pass(const model_parts& model, team& threads)
         : model_(model),
-          batch_(batch.begin(), batch.end()),
           threads_(threads),
-          hidden_(model.config.hidden_size),
           q_(model.config.heads * model.config.head_dim),
-          kv_(model.config.kv_heads * model.config.head_dim) {
-        for (const auto& part : batch_)
-            rows_ += part.tokens.size();
-        const std::size_t inner = model.config.intermediate_size;
-        x_.resize(rows_ * hidden_);
-        normed_.resize(rows_ * hidden_);
-        qkv_.resize(rows_ * (q_ + 2 * kv_));
-        attended_.resize(rows_ * q_);
-        inner_.resize(rows_ * 2 * inner);
-        rotations_.resize(rows_ * model.config.head_dim);
+          kv_(model.config.kv_heads * model.config.head_dim),
+          x_(model.config.hidden_size),
+          normed_(model.config.hidden_size),
+          qkv_(q_ + 2 * kv_),
+          attended_(q_),
+          inner_(2 * model.config.intermediate_size) {}
+
+    /// Embeds the tokens of a batch. Requires: what it points to stays as it is until the logits are made.
+    void begin(std::span<const batch_part<Lease>> batch) {
+        batch_.assign(batch.begin(), batch.end());
+        rows_.clear();
+        for (std::size_t p = 0; p < batch_.size(); ++p)
+            for (std::size_t i = 0; i < batch_[p].tokens.size(); ++i)
+                rows_.push_back({p, i});
+        for (activations* each : {&x_, &normed_, &qkv_, &attended_, &inner_})
+            each->make_room(rows_.size());
+        if (rotations_.size() < rows_.size() * model_.config.head_dim)
+            rotations_ = aligned_vector<float>(rows_.size() * model_.config.head_dim);
         embed();
-        attention_.deal(model.attention, batch_,
-                        {.queries = qkv_.data(),
+        attention_.deal(model_.attention, batch_,
+                        {.queries = qkv_.row(0).data(),
                          .rotations = rotations_.data(),
-                         .out = attended_.data(),
-                         .stride = q_ + 2 * kv_,
-                         .out_stride = q_},
-                        threads);
+                         .out = attended_.row(0).data(),
+                         .stride = qkv_.stride(),
+                         .out_stride = attended_.stride()},
+                        threads_);
     }
 
     /// Runs one block: writes its keys and values into the leases, and attends to them and all before.
     void forward(layer_id layer) {
         const block_weights& w = model_.weights.layers[index_of(layer)];
-        norm(x_, w.attention_norm);
-        w.qkv.apply(view(normed_, hidden_), view_out(qkv_, q_ + 2 * kv_), threads_);
-        place_keys(layer, w);
+        const std::size_t rows = rows_.size(), inner = model_.config.intermediate_size;
+        for_rows(x_.columns(), [&](std::size_t row) { norm(row, w.attention_norm); });
+        w.qkv.apply(normed_.in(rows), qkv_.out(), threads_);
+        for_rows(qkv_.columns(), [&](std::size_t row) { place(layer, w, row); });
         attention_.attend(layer, threads_);
-        w.output.apply(view(attended_, q_), view_out(normed_, hidden_), threads_);
-        add_to(x_, normed_);
-
-        norm(x_, w.mlp_norm);
-        const std::size_t inner = model_.config.intermediate_size;
-        w.gate_up.apply(view(normed_, hidden_), view_out(inner_, 2 * inner), threads_);
-        for_rows(inner, [&](std::size_t row) {
-            const std::span gate(inner_.data() + row * 2 * inner, inner);
-            gated_silu(gate, {gate.data() + inner, inner}, gate);
+        w.output.apply(attended_.in(rows), normed_.out(), threads_);
+        for_rows(2 * x_.columns(), [&](std::size_t row) {
+            add_to(x_.row(row), normed_.row(row));
+            norm(row, w.mlp_norm);
         });
-        w.down.apply({inner_.data(), rows_, 2 * inner}, view_out(normed_, hidden_), threads_);
-        add_to(x_, normed_);
+        w.gate_up.apply(normed_.in(rows), inner_.out(), threads_);
+        for_rows(4 * inner, [&](std::size_t row) {
+            const auto gate = inner_.row(row).first(inner);
+            gated_silu(gate, inner_.row(row).subspan(inner), gate);
+        });
+        w.down.apply(inner_.in(rows), normed_.out(), threads_);
+        for_rows(x_.columns(), [&](std::size_t row) { add_to(x_.row(row), normed_.row(row)); });
     }
 
-    /// The logits of the rows that want them, in batch order. (wanted rows, vocabulary)
-    [[nodiscard]] matrix logits() {
-        std::vector<std::size_t> wanted;
-        std::size_t row = 0;
+    /// How many rows want logits.
+    [[nodiscard]] std::size_t wanted() const {
+        std::size_t n = 0;
+        for (const auto& part : batch_)
+            n += part.wanted_rows();
+        return n;
+    }
+
+    /// Writes the logits of the rows that want them, in batch order. (wanted(), vocabulary)
+    void logits(std::span<float> out) {
+        const std::size_t wanted_rows = wanted();
+        expects(out.size() == wanted_rows * model_.config.vocabulary, "logits have room for the rows that want them");
+        std::size_t behind = 0, to = 0; // the rows of the parts so far, and those of them that want logits
         for (const auto& part : batch_) {
-            const std::size_t n = part.tokens.size();
-            const std::size_t skipped = part.wanted == logits_of::all    ? 0
-                                        : part.wanted == logits_of::last ? n - std::min<std::size_t>(n, 1)
-                                                                         : n;
-            for (std::size_t i = skipped; i < n; ++i)
-                wanted.push_back(row + i);
-            row += n;
+            behind += part.tokens.size();
+            for (std::size_t row = behind - part.wanted_rows(); row < behind; ++row)
+                rms_norm(x_.row(row), model_.weights.final_norm, model_.config.rms_norm_eps, normed_.row(to++));
         }
-        for (std::size_t i = 0; i < wanted.size(); ++i)
-            rms_norm(of_row(x_, wanted[i], hidden_), model_.weights.final_norm, model_.config.rms_norm_eps,
-                     of_row(normed_, i, hidden_));
-        matrix out(static_cast<Eigen::Index>(wanted.size()), static_cast<Eigen::Index>(model_.config.vocabulary));
-        if (!wanted.empty())
-            model_.weights.head.apply({normed_.data(), wanted.size(), hidden_}, {out.data(), model_.config.vocabulary},
-                                      threads_);
-        return out;
+        model_.weights.head.apply(normed_.in(wanted_rows), {out.data(), model_.config.vocabulary}, threads_);
     }
 
 private:
-    [[nodiscard]] static std::span<float> of_row(aligned_vector<float>& m, std::size_t row, std::size_t columns) {
-        return {m.data() + row * columns, columns};
-    }
-    [[nodiscard]] rows_in view(const aligned_vector<float>& m, std::size_t columns) const {
-        return {m.data(), rows_, columns};
-    }
-    [[nodiscard]] static rows_out view_out(aligned_vector<float>& m, std::size_t columns) {
-        return {m.data(), columns};
-    }
+    // Where a row of the batch comes from.
+    struct origin {
+        std::size_t part = 0;
+        std::size_t row = 0;
+    };
 
-    // For loops over numbers that are not products: what one costs, in multiply-adds.
-    static constexpr std::size_t operations = 8;
+    // What a number of a row costs that is not part of a product, in multiply-adds.
+    static constexpr std::size_t operations = 4;
 
     template <class Body>
     void for_rows(std::size_t columns, Body body) {
-        threads_.share(rows_, rows_ * columns * operations, [&](std::size_t begin, std::size_t end) {
+        threads_.share(rows_.size(), rows_.size() * columns * operations, [&](std::size_t begin, std::size_t end) {
             for (std::size_t row = begin; row < end; ++row)
                 body(row);
         });
@@ -5758,46 +5776,34 @@ private:
 
     void embed() {
         const linear& table = model_.config.tied_head ? model_.weights.head : model_.weights.embedding;
-        std::size_t row = 0;
-        for (const auto& part : batch_)
-            for (std::size_t i = 0; i < part.tokens.size(); ++i, ++row) {
-                const auto token = static_cast<std::size_t>(index_of(part.tokens[i]));
-                expects(token < model_.config.vocabulary, "a token is in the vocabulary");
-                table.row(token, of_row(x_, row, hidden_));
-                model_.attention.rotation->fill(static_cast<std::int64_t>(part.position(i)),
-                                                of_row(rotations_, row, model_.config.head_dim));
-            }
-    }
-
-    void norm(aligned_vector<float>& from, std::span<const float> weight) {
-        for_rows(hidden_, [&](std::size_t row) {
-            rms_norm(of_row(from, row, hidden_), weight, model_.config.rms_norm_eps, of_row(normed_, row, hidden_));
+        for (const origin& from : rows_)
+            expects(static_cast<std::size_t>(index_of(token(from))) < model_.config.vocabulary,
+                    "a token is in the vocabulary");
+        for_rows(8 * x_.columns(), [&](std::size_t row) {
+            const origin& from = rows_[row];
+            table.row(static_cast<std::size_t>(index_of(token(from))), x_.row(row));
+            model_.attention.rotation->fill(static_cast<std::int64_t>(batch_[from.part].position(from.row)),
+                                            rotation(row));
         });
     }
 
+    void norm(std::size_t row, std::span<const float> weight) {
+        rms_norm(x_.row(row), weight, model_.config.rms_norm_eps, normed_.row(row));
+    }
+
     // Normalises heads where the model does, rotates the keys, and writes keys and values into the pages.
-    void place_keys(layer_id layer, const block_weights& w) {
+    void place(layer_id layer, const block_weights& w, std::size_t row) {
         const std::size_t dim = model_.config.head_dim;
-        std::size_t before = 0;
-        for (const auto& part : batch_) {
-            threads_.share(part.tokens.size(), part.tokens.size() * (q_ + 2 * kv_) * operations,
-                           [&](std::size_t begin, std::size_t end) {
-                               for (std::size_t i = begin; i < end; ++i) {
-                                   const auto row = of_row(qkv_, before + i, q_ + 2 * kv_);
-                                   const auto heads = row.first(q_), keys = row.subspan(q_, kv_),
-                                              values = row.subspan(q_ + kv_);
-                                   if (model_.config.qk_norm) {
-                                       norm_heads(heads, w.q_norm);
-                                       norm_heads(keys, w.k_norm);
-                                   }
-                                   const auto rotation = of_row(rotations_, before + i, dim);
-                                   for (std::size_t at = 0; at < kv_; at += dim)
-                                       rotate_head(keys.subspan(at, dim), rotation, keys.subspan(at, dim));
-                                   part.lease->write(layer, part.row + i, keys, values);
-                               }
-                           });
-            before += part.tokens.size();
+        const auto heads = qkv_.row(row).first(q_), keys = qkv_.row(row).subspan(q_, kv_),
+                   values = qkv_.row(row).subspan(q_ + kv_);
+        if (model_.config.qk_norm) {
+            norm_heads(heads, w.q_norm);
+            norm_heads(keys, w.k_norm);
         }
+        for (std::size_t at = 0; at < kv_; at += dim)
+            rotate_head(keys.subspan(at, dim), rotation(row), keys.subspan(at, dim));
+        const auto& part = batch_[rows_[row].part];
+        part.lease->write(layer, part.row + rows_[row].row, keys, values);
     }
 
     void norm_heads(std::span<float> heads, std::span<const float> weight) const {
@@ -5807,19 +5813,23 @@ private:
         }
     }
 
+    [[nodiscard]] token_id token(const origin& from) const { return batch_[from.part].tokens[from.row]; }
+    [[nodiscard]] std::span<float> rotation(std::size_t row) {
+        return {rotations_.data() + row * model_.config.head_dim, model_.config.head_dim};
+    }
+
     model_parts model_;
-    std::vector<batch_part<Lease>> batch_;
     team& threads_;
-    std::size_t rows_ = 0;
-    std::size_t hidden_;
     std::size_t q_;
     std::size_t kv_;
+    std::vector<batch_part<Lease>> batch_;
+    std::vector<origin> rows_;
     attention_jobs<Lease> attention_;
-    aligned_vector<float> x_;         // (rows, hidden): the residual stream
-    aligned_vector<float> normed_;    // (rows, hidden)
-    aligned_vector<float> qkv_;       // (rows, q + 2 kv)
-    aligned_vector<float> attended_;  // (rows, q)
-    aligned_vector<float> inner_;     // (rows, 2 intermediate)
+    activations x_;                   // (rows, hidden): the residual stream
+    activations normed_;              // (rows, hidden)
+    activations qkv_;                 // (rows, q + 2 kv)
+    activations attended_;            // (rows, q)
+    activations inner_;               // (rows, 2 intermediate)
     aligned_vector<float> rotations_; // (rows, 2, head_dim / 2)
 };
 
@@ -5890,10 +5900,10 @@ public:
         return {.weights = weights, .config = canonical_config(), .weight_format = weights_.head.format()};
     }
 
-    /// Begins a forward pass over the rows of a batch. Run it layer by layer, then ask for logits.
+    /// Forward passes over rows that leases of this type hold. Requires: this and the threads outlive it.
     template <class Lease>
-    [[nodiscard]] forward_pass<Lease> begin(std::span<const batch_part<Lease>> batch, team& threads) const {
-        return forward_pass<Lease>({config_, weights_, attention()}, batch, threads);
+    [[nodiscard]] forward_pass<Lease> passes(team& threads) const {
+        return forward_pass<Lease>({config_, weights_, attention()}, threads);
     }
 
 private:
@@ -6006,6 +6016,28 @@ using recompute_policies = std::tuple<exact_prefix>;
 
 } // namespace kvcache
 
+// ---- kvcache/core/tensor.hpp --------------------------------------------------------------------------------------
+
+#include <Eigen/Core>
+
+namespace kvcache {
+
+/// A dense row-major matrix of float32. (rows, columns)
+using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+/// Somebody else's row-major matrix, to read. (rows, columns)
+using matrix_view = Eigen::Ref<const matrix>;
+
+/// Row `row` of `m` as contiguous numbers. (columns)
+[[nodiscard]] inline std::span<const float> row_of(const matrix& m, std::size_t row) {
+    return {m.data() + row * static_cast<std::size_t>(m.cols()), static_cast<std::size_t>(m.cols())};
+}
+[[nodiscard]] inline std::span<float> row_of(matrix& m, std::size_t row) {
+    return {m.data() + row * static_cast<std::size_t>(m.cols()), static_cast<std::size_t>(m.cols())};
+}
+
+} // namespace kvcache
+
 // ---- kvcache/session/pipeline.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -6029,7 +6061,7 @@ struct extension {
 };
 
 /// Tokens in, logits out: match, plan, reserve, forward, commit. The bits of a row's logits are the same whatever was
-/// reused, however the prompt is split, whoever shares the batch, on any number of threads.
+/// reused, however the prompt is split, whoever shares the batch, on any number of threads. One call at a time.
 template <class Cache, class Model>
 class pipeline {
 public:
@@ -6037,7 +6069,7 @@ public:
 
     /// At most `split` rows run in one forward pass; the scratch memory grows with it, the bits do not change.
     pipeline(Cache& cache, const Model& model, team& threads, std::size_t split = 256)
-        : cache_(cache), model_(model), threads_(threads), split_(split) {
+        : cache_(cache), model_(model), split_(split), pass_(model.template passes<lease>(threads)) {
         expects(split > 0, "a forward pass has at least one row");
     }
 
@@ -6060,32 +6092,50 @@ public:
     /// Runs tokens behind a sequence. Errors: as feed; the sequence is as before.
     [[nodiscard]] result<matrix> extend(typename Cache::sequence& sequence, std::span<const token_id> tokens,
                                         logits_of wanted = logits_of::last) {
+        matrix logits;
+        if (auto ran = extend(sequence, tokens, wanted, logits); !ran)
+            return ran.error();
+        return logits;
+    }
+
+    /// As above, into `logits`, which is given the shape: where it has it already, and the sequence has room, a token
+    /// allocates nothing.
+    [[nodiscard]] result<void> extend(typename Cache::sequence& sequence, std::span<const token_id> tokens,
+                                      logits_of wanted, matrix& logits) {
         const extension<Cache> one{&sequence, tokens, wanted};
-        return extend(std::span(&one, 1));
+        return extend(std::span(&one, 1), logits);
     }
 
     /// Runs tokens behind several different sequences in shared forward passes. (rows wanted, vocabulary), in order.
     /// Errors: as feed; every sequence is as before.
     [[nodiscard]] result<matrix> extend(std::span<const extension<Cache>> batch) {
-        std::vector<lease> leases; // storage: pages; eviction says which leave
-        for (const auto& one : batch) {
-            if (auto valid = check(one.sequence->size(), one.tokens); !valid)
-                return valid.error();
-            auto reserved = cache_.reserve(*one.sequence, one.tokens.size());
-            if (!reserved)
-                return reserved.error();
-            leases.push_back(std::move(*reserved));
-        }
-        matrix logits = run(batch, leases);
-        for (std::size_t i = 0; i < batch.size(); ++i)
-            leases[i].commit(batch[i].tokens);
+        matrix logits;
+        if (auto ran = extend(batch, logits); !ran)
+            return ran.error();
         return logits;
+    }
+
+    /// As above, into `logits`.
+    [[nodiscard]] result<void> extend(std::span<const extension<Cache>> batch, matrix& logits) {
+        const ending at_the_end{leases_};
+        if (auto reserved = reserve(batch); !reserved) // storage: pages; eviction says which leave
+            return reserved;
+        run(batch, logits);
+        for (std::size_t i = 0; i < batch.size(); ++i)
+            leases_[i].commit(batch[i].tokens);
+        return {};
     }
 
     /// Positions the model can tell apart.
     [[nodiscard]] std::size_t max_positions() const noexcept { return model_.max_positions(); }
 
 private:
+    // Takes back, however a call ends, the leases that were not committed.
+    struct ending {
+        std::vector<lease>& leases;
+        ~ending() { leases.clear(); }
+    };
+
     [[nodiscard]] result<void> check(std::size_t before, std::span<const token_id> tokens) const {
         if (tokens.empty())
             return error{error_code::out_of_range, "tokens", "there is no token to run"};
@@ -6101,57 +6151,62 @@ private:
         return {};
     }
 
+    // A lease for each of the batch. Errors: some have none.
+    [[nodiscard]] result<void> reserve(std::span<const extension<Cache>> batch) {
+        for (const auto& one : batch) {
+            if (auto valid = check(one.sequence->size(), one.tokens); !valid)
+                return valid;
+            auto reserved = cache_.reserve(*one.sequence, one.tokens.size());
+            if (!reserved)
+                return reserved.error();
+            leases_.push_back(std::move(*reserved));
+        }
+        return {};
+    }
+
     // All rows of the batch in passes of at most split_ rows, in order.
-    [[nodiscard]] matrix run(std::span<const extension<Cache>> batch, const std::vector<lease>& leases) {
-        std::vector<matrix> pieces;
-        std::vector<batch_part<lease>> parts;
+    void run(std::span<const extension<Cache>> batch, matrix& logits) {
+        std::size_t wanted = 0;
+        for (const auto& one : batch)
+            wanted += batch_part<lease>{nullptr, 0, one.tokens, one.wanted}.wanted_rows();
+        logits.resize(static_cast<Eigen::Index>(wanted), static_cast<Eigen::Index>(model_.vocabulary()));
+        float* to = logits.data();
+        parts_.clear();
         std::size_t rows = 0;
         for (std::size_t i = 0; i < batch.size(); ++i)
             for (std::size_t row = 0; row < batch[i].tokens.size();) {
                 const std::size_t n = std::min(batch[i].tokens.size() - row, split_ - rows);
                 const bool last = row + n == batch[i].tokens.size();
-                const logits_of wanted =
-                    batch[i].wanted == logits_of::last && !last ? logits_of::none : batch[i].wanted;
-                parts.push_back({&leases[i], row, batch[i].tokens.subspan(row, n), wanted});
+                const logits_of which = batch[i].wanted == logits_of::last && !last ? logits_of::none : batch[i].wanted;
+                parts_.push_back({&leases_[i], row, batch[i].tokens.subspan(row, n), which});
                 row += n;
                 rows += n;
                 if (rows == split_) {
-                    pieces.push_back(forward(parts));
-                    parts.clear();
+                    to = forward(to);
                     rows = 0;
                 }
             }
-        if (!parts.empty())
-            pieces.push_back(forward(parts));
-        return stack(pieces);
+        if (!parts_.empty())
+            forward(to);
     }
 
-    [[nodiscard]] matrix forward(std::span<const batch_part<lease>> parts) {
-        auto pass = model_.begin(parts, threads_);
+    // Runs the parts and forgets them. Returns where the logits end.
+    float* forward(float* logits) {
+        pass_.begin(parts_);
         for (const layer_id layer : model_.layers())
-            pass.forward(layer); // codec writes, attention reads the pages
-        return pass.logits();
-    }
-
-    [[nodiscard]] static matrix stack(std::vector<matrix>& pieces) {
-        if (pieces.size() == 1)
-            return std::move(pieces.front());
-        Eigen::Index rows = 0;
-        for (const matrix& piece : pieces)
-            rows += piece.rows();
-        matrix whole(rows, pieces.empty() ? 0 : pieces.front().cols());
-        rows = 0;
-        for (const matrix& piece : pieces) {
-            whole.middleRows(rows, piece.rows()) = piece;
-            rows += piece.rows();
-        }
-        return whole;
+            pass_.forward(layer); // codec writes, attention reads the pages
+        const std::size_t numbers = pass_.wanted() * model_.vocabulary();
+        pass_.logits({logits, numbers});
+        parts_.clear();
+        return logits + numbers;
     }
 
     Cache& cache_;
     const Model& model_;
-    team& threads_;
     std::size_t split_;
+    decltype(std::declval<const Model&>().template passes<lease>(std::declval<team&>())) pass_;
+    std::vector<lease> leases_; // of the call that runs
+    std::vector<batch_part<lease>> parts_;
 };
 
 } // namespace kvcache
@@ -6255,10 +6310,8 @@ template <class Cache, class Model, class Say>
         made.stopped = std::ranges::find(until.stop, token) != until.stop.end();
         if (made.stopped || !go_on || made.ids.size() == most)
             break;
-        auto row = through.extend(made.prompt.sequence, {&made.ids.back(), 1});
-        if (!row)
-            return row.error();
-        next = std::move(*row);
+        if (auto ran = through.extend(made.prompt.sequence, {&made.ids.back(), 1}, logits_of::last, next); !ran)
+            return ran.error();
     }
     return made;
 }

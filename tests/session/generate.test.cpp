@@ -65,11 +65,12 @@ struct broken_model {
     template <class Lease>
     struct pass {
         kv::forward_pass<Lease> inner;
+        void begin(std::span<const kv::batch_part<Lease>> batch) { inner.begin(batch); }
         void forward(kv::layer_id layer) { inner.forward(layer); }
-        kv::matrix logits() {
-            kv::matrix made = inner.logits();
-            made(0, 3) = std::numeric_limits<float>::quiet_NaN();
-            return made;
+        std::size_t wanted() const { return inner.wanted(); }
+        void logits(std::span<float> out) {
+            inner.logits(out);
+            out[3] = std::numeric_limits<float>::quiet_NaN();
         }
     };
 
@@ -77,8 +78,8 @@ struct broken_model {
     [[nodiscard]] std::size_t vocabulary() const { return sound.vocabulary(); }
     [[nodiscard]] std::size_t max_positions() const { return sound.max_positions(); }
     template <class Lease>
-    [[nodiscard]] pass<Lease> begin(std::span<const kv::batch_part<Lease>> batch, kv::team& threads) const {
-        return {sound.begin(batch, threads)};
+    [[nodiscard]] pass<Lease> passes(kv::team& threads) const {
+        return {sound.passes<Lease>(threads)};
     }
 };
 

@@ -21,6 +21,11 @@ struct batch_part {
 
     /// The position of its token `i`.
     [[nodiscard]] std::size_t position(std::size_t i) const { return lease->first() + row + i; }
+
+    /// How many of its last rows want logits.
+    [[nodiscard]] std::size_t wanted_rows() const noexcept {
+        return wanted == logits_of::all ? tokens.size() : wanted == logits_of::last && !tokens.empty() ? 1 : 0;
+    }
 };
 
 } // namespace kvcache

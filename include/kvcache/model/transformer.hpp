@@ -45,10 +45,10 @@ public:
         return {.weights = weights, .config = canonical_config(), .weight_format = weights_.head.format()};
     }
 
-    /// Begins a forward pass over the rows of a batch. Run it layer by layer, then ask for logits.
+    /// Forward passes over rows that leases of this type hold. Requires: this and the threads outlive it.
     template <class Lease>
-    [[nodiscard]] forward_pass<Lease> begin(std::span<const batch_part<Lease>> batch, team& threads) const {
-        return forward_pass<Lease>({config_, weights_, attention()}, batch, threads);
+    [[nodiscard]] forward_pass<Lease> passes(team& threads) const {
+        return forward_pass<Lease>({config_, weights_, attention()}, threads);
     }
 
 private:

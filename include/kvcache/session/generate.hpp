@@ -54,10 +54,8 @@ template <class Cache, class Model, class Say>
         made.stopped = std::ranges::find(until.stop, token) != until.stop.end();
         if (made.stopped || !go_on || made.ids.size() == most)
             break;
-        auto row = through.extend(made.prompt.sequence, {&made.ids.back(), 1});
-        if (!row)
-            return row.error();
-        next = std::move(*row);
+        if (auto ran = through.extend(made.prompt.sequence, {&made.ids.back(), 1}, logits_of::last, next); !ran)
+            return ran.error();
     }
     return made;
 }

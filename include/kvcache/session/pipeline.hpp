@@ -4,7 +4,7 @@
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/kernel/team.hpp>
-#include <kvcache/model/forward_pass.hpp>
+#include <kvcache/model/batch_part.hpp>
 #include <kvcache/recompute/concept.hpp>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ struct extension {
 };
 
 /// Tokens in, logits out: match, plan, reserve, forward, commit. The bits of a row's logits are the same whatever was
-/// reused, however the prompt is split, whoever shares the batch, on any number of threads.
+/// reused, however the prompt is split, whoever shares the batch, on any number of threads. One call at a time.
 template <class Cache, class Model>
 class pipeline {
 public:
@@ -43,7 +43,7 @@ public:
 
     /// At most `split` rows run in one forward pass; the scratch memory grows with it, the bits do not change.
     pipeline(Cache& cache, const Model& model, team& threads, std::size_t split = 256)
-        : cache_(cache), model_(model), threads_(threads), split_(split) {
+        : cache_(cache), model_(model), split_(split), pass_(model.template passes<lease>(threads)) {
         expects(split > 0, "a forward pass has at least one row");
     }
 
@@ -66,32 +66,50 @@ public:
     /// Runs tokens behind a sequence. Errors: as feed; the sequence is as before.
     [[nodiscard]] result<matrix> extend(typename Cache::sequence& sequence, std::span<const token_id> tokens,
                                         logits_of wanted = logits_of::last) {
+        matrix logits;
+        if (auto ran = extend(sequence, tokens, wanted, logits); !ran)
+            return ran.error();
+        return logits;
+    }
+
+    /// As above, into `logits`, which is given the shape: where it has it already, and the sequence has room, a token
+    /// allocates nothing.
+    [[nodiscard]] result<void> extend(typename Cache::sequence& sequence, std::span<const token_id> tokens,
+                                      logits_of wanted, matrix& logits) {
         const extension<Cache> one{&sequence, tokens, wanted};
-        return extend(std::span(&one, 1));
+        return extend(std::span(&one, 1), logits);
     }
 
     /// Runs tokens behind several different sequences in shared forward passes. (rows wanted, vocabulary), in order.
     /// Errors: as feed; every sequence is as before.
     [[nodiscard]] result<matrix> extend(std::span<const extension<Cache>> batch) {
-        std::vector<lease> leases; // storage: pages; eviction says which leave
-        for (const auto& one : batch) {
-            if (auto valid = check(one.sequence->size(), one.tokens); !valid)
-                return valid.error();
-            auto reserved = cache_.reserve(*one.sequence, one.tokens.size());
-            if (!reserved)
-                return reserved.error();
-            leases.push_back(std::move(*reserved));
-        }
-        matrix logits = run(batch, leases);
-        for (std::size_t i = 0; i < batch.size(); ++i)
-            leases[i].commit(batch[i].tokens);
+        matrix logits;
+        if (auto ran = extend(batch, logits); !ran)
+            return ran.error();
         return logits;
+    }
+
+    /// As above, into `logits`.
+    [[nodiscard]] result<void> extend(std::span<const extension<Cache>> batch, matrix& logits) {
+        const ending at_the_end{leases_};
+        if (auto reserved = reserve(batch); !reserved) // storage: pages; eviction says which leave
+            return reserved;
+        run(batch, logits);
+        for (std::size_t i = 0; i < batch.size(); ++i)
+            leases_[i].commit(batch[i].tokens);
+        return {};
     }
 
     /// Positions the model can tell apart.
     [[nodiscard]] std::size_t max_positions() const noexcept { return model_.max_positions(); }
 
 private:
+    // Takes back, however a call ends, the leases that were not committed.
+    struct ending {
+        std::vector<lease>& leases;
+        ~ending() { leases.clear(); }
+    };
+
     [[nodiscard]] result<void> check(std::size_t before, std::span<const token_id> tokens) const {
         if (tokens.empty())
             return error{error_code::out_of_range, "tokens", "there is no token to run"};
@@ -107,57 +125,62 @@ private:
         return {};
     }
 
+    // A lease for each of the batch. Errors: some have none.
+    [[nodiscard]] result<void> reserve(std::span<const extension<Cache>> batch) {
+        for (const auto& one : batch) {
+            if (auto valid = check(one.sequence->size(), one.tokens); !valid)
+                return valid;
+            auto reserved = cache_.reserve(*one.sequence, one.tokens.size());
+            if (!reserved)
+                return reserved.error();
+            leases_.push_back(std::move(*reserved));
+        }
+        return {};
+    }
+
     // All rows of the batch in passes of at most split_ rows, in order.
-    [[nodiscard]] matrix run(std::span<const extension<Cache>> batch, const std::vector<lease>& leases) {
-        std::vector<matrix> pieces;
-        std::vector<batch_part<lease>> parts;
+    void run(std::span<const extension<Cache>> batch, matrix& logits) {
+        std::size_t wanted = 0;
+        for (const auto& one : batch)
+            wanted += batch_part<lease>{nullptr, 0, one.tokens, one.wanted}.wanted_rows();
+        logits.resize(static_cast<Eigen::Index>(wanted), static_cast<Eigen::Index>(model_.vocabulary()));
+        float* to = logits.data();
+        parts_.clear();
         std::size_t rows = 0;
         for (std::size_t i = 0; i < batch.size(); ++i)
             for (std::size_t row = 0; row < batch[i].tokens.size();) {
                 const std::size_t n = std::min(batch[i].tokens.size() - row, split_ - rows);
                 const bool last = row + n == batch[i].tokens.size();
-                const logits_of wanted =
-                    batch[i].wanted == logits_of::last && !last ? logits_of::none : batch[i].wanted;
-                parts.push_back({&leases[i], row, batch[i].tokens.subspan(row, n), wanted});
+                const logits_of which = batch[i].wanted == logits_of::last && !last ? logits_of::none : batch[i].wanted;
+                parts_.push_back({&leases_[i], row, batch[i].tokens.subspan(row, n), which});
                 row += n;
                 rows += n;
                 if (rows == split_) {
-                    pieces.push_back(forward(parts));
-                    parts.clear();
+                    to = forward(to);
                     rows = 0;
                 }
             }
-        if (!parts.empty())
-            pieces.push_back(forward(parts));
-        return stack(pieces);
+        if (!parts_.empty())
+            forward(to);
     }
 
-    [[nodiscard]] matrix forward(std::span<const batch_part<lease>> parts) {
-        auto pass = model_.begin(parts, threads_);
+    // Runs the parts and forgets them. Returns where the logits end.
+    float* forward(float* logits) {
+        pass_.begin(parts_);
         for (const layer_id layer : model_.layers())
-            pass.forward(layer); // codec writes, attention reads the pages
-        return pass.logits();
-    }
-
-    [[nodiscard]] static matrix stack(std::vector<matrix>& pieces) {
-        if (pieces.size() == 1)
-            return std::move(pieces.front());
-        Eigen::Index rows = 0;
-        for (const matrix& piece : pieces)
-            rows += piece.rows();
-        matrix whole(rows, pieces.empty() ? 0 : pieces.front().cols());
-        rows = 0;
-        for (const matrix& piece : pieces) {
-            whole.middleRows(rows, piece.rows()) = piece;
-            rows += piece.rows();
-        }
-        return whole;
+            pass_.forward(layer); // codec writes, attention reads the pages
+        const std::size_t numbers = pass_.wanted() * model_.vocabulary();
+        pass_.logits({logits, numbers});
+        parts_.clear();
+        return logits + numbers;
     }
 
     Cache& cache_;
     const Model& model_;
-    team& threads_;
     std::size_t split_;
+    decltype(std::declval<const Model&>().template passes<lease>(std::declval<team&>())) pass_;
+    std::vector<lease> leases_; // of the call that runs
+    std::vector<batch_part<lease>> parts_;
 };
 
 } // namespace kvcache
