@@ -38,13 +38,13 @@ inline void keep(const kvcache::f32x16& value) {
 [[nodiscard]] inline double fma_peak(kvcache::team& threads) {
     // Hides the latency, fits the registers.
     constexpr std::size_t chains = kvcache::detail::native_lanes == 16 ? 12 : 6;
-    constexpr std::size_t rounds = 40000;
+    constexpr std::size_t rounds = 4000000;
     const stopwatch watch;
     threads.share(threads.threads(), [](std::size_t begin, std::size_t end) {
         for (std::size_t member = begin; member < end; ++member) {
-            kvcache::f32x16 sums[chains];
-            for (auto& s : sums)
-                s = kvcache::f32x16::zero();
+            kvcache::f32x16 sums[chains]; // that begin apart, or a compiler makes them one
+            for (std::size_t chain = 0; chain < chains; ++chain)
+                sums[chain] = kvcache::f32x16::broadcast(static_cast<float>(chain));
             const auto x = kvcache::f32x16::broadcast(0.999f), y = kvcache::f32x16::broadcast(0.001f);
             for (std::size_t round = 0; round < rounds; ++round)
                 for (auto& s : sums)
