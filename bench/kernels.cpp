@@ -320,9 +320,11 @@ void add_products(bench::suite& suite, std::size_t threads) {
                    .threads = threads,
                    .unit = "GFLOP/s",
                    .take = [=] { return product_rate<decltype(weight)>(shapes, rows, threads); },
+                   .open = [=] { product_rate<decltype(weight)>(shapes, 16, threads); },
                    .limited_by = "fma_peak",
                    .aim = aim,
-                   .scored = true});
+                   .scored = true,
+                   .repetitions = shapes.data() == tinyllama ? 3 : 5});
     };
     suite.add({.name = "product_f32_m1",
                .threads = threads,
@@ -371,7 +373,7 @@ void add_attention(bench::suite& suite, std::size_t threads) {
     suite.add({.name = "attention_prefill_at_8192",
                .threads = threads,
                .unit = "GFLOP/s",
-               .take = [=] { return attention_prefill(8192, 512, threads); },
+               .take = [=] { return attention_prefill(8192, 256, threads); },
                .limited_by = "fma_peak",
                .aim = 0.50,
                .scored = true});
