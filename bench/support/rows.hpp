@@ -25,7 +25,7 @@ struct row {
 };
 
 [[nodiscard]] inline bool is_time(const std::string& unit) {
-    return unit == "s" || unit == "ms" || unit == "us" || unit == "ns";
+    return unit == "s" || unit == "ms" || unit == "us" || unit == "ns" || unit == "ns/token";
 }
 
 /// A row with its ratio: value / limit for a rate, limit / value for a time.
