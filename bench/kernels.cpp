@@ -4,6 +4,9 @@
 // read from memory, both measured in the same run by as many threads. Then the product beside Eigen's at the shapes of
 // two models, in turn: there the limit is Eigen's speed.
 
+#if __has_include(<kvcache/attention/batch_attention.hpp>)
+#include <kvcache/attention/batch_attention.hpp>
+#endif
 #include <kvcache/attention/paged_attention.hpp>
 #include <kvcache/codec/plain.hpp>
 #include <kvcache/core/tensor.hpp>
@@ -184,15 +187,14 @@ bench::sample beside_eigen(std::span<const matrix_shape> shapes, std::size_t whi
     return taken;
 }
 
-// ---- attention: 9 heads over 3, head_dim 64, as SmolLM2-135M
+// ---- attention: head_dim 64, and 9 heads over 3 but where they share a prefix, as SmolLM2-135M
 
 // The pages of one or more sequences, all in one storage, full of noise.
 struct past {
-    static constexpr std::uint32_t heads = 9, kv_heads = 3, dim = 64, page_tokens = 64;
+    static constexpr std::uint32_t dim = 64, page_tokens = 64;
 
     kv::rope rotation{kv::rope::standard_frequencies(dim, 10000.0)};
-    kv::attention_shape shape{heads, kv_heads, dim, 0.125f, &rotation};
-    std::uint32_t layers;
+    std::uint32_t layers, kv_heads;
     kv::plain::state codec;
     bench::huge_memory arena;
     std::unique_ptr<std::pmr::monotonic_buffer_resource> contiguous;
@@ -200,8 +202,10 @@ struct past {
     std::vector<std::vector<kv::page_entry>> tables; // one a sequence
 
     /// In one piece: pages lie in memory side by side, in order.
-    past(std::size_t sequences, std::uint32_t layer_count, std::size_t bytes, bool in_one_piece)
+    past(std::size_t sequences, std::uint32_t layer_count, std::uint32_t head_count, std::size_t bytes,
+         bool in_one_piece)
         : layers(layer_count),
+          kv_heads(head_count),
           codec(kv::plain{}.open({layers, kv_heads, dim, page_tokens})),
           arena(bench::huge_floats(in_one_piece ? bytes / sizeof(float) + (1 << 20) : 1)),
           contiguous(std::make_unique<std::pmr::monotonic_buffer_resource>(
@@ -226,42 +230,62 @@ struct past {
     }
 };
 
-// The last `rows` rows of `positions` ask in all layers of all sequences; dealt to the threads as a forward pass does.
-void attend(const past& p, const std::vector<std::vector<kv::page_entry>>& tables, std::size_t positions,
-            std::size_t rows, kv::team& threads) {
-    constexpr std::size_t rows_a_job = 16, width = std::size_t{past::heads} * past::dim;
-    static const numbers queries(std::size_t{4096} * width), out(std::size_t{4096} * width);
-    const std::size_t first = positions - rows;
+using page_tables = std::vector<std::vector<kv::page_entry>>;
+
+// The last `rows` rows of `positions` ask, in all layers of all sequences. Returns seconds.
+double attend(const past& p, const page_tables& tables, std::uint32_t heads, std::size_t positions, std::size_t rows,
+              kv::team& threads) {
+    const std::size_t width = std::size_t{heads} * past::dim, first = positions - rows;
+    static const numbers queries(std::size_t{1024} * 9 * past::dim), out(std::size_t{1024} * 9 * past::dim);
+    const kv::attention_shape shape{heads, p.kv_heads, past::dim, 0.125f, &p.rotation};
     std::vector<float> rotations(rows * past::dim);
     for (std::size_t row = 0; row < rows; ++row)
         p.rotation.fill(static_cast<std::int64_t>(first + row),
                         std::span(rotations).subspan(row * past::dim, past::dim));
-    const std::size_t blocks = (rows + rows_a_job - 1) / rows_a_job;
+    const auto asked = [&](std::size_t sequence) {
+        const std::size_t at = sequence * rows * width;
+        return kv::query_rows{queries.data() + at, rotations.data(), out.data() + at, width, width, first, rows};
+    };
+    const auto pages = [&](std::size_t sequence) {
+        return kv::paged_rows<kv::plain::state, kv::heap::state>{&p.codec, &p.storage, tables[sequence]};
+    };
+#if __has_include(<kvcache/attention/batch_attention.hpp>)
+    using attention = kv::batch_attention<kv::plain::state, kv::heap::state>;
+    static std::map<kv::team*, attention> attentions; // whose memory is taken once
+    std::vector<attention::part> parts;
+    for (std::size_t sequence = 0; sequence < tables.size(); ++sequence)
+        parts.push_back({pages(sequence), asked(sequence)});
+    attention& all = attentions[&threads];
+    const bench::stopwatch watch;
+    all.deal(shape, parts, threads);
     for (std::uint32_t layer = 0; layer < p.layers; ++layer)
-        threads.share(tables.size() * blocks * past::kv_heads, [&](std::size_t begin, std::size_t end) {
+        all.attend(kv::layer_id{layer}, threads);
+    return watch.seconds();
+#else
+    constexpr std::size_t rows_a_job = 16;
+    const std::size_t blocks = (rows + rows_a_job - 1) / rows_a_job;
+    const bench::stopwatch watch;
+    for (std::uint32_t layer = 0; layer < p.layers; ++layer)
+        threads.share(tables.size() * blocks * p.kv_heads, [&](std::size_t begin, std::size_t end) {
             for (std::size_t job = begin; job < end; ++job) {
-                const std::size_t sequence = job / past::kv_heads / blocks, block = job / past::kv_heads % blocks;
-                const std::size_t at = sequence * rows * width;
-                const kv::query_rows asked{
-                    queries.data() + at, rotations.data(), out.data() + at, width, width, first, rows};
-                const kv::paged_rows<kv::plain::state, kv::heap::state> pages{&p.codec, &p.storage, tables[sequence]};
-                kv::attend(p.shape, pages, kv::layer_id{layer},
-                           kv::head_id{static_cast<std::uint32_t>(job % past::kv_heads)}, asked, block * rows_a_job,
-                           std::min(rows, (block + 1) * rows_a_job));
+                const std::size_t sequence = job / p.kv_heads / blocks, block = job / p.kv_heads % blocks;
+                kv::attend(shape, pages(sequence), kv::layer_id{layer},
+                           kv::head_id{static_cast<std::uint32_t>(job % p.kv_heads)}, asked(sequence),
+                           block * rows_a_job, std::min(rows, (block + 1) * rows_a_job));
             }
         });
+    return watch.seconds();
+#endif
 }
 
 bench::sample attention_decode(std::size_t threads) {
-    static const past p(2, 30, beyond_cache + (32 << 20), false);
-    const bench::stopwatch watch;
-    attend(p, p.tables, p.tokens(), 1, team_of(threads));
-    return {p.bytes() * 1e-9 / watch.seconds()};
+    static const past p(2, 30, 3, beyond_cache + (32 << 20), false);
+    return {p.bytes() * 1e-9 / attend(p, p.tables, 9, p.tokens(), 1, team_of(threads))};
 }
 
 // One layer, so that contiguous means it: pages in the order of memory, beside pages taken at random and in disorder.
 bench::sample attention_contiguous(std::size_t threads) {
-    static const past scattered(2, 1, beyond_cache, false), contiguous(2, 1, beyond_cache, true);
+    static const past scattered(2, 1, 3, beyond_cache, false), contiguous(2, 1, 3, beyond_cache, true);
     static const auto disordered = [] {
         auto tables = scattered.tables;
         std::minstd_rand random(1);
@@ -270,26 +294,33 @@ bench::sample attention_contiguous(std::size_t threads) {
                 std::swap(table[i - 1], table[random() % i]);
         return tables;
     }();
-    bench::sample taken;
-    {
-        const bench::stopwatch watch;
-        attend(scattered, disordered, scattered.tokens(), 1, team_of(threads));
-        taken.value = scattered.bytes() * 1e-9 / watch.seconds();
-    }
-    const bench::stopwatch watch;
-    attend(contiguous, contiguous.tables, contiguous.tokens(), 1, team_of(threads));
-    taken.limit = contiguous.bytes() * 1e-9 / watch.seconds();
-    return taken;
+    return {
+        scattered.bytes() * 1e-9 / attend(scattered, disordered, 9, scattered.tokens(), 1, team_of(threads)),
+        contiguous.bytes() * 1e-9 / attend(contiguous, contiguous.tables, 9, contiguous.tokens(), 1, team_of(threads)),
+    };
+}
+
+// Sixteen sequences of 4096 tokens and a page more, each `group` heads a key and value head. How many times faster they
+// are if the 4096 are the same pages than if each has pages of its own, beyond the cache too.
+bench::sample attention_shared_prefix(std::uint32_t group, std::size_t threads) {
+    constexpr std::size_t sequences = 16, tokens = 4096 + past::page_tokens, bytes_a_token = 2 * 2 * 64 * sizeof(float);
+    static const past p(sequences, 8, 2, sequences * tokens * bytes_a_token * 8, false);
+    static const auto shared = [] {
+        auto tables = p.tables;
+        for (auto& table : tables)
+            std::copy(p.tables[0].begin(), p.tables[0].end() - 1, table.begin());
+        return tables;
+    }();
+    const double apart = attend(p, p.tables, 2 * group, tokens, 1, team_of(threads));
+    return {apart / attend(p, shared, 2 * group, tokens, 1, team_of(threads))};
 }
 
 bench::sample attention_prefill(std::size_t depth, std::size_t rows, std::size_t threads) {
-    static const past p(1, 1, std::size_t{9216} * past::kv_heads * past::dim * 2 * sizeof(float), false);
+    static const past p(1, 1, 3, std::size_t{9216} * 3 * past::dim * 2 * sizeof(float), false);
     double pairs = 0.0;
     for (std::size_t row = 0; row < rows; ++row)
         pairs += static_cast<double>(depth + row + 1);
-    const bench::stopwatch watch;
-    attend(p, p.tables, depth + rows, rows, team_of(threads));
-    return {pairs * 4e-9 * past::heads * past::dim / watch.seconds()};
+    return {pairs * 4e-9 * 9 * past::dim / attend(p, p.tables, 9, depth + rows, rows, team_of(threads))};
 }
 
 // ---- the team
@@ -377,6 +408,13 @@ void add_attention(bench::suite& suite, std::size_t threads) {
                .limited_by = "fma_peak",
                .aim = 0.50,
                .scored = true});
+    for (const std::uint32_t group : {4u, 1u})
+        suite.add({.name = group == 4 ? "attention_shared_prefix" : "attention_shared_prefix_group1",
+                   .threads = threads,
+                   .unit = "x",
+                   .take = [=] { return attention_shared_prefix(group, threads); },
+                   .limit = group == 4 ? 3.5 : 8.0,
+                   .aim = group == 4 ? 2.5 / 3.5 : 1.0});
 }
 
 void add_beside_eigen(bench::suite& suite, std::size_t threads) {
