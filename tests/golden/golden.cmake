@@ -1,17 +1,75 @@
-# The golden digests, from builds that differ in all that must not change a bit: lane width, contraction, optimisation.
+# The golden digests, from builds that differ in all that must not change a bit: lane width, contraction, optimisation,
+# compiler, processor.
+function(kvcache_golden_test name)
+  add_test(NAME "golden: ${name}" COMMAND ${ARGN})
+  set_tests_properties("golden: ${name}" PROPERTIES LABELS golden TIMEOUT 600 SKIP_REGULAR_EXPRESSION "SKIPPED:")
+endfunction()
+
 function(kvcache_golden name)
   add_executable(golden_${name} ${PROJECT_SOURCE_DIR}/tests/golden/digests.cpp)
   target_link_libraries(golden_${name} PRIVATE kvcache)
   target_include_directories(golden_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_compile_options(golden_${name} PRIVATE -g0 ${ARGN})
-  add_test(NAME "golden: ${name}" COMMAND golden_${name})
-  set_tests_properties("golden: ${name}" PROPERTIES LABELS golden TIMEOUT 600)
+  kvcache_golden_test(${name} golden_${name})
 endfunction()
 
 kvcache_golden(fast -O3 -ffp-contract=fast)
 kvcache_golden(off -O2 -ffp-contract=off)
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  kvcache_golden(v3_fast -O2 -march=x86-64-v3 -ffp-contract=fast)
-  kvcache_golden(v3_off -O1 -march=x86-64-v3 -ffp-contract=off)
-  kvcache_golden(slow -O1 -march=x86-64 -DKVCACHE_ALLOW_SLOW)  # SSE2, std::fma by the C library
+if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  return()
+endif()
+kvcache_golden(v3_fast -O2 -march=x86-64-v3 -ffp-contract=fast)
+kvcache_golden(v3_off -O1 -march=x86-64-v3 -ffp-contract=off)
+kvcache_golden(slow -O1 -march=x86-64 -DKVCACHE_ALLOW_SLOW)  # SSE2, std::fma by the C library
+
+# By another compiler than this build's. Its own headers come first: of the system's directory, which holds those of
+# this machine's C library, it sees the dependencies alone.
+set(kvcache_golden_headers ${CMAKE_CURRENT_BINARY_DIR}/golden/include)
+foreach(entry Eigen=Eigen3::Eigen xsimd=xsimd xxhash.h=kvcache::xxhash)
+  string(REPLACE "=" ";" entry ${entry})
+  list(GET entry 0 header)
+  list(GET entry 1 target)
+  get_target_property(directories ${target} INTERFACE_INCLUDE_DIRECTORIES)
+  find_path(kvcache_golden_${header} ${header} HINTS ${directories} PATH_SUFFIXES eigen3)
+  mark_as_advanced(kvcache_golden_${header})
+  file(MAKE_DIRECTORY ${kvcache_golden_headers})
+  file(CREATE_LINK ${kvcache_golden_${header}}/${header} ${kvcache_golden_headers}/${header} SYMBOLIC)
+endforeach()
+
+# `runner` is the emulator, or empty where this machine runs the program itself.
+function(kvcache_foreign_golden name compiler runner)
+  find_program(KVCACHE_PROGRAM_${compiler} ${compiler})
+  set(needed ${KVCACHE_PROGRAM_${compiler}})
+  set(missing ${compiler})
+  if(needed AND runner)
+    find_program(KVCACHE_PROGRAM_${runner} ${runner})
+    set(needed ${KVCACHE_PROGRAM_${runner}})
+    set(missing ${runner})
+    set(run ${needed})
+  endif()
+  mark_as_advanced(KVCACHE_PROGRAM_${compiler} KVCACHE_PROGRAM_${runner})
+  if(NOT needed)
+    kvcache_golden_test(${name} ${CMAKE_COMMAND} -E echo "SKIPPED: ${missing} is not installed")
+    return()
+  endif()
+  set(program ${CMAKE_CURRENT_BINARY_DIR}/golden/${name})
+  set(warnings -Wall -Wextra -Wpedantic -Wconversion -Wshadow $<$<BOOL:${KVCACHE_WARNINGS_AS_ERRORS}>:-Werror>)
+  add_custom_command(
+    OUTPUT ${program}
+    COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${KVCACHE_PROGRAM_${compiler}} -std=c++20 ${warnings} ${ARGN}
+            -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/tests -isystem ${kvcache_golden_headers}
+            -MD -MF ${program}.d -MT ${program} -c ${PROJECT_SOURCE_DIR}/tests/golden/digests.cpp -o ${program}.o
+    COMMAND ${KVCACHE_PROGRAM_${compiler}} -static -pthread ${program}.o -o ${program}
+    DEPENDS ${PROJECT_SOURCE_DIR}/tests/golden/digests.cpp
+    DEPFILE ${program}.d
+    COMMENT "Building golden_${name} with ${compiler}" VERBATIM COMMAND_EXPAND_LISTS)
+  add_custom_target(golden_${name} ALL DEPENDS ${program})
+  kvcache_golden_test(${name} ${run} ${program})
+endfunction()
+
+kvcache_foreign_golden(aarch64_fast aarch64-linux-gnu-g++ qemu-aarch64 -O3 -ffp-contract=fast)
+kvcache_foreign_golden(aarch64_off aarch64-linux-gnu-g++ qemu-aarch64 -O2 -ffp-contract=off)
+if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  kvcache_foreign_golden(clang_fast clang++ "" -O2 -march=x86-64-v3 -ffp-contract=fast)
+  kvcache_foreign_golden(clang_off clang++ "" -O1 -march=x86-64-v3 -ffp-contract=off)
 endif()

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: MIT
+//
+// What the cache itself costs, without a model: nanoseconds of each operation, by the token where it walks tokens, in
+// trees of several sizes. Pages are small, so that their numbers cost nothing. What walks the tokens of a prompt is
+// beside the least that it could do: copy them.
+
+#include <kvcache/kvcache.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "support/machine.hpp"
+#include "support/suite.hpp"
+
+namespace kv = kvcache;
+
+namespace {
+
+constexpr kv::page_shape shape{.layers = 1, .kv_heads = 1, .head_dim = 16, .tokens = 64};
+constexpr std::size_t page_bytes = std::size_t{64} * 16 * 2 * sizeof(float);
+
+using tokens = std::vector<kv::token_id>;
+
+// A prompt of its own behind `common` tokens that all prompts share.
+tokens prompt(std::size_t number, std::size_t length, std::size_t common) {
+    tokens made(length);
+    std::uint32_t x = static_cast<std::uint32_t>(number) * 2654435761u + 1;
+    for (std::size_t i = 0; i < length; ++i) {
+        x = x * 1664525u + 1013904223u;
+        made[i] = kv::token_id{static_cast<std::int32_t>(i < common ? i : x >> 16)};
+    }
+    return made;
+}
+
+// A cache that knows `prompts` prompts of `length` tokens, half of each shared by all.
+struct tree {
+    std::size_t prompts, length;
+    kv::cache<> cache;
+    std::vector<tokens> asked;
+    std::size_t strangers = 0; // prompts stored since
+
+    tree(std::size_t number_of_prompts, std::size_t tokens_each)
+        : prompts(number_of_prompts),
+          length(tokens_each),
+          cache(kv::make_cache(shape, {.bytes = (prompts + 2) * (length / shape.tokens) * page_bytes})) {
+        for (std::size_t number = 0; number < prompts; ++number) {
+            asked.push_back(prompt(number, length, length / 2));
+            auto found = cache.match(asked.back());
+            const kv::rerun rerun = cache.plan(found);
+            auto sequence = cache.open(std::move(found), rerun);
+            cache.reserve(sequence, rerun.count)->commit(std::span(asked.back()).subspan(rerun.first));
+        }
+    }
+};
+
+// Room for all that is stored, and for two prompts more.
+tree& tree_of(std::size_t prompts, std::size_t length, const char* use) {
+    static std::map<std::tuple<std::size_t, std::size_t, std::string>, std::unique_ptr<tree>> trees;
+    auto& made = trees[{prompts, length, use}];
+    if (!made)
+        made = std::make_unique<tree>(prompts, length);
+    return *made;
+}
+
+constexpr std::size_t calls = 32; // a sample
+
+bench::sample per_token(const tree& t, double seconds) {
+    return {seconds * 1e9 / static_cast<double>(calls * t.length)};
+}
+bench::sample per_call(double seconds) {
+    return {seconds * 1e9 / calls};
+}
+
+// The tokens of a prompt, copied.
+bench::sample copy(tree& t) {
+    const bench::stopwatch watch;
+    for (std::size_t i = 0; i < calls; ++i) {
+        const tokens copied = t.asked[i * 7 % t.prompts];
+        benchmark::DoNotOptimize(copied.data());
+    }
+    return per_token(t, watch.seconds());
+}
+
+// Known prompts, pinned and let go.
+bench::sample match(tree& t) {
+    const bench::stopwatch watch;
+    for (std::size_t i = 0; i < calls; ++i)
+        static_cast<void>(t.cache.match(t.asked[i * 7 % t.prompts]));
+    return per_token(t, watch.seconds());
+}
+
+// Prompts that are unknown from the first token on.
+bench::sample miss(tree& t) {
+    static const auto unknown = prompt(1u << 20, 1u << 16, 0);
+    const std::span wanted(unknown.data(), t.length);
+    const bench::stopwatch watch;
+    for (std::size_t i = 0; i < calls; ++i)
+        static_cast<void>(t.cache.match(wanted));
+    return per_call(watch.seconds());
+}
+
+// A match made a sequence.
+bench::sample open(tree& t) {
+    double seconds = 0.0;
+    for (std::size_t i = 0; i < calls; ++i) {
+        auto found = t.cache.match(t.asked[i * 7 % t.prompts]);
+        const kv::rerun rerun = t.cache.plan(found);
+        const bench::stopwatch watch;
+        const auto sequence = t.cache.open(std::move(found), rerun);
+        seconds += watch.seconds();
+    }
+    return per_call(seconds);
+}
+
+// Sequences of one prompt, made and let go.
+std::pair<bench::sample, bench::sample> fork_and_release(tree& t) {
+    auto found = t.cache.match(t.asked[0]);
+    const auto from = t.cache.open(std::move(found), {.first = found.tokens(), .count = 0});
+    std::vector<kv::cache<>::sequence> forks;
+    forks.reserve(calls);
+    const bench::stopwatch forking;
+    for (std::size_t i = 0; i < calls; ++i)
+        forks.push_back(from.fork(from.size()));
+    const double forked = forking.seconds();
+    const bench::stopwatch releasing;
+    forks.clear();
+    return {per_call(forked), per_call(releasing.seconds())};
+}
+
+// Room for a prompt of strangers, where all that is free has been used: each page is taken from one that is idle. Then
+// the prompt is published there.
+std::pair<bench::sample, bench::sample> evict_and_commit(tree& t) {
+    double evicting = 0.0, committing = 0.0;
+    for (std::size_t i = 0; i < calls; ++i) {
+        const tokens wanted = prompt((1u << 21) + t.strangers++, t.length, 0);
+        auto sequence = t.cache.open();
+        const bench::stopwatch reserve;
+        auto lease = t.cache.reserve(sequence, t.length);
+        evicting += reserve.seconds();
+        const bench::stopwatch commit;
+        lease->commit(wanted);
+        committing += commit.seconds();
+    }
+    return {per_token(t, evicting), per_token(t, committing)};
+}
+
+// Room for a prompt in free pages, and back.
+bench::sample reserve(tree& t) {
+    auto sequence = t.cache.open();
+    const bench::stopwatch watch;
+    for (std::size_t i = 0; i < calls; ++i)
+        static_cast<void>(t.cache.reserve(sequence, t.length));
+    return per_token(t, watch.seconds());
+}
+
+// Token by token behind a prompt, as generation does.
+bench::sample generate(tree& t) {
+    auto found = t.cache.match(t.asked[0]);
+    const kv::rerun rerun = t.cache.plan(found);
+    auto sequence = t.cache.open(std::move(found), rerun);
+    const bench::stopwatch watch;
+    for (std::size_t i = 0; i < calls; ++i) {
+        const kv::token_id next{static_cast<std::int32_t>(i)};
+        t.cache.reserve(sequence, 1)->commit({&next, 1});
+    }
+    return per_call(watch.seconds());
+}
+
+void add(bench::suite& suite, std::size_t prompts, std::size_t length) {
+    const std::string of = "_" + std::to_string(prompts) + "x" + std::to_string(length);
+    const auto row = [&](const char* name, const char* unit, auto take, const char* use, bool limited) {
+        suite.add({.name = name + of,
+                   .unit = unit,
+                   .take = [=] { return take(tree_of(prompts, length, use)); },
+                   .limited_by = limited ? "copy" + of : "",
+                   .scored = limited,
+                   .seconds = 0.01});
+    };
+    row("copy", "ns/token", copy, "", false);
+    row("match", "ns/token", match, "", true);
+    row("miss", "ns", miss, "", false);
+    row("open", "ns", open, "", false);
+    row(
+        "fork", "ns", [](tree& t) { return fork_and_release(t).first; }, "", false);
+    row(
+        "release", "ns", [](tree& t) { return fork_and_release(t).second; }, "", false);
+    row("reserve", "ns/token", reserve, "reserve", false);
+    row(
+        "evict", "ns/token", [](tree& t) { return evict_and_commit(t).first; }, "evict", false);
+    row(
+        "commit", "ns/token", [](tree& t) { return evict_and_commit(t).second; }, "evict", true);
+    row("generate", "ns/token", generate, "generate", false);
+}
+
+} // namespace
+
+int main(int count, char** words) {
+    bench::suite suite("cache", count, words);
+    for (const std::size_t length : {128u, 1024u, 8192u})
+        for (const std::size_t prompts : {1u, 16u, 256u})
+            if (prompts * length <= std::size_t{1} << 20)
+                add(suite, prompts, length);
+    return suite.run();
+}

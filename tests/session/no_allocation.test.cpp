@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+// After warm-up a token costs no allocation. A program of its own, as it stands in for the C library's allocator.
+#include <kvcache/kvcache.hpp>
+#include <kvcache/testing/random_weights.hpp>
+
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+#if defined(__GLIBC__)
+
+namespace {
+std::atomic<std::size_t> allocations{0}; // by any thread, through new or without it
+
+void* counted(void* memory) noexcept {
+    allocations.fetch_add(1, std::memory_order_relaxed);
+    return memory;
+}
+} // namespace
+
+extern "C" {
+void* __libc_malloc(std::size_t) noexcept;
+void* __libc_calloc(std::size_t, std::size_t) noexcept;
+void* __libc_realloc(void*, std::size_t) noexcept;
+void* __libc_memalign(std::size_t, std::size_t) noexcept;
+
+void* malloc(std::size_t size) noexcept {
+    return counted(__libc_malloc(size));
+}
+void* calloc(std::size_t count, std::size_t size) noexcept {
+    return counted(__libc_calloc(count, size));
+}
+void* realloc(void* memory, std::size_t size) noexcept {
+    return counted(__libc_realloc(memory, size));
+}
+void* aligned_alloc(std::size_t alignment, std::size_t size) noexcept {
+    return counted(__libc_memalign(alignment, size));
+}
+void* memalign(std::size_t alignment, std::size_t size) noexcept {
+    return counted(__libc_memalign(alignment, size));
+}
+int posix_memalign(void** memory, std::size_t alignment, std::size_t size) noexcept {
+    *memory = counted(__libc_memalign(alignment, size));
+    return *memory != nullptr ? 0 : ENOMEM;
+}
+}
+
+namespace {
+
+// Two blocks of grouped queries, wide enough that two threads share the products.
+kv::transformer model() {
+    return kv::make_random_model({.hidden_size = 384,
+                                  .intermediate_size = 1024,
+                                  .layers = 2,
+                                  .heads = 6,
+                                  .kv_heads = 2,
+                                  .head_dim = 64,
+                                  .vocabulary = 500,
+                                  .max_positions = 4096},
+                                 7);
+}
+
+constexpr std::size_t page = 64, warm = 90, measured = 30; // tokens [90, 120) begin no page, and their list has room
+
+// Allocations of each of the measured steps.
+std::vector<std::size_t> allocations_of_steps(const kv::transformer& model, std::size_t threads) {
+    kv::team team(threads);
+    auto cache = kv::make_cache(model.shape(page), {.bytes = 16 * page * 4096});
+    kv::pipeline through(cache, model, team);
+    auto fed = through.feed(std::vector<kv::token_id>(10, kv::token_id{1}));
+    REQUIRE(fed.has_value());
+    std::vector<std::size_t> counts;
+    counts.reserve(measured);
+    while (fed->sequence.size() < warm + measured) {
+        const kv::token_id next{static_cast<std::int32_t>(fed->sequence.size())};
+        const bool counts_now = fed->sequence.size() >= warm;
+        const std::size_t before = allocations.load();
+        const bool ran = through.extend(fed->sequence, {&next, 1}).has_value();
+        const std::size_t after = allocations.load();
+        REQUIRE(ran);
+        if (counts_now)
+            counts.push_back(after - before);
+    }
+    return counts;
+}
+
+} // namespace
+
+TEST_CASE("the count sees what new and what malloc give") {
+    const std::size_t before = allocations.load();
+    std::vector<int> by_new(100);
+    kv::aligned_vector<int> aligned(100);
+    kv::matrix by_eigen = kv::matrix::Zero(9, 9);
+    CHECK(allocations.load() - before == 3);
+    CHECK(by_new.size() + aligned.size() + static_cast<std::size_t>(by_eigen.size()) == 281);
+}
+
+TEST_CASE("a token after warm-up allocates nothing, on one thread and on two") {
+    const kv::transformer small = model();
+    for (const std::size_t threads : {1u, 2u}) {
+        const auto counts = allocations_of_steps(small, threads);
+        std::size_t sum = 0, steps = 0;
+        for (const std::size_t count : counts) {
+            sum += count;
+            steps += count > 0;
+        }
+        INFO(threads << " threads: " << sum << " allocations in " << counts.size() << " tokens, in " << steps
+                     << " of them");
+        CHECK(sum == 0);
+    }
+}
+
+#else
+
+TEST_CASE("a token after warm-up allocates nothing, on one thread and on two") {
+    std::cout << "SKIPPED: the C library's allocator has no second name here\n";
+}
+
+#endif
