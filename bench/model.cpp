@@ -34,6 +34,7 @@ struct flags {
     std::vector<std::size_t> threads{1, 2}, depths{0, 2048, 8192};
     std::vector<std::string> only{"prefill", "generation", "users", "chat", "zero_reuse", "shared_system", "documents"};
     std::size_t rounds = 3, prompt = 512, steps = 32, split = 256;
+    std::vector<std::int32_t> ids;
 };
 
 // The shape of SmolLM2-135M.
@@ -57,8 +58,27 @@ void progress(std::size_t done, std::size_t of) {
         std::fputs("\r\033[K", stderr);
 }
 
+// The likeliest tokens behind a prompt: proof that a peer computes the same model.
+int say(const kvcache::transformer& model, const flags& f) {
+    bench::subject subject(model, f.ids.size() + f.steps + 64, f.split);
+    kvcache::team team(f.threads.front());
+    auto through = subject.through(team);
+    bench::tokens prompt;
+    for (const std::int32_t id : f.ids)
+        prompt.push_back(kvcache::token_id{id});
+    const auto answer = bench::must(kvcache::generate(through, prompt, {}, {.max_tokens = f.steps},
+                                                      [](kvcache::token_id token, std::span<const float>) {
+                                                          std::printf("%d ", index_of(token));
+                                                          return true;
+                                                      }));
+    std::printf("\n");
+    return answer.ids.size() == f.steps ? 0 : 1;
+}
+
 int run(const flags& f) {
     const auto model = f.model.empty() ? random_model(f.bf16) : bench::must(kvcache::load_model(f.model)).model;
+    if (!f.ids.empty())
+        return say(model, f);
     const std::size_t held = 4096; // for the prompts of the reuse scenarios, and those that they push out
     std::size_t rows = held;
     for (const std::size_t depth : f.depths)
@@ -144,6 +164,7 @@ int main(int count, char** words) {
     app.add_option("--split", f.split, "Most rows in one forward pass")
         ->check(CLI::Range(1, 65536))
         ->capture_default_str();
+    app.add_option("--ids", f.ids, "Measures nothing, says --steps tokens behind these")->delimiter(',');
     app.add_option("--json", f.json, "Writes the rows here");
     CLI11_PARSE(app, count, words);
     try {

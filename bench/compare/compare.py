@@ -1,126 +1,192 @@
 #!/usr/bin/env python3
 """kvcache beside its peers: the same random weights, in turn, on the same machine.
 
-Each part runs alone (--part), so that a shared machine can be had for one part at a time; --state keeps what was
-measured, and --report prints the tables of all that it holds.
+Each part can run alone, a round and a number of threads at a time, so that a shared machine can be had in short turns:
+--state keeps the samples and later rounds add to it, --report prints the tables of all that it holds.
+
+    speed      a prompt of 512 tokens and an answer of 32, behind so many tokens; llama-bench
+    served     the same by llama-server's own clock: it knows F32 pages, and deep pasts come from a file
+    chat       ten turns: milliseconds to the first token, warm and cold; llama-server
+    shared     users that share a system prompt
+    documents  prompts of the same documents in other orders
+    zero       what the cache costs a prompt that it knows nothing of; ours alone
+    quant      a token after the other by quant.cpp's program
+    agree      whether llama-server says the same tokens; nothing is timed
 """
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import tables
 import weights
+from server import Ids, Server, chat, permuted_documents, shared_system, speed
+from state import State
 
 PROMPT, STEPS = 512, 32
+PARTS = ("speed", "served", "chat", "shared", "documents", "zero", "quant", "agree")
 
 
-def run(command: list, limit: float = 900.0) -> str:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=limit, check=False)
+def run(command: list) -> str:
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{command[0]} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-400:]}")
     return done.stdout
 
 
-class State:
-    """Samples by name, kept in a file so that rounds may run one at a time."""
+class Turn:
+    """One round of one part with one type of weights and one number of threads."""
 
-    def __init__(self, file: Path | None):
-        self.file = file
-        self.samples = json.loads(file.read_text()) if file and file.exists() else {}
+    def __init__(self, flags, state: State, paths: dict[str, Path], dtype: str, threads: int):
+        self.f, self.state, self.paths, self.dtype, self.threads = flags, state, paths, dtype, threads
+        self.ids = Ids(weights.SHAPES[flags.shape].vocabulary, len(json.dumps(state.samples)))
 
-    def add(self, name: str, *values: float) -> None:
-        self.samples.setdefault(name, []).extend(values)
+    def ours(self, scenario: str, depth: int = 0) -> None:
+        """One round of our program; its rows become the samples ours/DTYPE/NAME/tTHREADS and .../limit."""
+        if not self.f.program or "hf-" + self.dtype not in self.paths:
+            return
+        with tempfile.NamedTemporaryFile(suffix=".json") as rows:
+            run([self.f.program, "--model", self.paths["hf-" + self.dtype], "--threads", self.threads, "--depths", depth,
+                 "--only", scenario, "--rounds", 1, "--prompt", PROMPT, "--steps", STEPS, "--json", rows.name])
+            for row in json.loads(Path(rows.name).read_text()):
+                name = f"ours/{self.dtype}/{row['name']}/t{row['threads']}"
+                self.state.add(name, row["value"])
+                if row["limit"]:
+                    self.state.add(name + "/limit", row["limit"])
 
-    def save(self) -> None:
-        if self.file:
-            part = self.file.with_suffix(".part")
-            part.write_text(json.dumps(self.samples, indent=1, sort_keys=True) + "\n")
-            part.rename(self.file)
+    def theirs(self, kind: str):
+        return lambda name, value: self.state.add(f"{kind}/{self.dtype}/{name}/t{self.threads}", value)
 
-    def median(self, name: str) -> float | None:
-        return statistics.median(self.samples[name]) if self.samples.get(name) else None
+    def server(self, context: int, pages: str, *more) -> Server:
+        return Server(self.f.llama_server, self.paths["gguf-" + self.dtype], self.threads, context, pages, more)
 
+    def speed(self) -> None:
+        for depth in self.f.depths:
+            self.ours("prefill,generation", depth)
+            if not self.f.llama_bench:
+                continue
+            text = run([self.f.llama_bench, "-m", self.paths["gguf-" + self.dtype], "-t", self.threads, "-d", depth,
+                        "-p", PROMPT, "-n", STEPS, "-fa", 1, "-r", 2, "-o", "json", *self.f.llama_arguments.split()])
+            for test in json.loads(text):
+                name = f"prefill_{PROMPT}" if test["n_prompt"] else "generation"
+                for value in test["samples_ts"]:
+                    self.theirs("llama-bench f16")(f"{name}_d{depth}", value)
 
-def ours(state: State, program: Path, model: Path, dtype: str, threads: str, depths: str, only: str) -> None:
-    """One round of our program; its rows go to the state as ours/DTYPE/NAME/tTHREADS and .../limit."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as rows:
-        run([program, "--model", model, "--threads", threads, "--depths", depths, "--only", only, "--rounds", 1,
-             "--steps", STEPS, "--json", rows.name])
-        for row in json.loads(Path(rows.name).read_text()):
-            name = f"ours/{dtype}/{row['name']}/t{row['threads']}"
-            state.add(name, row["value"])
-            if row["limit"]:
-                state.add(name + "/limit", row["limit"])
+    def past_file(self, depth: int, pages: str) -> str:
+        return f"{self.f.shape}-{pages}-{depth}.slot"
 
+    def prepare(self) -> None:
+        """Writes the pasts that `served` reads; takes minutes, and is not timed."""
+        for depth in filter(None, self.f.depths):
+            for pages in self.f.pages:
+                file = self.f.models / self.past_file(depth, pages)
+                if file.exists():
+                    continue
+                with self.server(depth + 64, pages, "--slot-save-path", f"{self.f.models}/") as server:
+                    server.complete(Ids(weights.SHAPES[self.f.shape].vocabulary, depth)(depth), 0)
+                    server.slot("save", file.name)
 
-def llama(state: State, program: Path, model: Path, dtype: str, threads: str, depths: str, pages: str, more: list,
-          repetitions: int) -> None:
-    """llama-bench at its best settings; samples go to the state as llama/DTYPE-PAGES/NAME/tTHREADS. A depth at a time
-    and most threads first: it reaches the depth once, and keeps it for the tests that follow."""
-    most_first = ",".join(sorted(threads.split(","), key=int, reverse=True))
-    for depth in depths.split(","):
-        text = run([program, "-m", model, "-t", most_first, "-d", depth, "-p", PROMPT, "-n", STEPS, "-fa", 1,
-                    "-ctk", pages, "-ctv", pages, "-r", repetitions, "-o", "json", *more])
-        for test in json.loads(text):
-            name = f"prefill_{PROMPT}" if test["n_prompt"] else "generation"
-            state.add(f"llama/{dtype}-{pages}/{name}_d{test['n_depth']}/t{test['n_threads']}", *test["samples_ts"])
+    def served(self) -> None:
+        for depth in self.f.depths:
+            self.ours("prefill,generation", depth)
+            for pages in self.f.pages if self.f.llama_server else ():
+                with self.server(depth + PROMPT + 64, pages, "--slot-save-path", f"{self.f.models}/") as server:
+                    if depth:
+                        server.slot("restore", self.past_file(depth, pages))
+                    past = Ids(weights.SHAPES[self.f.shape].vocabulary, depth)(depth)
+                    speed(server, self.ids, self.theirs("llama-server " + pages), past, PROMPT, STEPS)
 
+    def reuse(self, scenario: str, play, *more) -> None:
+        self.ours(scenario)
+        if self.f.llama_server:
+            with self.server(2048, "f16", *more) as server:
+                play(server, self.ids, self.theirs("llama-server f16"))
 
-def speed_table(state: State, threads: str, depths: str) -> None:
-    """Ratios of medians, ours over llama.cpp's."""
-    pairs = (("f32", "f32"), ("bf16", "bf16"), ("int8", "q8_0"))
-    print(f"{'tokens a second':24} {'weights':8} threads {'ours':>8} {'limit':>8} {'share':>6} "
-          f"{'llama f16':>10} {'ratio':>6} {'llama f32':>10} {'ratio':>6}")
-    for mine, theirs in pairs:
-        for test in (f"prefill_{PROMPT}", "generation"):
-            for depth in depths.split(","):
-                for t in threads.split(","):
-                    name = f"{test}_d{depth}/t{t}"
-                    value, limit = state.median(f"ours/{mine}/{name}"), state.median(f"ours/{mine}/{name}/limit")
-                    others = [state.median(f"llama/{theirs}-{pages}/{name}") for pages in ("f16", "f32")]
-                    if value is None and not any(others):
-                        continue
-                    cells = [f"{value:8.1f}" if value else f"{'-':>8}", f"{limit:8.1f}" if limit else f"{'-':>8}",
-                             f"{100 * value / limit:5.0f}%" if value and limit else f"{'-':>6}"]
-                    for other in others:
-                        cells.append(f"{other:10.1f}" if other else f"{'-':>10}")
-                        cells.append(f"{value / other:6.2f}" if value and other else f"{'-':>6}")
-                    print(f"{test + ' at ' + depth:24} {mine:8} {t:>7} " + " ".join(cells))
+    def chat(self) -> None:
+        self.reuse("chat", chat)
+
+    def shared(self) -> None:
+        self.reuse("shared_system", shared_system)
+
+    def documents(self) -> None:
+        self.reuse("documents", permuted_documents)
+
+    def zero(self) -> None:
+        for _ in range(3):
+            self.ours("zero_reuse")
+
+    def quant(self) -> None:
+        """200 tokens one after the other: so it runs a prompt, too."""
+        command = [self.f.quant, self.paths["gguf-" + self.dtype], "-j", self.threads, "-q", "none", "--bench-prefill"]
+        with subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                              text=True) as process:
+            for line in process.stderr:
+                if line.startswith("PREFILL_CSV:fp32"):
+                    self.theirs("quant")("token_after_token", float(line.split(",")[2]))
+                    break
+            process.kill()
+
+    def agree(self) -> None:
+        """F32 throughout, because llama.cpp rounds what it multiplies with BF16 weights."""
+        prompts = [self.ids(count) for count in (3, 40, 300)]
+        with self.server(1024, "f32") as server:
+            said = [server.complete(prompt, STEPS)["tokens"] for prompt in prompts]
+        for prompt, tokens in zip(prompts, said):
+            text = run([self.f.program, "--model", self.paths["hf-" + self.dtype], "--threads", self.threads,
+                        "--steps", STEPS, "--ids", ",".join(map(str, prompt))])
+            equal = [mine == theirs for mine, theirs in zip(map(int, text.split()), tokens)]
+            print(f"{self.dtype}, prompt of {len(prompt)}: the first {(equal + [False]).index(False)} of {STEPS} tokens agree")
 
 
 def main() -> None:
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    numbers = lambda text: [int(word) for word in text.split(",")]
+    parse.add_argument("parts", nargs="*", metavar="PART", help="all that the given programs can run, if none is named")
     parse.add_argument("--program", type=Path, help="our bench program `model`")
     parse.add_argument("--llama-bench", type=Path)
+    parse.add_argument("--llama-server", type=Path)
+    parse.add_argument("--quant", type=Path)
     parse.add_argument("--llama-arguments", default="", help="more settings for llama-bench, in one word")
     parse.add_argument("--models", type=Path, default=Path("build/compare"), help="where the weights are written")
     parse.add_argument("--shape", choices=weights.SHAPES, default="smollm2-135m")
-    parse.add_argument("--dtypes", default="f32,bf16")
-    parse.add_argument("--threads", default="1,2")
-    parse.add_argument("--depths", default="0,2048,8192")
-    parse.add_argument("--pages", default="f16", help="llama.cpp's types of keys and values; llama-bench knows no f32")
+    parse.add_argument("--dtypes", default="f32,bf16", help="f32, bf16, and of the peers' q8_0")
+    parse.add_argument("--threads", type=numbers, default=[1, 2])
+    parse.add_argument("--depths", type=numbers, default=[0, 2048, 8192])
+    parse.add_argument("--pages", type=lambda text: text.split(","), default=["f16", "f32"], help="of llama-server")
     parse.add_argument("--rounds", type=int, default=3)
-    parse.add_argument("--repetitions", type=int, default=2, help="of llama-bench, each round")
-    parse.add_argument("--part", choices=["speed"], action="append", default=None)
-    parse.add_argument("--state", type=Path, help="keeps the samples; rounds add to it")
+    parse.add_argument("--prepare", action="store_true", help="only writes weights and pasts")
+    parse.add_argument("--state", type=Path, default=Path("build/compare/state.json"), help="keeps the samples")
     parse.add_argument("--report", action="store_true", help="only prints what the state holds")
+    parse.add_argument("--markdown", action="store_true", help="prints it as Markdown tables")
+    parse.add_argument("--chart", type=Path, help="writes the first token by turn as SVG")
     f = parse.parse_args()
-    state = State(f.state)
+    if unknown := set(f.parts) - set(PARTS):
+        parse.error(f"there is no part {', '.join(sorted(unknown))}")
+    state, dtypes = State(f.state), f.dtypes.split(",")
     if not f.report:
-        paths = weights.write_all(f.models, f.shape, f.dtypes.split(","))
-        for _ in range(f.rounds):
-            for dtype in f.dtypes.split(","):
-                if f.program and "hf-" + dtype in paths:
-                    ours(state, f.program, paths["hf-" + dtype], dtype, f.threads, f.depths, "prefill,generation")
-                if f.llama_bench:
-                    for pages in f.pages.split(","):
-                        llama(state, f.llama_bench, paths["gguf-" + dtype], dtype, f.threads, f.depths, pages,
-                              f.llama_arguments.split(), f.repetitions)
-                state.save()
-    speed_table(state, f.threads, f.depths)
+        paths = weights.write_all(f.models, f.shape, dtypes)
+        given = {"speed": f.llama_bench, "served": f.llama_server, "chat": f.llama_server, "shared": f.llama_server,
+                 "documents": f.llama_server, "zero": f.program, "quant": f.quant, "agree": f.program and f.llama_server}
+        parts = f.parts or [part for part in PARTS if given[part]]
+        for round_ in range(f.rounds):
+            for dtype in dtypes:
+                for threads in f.threads:
+                    turn = Turn(f, state, paths, dtype, threads)
+                    if f.llama_server and (f.prepare or "served" in parts):
+                        turn.prepare()
+                    if f.prepare:
+                        continue
+                    for part in parts:
+                        if part != "agree" or (round_ == 0 and dtype != "q8_0"):
+                            getattr(turn, part)()
+                        state.save()
+    if not f.prepare:
+        tables.show(state, f)
+    if f.chart:
+        import chart  # pylint: disable=import-outside-toplevel
+        f.chart.write_text(chart.first_token_by_turn(state))
 
 
 if __name__ == "__main__":
