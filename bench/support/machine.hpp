@@ -40,10 +40,10 @@ inline void keep(const kvcache::f32x16& value) {
 [[nodiscard]] inline double fma_peak(kvcache::team& threads) {
     // Hides the latency, fits the registers.
     constexpr std::size_t chains = kvcache::detail::native_lanes == 16 ? 12 : 6;
-    constexpr std::size_t rounds = 4000000;
+    constexpr std::size_t pieces = 16, rounds = 4000000 / pieces; // more pieces than threads: one may wake up late
     const stopwatch watch;
-    threads.share(threads.threads(), [](std::size_t begin, std::size_t end) {
-        for (std::size_t member = begin; member < end; ++member) {
+    threads.share(threads.threads() * pieces, [](std::size_t begin, std::size_t end) {
+        for (std::size_t piece = begin; piece < end; ++piece) {
             float start[chains * 16]; // all differ, or a compiler makes two chains one
             std::iota(std::begin(start), std::end(start), 0.0f);
             kvcache::f32x16 sums[chains];
@@ -57,7 +57,7 @@ inline void keep(const kvcache::f32x16& value) {
                 keep(s);
         }
     });
-    return 2.0 * 16 * chains * rounds * static_cast<double>(threads.threads()) / watch.seconds();
+    return 2.0 * 16 * chains * rounds * static_cast<double>(threads.threads() * pieces) / watch.seconds();
 }
 
 /// Memory beyond any cache, in huge pages where the system gives them, and how fast it is read.
@@ -85,23 +85,24 @@ private:
 
     template <std::size_t Streams>
     [[nodiscard]] double sweep(kvcache::team& threads) const {
-        const std::size_t length = bytes_ / sizeof(float) / threads.threads() / Streams / 128 * 128;
+        const std::size_t pieces = threads.threads() * 8;
+        const std::size_t length = bytes_ / sizeof(float) / pieces / Streams / 128 * 128;
         const stopwatch watch;
-        threads.share(threads.threads(), [&](std::size_t begin, std::size_t end) {
+        threads.share(pieces, [&](std::size_t begin, std::size_t end) {
             constexpr std::size_t lines = 8 / Streams; // of a stream at once
             kvcache::f32x16 sums[8];
             for (auto& s : sums)
                 s = kvcache::f32x16::zero();
-            for (std::size_t member = begin; member < end; ++member)
+            for (std::size_t piece = begin; piece < end; ++piece)
                 for (std::size_t i = 0; i < length; i += 16 * lines)
                     for (std::size_t j = 0; j < 8; ++j) {
-                        const float* from = data_.get() + (member * Streams + j / lines) * length;
+                        const float* from = data_.get() + (piece * Streams + j / lines) * length;
                         sums[j] = sums[j] + kvcache::f32x16::load(from + i + j % lines * 16);
                     }
             for (const auto& s : sums)
                 keep(s);
         });
-        return static_cast<double>(length * sizeof(float) * Streams * threads.threads()) / watch.seconds();
+        return static_cast<double>(length * sizeof(float) * Streams * pieces) / watch.seconds();
     }
 
     std::size_t bytes_;

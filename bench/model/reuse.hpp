@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "subject.hpp"
+
+namespace bench {
+
+namespace detail {
+
+inline void append(tokens& to, const tokens& more) {
+    to.insert(to.end(), more.begin(), more.end());
+}
+
+// A prompt in, its first token out: what somebody waits for.
+struct first_token {
+    double seconds = 0.0;
+    kvcache::fed<cache> fed;
+};
+inline first_token ask(pipeline& through, const tokens& prompt) {
+    const kvcache::sampler likeliest;
+    const stopwatch watch;
+    auto fed = must(through.feed(prompt));
+    static_cast<void>(likeliest.draw(kvcache::row_of(std::as_const(fed.logits), 0), 0));
+    return {watch.seconds(), std::move(fed)};
+}
+
+// The same tokens behind a sequence that is there: no cache is asked.
+inline double run_alone(pipeline& through, sequence& behind, std::span<const kvcache::token_id> prompt) {
+    const kvcache::sampler likeliest;
+    const stopwatch watch;
+    const auto logits = must(through.extend(behind, prompt));
+    static_cast<void>(likeliest.draw(kvcache::row_of(logits, 0), 0));
+    return watch.seconds();
+}
+
+} // namespace detail
+
+/// A conversation of so many turns: a system prompt; then each turn the template and the user's words, and a reply.
+struct conversation {
+    std::size_t system = 64, user = 8, around = 8, reply = 64, turns = 10;
+};
+
+/// Milliseconds to the first token, turn by turn: with the cache that heard the conversation (warm), without (cold),
+/// and the bound, a prefill of the new tokens alone behind the ones before. A reply's last token is said and not run,
+/// so it counts among the next turn's new tokens.
+inline void chat(const visit& at, const conversation& talk) {
+    auto through = at.of.through(at.threads);
+    tokens history = at.of.fresh(talk.system);
+    sequence alone = at.of.pages().open();
+    std::optional<sequence> said;
+    for (std::size_t turn = 1; turn <= talk.turns; ++turn) {
+        const std::size_t known = said ? said->size() : 0;
+        detail::append(history, at.of.fresh(talk.around + talk.user));
+        const std::size_t length = history.size();
+        said.reset();
+
+        auto warm = detail::ask(through, history);
+        if (warm.fed.reused != known)
+            throw std::runtime_error("the cache forgot the conversation");
+        const double bound = detail::run_alone(through, alone, at.of.fresh(length - known));
+        const double cold = detail::ask(through, at.of.fresh(length)).seconds;
+
+        const std::string name = (turn < 10 ? "_turn_0" : "_turn_") + std::to_string(turn);
+        const std::size_t threads = at.threads.threads();
+        at.time("chat_warm" + name, warm.seconds,
+                [&book = at.book, name, threads] { return 1e-3 * book.values("chat_bound" + name, threads).median(); });
+        at.time("chat_bound" + name, bound,
+                [&of = at.of, &most = at.most, length, known] { return of.bound(most, length - known, known); });
+        at.time("chat_cold" + name, cold, [&of = at.of, &most = at.most, length] { return of.bound(most, length, 0); });
+
+        const tokens reply = at.of.fresh(talk.reply);
+        const auto ran = std::span(reply).first(talk.reply - 1);
+        static_cast<void>(must(through.extend(warm.fed.sequence, ran, kvcache::logits_of::none)));
+        static_cast<void>(must(through.extend(alone, ran, kvcache::logits_of::none)));
+        detail::append(history, reply);
+        said = std::move(warm.fed.sequence);
+    }
+}
+
+/// A prompt that the cache knows nothing of, through it and past it: the limit is the forward passes alone, no index
+/// asked and none told.
+inline void zero_reuse(const visit& at, std::size_t length) {
+    auto through = at.of.through(at.threads);
+    const double with = detail::ask(through, at.of.fresh(length)).seconds;
+
+    const tokens prompt = at.of.fresh(length);
+    sequence nothing = at.of.pages().open();
+    const kvcache::sampler likeliest;
+    const stopwatch watch;
+    {
+        auto lease = must(at.of.pages().reserve(nothing, length));
+        for (std::size_t row = 0; row < length;) {
+            const std::size_t n = std::min(length - row, at.of.split());
+            const bool last = row + n == length;
+            const kvcache::batch_part<cache::lease> part{&lease, row, std::span(prompt).subspan(row, n),
+                                                         last ? kvcache::logits_of::last : kvcache::logits_of::none};
+            auto pass = at.of.model().begin(std::span(&part, 1), at.threads);
+            for (const auto layer : at.of.model().layers())
+                pass.forward(layer);
+            const auto logits = pass.logits();
+            if (last)
+                static_cast<void>(likeliest.draw(kvcache::row_of(logits, 0), 0));
+            row += n;
+        }
+    } // rolled back: no token was published
+    const double without = watch.seconds();
+
+    const std::string name = "zero_reuse_" + std::to_string(length);
+    const std::size_t threads = at.threads.threads();
+    at.time(name, with,
+            [&book = at.book, name, threads] { return 1e-3 * book.values(name + "_no_cache", threads).median(); });
+    at.time(name + "_no_cache", without, [&of = at.of, &most = at.most, length] { return of.bound(most, length, 0); });
+}
+
+/// Users that come one after the other with one system prompt and words of their own: milliseconds to the first token
+/// of those after the first, and of one whom nobody prepared.
+inline void shared_system(const visit& at, std::size_t system, std::size_t own, std::size_t users) {
+    auto through = at.of.through(at.threads);
+    const tokens common = at.of.fresh(system);
+    const auto prompt = [&](tokens begin) {
+        detail::append(begin, at.of.fresh(own));
+        return begin;
+    };
+    const double cold = detail::ask(through, prompt(common)).seconds;
+    for (std::size_t user = 1; user < users; ++user)
+        at.time("shared_system_warm", detail::ask(through, prompt(common)).seconds,
+                [&of = at.of, &most = at.most, system, own] { return of.bound(most, own, system); });
+    at.time("shared_system_cold", cold,
+            [&of = at.of, &most = at.most, system, own] { return of.bound(most, system + own, 0); });
+}
+
+/// The orders in which the prompts of permuted_documents name their documents.
+inline constexpr std::array<std::array<std::size_t, 4>, 6> document_orders{
+    {{0, 1, 2, 3}, {0, 1, 3, 2}, {1, 0, 2, 3}, {0, 2, 1, 3}, {1, 0, 3, 2}, {0, 1, 2, 3}}};
+
+/// Questions about the same documents in other orders: only a common beginning is reused. Milliseconds to the first
+/// tokens of all of them, and of as many whose documents are all new.
+inline void permuted_documents(const visit& at, std::size_t system, std::size_t document, std::size_t question) {
+    auto through = at.of.through(at.threads);
+    double warm = 0.0, cold = 0.0;
+    const auto documents = [&] {
+        std::array<tokens, 5> made; // and the system prompt
+        for (tokens& one : made)
+            one = at.of.fresh(document);
+        made[4] = at.of.fresh(system);
+        return made;
+    };
+    const auto prompt = [&](const std::array<tokens, 5>& from, const std::array<std::size_t, 4>& order) {
+        tokens made = from[4];
+        for (const std::size_t one : order)
+            detail::append(made, from[one]);
+        detail::append(made, at.of.fresh(question));
+        return made;
+    };
+    const auto stored = documents();
+    for (const auto& order : document_orders) {
+        warm += detail::ask(through, prompt(stored, order)).seconds;
+        cold += detail::ask(through, prompt(documents(), order)).seconds;
+    }
+    const std::size_t length = system + 4 * document + question;
+    const auto bound = [&of = at.of, &most = at.most, length] {
+        return static_cast<double>(document_orders.size()) * of.bound(most, length, 0);
+    };
+    at.time("permuted_documents_warm", warm, [&of = at.of, &most = at.most, system, document, question, length] {
+        // What an exact prefix leaves to run: all, two documents, all behind the system prompt, three, two, none.
+        const std::array<std::size_t, 6> kept{0, 2, 0, 1, 2, 4};
+        double seconds = of.bound(most, length, 0);
+        for (std::size_t i = 1; i < kept.size(); ++i) {
+            const std::size_t known = system + kept[i] * document;
+            seconds += of.bound(most, length - known, known);
+        }
+        static_cast<void>(question);
+        return seconds;
+    });
+    at.time("permuted_documents_cold", cold, bound);
+}
+
+} // namespace bench
