@@ -65,7 +65,7 @@ TEST_CASE("one key gets all the weight: the output is its value, bit for bit") {
             kv::query_block block(dim, 8);
             block.add(0);
             block.select(0, 1);
-            block.place(0, numbers::uniforms(3, dim, 8.0f));
+            block.place(0, numbers::uniforms(3, dim, 8.0f), 1.0f);
             kv::attention_tile tile = t.at(0, lane, lane + 1);
             block.attend(tile);
             std::vector<float> out(dim);
@@ -85,7 +85,7 @@ TEST_CASE("any number of queries together, each the bits it has alone") {
             block.add(40 + q); // each sees another number of lanes of the third tile
         block.select(0, last - first);
         for (std::size_t q = first; q < last; ++q)
-            block.place(q - first, {queries.data() + q * dim, dim});
+            block.place(q - first, {queries.data() + q * dim, dim}, 1.0f);
         for (std::size_t at = 0; at < 64; at += 16)
             block.attend(t.at(at, 0, 16));
         std::vector<float> out((last - first) * dim);
@@ -118,7 +118,7 @@ TEST_CASE("tiles given one by one or many at once are the same bits, over splits
                 block.add(tokens - 1 - 5 * q);
             block.select(0, n);
             for (std::size_t q = 0; q < n; ++q)
-                block.place(q, numbers::uniforms(q, dim, 2.0f));
+                block.place(q, numbers::uniforms(q, dim, 2.0f), 1.0f);
             std::vector<float> out(n * dim);
             for (std::size_t at = 0; at < all.size(); at += at_once)
                 block.attend(std::span(all).subspan(at, std::min(at_once, all.size() - at)));
@@ -140,7 +140,7 @@ TEST_CASE("a block is clean after clear, in a later split too") {
         block.clear();
         block.add(31);
         block.select(0, 1);
-        block.place(0, query);
+        block.place(0, query, 1.0f);
         block.attend(t.at(0, 0, 16));
         block.attend(t.at(16, 0, 16));
         std::vector<float> out(dim);
@@ -150,7 +150,7 @@ TEST_CASE("a block is clean after clear, in a later split too") {
     kv::query_block used(dim, 8), fresh(dim, 8);
     used.add(5000);
     used.select(0, 1);
-    used.place(0, numbers::uniforms(5, dim));
+    used.place(0, numbers::uniforms(5, dim), 1.0f);
     used.attend({t.keys.data(), t.values.data(), 0, 16, 0});
     used.attend({t.keys.data(), t.values.data(), 0, 16, 4096});
     CHECK(numbers::same_bits(run(used), run(fresh)));
@@ -163,7 +163,7 @@ TEST_CASE("splits of 1024 positions are partial softmaxes, merged in ascending o
     kv::query_block block(dim, 8);
     block.add(tokens - 1);
     block.select(0, 1);
-    block.place(0, query);
+    block.place(0, query, 1.0f);
     for (std::size_t at = 0; at < tokens; at += 16)
         block.attend(t.at(at, 0, 16));
     std::vector<float> out(dim);
@@ -181,7 +181,7 @@ TEST_CASE("scores far apart neither overflow nor lose the largest") {
         kv::query_block block(dim, 8);
         block.add(47);
         block.select(0, 1);
-        block.place(0, query);
+        block.place(0, query, 1.0f);
         for (std::size_t at = 0; at < 48; at += 16)
             block.attend(t.at(at, 0, 16));
         std::vector<float> out(dim);

@@ -187,9 +187,7 @@ private:
                             std::ranges::copy(from, scratch_.query.begin());
                         else
                             rotate_head(from, rotation, scratch_.query);
-                        for (float& x : scratch_.query)
-                            x *= shape_.scale;
-                        block_.place(q, scratch_.query);
+                        block_.place(q, scratch_.query, shape_.scale);
                     });
     }
 

@@ -75,14 +75,15 @@ public:
         longer_ = last - first - groups_ * each_;
     }
 
-    /// Gives a selected query its numbers, rotated and scaled. (head_dim)
-    void place(std::size_t q, std::span<const float> numbers) {
+    /// Gives a selected query its numbers, rotated, and multiplies them by `scale`. (head_dim)
+    void place(std::size_t q, std::span<const float> numbers, float scale) {
         const std::size_t selected = q - first_, of_longer = longer_ * (each_ + 1);
         const std::size_t size = selected < of_longer ? each_ + 1 : each_; // of its group
         const std::size_t place = (selected < of_longer ? selected : selected - of_longer) % size;
         float* to = packed_.data() + (selected - place) * head_dim_ + place;
-        for (std::size_t d = 0; d < head_dim_; ++d)
-            to[d * size] = numbers[d];
+        const float* from = numbers.data();
+        for (std::size_t d = 0, dim = head_dim_; d < dim; ++d)
+            to[d * size] = from[d] * scale;
     }
 
     /// The selected queries take in tiles, which ascend in position.
@@ -98,10 +99,12 @@ public:
                     asked_[q].region = region;
                 }
             const bool ahead = std::ranges::all_of(tiles.first(count), [](const auto& t) { return t.ahead_keys; });
+            const std::size_t fetching = ahead ? std::min(groups_, count) : 0;
             for (std::size_t g = 0; g < groups_; ++g) {
                 const auto [begin, end] = together(g);
-                if (g == 0 && ahead) // what comes is fetched once
-                    dispatch<detail::most_together, true>(tiles.first(count), begin, end - begin);
+                if (g < fetching)
+                    dispatch<detail::most_together, true>(fetched_by(g, fetching, tiles.first(count)), begin,
+                                                          end - begin);
                 else
                     dispatch<detail::most_together, false>(tiles.first(count), begin, end - begin);
             }
@@ -140,6 +143,18 @@ private:
 
     [[nodiscard]] softmax_state running(std::size_t q) { return {states_.data() + q * stride_, width_}; }
     [[nodiscard]] softmax_state merged(std::size_t q) { return {states_.data() + (capacity_ + q) * stride_, width_}; }
+
+    // The tiles, and what a group fetches meanwhile: its share of all that comes, else what it has.
+    [[nodiscard]] std::span<const attention_tile> fetched_by(std::size_t group, std::size_t groups,
+                                                             std::span<const attention_tile> tiles) {
+        std::ranges::copy(tiles, fetching_.begin());
+        for (std::size_t t = 0; t < tiles.size(); ++t)
+            if (t * groups / tiles.size() != group) {
+                fetching_[t].ahead_keys = tiles[t].keys;
+                fetching_[t].ahead_values = tiles[t].values;
+            }
+        return std::span(fetching_).first(tiles.size());
+    }
 
     [[nodiscard]] range together(std::size_t group) const noexcept {
         const std::size_t begin = group * each_ + std::min(group, longer_);
@@ -252,6 +267,7 @@ private:
     std::vector<question> asked_;
     aligned_vector<float> packed_; // the selected, a group at a time: (head_dim, queries of the group)
     aligned_vector<float> states_; // running, then merged: (2, capacity, stride)
+    std::array<attention_tile, most_tiles> fetching_;
     detail::tile_weights weights_;
 };
 

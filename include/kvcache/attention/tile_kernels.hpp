@@ -65,14 +65,16 @@ inline void score(const float* queries, std::size_t head_dim, const attention_ti
         keys[t] = tiles[t].keys;
         ahead[t] = tiles[t].ahead_keys;
     }
-    for (std::size_t d = 0; d < head_dim; ++d)
+    for (std::size_t d = 0; d < head_dim; ++d) {
+        f32x16 key[Tiles];
         for (std::size_t t = 0; t < Tiles; ++t) {
-            const f32x16 key = f32x16::load(keys[t] + d * tile_tokens);
+            key[t] = f32x16::load(keys[t] + d * tile_tokens);
             if constexpr (Ahead)
                 fetch(ahead[t] + d * tile_tokens);
-            for (std::size_t i = 0; i < N; ++i)
-                sums[i * Tiles + t] = fma(f32x16::broadcast(queries[d * N + i]), key, sums[i * Tiles + t]);
         }
+        for (std::size_t i = 0; i < N * Tiles; ++i)
+            sums[i] = fma(f32x16::broadcast(queries[d * N + i / Tiles]), key[i % Tiles], sums[i]);
+    }
     for (std::size_t i = 0; i < N * Tiles; ++i)
         sums[i].store(scores + (i / Tiles * most_tiles + i % Tiles) * tile_tokens);
 }
@@ -87,12 +89,12 @@ struct tile_weights {
 /// Adds the weighted values of a tile's lane to N queries, 16 * Columns numbers.
 template <std::size_t N, std::size_t Columns>
 inline void add_lane(const float* values, const float* weights, f32x16 (&sums)[N * Columns]) {
-    for (std::size_t c = 0; c < Columns; ++c) {
-        const f32x16 value = f32x16::load(values + 16 * c);
-        for (std::size_t i = 0; i < N; ++i) {
-            const f32x16 weight = f32x16::broadcast(weights[i * most_tiles * tile_tokens]);
-            sums[i * Columns + c] = fma(weight, value, sums[i * Columns + c]);
-        }
+    f32x16 value[Columns];
+    for (std::size_t c = 0; c < Columns; ++c)
+        value[c] = f32x16::load(values + 16 * c);
+    for (std::size_t i = 0; i < N * Columns; ++i) {
+        const f32x16 weight = f32x16::broadcast(weights[i / Columns * most_tiles * tile_tokens]);
+        sums[i] = fma(weight, value[i % Columns], sums[i]);
     }
 }
 
@@ -112,19 +114,21 @@ inline void add_columns(const attention_tile* tiles, std::size_t begin, std::siz
                 sums[i] = sums[i] * f32x16::broadcast(weights.rescale[t][first + i / Columns]);
         const float* values = tiles[t].values + column;
         const float* of_tile = weights.lanes[first][t];
+        std::size_t lane = tiles[t].first, last = tiles[t].last;
         if constexpr (Ahead) {
             const float* ahead = tiles[t].ahead_values + column;
-            for (std::size_t lane = tiles[t].first; lane < tiles[t].last; ++lane) {
+            for (; lane < last; ++lane) {
                 for (std::size_t c = 0; c < Columns; ++c)
                     fetch(ahead + lane * width + 16 * c);
                 add_lane<N, Columns>(values + lane * width, of_tile + lane, sums);
             }
-        } else if (tiles[t].first == 0 && tiles[t].last == tile_tokens) {
-            for (std::size_t lane = 0; lane < tile_tokens; lane += 4) // fewer branches
-                for (std::size_t next = lane; next < lane + 4; ++next)
-                    add_lane<N, Columns>(values + next * width, of_tile + next, sums);
         } else {
-            for (std::size_t lane = tiles[t].first; lane < tiles[t].last; ++lane)
+            // Tiles that lie behind each other, as their weights do, are one long loop.
+            for (; t + 1 < end && !weights.rescaled[t + 1] && tiles[t].last == tile_tokens && tiles[t + 1].first == 0 &&
+                   tiles[t + 1].values == tiles[t].values + tile_tokens * width;
+                 ++t)
+                last += tiles[t + 1].last;
+            for (; lane < last; ++lane)
                 add_lane<N, Columns>(values + lane * width, of_tile + lane, sums);
         }
     }
