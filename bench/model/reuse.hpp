@@ -94,20 +94,23 @@ inline void zero_reuse(const visit& at, std::size_t length) {
     const tokens prompt = at.of.fresh(length);
     sequence nothing = at.of.pages().open();
     const kvcache::sampler likeliest;
+    auto pass = at.of.model().passes<cache::lease>(at.threads);
     const stopwatch watch;
     {
+        kvcache::matrix logits(1, static_cast<Eigen::Index>(at.of.model().vocabulary()));
         auto lease = must(at.of.pages().reserve(nothing, length));
         for (std::size_t row = 0; row < length;) {
             const std::size_t n = std::min(length - row, at.of.split());
             const bool last = row + n == length;
             const kvcache::batch_part<cache::lease> part{&lease, row, std::span(prompt).subspan(row, n),
                                                          last ? kvcache::logits_of::last : kvcache::logits_of::none};
-            auto pass = at.of.model().begin(std::span(&part, 1), at.threads);
+            pass.begin(std::span(&part, 1));
             for (const auto layer : at.of.model().layers())
                 pass.forward(layer);
-            const auto logits = pass.logits();
-            if (last)
-                static_cast<void>(likeliest.draw(kvcache::row_of(logits, 0), 0));
+            if (last) {
+                pass.logits({logits.data(), at.of.model().vocabulary()});
+                static_cast<void>(likeliest.draw(kvcache::row_of(std::as_const(logits), 0), 0));
+            }
             row += n;
         }
     } // rolled back: no token was published
