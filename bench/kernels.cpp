@@ -4,9 +4,7 @@
 // read from memory, both measured in the same run by as many threads. Then the product beside Eigen's at the shapes of
 // two models, in turn: there the limit is Eigen's speed.
 
-#if __has_include(<kvcache/attention/batch_attention.hpp>)
 #include <kvcache/attention/batch_attention.hpp>
-#endif
 #include <kvcache/attention/paged_attention.hpp>
 #include <kvcache/codec/plain.hpp>
 #include <kvcache/core/tensor.hpp>
@@ -83,7 +81,7 @@ kv::packed_matrix<Weight> packed(const matrix_shape& shape) {
             if constexpr (sizeof(Weight) == sizeof(float))
                 stored[k] = row[k];
             else
-                stored[k] = static_cast<Weight>(std::bit_cast<std::uint32_t>(row[k]) >> 16);
+                stored[k] = {static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(row[k]) >> 16)};
         w.set_row(n, stored);
     }
     return w;
@@ -249,7 +247,6 @@ double attend(const past& p, const page_tables& tables, std::uint32_t heads, std
     const auto pages = [&](std::size_t sequence) {
         return kv::paged_rows<kv::plain::state, kv::heap::state>{&p.codec, &p.storage, tables[sequence]};
     };
-#if __has_include(<kvcache/attention/batch_attention.hpp>)
     using attention = kv::batch_attention<kv::plain::state, kv::heap::state>;
     static std::map<kv::team*, attention> attentions; // whose memory is taken once
     std::vector<attention::part> parts;
@@ -261,21 +258,6 @@ double attend(const past& p, const page_tables& tables, std::uint32_t heads, std
     for (std::uint32_t layer = 0; layer < p.layers; ++layer)
         all.attend(kv::layer_id{layer}, threads);
     return watch.seconds();
-#else
-    constexpr std::size_t rows_a_job = 16;
-    const std::size_t blocks = (rows + rows_a_job - 1) / rows_a_job;
-    const bench::stopwatch watch;
-    for (std::uint32_t layer = 0; layer < p.layers; ++layer)
-        threads.share(tables.size() * blocks * p.kv_heads, [&](std::size_t begin, std::size_t end) {
-            for (std::size_t job = begin; job < end; ++job) {
-                const std::size_t sequence = job / p.kv_heads / blocks, block = job / p.kv_heads % blocks;
-                kv::attend(shape, pages(sequence), kv::layer_id{layer},
-                           kv::head_id{static_cast<std::uint32_t>(job % p.kv_heads)}, asked(sequence),
-                           block * rows_a_job, std::min(rows, (block + 1) * rows_a_job));
-            }
-        });
-    return watch.seconds();
-#endif
 }
 
 bench::sample attention_decode(std::size_t threads) {
@@ -367,18 +349,18 @@ void add_products(bench::suite& suite, std::size_t threads) {
     suite.add({.name = "product_bf16_m1",
                .threads = threads,
                .unit = "GB/s",
-               .take = [=] { return streamed_rate<std::uint16_t>(threads); },
+               .take = [=] { return streamed_rate<kv::bfloat16>(threads); },
                .limited_by = "stream",
                .aim = 0.85,
                .scored = true});
     add("product_f32_m8", 0.0, 0.0f, smollm2, 8);
     add("product_f32_m128", 0.90, 0.0f, smollm2, 128);
     add("product_f32_m512", 0.90, 0.0f, smollm2, 512);
-    add("product_bf16_m128", 0.85, std::uint16_t{}, smollm2, 128);
-    add("product_bf16_m512", 0.85, std::uint16_t{}, smollm2, 512);
+    add("product_bf16_m128", 0.85, kv::bfloat16{}, smollm2, 128);
+    add("product_bf16_m512", 0.85, kv::bfloat16{}, smollm2, 512);
     add("product_f32_m128_tinyllama", 0.90, 0.0f, tinyllama, 128);
     add("product_f32_m512_tinyllama", 0.90, 0.0f, tinyllama, 512);
-    add("product_bf16_m512_tinyllama", 0.85, std::uint16_t{}, tinyllama, 512);
+    add("product_bf16_m512_tinyllama", 0.85, kv::bfloat16{}, tinyllama, 512);
 }
 
 void add_attention(bench::suite& suite, std::size_t threads) {
