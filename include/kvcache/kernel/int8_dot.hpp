@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/kernel/simd.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+/// Dot products of four bytes for 16 outputs at once. Sums of int32 are exact, so every form gives the same numbers.
+namespace kvcache::detail {
+
+#if defined(__AVX512VNNI__)
+
+/// An activation as the machine's dot product reads it: VNNI wants one side unsigned, so 128 is added, and 128 times
+/// the sum of the weights comes off the result.
+using int8_activation = std::uint8_t;
+inline constexpr std::int32_t activation_offset = 128;
+
+/// How four inputs of 16 outputs lie in vectors, and their running sums.
+inline constexpr std::size_t int8_parts = 1;
+using int8_vector = __m512i;
+
+[[nodiscard]] KVCACHE_INLINE inline int8_vector no_sums() noexcept {
+    return _mm512_setzero_si512();
+}
+[[nodiscard]] KVCACHE_INLINE inline int8_vector load_weights(const std::int8_t* from, std::size_t) noexcept {
+    return _mm512_loadu_si512(from);
+}
+/// The same four activations for all outputs.
+[[nodiscard]] KVCACHE_INLINE inline int8_vector load_four(const int8_activation* x) noexcept {
+    std::int32_t four;
+    std::memcpy(&four, x, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+[[nodiscard]] KVCACHE_INLINE inline int8_vector add_dots(int8_vector sums, int8_vector weights,
+                                                         int8_vector four) noexcept {
+    return _mm512_dpbusd_epi32(sums, four, weights);
+}
+inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
+    _mm512_storeu_si512(to, sums[0]);
+}
+
+#elif defined(__AVX2__)
+
+using int8_activation = std::int16_t; // products of 16-bit pairs: VPMADDUBSW of bytes would saturate
+inline constexpr std::int32_t activation_offset = 0;
+
+inline constexpr std::size_t int8_parts = 4; // four outputs each: the sums of even and of odd pairs of inputs
+using int8_vector = __m256i;
+
+/// Steps that pass through here keep their order: a compiler that loads everything first has no registers for the sums.
+[[nodiscard]] KVCACHE_INLINE inline int8_vector in_order(int8_vector x) noexcept {
+#if defined(__GNUC__)
+    asm volatile("" : "+x"(x));
+#endif
+    return x;
+}
+
+[[nodiscard]] KVCACHE_INLINE inline int8_vector no_sums() noexcept {
+    return _mm256_setzero_si256();
+}
+[[nodiscard]] KVCACHE_INLINE inline int8_vector load_weights(const std::int8_t* from, std::size_t part) noexcept {
+    __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 16 * part)));
+    return in_order(words);
+}
+[[nodiscard]] KVCACHE_INLINE inline int8_vector load_four(const int8_activation* x) noexcept {
+    std::int64_t four;
+    std::memcpy(&four, x, sizeof four);
+    return _mm256_set1_epi64x(four);
+}
+[[nodiscard]] KVCACHE_INLINE inline int8_vector add_dots(int8_vector sums, int8_vector weights,
+                                                         int8_vector four) noexcept {
+    return in_order(_mm256_add_epi32(sums, _mm256_madd_epi16(weights, four)));
+}
+inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
+    for (std::size_t i = 0; i < int8_parts; ++i) {
+        const __m256i folded = _mm256_add_epi32(sums[i], _mm256_srli_epi64(sums[i], 32));
+        const __m256i four = _mm256_permutevar8x32_epi32(folded, _mm256_setr_epi32(0, 2, 4, 6, 0, 0, 0, 0));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 4 * i), _mm256_castsi256_si128(four));
+    }
+}
+
+#else
+
+using int8_activation = std::int8_t;
+inline constexpr std::int32_t activation_offset = 0;
+
+inline constexpr std::size_t int8_parts = 1;
+struct int8_vector {
+    std::int32_t lanes[16];
+};
+
+[[nodiscard]] inline int8_vector no_sums() noexcept {
+    return {};
+}
+struct int8_weights {
+    const std::int8_t* bytes;
+};
+[[nodiscard]] inline int8_weights load_weights(const std::int8_t* from, std::size_t) noexcept {
+    return {from};
+}
+[[nodiscard]] inline const int8_activation* load_four(const int8_activation* x) noexcept {
+    return x;
+}
+[[nodiscard]] inline int8_vector add_dots(int8_vector sums, int8_weights w, const int8_activation* four) noexcept {
+    for (std::size_t output = 0; output < 16; ++output)
+        for (std::size_t i = 0; i < 4; ++i)
+            sums.lanes[output] += std::int32_t{w.bytes[output * 4 + i]} * four[i];
+    return sums;
+}
+inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
+    std::memcpy(to, sums->lanes, sizeof sums->lanes);
+}
+
+#endif
+
+} // namespace kvcache::detail

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/aligned.hpp>
+#include <kvcache/core/contract.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace kvcache {
+
+/// The weights of y = W x as int8 with one scale an output: w = q * scale, |q| <= 127. Packed in panels of 16 outputs,
+/// in each the inputs in ascending fours and for every four its 16 x 4 weights, as the dot-product instructions of x86
+/// (VNNI) and ARM read them. (outputs / 16, inputs / 4, 16, 4), zeros behind the last output and input.
+class int8_matrix {
+public:
+    static constexpr std::size_t panel_width = 16;
+    static constexpr std::size_t most_inputs = 65536; ///< For which no int32 sum of products of bytes overflows.
+
+    int8_matrix() = default;
+
+    /// Requires: inputs <= most_inputs.
+    int8_matrix(std::size_t outputs, std::size_t inputs)
+        : outputs_(outputs),
+          inputs_(inputs),
+          numbers_(panels() * panel_bytes()),
+          scales_(panels() * panel_width),
+          sums_(panels() * panel_width) {
+        expects(inputs <= most_inputs, "an int8 matrix has at most 65536 inputs");
+    }
+
+    /// Rounds the weights of one output to the nearest of 255 levels, ties to even. (inputs)
+    /// Errors of a weight: at most half a level, max |weight| / 254. Different outputs may be set by several threads.
+    void set_row(std::size_t output, std::span<const float> weights) {
+        expects(output < outputs_ && weights.size() == inputs_, "a packed row is one output's weights");
+        float largest = 0.0f;
+        for (const float w : weights)
+            largest = std::max(largest, std::fabs(w));
+        const float scale = largest / 127.0f;
+        std::int8_t* to =
+            numbers_.data() + output / panel_width * panel_bytes() + output % panel_width * inputs_together;
+        std::int32_t sum = 0;
+        for (std::size_t k = 0; k < inputs_; ++k) {
+            const float level = scale > 0.0f ? std::nearbyint(weights[k] / scale) : 0.0f;
+            const auto q = static_cast<std::int8_t>(std::clamp(level, -127.0f, 127.0f));
+            to[k / inputs_together * panel_width * inputs_together + k % inputs_together] = q;
+            sum += q;
+        }
+        scales_[output] = scale;
+        sums_[output] = sum;
+    }
+
+    /// The weights of one output, as they are used. (inputs)
+    void row(std::size_t output, std::span<float> out) const {
+        expects(output < outputs_ && out.size() == inputs_, "a packed row is one output's weights");
+        const std::int8_t* from = panel(output / panel_width) + output % panel_width * inputs_together;
+        for (std::size_t k = 0; k < inputs_; ++k)
+            out[k] = static_cast<float>(from[k / inputs_together * panel_width * inputs_together + k % inputs_together]) *
+                     scales_[output];
+    }
+
+    [[nodiscard]] std::size_t outputs() const noexcept { return outputs_; }
+    [[nodiscard]] std::size_t inputs() const noexcept { return inputs_; }
+    [[nodiscard]] std::size_t panels() const noexcept { return (outputs_ + panel_width - 1) / panel_width; }
+    /// Fours of inputs.
+    [[nodiscard]] std::size_t fours() const noexcept { return (inputs_ + inputs_together - 1) / inputs_together; }
+    [[nodiscard]] std::size_t bytes() const noexcept {
+        return numbers_.size() + scales_.size() * sizeof(float) + sums_.size() * sizeof(std::int32_t);
+    }
+
+    /// The weights of outputs [16 * index, 16 * index + 16). (inputs / 4, 16, 4)
+    [[nodiscard]] const std::int8_t* panel(std::size_t index) const noexcept {
+        return numbers_.data() + index * panel_bytes();
+    }
+    /// What one level of an output is worth, from output 16 * index on. (16)
+    [[nodiscard]] const float* scales(std::size_t index) const noexcept { return scales_.data() + index * panel_width; }
+    /// The sum of an output's levels, from output 16 * index on. (16)
+    [[nodiscard]] const std::int32_t* sums(std::size_t index) const noexcept {
+        return sums_.data() + index * panel_width;
+    }
+
+private:
+    static constexpr std::size_t inputs_together = 4;
+
+    [[nodiscard]] std::size_t panel_bytes() const noexcept { return fours() * inputs_together * panel_width; }
+
+    std::size_t outputs_ = 0;
+    std::size_t inputs_ = 0;
+    aligned_vector<std::int8_t> numbers_;
+    aligned_vector<float> scales_;
+    aligned_vector<std::int32_t> sums_;
+};
+
+} // namespace kvcache

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/kernel/int8_dot.hpp>
+#include <kvcache/kernel/int8_matrix.hpp>
+#include <kvcache/kernel/math.hpp>
+#include <kvcache/kernel/product.hpp>
+#include <kvcache/kernel/team.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+namespace kvcache {
+
+/// Activations as int8 with one scale a row, made anew for each product; keeps its memory for the next one.
+class int8_rows {
+public:
+    /// Takes in rows: x = q * scale, |q| <= 127, rounded to the nearest, ties to even. A row of zeros has scale zero.
+    /// (rows, inputs) Cost: every number is read twice.
+    void quantize(const rows_in& x, std::size_t inputs, team& threads) {
+        stride_ = (inputs + 3) / 4 * 4 + line_bytes / sizeof(number); // rows begin on lines of different sets
+        if (numbers_.size() < x.rows * stride_)
+            numbers_ = aligned_vector<number>(x.rows * stride_);
+        if (scales_.size() < x.rows)
+            scales_ = aligned_vector<float>(x.rows);
+        threads.share(x.rows, x.rows * inputs * 4, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t row = begin; row < end; ++row)
+                quantize_row(x.data + row * x.stride, inputs, row);
+        });
+    }
+
+    /// Behind the last input up to four zeros. (inputs)
+    [[nodiscard]] const detail::int8_activation* row(std::size_t i) const noexcept {
+        return numbers_.data() + i * stride_;
+    }
+    /// Numbers from one row to the next.
+    [[nodiscard]] std::size_t stride() const noexcept { return stride_; }
+    [[nodiscard]] float scale(std::size_t i) const noexcept { return scales_[i]; }
+
+private:
+    using number = detail::int8_activation;
+
+    void quantize_row(const float* x, std::size_t inputs, std::size_t row) {
+        f32x16 top = f32x16::zero();
+        detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
+            const f32x16 v = detail::load_some(x + i, n);
+            top = max(top, max(v, -v));
+        });
+        const float most = largest(top);
+        scales_[row] = most / 127.0f;
+        const f32x16 levels = f32x16::broadcast(most > 0.0f ? 127.0f / most : 0.0f);
+        const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
+        number* to = numbers_.data() + row * stride_;
+        detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
+            alignas(line_bytes) float level[16];
+            (fma(detail::load_some(x + i, n), levels, magic) - magic).store(level);
+            for (std::size_t lane = 0; lane < n; ++lane)
+                to[i + lane] = static_cast<number>(static_cast<std::int32_t>(level[lane]) + detail::activation_offset);
+        });
+        for (std::size_t i = inputs; i % 4 != 0; ++i)
+            to[i] = static_cast<number>(detail::activation_offset);
+    }
+
+    std::size_t stride_ = 0;
+    aligned_vector<number> numbers_;
+    aligned_vector<float> scales_;
+};
+
+namespace detail {
+
+// Rows that meet one load of weights, so that their sums stay in registers.
+inline constexpr std::size_t int8_rows_together = native_lanes == 16 ? 12 : 2;
+
+// Rows [row, row + Rows) with the 16 outputs of a panel.
+template <std::size_t Rows>
+inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w, std::size_t panel,
+                      const rows_out& y) {
+    int8_vector sums[Rows * int8_parts]; // flat: GCC 12 keeps no nested array in registers
+    unrolled<Rows * int8_parts>([&](auto i) KVCACHE_INLINE { sums[i] = no_sums(); });
+    const int8_activation* from = x.row(row);
+    const std::size_t stride = x.stride();
+    const std::int8_t* weights = w.panel(panel);
+    for (std::size_t four = 0; four < w.fours(); ++four, from += 4, weights += 64)
+        unrolled<int8_parts>([&](auto part) KVCACHE_INLINE {
+            const auto these = load_weights(weights, part);
+            unrolled<Rows>([&](auto r) KVCACHE_INLINE {
+                auto& sum = sums[r * int8_parts + part];
+                sum = add_dots(sum, these, load_four(from + r * stride));
+            });
+        });
+    const std::size_t output = panel * 16, left = std::min<std::size_t>(16, w.outputs() - output);
+    for (std::size_t r = 0; r < Rows; ++r) {
+        std::int32_t exact[16];
+        store_sums(sums + r * int8_parts, exact);
+        for (std::size_t i = 0; i < left; ++i)
+            y.data[(row + r) * y.stride + output + i] =
+                static_cast<float>(exact[i] - activation_offset * w.sums(panel)[i]) *
+                (x.scale(row + r) * w.scales(panel)[i]);
+    }
+}
+
+} // namespace detail
+
+/// y = x W^T with int8 weights and activations. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
+/// Sums are exact integers and each output is rounded once and scaled, so its bits depend neither on the number of rows
+/// nor on threads nor on the machine (weights a channel and activations a token: Yao et al. 2022, ZeroQuant).
+/// `scratch` takes the rows as int8.
+inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, team& threads, int8_rows& scratch) {
+    if (x.rows == 0)
+        return;
+    scratch.quantize(x, w.inputs(), threads);
+    constexpr std::size_t tall = detail::int8_rows_together;
+    const std::size_t block = 32 * tall, blocks = (x.rows + block - 1) / block;
+    threads.share(blocks * w.panels(), x.rows * w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
+        for (std::size_t job = begin; job < end; ++job) {
+            const std::size_t first = job / w.panels() * block, last = std::min(first + block, x.rows);
+            std::size_t row = first;
+            for (std::size_t tiles = (last - first + tall - 1) / tall; tiles > 0; --tiles) {
+                const std::size_t rows = (last - row + tiles - 1) / tiles;
+                detail::with_rows<tall>(rows, [&]<std::size_t Rows> {
+                    detail::int8_tile<Rows>(scratch, row, w, job % w.panels(), y);
+                });
+                row += rows;
+            }
+        }
+    });
+}
+
+} // namespace kvcache
