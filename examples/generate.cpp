@@ -60,9 +60,11 @@ generate_without_cache(Cache& cache, const kvcache::transformer& model, kvcache:
 }
 
 int run(const flags& f) {
-    const auto loaded = support::open_model(f.model);
+    const support::stopwatch loading;
+    const auto loaded = support::open_model(f.model, f.packed_cache);
     if (!loaded)
         return support::report("generate", loaded.error());
+    const double load_time = loading.milliseconds();
     const kvcache::transformer& model = loaded->model;
 
     std::optional<kvcache::tokenizer> words;
@@ -135,6 +137,7 @@ int run(const flags& f) {
                       {"prefilled", made->prompt.prefilled},
                       {"ids", kvcache::json::array()},
                       {"text", text},
+                      {"load_ms", load_time},
                       {"ttft_ms", f.no_cache ? total : first_token},
                       {"total_ms", total}};
     for (const kvcache::token_id id : made->ids)

@@ -73,6 +73,7 @@ struct speaking_flags {
     std::size_t threads = 1;
     std::size_t split = 256;
     std::uint32_t page = 64;
+    bool packed_cache = false;
 };
 
 inline void add_flags(CLI::App& app, speaking_flags& f) {
@@ -85,6 +86,7 @@ inline void add_flags(CLI::App& app, speaking_flags& f) {
     app.add_option("--split", f.split, "Most rows in one forward pass")
         ->check(whole(1, 1u << 20))
         ->capture_default_str();
+    app.add_flag("--packed-cache", f.packed_cache, "Keep the packed weights beside the model for the next start");
     app.add_option("--page", f.page, "Tokens a page, a multiple of 16")->check(page_size())->capture_default_str();
 }
 

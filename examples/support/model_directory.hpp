@@ -63,10 +63,19 @@ inline int report(std::string_view program, const kvcache::error& problem) {
     return 1;
 }
 
-/// Opens a model directory with a progress bar.
-inline kvcache::result<kvcache::loaded_model> open_model(const std::filesystem::path& directory) {
+/// Opens a model directory with a progress bar; `keep` keeps its packed weights beside it for the next start. Kept
+/// weights that could not be used or written are told on standard error.
+inline kvcache::result<kvcache::loaded_model> open_model(const std::filesystem::path& directory, bool keep) {
     progress_bar bar("packing weights");
-    return kvcache::load_model(directory, [&](std::size_t done, std::size_t of) { bar(done, of); });
+    kvcache::load_options options;
+    if (keep)
+        options.packed = kvcache::packed_path(directory);
+    auto loaded = kvcache::load_model(directory, options, [&](std::size_t done, std::size_t of) { bar(done, of); });
+    if (loaded)
+        for (const auto& problem : {loaded->report.refused, loaded->report.not_kept})
+            if (problem)
+                std::fprintf(stderr, "packed weights: %s\n", problem->message.c_str());
+    return loaded;
 }
 
 } // namespace support

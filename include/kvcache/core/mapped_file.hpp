@@ -85,8 +85,8 @@ public:
     /// system's own copy stays while it has room. Requires: the bytes are this file's.
     void forget(std::span<const std::byte> bytes) const noexcept {
         const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-        const std::size_t first = (static_cast<std::size_t>(bytes.data() - begin_) + page - 1) / page * page;
-        const std::size_t last = static_cast<std::size_t>(bytes.data() - begin_ + bytes.size()) / page * page;
+        const auto begin = static_cast<std::size_t>(bytes.data() - begin_);
+        const std::size_t first = (begin + page - 1) / page * page, last = (begin + bytes.size()) / page * page;
         if (begin_ != nullptr && first < last && last <= size_)
             ::madvise(const_cast<std::byte*>(begin_ + first), last - first, MADV_DONTNEED);
     }
