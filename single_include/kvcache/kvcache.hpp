@@ -720,14 +720,16 @@ inline void score(const float* queries, std::size_t head_dim, const attention_ti
         keys[t] = tiles[t].keys;
         ahead[t] = tiles[t].ahead_keys;
     }
-    for (std::size_t d = 0; d < head_dim; ++d)
+    for (std::size_t d = 0; d < head_dim; ++d) {
+        f32x16 key[Tiles];
         for (std::size_t t = 0; t < Tiles; ++t) {
-            const f32x16 key = f32x16::load(keys[t] + d * tile_tokens);
+            key[t] = f32x16::load(keys[t] + d * tile_tokens);
             if constexpr (Ahead)
                 fetch(ahead[t] + d * tile_tokens);
-            for (std::size_t i = 0; i < N; ++i)
-                sums[i * Tiles + t] = fma(f32x16::broadcast(queries[d * N + i]), key, sums[i * Tiles + t]);
         }
+        for (std::size_t i = 0; i < N * Tiles; ++i)
+            sums[i] = fma(f32x16::broadcast(queries[d * N + i / Tiles]), key[i % Tiles], sums[i]);
+    }
     for (std::size_t i = 0; i < N * Tiles; ++i)
         sums[i].store(scores + (i / Tiles * most_tiles + i % Tiles) * tile_tokens);
 }
@@ -742,12 +744,12 @@ struct tile_weights {
 /// Adds the weighted values of a tile's lane to N queries, 16 * Columns numbers.
 template <std::size_t N, std::size_t Columns>
 inline void add_lane(const float* values, const float* weights, f32x16 (&sums)[N * Columns]) {
-    for (std::size_t c = 0; c < Columns; ++c) {
-        const f32x16 value = f32x16::load(values + 16 * c);
-        for (std::size_t i = 0; i < N; ++i) {
-            const f32x16 weight = f32x16::broadcast(weights[i * most_tiles * tile_tokens]);
-            sums[i * Columns + c] = fma(weight, value, sums[i * Columns + c]);
-        }
+    f32x16 value[Columns];
+    for (std::size_t c = 0; c < Columns; ++c)
+        value[c] = f32x16::load(values + 16 * c);
+    for (std::size_t i = 0; i < N * Columns; ++i) {
+        const f32x16 weight = f32x16::broadcast(weights[i / Columns * most_tiles * tile_tokens]);
+        sums[i] = fma(weight, value[i % Columns], sums[i]);
     }
 }
 
@@ -767,19 +769,21 @@ inline void add_columns(const attention_tile* tiles, std::size_t begin, std::siz
                 sums[i] = sums[i] * f32x16::broadcast(weights.rescale[t][first + i / Columns]);
         const float* values = tiles[t].values + column;
         const float* of_tile = weights.lanes[first][t];
+        std::size_t lane = tiles[t].first, last = tiles[t].last;
         if constexpr (Ahead) {
             const float* ahead = tiles[t].ahead_values + column;
-            for (std::size_t lane = tiles[t].first; lane < tiles[t].last; ++lane) {
+            for (; lane < last; ++lane) {
                 for (std::size_t c = 0; c < Columns; ++c)
                     fetch(ahead + lane * width + 16 * c);
                 add_lane<N, Columns>(values + lane * width, of_tile + lane, sums);
             }
-        } else if (tiles[t].first == 0 && tiles[t].last == tile_tokens) {
-            for (std::size_t lane = 0; lane < tile_tokens; lane += 4) // fewer branches
-                for (std::size_t next = lane; next < lane + 4; ++next)
-                    add_lane<N, Columns>(values + next * width, of_tile + next, sums);
         } else {
-            for (std::size_t lane = tiles[t].first; lane < tiles[t].last; ++lane)
+            // Tiles that lie behind each other, as their weights do, are one long loop.
+            for (; t + 1 < end && !weights.rescaled[t + 1] && tiles[t].last == tile_tokens && tiles[t + 1].first == 0 &&
+                   tiles[t + 1].values == tiles[t].values + tile_tokens * width;
+                 ++t)
+                last += tiles[t + 1].last;
+            for (; lane < last; ++lane)
                 add_lane<N, Columns>(values + lane * width, of_tile + lane, sums);
         }
     }
@@ -1113,14 +1117,15 @@ public:
         longer_ = last - first - groups_ * each_;
     }
 
-    /// Gives a selected query its numbers, rotated and scaled. (head_dim)
-    void place(std::size_t q, std::span<const float> numbers) {
+    /// Gives a selected query its numbers, rotated, and multiplies them by `scale`. (head_dim)
+    void place(std::size_t q, std::span<const float> numbers, float scale) {
         const std::size_t selected = q - first_, of_longer = longer_ * (each_ + 1);
         const std::size_t size = selected < of_longer ? each_ + 1 : each_; // of its group
         const std::size_t place = (selected < of_longer ? selected : selected - of_longer) % size;
         float* to = packed_.data() + (selected - place) * head_dim_ + place;
-        for (std::size_t d = 0; d < head_dim_; ++d)
-            to[d * size] = numbers[d];
+        const float* from = numbers.data();
+        for (std::size_t d = 0, dim = head_dim_; d < dim; ++d)
+            to[d * size] = from[d] * scale;
     }
 
     /// The selected queries take in tiles, which ascend in position.
@@ -1136,10 +1141,12 @@ public:
                     asked_[q].region = region;
                 }
             const bool ahead = std::ranges::all_of(tiles.first(count), [](const auto& t) { return t.ahead_keys; });
+            const std::size_t fetching = ahead ? std::min(groups_, count) : 0;
             for (std::size_t g = 0; g < groups_; ++g) {
                 const auto [begin, end] = together(g);
-                if (g == 0 && ahead) // what comes is fetched once
-                    dispatch<detail::most_together, true>(tiles.first(count), begin, end - begin);
+                if (g < fetching)
+                    dispatch<detail::most_together, true>(fetched_by(g, fetching, tiles.first(count)), begin,
+                                                          end - begin);
                 else
                     dispatch<detail::most_together, false>(tiles.first(count), begin, end - begin);
             }
@@ -1178,6 +1185,18 @@ private:
 
     [[nodiscard]] softmax_state running(std::size_t q) { return {states_.data() + q * stride_, width_}; }
     [[nodiscard]] softmax_state merged(std::size_t q) { return {states_.data() + (capacity_ + q) * stride_, width_}; }
+
+    // The tiles, and what a group fetches meanwhile: its share of all that comes, else what it has.
+    [[nodiscard]] std::span<const attention_tile> fetched_by(std::size_t group, std::size_t groups,
+                                                             std::span<const attention_tile> tiles) {
+        std::ranges::copy(tiles, fetching_.begin());
+        for (std::size_t t = 0; t < tiles.size(); ++t)
+            if (t * groups / tiles.size() != group) {
+                fetching_[t].ahead_keys = tiles[t].keys;
+                fetching_[t].ahead_values = tiles[t].values;
+            }
+        return std::span(fetching_).first(tiles.size());
+    }
 
     [[nodiscard]] range together(std::size_t group) const noexcept {
         const std::size_t begin = group * each_ + std::min(group, longer_);
@@ -1290,6 +1309,7 @@ private:
     std::vector<question> asked_;
     aligned_vector<float> packed_; // the selected, a group at a time: (head_dim, queries of the group)
     aligned_vector<float> states_; // running, then merged: (2, capacity, stride)
+    std::array<attention_tile, most_tiles> fetching_;
     detail::tile_weights weights_;
 };
 
@@ -1919,9 +1939,7 @@ private:
                             std::ranges::copy(from, scratch_.query.begin());
                         else
                             rotate_head(from, rotation, scratch_.query);
-                        for (float& x : scratch_.query)
-                            x *= shape_.scale;
-                        block_.place(q, scratch_.query);
+                        block_.place(q, scratch_.query, shape_.scale);
                     });
     }
 
