@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/attention/attention_plan.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernel/numbers.hpp"
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+namespace {
+
+using table = std::vector<kv::page_entry>;
+
+// Pages [first, last) of 64 rows each.
+table pages(std::uint32_t first, std::uint32_t last) {
+    table made;
+    for (std::uint32_t page = first; page < last; ++page)
+        made.push_back({.page = kv::page_id{page}, .count = 64});
+    return made;
+}
+
+table joined(table a, const table& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+}
+
+// Calls body(run, entry, position) for each position that a job reads for a run.
+template <class Body>
+void for_reads(const kv::attention_plan& plan, const std::vector<kv::planned_rows>& parts, Body body) {
+    for (const kv::attention_job& job : plan.jobs())
+        for (std::size_t s = job.first_segment; s < job.last_segment; ++s) {
+            const kv::attention_segment& segment = plan.segments()[s];
+            std::size_t position = segment.position;
+            for (std::size_t e = segment.first; e < segment.last; ++e) {
+                const kv::page_entry& entry = parts[segment.part].table[e];
+                for (std::size_t at = position; at < position + entry.count; ++at)
+                    for (std::size_t r = segment.first_run; r < segment.last_run; ++r) {
+                        const std::size_t split = at / kv::query_block::split;
+                        if (at < plan.runs()[r].end && split >= job.first_split && split < job.last_split)
+                            body(r, entry, at);
+                    }
+                position += entry.count;
+            }
+        }
+}
+
+// Tables of a few pages drawn from few, so that they share beginnings.
+std::vector<table> drawn(std::uint64_t seed, std::size_t count) {
+    std::vector<table> made(count);
+    for (std::size_t i = 0; i < count; ++i)
+        for (std::size_t e = 0; e < 1 + numbers::hashed(seed, i) % 40; ++e)
+            made[i].push_back({.page = kv::page_id{static_cast<std::uint32_t>(
+                                   e * 8 + (e < 20 ? 0 : numbers::hashed(seed, i * 64 + e) % 2))},
+                               .count = 64});
+    return made;
+}
+
+} // namespace
+
+TEST_CASE("every position that a row sees is read for it once, from its own page") {
+    for (std::uint64_t seed = 0; seed < 40; ++seed) {
+        const auto tables = drawn(seed, 1 + seed % 9);
+        std::vector<kv::planned_rows> parts;
+        for (std::size_t i = 0; i < tables.size(); ++i) {
+            const std::size_t tokens = tables[i].size() * 64;
+            const std::size_t rows = 1 + numbers::hashed(seed, 1000 + i) % (i % 2 == 0 ? 1 : tokens);
+            parts.push_back({tables[i], tokens - rows - numbers::hashed(seed, 2000 + i) % (tokens - rows + 1), rows});
+        }
+        for (const std::size_t group : {1u, 3u, 100u})
+            for (const std::size_t threads : {1u, 2u, 8u}) {
+                kv::attention_plan plan;
+                plan.deal(parts, group, 2, threads);
+                std::vector<std::vector<int>> seen(plan.runs().size());
+                std::size_t rows = 0, wanted = 0;
+                for (std::size_t r = 0; r < seen.size(); ++r) {
+                    seen[r].resize(plan.runs()[r].end);
+                    rows += plan.runs()[r].rows;
+                }
+                for (const auto& part : parts)
+                    wanted += part.rows;
+                bool own = true;
+                for_reads(plan, parts, [&](std::size_t r, const kv::page_entry& entry, std::size_t at) {
+                    ++seen[r][at];
+                    own = own && parts[plan.runs()[r].part].table[at / 64] == entry;
+                });
+                INFO("seed " << seed << ", group " << group << ", " << threads << " threads");
+                CHECK(rows == wanted);
+                CHECK(own);
+                for (const auto& positions : seen)
+                    CHECK(std::ranges::all_of(positions, [](int times) { return times == 1; }));
+            }
+    }
+}
+
+TEST_CASE("pages that sequences have in common are read once") {
+    std::vector<table> tables;
+    for (std::uint32_t s = 0; s < 16; ++s)
+        tables.push_back(joined(pages(0, 64), pages(100 + s, 101 + s)));
+    std::vector<kv::planned_rows> parts;
+    for (const auto& one : tables)
+        parts.push_back({one, 64 * 64 + 5, 1});
+    kv::attention_plan plan;
+    plan.deal(parts, 4, 1, 1);
+    CHECK(plan.jobs().size() == 1);
+    std::size_t read = 0;
+    for (const auto& segment : plan.segments())
+        read += segment.last - segment.first;
+    CHECK(read == 64 + 16);
+    CHECK(plan.partials() == 0);
+}
+
+TEST_CASE("threads share a long sequence evenly") {
+    const table long_one = pages(0, 128);
+    const std::vector<kv::planned_rows> parts = {{long_one, 128 * 64 - 1, 1}};
+    for (const std::size_t threads : {2u, 4u}) {
+        kv::attention_plan plan;
+        plan.deal(parts, 3, 3, threads);
+        std::size_t all = 0, most = 0;
+        for (const auto& job : plan.jobs()) {
+            all += job.cost;
+            most = std::max(most, job.cost);
+        }
+        CHECK(most * threads * 3 <= all * 3);         // a job is no more than a thread's share of the three heads
+        CHECK(plan.jobs().size() * 3 % threads == 0); // and they come out even
+        CHECK(plan.partials() == 3 * 8);
+    }
+}
+
+TEST_CASE("a plan dealt again forgets the batch before") {
+    const table some = pages(0, 40), other = pages(50, 51);
+    kv::attention_plan plan, fresh;
+    const std::vector<kv::planned_rows> before = {{some, 2000, 1}, {other, 3, 60}}, now = {{other, 10, 1}};
+    plan.deal(before, 2, 1, 4);
+    plan.deal(now, 2, 1, 4);
+    fresh.deal(now, 2, 1, 4);
+    CHECK(plan.jobs().size() == fresh.jobs().size());
+    CHECK(plan.segments().size() == fresh.segments().size());
+    CHECK(plan.partials() == fresh.partials());
+    plan.deal({}, 2, 1, 4);
+    CHECK(plan.jobs().empty());
+}
