@@ -129,11 +129,11 @@ int run(const flags& f) {
 
     auto rows_made = book.rows();
     for (std::size_t t = 0; t < teams.size(); ++t) {
-        const auto limit = [&](const char* name, const bench::samples& s, const char* unit) {
-            rows_made.push_back(bench::make_row(name, teams[t].threads(), 1e-9 * s.median(), unit, 0.0));
+        const auto limit = [&](const char* name, double value, const char* unit) {
+            rows_made.push_back(bench::make_row(name, teams[t].threads(), 1e-9 * value, unit, 0.0));
         };
-        limit("stream", limits[t].stream, "GB/s");
-        limit("fma_peak", limits[t].peak, "GFLOP/s");
+        limit("stream", limits[t].stream.median(), "GB/s");
+        limit("fma_peak", limits[t].peak.most(), "GFLOP/s");
     }
     bench::print_heading();
     for (const auto& row : rows_made)

@@ -64,7 +64,7 @@ inline void shared_generation(const visit& at, const sequence& past, std::size_t
             [&of = at.of, &most = at.most, users, steps, depth] {
                 const double bytes = of.weight_bytes() + of.position_bytes() * static_cast<double>(depth);
                 const double step = std::max(bytes / most.stream.median(),
-                                             static_cast<double>(users) * of.flops(1, depth) / most.peak.median());
+                                             static_cast<double>(users) * of.flops(1, depth) / most.peak.most());
                 return static_cast<double>(steps) * step;
             });
 }

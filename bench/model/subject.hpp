@@ -36,7 +36,7 @@ template <class T>
 /// What the machine does at most with so many threads, sampled all through the run.
 struct machine_limits {
     samples stream; ///< Bytes a second.
-    samples peak;   ///< FLOP a second.
+    samples peak;   ///< FLOP a second; the most counts, for only another program makes it less.
 };
 
 /// The model under test, the cache it shares, and what a token costs at least.
@@ -105,7 +105,7 @@ public:
     /// Seconds that a forward pass of `count` tokens of one sequence behind `depth` takes at least.
     [[nodiscard]] double bound(const machine_limits& most, std::size_t count, std::size_t depth) const {
         const double bytes = weight_bytes() + position_bytes() * static_cast<double>(depth);
-        return std::max(bytes / most.stream.median(), flops(count, depth) / most.peak.median());
+        return std::max(bytes / most.stream.median(), flops(count, depth) / most.peak.most());
     }
 
     static constexpr std::uint32_t page_tokens = 64;
