@@ -32,6 +32,10 @@ template <class T>
         throw std::runtime_error(made.error().field + ": " + made.error().message);
     return std::move(*made);
 }
+inline void must(const kvcache::result<void>& done) {
+    if (!done)
+        throw std::runtime_error(done.error().field + ": " + done.error().message);
+}
 
 /// What the machine does at most with so many threads, sampled all through the run.
 struct machine_limits {
@@ -49,7 +53,6 @@ public:
 
     [[nodiscard]] cache& pages() const { return *cache_; }
     [[nodiscard]] const kvcache::transformer& model() const { return model_; }
-    [[nodiscard]] pipeline through(kvcache::team& threads) const { return {*cache_, model_, threads, split_}; }
     [[nodiscard]] std::size_t split() const { return split_; }
 
     /// Tokens that no prompt had before.
@@ -168,6 +171,7 @@ private:
 struct visit {
     subject& of;
     kvcache::team& threads;
+    pipeline& through;
     machine_limits& most;
     journal& book;
 
