@@ -62,7 +62,7 @@ void progress(std::size_t done, std::size_t of) {
 int say(const kvcache::transformer& model, const flags& f) {
     bench::subject subject(model, f.ids.size() + f.steps + 64, f.split);
     kvcache::team team(f.threads.front());
-    auto through = subject.through(team);
+    bench::pipeline through(subject.pages(), model, team, f.split);
     bench::tokens prompt;
     for (const std::int32_t id : f.ids)
         prompt.push_back(kvcache::token_id{id});
@@ -86,9 +86,11 @@ int run(const flags& f) {
     bench::subject subject(model, rows, f.split);
 
     std::deque<kvcache::team> teams;
+    std::deque<bench::pipeline> pipelines;
     std::deque<bench::machine_limits> limits;
     for (const std::size_t n : f.threads) {
         teams.emplace_back(n);
+        pipelines.emplace_back(subject.pages(), model, teams.back(), f.split);
         limits.emplace_back();
     }
     const auto wanted = [&](const char* name) { return std::ranges::find(f.only, name) != f.only.end(); };
@@ -123,17 +125,17 @@ int run(const flags& f) {
             for (std::size_t t = 0; t < teams.size(); ++t) {
                 limits[t].stream.add(memory(teams[t]));
                 limits[t].peak.add(bench::fma_peak(teams[t]));
-                scenario({subject, teams[t], limits[t], book});
+                scenario({subject, teams[t], pipelines[t], limits[t], book});
                 progress(++done, f.rounds * scenarios.size() * teams.size());
             }
 
     auto rows_made = book.rows();
     for (std::size_t t = 0; t < teams.size(); ++t) {
-        const auto limit = [&](const char* name, const bench::samples& s, const char* unit) {
-            rows_made.push_back(bench::make_row(name, teams[t].threads(), 1e-9 * s.median(), unit, 0.0));
+        const auto limit = [&](const char* name, double value, const char* unit) {
+            rows_made.push_back(bench::make_row(name, teams[t].threads(), 1e-9 * value, unit, 0.0));
         };
-        limit("stream", limits[t].stream, "GB/s");
-        limit("fma_peak", limits[t].peak, "GFLOP/s");
+        limit("stream", limits[t].stream.median(), "GB/s");
+        limit("fma_peak", limits[t].peak.most(), "GFLOP/s");
     }
     bench::print_heading();
     for (const auto& row : rows_made)

@@ -74,19 +74,26 @@ class Turn:
                 for value in test["samples_ts"]:
                     self.theirs("llama-bench f16")(f"{name}_d{depth}", value)
 
+    def past(self, depth: int) -> list[int]:
+        return Ids(weights.SHAPES[self.f.shape].vocabulary, 2048)(depth)
+
     def past_file(self, depth: int, pages: str) -> str:
         return f"{self.f.shape}-{pages}-{depth}.slot"
 
     def prepare(self) -> None:
-        """Writes the pasts that `served` reads; takes minutes, and is not timed."""
-        for depth in filter(None, self.f.depths):
-            for pages in self.f.pages:
-                file = self.f.models / self.past_file(depth, pages)
-                if file.exists():
+        """Writes the pasts that `served` reads, a step behind the one before, so that no step takes long."""
+        step = 2048
+        for pages in self.f.pages:
+            for end in range(step, max(self.f.depths) + 1, step):
+                if (self.f.models / self.past_file(end, pages)).exists():
                     continue
-                with self.server(depth + 64, pages, "--slot-save-path", f"{self.f.models}/") as server:
-                    server.complete(Ids(weights.SHAPES[self.f.shape].vocabulary, depth)(depth), 0)
-                    server.slot("save", file.name)
+                with self.server(end + 64, pages, "--slot-save-path", f"{self.f.models}/") as server:
+                    if end > step:
+                        server.slot("restore", self.past_file(end - step, pages))
+                    server.complete(self.past(end), 0)
+                    part = self.f.models / (self.past_file(end, pages) + ".part")
+                    server.slot("save", part.name)
+                    part.rename(self.f.models / self.past_file(end, pages))
 
     def served(self) -> None:
         for depth in self.f.depths:
@@ -95,8 +102,7 @@ class Turn:
                 with self.server(depth + PROMPT + 64, pages, "--slot-save-path", f"{self.f.models}/") as server:
                     if depth:
                         server.slot("restore", self.past_file(depth, pages))
-                    past = Ids(weights.SHAPES[self.f.shape].vocabulary, depth)(depth)
-                    speed(server, self.ids, self.theirs("llama-server " + pages), past, PROMPT, STEPS)
+                    speed(server, self.ids, self.theirs("llama-server " + pages), self.past(depth), PROMPT, STEPS)
 
     def reuse(self, scenario: str, play, *more) -> None:
         self.ours(scenario)

@@ -52,7 +52,6 @@ struct conversation {
 /// and the bound, a prefill of the new tokens alone behind the ones before. A reply's last token is said and not run,
 /// so it counts among the next turn's new tokens.
 inline void chat(const visit& at, const conversation& talk) {
-    auto through = at.of.through(at.threads);
     tokens history = at.of.fresh(talk.system);
     sequence alone = at.of.pages().open();
     std::optional<sequence> said;
@@ -62,11 +61,11 @@ inline void chat(const visit& at, const conversation& talk) {
         const std::size_t length = history.size();
         said.reset();
 
-        auto warm = detail::ask(through, history);
+        auto warm = detail::ask(at.through, history);
         if (warm.fed.reused != known)
             throw std::runtime_error("the cache forgot the conversation");
-        const double bound = detail::run_alone(through, alone, at.of.fresh(length - known));
-        const double cold = detail::ask(through, at.of.fresh(length)).seconds;
+        const double bound = detail::run_alone(at.through, alone, at.of.fresh(length - known));
+        const double cold = detail::ask(at.through, at.of.fresh(length)).seconds;
 
         const std::string name = (turn < 10 ? "_turn_0" : "_turn_") + std::to_string(turn);
         const std::size_t threads = at.threads.threads();
@@ -78,8 +77,8 @@ inline void chat(const visit& at, const conversation& talk) {
 
         const tokens reply = at.of.fresh(talk.reply);
         const auto ran = std::span(reply).first(talk.reply - 1);
-        static_cast<void>(must(through.extend(warm.fed.sequence, ran, kvcache::logits_of::none)));
-        static_cast<void>(must(through.extend(alone, ran, kvcache::logits_of::none)));
+        static_cast<void>(must(at.through.extend(warm.fed.sequence, ran, kvcache::logits_of::none)));
+        static_cast<void>(must(at.through.extend(alone, ran, kvcache::logits_of::none)));
         detail::append(history, reply);
         said = std::move(warm.fed.sequence);
     }
@@ -88,16 +87,16 @@ inline void chat(const visit& at, const conversation& talk) {
 /// A prompt that the cache knows nothing of, through it and past it: the limit is the forward passes alone, no index
 /// asked and none told.
 inline void zero_reuse(const visit& at, std::size_t length) {
-    auto through = at.of.through(at.threads);
-    const double with = detail::ask(through, at.of.fresh(length)).seconds;
+    const double with = detail::ask(at.through, at.of.fresh(length)).seconds;
 
     const tokens prompt = at.of.fresh(length);
     sequence nothing = at.of.pages().open();
     const kvcache::sampler likeliest;
     auto pass = at.of.model().passes<cache::lease>(at.threads);
-    const stopwatch watch;
-    {
-        kvcache::matrix logits(1, static_cast<Eigen::Index>(at.of.model().vocabulary()));
+    kvcache::matrix logits(1, static_cast<Eigen::Index>(at.of.model().vocabulary()));
+    double without = 0.0;
+    for (const bool timed : {false, true}) { // the first makes room
+        const stopwatch watch;
         auto lease = must(at.of.pages().reserve(nothing, length));
         for (std::size_t row = 0; row < length;) {
             const std::size_t n = std::min(length - row, at.of.split());
@@ -107,14 +106,13 @@ inline void zero_reuse(const visit& at, std::size_t length) {
             pass.begin(std::span(&part, 1));
             for (const auto layer : at.of.model().layers())
                 pass.forward(layer);
-            if (last) {
+            if (last)
                 pass.logits({logits.data(), at.of.model().vocabulary()});
-                static_cast<void>(likeliest.draw(kvcache::row_of(std::as_const(logits), 0), 0));
-            }
             row += n;
         }
+        static_cast<void>(likeliest.draw(kvcache::row_of(std::as_const(logits), 0), 0));
+        without = timed ? watch.seconds() : 0.0;
     } // rolled back: no token was published
-    const double without = watch.seconds();
 
     const std::string name = "zero_reuse_" + std::to_string(length);
     const std::size_t threads = at.threads.threads();
@@ -126,15 +124,14 @@ inline void zero_reuse(const visit& at, std::size_t length) {
 /// Users that come one after the other with one system prompt and words of their own: milliseconds to the first token
 /// of those after the first, and of one whom nobody prepared.
 inline void shared_system(const visit& at, std::size_t system, std::size_t own, std::size_t users) {
-    auto through = at.of.through(at.threads);
     const tokens common = at.of.fresh(system);
     const auto prompt = [&](tokens begin) {
         detail::append(begin, at.of.fresh(own));
         return begin;
     };
-    const double cold = detail::ask(through, prompt(common)).seconds;
+    const double cold = detail::ask(at.through, prompt(common)).seconds;
     for (std::size_t user = 1; user < users; ++user)
-        at.time("shared_system_warm", detail::ask(through, prompt(common)).seconds,
+        at.time("shared_system_warm", detail::ask(at.through, prompt(common)).seconds,
                 [&of = at.of, &most = at.most, system, own] { return of.bound(most, own, system); });
     at.time("shared_system_cold", cold,
             [&of = at.of, &most = at.most, system, own] { return of.bound(most, system + own, 0); });
@@ -147,7 +144,6 @@ inline constexpr std::array<std::array<std::size_t, 4>, 6> document_orders{
 /// Questions about the same documents in other orders: only a common beginning is reused. Milliseconds to the first
 /// tokens of all of them, and of as many whose documents are all new.
 inline void permuted_documents(const visit& at, std::size_t system, std::size_t document, std::size_t question) {
-    auto through = at.of.through(at.threads);
     double warm = 0.0, cold = 0.0;
     const auto documents = [&] {
         std::array<tokens, 5> made; // and the system prompt
@@ -165,8 +161,8 @@ inline void permuted_documents(const visit& at, std::size_t system, std::size_t 
     };
     const auto stored = documents();
     for (const auto& order : document_orders) {
-        warm += detail::ask(through, prompt(stored, order)).seconds;
-        cold += detail::ask(through, prompt(documents(), order)).seconds;
+        warm += detail::ask(at.through, prompt(stored, order)).seconds;
+        cold += detail::ask(at.through, prompt(documents(), order)).seconds;
     }
     const std::size_t length = system + 4 * document + question;
     const auto bound = [&of = at.of, &most = at.most, length] {

@@ -14,10 +14,10 @@ namespace bench {
 /// Tokens a second of a prompt of `count` tokens behind a past.
 inline void prefill(const visit& at, sequence& past, std::size_t count) {
     const std::size_t depth = past.size();
-    auto through = at.of.through(at.threads);
     const tokens prompt = at.of.fresh(count);
+    kvcache::matrix logits;
     const stopwatch watch;
-    static_cast<void>(must(through.extend(past, prompt)));
+    must(at.through.extend(past, prompt, kvcache::logits_of::last, logits));
     const double seconds = watch.seconds();
     past.truncate(depth);
     at.rate("prefill_" + std::to_string(count) + "_d" + std::to_string(depth), seconds, static_cast<double>(count),
@@ -27,13 +27,13 @@ inline void prefill(const visit& at, sequence& past, std::size_t count) {
 /// Tokens a second of an answer of `steps` tokens behind a past, one forward pass each.
 inline void generation(const visit& at, sequence& past, std::size_t steps) {
     const std::size_t depth = past.size();
-    auto through = at.of.through(at.threads);
     const tokens answer = at.of.fresh(steps);
-    static_cast<void>(must(through.extend(past, std::span(answer).first(1)))); // weights and threads awake
+    kvcache::matrix logits;
+    must(at.through.extend(past, std::span(answer).first(1), kvcache::logits_of::last, logits)); // all awake
     past.truncate(depth);
     const stopwatch watch;
     for (std::size_t i = 0; i < steps; ++i)
-        static_cast<void>(must(through.extend(past, {&answer[i], 1})));
+        must(at.through.extend(past, {&answer[i], 1}, kvcache::logits_of::last, logits));
     const double seconds = watch.seconds();
     past.truncate(depth);
     at.rate("generation_d" + std::to_string(depth), seconds, static_cast<double>(steps),
@@ -45,18 +45,18 @@ inline void generation(const visit& at, sequence& past, std::size_t steps) {
 /// Tokens a second of `users` answers at once, one token each a forward pass, behind one past that they share.
 inline void shared_generation(const visit& at, const sequence& past, std::size_t users, std::size_t steps) {
     const std::size_t depth = past.size();
-    auto through = at.of.through(at.threads);
     std::vector<sequence> forks;
     for (std::size_t user = 0; user < users; ++user)
         forks.push_back(past.fork(depth));
     const tokens said = at.of.fresh(users * (steps + 1));
+    kvcache::matrix logits;
     double seconds = 0.0;
     for (std::size_t step = 0; step <= steps; ++step) {
         std::vector<kvcache::extension<cache>> batch;
         for (std::size_t user = 0; user < users; ++user)
             batch.push_back({&forks[user], {&said[step * users + user], 1}});
         const stopwatch watch;
-        static_cast<void>(must(through.extend(batch)));
+        must(at.through.extend(batch, logits));
         seconds += step == 0 ? 0.0 : watch.seconds(); // the first takes pages
     }
     const auto count = static_cast<double>(users * steps);
@@ -64,7 +64,7 @@ inline void shared_generation(const visit& at, const sequence& past, std::size_t
             [&of = at.of, &most = at.most, users, steps, depth] {
                 const double bytes = of.weight_bytes() + of.position_bytes() * static_cast<double>(depth);
                 const double step = std::max(bytes / most.stream.median(),
-                                             static_cast<double>(users) * of.flops(1, depth) / most.peak.median());
+                                             static_cast<double>(users) * of.flops(1, depth) / most.peak.most());
                 return static_cast<double>(steps) * step;
             });
 }

@@ -32,11 +32,15 @@ template <class T>
         throw std::runtime_error(made.error().field + ": " + made.error().message);
     return std::move(*made);
 }
+inline void must(const kvcache::result<void>& done) {
+    if (!done)
+        throw std::runtime_error(done.error().field + ": " + done.error().message);
+}
 
 /// What the machine does at most with so many threads, sampled all through the run.
 struct machine_limits {
     samples stream; ///< Bytes a second.
-    samples peak;   ///< FLOP a second.
+    samples peak;   ///< FLOP a second; the most counts, for only another program makes it less.
 };
 
 /// The model under test, the cache it shares, and what a token costs at least.
@@ -49,7 +53,6 @@ public:
 
     [[nodiscard]] cache& pages() const { return *cache_; }
     [[nodiscard]] const kvcache::transformer& model() const { return model_; }
-    [[nodiscard]] pipeline through(kvcache::team& threads) const { return {*cache_, model_, threads, split_}; }
     [[nodiscard]] std::size_t split() const { return split_; }
 
     /// Tokens that no prompt had before.
@@ -105,7 +108,7 @@ public:
     /// Seconds that a forward pass of `count` tokens of one sequence behind `depth` takes at least.
     [[nodiscard]] double bound(const machine_limits& most, std::size_t count, std::size_t depth) const {
         const double bytes = weight_bytes() + position_bytes() * static_cast<double>(depth);
-        return std::max(bytes / most.stream.median(), flops(count, depth) / most.peak.median());
+        return std::max(bytes / most.stream.median(), flops(count, depth) / most.peak.most());
     }
 
     static constexpr std::uint32_t page_tokens = 64;
@@ -168,6 +171,7 @@ private:
 struct visit {
     subject& of;
     kvcache::team& threads;
+    pipeline& through;
     machine_limits& most;
     journal& book;
 
