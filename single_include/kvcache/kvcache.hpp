@@ -51,57 +51,7 @@
 #endif
 #endif
 
-// ---- kvcache/kernel/number_format.hpp -----------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// A bfloat16: the upper half of a binary32.
-struct bfloat16 {
-    std::uint16_t bits = 0;
-
-    friend bool operator==(const bfloat16&, const bfloat16&) = default;
-};
-
-/// An IEEE binary16: a sign, 5 exponent bits, 10 of fraction, subnormals.
-struct half {
-    std::uint16_t bits = 0;
-
-    friend bool operator==(const half&, const half&) = default;
-};
-
-/// The number formats that weights are kept in. Each widens to float32 exactly.
-template <class T>
-concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || std::same_as<T, half>;
-
-[[nodiscard]] constexpr float widen(float number) noexcept {
-    return number;
-}
-
-/// The float32 that a bfloat16 stands for. Every pattern keeps its bits.
-[[nodiscard]] constexpr float widen(bfloat16 number) noexcept {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(number.bits) << 16);
-}
-
-/// The float32 that a binary16 stands for. Exact for zeros, subnormals and infinities; a NaN keeps its sign and
-/// payload and becomes quiet, as processors convert it.
-[[nodiscard]] constexpr float widen(half number) noexcept {
-    const std::uint32_t sign = (number.bits & 0x8000u) << 16;
-    const std::uint32_t exponent = (number.bits >> 10) & 0x1Fu;
-    const std::uint32_t fraction = number.bits & 0x3FFu;
-    if (exponent == 31)
-        return std::bit_cast<float>(sign | (fraction == 0 ? 0x7F800000u : 0x7FC00000u) | fraction << 13);
-    if (exponent != 0)
-        return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
-    if (fraction == 0)
-        return std::bit_cast<float>(sign);
-    // fraction * 2^-24, normalised: the leading one moves to bit 10 and goes.
-    const auto shift = static_cast<std::uint32_t>(std::countl_zero(fraction)) - 21;
-    return std::bit_cast<float>(sign | (113 - shift) << 23 | ((fraction << shift) & 0x3FFu) << 13);
-}
-
-} // namespace kvcache
-
-// ---- kvcache/kernel/simd.hpp --------------------------------------------------------------------------------------
+// ---- kvcache/kernel/native.hpp ------------------------------------------------------------------------------------
 
 #include <xsimd/xsimd.hpp>
 
@@ -192,6 +142,62 @@ inline void keep(native_floats& x) noexcept {
 }
 
 } // namespace detail
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/number_format.hpp -----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A bfloat16: the upper half of a binary32.
+struct bfloat16 {
+    std::uint16_t bits = 0;
+
+    friend bool operator==(const bfloat16&, const bfloat16&) = default;
+};
+
+/// An IEEE binary16: a sign, 5 exponent bits, 10 of fraction, subnormals.
+struct half {
+    std::uint16_t bits = 0;
+
+    friend bool operator==(const half&, const half&) = default;
+};
+
+/// The number formats that weights are kept in. Each widens to float32 exactly.
+template <class T>
+concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || std::same_as<T, half>;
+
+[[nodiscard]] constexpr float widen(float number) noexcept {
+    return number;
+}
+
+/// The float32 that a bfloat16 stands for. Every pattern keeps its bits.
+[[nodiscard]] constexpr float widen(bfloat16 number) noexcept {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(number.bits) << 16);
+}
+
+/// The float32 that a binary16 stands for. Exact for zeros, subnormals and infinities; a NaN keeps its sign and
+/// payload and becomes quiet, as processors convert it.
+[[nodiscard]] constexpr float widen(half number) noexcept {
+    const std::uint32_t sign = (number.bits & 0x8000u) << 16;
+    const std::uint32_t exponent = (number.bits >> 10) & 0x1Fu;
+    const std::uint32_t fraction = number.bits & 0x3FFu;
+    if (exponent == 31)
+        return std::bit_cast<float>(sign | (fraction == 0 ? 0x7F800000u : 0x7FC00000u) | fraction << 13);
+    if (exponent != 0)
+        return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+    if (fraction == 0)
+        return std::bit_cast<float>(sign);
+    // fraction * 2^-24, normalised: the leading one moves to bit 10 and goes.
+    const auto shift = static_cast<std::uint32_t>(std::countl_zero(fraction)) - 21;
+    return std::bit_cast<float>(sign | (113 - shift) << 23 | ((fraction << shift) & 0x3FFu) << 13);
+}
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/simd.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
 
 /// Sixteen float32 lanes, whatever the width of the machine's vectors: one, two or four of them.
 /// Every kernel is written over this type, so that AVX2 and AVX-512 builds give the same bits.
@@ -4946,6 +4952,325 @@ inline result<void> model_config::check() const {
 
 } // namespace kvcache
 
+// ---- kvcache/kernel/int8_dot.hpp ----------------------------------------------------------------------------------
+
+/// Dot products of four bytes for 16 outputs at once. Sums of int32 are exact, so every form gives the same numbers.
+namespace kvcache::detail {
+
+#if defined(__AVX512VNNI__)
+
+/// An activation as the machine's dot product reads it: VNNI wants one side unsigned, so 128 is added, and 128 times
+/// the sum of the weights comes off the result.
+using int8_activation = std::uint8_t;
+inline constexpr std::int32_t activation_offset = 128;
+
+/// How four inputs of 16 outputs lie in vectors, and their running sums.
+inline constexpr std::size_t int8_parts = 1;
+using int8_vector = __m512i;
+
+[[nodiscard]] KVCACHE_INLINE inline int8_vector no_sums() noexcept {
+    return _mm512_setzero_si512();
+}
+[[nodiscard]] KVCACHE_INLINE inline int8_vector load_weights(const std::int8_t* from, std::size_t) noexcept {
+    return _mm512_loadu_si512(from);
+}
+/// The same four activations for all outputs.
+[[nodiscard]] KVCACHE_INLINE inline int8_vector load_four(const int8_activation* x) noexcept {
+    std::int32_t four;
+    std::memcpy(&four, x, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+[[nodiscard]] KVCACHE_INLINE inline int8_vector add_dots(int8_vector sums, int8_vector weights,
+                                                         int8_vector four) noexcept {
+    return _mm512_dpbusd_epi32(sums, four, weights);
+}
+inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
+    _mm512_storeu_si512(to, sums[0]);
+}
+
+#elif defined(__AVX2__)
+
+using int8_activation = std::int16_t; // products of 16-bit pairs: VPMADDUBSW of bytes would saturate
+inline constexpr std::int32_t activation_offset = 0;
+
+inline constexpr std::size_t int8_parts = 4; // four outputs each: the sums of even and of odd pairs of inputs
+using int8_vector = __m256i;
+
+/// Steps that pass through here keep their order: a compiler that loads everything first has no registers for the sums.
+[[nodiscard]] KVCACHE_INLINE inline int8_vector in_order(int8_vector x) noexcept {
+#if defined(__GNUC__)
+    asm volatile("" : "+x"(x));
+#endif
+    return x;
+}
+
+[[nodiscard]] KVCACHE_INLINE inline int8_vector no_sums() noexcept {
+    return _mm256_setzero_si256();
+}
+[[nodiscard]] KVCACHE_INLINE inline int8_vector load_weights(const std::int8_t* from, std::size_t part) noexcept {
+    __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 16 * part)));
+    return in_order(words);
+}
+[[nodiscard]] KVCACHE_INLINE inline int8_vector load_four(const int8_activation* x) noexcept {
+    std::int64_t four;
+    std::memcpy(&four, x, sizeof four);
+    return _mm256_set1_epi64x(four);
+}
+[[nodiscard]] KVCACHE_INLINE inline int8_vector add_dots(int8_vector sums, int8_vector weights,
+                                                         int8_vector four) noexcept {
+    return in_order(_mm256_add_epi32(sums, _mm256_madd_epi16(weights, four)));
+}
+inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
+    for (std::size_t i = 0; i < int8_parts; ++i) {
+        const __m256i folded = _mm256_add_epi32(sums[i], _mm256_srli_epi64(sums[i], 32));
+        const __m256i four = _mm256_permutevar8x32_epi32(folded, _mm256_setr_epi32(0, 2, 4, 6, 0, 0, 0, 0));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 4 * i), _mm256_castsi256_si128(four));
+    }
+}
+
+#else
+
+using int8_activation = std::int8_t;
+inline constexpr std::int32_t activation_offset = 0;
+
+inline constexpr std::size_t int8_parts = 1;
+struct int8_vector {
+    std::int32_t lanes[16];
+};
+
+[[nodiscard]] inline int8_vector no_sums() noexcept {
+    return {};
+}
+struct int8_weights {
+    const std::int8_t* bytes;
+};
+[[nodiscard]] inline int8_weights load_weights(const std::int8_t* from, std::size_t) noexcept {
+    return {from};
+}
+[[nodiscard]] inline const int8_activation* load_four(const int8_activation* x) noexcept {
+    return x;
+}
+[[nodiscard]] inline int8_vector add_dots(int8_vector sums, int8_weights w, const int8_activation* four) noexcept {
+    for (std::size_t output = 0; output < 16; ++output)
+        for (std::size_t i = 0; i < 4; ++i)
+            sums.lanes[output] += std::int32_t{w.bytes[output * 4 + i]} * four[i];
+    return sums;
+}
+inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
+    std::memcpy(to, sums->lanes, sizeof sums->lanes);
+}
+
+#endif
+
+} // namespace kvcache::detail
+
+// ---- kvcache/kernel/int8_matrix.hpp -------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The weights of y = W x as int8 with one scale an output: w = q * scale, |q| <= 127. Packed in panels of 16 outputs,
+/// in each the inputs in ascending fours and for every four its 16 x 4 weights, as the dot-product instructions of x86
+/// (VNNI) and ARM read them. (outputs / 16, inputs / 4, 16, 4), zeros behind the last output and input.
+class int8_matrix {
+public:
+    static constexpr std::size_t panel_width = 16;
+    static constexpr std::size_t most_inputs = 65536; ///< For which no int32 sum of products of bytes overflows.
+
+    int8_matrix() = default;
+
+    /// Requires: inputs <= most_inputs.
+    int8_matrix(std::size_t outputs, std::size_t inputs)
+        : outputs_(outputs),
+          inputs_(inputs),
+          numbers_(panels() * panel_bytes()),
+          scales_(panels() * panel_width),
+          sums_(panels() * panel_width) {
+        expects(inputs <= most_inputs, "an int8 matrix has at most 65536 inputs");
+    }
+
+    /// Rounds the weights of one output to the nearest of 255 levels, ties to even. (inputs)
+    /// Errors of a weight: at most half a level, max |weight| / 254. Different outputs may be set by several threads.
+    void set_row(std::size_t output, std::span<const float> weights) {
+        expects(output < outputs_ && weights.size() == inputs_, "a packed row is one output's weights");
+        float largest = 0.0f;
+        for (const float w : weights)
+            largest = std::max(largest, std::fabs(w));
+        const float scale = largest / 127.0f;
+        std::int8_t* to =
+            numbers_.data() + output / panel_width * panel_bytes() + output % panel_width * inputs_together;
+        std::int32_t sum = 0;
+        for (std::size_t k = 0; k < inputs_; ++k) {
+            const float level = scale > 0.0f ? std::nearbyint(weights[k] / scale) : 0.0f;
+            const auto q = static_cast<std::int8_t>(std::clamp(level, -127.0f, 127.0f));
+            to[k / inputs_together * panel_width * inputs_together + k % inputs_together] = q;
+            sum += q;
+        }
+        scales_[output] = scale;
+        sums_[output] = sum;
+    }
+
+    /// The weights of one output, as they are used. (inputs)
+    void row(std::size_t output, std::span<float> out) const {
+        expects(output < outputs_ && out.size() == inputs_, "a packed row is one output's weights");
+        const std::int8_t* from = panel(output / panel_width) + output % panel_width * inputs_together;
+        for (std::size_t k = 0; k < inputs_; ++k)
+            out[k] =
+                static_cast<float>(from[k / inputs_together * panel_width * inputs_together + k % inputs_together]) *
+                scales_[output];
+    }
+
+    [[nodiscard]] std::size_t outputs() const noexcept { return outputs_; }
+    [[nodiscard]] std::size_t inputs() const noexcept { return inputs_; }
+    [[nodiscard]] std::size_t panels() const noexcept { return (outputs_ + panel_width - 1) / panel_width; }
+    /// Fours of inputs.
+    [[nodiscard]] std::size_t fours() const noexcept { return (inputs_ + inputs_together - 1) / inputs_together; }
+    [[nodiscard]] std::size_t bytes() const noexcept {
+        return numbers_.size() + scales_.size() * sizeof(float) + sums_.size() * sizeof(std::int32_t);
+    }
+
+    /// The weights of outputs [16 * index, 16 * index + 16). (inputs / 4, 16, 4)
+    [[nodiscard]] const std::int8_t* panel(std::size_t index) const noexcept {
+        return numbers_.data() + index * panel_bytes();
+    }
+    /// What one level of an output is worth, from output 16 * index on. (16)
+    [[nodiscard]] const float* scales(std::size_t index) const noexcept { return scales_.data() + index * panel_width; }
+    /// The sum of an output's levels, from output 16 * index on. (16)
+    [[nodiscard]] const std::int32_t* sums(std::size_t index) const noexcept {
+        return sums_.data() + index * panel_width;
+    }
+
+private:
+    static constexpr std::size_t inputs_together = 4;
+
+    [[nodiscard]] std::size_t panel_bytes() const noexcept { return fours() * inputs_together * panel_width; }
+
+    std::size_t outputs_ = 0;
+    std::size_t inputs_ = 0;
+    aligned_vector<std::int8_t> numbers_;
+    aligned_vector<float> scales_;
+    aligned_vector<std::int32_t> sums_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/int8_product.hpp ------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Activations as int8 with one scale a row, made anew for each product; keeps its memory for the next one.
+class int8_rows {
+public:
+    /// Takes in rows: x = q * scale, |q| <= 127, rounded to the nearest, ties to even. A row of zeros has scale zero.
+    /// (rows, inputs) Cost: every number is read twice.
+    void quantize(const rows_in& x, std::size_t inputs, team& threads) {
+        stride_ = (inputs + 3) / 4 * 4 + line_bytes / sizeof(number); // rows begin on lines of different sets
+        if (numbers_.size() < x.rows * stride_)
+            numbers_ = aligned_vector<number>(x.rows * stride_);
+        if (scales_.size() < x.rows)
+            scales_ = aligned_vector<float>(x.rows);
+        threads.share(x.rows, x.rows * inputs * 4, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t row = begin; row < end; ++row)
+                quantize_row(x.data + row * x.stride, inputs, row);
+        });
+    }
+
+    /// Behind the last input up to four zeros. (inputs)
+    [[nodiscard]] const detail::int8_activation* row(std::size_t i) const noexcept {
+        return numbers_.data() + i * stride_;
+    }
+    /// Numbers from one row to the next.
+    [[nodiscard]] std::size_t stride() const noexcept { return stride_; }
+    [[nodiscard]] float scale(std::size_t i) const noexcept { return scales_[i]; }
+
+private:
+    using number = detail::int8_activation;
+
+    void quantize_row(const float* x, std::size_t inputs, std::size_t row) {
+        f32x16 top = f32x16::zero();
+        detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
+            const f32x16 v = detail::load_some(x + i, n);
+            top = max(top, max(v, -v));
+        });
+        const float most = largest(top);
+        scales_[row] = most / 127.0f;
+        const f32x16 levels = f32x16::broadcast(most > 0.0f ? 127.0f / most : 0.0f);
+        const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
+        number* to = numbers_.data() + row * stride_;
+        detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
+            alignas(line_bytes) float level[16];
+            (fma(detail::load_some(x + i, n), levels, magic) - magic).store(level);
+            for (std::size_t lane = 0; lane < n; ++lane)
+                to[i + lane] = static_cast<number>(static_cast<std::int32_t>(level[lane]) + detail::activation_offset);
+        });
+        for (std::size_t i = inputs; i % 4 != 0; ++i)
+            to[i] = static_cast<number>(detail::activation_offset);
+    }
+
+    std::size_t stride_ = 0;
+    aligned_vector<number> numbers_;
+    aligned_vector<float> scales_;
+};
+
+namespace detail {
+
+// Rows that meet one load of weights, so that their sums stay in registers.
+inline constexpr std::size_t int8_rows_together = native_lanes == 16 ? 12 : 2;
+
+// Rows [row, row + Rows) with the 16 outputs of a panel.
+template <std::size_t Rows>
+inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w, std::size_t panel, const rows_out& y) {
+    int8_vector sums[Rows * int8_parts]; // flat: GCC 12 keeps no nested array in registers
+    unrolled<Rows * int8_parts>([&](auto i) KVCACHE_INLINE { sums[i] = no_sums(); });
+    const int8_activation* from = x.row(row);
+    const std::size_t stride = x.stride();
+    const std::int8_t* weights = w.panel(panel);
+    for (std::size_t four = 0; four < w.fours(); ++four, from += 4, weights += 64)
+        unrolled<int8_parts>([&](auto part) KVCACHE_INLINE {
+            const auto these = load_weights(weights, part);
+            unrolled<Rows>([&](auto r) KVCACHE_INLINE {
+                auto& sum = sums[r * int8_parts + part];
+                sum = add_dots(sum, these, load_four(from + r * stride));
+            });
+        });
+    const std::size_t output = panel * 16, left = std::min<std::size_t>(16, w.outputs() - output);
+    for (std::size_t r = 0; r < Rows; ++r) {
+        std::int32_t exact[16];
+        store_sums(sums + r * int8_parts, exact);
+        for (std::size_t i = 0; i < left; ++i)
+            y.data[(row + r) * y.stride + output + i] =
+                static_cast<float>(exact[i] - activation_offset * w.sums(panel)[i]) *
+                (x.scale(row + r) * w.scales(panel)[i]);
+    }
+}
+
+} // namespace detail
+
+/// y = x W^T with int8 weights and activations. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
+/// Sums are exact integers and each output is rounded once and scaled, so its bits depend neither on the number of rows
+/// nor on threads nor on the machine (weights a channel and activations a token: Yao et al. 2022, ZeroQuant).
+/// `scratch` takes the rows as int8.
+inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, team& threads, int8_rows& scratch) {
+    if (x.rows == 0)
+        return;
+    scratch.quantize(x, w.inputs(), threads);
+    constexpr std::size_t tall = detail::int8_rows_together;
+    const std::size_t block = 32 * tall, blocks = (x.rows + block - 1) / block;
+    threads.share(blocks * w.panels(), x.rows * w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
+        for (std::size_t job = begin; job < end; ++job) {
+            const std::size_t first = job / w.panels() * block, last = std::min(first + block, x.rows);
+            std::size_t row = first;
+            for (std::size_t tiles = (last - first + tall - 1) / tall; tiles > 0; --tiles) {
+                const std::size_t rows = (last - row + tiles - 1) / tiles;
+                detail::with_rows<tall>(
+                    rows, [&]<std::size_t Rows> { detail::int8_tile<Rows>(scratch, row, w, job % w.panels(), y); });
+                row += rows;
+            }
+        }
+    });
+}
+
+} // namespace kvcache
+
 // ---- kvcache/kernel/pack_panel.hpp --------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -5219,7 +5544,8 @@ inline void pack_rows(std::span<const tensor_view> parts, dtype format, std::byt
 namespace kvcache {
 
 /// y = x W^T + b with packed weights, kept in the format they are stored in: F32, BF16 or F16. All three widen exactly,
-/// so the format decides speed and memory, never bits of the product. Copies share the weights.
+/// so the format decides speed and memory, never bits of the product. Or in int8, which is another, coarser map. Copies
+/// share the weights, but those in int8.
 class linear {
 public:
     linear() = default;
@@ -5259,6 +5585,22 @@ public:
         return made;
     }
 
+    /// The same map with weights in int8, one scale an output. Cost: every weight is read once, by all threads.
+    [[nodiscard]] linear in_int8(team& threads) const {
+        int8_matrix rounded(outputs(), inputs());
+        threads.share(outputs(), outputs() * inputs(), [&](std::size_t begin, std::size_t end) {
+            std::vector<float> weights(inputs());
+            for (std::size_t output = begin; output < end; ++output) {
+                row(output, weights);
+                rounded.set_row(output, weights);
+            }
+        });
+        linear made;
+        made.weights_ = std::move(rounded);
+        made.bias_ = bias_;
+        return made;
+    }
+
     void set_bias(std::vector<float> bias) {
         expects(bias.size() == outputs(), "a bias has one number an output");
         bias_ = std::move(bias);
@@ -5273,11 +5615,18 @@ public:
     [[nodiscard]] std::size_t bytes() const {
         return std::visit([](const auto& w) { return w.bytes(); }, weights_);
     }
-    [[nodiscard]] const char* format() const { return std::array{"f32", "bf16", "f16"}[weights_.index()]; }
+    [[nodiscard]] const char* format() const { return std::array{"f32", "bf16", "f16", "int8"}[weights_.index()]; }
 
-    /// (rows, inputs) -> (rows, outputs)
-    void apply(const rows_in& x, const rows_out& y, team& threads) const {
-        std::visit([&](const auto& w) { product(x, w, y, threads); }, weights_);
+    /// (rows, inputs) -> (rows, outputs) `scratch` takes activations where they are rounded.
+    void apply(const rows_in& x, const rows_out& y, team& threads, int8_rows& scratch) const {
+        std::visit(
+            [&](const auto& w) {
+                if constexpr (std::same_as<decltype(w), const int8_matrix&>)
+                    product(x, w, y, threads, scratch);
+                else
+                    product(x, w, y, threads);
+            },
+            weights_);
         if (!bias_.empty())
             for (std::size_t row = 0; row < x.rows; ++row)
                 add_to({y.data + row * y.stride, bias_.size()}, bias_);
@@ -5295,7 +5644,7 @@ private:
         return {outputs, inputs, reinterpret_cast<const Weight*>(weights.get()), weights};
     }
 
-    std::variant<packed_matrix<float>, packed_matrix<bfloat16>, packed_matrix<half>> weights_;
+    std::variant<packed_matrix<float>, packed_matrix<bfloat16>, packed_matrix<half>, int8_matrix> weights_;
     std::vector<float> bias_;
 };
 
@@ -5549,6 +5898,18 @@ struct model_weights {
     std::vector<block_weights> layers;
     std::vector<float> final_norm; // (hidden)
     linear head;                   // (vocabulary, hidden)
+
+    /// The same with every matrix in int8.
+    [[nodiscard]] model_weights in_int8(team& threads) const {
+        model_weights rounded = *this;
+        for (linear* each : {&rounded.embedding, &rounded.head})
+            if (each->outputs() > 0)
+                *each = each->in_int8(threads);
+        for (block_weights& layer : rounded.layers)
+            for (linear* each : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
+                *each = each->in_int8(threads);
+        return rounded;
+    }
 };
 
 namespace detail {
@@ -5745,20 +6106,20 @@ public:
         const block_weights& w = model_.weights.layers[index_of(layer)];
         const std::size_t rows = rows_.size(), inner = model_.config.intermediate_size;
         for_rows(x_.columns(), [&](std::size_t row) { norm(row, w.attention_norm); });
-        w.qkv.apply(normed_.in(rows), qkv_.out(), threads_);
+        w.qkv.apply(normed_.in(rows), qkv_.out(), threads_, int8_);
         for_rows(qkv_.columns(), [&](std::size_t row) { place(layer, w, row); });
         attention_.attend(layer, threads_);
-        w.output.apply(attended_.in(rows), normed_.out(), threads_);
+        w.output.apply(attended_.in(rows), normed_.out(), threads_, int8_);
         for_rows(2 * x_.columns(), [&](std::size_t row) {
             add_to(x_.row(row), normed_.row(row));
             norm(row, w.mlp_norm);
         });
-        w.gate_up.apply(normed_.in(rows), inner_.out(), threads_);
+        w.gate_up.apply(normed_.in(rows), inner_.out(), threads_, int8_);
         for_rows(4 * inner, [&](std::size_t row) {
             const auto gate = inner_.row(row).first(inner);
             gated_silu(gate, inner_.row(row).subspan(inner), gate);
         });
-        w.down.apply(inner_.in(rows), normed_.out(), threads_);
+        w.down.apply(inner_.in(rows), normed_.out(), threads_, int8_);
         for_rows(x_.columns(), [&](std::size_t row) { add_to(x_.row(row), normed_.row(row)); });
     }
 
@@ -5780,7 +6141,7 @@ public:
             for (std::size_t row = behind - part.wanted_rows(); row < behind; ++row)
                 rms_norm(x_.row(row), model_.weights.final_norm, model_.config.rms_norm_eps, normed_.row(to++));
         }
-        model_.weights.head.apply(normed_.in(wanted_rows), {out.data(), model_.config.vocabulary}, threads_);
+        model_.weights.head.apply(normed_.in(wanted_rows), {out.data(), model_.config.vocabulary}, threads_, int8_);
     }
 
 private:
@@ -5857,6 +6218,7 @@ private:
     activations qkv_;                 // (rows, q + 2 kv)
     activations attended_;            // (rows, q)
     activations inner_;               // (rows, 2 intermediate)
+    int8_rows int8_;                  // (rows, columns of a product): its rows rounded, where its weights are
     aligned_vector<float> rotations_; // (rows, 2, head_dim / 2)
 };
 
@@ -5926,6 +6288,10 @@ public:
     [[nodiscard]] identity id(digest weights) const {
         return {.weights = weights, .config = canonical_config(), .weight_format = weights_.head.format()};
     }
+
+    /// The same model with weights and activations in int8: another model, coarser and half the size of BF16, whose
+    /// pages are its own. Cost: every weight is read once, by all threads.
+    [[nodiscard]] transformer in_int8(team& threads) const { return {config_, weights_.in_int8(threads)}; }
 
     /// Forward passes over rows that leases of this type hold. Requires: this and the threads outlive it.
     template <class Lease>

@@ -47,7 +47,8 @@ std::vector<float> applied(const kv::linear& map, std::size_t rows) {
     kv::team alone;
     const auto x = numbers::uniforms(5, rows * map.inputs());
     std::vector<float> y(rows * map.outputs());
-    map.apply({x.data(), rows, map.inputs()}, {y.data(), map.outputs()}, alone);
+    kv::int8_rows scratch;
+    map.apply({x.data(), rows, map.inputs()}, {y.data(), map.outputs()}, alone, scratch);
     return y;
 }
 

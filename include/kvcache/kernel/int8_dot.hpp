@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/kernel/simd.hpp>
+#include <kvcache/kernel/native.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -58,8 +58,9 @@ public:
         expects(output < outputs_ && out.size() == inputs_, "a packed row is one output's weights");
         const std::int8_t* from = panel(output / panel_width) + output % panel_width * inputs_together;
         for (std::size_t k = 0; k < inputs_; ++k)
-            out[k] = static_cast<float>(from[k / inputs_together * panel_width * inputs_together + k % inputs_together]) *
-                     scales_[output];
+            out[k] =
+                static_cast<float>(from[k / inputs_together * panel_width * inputs_together + k % inputs_together]) *
+                scales_[output];
     }
 
     [[nodiscard]] std::size_t outputs() const noexcept { return outputs_; }

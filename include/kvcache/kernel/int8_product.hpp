@@ -75,8 +75,7 @@ inline constexpr std::size_t int8_rows_together = native_lanes == 16 ? 12 : 2;
 
 // Rows [row, row + Rows) with the 16 outputs of a panel.
 template <std::size_t Rows>
-inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w, std::size_t panel,
-                      const rows_out& y) {
+inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w, std::size_t panel, const rows_out& y) {
     int8_vector sums[Rows * int8_parts]; // flat: GCC 12 keeps no nested array in registers
     unrolled<Rows * int8_parts>([&](auto i) KVCACHE_INLINE { sums[i] = no_sums(); });
     const int8_activation* from = x.row(row);
@@ -119,9 +118,8 @@ inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, t
             std::size_t row = first;
             for (std::size_t tiles = (last - first + tall - 1) / tall; tiles > 0; --tiles) {
                 const std::size_t rows = (last - row + tiles - 1) / tiles;
-                detail::with_rows<tall>(rows, [&]<std::size_t Rows> {
-                    detail::int8_tile<Rows>(scratch, row, w, job % w.panels(), y);
-                });
+                detail::with_rows<tall>(
+                    rows, [&]<std::size_t Rows> { detail::int8_tile<Rows>(scratch, row, w, job % w.panels(), y); });
                 row += rows;
             }
         }

@@ -1,106 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/intrinsics.hpp>
+#include <kvcache/kernel/native.hpp>
 #include <kvcache/kernel/number_format.hpp>
 
-#include <xsimd/xsimd.hpp>
-
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
-#include <utility>
-
-/// For what must become part of its caller for the compiler to keep sums in registers. On a lambda: after its (...).
-#if defined(__GNUC__)
-#define KVCACHE_INLINE __attribute__((always_inline))
-#else
-#define KVCACHE_INLINE
-#endif
-
-#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
-#error "kvcache: -ffast-math reorders sums, so a hit would no longer equal a miss; build without it"
-#endif
-#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
-#error "kvcache: -ffinite-math-only breaks the infinities that mask scores; build without it"
-#endif
-#if !defined(__FMA__) && !defined(__AVX512F__) && !defined(__ARM_FEATURE_FMA) && !defined(KVCACHE_ALLOW_SLOW)
-#error "kvcache: no fused multiply-add here; use -march=native or x86-64-v3, or define KVCACHE_ALLOW_SLOW"
-#endif
 
 namespace kvcache {
-
-namespace detail {
-
-/// Calls body(0), ..., body(N - 1) with constants: a loop that no compiler leaves rolled up.
-template <std::size_t N, class Body>
-KVCACHE_INLINE inline void unrolled(Body&& body) {
-    [&]<std::size_t... I>(std::index_sequence<I...>) KVCACHE_INLINE {
-        (body(std::integral_constant<std::size_t, I>{}), ...);
-    }
-    (std::make_index_sequence<N>{});
-}
-
-using native_floats = xsimd::batch<float>;
-using native_integers = xsimd::batch<std::int32_t>;
-inline constexpr std::size_t native_lanes = native_floats::size;
-inline constexpr std::size_t native_parts = 16 / native_lanes;
-static_assert(native_lanes == 4 || native_lanes == 8 || native_lanes == 16, "a vector is 4, 8 or 16 floats");
-
-/// x * y + z, rounded once, on every target. xsimd's own is two roundings on AVX-512 and on some NEON.
-[[nodiscard]] inline native_floats fused(const native_floats& x, const native_floats& y,
-                                         const native_floats& z) noexcept {
-#if defined(__AVX512F__)
-    return native_floats(_mm512_fmadd_ps(x.data, y.data, z.data));
-#elif defined(__AVX2__) && defined(__FMA__)
-    return native_floats(_mm256_fmadd_ps(x.data, y.data, z.data));
-#elif defined(__ARM_FEATURE_FMA) && defined(__aarch64__)
-    return native_floats(vfmaq_f32(z.data, x.data, y.data));
-#else
-    alignas(64) float a[native_lanes], b[native_lanes], c[native_lanes];
-    x.store_unaligned(a), y.store_unaligned(b), z.store_unaligned(c);
-    for (std::size_t lane = 0; lane < native_lanes; ++lane)
-        c[lane] = std::fma(a[lane], b[lane], c[lane]);
-    return native_floats::load_unaligned(c);
-#endif
-}
-
-/// Asks for a cache line that is soon read. Any address may be asked for.
-inline void prefetch(const float* at) noexcept {
-#if defined(__GNUC__)
-    __builtin_prefetch(at, 0, 3);
-#endif
-}
-
-/// Asks for a cache line that is soon written. Any address may be asked for.
-inline void prefetch_to_write(const float* at) noexcept {
-#if defined(__GNUC__)
-    __builtin_prefetch(at, 1, 3);
-#endif
-}
-
-/// Keeps a vector that several operations read in its register: GCC would load it anew for each.
-inline void keep(native_floats& x) noexcept {
-#if defined(__GNUC__) && defined(__SSE2__)
-    asm("" : "+x"(x.data));
-#elif defined(__GNUC__) && defined(__aarch64__)
-    asm("" : "+w"(x.data));
-#endif
-}
-
-/// x / y, rounded once. xsimd 8's own on NEON is a refined estimate.
-[[nodiscard]] inline native_floats divided(const native_floats& x, const native_floats& y) noexcept {
-#if defined(__aarch64__)
-    return native_floats(vdivq_f32(x.data, y.data));
-#else
-    return x / y;
-#endif
-}
-
-} // namespace detail
 
 /// Sixteen float32 lanes, whatever the width of the machine's vectors: one, two or four of them.
 /// Every kernel is written over this type, so that AVX2 and AVX-512 builds give the same bits.

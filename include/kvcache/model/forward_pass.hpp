@@ -71,20 +71,20 @@ public:
         const block_weights& w = model_.weights.layers[index_of(layer)];
         const std::size_t rows = rows_.size(), inner = model_.config.intermediate_size;
         for_rows(x_.columns(), [&](std::size_t row) { norm(row, w.attention_norm); });
-        w.qkv.apply(normed_.in(rows), qkv_.out(), threads_);
+        w.qkv.apply(normed_.in(rows), qkv_.out(), threads_, int8_);
         for_rows(qkv_.columns(), [&](std::size_t row) { place(layer, w, row); });
         attention_.attend(layer, threads_);
-        w.output.apply(attended_.in(rows), normed_.out(), threads_);
+        w.output.apply(attended_.in(rows), normed_.out(), threads_, int8_);
         for_rows(2 * x_.columns(), [&](std::size_t row) {
             add_to(x_.row(row), normed_.row(row));
             norm(row, w.mlp_norm);
         });
-        w.gate_up.apply(normed_.in(rows), inner_.out(), threads_);
+        w.gate_up.apply(normed_.in(rows), inner_.out(), threads_, int8_);
         for_rows(4 * inner, [&](std::size_t row) {
             const auto gate = inner_.row(row).first(inner);
             gated_silu(gate, inner_.row(row).subspan(inner), gate);
         });
-        w.down.apply(inner_.in(rows), normed_.out(), threads_);
+        w.down.apply(inner_.in(rows), normed_.out(), threads_, int8_);
         for_rows(x_.columns(), [&](std::size_t row) { add_to(x_.row(row), normed_.row(row)); });
     }
 
@@ -106,7 +106,7 @@ public:
             for (std::size_t row = behind - part.wanted_rows(); row < behind; ++row)
                 rms_norm(x_.row(row), model_.weights.final_norm, model_.config.rms_norm_eps, normed_.row(to++));
         }
-        model_.weights.head.apply(normed_.in(wanted_rows), {out.data(), model_.config.vocabulary}, threads_);
+        model_.weights.head.apply(normed_.in(wanted_rows), {out.data(), model_.config.vocabulary}, threads_, int8_);
     }
 
 private:
@@ -183,6 +183,7 @@ private:
     activations qkv_;                 // (rows, q + 2 kv)
     activations attended_;            // (rows, q)
     activations inner_;               // (rows, 2 intermediate)
+    int8_rows int8_;                  // (rows, columns of a product): its rows rounded, where its weights are
     aligned_vector<float> rotations_; // (rows, 2, head_dim / 2)
 };
 

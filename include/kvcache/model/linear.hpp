@@ -3,12 +3,14 @@
 
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/contract.hpp>
+#include <kvcache/kernel/int8_product.hpp>
 #include <kvcache/kernel/math.hpp>
 #include <kvcache/kernel/product.hpp>
 #include <kvcache/model/packing.hpp>
 #include <kvcache/model/tensor_view.hpp>
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -19,7 +21,8 @@
 namespace kvcache {
 
 /// y = x W^T + b with packed weights, kept in the format they are stored in: F32, BF16 or F16. All three widen exactly,
-/// so the format decides speed and memory, never bits of the product. Copies share the weights.
+/// so the format decides speed and memory, never bits of the product. Or in int8, which is another, coarser map. Copies
+/// share the weights, but those in int8.
 class linear {
 public:
     linear() = default;
@@ -59,6 +62,22 @@ public:
         return made;
     }
 
+    /// The same map with weights in int8, one scale an output. Cost: every weight is read once, by all threads.
+    [[nodiscard]] linear in_int8(team& threads) const {
+        int8_matrix rounded(outputs(), inputs());
+        threads.share(outputs(), outputs() * inputs(), [&](std::size_t begin, std::size_t end) {
+            std::vector<float> weights(inputs());
+            for (std::size_t output = begin; output < end; ++output) {
+                row(output, weights);
+                rounded.set_row(output, weights);
+            }
+        });
+        linear made;
+        made.weights_ = std::move(rounded);
+        made.bias_ = bias_;
+        return made;
+    }
+
     void set_bias(std::vector<float> bias) {
         expects(bias.size() == outputs(), "a bias has one number an output");
         bias_ = std::move(bias);
@@ -73,11 +92,18 @@ public:
     [[nodiscard]] std::size_t bytes() const {
         return std::visit([](const auto& w) { return w.bytes(); }, weights_);
     }
-    [[nodiscard]] const char* format() const { return std::array{"f32", "bf16", "f16"}[weights_.index()]; }
+    [[nodiscard]] const char* format() const { return std::array{"f32", "bf16", "f16", "int8"}[weights_.index()]; }
 
-    /// (rows, inputs) -> (rows, outputs)
-    void apply(const rows_in& x, const rows_out& y, team& threads) const {
-        std::visit([&](const auto& w) { product(x, w, y, threads); }, weights_);
+    /// (rows, inputs) -> (rows, outputs) `scratch` takes activations where they are rounded.
+    void apply(const rows_in& x, const rows_out& y, team& threads, int8_rows& scratch) const {
+        std::visit(
+            [&](const auto& w) {
+                if constexpr (std::same_as<decltype(w), const int8_matrix&>)
+                    product(x, w, y, threads, scratch);
+                else
+                    product(x, w, y, threads);
+            },
+            weights_);
         if (!bias_.empty())
             for (std::size_t row = 0; row < x.rows; ++row)
                 add_to({y.data + row * y.stride, bias_.size()}, bias_);
@@ -95,7 +121,7 @@ private:
         return {outputs, inputs, reinterpret_cast<const Weight*>(weights.get()), weights};
     }
 
-    std::variant<packed_matrix<float>, packed_matrix<bfloat16>, packed_matrix<half>> weights_;
+    std::variant<packed_matrix<float>, packed_matrix<bfloat16>, packed_matrix<half>, int8_matrix> weights_;
     std::vector<float> bias_;
 };
 

@@ -45,6 +45,10 @@ public:
         return {.weights = weights, .config = canonical_config(), .weight_format = weights_.head.format()};
     }
 
+    /// The same model with weights and activations in int8: another model, coarser and half the size of BF16, whose
+    /// pages are its own. Cost: every weight is read once, by all threads.
+    [[nodiscard]] transformer in_int8(team& threads) const { return {config_, weights_.in_int8(threads)}; }
+
     /// Forward passes over rows that leases of this type hold. Requires: this and the threads outlive it.
     template <class Lease>
     [[nodiscard]] forward_pass<Lease> passes(team& threads) const {

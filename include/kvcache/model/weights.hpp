@@ -40,6 +40,18 @@ struct model_weights {
     std::vector<block_weights> layers;
     std::vector<float> final_norm; // (hidden)
     linear head;                   // (vocabulary, hidden)
+
+    /// The same with every matrix in int8.
+    [[nodiscard]] model_weights in_int8(team& threads) const {
+        model_weights rounded = *this;
+        for (linear* each : {&rounded.embedding, &rounded.head})
+            if (each->outputs() > 0)
+                *each = each->in_int8(threads);
+        for (block_weights& layer : rounded.layers)
+            for (linear* each : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
+                *each = each->in_int8(threads);
+        return rounded;
+    }
 };
 
 namespace detail {

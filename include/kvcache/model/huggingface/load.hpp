@@ -40,6 +40,8 @@ struct load_options {
     /// taken for the same; without it, and wherever the description differs, their content is read and compared.
     bool trust_description = true;
 
+    bool int8 = false; ///< Whether the model computes in int8 (transformer::in_int8): approximate, and its own model.
+
     std::pmr::memory_resource* memory = nullptr; ///< Where weights packed now lie; null means new and delete.
 };
 
@@ -97,6 +99,11 @@ namespace detail {
     }
 }
 
+/// The model in the numbers that the options ask for.
+[[nodiscard]] inline transformer computing(const load_options& options, transformer stored, team& threads) {
+    return options.int8 ? stored.in_int8(threads) : std::move(stored);
+}
+
 /// The weights that an earlier start kept. Errors: packed_file's; mismatched, when they are of another checkpoint.
 [[nodiscard]] inline result<packed_file> open_packed(const load_options& options, const checkpoint& files,
                                                      const packed_origin& origin, std::size_t bytes, team& threads) {
@@ -149,7 +156,9 @@ template <std::invocable<std::size_t, std::size_t> Progress>
         if (kept) {
             report.reused = true;
             auto weights = weights_in(*config, weight_image(*std::move(layout), kept->payload()));
-            return loaded_model{transformer(*std::move(config), std::move(weights)), kept->origin().weights, report};
+            return loaded_model{
+                detail::computing(options, transformer(*std::move(config), std::move(weights)), threads),
+                kept->origin().weights, report};
         }
         if (kept.error().code != error_code::not_found)
             report.refused = kept.error();
@@ -182,7 +191,8 @@ template <std::invocable<std::size_t, std::size_t> Progress>
             report.not_kept = kept.error();
     }
     auto loaded = weights_in(*config, *image);
-    return loaded_model{transformer(*std::move(config), std::move(loaded)), *weights, report};
+    return loaded_model{detail::computing(options, transformer(*std::move(config), std::move(loaded)), threads),
+                        *weights, report};
 }
 
 [[nodiscard]] inline result<loaded_model> load_model(const std::filesystem::path& directory,
