@@ -116,6 +116,13 @@ inline void prefetch(const float* at) noexcept {
 #endif
 }
 
+/// Asks for a cache line that is read somewhat later, in the second cache.
+inline void prefetch_soon(const std::byte* at) noexcept {
+#if defined(__GNUC__)
+    __builtin_prefetch(at, 0, 2);
+#endif
+}
+
 /// Asks for a cache line that is soon written. Any address may be asked for.
 inline void prefetch_to_write(const float* at) noexcept {
 #if defined(__GNUC__)
@@ -4465,12 +4472,20 @@ inline constexpr std::size_t tallest_tile = native_lanes == 16 ? 12 : 6;
 inline constexpr std::size_t block_inputs = 640;
 inline constexpr std::size_t block_rows = 96;
 
+// Weights that come soon, fetched meanwhile: so many lines of each of a tile's panels while 16 inputs run.
+struct weights_ahead {
+    const std::byte* at = nullptr;
+    std::size_t panel = 0; // bytes from one panel to the next
+    std::size_t lines = 0;
+};
+
 // A tile of Rows x Panels * 16 outputs, each its own chain of fused multiply-adds over ascending inputs, begun at zero
 // or gone on with. Panel p's weights lie at w + p * panel. The tile decides only which chains run side by side, never
 // the order inside one.
 template <std::size_t Rows, std::size_t Panels, weight_format Weight>
 inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, std::size_t panel, std::size_t inputs,
-                         float* y, std::size_t y_stride, std::size_t outputs, bool begin) {
+                         float* y, std::size_t y_stride, std::size_t outputs, bool begin,
+                         const weights_ahead& ahead = {}) {
     native_floats sums[Rows * Panels * native_parts]; // flat: GCC 12 keeps no nested array in registers
     unrolled<Rows * Panels>([&](auto i) KVCACHE_INLINE {
         const std::size_t v = i % Panels * 16;
@@ -4500,6 +4515,9 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
         if constexpr (Rows > 3)
             for (std::size_t r = 0; r < Rows; ++r)
                 prefetch(x + (Rows + r) * x_stride + k);
+        for (std::size_t line = 0; line < ahead.lines; ++line)
+            for (std::size_t p = 0; p < Panels; ++p)
+                prefetch_soon(ahead.at + p * ahead.panel + (k / 16 * ahead.lines + line) * line_bytes);
         for (std::size_t i = 0; i < 16; ++i)
             step(k + i);
     }
@@ -4540,7 +4558,8 @@ public:
         for (std::size_t b = 0; b < blocks; ++b) {
             const std::size_t k = w_.inputs() * b / blocks, inputs = w_.inputs() * (b + 1) / blocks - k;
             for (std::size_t p = panel; p < last; p += strip)
-                run_strip(row, last_row, p, std::min(strip, last - p), k, inputs);
+                run_strip(row, last_row, p, std::min(strip, last - p), k, inputs,
+                          p + 2 * strip <= last ? w_.panel(p + strip) + k * width : nullptr);
         }
     }
 
@@ -4559,36 +4578,40 @@ private:
                 run_few<Rows, Panels / 2>(panel, last);
     }
 
-    // BF16 and F16 weights are widened once for all rows.
+    // BF16 and F16 weights are widened once for all rows. `soon`: the weights of the strip behind, or null.
     void run_strip(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
-                   std::size_t inputs) const {
+                   std::size_t inputs, const Weight* soon) const {
         const Weight* from = w_.panel(panel) + k * width;
         if constexpr (std::same_as<Weight, float>) {
-            run_tiles(row, last_row, panel, panels, k, inputs, from, w_.inputs() * width);
+            run_tiles(row, last_row, panel, panels, k, inputs, from, w_.inputs() * width, soon);
         } else {
             alignas(line_bytes) float wide[strip * block_inputs * width];
             for (std::size_t p = 0; p < panels; ++p)
                 for (std::size_t i = 0; i < inputs * width; i += 16)
                     f32x16::load(from + p * w_.inputs() * width + i).store(wide + p * block_inputs * width + i);
-            run_tiles(row, last_row, panel, panels, k, inputs, wide, block_inputs * width);
+            run_tiles(row, last_row, panel, panels, k, inputs, wide, block_inputs * width, soon);
         }
     }
 
     // The rows in tiles as equal as they can be: a short last tile would starve the pipes.
     void run_tiles(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
-                   std::size_t inputs, const float* weights, std::size_t next) const {
-        for (std::size_t tiles = (last_row - row + tallest_tile - 1) / tallest_tile; tiles > 0; --tiles) {
+                   std::size_t inputs, const float* weights, std::size_t next, const Weight* soon) const {
+        std::size_t tiles = (last_row - row + tallest_tile - 1) / tallest_tile;
+        weights_ahead ahead{reinterpret_cast<const std::byte*>(soon), w_.inputs() * width * sizeof(Weight),
+                            soon != nullptr ? (4 * sizeof(Weight) + tiles - 1) / tiles : 0};
+        for (; tiles > 0; --tiles) {
             const std::size_t rows = (last_row - row + tiles - 1) / tiles, output = panel * width;
             const float* x = x_.data + row * x_.stride + k;
             float* y = y_.data + row * y_.stride + output;
             with_rows<tallest_tile>(rows, [&]<std::size_t Rows> {
                 const auto run = [&]<std::size_t Panels> {
                     product_tile<Rows, Panels>(x, x_.stride, weights, next, inputs, y, y_.stride, w_.outputs() - output,
-                                               k == 0);
+                                               k == 0, ahead);
                 };
                 panels == strip ? run.template operator()<strip>() : run.template operator()<1>();
             });
             row += rows;
+            ahead.at += inputs / 16 * ahead.lines * line_bytes;
         }
     }
 

@@ -72,6 +72,13 @@ inline void prefetch(const float* at) noexcept {
 #endif
 }
 
+/// Asks for a cache line that is read somewhat later, in the second cache.
+inline void prefetch_soon(const std::byte* at) noexcept {
+#if defined(__GNUC__)
+    __builtin_prefetch(at, 0, 2);
+#endif
+}
+
 /// Asks for a cache line that is soon written. Any address may be asked for.
 inline void prefetch_to_write(const float* at) noexcept {
 #if defined(__GNUC__)
