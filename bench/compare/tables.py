@@ -16,7 +16,8 @@ def print_table(title: str, heads: list[str], rows: list[list[str]], markdown: b
     if not rows:
         return
     if markdown:
-        print(f"\n{title}\n\n| " + " | ".join(heads) + " |\n|" + "|".join("---:" if i else "---" for i in range(len(heads))) + "|")
+        rule = "|".join("---:" if i else "---" for i in range(len(heads)))
+        print(f"\n### {title}\n\n| {' | '.join(heads)} |\n|{rule}|")
         for row in rows:
             print("| " + " | ".join(row) + " |")
         return
@@ -87,7 +88,8 @@ def quant_rows(state: State, flags) -> list[list[str]]:
             theirs_rate = state.median(f"quant/{theirs}/token_after_token/t{t}")
             mine = [state.median(f"ours/{ours}/{what}_d0/t{t}") for what in ("prefill_512", "generation")]
             if theirs_rate:
-                rows.append([ours, str(t), number(theirs_rate), *(cell for m in mine for cell in (number(m), ratio(m, theirs_rate)))])
+                cells = [cell for rate in mine for cell in (number(rate), ratio(rate, theirs_rate))]
+                rows.append([ours, str(t), number(theirs_rate), *cells])
     return rows
 
 

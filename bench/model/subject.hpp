@@ -90,7 +90,8 @@ public:
 
     /// What every token reads: the blocks' matrices and the head.
     [[nodiscard]] double weight_bytes() const {
-        return (block_weights() + head_weights()) * (model_.id({}).weight_format == "bf16" ? 2.0 : 4.0);
+        const std::string format = model_.id({}).weight_format;
+        return (block_weights() + head_weights()) * (format == "f32" ? 4.0 : format == "int8" ? 1.0 : 2.0);
     }
     /// The keys and values of one position.
     [[nodiscard]] double position_bytes() const {
