@@ -26,7 +26,7 @@ FLOOR = {folder: level for level, folders in enumerate(FLOORS) for folder in fol
 
 DEPENDENCIES = {  # what an include opens with: the headers or folders that may name it
     "Eigen/": ("core/tensor.hpp",),
-    "xsimd/": ("kernel/simd.hpp",),
+    "xsimd/": ("kernel/native.hpp",),
     "nlohmann/": ("core/json.hpp",),
     "pcre2.h": ("text/regex.hpp",),
     "utf8proc.h": ("text/unicode.hpp",),
