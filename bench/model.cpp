@@ -30,7 +30,7 @@ namespace {
 
 struct flags {
     std::string model, json;
-    bool bf16 = false;
+    bool bf16 = false, int8 = false;
     std::vector<std::size_t> threads{1, 2}, depths{0, 2048, 8192};
     std::vector<std::string> only{"prefill", "generation", "users", "chat", "zero_reuse", "shared_system", "documents"};
     std::size_t rounds = 3, prompt = 512, steps = 32, split = 256;
@@ -76,7 +76,9 @@ int say(const kvcache::transformer& model, const flags& f) {
 }
 
 int run(const flags& f) {
-    const auto model = f.model.empty() ? random_model(f.bf16) : bench::must(kvcache::load_model(f.model)).model;
+    const auto stored = f.model.empty() ? random_model(f.bf16) : bench::must(kvcache::load_model(f.model)).model;
+    kvcache::team all(f.threads.back());
+    const auto model = f.int8 ? stored.in_int8(all) : stored;
     if (!f.ids.empty())
         return say(model, f);
     const std::size_t held = 4096; // for the prompts of the reuse scenarios, and those that they push out
@@ -155,6 +157,7 @@ int main(int count, char** words) {
     CLI::App app("A whole model beside what the machine can do at most");
     app.add_option("--model", f.model, "A Hugging Face directory; without it, random weights as SmolLM2-135M has");
     app.add_flag("--bf16", f.bf16, "Random weights in bfloat16");
+    app.add_flag("--int8", f.int8, "Weights and activations rounded to int8");
     app.add_option("--threads", f.threads)->delimiter(',')->check(CLI::Range(1, 1024))->capture_default_str();
     app.add_option("--depths", f.depths, "Positions before a prompt or an answer")
         ->delimiter(',')

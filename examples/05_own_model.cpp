@@ -18,7 +18,7 @@ constexpr std::uint32_t letters = 32; // the vocabulary, and the length of a tok
 template <class Lease>
 class parrot_pass {
 public:
-    parrot_pass(std::span<const kvcache::batch_part<Lease>> batch) : batch_(batch.begin(), batch.end()) {}
+    void begin(std::span<const kvcache::batch_part<Lease>> batch) { batch_.assign(batch.begin(), batch.end()); }
 
     void forward(kvcache::layer_id layer) {
         const std::vector<float> zeros(letters, 0.0f);
@@ -35,19 +35,25 @@ public:
                                                 .position = part.lease->first() + part.row + row,
                                                 .rows = 1};
                 kvcache::attend({.head_dim = letters}, part.lease->pages(), layer, kvcache::head_id{0}, asked, 0, 1);
-                heard_ = vector;
+                heard_.insert(heard_.end(), vector.begin(), vector.end());
             }
     }
 
-    kvcache::matrix logits() const {
-        kvcache::matrix last(1, letters);
-        std::ranges::copy(heard_, last.data());
-        return last;
+    // The rows that want logits are the last of each part, in order.
+    void logits(std::span<float> out) {
+        auto from = heard_.begin();
+        auto to = out.begin();
+        for (const auto& part : batch_) {
+            from += static_cast<std::ptrdiff_t>((part.tokens.size() - part.wanted_rows()) * letters);
+            for (std::size_t i = 0; i < part.wanted_rows() * letters; ++i)
+                *to++ = *from++;
+        }
+        heard_.clear();
     }
 
 private:
     std::vector<kvcache::batch_part<Lease>> batch_;
-    std::vector<float> heard_;
+    std::vector<float> heard_; // (rows, letters)
 };
 
 struct parrot {
@@ -57,8 +63,8 @@ struct parrot {
     std::size_t vocabulary() const { return letters; }
     std::size_t max_positions() const { return 1000000; }
     template <class Lease>
-    auto begin(std::span<const kvcache::batch_part<Lease>> batch, kvcache::team&) const {
-        return parrot_pass<Lease>(batch);
+    parrot_pass<Lease> passes(kvcache::team&) const {
+        return {};
     }
 };
 

@@ -153,7 +153,7 @@ int demo(const host& at, const support::script& lines, const std::string& svg, c
 }
 
 int run(const flags& f, const std::string& command) {
-    const auto loaded = support::open_model(f.model, f.packed_cache);
+    const auto loaded = support::open_model(f.model, f.packed_cache, f.int8);
     if (!loaded)
         return report("chat", loaded.error());
     const auto words = kvcache::tokenizer::open(f.model);

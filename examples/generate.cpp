@@ -61,7 +61,7 @@ generate_without_cache(Cache& cache, const kvcache::transformer& model, kvcache:
 
 int run(const flags& f) {
     const support::stopwatch loading;
-    const auto loaded = support::open_model(f.model, f.packed_cache);
+    const auto loaded = support::open_model(f.model, f.packed_cache, f.int8);
     if (!loaded)
         return support::report("generate", loaded.error());
     const double load_time = loading.milliseconds();

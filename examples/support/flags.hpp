@@ -74,6 +74,7 @@ struct speaking_flags {
     std::size_t split = 256;
     std::uint32_t page = 64;
     bool packed_cache = false;
+    bool int8 = false;
 };
 
 inline void add_flags(CLI::App& app, speaking_flags& f) {
@@ -87,6 +88,7 @@ inline void add_flags(CLI::App& app, speaking_flags& f) {
         ->check(whole(1, 1u << 20))
         ->capture_default_str();
     app.add_flag("--packed-cache", f.packed_cache, "Keep the packed weights beside the model for the next start");
+    app.add_flag("--int8", f.int8, "Round weights and activations to int8: faster, smaller, and approximate");
     app.add_option("--page", f.page, "Tokens a page, a multiple of 16")->check(page_size())->capture_default_str();
 }
 

@@ -63,11 +63,12 @@ inline int report(std::string_view program, const kvcache::error& problem) {
     return 1;
 }
 
-/// Opens a model directory with a progress bar; `keep` keeps its packed weights beside it for the next start. Kept
-/// weights that could not be used or written are told on standard error.
-inline kvcache::result<kvcache::loaded_model> open_model(const std::filesystem::path& directory, bool keep) {
+/// Opens a model directory with a progress bar; `keep` keeps its packed weights beside it for the next start, `int8`
+/// rounds them. Kept weights that could not be used or written are told on standard error.
+inline kvcache::result<kvcache::loaded_model> open_model(const std::filesystem::path& directory, bool keep, bool int8) {
     progress_bar bar("packing weights");
     kvcache::load_options options;
+    options.int8 = int8;
     if (keep)
         options.packed = kvcache::packed_path(directory);
     auto loaded = kvcache::load_model(directory, options, [&](std::size_t done, std::size_t of) { bar(done, of); });

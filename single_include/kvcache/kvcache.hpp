@@ -6611,7 +6611,9 @@ private:
         pass_.begin(parts_);
         for (const layer_id layer : model_.layers())
             pass_.forward(layer); // codec writes, attention reads the pages
-        const std::size_t numbers = pass_.wanted() * model_.vocabulary();
+        std::size_t numbers = 0;
+        for (const auto& part : parts_)
+            numbers += part.wanted_rows() * model_.vocabulary();
         pass_.logits({logits, numbers});
         parts_.clear();
         return logits + numbers;

@@ -67,7 +67,6 @@ struct broken_model {
         kv::forward_pass<Lease> inner;
         void begin(std::span<const kv::batch_part<Lease>> batch) { inner.begin(batch); }
         void forward(kv::layer_id layer) { inner.forward(layer); }
-        std::size_t wanted() const { return inner.wanted(); }
         void logits(std::span<float> out) {
             inner.logits(out);
             out[3] = std::numeric_limits<float>::quiet_NaN();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Promise 1: a hit equals a miss, bit for bit.
+#include <kvcache/session/generate.hpp>
 #include <kvcache/session/pipeline.hpp>
 
 #include "promise_fixture.hpp"
@@ -251,4 +252,41 @@ TEST_CASE("a batch of which one has no room changes none") {
     CHECK(a.sequence.size() == 20);
     CHECK(b.sequence.size() == 20);
     CHECK(here.store.check().has_value());
+}
+
+TEST_CASE("a model in int8 keeps the promise among its own pages, and says nearly what its origin says") {
+    kv::team threads(2);
+    const kv::transformer rounded = tiny_model().in_int8(threads);
+    CHECK(rounded.id({}).weight_format == "int8"); // so that the two never share a page
+    tokens prompt = some_tokens(rounded, 5, 31);   // and what the model itself says behind it
+    {
+        host here(tiny_model());
+        const auto said = kv::generate(here.through, prompt, kv::sampler{.temperature = 1.0f, .seed = 3},
+                                       {.max_tokens = 150}, [](kv::token_id, std::span<const float>) { return true; });
+        REQUIRE(said.has_value());
+        prompt = joined(prompt, said->ids);
+    }
+    const kv::matrix want = cold(rounded, prompt), exact = cold(tiny_model(), prompt);
+    for (const std::size_t split : {1u, 7u, 64u}) {
+        host here(rounded, 32, 2, split);
+        CHECK(same_bits(here.feed(prompt).logits, want));
+        CHECK(same_bits(here.feed(prompt).logits, want));
+        fed fork = here.feed({prompt.begin(), prompt.begin() + 70});
+        CHECK(same_bits(here.extend(fork.sequence, {prompt.begin() + 70, prompt.end()}), want));
+    }
+
+    double divergence = 0.0; // of the origin from the rounded model, in nats a token
+    Eigen::Index agree = 0;
+    for (Eigen::Index row = 0; row < want.rows(); ++row) {
+        const Eigen::ArrayXd x = exact.row(row).cast<double>().array(), y = want.row(row).cast<double>().array();
+        const Eigen::ArrayXd p = x - x.maxCoeff() - std::log((x - x.maxCoeff()).exp().sum());
+        const Eigen::ArrayXd q = y - y.maxCoeff() - std::log((y - y.maxCoeff()).exp().sum());
+        divergence += (p.exp() * (p - q)).sum() / static_cast<double>(want.rows());
+        Eigen::Index first = 0, second = 0;
+        x.maxCoeff(&first), y.maxCoeff(&second);
+        agree += first == second;
+    }
+    INFO("KL " << divergence << " nats a token, the same likeliest token at " << agree << " of " << want.rows());
+    CHECK(divergence < 0.02);
+    CHECK(static_cast<double>(agree) > 0.95 * static_cast<double>(want.rows()));
 }
