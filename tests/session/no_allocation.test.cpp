@@ -79,11 +79,12 @@ std::vector<std::size_t> allocations_of_steps(const kv::transformer& model, std:
     REQUIRE(fed.has_value());
     std::vector<std::size_t> counts;
     counts.reserve(measured);
+    kv::matrix logits;
     while (fed->sequence.size() < warm + measured) {
         const kv::token_id next{static_cast<std::int32_t>(fed->sequence.size())};
         const bool counts_now = fed->sequence.size() >= warm;
         const std::size_t before = allocations.load();
-        const bool ran = through.extend(fed->sequence, {&next, 1}).has_value();
+        const bool ran = through.extend(fed->sequence, {&next, 1}, kv::logits_of::last, logits).has_value();
         const std::size_t after = allocations.load();
         REQUIRE(ran);
         if (counts_now)
