@@ -164,7 +164,7 @@ private:
     template <std::size_t N, bool Ahead>
     void dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count) {
         if (count == N)
-            take<N, Ahead>(tiles, begin);
+            take<N, Ahead && (N > 1)>(tiles, begin); // one query alone: the machine's own fetching suffices
         else if constexpr (N > 1)
             dispatch<N - 1, Ahead>(tiles, begin, count);
     }
@@ -187,17 +187,18 @@ private:
 
         const float* queries = packed_.data() + begin * head_dim_;
         constexpr std::size_t at_once = detail::tiles_together(N);
+        detail::tile_fetch ahead(tiles.data(), head_dim_);
         std::size_t t = 0;
         for (; t + at_once <= count; t += at_once)
-            detail::score<N, at_once, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t]);
+            detail::score<N, at_once, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], ahead);
         if constexpr (at_once > 1)
             for (; t < count; ++t)
-                detail::score<N, 1, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t]);
+                detail::score<N, 1, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], ahead);
 
         weigh(tiles.first(count), q, N);
 
         float* sums = running(q).sums();
-        detail::add_values<N, Ahead>(tiles.data(), 0, whole, width_, weights_, 0, sums, stride_);
+        detail::add_values<N, Ahead>(tiles.data(), 0, whole, width_, weights_, 0, sums, stride_, ahead);
         for (t = whole; t < count; ++t)
             add_ragged<N>(tiles[t], t, q, least);
     }
@@ -206,15 +207,16 @@ private:
     template <std::size_t N>
     void add_ragged(const attention_tile& tile, std::size_t t, std::size_t q, std::size_t least) {
         attention_tile at[most_tiles];
+        detail::tile_fetch ahead(at, width_);
         at[t] = tile;
         at[t].last = seen(tile, least);
-        detail::add_values<N, false>(at, t, t + 1, width_, weights_, 0, running(q).sums(), stride_);
+        detail::add_values<N, false>(at, t, t + 1, width_, weights_, 0, running(q).sums(), stride_, ahead);
         at[t].first = at[t].last;
         weights_.rescaled[t] = false;
         for (std::size_t i = 0; i < N; ++i) {
             at[t].last = seen(tile, asked_[q + i].limit);
             if (at[t].last > at[t].first)
-                detail::add_values<1, false>(at, t, t + 1, width_, weights_, i, running(q + i).sums(), stride_);
+                detail::add_values<1, false>(at, t, t + 1, width_, weights_, i, running(q + i).sums(), stride_, ahead);
         }
     }
 

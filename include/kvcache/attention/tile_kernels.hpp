@@ -25,12 +25,40 @@ struct attention_tile {
 
 namespace detail {
 
-/// Asks for a cache line before it is read.
-inline void fetch([[maybe_unused]] const float* line) noexcept {
-#if defined(__GNUC__)
-    __builtin_prefetch(line, 0, 2);
-#endif
-}
+/// Fetches the tiles that come soon while others are computed with: a line of keys and a line of values by turns, each
+/// in ascending order, as memory answers two long streams fastest. Every loop of the kernels takes the lines that it
+/// has the time for.
+class tile_fetch {
+public:
+    /// Lines of keys and of values, from which on a loop fetches.
+    struct lines {
+        const float* keys;
+        const float* values;
+        void next() noexcept {
+            prefetch(keys);
+            prefetch(values);
+            keys += tile_tokens;
+            values += tile_tokens;
+        }
+    };
+
+    tile_fetch(const attention_tile* tiles, std::size_t lines_a_tile) noexcept : tile_(tiles), of_tile_(lines_a_tile) {}
+
+    /// The next `count` lines of each.
+    [[nodiscard]] lines take(std::size_t count) noexcept {
+        const lines from{tile_->ahead_keys + taken_ * tile_tokens, tile_->ahead_values + taken_ * tile_tokens};
+        taken_ += count;
+        if (taken_ >= of_tile_) {
+            taken_ -= of_tile_;
+            ++tile_;
+        }
+        return from;
+    }
+
+private:
+    const attention_tile* tile_;
+    std::size_t of_tile_, taken_ = 0;
+};
 
 // Chains of multiply-adds that run side by side hide the latency of each: so many queries, tiles and columns of values
 // at once as fill the registers. None of it changes a chain.
@@ -53,30 +81,68 @@ inline constexpr std::size_t most_tiles = 4;
     return queries == 1 ? 4 : queries <= 3 ? 2 : 1;
 }
 
+/// sums(i, j) += scalar(i) * vector(j), each its own chain. Whichever of the two are fewer stay in registers; the
+/// others are read one after the other, once.
+template <std::size_t Rows, std::size_t Vectors, class Scalar, class Vector>
+KVCACHE_INLINE inline void add_outer(native_floats (&sums)[Rows * Vectors], const Scalar& scalar,
+                                     const Vector& vector) {
+    constexpr bool keep_vectors = Vectors <= Rows;
+    native_floats kept[keep_vectors ? Vectors : Rows];
+    const auto add = [&](auto i, auto j, const native_floats& s, const native_floats& v)
+                         KVCACHE_INLINE { sums[i * Vectors + j] = fused(s, v, sums[i * Vectors + j]); };
+    unrolled<keep_vectors ? Vectors : Rows>([&](auto k) KVCACHE_INLINE {
+        if constexpr (keep_vectors)
+            kept[k] = vector(k);
+        else
+            kept[k] = native_floats(scalar(k));
+        keep(kept[k]);
+    });
+    if constexpr (keep_vectors)
+        unrolled<Rows>([&](auto i) KVCACHE_INLINE {
+            const native_floats s(scalar(i));
+            unrolled<Vectors>([&](auto j) KVCACHE_INLINE { add(i, j, s, kept[j]); });
+        });
+    else
+        unrolled<Vectors>([&](auto j) KVCACHE_INLINE {
+            native_floats v = vector(j);
+            if constexpr (Rows > 1)
+                keep(v);
+            unrolled<Rows>([&](auto i) KVCACHE_INLINE { add(i, j, kept[i], v); });
+        });
+}
+
 /// Scores of N queries with Tiles tiles, each one chain over ascending head_dim.
-/// queries: (head_dim, N), scores: (N, most_tiles, 16); `Ahead`: the keys that come soon are fetched meanwhile.
+/// queries: (head_dim, N), scores: (N, most_tiles, 16); `Ahead`: the tiles that come soon are fetched meanwhile.
 template <std::size_t N, std::size_t Tiles, bool Ahead>
-inline void score(const float* queries, std::size_t head_dim, const attention_tile* tiles, float* scores) {
-    f32x16 sums[N * Tiles]; // flat: GCC 12 keeps no nested array in registers
-    for (auto& s : sums)
-        s = f32x16::zero();
-    const float *keys[Tiles], *ahead[Tiles];
-    for (std::size_t t = 0; t < Tiles; ++t) {
-        keys[t] = tiles[t].keys;
-        ahead[t] = tiles[t].ahead_keys;
-    }
-    for (std::size_t d = 0; d < head_dim; ++d) {
-        f32x16 key[Tiles];
-        for (std::size_t t = 0; t < Tiles; ++t) {
-            key[t] = f32x16::load(keys[t] + d * tile_tokens);
-            if constexpr (Ahead)
-                fetch(ahead[t] + d * tile_tokens);
+inline void score(const float* queries, std::size_t head_dim, const attention_tile* tiles, float* scores,
+                  tile_fetch& ahead) {
+    constexpr std::size_t vectors = Tiles * native_parts;
+    native_floats sums[N * vectors]; // flat: GCC 12 keeps no nested array in registers
+    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE { sums[i] = native_floats(0.0f); });
+    const float* keys[Tiles];
+    unrolled<Tiles>([&](auto t) KVCACHE_INLINE { keys[t] = tiles[t].keys; });
+    const auto step = [&](std::size_t d) KVCACHE_INLINE {
+        add_outer<N, vectors>(
+            sums, [&](auto i) KVCACHE_INLINE { return queries[d * N + i]; },
+            [&](auto j) KVCACHE_INLINE {
+                return native_floats::load_unaligned(keys[j / native_parts] + d * tile_tokens +
+                                                     j % native_parts * native_lanes);
+            });
+    };
+    std::size_t d = 0;
+    if constexpr (Ahead) {
+        auto lines = ahead.take(head_dim / 2 * Tiles);
+        for (; d + 2 <= head_dim; d += 2) {
+            unrolled<Tiles>([&](auto) KVCACHE_INLINE { lines.next(); });
+            step(d);
+            step(d + 1);
         }
-        for (std::size_t i = 0; i < N * Tiles; ++i)
-            sums[i] = fma(f32x16::broadcast(queries[d * N + i / Tiles]), key[i % Tiles], sums[i]);
     }
-    for (std::size_t i = 0; i < N * Tiles; ++i)
-        sums[i].store(scores + (i / Tiles * most_tiles + i % Tiles) * tile_tokens);
+    for (; d < head_dim; ++d)
+        step(d);
+    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE {
+        sums[i].store_unaligned(scores + (i / vectors * most_tiles) * tile_tokens + i % vectors * native_lanes);
+    });
 }
 
 /// What values are weighted with.
@@ -86,67 +152,68 @@ struct tile_weights {
     bool rescaled[most_tiles];                ///< Whether any of those is not one.
 };
 
-/// Adds the weighted values of a tile's lane to N queries, 16 * Columns numbers.
-template <std::size_t N, std::size_t Columns>
-inline void add_lane(const float* values, const float* weights, f32x16 (&sums)[N * Columns]) {
-    f32x16 value[Columns];
-    for (std::size_t c = 0; c < Columns; ++c)
-        value[c] = f32x16::load(values + 16 * c);
-    for (std::size_t i = 0; i < N * Columns; ++i) {
-        const f32x16 weight = f32x16::broadcast(weights[i / Columns * most_tiles * tile_tokens]);
-        sums[i] = fma(weight, value[i % Columns], sums[i]);
-    }
-}
-
 /// Adds the weighted values of tiles [begin, end) to the sums of N queries, in 16 * Columns numbers from `column` on:
 /// one chain over ascending lanes. sums: the first query's, `stride` numbers from one to the next; `first`: the first
 /// query among the weights.
 template <std::size_t N, std::size_t Columns, bool Ahead>
 inline void add_columns(const attention_tile* tiles, std::size_t begin, std::size_t end, std::size_t width,
                         std::size_t column, const tile_weights& weights, std::size_t first, float* to,
-                        std::size_t stride) {
-    f32x16 sums[N * Columns];
-    for (std::size_t i = 0; i < N * Columns; ++i)
-        sums[i] = f32x16::load(to + i / Columns * stride + column + i % Columns * 16);
+                        std::size_t stride, tile_fetch& ahead) {
+    constexpr std::size_t vectors = Columns * native_parts;
+    native_floats sums[N * vectors];
+    float* const own = to + column;
+    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE {
+        sums[i] = native_floats::load_unaligned(own + i / vectors * stride + i % vectors * native_lanes);
+    });
+    const auto step = [&](const float* values, const float* of_lane) KVCACHE_INLINE {
+        add_outer<N, vectors>(
+            sums, [&](auto i) KVCACHE_INLINE { return of_lane[i * most_tiles * tile_tokens]; },
+            [&](auto j) KVCACHE_INLINE { return native_floats::load_unaligned(values + j * native_lanes); });
+    };
     for (std::size_t t = begin; t < end; ++t) {
         if (weights.rescaled[t])
-            for (std::size_t i = 0; i < N * Columns; ++i)
-                sums[i] = sums[i] * f32x16::broadcast(weights.rescale[t][first + i / Columns]);
-        const float* values = tiles[t].values + column;
-        const float* of_tile = weights.lanes[first][t];
-        std::size_t lane = tiles[t].first, last = tiles[t].last;
+            unrolled<N>([&](auto i) KVCACHE_INLINE {
+                const native_floats rescale(weights.rescale[t][first + i]);
+                unrolled<vectors>([&](auto j)
+                                      KVCACHE_INLINE { sums[i * vectors + j] = sums[i * vectors + j] * rescale; });
+            });
+        const float* of_lane = weights.lanes[first][t] + tiles[t].first;
+        const float* values = tiles[t].values + column + tiles[t].first * width;
+        std::size_t lanes = tiles[t].last - tiles[t].first;
         if constexpr (Ahead) {
-            const float* ahead = tiles[t].ahead_values + column;
-            for (; lane < last; ++lane) {
-                for (std::size_t c = 0; c < Columns; ++c)
-                    fetch(ahead + lane * width + 16 * c);
-                add_lane<N, Columns>(values + lane * width, of_tile + lane, sums);
+            auto lines = ahead.take(tile_tokens / 2 * Columns);
+            for (; lanes >= 2; lanes -= 2, values += 2 * width, of_lane += 2) {
+                unrolled<Columns>([&](auto) KVCACHE_INLINE { lines.next(); });
+                step(values, of_lane);
+                step(values + width, of_lane + 1);
             }
         } else {
             // Tiles that lie behind each other, as their weights do, are one long loop.
             for (; t + 1 < end && !weights.rescaled[t + 1] && tiles[t].last == tile_tokens && tiles[t + 1].first == 0 &&
                    tiles[t + 1].values == tiles[t].values + tile_tokens * width;
                  ++t)
-                last += tiles[t + 1].last;
-            for (; lane < last; ++lane)
-                add_lane<N, Columns>(values + lane * width, of_tile + lane, sums);
+                lanes += tiles[t + 1].last;
         }
+        for (; lanes > 0; --lanes, values += width, ++of_lane)
+            step(values, of_lane);
     }
-    for (std::size_t i = 0; i < N * Columns; ++i)
-        sums[i].store(to + i / Columns * stride + column + i % Columns * 16);
+    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE {
+        sums[i].store_unaligned(own + i / vectors * stride + i % vectors * native_lanes);
+    });
 }
 
 /// The same for all columns.
 template <std::size_t N, bool Ahead>
 inline void add_values(const attention_tile* tiles, std::size_t begin, std::size_t end, std::size_t width,
-                       const tile_weights& weights, std::size_t first, float* to, std::size_t stride) {
+                       const tile_weights& weights, std::size_t first, float* to, std::size_t stride,
+                       tile_fetch& ahead) {
     constexpr std::size_t many = columns_together(N);
     std::size_t column = 0;
     for (; column + 16 * many <= width; column += 16 * many)
-        add_columns<N, many, Ahead>(tiles, begin, end, width, column, weights, first, to, stride);
+        add_columns<N, many, Ahead>(tiles, begin, end, width, column, weights, first, to, stride, ahead);
     if constexpr (many > 1)
         for (; column < width; column += 16)
-            add_columns<N, 1, Ahead>(tiles, begin, end, width, column, weights, first, to, stride);
+            add_columns<N, 1, Ahead>(tiles, begin, end, width, column, weights, first, to, stride, ahead);
 }
 
 } // namespace detail
