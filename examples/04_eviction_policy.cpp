@@ -30,7 +30,7 @@ struct least_used {
             return least;
         }
     };
-    [[nodiscard]] state open(std::size_t) const { return {}; }
+    [[nodiscard]] state open(kvcache::eviction_room) const { return {}; }
 };
 static_assert(kvcache::eviction_policy<least_used>);
 

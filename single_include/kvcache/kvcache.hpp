@@ -2563,12 +2563,21 @@ private:
 
 namespace kvcache {
 
+/// What may be present at once. A policy that shares its room out (a tenth for newcomers) does so in bytes, which for
+/// entries of one size is the same as counting them.
+struct eviction_room {
+    std::size_t slots = 0; ///< Entries: every slot_id is below.
+    std::size_t bytes = 0; ///< Their bytes together.
+};
+
 /// What an eviction policy is told of a newcomer.
 struct entry {
     std::uint64_t key = 0;              ///< Names the content, so that a ghost recognises it when it returns.
     std::size_t bytes = 0;              ///< What it takes.
     double cost = 0.0;                  ///< What a hit saves, in seconds, given that its parent is present.
     std::optional<slot_id> parent = {}; ///< The entry that it continues.
+    std::uint32_t depth = 0;            ///< Entries before it in its chain.
+    std::uint32_t length = 0;           ///< Entries of the request that brought it, itself included; 0 if unknown.
 };
 
 /// May this slot leave now? No while somebody holds it or an entry that continues it is present. It stands for any
@@ -2578,9 +2587,13 @@ struct leave_check {
 };
 
 /// The working state of an eviction policy. `admit` ranks a newcomer, `touch` says it was used, `erase` forgets it
-/// (evicted or withdrawn), `victim` names the next to leave among those for which its argument answers true; it takes
-/// nothing away, `erase` follows. What has no memory to admit throws bad_alloc and has changed nothing; the others do
-/// not throw. Whoever frees a chain touches it tail first, so that children leave before parents.
+/// (withdrawn), `victim` names the next to leave among those for which its argument answers true; it takes nothing
+/// away. What has no memory to admit throws bad_alloc and has changed nothing; the others do not throw.
+///
+/// A state may offer more, called through the functions below: `announce(entry)` before victims are asked for and the
+/// newcomer is admitted, `evict(slot)` instead of `erase` for a victim, so that a ghost of it may stay, and
+/// `settle(slot)` when its last holder lets go: it was in use until now, which is no use more. Whoever frees a chain
+/// settles it tail first, so that children leave before parents.
 template <class S>
 concept eviction_state = requires(S s, slot_id slot, const entry& newcomer, const leave_check& may_leave) {
     s.admit(slot, newcomer);
@@ -2591,9 +2604,32 @@ concept eviction_state = requires(S s, slot_id slot, const entry& newcomer, cons
 
 /// Which entry leaves when room is needed.
 template <class P>
-concept eviction_policy = plays<P, eviction_role> && requires(const P p, std::size_t slots) {
-    { p.open(slots) } -> eviction_state;
+concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_room room) {
+    { p.open(room) } -> eviction_state;
 };
+
+/// Says who comes, before room is made for it.
+template <eviction_state S>
+void announce(S& state, const entry& newcomer) {
+    if constexpr (requires { state.announce(newcomer); })
+        state.announce(newcomer);
+}
+
+/// A victim leaves.
+template <eviction_state S>
+void evict(S& state, slot_id slot) {
+    if constexpr (requires { state.evict(slot); })
+        state.evict(slot);
+    else
+        state.erase(slot);
+}
+
+/// The last holder of an entry lets go.
+template <eviction_state S>
+void settle(S& state, slot_id slot) {
+    if constexpr (requires { state.settle(slot); })
+        state.settle(slot);
+}
 
 } // namespace kvcache
 
@@ -2842,9 +2878,10 @@ public:
           pool_(pages, storages.open(pages, page_bytes)),
           hash_(hashes.open(id)),
           index_(indexes.open(shape, pages)),
-          eviction_(evictions.open(pages)),
+          eviction_(evictions.open({.slots = pages, .bytes = pages * page_bytes})),
           observer_(observers.open()),
           prefixes_(pages),
+          depths_(pages),
           ranked_(pages, false) {}
 
     [[nodiscard]] const page_pool<Storage>& pool() const noexcept { return pool_; }
@@ -2884,7 +2921,7 @@ public:
             return;
         if (index_.contains(page) && may_idle(page)) {
             ++idle_;
-            eviction_.touch(slot_of(page));
+            settle(eviction_, slot_of(page));
         } else {
             pool_.give_back(page);
         }
@@ -2987,10 +3024,14 @@ private:
         const auto run = index_.run(page);
         const digest prefix = hash_.chain(parent ? prefixes_[index_of(*parent)] : hash_.root(), run);
         prefixes_[index_of(page)] = prefix;
-        eviction_.admit(slot_of(page), {.key = prefix.low,
-                                        .bytes = page_bytes_,
-                                        .cost = static_cast<double>(run.size()),
-                                        .parent = parent ? std::optional(slot_of(*parent)) : std::nullopt});
+        depths_[index_of(page)] = parent ? depths_[index_of(*parent)] + 1 : 0;
+        const entry newcomer{.key = prefix.low,
+                             .bytes = page_bytes_,
+                             .cost = static_cast<double>(run.size()),
+                             .parent = parent ? std::optional(slot_of(*parent)) : std::nullopt,
+                             .depth = depths_[index_of(page)]};
+        announce(eviction_, newcomer);
+        eviction_.admit(slot_of(page), newcomer);
         ranked_[index_of(page)] = true;
     }
 
@@ -3037,6 +3078,8 @@ private:
         const page_id page{index_of(*slot)};
         tell({event_kind::evicted, index_.run(page).size(), 0, 1});
         index_.erase(page);
+        kvcache::evict(eviction_, *slot);
+        ranked_[index_of(page)] = false;
         unlist(page);
         return true;
     }
@@ -3048,8 +3091,9 @@ private:
     Index index_;
     Eviction eviction_;
     Observer observer_;
-    std::vector<digest> prefixes_; // by page: the digest of all tokens up to the end of a ranked page
-    std::vector<bool> ranked_;     // by page: whether the eviction policy knows it
+    std::vector<digest> prefixes_;      // by page: the digest of all tokens up to the end of a ranked page
+    std::vector<std::uint32_t> depths_; // by page: full pages before it
+    std::vector<bool> ranked_;          // by page: whether the eviction policy knows it
     std::size_t idle_ = 0;
 };
 
@@ -3454,10 +3498,10 @@ public:
     [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return books_.pool().bytes(page); }
 
 private:
-    using books =
-        page_books<storage_type, decltype(std::declval<const Hash&>().open(identity{})),
-                   decltype(std::declval<const Index&>().open(page_shape{}, 0)),
-                   decltype(std::declval<const Eviction&>().open(0)), decltype(std::declval<const Observer&>().open())>;
+    using books = page_books<storage_type, decltype(std::declval<const Hash&>().open(identity{})),
+                             decltype(std::declval<const Index&>().open(page_shape{}, 0)),
+                             decltype(std::declval<const Eviction&>().open(eviction_room{})),
+                             decltype(std::declval<const Observer&>().open())>;
 
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
         expects(shape.valid(), "a page shape has no zero extent, and tokens is a multiple of 16");
@@ -3619,7 +3663,7 @@ namespace kvcache {
 struct lru {
     using role = eviction_role;
     class state;
-    [[nodiscard]] state open(std::size_t slots) const;
+    [[nodiscard]] state open(eviction_room room) const;
 };
 
 /// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 8 bytes a slot.
@@ -3639,6 +3683,8 @@ public:
         unlink(index_of(slot));
         link_front(index_of(slot));
     }
+
+    void settle(slot_id slot) { touch(slot); }
 
     void erase(slot_id slot) {
         expects(present(slot), "an erased entry was admitted");
@@ -3681,8 +3727,8 @@ private:
     std::uint32_t end_;
 };
 
-inline lru::state lru::open(std::size_t slots) const {
-    return state{slots};
+inline lru::state lru::open(eviction_room room) const {
+    return state{room.slots};
 }
 
 static_assert(eviction_policy<lru>);

@@ -67,7 +67,7 @@ struct forgetful_eviction {
         void erase(kv::slot_id slot) { inner.erase(slot); }
         [[nodiscard]] std::optional<kv::slot_id> victim(const auto& may_leave) { return inner.victim(may_leave); }
     };
-    [[nodiscard]] state open(std::size_t slots) const { return {kv::lru{}.open(slots), every}; }
+    [[nodiscard]] state open(kv::eviction_room room) const { return {kv::lru{}.open(room), every}; }
 };
 static_assert(kv::eviction_policy<forgetful_eviction>);
 

@@ -32,7 +32,7 @@ struct noting {
         }
         [[nodiscard]] std::optional<kv::slot_id> victim(const auto& may_leave) { return inner.victim(may_leave); }
     };
-    [[nodiscard]] state open(std::size_t slots) const { return {kv::lru{}.open(slots), ranked}; }
+    [[nodiscard]] state open(kv::eviction_room room) const { return {kv::lru{}.open(room), ranked}; }
 };
 
 } // namespace

@@ -15,6 +15,6 @@ struct mine {
         std::optional<kvcache::slot_id> victim(const auto& may_leave);
 #endif
     };
-    state open(std::size_t slots) const;
+    state open(kvcache::eviction_room room) const;
 };
 static_assert(kvcache::eviction_policy<mine>);

@@ -14,7 +14,7 @@ TEST_CASE("lru is a list in the order of use") {
         INFO("seed " << seed);
         kv::testing::detail::choices choose(seed);
         constexpr std::size_t slots = 12;
-        auto state = kv::lru{}.open(slots);
+        auto state = kv::lru{}.open({.slots = slots});
         std::list<kv::slot_id> order; // the newest first
         for (int round = 0; round < 2000; ++round) {
             const kv::slot_id slot{static_cast<std::uint32_t>(choose.below(slots))};
@@ -44,7 +44,7 @@ TEST_CASE("lru is a list in the order of use") {
 }
 
 TEST_CASE("lru says what a caller does wrong") {
-    auto state = kv::lru{}.open(2);
+    auto state = kv::lru{}.open({.slots = 2});
     CHECK_THROWS_AS(state.touch(kv::slot_id{0}), kv::contract_violation);
     CHECK_THROWS_AS(state.erase(kv::slot_id{0}), kv::contract_violation);
     state.admit(kv::slot_id{0}, {});

@@ -16,7 +16,7 @@ struct faulty {
     using role = kv::eviction_role;
     class state {
     public:
-        explicit state(std::size_t slots) : inner_(kv::lru{}.open(slots)), present_(slots, false) {}
+        explicit state(std::size_t slots) : inner_(kv::lru{}.open({.slots = slots})), present_(slots, false) {}
         void admit(kv::slot_id slot, const kv::entry& newcomer) {
             if (!present_[index_of(slot)])
                 inner_.admit(slot, newcomer);
@@ -49,7 +49,7 @@ struct faulty {
         kv::lru::state inner_;
         std::vector<bool> present_;
     };
-    [[nodiscard]] state open(std::size_t slots) const { return state(slots); }
+    [[nodiscard]] state open(kv::eviction_room room) const { return state(room.slots); }
 };
 
 /// Nothing ever leaves.
@@ -61,7 +61,7 @@ struct lasting {
         void erase(kv::slot_id) {}
         std::optional<kv::slot_id> victim(const auto&) { return std::nullopt; }
     };
-    [[nodiscard]] state open(std::size_t) const { return {}; }
+    [[nodiscard]] state open(kv::eviction_room) const { return {}; }
 };
 
 } // namespace

@@ -184,10 +184,10 @@ public:
     [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return books_.pool().bytes(page); }
 
 private:
-    using books =
-        page_books<storage_type, decltype(std::declval<const Hash&>().open(identity{})),
-                   decltype(std::declval<const Index&>().open(page_shape{}, 0)),
-                   decltype(std::declval<const Eviction&>().open(0)), decltype(std::declval<const Observer&>().open())>;
+    using books = page_books<storage_type, decltype(std::declval<const Hash&>().open(identity{})),
+                             decltype(std::declval<const Index&>().open(page_shape{}, 0)),
+                             decltype(std::declval<const Eviction&>().open(eviction_room{})),
+                             decltype(std::declval<const Observer&>().open())>;
 
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
         expects(shape.valid(), "a page shape has no zero extent, and tokens is a multiple of 16");

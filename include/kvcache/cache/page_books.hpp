@@ -33,9 +33,10 @@ public:
           pool_(pages, storages.open(pages, page_bytes)),
           hash_(hashes.open(id)),
           index_(indexes.open(shape, pages)),
-          eviction_(evictions.open(pages)),
+          eviction_(evictions.open({.slots = pages, .bytes = pages * page_bytes})),
           observer_(observers.open()),
           prefixes_(pages),
+          depths_(pages),
           ranked_(pages, false) {}
 
     [[nodiscard]] const page_pool<Storage>& pool() const noexcept { return pool_; }
@@ -75,7 +76,7 @@ public:
             return;
         if (index_.contains(page) && may_idle(page)) {
             ++idle_;
-            eviction_.touch(slot_of(page));
+            settle(eviction_, slot_of(page));
         } else {
             pool_.give_back(page);
         }
@@ -178,10 +179,14 @@ private:
         const auto run = index_.run(page);
         const digest prefix = hash_.chain(parent ? prefixes_[index_of(*parent)] : hash_.root(), run);
         prefixes_[index_of(page)] = prefix;
-        eviction_.admit(slot_of(page), {.key = prefix.low,
-                                        .bytes = page_bytes_,
-                                        .cost = static_cast<double>(run.size()),
-                                        .parent = parent ? std::optional(slot_of(*parent)) : std::nullopt});
+        depths_[index_of(page)] = parent ? depths_[index_of(*parent)] + 1 : 0;
+        const entry newcomer{.key = prefix.low,
+                             .bytes = page_bytes_,
+                             .cost = static_cast<double>(run.size()),
+                             .parent = parent ? std::optional(slot_of(*parent)) : std::nullopt,
+                             .depth = depths_[index_of(page)]};
+        announce(eviction_, newcomer);
+        eviction_.admit(slot_of(page), newcomer);
         ranked_[index_of(page)] = true;
     }
 
@@ -228,6 +233,8 @@ private:
         const page_id page{index_of(*slot)};
         tell({event_kind::evicted, index_.run(page).size(), 0, 1});
         index_.erase(page);
+        kvcache::evict(eviction_, *slot);
+        ranked_[index_of(page)] = false;
         unlist(page);
         return true;
     }
@@ -239,8 +246,9 @@ private:
     Index index_;
     Eviction eviction_;
     Observer observer_;
-    std::vector<digest> prefixes_; // by page: the digest of all tokens up to the end of a ranked page
-    std::vector<bool> ranked_;     // by page: whether the eviction policy knows it
+    std::vector<digest> prefixes_;      // by page: the digest of all tokens up to the end of a ranked page
+    std::vector<std::uint32_t> depths_; // by page: full pages before it
+    std::vector<bool> ranked_;          // by page: whether the eviction policy knows it
     std::size_t idle_ = 0;
 };
 

@@ -15,7 +15,7 @@ namespace kvcache {
 struct lru {
     using role = eviction_role;
     class state;
-    [[nodiscard]] state open(std::size_t slots) const;
+    [[nodiscard]] state open(eviction_room room) const;
 };
 
 /// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 8 bytes a slot.
@@ -35,6 +35,8 @@ public:
         unlink(index_of(slot));
         link_front(index_of(slot));
     }
+
+    void settle(slot_id slot) { touch(slot); }
 
     void erase(slot_id slot) {
         expects(present(slot), "an erased entry was admitted");
@@ -77,8 +79,8 @@ private:
     std::uint32_t end_;
 };
 
-inline lru::state lru::open(std::size_t slots) const {
-    return state{slots};
+inline lru::state lru::open(eviction_room room) const {
+    return state{room.slots};
 }
 
 static_assert(eviction_policy<lru>);

@@ -18,8 +18,8 @@ template <eviction_policy Policy>
 class eviction_trial {
 public:
     eviction_trial(const Policy& policy, std::size_t slots, violations& broken)
-        : state_(policy.open(slots)),
-          twin_(policy.open(slots)),
+        : state_(policy.open({.slots = slots, .bytes = slots * 256})),
+          twin_(policy.open({.slots = slots, .bytes = slots * 256})),
           parents_(slots),
           present_(slots, false),
           broken_(broken) {}
@@ -113,8 +113,8 @@ private:
         return found && allowed(*found) ? found : std::nullopt;
     }
 
-    decltype(std::declval<const Policy&>().open(0)) state_;
-    decltype(std::declval<const Policy&>().open(0)) twin_;
+    decltype(std::declval<const Policy&>().open(eviction_room{})) state_;
+    decltype(std::declval<const Policy&>().open(eviction_room{})) twin_;
     std::vector<std::optional<slot_id>> parents_;
     std::vector<bool> present_;
     violations& broken_;
@@ -123,7 +123,7 @@ private:
 // Whether a policy ever names a victim: one that never does is a policy too.
 template <eviction_policy Policy>
 [[nodiscard]] bool names_victims(const Policy& policy) {
-    auto state = policy.open(1);
+    auto state = policy.open({.slots = 1, .bytes = 256});
     state.admit(slot_id{0}, {.key = 1, .bytes = 64, .cost = 1.0});
     const auto always = [](slot_id) { return true; };
     return std::optional<slot_id>(state.victim(always)).has_value();
