@@ -52,7 +52,8 @@ public:
     void announce(const entry& newcomer) {
         announced_ = newcomer.key;
         bytes_to_come_ = newcomer.bytes;
-        returns_ = ghosts_.take(newcomer.key).has_value();
+        const std::optional<ghost> known_before = ghosts_.take(newcomer.key);
+        returns_ = known_before && !before_all_kept(known_before->mark);
         if (returns_)
             make_room_among_kept(newcomer.bytes);
     }
@@ -65,6 +66,7 @@ public:
         enter(slot, returns_ || bytes_[kept] + newcomer.bytes <= kept_share_ ? kept : passing, true);
         announced_.reset();
         returns_ = false;
+        prune();
         forget_beyond_the_limit();
     }
 
@@ -77,6 +79,7 @@ public:
             leave(slot);
             make_room_among_kept(bytes);
             enter(slot, kept, true);
+            prune();
         } else {
             leave(slot);
             enter(slot, passing, true);
@@ -194,6 +197,8 @@ private:
         queues_.move_to_front(slot, passing);
         if (queues_.ends(first_recent_))
             first_recent_ = slot;
+        if (is_recent(slot))
+            times_[index_of(slot)] = ++now_;
     }
 
     void mark_recent(slot_id slot) {
