@@ -17,15 +17,16 @@ namespace kvcache {
 ///
 /// Beckmann, Chen and Cidon, "LHD: improving cache hit rate by maximizing hit density", NSDI 2018.
 ///
-/// Cost: O(1) each, amortised. 192 bytes an age, and an age for 32 slots, at least 64 and at most 4,096.
+/// Cost: O(1) each, amortised. 192 bytes an age, and an age for 32 slots, at least 256 and at most 4,096.
 class hit_density {
 public:
     explicit hit_density(std::size_t slots)
-        : ages_(static_cast<std::uint32_t>(std::clamp<std::size_t>(slots / 32, 64, 4096))),
+        : ages_(static_cast<std::uint32_t>(std::clamp<std::size_t>(slots / 32, 256, 4096))),
           period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(std::bit_ceil(slots) * 16, 1u << 10, 1u << 20))),
           hits_(std::size_t{groups} * ages_),
           leaves_(std::size_t{groups} * ages_),
-          densities_(std::size_t{groups} * ages_) {
+          densities_(std::size_t{groups} * ages_),
+          shift_(steps(slots)) {
         for (std::uint32_t g = 0; g < groups; ++g) // about greedy dual size frequency, until something is learned
             for (std::uint32_t a = 0; a < ages_; ++a)
                 densities_[g * ages_ + a] = static_cast<float>(groups + g + 1) / static_cast<float>(a + 1);
@@ -69,9 +70,9 @@ public:
             count *= decay;
         for (float& count : leaves_)
             count *= decay;
-        // Twice, near the start: so that entries reach the middle of the ages before they leave, whatever their number.
+        // Twice, near the start, when it is known how many entries the room holds.
         if (rounds_ == 5 || rounds_ == 25)
-            rescale(static_cast<std::uint32_t>(std::bit_width(std::max(entries / 64, 1u))));
+            rescale(steps(entries));
         ++rounds_;
         learn();
     }
@@ -79,6 +80,11 @@ public:
 private:
     static constexpr std::uint32_t groups = 16;
     static constexpr float decay = 0.9f; // the paper's
+
+    // The power of two of uses that is a step, so that all ages reach as far as 32 to 64 uses an entry.
+    [[nodiscard]] std::uint32_t steps(std::size_t entries) const noexcept {
+        return static_cast<std::uint32_t>(std::bit_width(std::max<std::size_t>(32 * entries / ages_, 1))) - 1;
+    }
 
     void learn() noexcept {
         for (std::uint32_t g = 0; g < groups; ++g) {
@@ -126,9 +132,9 @@ private:
     std::uint32_t ages_;
     std::uint32_t period_;                         // uses between two lessons
     std::vector<float> hits_, leaves_, densities_; // (groups, ages)
+    std::uint32_t shift_;                          // of uses to ages
     std::uint32_t now_ = 0;
     std::uint32_t rounds_ = 0;
-    std::uint32_t shift_ = 10; // of uses to ages, until the number of entries is known
 };
 
 } // namespace kvcache

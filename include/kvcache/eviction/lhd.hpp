@@ -27,7 +27,7 @@ struct lhd {
 };
 
 /// Cost: O(1) each, while a fixed share of the entries may leave; O(n) where a whole sample may not. At most 32 bytes a
-/// slot, and 13 KB.
+/// slot, and 50 KB.
 class lhd::state {
 public:
     state(const lhd& policy, eviction_room room)
