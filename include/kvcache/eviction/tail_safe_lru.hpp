@@ -18,7 +18,7 @@ namespace kvcache {
 ///                                                    '------- budget -----------'
 ///     [ needed: newest ... oldest ]   [ safe: newest ... oldest ] -> victim, and needed ones after them
 ///
-/// One that may not leave is in use now, so it moves to the front of its queue. Zhang et al., "Tail-optimized caching
+/// One that may not leave is in use now, so it moves to the front of its queue. "Tail-optimized caching
 /// for LLM inference", arXiv 2510.15152.
 struct tail_safe_lru {
     using role = eviction_role;
