@@ -4517,14 +4517,14 @@ public:
         returns_ = nowhere;
         const auto of_once = static_cast<double>(ghosts_[once].bytes());
         const auto of_again = static_cast<double>(ghosts_[again].bytes());
-        const auto step = static_cast<double>(step_ > 0 ? step_ : newcomer.bytes);
+        const auto least = static_cast<double>(step_ > 0 ? step_ : newcomer.bytes);
         if (ghosts_[once].take(newcomer.key)) {
             returns_ = once;
-            target_ =
-                std::min(target_ + step * std::max(of_again / std::max(of_once, 1.0), 1.0), static_cast<double>(room_));
+            target_ = std::min(target_ + least * std::max(of_again / std::max(of_once, 1.0), 1.0),
+                               static_cast<double>(room_));
         } else if (ghosts_[again].take(newcomer.key)) {
             returns_ = again;
-            target_ = std::max(target_ - step * std::max(of_once / std::max(of_again, 1.0), 1.0), 0.0);
+            target_ = std::max(target_ - least * std::max(of_once / std::max(of_again, 1.0), 1.0), 0.0);
         }
     }
 
