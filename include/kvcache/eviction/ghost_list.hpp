@@ -21,16 +21,17 @@ struct ghost {
 ///
 ///     push -> [ newest . . hole . oldest ] -> forgotten        chains_[hash] -> node -> node
 ///
-/// Cost: O(1) amortised. At most 16 bytes a ghost, 21 with marks; all of it is had at construction.
+/// Cost: O(1) amortised. At most 16 bytes a ghost, 21 with marks beside its bytes; all of it is had at construction.
 class ghost_list {
 public:
-    enum class marks { none, kept };
+    enum class marks { none, kept, instead_of_bytes };
 
     /// Room for `most` ghosts of `most_bytes` together. Below 4 GiB bytes are counted exactly, beyond in a coarser
     /// grain.
     ghost_list(std::size_t most, std::size_t most_bytes, marks kind = marks::none)
         : nodes_(most == 0 ? 0 : most + most / 8 + 1),
           marks_(kind == marks::kept ? nodes_.size() : 0),
+          marks_only_(kind == marks::instead_of_bytes),
           chains_(std::bit_floor(most / 2 + 1)),
           most_(most),
           grain_(std::bit_width(most_bytes) > 32 ? static_cast<int>(std::bit_width(most_bytes)) - 32 : 0) {
@@ -52,11 +53,11 @@ public:
         const std::uint32_t at = (first_ + used_++) % capacity();
         const std::uint64_t hash = mixed(key);
         std::uint32_t& chain = chain_of(hash);
-        nodes_[at] = {print(hash), units(what.bytes), chain};
+        nodes_[at] = {print(hash), marks_only_ ? what.mark : units(what.bytes), chain};
         if (!marks_.empty())
             marks_[at] = what.mark;
         chain = at;
-        bytes_ += nodes_[at].units;
+        bytes_ += marks_only_ ? 0 : nodes_[at].units;
         ++size_;
     }
 
@@ -102,7 +103,7 @@ private:
     static constexpr std::uint32_t hole = 0;           // no print is zero
     struct node {
         std::uint32_t print = hole;
-        std::uint32_t units = 0;   // bytes, in grains
+        std::uint32_t units = 0;   // bytes, in grains; or the mark
         std::uint32_t next = last; // in its chain
     };
 
@@ -121,6 +122,8 @@ private:
         return static_cast<std::uint32_t>((bytes + (std::size_t{1} << grain_) - 1) >> grain_);
     }
     [[nodiscard]] ghost at(std::uint32_t index) const noexcept {
+        if (marks_only_)
+            return {.mark = nodes_[index].units};
         return {std::size_t{nodes_[index].units} << grain_, marks_.empty() ? 0 : marks_[index]};
     }
 
@@ -145,7 +148,7 @@ private:
 
     ghost leave(std::uint32_t index) noexcept {
         const ghost left = at(index);
-        bytes_ -= nodes_[index].units;
+        bytes_ -= marks_only_ ? 0 : nodes_[index].units;
         nodes_[index] = {};
         --size_;
         return left;
@@ -171,6 +174,7 @@ private:
 
     std::vector<node> nodes_;           // a ring of `used_` from `first_` on
     std::vector<std::uint32_t> marks_;  // beside them
+    bool marks_only_;
     std::vector<std::uint32_t> chains_; // by hash
     std::size_t most_;
     std::size_t size_ = 0;

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+#include <kvcache/eviction/concept.hpp>
+#include <kvcache/eviction/ghost_list.hpp>
+#include <kvcache/eviction/reuse_ages.hpp>
+#include <kvcache/eviction/slot_queues.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace kvcache {
+
+/// The entry whose next use is worth the least leaves first, as learned from when entries were used again that had been
+/// used as often. Entries wait in a queue for each such class, the least recently used first; of the oldest of each the
+/// one leaves that is good for the fewest hits by room and time at its age. Ghosts, several to a slot, remember uses
+/// beyond an entry's stay, so that what is learned does not depend on what the policy kept; before anything is learned
+/// it is lru.
+///
+///     used once     [ newest ... oldest ] -+
+///     twice         [ newest ... oldest ] -+-> least worth at its age: victim -> ghosts
+///     3..4, 5..8, 9 or more times   ...   -+
+///
+/// The index is that of Gittins 1979 for a hazard learned online; hit density by class and age is from Beckmann, Chen
+/// and Cidon, "LHD", NSDI 2018, use counts beyond the stay from "LFU with history". docs/replay.md has its hit ratios.
+struct reuse_forecast {
+    using role = eviction_role;
+    std::size_t ghosts_a_slot = 4;
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 32 bytes a slot, 16 a ghost, 5 KB.
+class reuse_forecast::state {
+public:
+    state(const reuse_forecast& policy, eviction_room room)
+        : queues_(room.slots, classes),
+          entries_(room.slots),
+          ghosts_(room.slots * policy.ghosts_a_slot, 0, ghost_list::marks::instead_of_bytes),
+          period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(room.slots, 2000, 1u << 24))) {}
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!queues_.contains(slot), "an entry is admitted once");
+        known& one = entries_[index_of(slot)];
+        one = {.key = newcomer.key, .bytes = static_cast<float>(std::max<std::size_t>(newcomer.bytes, 1))};
+        if (const auto ghost = ghosts_.take(newcomer.key)) {
+            const std::uint32_t c = ghost->mark & class_bits;
+            one.uses = static_cast<std::uint8_t>(c == 0 ? 1 : (1u << (c - 1)) + 1); // the least of the class
+            ages_.use(c, clock_ - (ghost->mark & ~class_bits));
+        }
+        use(slot);
+    }
+
+    void touch(slot_id slot) {
+        expects(queues_.contains(slot), "a touched entry was admitted");
+        const known& one = entries_[index_of(slot)];
+        ages_.use(class_of(one), clock_ - one.used);
+        queues_.remove(slot);
+        use(slot);
+    }
+
+    void settle(slot_id slot) {
+        expects(queues_.contains(slot), "an entry that settles was admitted");
+        queues_.move_to_front(slot, class_of(entries_[index_of(slot)]));
+    }
+
+    void erase(slot_id slot) {
+        expects(queues_.contains(slot), "an erased entry was admitted");
+        queues_.remove(slot);
+    }
+
+    void evict(slot_id slot) {
+        const known& one = entries_[index_of(slot)];
+        ghosts_.push(one.key, {.mark = (one.used & ~class_bits) | class_of(one)});
+        erase(slot);
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        const auto found = least(may_leave, patience);
+        return found ? found : least(may_leave, queues_.slots());
+    }
+
+private:
+    static constexpr std::uint32_t classes = 5, class_bits = 7;
+    static constexpr std::size_t patience = 64; // entries of a queue that are asked about before it is passed over
+    struct known {
+        std::uint64_t key = 0;
+        float bytes = 1.0f;
+        std::uint32_t used = 0; // when, on the clock
+        std::uint8_t uses = 0;  // up to 255
+    };
+
+    // 1, 2, 3 to 4, 5 to 8 and more uses.
+    [[nodiscard]] static std::uint32_t class_of(const known& one) noexcept {
+        return std::min<std::uint32_t>(static_cast<std::uint32_t>(std::bit_width(std::uint32_t{one.uses} - 1u)),
+                                       classes - 1);
+    }
+
+    void use(slot_id slot) {
+        known& one = entries_[index_of(slot)];
+        one.uses = static_cast<std::uint8_t>(std::min(one.uses + 1, 255));
+        one.used = ++clock_;
+        ages_.begin(class_of(one));
+        queues_.push_front(slot, class_of(one));
+        if (++since_learned_ >= period_) {
+            ages_.learn();
+            since_learned_ = 0;
+        }
+    }
+
+    // Who is worth the least among the oldest of each queue that may leave. Who may not keeps its place: a parent is to
+    // leave soon after what continues it.
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> least(MayLeave&& may_leave, std::size_t most_asked) {
+        std::optional<slot_id> found;
+        double worth = 0.0;
+        std::uint32_t age = 0;
+        for (std::uint32_t c = 0; c < classes; ++c) {
+            if (queues_.empty(c))
+                continue;
+            slot_id slot = queues_.back(c);
+            std::size_t asked = 0;
+            while (asked < most_asked && !queues_.ends(slot) && !may_leave(slot)) {
+                slot = queues_.newer(slot);
+                ++asked;
+            }
+            if (asked == most_asked || queues_.ends(slot))
+                continue;
+            const known& one = entries_[index_of(slot)];
+            const std::uint32_t own_age = clock_ - one.used;
+            const double own = ages_.worth(c, own_age) / static_cast<double>(one.bytes);
+            if (!found || own < worth || (own == worth && own_age > age)) {
+                found = slot;
+                worth = own;
+                age = own_age;
+            }
+        }
+        return found;
+    }
+
+    slot_queues queues_;
+    std::vector<known> entries_;
+    ghost_list ghosts_;
+    reuse_ages<classes> ages_;
+    std::uint32_t clock_ = 0; // uses of all entries, round the clock
+    std::uint32_t since_learned_ = 0;
+    std::uint32_t period_;
+};
+
+inline reuse_forecast::state reuse_forecast::open(eviction_room room) const {
+    return state{*this, room};
+}
+
+static_assert(eviction_policy<reuse_forecast>);
+
+} // namespace kvcache
