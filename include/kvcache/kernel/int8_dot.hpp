@@ -21,6 +21,9 @@ inline constexpr std::int32_t activation_offset = 128;
 inline constexpr std::size_t int8_parts = 1;
 using int8_vector = __m512i;
 
+/// Rows that meet one load of weights, at most: their sums stay in registers.
+inline constexpr std::size_t int8_rows_together = 12;
+
 [[nodiscard]] KVCACHE_INLINE inline int8_vector no_sums() noexcept {
     return _mm512_setzero_si512();
 }
@@ -48,6 +51,8 @@ inline constexpr std::int32_t activation_offset = 0;
 
 inline constexpr std::size_t int8_parts = 4; // four outputs each: the sums of even and of odd pairs of inputs
 using int8_vector = __m256i;
+
+inline constexpr std::size_t int8_rows_together = 2; // with weights, a row and a product that is 11 of 16 registers
 
 /// Steps that pass through here keep their order: a compiler that loads everything first has no registers for the sums.
 [[nodiscard]] KVCACHE_INLINE inline int8_vector in_order(int8_vector x) noexcept {
@@ -90,6 +95,8 @@ inline constexpr std::size_t int8_parts = 1;
 struct int8_vector {
     std::int32_t lanes[16];
 };
+
+inline constexpr std::size_t int8_rows_together = 2;
 
 [[nodiscard]] inline int8_vector no_sums() noexcept {
     return {};
