@@ -495,14 +495,6 @@ inline void by_sixteen(std::size_t size, Body body) {
         body(i, size - i);
 }
 
-[[nodiscard]] inline f32x16 load_some(const float* from, std::size_t count) noexcept {
-    return count == 16 ? f32x16::load(from) : f32x16::load_first(from, count);
-}
-
-inline void store_some(const f32x16& v, float* to, std::size_t count) noexcept {
-    count == 16 ? v.store(to) : v.store_first(to, count);
-}
-
 } // namespace detail
 
 /// x / sqrt(mean(x^2) + epsilon) * weight (Zhang & Sennrich 2019). `out` may be `x`. (columns)
@@ -510,30 +502,29 @@ inline void store_some(const f32x16& v, float* to, std::size_t count) noexcept {
 inline void rms_norm(std::span<const float> x, std::span<const float> weight, float epsilon, std::span<float> out) {
     f32x16 squares = f32x16::zero();
     detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
-        const f32x16 v = detail::load_some(x.data() + i, n);
+        const f32x16 v = f32x16::load_up_to(x.data() + i, n);
         squares = fma(v, v, squares);
     });
     const float mean = sum(squares) / static_cast<float>(x.size());
     const f32x16 scale = f32x16::broadcast(1.0f / std::sqrt(mean + epsilon));
     detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
-        const f32x16 v = detail::load_some(x.data() + i, n) * scale;
-        detail::store_some(v * detail::load_some(weight.data() + i, n), out.data() + i, n);
+        const f32x16 v = f32x16::load_up_to(x.data() + i, n) * scale;
+        (v * f32x16::load_up_to(weight.data() + i, n)).store_up_to(out.data() + i, n);
     });
 }
 
 /// silu(gate) * up, into `out`, which may be `gate` (Shazeer 2020, SwiGLU). (columns)
 inline void gated_silu(std::span<const float> gate, std::span<const float> up, std::span<float> out) {
     detail::by_sixteen(gate.size(), [&](std::size_t i, std::size_t n) {
-        const f32x16 g = silu(detail::load_some(gate.data() + i, n));
-        detail::store_some(g * detail::load_some(up.data() + i, n), out.data() + i, n);
+        const f32x16 g = silu(f32x16::load_up_to(gate.data() + i, n));
+        (g * f32x16::load_up_to(up.data() + i, n)).store_up_to(out.data() + i, n);
     });
 }
 
 /// to += from. (columns)
 inline void add_to(std::span<float> to, std::span<const float> from) {
     detail::by_sixteen(to.size(), [&](std::size_t i, std::size_t n) {
-        detail::store_some(detail::load_some(to.data() + i, n) + detail::load_some(from.data() + i, n), to.data() + i,
-                           n);
+        (f32x16::load_up_to(to.data() + i, n) + f32x16::load_up_to(from.data() + i, n)).store_up_to(to.data() + i, n);
     });
 }
 
@@ -591,7 +582,7 @@ public:
     void finish(std::size_t head_dim, float* out) const noexcept {
         const f32x16 total = f32x16::broadcast(sum(weight()));
         detail::by_sixteen(head_dim, [&](std::size_t d, std::size_t n) {
-            detail::store_some(f32x16::load(sums() + d) / total, out + d, n);
+            (f32x16::load(sums() + d) / total).store_up_to(out + d, n);
         });
     }
 
@@ -1816,11 +1807,11 @@ private:
 inline void rotate_head(std::span<const float> head, std::span<const float> rotation, std::span<float> out) {
     const std::size_t half = head.size() / 2;
     detail::by_sixteen(half, [&](std::size_t i, std::size_t n) {
-        const f32x16 x = detail::load_some(head.data() + i, n), y = detail::load_some(head.data() + half + i, n);
-        const f32x16 c = detail::load_some(rotation.data() + i, n);
-        const f32x16 s = detail::load_some(rotation.data() + half + i, n);
-        detail::store_some(fma(x, c, -(y * s)), out.data() + i, n);
-        detail::store_some(fma(y, c, x * s), out.data() + half + i, n);
+        const f32x16 x = f32x16::load_up_to(head.data() + i, n), y = f32x16::load_up_to(head.data() + half + i, n);
+        const f32x16 c = f32x16::load_up_to(rotation.data() + i, n);
+        const f32x16 s = f32x16::load_up_to(rotation.data() + half + i, n);
+        fma(x, c, -(y * s)).store_up_to(out.data() + i, n);
+        fma(y, c, x * s).store_up_to(out.data() + half + i, n);
     });
 }
 
@@ -5338,7 +5329,7 @@ private:
     void quantize_row(const float* x, std::size_t inputs, std::size_t row) {
         f32x16 top = f32x16::zero(), poison = f32x16::zero(); // NaN from a number on that is not finite: max loses it
         detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
-            const f32x16 v = detail::load_some(x + i, n);
+            const f32x16 v = f32x16::load_up_to(x + i, n);
             top = max(top, max(v, -v));
             poison = fma(v, f32x16::zero(), poison);
         });
@@ -5353,7 +5344,7 @@ private:
         const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
         detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
             alignas(line_bytes) float level[16];
-            (fma(detail::load_some(x + i, n), levels, magic) - magic).store(level);
+            (fma(f32x16::load_up_to(x + i, n), levels, magic) - magic).store(level);
             for (std::size_t lane = 0; lane < n; ++lane)
                 to[i + lane] = static_cast<number>(static_cast<std::int32_t>(level[lane]) + detail::activation_offset);
         });
@@ -6780,8 +6771,8 @@ struct sampler {
         std::vector<float> weights(logits.size());
         const f32x16 scale = f32x16::broadcast(1.0f / temperature), largest = f32x16::broadcast(*top);
         detail::by_sixteen(logits.size(), [&](std::size_t i, std::size_t n) {
-            const f32x16 x = detail::load_some(logits.data() + i, n);
-            detail::store_some(exp((x - largest) * scale), weights.data() + i, n);
+            const f32x16 x = f32x16::load_up_to(logits.data() + i, n);
+            exp((x - largest) * scale).store_up_to(weights.data() + i, n);
         });
         double total = 0.0;
         for (const float w : weights)

@@ -46,7 +46,7 @@ private:
     void quantize_row(const float* x, std::size_t inputs, std::size_t row) {
         f32x16 top = f32x16::zero(), poison = f32x16::zero(); // NaN from a number on that is not finite: max loses it
         detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
-            const f32x16 v = detail::load_some(x + i, n);
+            const f32x16 v = f32x16::load_up_to(x + i, n);
             top = max(top, max(v, -v));
             poison = fma(v, f32x16::zero(), poison);
         });
@@ -61,7 +61,7 @@ private:
         const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
         detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
             alignas(line_bytes) float level[16];
-            (fma(detail::load_some(x + i, n), levels, magic) - magic).store(level);
+            (fma(f32x16::load_up_to(x + i, n), levels, magic) - magic).store(level);
             for (std::size_t lane = 0; lane < n; ++lane)
                 to[i + lane] = static_cast<number>(static_cast<std::int32_t>(level[lane]) + detail::activation_offset);
         });
