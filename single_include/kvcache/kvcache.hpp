@@ -109,24 +109,34 @@ static_assert(native_lanes == 4 || native_lanes == 8 || native_lanes == 16, "a v
 #endif
 }
 
-/// Asks for a cache line that is soon read. Any address may be asked for.
-inline void prefetch(const float* at) noexcept {
+/// Where number `offset` from `base` on would lie: an address to ask for, which may lie outside of any array, where a
+/// pointer must not lead.
+template <class T>
+[[nodiscard]] inline const void* address(const T* base, std::size_t offset) noexcept {
+    return reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(base) + offset * sizeof(T));
+}
+
+/// Asks for the cache line of number `offset` from `base` on, which is soon read. Any may be asked for.
+template <class T>
+inline void prefetch([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
 #if defined(__GNUC__)
-    __builtin_prefetch(at, 0, 3);
+    __builtin_prefetch(address(base, offset), 0, 3);
 #endif
 }
 
-/// Asks for a cache line that is read somewhat later, in the second cache.
-inline void prefetch_soon(const std::byte* at) noexcept {
+/// The same for a line that is read somewhat later, in the second cache.
+template <class T>
+inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
 #if defined(__GNUC__)
-    __builtin_prefetch(at, 0, 2);
+    __builtin_prefetch(address(base, offset), 0, 2);
 #endif
 }
 
-/// Asks for a cache line that is soon written. Any address may be asked for.
-inline void prefetch_to_write(const float* at) noexcept {
+/// The same for a line that is soon written.
+template <class T>
+inline void prefetch_to_write([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
 #if defined(__GNUC__)
-    __builtin_prefetch(at, 1, 3);
+    __builtin_prefetch(address(base, offset), 1, 3);
 #endif
 }
 
@@ -694,8 +704,8 @@ public:
         const float* keys;
         const float* values;
         void next() noexcept {
-            prefetch(keys);
-            prefetch(values);
+            prefetch(keys, 0);
+            prefetch(values, 0);
             keys += tile_tokens;
             values += tile_tokens;
         }
@@ -4580,7 +4590,8 @@ inline constexpr std::size_t block_rows = 96;
 
 // Weights that come soon, fetched meanwhile: so many lines of each of a tile's panels while 16 inputs run.
 struct weights_ahead {
-    const std::byte* at = nullptr;
+    const std::byte* base = nullptr;
+    std::size_t at = 0;    // bytes from there on
     std::size_t panel = 0; // bytes from one panel to the next
     std::size_t lines = 0;
 };
@@ -4601,7 +4612,7 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
         unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sums[i * native_parts + part] = sum.part[part]; });
     });
     for (std::size_t r = 0; r < Rows; ++r) // those of the next tile
-        prefetch_to_write(y + (Rows + r) * y_stride);
+        prefetch_to_write(y, (Rows + r) * y_stride);
     const auto step = [&](std::size_t k) KVCACHE_INLINE {
         unrolled<Panels>([&](auto p) KVCACHE_INLINE {
             f32x16 column = f32x16::load(w + p * panel + k * 16);
@@ -4620,10 +4631,10 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
     for (; k + 16 <= inputs; k += 16) {
         if constexpr (Rows > 3)
             for (std::size_t r = 0; r < Rows; ++r)
-                prefetch(x + (Rows + r) * x_stride + k);
+                prefetch(x, (Rows + r) * x_stride + k);
         for (std::size_t line = 0; line < ahead.lines; ++line)
             for (std::size_t p = 0; p < Panels; ++p)
-                prefetch_soon(ahead.at + p * ahead.panel + (k / 16 * ahead.lines + line) * line_bytes);
+                prefetch_soon(ahead.base, ahead.at + p * ahead.panel + (k / 16 * ahead.lines + line) * line_bytes);
         for (std::size_t i = 0; i < 16; ++i)
             step(k + i);
     }
@@ -4703,7 +4714,7 @@ private:
     void run_tiles(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
                    std::size_t inputs, const float* weights, std::size_t next, const Weight* soon) const {
         std::size_t tiles = (last_row - row + tallest_tile - 1) / tallest_tile;
-        weights_ahead ahead{reinterpret_cast<const std::byte*>(soon), w_.inputs() * width * sizeof(Weight),
+        weights_ahead ahead{reinterpret_cast<const std::byte*>(soon), 0, w_.inputs() * width * sizeof(Weight),
                             soon != nullptr ? (4 * sizeof(Weight) + tiles - 1) / tiles : 0};
         for (; tiles > 0; --tiles) {
             const std::size_t rows = (last_row - row + tiles - 1) / tiles, output = panel * width;

@@ -35,8 +35,8 @@ public:
         const float* keys;
         const float* values;
         void next() noexcept {
-            prefetch(keys);
-            prefetch(values);
+            prefetch(keys, 0);
+            prefetch(values, 0);
             keys += tile_tokens;
             values += tile_tokens;
         }

@@ -50,7 +50,8 @@ inline constexpr std::size_t block_rows = 96;
 
 // Weights that come soon, fetched meanwhile: so many lines of each of a tile's panels while 16 inputs run.
 struct weights_ahead {
-    const std::byte* at = nullptr;
+    const std::byte* base = nullptr;
+    std::size_t at = 0;    // bytes from there on
     std::size_t panel = 0; // bytes from one panel to the next
     std::size_t lines = 0;
 };
@@ -71,7 +72,7 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
         unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sums[i * native_parts + part] = sum.part[part]; });
     });
     for (std::size_t r = 0; r < Rows; ++r) // those of the next tile
-        prefetch_to_write(y + (Rows + r) * y_stride);
+        prefetch_to_write(y, (Rows + r) * y_stride);
     const auto step = [&](std::size_t k) KVCACHE_INLINE {
         unrolled<Panels>([&](auto p) KVCACHE_INLINE {
             f32x16 column = f32x16::load(w + p * panel + k * 16);
@@ -90,10 +91,10 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
     for (; k + 16 <= inputs; k += 16) {
         if constexpr (Rows > 3)
             for (std::size_t r = 0; r < Rows; ++r)
-                prefetch(x + (Rows + r) * x_stride + k);
+                prefetch(x, (Rows + r) * x_stride + k);
         for (std::size_t line = 0; line < ahead.lines; ++line)
             for (std::size_t p = 0; p < Panels; ++p)
-                prefetch_soon(ahead.at + p * ahead.panel + (k / 16 * ahead.lines + line) * line_bytes);
+                prefetch_soon(ahead.base, ahead.at + p * ahead.panel + (k / 16 * ahead.lines + line) * line_bytes);
         for (std::size_t i = 0; i < 16; ++i)
             step(k + i);
     }
@@ -173,7 +174,7 @@ private:
     void run_tiles(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
                    std::size_t inputs, const float* weights, std::size_t next, const Weight* soon) const {
         std::size_t tiles = (last_row - row + tallest_tile - 1) / tallest_tile;
-        weights_ahead ahead{reinterpret_cast<const std::byte*>(soon), w_.inputs() * width * sizeof(Weight),
+        weights_ahead ahead{reinterpret_cast<const std::byte*>(soon), 0, w_.inputs() * width * sizeof(Weight),
                             soon != nullptr ? (4 * sizeof(Weight) + tiles - 1) / tiles : 0};
         for (; tiles > 0; --tiles) {
             const std::size_t rows = (last_row - row + tiles - 1) / tiles, output = panel * width;
