@@ -4671,7 +4671,8 @@ public:
 
     // Many rows: a block of inputs at a time, whose weights meet all rows.
     void run_many(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t last) const {
-        const std::size_t blocks = (w_.inputs() + block_inputs - 1) / block_inputs;
+        // One block at least: without inputs it writes the zeros.
+        const std::size_t blocks = std::max<std::size_t>(1, (w_.inputs() + block_inputs - 1) / block_inputs);
         for (std::size_t b = 0; b < blocks; ++b) {
             const std::size_t k = w_.inputs() * b / blocks, inputs = w_.inputs() * (b + 1) / blocks - k;
             for (std::size_t p = panel; p < last; p += strip)
