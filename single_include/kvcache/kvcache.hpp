@@ -2131,6 +2131,9 @@ struct sequence_state {
     std::size_t sealed = 0; ///< Leading pages that are full and in the index.
     bool shares = true;     ///< False once the index had no memory for its pages: from there on they are its own.
 
+    /// Where the tokens move as they grow; then where they were, until the next lease: somebody may still look there.
+    std::vector<token_id> room = {};
+
     // A lease: rows behind `tokens` that the table has already, and how to take them back.
     bool has_lease = false;
     std::size_t leased = 0;
@@ -2167,23 +2170,30 @@ struct sequence_state {
         return tail_before && tail_before->page != table[pages_before - 1].page;
     }
 
-    /// Adds tokens, which may be some of its own. Throws: bad_alloc, and nothing has changed then.
-    void append(std::span<const token_id> more) {
+    /// Takes room for more pages and tokens, so that adding them cannot fail. Throws: bad_alloc, and the sequence is as
+    /// before then.
+    void prepare(std::size_t pages, std::size_t rows) {
+        if (table.capacity() - table.size() < pages)
+            table.reserve(std::max(table.size() + pages, 2 * table.capacity()));
+        const std::size_t needed = tokens.size() + rows;
+        const bool grows = needed > tokens.capacity();
+        if (grows && room.capacity() >= needed)
+            return;
+        room = std::vector<token_id>();
+        if (grows)
+            room.reserve(std::max(needed, 2 * tokens.capacity()));
+    }
+
+    /// Adds tokens that room was taken for; they may be some of its own, or of another sequence that has moved its
+    /// tokens since its own lease began.
+    void append(std::span<const token_id> more) noexcept {
         const std::size_t old = tokens.size(), needed = old + more.size();
-        std::vector<token_id> before; // `more` may point into it
         if (needed > tokens.capacity()) {
-            before.reserve(std::max(needed, 2 * tokens.capacity()));
-            before.assign(tokens.begin(), tokens.end());
-            before.swap(tokens);
+            room.assign(tokens.begin(), tokens.end());
+            room.swap(tokens);
         }
         tokens.resize(needed);
         std::ranges::copy(more, tokens.begin() + static_cast<std::ptrdiff_t>(old));
-    }
-
-    /// Room for more pages, so that adding them cannot throw.
-    void prepare(std::size_t pages) {
-        if (table.capacity() - table.size() < pages)
-            table.reserve(std::max(table.size() + pages, 2 * table.capacity()));
     }
 
     void end_lease() noexcept {
@@ -2248,7 +2258,8 @@ public:
     }
 
     /// Publishes the first tokens.size() rows as these tokens, gives the others back, and ends the lease.
-    /// Requires: tokens.size() <= rows(). Throws: bad_alloc, and the lease goes on then.
+    /// It cannot fail: the lease has all memory that it must have.
+    /// Requires: tokens.size() <= rows().
     void commit(std::span<const token_id> tokens) {
         expects(state_ != nullptr, "a lease is committed once");
         expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
@@ -3213,8 +3224,8 @@ public:
         state.sealed = std::min(state.sealed, state.full_entries(page_tokens_));
     }
 
-    /// Ends a lease: its first rows are these tokens, the others are given back.
-    /// Throws: bad_alloc, and the lease has not ended then.
+    /// Ends a lease: its first rows are these tokens, the others are given back. It cannot fail: all memory that it
+    /// must have was taken with the lease.
     void commit(sequence_state& state, std::span<const token_id> tokens) {
         state.append(tokens);
         if (state.has_copied_tail()) {
@@ -3396,7 +3407,7 @@ public:
         return std::move(found.known_);
     }
 
-    /// Room for `rows` rows behind a sequence. Evicts idle pages where none is free.
+    /// Room for `rows` rows behind a sequence, and the memory to commit them. Evicts idle pages where none is free.
     /// Errors: out_of_memory, with the pages needed and had; the sequence and all that others hold is as before.
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows) {
         const std::lock_guard guard(lock_);
@@ -3412,7 +3423,7 @@ public:
         if (needed > books_.available())
             return refuse(rows, needed);
 
-        state.prepare(fresh);
+        state.prepare(fresh, rows);
         state.pages_before = state.table.size();
         state.tail_before = open_rows ? std::optional(state.table.back()) : std::nullopt;
         state.leased = rows;
@@ -6662,7 +6673,8 @@ public:
     }
 
     /// Runs tokens behind several different sequences in shared forward passes. (rows wanted, vocabulary), in order.
-    /// Errors: as feed; every sequence is as before.
+    /// Tokens may be those of the sequences themselves. Errors, and what is thrown: as feed; every sequence is as
+    /// before.
     [[nodiscard]] result<matrix> extend(std::span<const extension<Cache>> batch) {
         matrix logits;
         if (auto ran = extend(batch, logits); !ran)
@@ -6677,7 +6689,7 @@ public:
             return reserved;
         run(batch, logits);
         for (std::size_t i = 0; i < batch.size(); ++i)
-            leases_[i].commit(batch[i].tokens);
+            leases_[i].commit(batch[i].tokens); // none fails: all of the batch is committed, or nothing was
         return {};
     }
 
