@@ -124,6 +124,36 @@ TEST_CASE("a token after warm-up allocates nothing, on one thread and on two") {
     }
 }
 
+TEST_CASE("a page used before begins without an allocation, a new one with its memory and its place in the index") {
+    const kv::transformer small = model();
+    const std::size_t page_bytes = kv::plain{}.open(small.shape(page)).page_bytes();
+    const struct {
+        std::size_t pages, of_new; // what a page that is new costs: less where pages lie in slabs
+    } caches[] = {{4, 0}, {32, 2}, {256, 1}};
+    for (const auto& [pages, of_new] : caches) {
+        kv::team team;
+        auto cache = kv::make_cache(small.shape(page), {.bytes = pages * page_bytes});
+        kv::pipeline through(cache, small, team);
+        auto sequence = cache.open();
+        kv::matrix logits;
+        for (const std::int32_t of : {0, 200}) { // the second time there is room in the sequence, and in the pass
+            sequence.truncate(0);
+            while (sequence.size() < 4 * page) {
+                const std::size_t at = sequence.size();
+                const kv::token_id next{static_cast<std::int32_t>(at) / 2 + of};
+                const std::size_t before = allocations.load();
+                const bool ran = through.extend(sequence, {&next, 1}, kv::logits_of::last, logits).has_value();
+                const std::size_t after = allocations.load();
+                REQUIRE(ran);
+                INFO(pages << " pages, token " << at);
+                if (of != 0)
+                    CHECK(after - before == (at % page == 0 ? of_new : 0));
+            }
+        }
+        CHECK(cache.check());
+    }
+}
+
 namespace {
 
 // The outcome of a batch whose n-th allocation fails, and how many it asked for.
