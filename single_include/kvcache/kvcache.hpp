@@ -4614,6 +4614,8 @@ template <std::size_t Rows, std::size_t Panels, weight_format Weight>
 inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, std::size_t panel, std::size_t inputs,
                          float* y, std::size_t y_stride, std::size_t outputs, bool begin,
                          const weights_ahead& ahead = {}) {
+    // Columns of weights in registers while all rows pass: what is left of 32 registers holds them all, of 16 but one.
+    constexpr std::size_t columns_held = native_lanes == 16 && Rows > 1 ? Panels : 1;
     native_floats sums[Rows * Panels * native_parts]; // flat: GCC 12 keeps no nested array in registers
     unrolled<Rows * Panels>([&](auto i) KVCACHE_INLINE {
         const std::size_t v = i % Panels * 16;
@@ -4625,15 +4627,21 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
     for (std::size_t r = 0; r < Rows; ++r) // those of the next tile
         prefetch_to_write(y, (Rows + r) * y_stride);
     const auto step = [&](std::size_t k) KVCACHE_INLINE {
-        unrolled<Panels>([&](auto p) KVCACHE_INLINE {
-            f32x16 column = f32x16::load(w + p * panel + k * 16);
-            if constexpr (Rows > 1)
-                unrolled<native_parts>([&](auto part) KVCACHE_INLINE { keep(column.part[part]); });
+        unrolled<Panels / columns_held>([&](auto group) KVCACHE_INLINE {
+            native_floats columns[columns_held * native_parts];
+            unrolled<columns_held>([&](auto p) KVCACHE_INLINE {
+                f32x16 column = f32x16::load(w + (group * columns_held + p) * panel + k * 16);
+                unrolled<native_parts>([&](auto part) KVCACHE_INLINE {
+                    if constexpr (Rows > 1)
+                        keep(column.part[part]);
+                    columns[p * native_parts + part] = column.part[part];
+                });
+            });
             unrolled<Rows>([&](auto r) KVCACHE_INLINE {
                 const native_floats a(x[r * x_stride + k]);
-                unrolled<native_parts>([&](auto part) KVCACHE_INLINE {
-                    native_floats& sum = sums[(r * Panels + p) * native_parts + part];
-                    sum = fused(a, column.part[part], sum);
+                unrolled<columns_held * native_parts>([&](auto c) KVCACHE_INLINE {
+                    native_floats& sum = sums[(r * Panels + group * columns_held) * native_parts + c];
+                    sum = fused(a, columns[c], sum);
                 });
             });
         });
@@ -5125,29 +5133,29 @@ inline constexpr std::int32_t activation_offset = 128;
 
 /// How four inputs of 16 outputs lie in vectors, and their running sums.
 inline constexpr std::size_t int8_parts = 1;
-using int8_vector = __m512i;
+/// Of int32: GCC 12 copies a running __m512i, which is of int64, before and behind each dot product.
+using int8_vector = std::int32_t __attribute__((vector_size(64)));
 
 /// Rows that meet one load of weights, at most: their sums stay in registers.
 inline constexpr std::size_t int8_rows_together = 12;
 
 [[nodiscard]] KVCACHE_INLINE inline int8_vector no_sums() noexcept {
-    return _mm512_setzero_si512();
+    return int8_vector{};
 }
-[[nodiscard]] KVCACHE_INLINE inline int8_vector load_weights(const std::int8_t* from, std::size_t) noexcept {
+[[nodiscard]] KVCACHE_INLINE inline __m512i load_weights(const std::int8_t* from, std::size_t) noexcept {
     return _mm512_loadu_si512(from);
 }
 /// The same four activations for all outputs.
-[[nodiscard]] KVCACHE_INLINE inline int8_vector load_four(const int8_activation* x) noexcept {
+[[nodiscard]] KVCACHE_INLINE inline __m512i load_four(const int8_activation* x) noexcept {
     std::int32_t four;
     std::memcpy(&four, x, sizeof four);
     return _mm512_set1_epi32(four);
 }
-[[nodiscard]] KVCACHE_INLINE inline int8_vector add_dots(int8_vector sums, int8_vector weights,
-                                                         int8_vector four) noexcept {
-    return _mm512_dpbusd_epi32(sums, four, weights);
+[[nodiscard]] KVCACHE_INLINE inline int8_vector add_dots(int8_vector sums, __m512i weights, __m512i four) noexcept {
+    return reinterpret_cast<int8_vector>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), four, weights));
 }
 inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
-    _mm512_storeu_si512(to, sums[0]);
+    _mm512_storeu_si512(to, reinterpret_cast<__m512i>(sums[0]));
 }
 
 #elif defined(__AVX2__)

@@ -63,6 +63,8 @@ template <std::size_t Rows, std::size_t Panels, weight_format Weight>
 inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, std::size_t panel, std::size_t inputs,
                          float* y, std::size_t y_stride, std::size_t outputs, bool begin,
                          const weights_ahead& ahead = {}) {
+    // Columns of weights in registers while all rows pass: what is left of 32 registers holds them all, of 16 but one.
+    constexpr std::size_t columns_held = native_lanes == 16 && Rows > 1 ? Panels : 1;
     native_floats sums[Rows * Panels * native_parts]; // flat: GCC 12 keeps no nested array in registers
     unrolled<Rows * Panels>([&](auto i) KVCACHE_INLINE {
         const std::size_t v = i % Panels * 16;
@@ -74,15 +76,21 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
     for (std::size_t r = 0; r < Rows; ++r) // those of the next tile
         prefetch_to_write(y, (Rows + r) * y_stride);
     const auto step = [&](std::size_t k) KVCACHE_INLINE {
-        unrolled<Panels>([&](auto p) KVCACHE_INLINE {
-            f32x16 column = f32x16::load(w + p * panel + k * 16);
-            if constexpr (Rows > 1)
-                unrolled<native_parts>([&](auto part) KVCACHE_INLINE { keep(column.part[part]); });
+        unrolled<Panels / columns_held>([&](auto group) KVCACHE_INLINE {
+            native_floats columns[columns_held * native_parts];
+            unrolled<columns_held>([&](auto p) KVCACHE_INLINE {
+                f32x16 column = f32x16::load(w + (group * columns_held + p) * panel + k * 16);
+                unrolled<native_parts>([&](auto part) KVCACHE_INLINE {
+                    if constexpr (Rows > 1)
+                        keep(column.part[part]);
+                    columns[p * native_parts + part] = column.part[part];
+                });
+            });
             unrolled<Rows>([&](auto r) KVCACHE_INLINE {
                 const native_floats a(x[r * x_stride + k]);
-                unrolled<native_parts>([&](auto part) KVCACHE_INLINE {
-                    native_floats& sum = sums[(r * Panels + p) * native_parts + part];
-                    sum = fused(a, column.part[part], sum);
+                unrolled<columns_held * native_parts>([&](auto c) KVCACHE_INLINE {
+                    native_floats& sum = sums[(r * Panels + group * columns_held) * native_parts + c];
+                    sum = fused(a, columns[c], sum);
                 });
             });
         });
