@@ -45,7 +45,7 @@ void check_scores(std::size_t head_dim) {
         tiles[t] = {.keys = &keys[(Tiles - 1 - t) * head_dim * lanes], .last = lanes};
     std::vector<float> found(N * most_tiles * lanes, 7.0f);
     const auto soon = tiles_ahead(keys);
-    tile_fetch ahead(soon.data(), head_dim);
+    tile_fetch ahead(soon, head_dim);
     score<N, Tiles, Ahead>(queries.data(), head_dim, tiles.data(), found.data(), ahead);
     std::size_t other_bits = 0, far = 0, touched = 0;
     for (std::size_t i = 0; i < N; ++i)
@@ -99,7 +99,7 @@ void check_values(const valued& of, const tile_weights& weights, std::size_t beg
     const auto before = numbers::uniforms(N, N * stride);
     auto found = before;
     const auto soon = tiles_ahead(of.values);
-    tile_fetch ahead(soon.data(), of.width);
+    tile_fetch ahead(soon, of.width);
     add_values<N, Ahead>(of.tiles.data(), begin, end, of.width, weights, first, found.data(), stride, ahead);
     std::size_t other_bits = 0, far = 0;
     for (std::size_t i = 0; i < N; ++i)
