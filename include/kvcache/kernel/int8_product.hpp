@@ -70,9 +70,6 @@ private:
 
 namespace detail {
 
-// Rows that meet one load of weights, so that their sums stay in registers.
-inline constexpr std::size_t int8_rows_together = native_lanes == 16 ? 12 : 2;
-
 // Rows [row, row + Rows) with the 16 outputs of a panel.
 template <std::size_t Rows>
 inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w, std::size_t panel, const rows_out& y) {
