@@ -699,33 +699,35 @@ namespace detail {
 /// has the time for.
 class tile_fetch {
 public:
-    /// Lines of keys and of values, from which on a loop fetches.
+    /// Lines of a tile's keys and values, from which on a loop fetches.
     struct lines {
         const float* keys;
         const float* values;
-        void next() noexcept {
-            prefetch(keys, 0);
-            prefetch(values, 0);
-            keys += tile_tokens;
-            values += tile_tokens;
+        std::size_t next; ///< Numbers from either's begin.
+
+        void fetch() noexcept {
+            prefetch(keys, next);
+            prefetch(values, next);
+            next += tile_tokens;
         }
     };
 
-    tile_fetch(const attention_tile* tiles, std::size_t lines_a_tile) noexcept : tile_(tiles), of_tile_(lines_a_tile) {}
+    tile_fetch(std::span<const attention_tile> tiles, std::size_t lines_a_tile) noexcept
+        : tiles_(tiles), of_tile_(lines_a_tile) {}
 
-    /// The next `count` lines of each.
+    /// The next `count` lines of each, of one tile where `count` divides what a tile has.
     [[nodiscard]] lines take(std::size_t count) noexcept {
-        const lines from{tile_->ahead_keys + taken_ * tile_tokens, tile_->ahead_values + taken_ * tile_tokens};
+        const lines from{tiles_.front().ahead_keys, tiles_.front().ahead_values, taken_ * tile_tokens};
         taken_ += count;
-        if (taken_ >= of_tile_) {
+        if (taken_ >= of_tile_ && tiles_.size() > 1) {
             taken_ -= of_tile_;
-            ++tile_;
+            tiles_ = tiles_.subspan(1);
         }
         return from;
     }
 
 private:
-    const attention_tile* tile_;
+    std::span<const attention_tile> tiles_; // not fetched yet, or not wholly
     std::size_t of_tile_, taken_ = 0;
 };
 
@@ -800,11 +802,15 @@ inline void score(const float* queries, std::size_t head_dim, const attention_ti
     };
     std::size_t d = 0;
     if constexpr (Ahead) {
-        auto lines = ahead.take(head_dim / 2 * Tiles);
-        for (; d + 2 <= head_dim; d += 2) {
-            unrolled<Tiles>([&](auto) KVCACHE_INLINE { lines.next(); });
-            step(d);
-            step(d + 1);
+        constexpr std::size_t parts = Tiles > 2 ? Tiles / 2 : 1; // each fetches a tile at most
+        for (std::size_t part = 0; part < parts; ++part) {
+            const std::size_t steps = head_dim / parts / 2;
+            auto lines = ahead.take(steps * Tiles);
+            for (std::size_t i = 0; i < steps; ++i, d += 2) {
+                unrolled<Tiles>([&](auto) KVCACHE_INLINE { lines.fetch(); });
+                step(d);
+                step(d + 1);
+            }
         }
     }
     for (; d < head_dim; ++d)
@@ -852,7 +858,7 @@ inline void add_columns(const attention_tile* tiles, std::size_t begin, std::siz
         if constexpr (Ahead) {
             auto lines = ahead.take(tile_tokens / 2 * Columns);
             for (; lanes >= 2; lanes -= 2, values += 2 * width, of_lane += 2) {
-                unrolled<Columns>([&](auto) KVCACHE_INLINE { lines.next(); });
+                unrolled<Columns>([&](auto) KVCACHE_INLINE { lines.fetch(); });
                 step(values, of_lane);
                 step(values + width, of_lane + 1);
             }
@@ -1310,7 +1316,7 @@ private:
 
         const float* queries = packed_.data() + begin * head_dim_;
         constexpr std::size_t at_once = detail::tiles_together(N);
-        detail::tile_fetch ahead(tiles.data(), head_dim_);
+        detail::tile_fetch ahead(tiles, head_dim_);
         std::size_t t = 0;
         for (; t + at_once <= count; t += at_once)
             detail::score<N, at_once, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], ahead);
@@ -1330,7 +1336,7 @@ private:
     template <std::size_t N>
     void add_ragged(const attention_tile& tile, std::size_t t, std::size_t q, std::size_t least) {
         attention_tile at[most_tiles];
-        detail::tile_fetch ahead(at, width_);
+        detail::tile_fetch ahead({at, 1}, width_); // fetches nothing
         at[t] = tile;
         at[t].last = seen(tile, least);
         detail::add_values<N, false>(at, t, t + 1, width_, weights_, 0, running(q).sums(), stride_, ahead);
@@ -4614,8 +4620,9 @@ template <std::size_t Rows, std::size_t Panels, weight_format Weight>
 inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, std::size_t panel, std::size_t inputs,
                          float* y, std::size_t y_stride, std::size_t outputs, bool begin,
                          const weights_ahead& ahead = {}) {
-    // Columns of weights in registers while all rows pass: what is left of 32 registers holds them all, of 16 but one.
-    constexpr std::size_t columns_held = native_lanes == 16 && Rows > 1 ? Panels : 1;
+    // Columns of weights in registers while all rows pass: one, but where GCC would then keep so many broadcasts for
+    // the next that the 32 registers of AVX-512 overflow.
+    constexpr std::size_t columns_held = native_lanes == 16 && Rows * Panels + Rows + 1 > 32 ? Panels : 1;
     native_floats sums[Rows * Panels * native_parts]; // flat: GCC 12 keeps no nested array in registers
     unrolled<Rows * Panels>([&](auto i) KVCACHE_INLINE {
         const std::size_t v = i % Panels * 16;
@@ -5138,9 +5145,6 @@ inline constexpr std::size_t int8_rows_together = 12;
 /// Of int32: GCC 12 copies a running __m512i, which is of int64, before and behind each dot product.
 using int8_vector = std::int32_t __attribute__((vector_size(64)));
 
-/// Rows that meet one load of weights, at most: their sums stay in registers.
-inline constexpr std::size_t int8_rows_together = 12;
-
 [[nodiscard]] KVCACHE_INLINE inline int8_vector no_sums() noexcept {
     return int8_vector{};
 }
@@ -5166,7 +5170,6 @@ using int8_activation = std::int16_t; // products of 16-bit pairs: VPMADDUBSW of
 inline constexpr std::int32_t activation_offset = 0;
 
 inline constexpr std::size_t int8_parts = 4; // four outputs each: the sums of even and of odd pairs of inputs
-inline constexpr std::size_t int8_rows_together = 2;
 using int8_vector = __m256i;
 
 inline constexpr std::size_t int8_rows_together = 2; // with weights, a row and a product that is 11 of 16 registers
@@ -5209,7 +5212,6 @@ using int8_activation = std::int8_t;
 inline constexpr std::int32_t activation_offset = 0;
 
 inline constexpr std::size_t int8_parts = 1;
-inline constexpr std::size_t int8_rows_together = 2;
 struct int8_vector {
     std::int32_t lanes[16];
 };

@@ -24,9 +24,6 @@ inline constexpr std::size_t int8_rows_together = 12;
 /// Of int32: GCC 12 copies a running __m512i, which is of int64, before and behind each dot product.
 using int8_vector = std::int32_t __attribute__((vector_size(64)));
 
-/// Rows that meet one load of weights, at most: their sums stay in registers.
-inline constexpr std::size_t int8_rows_together = 12;
-
 [[nodiscard]] KVCACHE_INLINE inline int8_vector no_sums() noexcept {
     return int8_vector{};
 }
@@ -52,7 +49,6 @@ using int8_activation = std::int16_t; // products of 16-bit pairs: VPMADDUBSW of
 inline constexpr std::int32_t activation_offset = 0;
 
 inline constexpr std::size_t int8_parts = 4; // four outputs each: the sums of even and of odd pairs of inputs
-inline constexpr std::size_t int8_rows_together = 2;
 using int8_vector = __m256i;
 
 inline constexpr std::size_t int8_rows_together = 2; // with weights, a row and a product that is 11 of 16 registers
@@ -95,7 +91,6 @@ using int8_activation = std::int8_t;
 inline constexpr std::int32_t activation_offset = 0;
 
 inline constexpr std::size_t int8_parts = 1;
-inline constexpr std::size_t int8_rows_together = 2;
 struct int8_vector {
     std::int32_t lanes[16];
 };

@@ -63,8 +63,9 @@ template <std::size_t Rows, std::size_t Panels, weight_format Weight>
 inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, std::size_t panel, std::size_t inputs,
                          float* y, std::size_t y_stride, std::size_t outputs, bool begin,
                          const weights_ahead& ahead = {}) {
-    // Columns of weights in registers while all rows pass: what is left of 32 registers holds them all, of 16 but one.
-    constexpr std::size_t columns_held = native_lanes == 16 && Rows > 1 ? Panels : 1;
+    // Columns of weights in registers while all rows pass: one, but where GCC would then keep so many broadcasts for
+    // the next that the 32 registers of AVX-512 overflow.
+    constexpr std::size_t columns_held = native_lanes == 16 && Rows * Panels + Rows + 1 > 32 ? Panels : 1;
     native_floats sums[Rows * Panels * native_parts]; // flat: GCC 12 keeps no nested array in registers
     unrolled<Rows * Panels>([&](auto i) KVCACHE_INLINE {
         const std::size_t v = i % Panels * 16;
