@@ -47,11 +47,11 @@ public:
 private:
     bool drop_oldest(const std::vector<std::uint64_t>& held) {
         std::uint64_t oldest = 0, time = ~std::uint64_t{0};
-        for (const auto& [block, used] : used_) {
-            const bool leaf = std::ranges::none_of(used_, [&](const auto& o) { return parent_[o.first] == block; });
-            if (leaf && used < time && std::ranges::find(held, block) == held.end()) {
-                oldest = block;
-                time = used;
+        for (const auto& one : used_) {
+            const bool leaf = std::ranges::none_of(used_, [&](const auto& o) { return parent_[o.first] == one.first; });
+            if (leaf && one.second < time && std::ranges::find(held, one.first) == held.end()) {
+                oldest = one.first;
+                time = one.second;
             }
         }
         return time != ~std::uint64_t{0} && used_.erase(oldest) == 1;
