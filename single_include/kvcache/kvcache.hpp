@@ -7,6 +7,7 @@
 #include <atomic>
 #include <bit>
 #include <charconv>
+#include <chrono>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -3670,6 +3671,91 @@ static_assert(codec_policy<plain>);
 
 } // namespace kvcache
 
+// ---- kvcache/eviction/slot_queues.hpp -----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Queues of slots, a slot in one of them at most: rings of 32-bit links through a sentinel for each queue.
+///
+///     front: newest <-> ... <-> oldest :back        newer() leads to the front
+///
+/// Cost: O(1) each. 8 bytes a slot, and 8 a queue.
+class slot_queues {
+public:
+    slot_queues(std::size_t slots, std::size_t queues)
+        : links_(slots + queues), slots_(static_cast<std::uint32_t>(slots)) {
+        for (std::size_t q = slots; q < links_.size(); ++q)
+            links_[q] = {static_cast<std::uint32_t>(q), static_cast<std::uint32_t>(q)};
+    }
+
+    [[nodiscard]] std::size_t slots() const noexcept { return slots_; }
+
+    /// Whether the slot is in a queue.
+    [[nodiscard]] bool contains(slot_id slot) const noexcept { return links_[index_of(slot)].newer != nowhere; }
+    [[nodiscard]] bool empty(std::uint32_t queue) const noexcept {
+        return links_[slots_ + queue].newer == slots_ + queue;
+    }
+
+    /// The ends of a queue.
+    /// Requires: it is not empty.
+    [[nodiscard]] slot_id front(std::uint32_t queue) const noexcept { return slot_id{links_[slots_ + queue].older}; }
+    [[nodiscard]] slot_id back(std::uint32_t queue) const noexcept { return slot_id{links_[slots_ + queue].newer}; }
+
+    /// The neighbour on the way to the front; past the front it is no slot: `ends` holds of it.
+    [[nodiscard]] slot_id newer(slot_id slot) const noexcept { return slot_id{links_[index_of(slot)].newer}; }
+    [[nodiscard]] bool ends(slot_id slot) const noexcept { return index_of(slot) >= slots_; }
+
+    /// Requires: the slot is in no queue.
+    void push_front(slot_id slot, std::uint32_t queue) noexcept {
+        const std::uint32_t end = slots_ + queue, second = links_[end].older, at = index_of(slot);
+        links_[at] = {end, second};
+        links_[second].newer = at;
+        links_[end].older = at;
+    }
+
+    /// Requires: the slot is in a queue.
+    void remove(slot_id slot) noexcept {
+        link& here = links_[index_of(slot)];
+        links_[here.newer].older = here.older;
+        links_[here.older].newer = here.newer;
+        here = {};
+    }
+
+    void move_to_front(slot_id slot, std::uint32_t queue) noexcept {
+        remove(slot);
+        push_front(slot, queue);
+    }
+
+    /// The oldest of a queue that may leave. Those before it move to the front: who may not leave is in use now.
+    /// Cost: amortised O(1), while a fixed share may leave.
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t queue, MayLeave&& may_leave) {
+        if (empty(queue))
+            return std::nullopt;
+        const slot_id last = front(queue);
+        for (bool all = false; !all;) {
+            const slot_id slot = back(queue);
+            if (may_leave(slot))
+                return slot;
+            all = slot == last;
+            move_to_front(slot, queue);
+        }
+        return std::nullopt;
+    }
+
+private:
+    static constexpr std::uint32_t nowhere = 0xffffffffu;
+    struct link { // a sentinel's `older` is the front, its `newer` the back
+        std::uint32_t newer = nowhere;
+        std::uint32_t older = nowhere;
+    };
+
+    std::vector<link> links_; // the slots, then the sentinels
+    std::uint32_t slots_;
+};
+
+} // namespace kvcache
+
 // ---- kvcache/eviction/lru.hpp -------------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -3687,62 +3773,32 @@ struct lru {
 /// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 8 bytes a slot.
 class lru::state {
 public:
-    explicit state(std::size_t slots) : links_(slots + 1), end_(static_cast<std::uint32_t>(slots)) {
-        links_[end_] = {end_, end_};
-    }
+    explicit state(std::size_t slots) : queue_(slots, 1) {}
 
     void admit(slot_id slot, const entry&) {
-        expects(!present(slot), "an entry is admitted once");
-        link_front(index_of(slot));
+        expects(!queue_.contains(slot), "an entry is admitted once");
+        queue_.push_front(slot, 0);
     }
 
     void touch(slot_id slot) {
-        expects(present(slot), "a touched entry was admitted");
-        unlink(index_of(slot));
-        link_front(index_of(slot));
+        expects(queue_.contains(slot), "a touched entry was admitted");
+        queue_.move_to_front(slot, 0);
     }
 
     void settle(slot_id slot) { touch(slot); }
 
     void erase(slot_id slot) {
-        expects(present(slot), "an erased entry was admitted");
-        unlink(index_of(slot));
-        links_[index_of(slot)] = {};
+        expects(queue_.contains(slot), "an erased entry was admitted");
+        queue_.remove(slot);
     }
 
     template <class MayLeave>
     [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        for (std::uint32_t met = 0; met < end_ && links_[end_].previous != end_; ++met) {
-            const std::uint32_t oldest = links_[end_].previous;
-            if (may_leave(slot_id{oldest}))
-                return slot_id{oldest};
-            touch(slot_id{oldest});
-        }
-        return std::nullopt;
+        return queue_.oldest(0, may_leave);
     }
 
 private:
-    static constexpr std::uint32_t nowhere = 0xffffffffu;
-    struct link {
-        std::uint32_t previous = nowhere;
-        std::uint32_t next = nowhere;
-    };
-
-    [[nodiscard]] bool present(slot_id slot) const { return links_[index_of(slot)].next != nowhere; }
-
-    void link_front(std::uint32_t slot) {
-        links_[slot] = {end_, links_[end_].next};
-        links_[links_[end_].next].previous = slot;
-        links_[end_].next = slot;
-    }
-
-    void unlink(std::uint32_t slot) {
-        links_[links_[slot].previous].next = links_[slot].next;
-        links_[links_[slot].next].previous = links_[slot].previous;
-    }
-
-    std::vector<link> links_; // a ring through the sentinel at the end
-    std::uint32_t end_;
+    slot_queues queue_;
 };
 
 inline lru::state lru::open(eviction_room room) const {
@@ -4263,12 +4319,2429 @@ using codec_policies = std::tuple<plain>;
 
 } // namespace kvcache
 
+// ---- kvcache/eviction/ghost_list.hpp ------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What is remembered of an entry that left.
+struct ghost {
+    std::size_t bytes = 0;  ///< What it took, rounded up to the list's grain.
+    std::uint32_t mark = 0; ///< What its policy noted.
+};
+
+/// Keys of entries that left, the oldest forgotten first: a ring of nodes in the order of leaving, chained by hash. A
+/// key is known by 31 bits of its hash beside those that choose its chain, so that a stranger is taken for a ghost
+/// about once in 10^9 lookups. Holes that `take` leaves are closed when the ring is full.
+///
+///     push -> [ newest . . hole . oldest ] -> forgotten        chains_[hash] -> node -> node
+///
+/// Cost: O(1) amortised. At most 16 bytes a ghost, 21 with marks; all of it is had at construction.
+class ghost_list {
+public:
+    enum class marks { none, kept };
+
+    /// Room for `most` ghosts of `most_bytes` together. Below 4 GiB bytes are counted exactly, beyond in a coarser
+    /// grain.
+    ghost_list(std::size_t most, std::size_t most_bytes, marks kind = marks::none)
+        : nodes_(most == 0 ? 0 : most + most / 8 + 1),
+          marks_(kind == marks::kept ? nodes_.size() : 0),
+          chains_(std::bit_floor(most / 2 + 1)),
+          most_(most),
+          grain_(std::bit_width(most_bytes) > 32 ? static_cast<int>(std::bit_width(most_bytes)) - 32 : 0) {
+        for (std::uint32_t chain = 0; chain < chains_.size(); ++chain)
+            chains_[chain] = last | chain;
+    }
+
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_ << grain_; }
+
+    /// Enters a key that is not in the list. A full list forgets its oldest.
+    void push(std::uint64_t key, ghost what) noexcept {
+        if (most_ == 0)
+            return;
+        if (size_ == most_)
+            pop();
+        if (used_ == nodes_.size())
+            close_holes();
+        const std::uint32_t at = (first_ + used_++) % capacity();
+        const std::uint64_t hash = mixed(key);
+        std::uint32_t& chain = chain_of(hash);
+        nodes_[at] = {print(hash), units(what.bytes), chain};
+        if (!marks_.empty())
+            marks_[at] = what.mark;
+        chain = at;
+        bytes_ += nodes_[at].units;
+        ++size_;
+    }
+
+    /// Whether the key is in the list.
+    [[nodiscard]] bool contains(std::uint64_t key) const noexcept {
+        const std::uint64_t hash = mixed(key);
+        for (std::uint32_t at = chains_[hash & (chains_.size() - 1)]; (at & last) == 0; at = nodes_[at].next)
+            if (nodes_[at].print == print(hash))
+                return true;
+        return false;
+    }
+
+    /// Takes a key out.
+    std::optional<ghost> take(std::uint64_t key) noexcept {
+        const std::uint64_t hash = mixed(key);
+        for (std::uint32_t* link = &chain_of(hash); (*link & last) == 0; link = &nodes_[*link].next) {
+            const std::uint32_t at = *link;
+            if (nodes_[at].print != print(hash))
+                continue;
+            *link = nodes_[at].next;
+            return leave(at);
+        }
+        return std::nullopt;
+    }
+
+    /// The oldest.
+    /// Requires: the list is not empty.
+    [[nodiscard]] ghost oldest() noexcept {
+        trim();
+        return at(first_);
+    }
+
+    /// Forgets the oldest.
+    /// Requires: the list is not empty.
+    ghost pop() noexcept {
+        trim();
+        link_to(first_) = nodes_[first_].next;
+        return leave(first_);
+    }
+
+private:
+    static constexpr std::uint32_t last = 0x80000000u; // ends a chain, whose number stands beside it
+    static constexpr std::uint32_t hole = 0;           // no print is zero
+    struct node {
+        std::uint32_t print = hole;
+        std::uint32_t units = 0;   // bytes, in grains
+        std::uint32_t next = last; // in its chain
+    };
+
+    // Keys need not be hashes (murmur3's finaliser: every bit of the key reaches every bit).
+    [[nodiscard]] static std::uint64_t mixed(std::uint64_t key) noexcept {
+        key = (key ^ (key >> 33)) * 0xff51afd7ed558ccdull;
+        key = (key ^ (key >> 33)) * 0xc4ceb9fe1a85ec53ull;
+        return key ^ (key >> 33);
+    }
+    [[nodiscard]] static std::uint32_t print(std::uint64_t hash) noexcept {
+        return static_cast<std::uint32_t>(hash >> 32) | 1u;
+    }
+
+    [[nodiscard]] std::uint32_t capacity() const noexcept { return static_cast<std::uint32_t>(nodes_.size()); }
+    [[nodiscard]] std::uint32_t units(std::size_t bytes) const noexcept {
+        return static_cast<std::uint32_t>((bytes + (std::size_t{1} << grain_) - 1) >> grain_);
+    }
+    [[nodiscard]] ghost at(std::uint32_t index) const noexcept {
+        return {std::size_t{nodes_[index].units} << grain_, marks_.empty() ? 0 : marks_[index]};
+    }
+
+    // Steps over the holes before the oldest.
+    void trim() noexcept {
+        for (; used_ > 0 && nodes_[first_].print == hole; --used_)
+            first_ = (first_ + 1) % capacity();
+    }
+
+    [[nodiscard]] std::uint32_t& chain_of(std::uint64_t hash) noexcept { return chains_[hash & (chains_.size() - 1)]; }
+
+    // What points to a node. Its chain's end knows the chain's start.
+    [[nodiscard]] std::uint32_t& link_to(std::uint32_t index) noexcept {
+        std::uint32_t end = nodes_[index].next;
+        while ((end & last) == 0)
+            end = nodes_[end].next;
+        std::uint32_t* link = &chains_[end & ~last];
+        while (*link != index)
+            link = &nodes_[*link].next;
+        return *link;
+    }
+
+    ghost leave(std::uint32_t index) noexcept {
+        const ghost left = at(index);
+        bytes_ -= nodes_[index].units;
+        nodes_[index] = {};
+        --size_;
+        return left;
+    }
+
+    void close_holes() noexcept {
+        std::uint32_t kept = 0;
+        for (std::uint32_t n = 0; n < used_; ++n) {
+            const std::uint32_t from = (first_ + n) % capacity(), to = (first_ + kept) % capacity();
+            if (nodes_[from].print == hole)
+                continue;
+            if (from != to) {
+                link_to(from) = to;
+                nodes_[to] = nodes_[from];
+                nodes_[from] = {};
+                if (!marks_.empty())
+                    marks_[to] = marks_[from];
+            }
+            ++kept;
+        }
+        used_ = kept;
+    }
+
+    std::vector<node> nodes_;           // a ring of `used_` from `first_` on
+    std::vector<std::uint32_t> marks_;  // beside them
+    std::vector<std::uint32_t> chains_; // by hash
+    std::size_t most_;
+    std::size_t size_ = 0;
+    std::uint32_t used_ = 0;
+    std::size_t bytes_ = 0; // in grains
+    std::uint32_t first_ = 0;
+    int grain_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/arc.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Two least-recently-used queues, of entries used once and of entries used again, share the room by a target that
+/// learns. A newcomer whose ghost stayed from the first queue raises the target, one from the second lowers it, and
+/// both join the second queue. The oldest of the first leaves while it is above the target, else the oldest of the
+/// second; one that may not leave is in use now, so it moves to the front of its queue.
+///
+///     admit -> [ once  ] -> victim -> [ ghosts ] -- returns: target + --.
+///                 '- touch -.                                           |
+///     admit -> [ again ] <--+-> victim -> [ ghosts ] -- returns: - -----'-> again
+///
+/// Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003.
+struct arc {
+    using role = eviction_role;
+    std::size_t step = 0; ///< Bytes by which a returning ghost moves the target at least; 0: those of its entry.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 25 bytes a slot and 16 a ghost, of
+/// which there are at most two a slot.
+class arc::state {
+public:
+    state(const arc& policy, eviction_room room)
+        : queues_(room.slots, 2),
+          entries_(room.slots),
+          places_(room.slots),
+          ghosts_{ghost_list(room.slots, room.bytes), ghost_list(room.slots, room.bytes)},
+          room_(room.bytes),
+          step_(policy.step) {}
+
+    void announce(const entry& newcomer) {
+        announced_ = newcomer.key;
+        bytes_to_come_ = newcomer.bytes;
+        returns_ = nowhere;
+        const auto of_once = static_cast<double>(ghosts_[once].bytes());
+        const auto of_again = static_cast<double>(ghosts_[again].bytes());
+        const auto least = static_cast<double>(step_ > 0 ? step_ : newcomer.bytes);
+        if (ghosts_[once].take(newcomer.key)) {
+            returns_ = once;
+            target_ = std::min(target_ + least * std::max(of_again / std::max(of_once, 1.0), 1.0),
+                               static_cast<double>(room_));
+        } else if (ghosts_[again].take(newcomer.key)) {
+            returns_ = again;
+            target_ = std::max(target_ - least * std::max(of_once / std::max(of_again, 1.0), 1.0), 0.0);
+        }
+    }
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!queues_.contains(slot), "an entry is admitted once");
+        if (announced_ != newcomer.key)
+            announce(newcomer);
+        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
+        enter(slot, returns_ == nowhere ? once : again);
+        announced_.reset();
+        returns_ = nowhere;
+    }
+
+    void touch(slot_id slot) {
+        expects(queues_.contains(slot), "a touched entry was admitted");
+        leave(slot);
+        enter(slot, again);
+    }
+
+    void settle(slot_id slot) {
+        expects(queues_.contains(slot), "a settled entry was admitted");
+        queues_.move_to_front(slot, places_[index_of(slot)]);
+    }
+
+    void erase(slot_id slot) {
+        expects(queues_.contains(slot), "an erased entry was admitted");
+        leave(slot);
+    }
+
+    void evict(slot_id slot) {
+        expects(queues_.contains(slot), "an evicted entry was admitted");
+        const bool without_ghost = places_[index_of(slot)] == once && all_are_once();
+        if (returns_ == nowhere) {
+            if (first_is_full()) {
+                if (ghosts_[once].size() > 0)
+                    ghosts_[once].pop();
+            } else if (bytes_[once] + bytes_[again] + ghosts_[once].bytes() + ghosts_[again].bytes() >= 2 * room_) {
+                if (ghosts_[again].size() > 0)
+                    ghosts_[again].pop();
+            }
+        }
+        leave(slot);
+        const auto [key, bytes] = entries_[index_of(slot)];
+        if (!without_ghost && !ghosts_[once].contains(key) && !ghosts_[again].contains(key))
+            ghosts_[places_[index_of(slot)]].push(key, {.bytes = bytes});
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        const auto of_once = static_cast<double>(bytes_[once]);
+        const bool from_once = !queues_.empty(once) && (all_are_once() || queues_.empty(again) || of_once > target_ ||
+                                                        (of_once == target_ && returns_ == again));
+        if (const auto found = queues_.oldest(from_once ? once : again, may_leave))
+            return found;
+        return queues_.oldest(from_once ? again : once, may_leave);
+    }
+
+private:
+    static constexpr std::uint8_t once = 0, again = 1, nowhere = 2;
+    struct known {
+        std::uint64_t key = 0;
+        std::size_t bytes = 0;
+    };
+
+    // The first queue and its ghosts would fill the room with the newcomer.
+    [[nodiscard]] bool first_is_full() const { return bytes_[once] + ghosts_[once].bytes() + bytes_to_come_ > room_; }
+    [[nodiscard]] bool all_are_once() const {
+        return returns_ == nowhere && first_is_full() && ghosts_[once].size() == 0;
+    }
+
+    void enter(slot_id slot, std::uint8_t queue) {
+        queues_.push_front(slot, queue);
+        places_[index_of(slot)] = queue;
+        bytes_[queue] += entries_[index_of(slot)].bytes;
+    }
+
+    void leave(slot_id slot) {
+        queues_.remove(slot);
+        bytes_[places_[index_of(slot)]] -= entries_[index_of(slot)].bytes;
+    }
+
+    slot_queues queues_;
+    std::vector<known> entries_;
+    std::vector<std::uint8_t> places_;
+    ghost_list ghosts_[2];
+    std::size_t bytes_[2] = {};
+    std::size_t room_;
+    std::size_t step_;
+    double target_ = 0.0; // bytes of the first queue
+    std::optional<std::uint64_t> announced_;
+    std::size_t bytes_to_come_ = 0;
+    std::uint8_t returns_ = nowhere; // the queue whose ghost the announced newcomer was
+};
+
+inline arc::state arc::open(eviction_room room) const {
+    return state{*this, room};
+}
+
+static_assert(eviction_policy<arc>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/clock.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// First in, first out, with another round for each use. A touch counts up to 2^bits - 1; an entry that is met at the
+/// end with a count loses one and queues up anew, one without leaves. One that may not leave queues up anew as well.
+///
+///     admit -> [ newest ... oldest ] -> count 0: victim
+///                ^----- count - 1 -----'
+///
+/// Corbato, "A paging experiment with the Multics system", 1968; with more bits, FIFO-Reinsertion.
+struct clock {
+    using role = eviction_role;
+    std::uint32_t bits = 1; ///< Of the count, 1 to 6.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 9 bytes a slot.
+class clock::state {
+public:
+    state(const clock& policy, std::size_t slots)
+        : queue_(slots, 1), counts_(slots), most_(static_cast<std::uint8_t>((1u << policy.bits) - 1)) {
+        expects(policy.bits >= 1 && policy.bits <= 6, "clock counts in 1 to 6 bits");
+    }
+
+    void admit(slot_id slot, const entry&) {
+        expects(!queue_.contains(slot), "an entry is admitted once");
+        queue_.push_front(slot, 0);
+        counts_[index_of(slot)] = fresh;
+    }
+
+    void touch(slot_id slot) {
+        expects(queue_.contains(slot), "a touched entry was admitted");
+        std::uint8_t& count = counts_[index_of(slot)];
+        if ((count & uses) < most_)
+            ++count;
+    }
+
+    void settle(slot_id slot) {
+        expects(queue_.contains(slot), "a settled entry was admitted");
+        if ((counts_[index_of(slot)] & fresh) != 0) // it has come now: a chain queues tail first
+            queue_.move_to_front(slot, 0);
+        counts_[index_of(slot)] &= uses;
+    }
+
+    void erase(slot_id slot) {
+        expects(queue_.contains(slot), "an erased entry was admitted");
+        queue_.remove(slot);
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        // After most_ rounds every count is zero, and the next one asks every entry.
+        for (std::size_t met = 0; met < queue_.slots() * (most_ + 1u) && !queue_.empty(0); ++met) {
+            const slot_id oldest = queue_.back(0);
+            std::uint8_t& count = counts_[index_of(oldest)];
+            if ((count & uses) == 0 && may_leave(oldest))
+                return oldest;
+            if ((count & uses) != 0)
+                --count;
+            queue_.move_to_front(oldest, 0);
+        }
+        return std::nullopt;
+    }
+
+private:
+    static constexpr std::uint8_t fresh = 0x80; // nobody has let go of it yet
+    static constexpr std::uint8_t uses = 0x7f;
+
+    slot_queues queue_;
+    std::vector<std::uint8_t> counts_;
+    std::uint8_t most_;
+};
+
+inline clock::state clock::open(eviction_room room) const {
+    return state{*this, room.slots};
+}
+
+static_assert(eviction_policy<clock>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/slot_heap.hpp -------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Slots by a rank that can change, the lowest first; of one rank, the one that has had it longest. A binary heap that
+/// knows where each slot stands.
+///
+/// Cost: O(log n) each. 20 bytes a slot.
+class slot_heap {
+public:
+    explicit slot_heap(std::size_t slots) : heap_(slots), places_(slots, nowhere), ranks_(slots), turns_(slots) {}
+
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    [[nodiscard]] bool contains(slot_id slot) const noexcept { return places_[index_of(slot)] != nowhere; }
+    [[nodiscard]] double rank(slot_id slot) const noexcept { return ranks_[index_of(slot)]; }
+
+    /// The slot at a place of the heap, the lowest at 0; the others are in no order of use to a caller but exist once
+    /// each. Requires: place < size().
+    [[nodiscard]] slot_id at(std::size_t place) const noexcept { return slot_id{heap_[place]}; }
+
+    /// Whether `a` comes out before `b`.
+    [[nodiscard]] bool before(slot_id a, slot_id b) const noexcept { return before(index_of(a), index_of(b)); }
+
+    /// Enters a slot, or gives it another rank.
+    void rank(slot_id slot, double rank) noexcept {
+        const std::uint32_t at = index_of(slot);
+        if (places_[at] == nowhere) {
+            heap_[size_] = at;
+            places_[at] = size_++;
+        }
+        ranks_[at] = rank;
+        turns_[at] = turn_++;
+        sink(rise(places_[at]));
+    }
+
+    /// Requires: the slot is in the heap.
+    void remove(slot_id slot) noexcept {
+        const std::uint32_t place = places_[index_of(slot)];
+        swap(place, --size_);
+        places_[index_of(slot)] = nowhere;
+        if (place < size_)
+            sink(rise(place));
+    }
+
+private:
+    static constexpr std::uint32_t nowhere = 0xffffffffu;
+
+    // Turns may wrap: of two, the earlier is the one that the other is less than 2^31 turns ahead of.
+    [[nodiscard]] bool before(std::uint32_t a, std::uint32_t b) const noexcept {
+        return ranks_[a] < ranks_[b] ||
+               (ranks_[a] == ranks_[b] && static_cast<std::int32_t>(turns_[a] - turns_[b]) < 0);
+    }
+
+    void swap(std::uint32_t a, std::uint32_t b) noexcept {
+        std::swap(heap_[a], heap_[b]);
+        places_[heap_[a]] = a;
+        places_[heap_[b]] = b;
+    }
+
+    std::uint32_t rise(std::uint32_t place) noexcept {
+        for (; place > 0 && before(heap_[place], heap_[(place - 1) / 2]); place = (place - 1) / 2)
+            swap(place, (place - 1) / 2);
+        return place;
+    }
+
+    void sink(std::uint32_t place) noexcept {
+        for (;;) {
+            std::uint32_t least = place;
+            for (std::uint32_t child = 2 * place + 1; child <= 2 * place + 2 && child < size_; ++child)
+                if (before(heap_[child], heap_[least]))
+                    least = child;
+            if (least == place)
+                return;
+            swap(place, least);
+            place = least;
+        }
+    }
+
+    std::vector<std::uint32_t> heap_;   // slots
+    std::vector<std::uint32_t> places_; // by slot: in the heap
+    std::vector<double> ranks_;         // by slot
+    std::vector<std::uint32_t> turns_;  // by slot: when it got its rank
+    std::uint32_t size_ = 0;
+    std::uint32_t turn_ = 0;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/greedy_dual.hpp -----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Slots ranked by a clock and their worth: a slot is ranked at the clock's time plus its worth, the lowest leaves, and
+/// the clock moves on to the rank of what left. So worth that is not renewed loses to newcomers in time.
+///
+/// Cao and Irani, "Cost-aware WWW proxy caching algorithms", USITS 1997.
+///
+/// Cost: O(log n) each; a search without refusals O(1). 20 bytes a slot.
+class greedy_dual {
+public:
+    explicit greedy_dual(std::size_t slots) : heap_(slots) {}
+
+    [[nodiscard]] bool contains(slot_id slot) const noexcept { return heap_.contains(slot); }
+    [[nodiscard]] std::size_t size() const noexcept { return heap_.size(); }
+
+    /// Enters a slot, or says that it is worth this much as of now.
+    void rank(slot_id slot, double worth) noexcept { heap_.rank(slot, clock_ + worth); }
+
+    /// Requires: the slot is ranked, as in all below.
+    void remove(slot_id slot) noexcept { heap_.remove(slot); }
+
+    /// Removes a victim, and moves the clock.
+    void evict(slot_id slot) noexcept {
+        clock_ = heap_.rank(slot);
+        heap_.remove(slot);
+    }
+
+    /// The lowest that may leave. One that may not is in use now: it is ranked anew, as if the clock stood at its rank.
+    template <class MayLeave, class Worth>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave, Worth&& worth) {
+        for (std::size_t met = 0; met < heap_.size(); ++met) {
+            const slot_id lowest = heap_.at(0);
+            if (may_leave(lowest))
+                return lowest;
+            heap_.rank(lowest, heap_.rank(lowest) + worth(lowest));
+        }
+        // Entries of little worth may have been met again before one of great worth was met at all.
+        std::optional<slot_id> found;
+        for (std::size_t place = 0; place < heap_.size(); ++place)
+            if (const slot_id slot = heap_.at(place); (!found || heap_.before(slot, *found)) && may_leave(slot))
+                found = slot;
+        return found;
+    }
+
+private:
+    slot_heap heap_;
+    double clock_ = 0.0;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/cost_aware.hpp ------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// An entry is worth the time that its hits are expected to save, by its bytes. A hit saves the entry's cost, given
+/// that its parent is present, so that depth as such makes nothing dearer; how many hits to expect is learned from what
+/// became of the entries that had as many before, and weighed down by age as in gdsf. The lowest leaves; one that may
+/// not leave is ranked anew, as if it had just come with the uses it has.
+///
+///     rank = clock + hits to expect after so many uses * cost / bytes
+///
+/// The cost is the caller's, in seconds on its own machine. Cherkasova's greedy dual size frequency (HP Labs 1998) with
+/// the reuse learned per class as in "KVCache cache in the wild", USENIX ATC 2025, and the cost as in Marconi, MLSys
+/// 2025.
+struct cost_aware {
+    using role = eviction_role;
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(log n) each; victim amortised, while a fixed share of the entries may leave. 25 bytes a slot.
+class cost_aware::state {
+public:
+    explicit state(std::size_t slots) : ranks_(slots), savings_(slots), uses_(slots) { odds_.fill({1.0, 1.0}); }
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!ranks_.contains(slot), "an entry is admitted once");
+        uses_[index_of(slot)] = 1;
+        savings_[index_of(slot)] =
+            static_cast<float>(newcomer.cost / static_cast<double>(std::max<std::size_t>(newcomer.bytes, 1)));
+        ranks_.rank(slot, worth(slot));
+    }
+
+    void touch(slot_id slot) {
+        expects(ranks_.contains(slot), "a touched entry was admitted");
+        std::uint8_t& uses = uses_[index_of(slot)];
+        learn(uses, 1.0, 0.0);
+        uses = static_cast<std::uint8_t>(std::min(uses + 1, 255));
+        ranks_.rank(slot, worth(slot));
+    }
+
+    void settle(slot_id slot) {
+        expects(ranks_.contains(slot), "a settled entry was admitted");
+        ranks_.rank(slot, worth(slot));
+    }
+
+    void erase(slot_id slot) {
+        expects(ranks_.contains(slot), "an erased entry was admitted");
+        ranks_.remove(slot);
+    }
+
+    void evict(slot_id slot) {
+        expects(ranks_.contains(slot), "an evicted entry was admitted");
+        learn(uses_[index_of(slot)], 0.0, 1.0);
+        ranks_.evict(slot);
+    }
+
+    /// The hits that an entry of so many uses can expect.
+    [[nodiscard]] double hits_to_expect(std::uint32_t uses) const {
+        const outcomes& seen = odds_[group(uses)];
+        return seen.hits / seen.leaves;
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        return ranks_.victim(may_leave, [this](slot_id slot) { return worth(slot); });
+    }
+
+private:
+    struct outcomes {
+        double hits = 1.0;
+        double leaves = 1.0;
+    };
+
+    // 1, 2, 3, 4 to 7, 8 to 15 ... uses
+    [[nodiscard]] static std::size_t group(std::uint32_t uses) {
+        return uses < 4 ? uses - 1 : static_cast<std::size_t>(std::bit_width(uses));
+    }
+
+    void learn(std::uint32_t uses, double hits, double leaves) {
+        outcomes& seen = odds_[group(uses)];
+        seen.hits += hits;
+        seen.leaves += leaves;
+        if (seen.hits + seen.leaves > 4096.0) { // the last few thousand count
+            seen.hits *= 0.5;
+            seen.leaves = std::max(0.5 * seen.leaves, 1.0);
+        }
+    }
+
+    [[nodiscard]] double worth(slot_id slot) const {
+        return hits_to_expect(uses_[index_of(slot)]) * static_cast<double>(savings_[index_of(slot)]);
+    }
+
+    greedy_dual ranks_;
+    std::vector<float> savings_; // seconds a byte
+    std::vector<std::uint8_t> uses_;
+    std::array<outcomes, 9> odds_ = {}; // by group of uses
+};
+
+inline cost_aware::state cost_aware::open(eviction_room room) const {
+    return state{room.slots};
+}
+
+static_assert(eviction_policy<cost_aware>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/expiring.hpp --------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Milliseconds of the machine's steady clock.
+struct steady_milliseconds {
+    [[nodiscard]] std::uint64_t operator()() const noexcept {
+        const auto now = std::chrono::steady_clock::now().time_since_epoch();
+        return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now).count());
+    }
+};
+
+/// Says what time it is, in milliseconds that never go back.
+template <class C>
+concept millisecond_clock = requires(const C clock) {
+    { clock() } -> std::convertible_to<std::uint64_t>;
+};
+
+/// What nobody has used for a time leaves first; while there is no such entry, another policy decides. Who wants to
+/// take expired entries away before their room is needed asks for them. One that may not leave is in use now: its time
+/// starts anew as it is met.
+///
+///     touch, settle, admit -> [ newest ... oldest ] -> expired: victim
+///                             [ Inner             ] -> else its victim
+///
+///     expiring<s3_fifo>{.milliseconds = 300'000}
+template <eviction_policy Inner = lru, millisecond_clock Clock = steady_milliseconds>
+struct expiring {
+    using role = eviction_role;
+    Inner inner = {};
+    std::uint32_t milliseconds = 300'000; ///< Five minutes, as prompt caches of public services do; below 2^31.
+    Clock clock = {};
+    class state;
+    [[nodiscard]] state open(eviction_room room) const { return state{*this, room}; }
+};
+
+/// Cost: that of Inner, and O(1) each. Inner's bytes a slot, and 12.
+template <eviction_policy Inner, millisecond_clock Clock>
+class expiring<Inner, Clock>::state {
+public:
+    state(const expiring& policy, eviction_room room)
+        : inner_(policy.inner.open(room)),
+          clock_(policy.clock),
+          queue_(room.slots, 1),
+          times_(room.slots),
+          lifetime_(policy.milliseconds) {}
+
+    void announce(const entry& newcomer) { kvcache::announce(inner_, newcomer); }
+
+    void admit(slot_id slot, const entry& newcomer) {
+        inner_.admit(slot, newcomer);
+        queue_.push_front(slot, 0);
+        times_[index_of(slot)] = now();
+    }
+
+    void touch(slot_id slot) {
+        inner_.touch(slot);
+        renew(slot);
+    }
+
+    void settle(slot_id slot) {
+        kvcache::settle(inner_, slot);
+        renew(slot);
+    }
+
+    void erase(slot_id slot) {
+        inner_.erase(slot);
+        queue_.remove(slot);
+    }
+
+    void evict(slot_id slot) {
+        kvcache::evict(inner_, slot);
+        queue_.remove(slot);
+    }
+
+    /// The next that may leave because its time is over.
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> expired(MayLeave&& may_leave) {
+        for (std::size_t met = 0; met < queue_.slots() && !queue_.empty(0); ++met) {
+            const slot_id oldest = queue_.back(0);
+            if (now() - times_[index_of(oldest)] < lifetime_)
+                return std::nullopt;
+            if (may_leave(oldest))
+                return oldest;
+            renew(oldest);
+        }
+        return std::nullopt;
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        if (const auto found = expired(may_leave))
+            return found;
+        return inner_.victim(may_leave);
+    }
+
+private:
+    // Times may wrap: an entry's age does not, while it is below 49 days.
+    [[nodiscard]] std::uint32_t now() const { return static_cast<std::uint32_t>(clock_()); }
+
+    void renew(slot_id slot) {
+        queue_.move_to_front(slot, 0);
+        times_[index_of(slot)] = now();
+    }
+
+    decltype(std::declval<const Inner&>().open(eviction_room{})) inner_;
+    Clock clock_;
+    slot_queues queue_;                // in the order of use
+    std::vector<std::uint32_t> times_; // of use
+    std::uint32_t lifetime_;
+};
+
+static_assert(eviction_policy<expiring<lru>>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/fifo.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The entry that came first leaves first, used or not. It has come when its first holder lets go, so that a chain
+/// queues tail first and leaves so. One that may not leave queues up anew as it is met.
+///
+///     admit, first settle -> [ newest ... oldest ] -> victim
+struct fifo {
+    using role = eviction_role;
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 9 bytes a slot.
+class fifo::state {
+public:
+    explicit state(std::size_t slots) : queue_(slots, 1), settled_(slots) {}
+
+    void admit(slot_id slot, const entry&) {
+        expects(!queue_.contains(slot), "an entry is admitted once");
+        queue_.push_front(slot, 0);
+        settled_[index_of(slot)] = 0;
+    }
+
+    void touch([[maybe_unused]] slot_id slot) { expects(queue_.contains(slot), "a touched entry was admitted"); }
+
+    void settle(slot_id slot) {
+        expects(queue_.contains(slot), "a settled entry was admitted");
+        if (settled_[index_of(slot)] == 0)
+            queue_.move_to_front(slot, 0);
+        settled_[index_of(slot)] = 1;
+    }
+
+    void erase(slot_id slot) {
+        expects(queue_.contains(slot), "an erased entry was admitted");
+        queue_.remove(slot);
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        return queue_.oldest(0, may_leave);
+    }
+
+private:
+    slot_queues queue_;
+    std::vector<std::uint8_t> settled_; // whether it has been let go once
+};
+
+inline fifo::state fifo::open(eviction_room room) const {
+    return state{room.slots};
+}
+
+static_assert(eviction_policy<fifo>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/gdsf.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Greedy dual size frequency: an entry's worth is its uses times its cost, by its bytes, counted from a clock that
+/// moves on to the rank of each entry that leaves. The lowest rank leaves. One that may not leave is ranked anew, as if
+/// it had just come with the uses it has.
+///
+///     rank = clock + uses * cost / bytes
+///
+/// With one cost and one size this is LFU with dynamic aging. Cherkasova, "Improving WWW proxies performance with
+/// greedy dual size frequency caching policy", HP Labs 1998.
+struct gdsf {
+    using role = eviction_role;
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(log n) each; victim amortised, while a fixed share of the entries may leave. 32 bytes a slot.
+class gdsf::state {
+public:
+    explicit state(std::size_t slots) : ranks_(slots), uses_(slots), costs_(slots), bytes_(slots) {}
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!ranks_.contains(slot), "an entry is admitted once");
+        const std::uint32_t at = index_of(slot);
+        uses_[at] = 1;
+        costs_[at] = static_cast<float>(newcomer.cost);
+        bytes_[at] = static_cast<float>(newcomer.bytes);
+        ranks_.rank(slot, worth(slot));
+    }
+
+    void touch(slot_id slot) {
+        expects(ranks_.contains(slot), "a touched entry was admitted");
+        ++uses_[index_of(slot)];
+        ranks_.rank(slot, worth(slot));
+    }
+
+    void settle(slot_id slot) {
+        expects(ranks_.contains(slot), "a settled entry was admitted");
+        ranks_.rank(slot, worth(slot));
+    }
+
+    void erase(slot_id slot) {
+        expects(ranks_.contains(slot), "an erased entry was admitted");
+        ranks_.remove(slot);
+    }
+
+    void evict(slot_id slot) {
+        expects(ranks_.contains(slot), "an evicted entry was admitted");
+        ranks_.evict(slot);
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        return ranks_.victim(may_leave, [this](slot_id slot) { return worth(slot); });
+    }
+
+private:
+    [[nodiscard]] double worth(slot_id slot) const {
+        const std::uint32_t at = index_of(slot);
+        return static_cast<double>(uses_[at]) * static_cast<double>(costs_[at]) / static_cast<double>(bytes_[at]);
+    }
+
+    greedy_dual ranks_;
+    std::vector<std::uint32_t> uses_;
+    std::vector<float> costs_;
+    std::vector<float> bytes_;
+};
+
+inline gdsf::state gdsf::open(eviction_room room) const {
+    return state{room.slots};
+}
+
+static_assert(eviction_policy<gdsf>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/lfu.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The least often used entry leaves first; of those used equally often, the least recently used. Uses count up to 255.
+/// With a history the count of one that left is remembered by a ghost, and goes on where it stopped when it returns.
+/// One that may not leave is in use now, so it moves to the front of its queue.
+///
+///     admit -> [ used once ] -> victim -> [ ghosts ]
+///       touch: [ twice     ]                  |
+///              [ ...       ] <-- returns -----'
+struct lfu {
+    using role = eviction_role;
+    double history = 0.0; ///< Ghosts a slot.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 9 bytes a slot; with a history 17,
+/// and 21 a ghost.
+class lfu::state {
+public:
+    state(const lfu& policy, std::size_t slots)
+        : queues_(slots, most + 1),
+          counts_(slots),
+          keys_(policy.history > 0 ? slots : 0),
+          ghosts_(static_cast<std::size_t>(static_cast<double>(slots) * policy.history), 0, ghost_list::marks::kept) {}
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!queues_.contains(slot), "an entry is admitted once");
+        std::uint32_t count = 1;
+        if (!keys_.empty()) {
+            keys_[index_of(slot)] = newcomer.key;
+            if (const auto returns = ghosts_.take(newcomer.key))
+                count = std::min(returns->mark + 1, most);
+        }
+        enter(slot, count);
+    }
+
+    void touch(slot_id slot) {
+        expects(queues_.contains(slot), "a touched entry was admitted");
+        const std::uint32_t count = counts_[index_of(slot)];
+        leave(slot);
+        enter(slot, std::min(count + 1, most));
+    }
+
+    void settle(slot_id slot) {
+        expects(queues_.contains(slot), "a settled entry was admitted");
+        queues_.move_to_front(slot, counts_[index_of(slot)]);
+    }
+
+    void erase(slot_id slot) {
+        expects(queues_.contains(slot), "an erased entry was admitted");
+        leave(slot);
+    }
+
+    void evict(slot_id slot) {
+        erase(slot);
+        if (keys_.empty())
+            return;
+        ghosts_.take(keys_[index_of(slot)]); // of an entry of the same key
+        ghosts_.push(keys_[index_of(slot)], {.mark = counts_[index_of(slot)]});
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        for (std::uint32_t word = 0; word < 4; ++word)
+            for (std::uint64_t left = filled_[word]; left != 0; left &= left - 1)
+                if (const auto found =
+                        queues_.oldest(64 * word + static_cast<std::uint32_t>(std::countr_zero(left)), may_leave))
+                    return found;
+        return std::nullopt;
+    }
+
+private:
+    static constexpr std::uint32_t most = 255;
+
+    void enter(slot_id slot, std::uint32_t count) {
+        counts_[index_of(slot)] = static_cast<std::uint8_t>(count);
+        queues_.push_front(slot, count);
+        filled_[count / 64] |= std::uint64_t{1} << count % 64;
+    }
+
+    void leave(slot_id slot) {
+        const std::uint32_t count = counts_[index_of(slot)];
+        queues_.remove(slot);
+        if (queues_.empty(count))
+            filled_[count / 64] &= ~(std::uint64_t{1} << count % 64);
+    }
+
+    slot_queues queues_; // by count
+    std::vector<std::uint8_t> counts_;
+    std::vector<std::uint64_t> keys_;
+    ghost_list ghosts_;            // marked with their counts
+    std::uint64_t filled_[4] = {}; // a bit a queue
+};
+
+inline lfu::state lfu::open(eviction_room room) const {
+    return state{*this, room.slots};
+}
+
+static_assert(eviction_policy<lfu>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/hit_density.hpp -----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The hits that an entry can expect by the time it will stay, by its group and age: learned from the ages at which
+/// entries were hit and left, in histograms that decay. Time is counted in uses, ages in steps of a power of two of
+/// them.
+///
+///     density(age) = hits at `age` and later / sum over the events at `age` and later of the age that is to come
+///
+/// Beckmann, Chen and Cidon, "LHD: improving cache hit rate by maximizing hit density", NSDI 2018.
+///
+/// Cost: O(1) each, amortised. 192 bytes an age, and an age for 32 slots, at least 256 and at most 4,096.
+class hit_density {
+public:
+    explicit hit_density(std::size_t slots)
+        : ages_(static_cast<std::uint32_t>(std::clamp<std::size_t>(slots / 32, 256, 4096))),
+          period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(std::bit_ceil(slots) * 16, 1u << 10, 1u << 20))),
+          hits_(std::size_t{groups} * ages_),
+          leaves_(std::size_t{groups} * ages_),
+          densities_(std::size_t{groups} * ages_),
+          shift_(steps(slots)) {
+        for (std::uint32_t g = 0; g < groups; ++g) // about greedy dual size frequency, until something is learned
+            for (std::uint32_t a = 0; a < ages_; ++a)
+                densities_[g * ages_ + a] = static_cast<float>(groups + g + 1) / static_cast<float>(a + 1);
+    }
+
+    /// How many ages are told apart; the greatest stands for all beyond it.
+    [[nodiscard]] std::uint16_t ages() const noexcept { return static_cast<std::uint16_t>(ages_); }
+
+    /// Whether little has been learned yet.
+    [[nodiscard]] bool young() const noexcept { return rounds_ < 50; }
+
+    [[nodiscard]] std::uint32_t now() const noexcept { return now_; }
+
+    /// The age of what was used `then`.
+    [[nodiscard]] std::uint16_t age(std::uint32_t then) const noexcept {
+        return static_cast<std::uint16_t>(std::min((now_ - then) >> shift_, ages_ - 1));
+    }
+
+    /// The group of entries whose last two ages sum up to this: by powers of two, the shortest highest.
+    [[nodiscard]] std::uint32_t group(std::uint32_t ages) const noexcept {
+        if (ages == 0)
+            return groups - 1;
+        std::uint32_t doublings = 0;
+        for (; ages < ages_ && doublings < groups - 1; ages *= 2)
+            ++doublings;
+        return doublings;
+    }
+
+    [[nodiscard]] float at(std::uint32_t group, std::uint16_t age) const noexcept {
+        return densities_[group * ages_ + age];
+    }
+
+    void hit(std::uint32_t group, std::uint16_t age) noexcept { hits_[group * ages_ + age] += 1.0f; }
+    void left(std::uint32_t group, std::uint16_t age) noexcept { leaves_[group * ages_ + age] += 1.0f; }
+
+    /// A use has passed, with so many entries present. Learns from time to time.
+    void pass(std::uint32_t entries) noexcept {
+        if (++now_ % period_ != 0)
+            return;
+        for (float& count : hits_)
+            count *= decay;
+        for (float& count : leaves_)
+            count *= decay;
+        // Twice, near the start, when it is known how many entries the room holds.
+        if (rounds_ == 5 || rounds_ == 25)
+            rescale(steps(entries));
+        ++rounds_;
+        learn();
+    }
+
+private:
+    static constexpr std::uint32_t groups = 16;
+    static constexpr float decay = 0.9f; // the paper's
+
+    // The power of two of uses that is a step, so that all ages reach as far as 32 to 64 uses an entry.
+    [[nodiscard]] std::uint32_t steps(std::size_t entries) const noexcept {
+        return static_cast<std::uint32_t>(std::bit_width(std::max<std::size_t>(32 * entries / ages_, 1))) - 1;
+    }
+
+    void learn() noexcept {
+        for (std::uint32_t g = 0; g < groups; ++g) {
+            const std::size_t first = std::size_t{g} * ages_;
+            float hits = 0.0f, events = 0.0f, time = 0.0f;
+            for (std::size_t at = first + ages_; at-- > first;) {
+                hits += hits_[at];
+                events += hits_[at] + leaves_[at];
+                time += events;
+                densities_[at] = events > 1e-5f ? hits / time : 0.0f;
+            }
+        }
+    }
+
+    // Ages in other steps: counts move to the age that now stands for theirs.
+    void rescale(std::uint32_t shift) noexcept {
+        for (std::vector<float>* counts : {&hits_, &leaves_})
+            for (std::uint32_t g = 0; g < groups; ++g) {
+                float* const row = counts->data() + std::size_t{g} * ages_;
+                if (shift > shift_)
+                    merge(row, 1u << (shift - shift_));
+                else if (shift < shift_)
+                    spread(row, 1u << (shift_ - shift));
+            }
+        shift_ = shift;
+    }
+
+    void merge(float* row, std::uint32_t width) const noexcept {
+        for (std::uint32_t a = 0; a < ages_; ++a) {
+            const float count = row[a];
+            row[a] = 0.0f;
+            row[a / width] += count;
+        }
+    }
+
+    void spread(float* row, std::uint32_t width) const noexcept {
+        for (std::uint32_t a = ages_; a-- > 0;) {
+            const float share = row[a] / static_cast<float>(width);
+            row[a] = 0.0f;
+            for (std::uint32_t part = 0; part < width; ++part)
+                row[std::min(a * width + part, ages_ - 1)] += share;
+        }
+    }
+
+    std::uint32_t ages_;
+    std::uint32_t period_;                         // uses between two lessons
+    std::vector<float> hits_, leaves_, densities_; // (groups, ages)
+    std::uint32_t shift_;                          // of uses to ages
+    std::uint32_t now_ = 0;
+    std::uint32_t rounds_ = 0;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/lhd.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Least hit density: of a sample of entries, the one leaves that expects the fewest hits for the room and time that it
+/// will take. The expectation is learned from the ages at which entries were hit and left, by class of how soon they
+/// were hit before. A few entries are spared to see what would have become of them, and newcomers of little worth stand
+/// in every sample for a while; those that may not leave do not stand in it.
+///
+///     8, later 32 entries at random + 8 newcomers -> lowest hits / (age to come * bytes): victim
+///
+/// Beckmann, Chen and Cidon, "LHD: improving cache hit rate by maximizing hit density", NSDI 2018.
+struct lhd {
+    using role = eviction_role;
+    std::uint64_t seed = 1; ///< Of the samples.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each, while a fixed share of the entries may leave; O(n) where a whole sample may not. At most 32 bytes a
+/// slot, and 50 KB.
+class lhd::state {
+public:
+    state(const lhd& policy, eviction_room room)
+        : entries_(room.slots),
+          places_(room.slots, nowhere),
+          sampled_(room.slots),
+          densities_(room.slots),
+          explorer_budget_(static_cast<double>(room.bytes) * 0.01), // the paper's
+          random_(policy.seed) {}
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(places_[index_of(slot)] == nowhere, "an entry is admitted once");
+        places_[index_of(slot)] = count_;
+        sampled_[count_++] = index_of(slot);
+        entries_[index_of(slot)] = {.bytes = static_cast<float>(newcomer.bytes), .before = densities_.ages()};
+        const bool spared = use(slot);
+        if (!spared && density(slot) < victims_density_)
+            newcomers_[next_newcomer_++ % newcomers_.size()] = slot;
+    }
+
+    void touch(slot_id slot) {
+        expects(places_[index_of(slot)] != nowhere, "a touched entry was admitted");
+        known& one = entries_[index_of(slot)];
+        const std::uint16_t age = densities_.age(one.used);
+        densities_.hit(group(one), age);
+        give_up_sparing(one);
+        one.before = one.last;
+        one.last = age;
+        use(slot);
+    }
+
+    void erase(slot_id slot) {
+        expects(places_[index_of(slot)] != nowhere, "an erased entry was admitted");
+        give_up_sparing(entries_[index_of(slot)]);
+        const std::uint32_t place = places_[index_of(slot)];
+        sampled_[place] = sampled_[--count_];
+        places_[sampled_[place]] = place;
+        places_[index_of(slot)] = nowhere;
+    }
+
+    void evict(slot_id slot) {
+        expects(places_[index_of(slot)] != nowhere, "an evicted entry was admitted");
+        const known& one = entries_[index_of(slot)];
+        densities_.left(group(one), densities_.age(one.used));
+        erase(slot);
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        std::optional<slot_id> found;
+        float lowest = std::numeric_limits<float>::max();
+        const auto consider = [&](slot_id slot) {
+            if (const float here = density(slot); (!found || here < lowest) && may_leave(slot)) {
+                found = slot;
+                lowest = here;
+            }
+        };
+        const std::uint32_t samples = densities_.young() ? 8 : 32; // few, to learn fast from mistakes
+        for (std::uint32_t n = 0; n < samples && count_ > samples; ++n)
+            consider(slot_id{sampled_[random() % count_]});
+        for (const std::optional<slot_id>& newcomer : newcomers_)
+            if (newcomer && count_ > samples && places_[index_of(*newcomer)] != nowhere)
+                consider(*newcomer);
+        if (!found)
+            for (std::uint32_t place = 0; place < count_; ++place)
+                consider(slot_id{sampled_[place]});
+        if (found)
+            victims_density_ = 0.9f * victims_density_ + 0.1f * lowest;
+        return found;
+    }
+
+private:
+    static constexpr std::uint32_t nowhere = 0xffffffffu;
+    struct known {
+        float bytes = 0.0f;
+        std::uint32_t used = 0;   // when
+        std::uint16_t last = 0;   // the age at the last hit, zero before the first
+        std::uint16_t before = 0; // at the one before, the greatest age if there was none
+        bool spared = false;
+    };
+
+    [[nodiscard]] std::uint32_t group(const known& one) const {
+        return densities_.group(std::uint32_t{one.last} + one.before);
+    }
+
+    [[nodiscard]] float density(slot_id slot) const {
+        const known& one = entries_[index_of(slot)];
+        const std::uint16_t age = densities_.age(one.used);
+        if (age + 1u == densities_.ages())
+            return std::numeric_limits<float>::lowest();
+        return densities_.at(group(one), age) / one.bytes + (one.spared ? 1.0f : 0.0f);
+    }
+
+    // Starts an age. One in 32 is spared while their budget lasts: says whether it would be.
+    bool use(slot_id slot) {
+        known& one = entries_[index_of(slot)];
+        one.used = densities_.now();
+        const bool explores = random() % 32 == 0;
+        one.spared = explores && explorer_budget_ > 0.0 && densities_.young();
+        if (one.spared)
+            explorer_budget_ -= static_cast<double>(one.bytes);
+        densities_.pass(count_);
+        return explores;
+    }
+
+    void give_up_sparing(known& one) {
+        if (one.spared)
+            explorer_budget_ += static_cast<double>(one.bytes);
+        one.spared = false;
+    }
+
+    // splitmix64
+    [[nodiscard]] std::uint64_t random() {
+        std::uint64_t x = random_ += 0x9e3779b97f4a7c15ull;
+        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+        x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+        return x ^ (x >> 31);
+    }
+
+    std::vector<known> entries_;
+    std::vector<std::uint32_t> places_;  // by slot: among the sampled
+    std::vector<std::uint32_t> sampled_; // slots without gaps
+    hit_density densities_;
+    std::array<std::optional<slot_id>, 8> newcomers_ = {};
+    std::size_t next_newcomer_ = 0;
+    float victims_density_ = 0.0f; // a mean that decays
+    double explorer_budget_;       // bytes that may be spared
+    std::uint64_t random_;
+    std::uint32_t count_ = 0;
+};
+
+inline lhd::state lhd::open(eviction_room room) const {
+    return state{*this, room};
+}
+
+static_assert(eviction_policy<lhd>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/lirs.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Entries used at short intervals are kept, and the others pass through a small queue whose oldest leaves. An interval
+/// is short if the entry was used before since the longest-idle kept one was: then it joins the kept ones, and the
+/// longest idle of them go to the queue instead. Ghosts of what left the queue take part until they are older than
+/// every kept entry, or all together stand for more than twice the room.
+///
+///     used twice -> [ kept: newest ... idle ] --.      recent: used since the idle one was
+///     admit ------> [ passing: newest ... oldest ] <-' -> victim -> [ ghosts, while recent ]
+///     touch, or return, while recent: -> kept
+///
+/// Where one that may not leave is the oldest, it moves to the front of its queue. Jiang and Zhang, "LIRS: an efficient
+/// low inter-reference recency set replacement policy", SIGMETRICS 2002. There the recent ones stand in a stack that is
+/// pruned from below; here their last use is compared with that of the idle one, which says the same.
+struct lirs {
+    using role = eviction_role;
+    double passing_fraction = 0.01; ///< The share of the room that is passed through.
+    bool eager_demotion = false;    ///< A touch that is not recent makes room among the kept, as in libCacheSim.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 29 bytes a slot and 21 a ghost, of
+/// which there is at most one a slot.
+class lirs::state {
+public:
+    state(const lirs& policy, eviction_room room)
+        : queues_(room.slots, 2),
+          entries_(room.slots),
+          times_(room.slots),
+          marks_(room.slots),
+          ghosts_(room.slots + 1, 2 * room.bytes, ghost_list::marks::kept),
+          first_recent_(slot_id{static_cast<std::uint32_t>(room.slots)}),
+          room_(room.bytes),
+          passing_share_(std::min(room.bytes,
+                                  std::max<std::size_t>(1, static_cast<std::size_t>(policy.passing_fraction *
+                                                                                    static_cast<double>(room.bytes))))),
+          kept_share_(room.bytes - passing_share_),
+          eager_(policy.eager_demotion) {}
+
+    void announce(const entry& newcomer) {
+        announced_ = newcomer.key;
+        bytes_to_come_ = newcomer.bytes;
+        const std::optional<ghost> known_before = ghosts_.take(newcomer.key);
+        returns_ = known_before && !before_all_kept(known_before->mark);
+        if (returns_)
+            make_room_among_kept(newcomer.bytes);
+    }
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!queues_.contains(slot), "an entry is admitted once");
+        if (announced_ != newcomer.key)
+            announce(newcomer);
+        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
+        enter(slot, returns_ || bytes_[kept] + newcomer.bytes <= kept_share_ ? kept : passing, true);
+        announced_.reset();
+        returns_ = false;
+        prune();
+        forget_beyond_the_limit();
+    }
+
+    void touch(slot_id slot) {
+        expects(queues_.contains(slot), "a touched entry was admitted");
+        const std::size_t bytes = entries_[index_of(slot)].bytes;
+        if (is_kept(slot)) {
+            renew(slot);
+        } else if (is_recent(slot)) {
+            leave(slot);
+            make_room_among_kept(bytes);
+            enter(slot, kept, true);
+            prune();
+        } else {
+            leave(slot);
+            enter(slot, passing, true);
+            if (eager_)
+                make_room_among_kept(bytes);
+        }
+        forget_beyond_the_limit();
+    }
+
+    void settle(slot_id slot) {
+        expects(queues_.contains(slot), "a settled entry was admitted");
+        if (is_kept(slot))
+            renew(slot);
+        else
+            to_front_of_passing(slot);
+    }
+
+    void erase(slot_id slot) {
+        expects(queues_.contains(slot), "an erased entry was admitted");
+        leave(slot);
+        prune();
+    }
+
+    void evict(slot_id slot) {
+        expects(queues_.contains(slot), "an evicted entry was admitted");
+        const bool leaves_ghost = !is_kept(slot) && is_recent(slot);
+        leave(slot);
+        const auto [key, bytes] = entries_[index_of(slot)];
+        if (leaves_ghost && !ghosts_.contains(key))
+            ghosts_.push(key, {.bytes = bytes, .mark = times_[index_of(slot)]});
+        prune();
+        forget_beyond_the_limit();
+    }
+
+    /// Whether the passing ones, with the announced newcomer where it is to join them, are above their share. Published
+    /// counts in bytes come from caches that evict then, though there is room.
+    [[nodiscard]] bool crowded() const {
+        const bool joins = announced_ && !returns_ && bytes_[kept] + bytes_to_come_ > kept_share_;
+        return !queues_.empty(passing) && bytes_[passing] + (joins ? bytes_to_come_ : 0) > passing_share_;
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        for (std::size_t left = count_passing_; left > 0; --left) {
+            const slot_id oldest = queues_.back(passing);
+            if (may_leave(oldest))
+                return oldest;
+            to_front_of_passing(oldest);
+        }
+        const slot_id last = queues_.empty(kept) ? slot_id{} : queues_.front(kept);
+        for (bool all = queues_.empty(kept); !all;) {
+            const slot_id idle = queues_.back(kept);
+            if (may_leave(idle))
+                return idle;
+            all = idle == last;
+            renew(idle);
+        }
+        return std::nullopt;
+    }
+
+private:
+    static constexpr std::uint8_t kept = 0, passing = 1; // queues
+    static constexpr std::uint8_t recent = 2;            // marks: recent, queue
+    struct known {
+        std::uint64_t key = 0;
+        std::size_t bytes = 0;
+    };
+
+    [[nodiscard]] bool is_kept(slot_id slot) const { return (marks_[index_of(slot)] & passing) == 0; }
+
+    // Whether a time lies before the last use of the idle kept entry. Times may wrap.
+    [[nodiscard]] bool before_all_kept(std::uint32_t time) const {
+        return !queues_.empty(kept) && static_cast<std::int32_t>(time - times_[index_of(queues_.back(kept))]) < 0;
+    }
+    [[nodiscard]] bool is_recent(slot_id slot) const {
+        return (marks_[index_of(slot)] & recent) != 0 && !before_all_kept(times_[index_of(slot)]);
+    }
+
+    void enter(slot_id slot, std::uint8_t queue, bool used) {
+        queues_.push_front(slot, queue);
+        bytes_[queue] += entries_[index_of(slot)].bytes;
+        marks_[index_of(slot)] = queue;
+        if (used)
+            times_[index_of(slot)] = ++now_;
+        if (queue == kept)
+            return;
+        ++count_passing_;
+        if (used)
+            mark_recent(slot);
+        if (queues_.ends(first_recent_))
+            first_recent_ = slot;
+    }
+
+    void leave(slot_id slot) {
+        if (!is_kept(slot)) {
+            mark_not_recent(slot);
+            if (first_recent_ == slot)
+                first_recent_ = queues_.newer(slot);
+            --count_passing_;
+        }
+        queues_.remove(slot);
+        bytes_[is_kept(slot) ? kept : passing] -= entries_[index_of(slot)].bytes;
+    }
+
+    // A kept entry was used.
+    void renew(slot_id slot) {
+        queues_.move_to_front(slot, kept);
+        times_[index_of(slot)] = ++now_;
+        prune();
+    }
+
+    void to_front_of_passing(slot_id slot) {
+        if (first_recent_ == slot && queues_.front(passing) != slot)
+            first_recent_ = queues_.newer(slot);
+        queues_.move_to_front(slot, passing);
+        if (queues_.ends(first_recent_))
+            first_recent_ = slot;
+        if (is_recent(slot))
+            times_[index_of(slot)] = ++now_;
+    }
+
+    void mark_recent(slot_id slot) {
+        marks_[index_of(slot)] |= recent;
+        recent_bytes_ += entries_[index_of(slot)].bytes;
+    }
+    void mark_not_recent(slot_id slot) {
+        if ((marks_[index_of(slot)] & recent) != 0)
+            recent_bytes_ -= entries_[index_of(slot)].bytes;
+        marks_[index_of(slot)] &= passing;
+    }
+
+    // The longest idle of the kept pass, until `bytes` more can be kept.
+    void make_room_among_kept(std::size_t bytes) {
+        while (!queues_.empty(kept) && bytes_[kept] + bytes > kept_share_) {
+            const slot_id idle = queues_.back(kept);
+            leave(idle);
+            enter(idle, passing, false);
+        }
+        prune();
+    }
+
+    // What is older than every kept entry is recent no more. The passing ones and the ghosts stand in the order of
+    // their last use, but for those that were not recent anyway or could not leave.
+    void prune() {
+        if (queues_.empty(kept))
+            return;
+        for (; !queues_.ends(first_recent_) && !is_recent(first_recent_); first_recent_ = queues_.newer(first_recent_))
+            mark_not_recent(first_recent_);
+        while (ghosts_.size() > 0 && before_all_kept(ghosts_.oldest().mark))
+            ghosts_.pop();
+    }
+
+    void forget_beyond_the_limit() {
+        while (ghosts_.size() > 0 && bytes_[kept] + recent_bytes_ + ghosts_.bytes() > 2 * room_)
+            ghosts_.pop();
+    }
+
+    slot_queues queues_;
+    std::vector<known> entries_;
+    std::vector<std::uint32_t> times_; // by slot: of the last use
+    std::vector<std::uint8_t> marks_;
+    ghost_list ghosts_;    // marked with the time of their last use
+    slot_id first_recent_; // of the passing ones: what is older is not recent
+    std::size_t room_;
+    std::size_t passing_share_;
+    std::size_t kept_share_;
+    bool eager_;
+    std::size_t bytes_[2] = {};
+    std::size_t recent_bytes_ = 0; // of the passing ones
+    std::size_t count_passing_ = 0;
+    std::uint32_t now_ = 0; // uses so far
+    std::optional<std::uint64_t> announced_;
+    std::size_t bytes_to_come_ = 0;
+    bool returns_ = false; // the announced newcomer had a ghost
+};
+
+inline lirs::state lirs::open(eviction_room room) const {
+    return state{*this, room};
+}
+
+static_assert(eviction_policy<lirs>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/never.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Nothing leaves. A cache that is full refuses what does not fit instead, so that what it holds is there to stay. Its
+/// owner makes room by taking entries away.
+struct never {
+    using role = eviction_role;
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each. 0 bytes a slot.
+class never::state {
+public:
+    void admit(slot_id, const entry&) {}
+    void touch(slot_id) {}
+    void erase(slot_id) {}
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&&) {
+        return std::nullopt;
+    }
+};
+
+inline never::state never::open(eviction_room) const {
+    return {};
+}
+
+static_assert(eviction_policy<never>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/prioritised.hpp -----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The priorities of entries by their depth: `first` and `count` of them have `level`, and what no range names has 0.
+struct depth_ranges {
+    struct range {
+        std::uint32_t first = 0;
+        std::uint32_t count = 0;
+        std::uint32_t level = 0;
+    };
+    std::array<range, 4> ranges = {}; ///< The first that fits counts.
+
+    [[nodiscard]] constexpr std::uint32_t operator()(const entry& newcomer) const noexcept {
+        for (const range& one : ranges)
+            if (newcomer.depth >= one.first && newcomer.depth - one.first < one.count)
+                return one.level;
+        return 0;
+    }
+};
+
+/// Says how dear an entry is: a level from 0 up.
+template <class R>
+concept priority_rule = requires(const R rule, const entry& newcomer) {
+    { rule(newcomer) } -> std::convertible_to<std::uint32_t>;
+};
+
+/// Entries of low priority leave before those of higher. Each level is a policy of its own over its entries, and the
+/// lowest that has one that may leave names the victim. Priorities come from a rule: by depth in the chain, so that the
+/// first pages of each prompt stay, or by anything an entry says.
+///
+///     rule(entry) -> [ level 1: Inner ]
+///                    [ level 0: Inner ] -> victim
+///
+///     prioritised<s3_fifo>{.rule = {{{{.first = 0, .count = 64, .level = 1}}}}}
+template <eviction_policy Inner = lru, priority_rule Rule = depth_ranges>
+struct prioritised {
+    using role = eviction_role;
+    Inner inner = {};
+    Rule rule = {};
+    std::uint32_t levels = 2; ///< 1 to 255; what a rule says beyond counts as the highest.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const { return state{*this, room}; }
+};
+
+/// Cost: that of Inner, O(levels) for a victim. Inner's bytes a slot for each level, and one.
+template <eviction_policy Inner, priority_rule Rule>
+class prioritised<Inner, Rule>::state {
+public:
+    state(const prioritised& policy, eviction_room room) : rule_(policy.rule), levels_(room.slots) {
+        expects(policy.levels >= 1 && policy.levels <= 255, "there are 1 to 255 levels of priority");
+        inner_.reserve(policy.levels);
+        for (std::uint32_t level = 0; level < policy.levels; ++level)
+            inner_.push_back(policy.inner.open(room));
+    }
+
+    void announce(const entry& newcomer) { kvcache::announce(inner_[level_of(newcomer)], newcomer); }
+
+    void admit(slot_id slot, const entry& newcomer) {
+        const std::uint32_t level = level_of(newcomer);
+        inner_[level].admit(slot, newcomer);
+        levels_[index_of(slot)] = static_cast<std::uint8_t>(level);
+    }
+
+    void touch(slot_id slot) { at(slot).touch(slot); }
+    void settle(slot_id slot) { kvcache::settle(at(slot), slot); }
+    void erase(slot_id slot) { at(slot).erase(slot); }
+    void evict(slot_id slot) { kvcache::evict(at(slot), slot); }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        for (auto& level : inner_)
+            if (const std::optional<slot_id> found = level.victim(may_leave))
+                return found;
+        return std::nullopt;
+    }
+
+private:
+    using inner_state = decltype(std::declval<const Inner&>().open(eviction_room{}));
+
+    [[nodiscard]] std::uint32_t level_of(const entry& newcomer) const {
+        return std::min(static_cast<std::uint32_t>(rule_(newcomer)), static_cast<std::uint32_t>(inner_.size() - 1));
+    }
+    [[nodiscard]] inner_state& at(slot_id slot) { return inner_[levels_[index_of(slot)]]; }
+
+    Rule rule_;
+    std::vector<inner_state> inner_; // by level
+    std::vector<std::uint8_t> levels_;
+};
+
+static_assert(eviction_policy<prioritised<lru>>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/s3_fifo.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Newcomers queue in a small queue, and those used `threshold` times by its end go on to the main one; the others
+/// leave, and a ghost stays. Who returns while its ghost stays joins the main queue at once. At the main queue's end an
+/// entry gets another round for each use, at most three; one that may not leave gets another round in either queue.
+///
+///     admit -> [ small ] -> victim -> [ ghosts ] -.
+///                  '- used -> [ main ] -> victim   |
+///     admit ------------------^ <-- returns -------'
+///
+/// Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023.
+struct s3_fifo {
+    using role = eviction_role;
+    double small_fraction = 0.1; ///< The share of the room that newcomers queue in.
+    double ghost_fraction = 0.9; ///< The bytes that ghosts stand for, to those of the room.
+    std::uint32_t threshold = 2; ///< Uses in the small queue that lead to the main one, 1 to 3.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 25 bytes a slot and 16 a ghost, of
+/// which there are at most `ghost_fraction` a slot.
+class s3_fifo::state {
+public:
+    state(const s3_fifo& policy, eviction_room room)
+        : queues_(room.slots, 2),
+          entries_(room.slots),
+          marks_(room.slots),
+          ghosts_(share(room.slots, policy.ghost_fraction) + 1, room.bytes),
+          ghost_bytes_(share(room.bytes, policy.ghost_fraction)),
+          main_bytes_(room.bytes - std::min(room.bytes, share(room.bytes, policy.small_fraction))),
+          threshold_(policy.threshold) {
+        expects(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
+    }
+
+    void announce(const entry& newcomer) {
+        announced_ = newcomer.key;
+        returns_ = ghosts_.take(newcomer.key).has_value();
+    }
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!queues_.contains(slot), "an entry is admitted once");
+        if (announced_ != newcomer.key)
+            announce(newcomer);
+        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
+        enter(slot, returns_ ? main : small);
+        marks_[index_of(slot)] = returns_ ? main : fresh;
+        announced_.reset();
+    }
+
+    void touch(slot_id slot) {
+        expects(queues_.contains(slot), "a touched entry was admitted");
+        std::uint8_t& marks = marks_[index_of(slot)];
+        if (uses(marks) < most)
+            marks = static_cast<std::uint8_t>(marks + one_use);
+    }
+
+    void settle(slot_id slot) {
+        expects(queues_.contains(slot), "a settled entry was admitted");
+        if ((marks_[index_of(slot)] & fresh) != 0) // it has come now: a chain queues tail first
+            queues_.move_to_front(slot, queue_of(slot));
+        marks_[index_of(slot)] &= static_cast<std::uint8_t>(~fresh);
+    }
+
+    void erase(slot_id slot) {
+        expects(queues_.contains(slot), "an erased entry was admitted");
+        leave(slot);
+    }
+
+    void evict(slot_id slot) {
+        expects(queues_.contains(slot), "an evicted entry was admitted");
+        leave(slot);
+        const auto [key, bytes] = entries_[index_of(slot)];
+        if (queue_of(slot) != small || bytes > ghost_bytes_ || ghosts_.contains(key))
+            return;
+        while (ghosts_.size() > 0 && ghosts_.bytes() + bytes > ghost_bytes_)
+            ghosts_.pop();
+        ghosts_.push(key, {.bytes = bytes});
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        // A round asks or promotes all of the small queue, and most + 1 rounds ask all of the main one.
+        std::size_t small_left = count_[small];
+        std::size_t main_left = (count_[main] + count_[small]) * (most + 1);
+        while (small_left > 0 || main_left > 0) {
+            const bool full = bytes_[main] > main_bytes_ || count_[small] == 0;
+            if (count_[main] > 0 && main_left > 0 && (full || small_left == 0)) {
+                --main_left;
+                const slot_id oldest = queues_.back(main);
+                std::uint8_t& marks = marks_[index_of(oldest)];
+                if (uses(marks) == 0 && may_leave(oldest))
+                    return oldest;
+                if (uses(marks) > 0)
+                    marks = static_cast<std::uint8_t>(marks - one_use);
+                queues_.move_to_front(oldest, main);
+            } else if (count_[small] > 0 && small_left > 0) {
+                --small_left;
+                const slot_id oldest = queues_.back(small);
+                if (uses(marks_[index_of(oldest)]) >= threshold_)
+                    promote(oldest);
+                else if (may_leave(oldest))
+                    return oldest;
+                else
+                    queues_.move_to_front(oldest, small);
+            } else {
+                break;
+            }
+        }
+        return queues_.oldest(main, may_leave); // what went there after its rounds
+    }
+
+private:
+    static constexpr std::uint8_t small = 0, main = 1; // queues
+    static constexpr std::uint8_t fresh = 2;           // nobody has let go of it yet
+    static constexpr std::uint8_t one_use = 4;         // marks: uses, fresh, queue
+    static constexpr std::uint32_t most = 3;           // uses that count
+    struct known {
+        std::uint64_t key = 0;
+        std::size_t bytes = 0;
+    };
+
+    [[nodiscard]] static std::size_t share(std::size_t whole, double fraction) {
+        return static_cast<std::size_t>(static_cast<double>(whole) * fraction);
+    }
+    [[nodiscard]] static std::uint32_t uses(std::uint8_t marks) { return marks / one_use; }
+    [[nodiscard]] std::uint8_t queue_of(slot_id slot) const { return marks_[index_of(slot)] & main; }
+
+    void enter(slot_id slot, std::uint8_t queue) {
+        queues_.push_front(slot, queue);
+        bytes_[queue] += entries_[index_of(slot)].bytes;
+        ++count_[queue];
+    }
+
+    void leave(slot_id slot) {
+        queues_.remove(slot);
+        bytes_[queue_of(slot)] -= entries_[index_of(slot)].bytes;
+        --count_[queue_of(slot)];
+    }
+
+    void promote(slot_id slot) {
+        leave(slot);
+        enter(slot, main);
+        marks_[index_of(slot)] = main;
+    }
+
+    slot_queues queues_;
+    std::vector<known> entries_;
+    std::vector<std::uint8_t> marks_;
+    ghost_list ghosts_;
+    std::size_t ghost_bytes_;
+    std::size_t main_bytes_; // the main queue's share
+    std::uint32_t threshold_;
+    std::size_t bytes_[2] = {};
+    std::size_t count_[2] = {};
+    std::optional<std::uint64_t> announced_;
+    bool returns_ = false; // the announced newcomer had a ghost
+};
+
+inline s3_fifo::state s3_fifo::open(eviction_room room) const {
+    return state{*this, room};
+}
+
+static_assert(eviction_policy<s3_fifo>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/sieve.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A hand walks a first-in, first-out queue from its oldest entry to its newest and around again. It spares an entry
+/// that was used since it last came by, and takes the mark; the first without a mark leaves. Nothing moves: newcomers
+/// queue behind the hand's next round, and one that may not leave is passed over.
+///
+///     admit -> [ newest  .  .  used  .  .  oldest ]
+///                         <-- hand
+///
+/// Zhang et al., "SIEVE is simpler than LRU", NSDI 2024.
+struct sieve {
+    using role = eviction_role;
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 9 bytes a slot.
+class sieve::state {
+public:
+    explicit state(std::size_t slots)
+        : queue_(slots, 1), marks_(slots), hand_(slot_id{static_cast<std::uint32_t>(slots)}) {}
+
+    void admit(slot_id slot, const entry&) {
+        expects(!queue_.contains(slot), "an entry is admitted once");
+        queue_.push_front(slot, 0);
+        marks_[index_of(slot)] = fresh;
+    }
+
+    void touch(slot_id slot) {
+        expects(queue_.contains(slot), "a touched entry was admitted");
+        marks_[index_of(slot)] |= used;
+    }
+
+    void settle(slot_id slot) {
+        expects(queue_.contains(slot), "a settled entry was admitted");
+        if ((marks_[index_of(slot)] & fresh) != 0) { // it has come now: a chain queues tail first
+            step_off(slot);
+            queue_.move_to_front(slot, 0);
+        }
+        marks_[index_of(slot)] &= used;
+    }
+
+    void erase(slot_id slot) {
+        expects(queue_.contains(slot), "an erased entry was admitted");
+        step_off(slot);
+        queue_.remove(slot);
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        // One round takes every mark, the next asks every entry.
+        for (std::size_t met = 0; met < 2 * queue_.slots() && !queue_.empty(0); ++met) {
+            if (queue_.ends(hand_))
+                hand_ = queue_.back(0);
+            std::uint8_t& marks = marks_[index_of(hand_)];
+            if ((marks & used) == 0 && may_leave(hand_))
+                return hand_;
+            marks &= fresh;
+            hand_ = queue_.newer(hand_);
+        }
+        return std::nullopt;
+    }
+
+private:
+    static constexpr std::uint8_t used = 1;  // since the hand came by
+    static constexpr std::uint8_t fresh = 2; // nobody has let go of it yet
+
+    void step_off(slot_id slot) {
+        if (hand_ == slot)
+            hand_ = queue_.newer(slot);
+    }
+
+    slot_queues queue_;
+    std::vector<std::uint8_t> marks_;
+    slot_id hand_; // past the front: at the oldest
+};
+
+inline sieve::state sieve::open(eviction_room room) const {
+    return state{room.slots};
+}
+
+static_assert(eviction_policy<sieve>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/slru.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Least recently used in segments of one size: newcomers enter the lowest that has room, and a touch lifts an entry
+/// into the next. A segment above its share lets its oldest down to the front of the one below. The oldest of the
+/// lowest leaves; one that may not leave is in use now, so it moves to the front of its segment.
+///
+///     admit -> [ lowest ] -> victim      touch: up one,      above its share: down one
+///              [  next  ]
+///              [ highest]
+///
+/// Karedla, Love and Wherry, "Caching strategies to improve disk system performance", IEEE Computer 1994.
+struct slru {
+    using role = eviction_role;
+    std::uint32_t segments = 4; ///< 1 to 255; with one this is lru.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(segments) each; victim amortised, while a fixed share of the entries may leave. 17 bytes a slot.
+class slru::state {
+public:
+    state(const slru& policy, eviction_room room)
+        : queues_(room.slots, policy.segments),
+          bytes_(room.slots),
+          segments_(room.slots),
+          filled_(policy.segments),
+          share_(room.bytes / policy.segments) {
+        expects(policy.segments >= 1 && policy.segments <= 255, "slru has 1 to 255 segments");
+    }
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!queues_.contains(slot), "an entry is admitted once");
+        std::uint8_t lowest = 0;
+        while (lowest < filled_.size() && filled_[lowest] + newcomer.bytes > share_)
+            ++lowest;
+        bytes_[index_of(slot)] = newcomer.bytes;
+        enter(slot, lowest < filled_.size() ? lowest : 0);
+        let_down_ = false;
+    }
+
+    void touch(slot_id slot) {
+        expects(queues_.contains(slot), "a touched entry was admitted");
+        const std::uint8_t from = segments_[index_of(slot)];
+        const bool highest = from + 1u == filled_.size();
+        leave(slot);
+        enter(slot, highest ? from : from + 1u);
+        let_down_ = false;
+        for (std::size_t s = from + 1u; !highest && s > 0; --s)
+            while (filled_[s] > share_) {
+                const slot_id oldest = queues_.back(static_cast<std::uint32_t>(s));
+                leave(oldest);
+                enter(oldest, static_cast<std::uint32_t>(s - 1));
+                let_down_ = s == 1;
+            }
+    }
+
+    void settle(slot_id slot) {
+        expects(queues_.contains(slot), "a settled entry was admitted");
+        queues_.move_to_front(slot, segments_[index_of(slot)]);
+    }
+
+    void erase(slot_id slot) {
+        expects(queues_.contains(slot), "an erased entry was admitted");
+        leave(slot);
+    }
+
+    /// Whether the last touch let entries down into a lowest segment that is above its share, as entries of many sizes
+    /// can. Published counts in bytes come from caches that evict then, though there is room.
+    [[nodiscard]] bool crowded() const { return let_down_ && filled_[0] > share_; }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        for (std::uint32_t s = 0; s < filled_.size(); ++s)
+            if (const auto found = queues_.oldest(s, may_leave))
+                return found;
+        return std::nullopt;
+    }
+
+private:
+    void enter(slot_id slot, std::uint32_t segment) {
+        queues_.push_front(slot, segment);
+        segments_[index_of(slot)] = static_cast<std::uint8_t>(segment);
+        filled_[segment] += bytes_[index_of(slot)];
+    }
+
+    void leave(slot_id slot) {
+        queues_.remove(slot);
+        filled_[segments_[index_of(slot)]] -= bytes_[index_of(slot)];
+    }
+
+    slot_queues queues_; // a segment each
+    std::vector<std::size_t> bytes_;
+    std::vector<std::uint8_t> segments_;
+    std::vector<std::size_t> filled_; // by segment: bytes
+    std::size_t share_;               // of each
+    bool let_down_ = false;           // by the last touch, into the lowest
+};
+
+inline slru::state slru::open(eviction_room room) const {
+    return state{*this, room};
+}
+
+static_assert(eviction_policy<slru>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/tail_safe_lru.hpp ---------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Keeps of a conversation only what its next turn needs to answer in time. Of the entries that the turn will consist
+/// of, those of its last request and `next_turn` new ones, `budget` can be computed within the time to first token; so
+/// the last `budget - next_turn` of its entries are safe to lose, and the safe ones leave first, the least recently
+/// used of them before the others. A longer request of the conversation makes its earlier entries needed again.
+///
+///     conversation: [ needed  needed  needed  needed | safe  safe ] [ next turn ]
+///                                                    '------- budget -----------'
+///     [ needed: newest ... oldest ]   [ safe: newest ... oldest ] -> victim, and needed ones after them
+///
+/// One that may not leave is in use now, so it moves to the front of its queue. "Tail-optimized caching
+/// for LLM inference", arXiv 2510.15152.
+struct tail_safe_lru {
+    using role = eviction_role;
+    std::uint32_t budget = 64;    ///< Entries that can be computed within the time to first token.
+    std::uint32_t next_turn = 32; ///< Entries that the next turn is expected to add.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each, the admission of a request's last entry O(length of the request); victim amortised, while a fixed
+/// share of the entries may leave. 17 bytes a slot.
+class tail_safe_lru::state {
+public:
+    state(const tail_safe_lru& policy, std::size_t slots)
+        : queues_(slots, 2),
+          parents_(slots, nowhere),
+          depths_(slots),
+          places_(slots),
+          losable_(policy.budget > policy.next_turn ? policy.budget - policy.next_turn : 0) {}
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!queues_.contains(slot), "an entry is admitted once");
+        const std::uint32_t at = index_of(slot);
+        parents_[at] = newcomer.parent ? index_of(*newcomer.parent) : nowhere;
+        depths_[at] = newcomer.depth;
+        const bool is_safe = newcomer.length > 0 && std::size_t{newcomer.depth} + losable_ >= newcomer.length;
+        places_[at] = is_safe ? safe : needed;
+        queues_.push_front(slot, places_[at]);
+        if (newcomer.depth + 1 == newcomer.length)
+            need_before(slot, newcomer.length);
+    }
+
+    void touch(slot_id slot) {
+        expects(queues_.contains(slot), "a touched entry was admitted");
+        queues_.move_to_front(slot, places_[index_of(slot)]);
+    }
+
+    void settle(slot_id slot) { touch(slot); }
+
+    void erase(slot_id slot) {
+        expects(queues_.contains(slot), "an erased entry was admitted");
+        queues_.remove(slot);
+    }
+
+    /// Whether the entry may be lost without the next turn being late.
+    [[nodiscard]] bool is_safe(slot_id slot) const { return places_[index_of(slot)] == safe; }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        if (const auto found = queues_.oldest(safe, may_leave))
+            return found;
+        return queues_.oldest(needed, may_leave);
+    }
+
+private:
+    static constexpr std::uint32_t nowhere = 0xffffffffu;
+    static constexpr std::uint8_t needed = 0, safe = 1; // queues
+
+    // The last entry of a request has come: what is not among its last ones is needed.
+    void need_before(slot_id last, std::uint32_t length) {
+        std::uint32_t depth = depths_[index_of(last)];
+        for (std::uint32_t at = parents_[index_of(last)]; at != nowhere; at = parents_[at]) {
+            if (!queues_.contains(slot_id{at}) || depths_[at] + 1 != depth)
+                return; // not the chain it was
+            depth = depths_[at];
+            if (std::size_t{depth} + losable_ >= length || places_[at] == needed)
+                continue;
+            places_[at] = needed;
+            queues_.move_to_front(slot_id{at}, needed);
+        }
+    }
+
+    slot_queues queues_;
+    std::vector<std::uint32_t> parents_; // slots
+    std::vector<std::uint32_t> depths_;
+    std::vector<std::uint8_t> places_;
+    std::size_t losable_; // entries at the end of a conversation
+};
+
+inline tail_safe_lru::state tail_safe_lru::open(eviction_room room) const {
+    return state{*this, room.slots};
+}
+
+static_assert(eviction_policy<tail_safe_lru>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/frequency_sketch.hpp ------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// About how often each key was used lately, at most 16 times. The first use of a key sets a bit of the doorkeeper, a
+/// Bloom filter; later ones count in a count-min sketch of four rows of 4-bit counters. After ten uses a slot all
+/// counts are halved and the doorkeeper starts anew.
+///
+/// Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy", ACM Transactions on Storage
+/// 2017.
+///
+/// Cost: O(1) each, amortised. At most 8 + 2 bytes a slot, and at least 40 together.
+class frequency_sketch {
+public:
+    explicit frequency_sketch(std::size_t slots)
+        : words_(std::max<std::size_t>(std::bit_ceil(slots) / 2, 4)),
+          door_(std::max<std::size_t>(std::bit_ceil(slots) / 8, 1)),
+          period_(std::max<std::size_t>(10 * slots, 40)) {}
+
+    /// A use of the key.
+    void add(std::uint64_t key) noexcept {
+        const std::uint64_t hash = mixed(key);
+        if (!pass_door(hash))
+            for (std::uint32_t row = 0; row < 4; ++row)
+                if (const place at = counter(hash, row); (words_[at.word] >> at.bit & 15) < 15)
+                    words_[at.word] += std::uint64_t{1} << at.bit;
+        if (++uses_ == period_)
+            age();
+    }
+
+    /// Its uses, never fewer than they were since the last halving, as far as that is within 16.
+    [[nodiscard]] std::uint32_t uses(std::uint64_t key) const noexcept {
+        const std::uint64_t hash = mixed(key);
+        std::uint32_t least = 15;
+        for (std::uint32_t row = 0; row < 4; ++row) {
+            const place at = counter(hash, row);
+            least = std::min(least, static_cast<std::uint32_t>(words_[at.word] >> at.bit & 15));
+        }
+        return least + (behind_door(hash) ? 1 : 0);
+    }
+
+private:
+    struct place {
+        std::size_t word;
+        std::uint32_t bit;
+    };
+
+    [[nodiscard]] static std::uint64_t mixed(std::uint64_t key) noexcept { // murmur3's finaliser
+        key = (key ^ (key >> 33)) * 0xff51afd7ed558ccdull;
+        key = (key ^ (key >> 33)) * 0xc4ceb9fe1a85ec53ull;
+        return key ^ (key >> 33);
+    }
+
+    // A row has four counters of each word, and its own hash: the high half times an odd number of the row's.
+    [[nodiscard]] place counter(std::uint64_t hash, std::uint32_t row) const noexcept {
+        const std::uint64_t own = (hash | 1) * (0x9e3779b97f4a7c15ull + 2 * row * 0xd1b54a32d192ed03ull);
+        return {own >> 34 & (words_.size() - 1), 16 * row + 4 * static_cast<std::uint32_t>(own >> 32 & 3)};
+    }
+
+    [[nodiscard]] std::size_t door_bits() const noexcept { return 64 * door_.size(); }
+    [[nodiscard]] bool behind_door(std::uint64_t hash) const noexcept {
+        const std::size_t a = hash & (door_bits() - 1), b = hash >> 32 & (door_bits() - 1);
+        return (door_[a / 64] >> a % 64 & 1) != 0 && (door_[b / 64] >> b % 64 & 1) != 0;
+    }
+    // Whether the use is a key's first, which the door remembers.
+    [[nodiscard]] bool pass_door(std::uint64_t hash) noexcept {
+        if (behind_door(hash))
+            return false;
+        const std::size_t a = hash & (door_bits() - 1), b = hash >> 32 & (door_bits() - 1);
+        door_[a / 64] |= std::uint64_t{1} << a % 64;
+        door_[b / 64] |= std::uint64_t{1} << b % 64;
+        return true;
+    }
+
+    void age() noexcept {
+        for (std::uint64_t& word : words_)
+            word = word >> 1 & 0x7777777777777777ull;
+        std::ranges::fill(door_, 0);
+        uses_ = 0;
+    }
+
+    std::vector<std::uint64_t> words_; // 16 counters each
+    std::vector<std::uint64_t> door_;
+    std::size_t period_;
+    std::size_t uses_ = 0;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/w_tiny_lfu.hpp ------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Newcomers live in a window, least recently used; its oldest enters the main part only by being used more often, of
+/// late, than the one that would leave it. The main part is least recently used in two segments: a touch protects, and
+/// four fifths of it can be protected. The window grows or shrinks for as long as that brings more hits.
+///
+///     admit -> [ window ] -> oldest --> used more than? --> [ probation ] <-> [ protected ]
+///                               '- no: victim   yes: oldest of probation is the victim
+///
+/// One that may not leave is in use now, so it moves to the front of its queue. Einziger, Eytan, Friedman and Manes,
+/// "Adaptive software cache management", Middleware 2018.
+struct w_tiny_lfu {
+    using role = eviction_role;
+    double window = 0.01; ///< The share of the room that newcomers live in, at first.
+    bool adaptive = true; ///< Whether it changes.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. At most 32 bytes a slot: 22 and the
+/// sketch.
+class w_tiny_lfu::state {
+public:
+    state(const w_tiny_lfu& policy, eviction_room room)
+        : queues_(room.slots, 3),
+          keys_(room.slots),
+          sizes_(room.slots),
+          places_(room.slots),
+          sketch_(room.slots),
+          room_(room.bytes),
+          window_share_(static_cast<std::size_t>(static_cast<double>(room.bytes) * policy.window)),
+          step_(static_cast<double>(room.bytes) / 16),
+          period_(policy.adaptive ? std::max<std::size_t>(10 * room.slots, 40) : 0),
+          grain_(std::bit_width(room.bytes) > 32 ? static_cast<int>(std::bit_width(room.bytes)) - 32 : 0) {}
+
+    void announce(const entry& newcomer) { bytes_to_come_ = newcomer.bytes; }
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!queues_.contains(slot), "an entry is admitted once");
+        bytes_to_come_ = newcomer.bytes;
+        keys_[index_of(slot)] = newcomer.key;
+        sizes_[index_of(slot)] =
+            static_cast<std::uint32_t>((newcomer.bytes + (std::size_t{1} << grain_) - 1) >> grain_);
+        enter(slot, window);
+        count_use(newcomer.key, false);
+    }
+
+    void touch(slot_id slot) {
+        expects(queues_.contains(slot), "a touched entry was admitted");
+        if (places_[index_of(slot)] == window) {
+            queues_.move_to_front(slot, window);
+        } else {
+            leave(slot);
+            enter(slot, guarded);
+            while (bytes_[guarded] > (room_ - window_share_) / 5 * 4) {
+                const slot_id oldest = queues_.back(guarded);
+                leave(oldest);
+                enter(oldest, probation);
+            }
+        }
+        count_use(keys_[index_of(slot)], true);
+    }
+
+    void settle(slot_id slot) {
+        expects(queues_.contains(slot), "a settled entry was admitted");
+        queues_.move_to_front(slot, places_[index_of(slot)]);
+    }
+
+    void erase(slot_id slot) {
+        expects(queues_.contains(slot), "an erased entry was admitted");
+        leave(slot);
+    }
+
+    /// The bytes that newcomers may live in, as far as that is known by now.
+    [[nodiscard]] std::size_t window_share() const noexcept { return window_share_; }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        while (bytes_[window] + bytes_to_come_ > window_share_) {
+            const auto candidate = queues_.oldest(window, may_leave);
+            if (!candidate)
+                break;
+            if (bytes_[probation] + bytes_[guarded] + size(*candidate) > room_ - window_share_) {
+                const auto other = oldest_of_main(may_leave);
+                if (!other || sketch_.uses(keys_[index_of(*candidate)]) <= sketch_.uses(keys_[index_of(*other)]))
+                    return candidate;
+                to_main(*candidate);
+                return other;
+            }
+            to_main(*candidate);
+        }
+        if (const auto found = oldest_of_main(may_leave))
+            return found;
+        return queues_.oldest(window, may_leave);
+    }
+
+private:
+    static constexpr std::uint8_t window = 0, probation = 1, guarded = 2; // queues
+
+    [[nodiscard]] std::size_t size(slot_id slot) const { return std::size_t{sizes_[index_of(slot)]} << grain_; }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> oldest_of_main(MayLeave&& may_leave) {
+        if (const auto found = queues_.oldest(probation, may_leave))
+            return found;
+        return queues_.oldest(guarded, may_leave);
+    }
+
+    void enter(slot_id slot, std::uint8_t queue) {
+        queues_.push_front(slot, queue);
+        places_[index_of(slot)] = queue;
+        bytes_[queue] += size(slot);
+    }
+
+    void leave(slot_id slot) {
+        queues_.remove(slot);
+        bytes_[places_[index_of(slot)]] -= size(slot);
+    }
+
+    void to_main(slot_id slot) {
+        leave(slot);
+        enter(slot, probation);
+    }
+
+    // After each period the window goes on as it went if there were more hits than in the one before, else back; by
+    // less each time, until the hits change by a twentieth, as they do when the uses change their nature (Caffeine's
+    // numbers).
+    void count_use(std::uint64_t key, bool hit) {
+        sketch_.add(key);
+        hits_ += hit;
+        if (period_ == 0 || ++uses_ < period_)
+            return;
+        const double rate = static_cast<double>(hits_) / static_cast<double>(uses_);
+        const double change = rate - last_rate_;
+        if (change < 0)
+            step_ = -step_;
+        const double bytes =
+            std::clamp(static_cast<double>(window_share_) + step_, 0.0, 0.8 * static_cast<double>(room_));
+        window_share_ = static_cast<std::size_t>(bytes);
+        const double whole = static_cast<double>(room_) / 16;
+        step_ = change >= 0.05 || change <= -0.05 ? (step_ < 0 ? -whole : whole) : 0.98 * step_;
+        last_rate_ = rate;
+        uses_ = hits_ = 0;
+    }
+
+    slot_queues queues_;
+    std::vector<std::uint64_t> keys_;
+    std::vector<std::uint32_t> sizes_; // in grains
+    std::vector<std::uint8_t> places_;
+    frequency_sketch sketch_;
+    std::size_t room_;
+    std::size_t window_share_;
+    double step_; // of the window
+    std::size_t period_;
+    int grain_;
+    std::size_t bytes_[3] = {};
+    std::size_t bytes_to_come_ = 0;
+    std::size_t uses_ = 0, hits_ = 0; // in this period
+    double last_rate_ = 0.0;
+};
+
+inline w_tiny_lfu::state w_tiny_lfu::open(eviction_room room) const {
+    return state{*this, room};
+}
+
+static_assert(eviction_policy<w_tiny_lfu>);
+
+} // namespace kvcache
+
 // ---- kvcache/eviction/all.hpp -------------------------------------------------------------------------------------
 
 namespace kvcache {
 
-/// Every eviction policy of the library, with its standard options.
-using eviction_policies = std::tuple<lru>;
+/// Every eviction policy of the library, with its standard options; those that wrap another, around lru.
+using eviction_policies = std::tuple<lru, fifo, lfu, slru, clock, sieve, s3_fifo, arc, lirs, w_tiny_lfu, gdsf, lhd,
+                                     tail_safe_lru, cost_aware, never, prioritised<>, expiring<>>;
 
 } // namespace kvcache
 

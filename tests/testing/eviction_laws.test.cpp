@@ -2,6 +2,8 @@
 #include <kvcache/eviction/all.hpp>
 #include <kvcache/testing/eviction_laws.hpp>
 
+#include <cstdint>
+
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
@@ -64,12 +66,38 @@ struct lasting {
     [[nodiscard]] state open(kv::eviction_room) const { return {}; }
 };
 
+/// A clock that moves on as it is read.
+struct counted_time {
+    mutable std::uint64_t now = 0;
+    std::uint64_t operator()() const { return now++ / 8; }
+};
+
 } // namespace
 
 TEMPLATE_LIST_TEST_CASE("eviction policies keep their laws", "", kv::eviction_policies) {
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
         INFO("seed " << seed);
         CHECK(kv::testing::eviction_laws(TestType{}, seed) == kv::testing::violations{});
+    }
+}
+
+TEST_CASE("eviction policies keep their laws with other options") {
+    for (std::uint64_t seed = 0; seed < 20; ++seed) {
+        INFO("seed " << seed);
+        CHECK(kv::testing::eviction_laws(kv::clock{.bits = 3}, seed).empty());
+        CHECK(kv::testing::eviction_laws(kv::slru{.segments = 1}, seed).empty());
+        CHECK(
+            kv::testing::eviction_laws(kv::s3_fifo{.small_fraction = 0.5, .ghost_fraction = 0.0, .threshold = 1}, seed)
+                .empty());
+        CHECK(kv::testing::eviction_laws(kv::arc{.step = 1}, seed).empty());
+        CHECK(kv::testing::eviction_laws(kv::lfu{.history = 2.0}, seed).empty());
+        CHECK(kv::testing::eviction_laws(kv::lirs{.passing_fraction = 0.5, .eager_demotion = true}, seed).empty());
+        CHECK(kv::testing::eviction_laws(kv::w_tiny_lfu{.window = 0.5, .adaptive = false}, seed).empty());
+        CHECK(kv::testing::eviction_laws(kv::tail_safe_lru{.budget = 3, .next_turn = 1}, seed).empty());
+        CHECK(kv::testing::eviction_laws(
+                  kv::prioritised<kv::s3_fifo>{.rule = {{{{.first = 1, .count = 2, .level = 1}}}}}, seed)
+                  .empty());
+        CHECK(kv::testing::eviction_laws(kv::expiring<kv::sieve, counted_time>{.milliseconds = 50}, seed).empty());
     }
 }
 

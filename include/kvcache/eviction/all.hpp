@@ -1,14 +1,31 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/eviction/arc.hpp>
+#include <kvcache/eviction/clock.hpp>
 #include <kvcache/eviction/concept.hpp>
+#include <kvcache/eviction/cost_aware.hpp>
+#include <kvcache/eviction/expiring.hpp>
+#include <kvcache/eviction/fifo.hpp>
+#include <kvcache/eviction/gdsf.hpp>
+#include <kvcache/eviction/lfu.hpp>
+#include <kvcache/eviction/lhd.hpp>
+#include <kvcache/eviction/lirs.hpp>
 #include <kvcache/eviction/lru.hpp>
+#include <kvcache/eviction/never.hpp>
+#include <kvcache/eviction/prioritised.hpp>
+#include <kvcache/eviction/s3_fifo.hpp>
+#include <kvcache/eviction/sieve.hpp>
+#include <kvcache/eviction/slru.hpp>
+#include <kvcache/eviction/tail_safe_lru.hpp>
+#include <kvcache/eviction/w_tiny_lfu.hpp>
 
 #include <tuple>
 
 namespace kvcache {
 
-/// Every eviction policy of the library, with its standard options.
-using eviction_policies = std::tuple<lru>;
+/// Every eviction policy of the library, with its standard options; those that wrap another, around lru.
+using eviction_policies = std::tuple<lru, fifo, lfu, slru, clock, sieve, s3_fifo, arc, lirs, w_tiny_lfu, gdsf, lhd,
+                                     tail_safe_lru, cost_aware, never, prioritised<>, expiring<>>;
 
 } // namespace kvcache

@@ -21,6 +21,7 @@ public:
         : state_(policy.open({.slots = slots, .bytes = slots * 256})),
           twin_(policy.open({.slots = slots, .bytes = slots * 256})),
           parents_(slots),
+          depths_(slots),
           present_(slots, false),
           broken_(broken) {}
 
@@ -32,6 +33,9 @@ public:
             } else if (choose.one_in(8)) {
                 if (childless(slot))
                     erase(slot);
+            } else if (choose.one_in(4)) {
+                settle(state_, slot);
+                settle(twin_, slot);
             } else {
                 state_.touch(slot);
                 twin_.touch(slot);
@@ -41,8 +45,10 @@ public:
                 const std::size_t share = choose.below(4);
                 for (std::size_t i = 0; i < held.size(); ++i)
                     held[i] = choose.below(4) < share;
-                if (const auto gone = victim(held, names_victims); gone && choose.one_in(2))
+                if (const auto gone = victim(held, names_victims); gone && choose.one_in(4))
                     erase(*gone);
+                else if (gone && choose.one_in(2))
+                    evict(*gone);
             }
         }
         drain(names_victims);
@@ -51,9 +57,23 @@ public:
     void admit(slot_id slot, choices& choose) {
         entry newcomer{choose.below(40), 64 + choose.below(4) * 64, 1.0 + static_cast<double>(choose.below(8)), {}};
         const slot_id parent{static_cast<std::uint32_t>(choose.below(present_.size()))};
-        if (present_[index_of(parent)] && choose.one_in(2))
+        if (present_[index_of(parent)] && choose.one_in(2)) {
             newcomer.parent = parent;
+            newcomer.depth = depths_[index_of(parent)] + 1;
+        }
+        if (choose.one_in(2))
+            newcomer.length = newcomer.depth + 1 + static_cast<std::uint32_t>(choose.below(4));
         parents_[index_of(slot)] = newcomer.parent;
+        depths_[index_of(slot)] = newcomer.depth;
+        if (choose.one_in(4)) { // somebody who does not come after all
+            const entry other{choose.below(40), 64, 1.0, {}};
+            announce(state_, other);
+            announce(twin_, other);
+        }
+        if (!choose.one_in(4)) {
+            announce(state_, newcomer);
+            announce(twin_, newcomer);
+        }
         state_.admit(slot, newcomer);
         twin_.admit(slot, newcomer);
         present_[index_of(slot)] = true;
@@ -70,7 +90,7 @@ public:
             law(broken_, gone.has_value(), "every admitted entry leaves when all may");
             if (!gone || !present_[index_of(*gone)])
                 return;
-            erase(*gone);
+            evict(*gone);
         }
         if (left == 0)
             law(broken_, !victim(nobody, false), "an empty policy has no victim");
@@ -90,14 +110,22 @@ private:
         present_[index_of(slot)] = false;
     }
 
+    void evict(slot_id slot) {
+        kvcache::evict(state_, slot);
+        kvcache::evict(twin_, slot);
+        present_[index_of(slot)] = false;
+    }
+
     std::optional<slot_id> victim(const std::vector<bool>& held, bool names_victims) {
         bool strangers = false, any = false;
+        std::size_t asked = 0;
         const auto allowed = [&](slot_id slot) {
             return index_of(slot) < present_.size() && present_[index_of(slot)] && !held[index_of(slot)] &&
                    childless(slot);
         };
         const auto may_leave = [&](slot_id slot) {
             strangers = strangers || index_of(slot) >= present_.size() || !present_[index_of(slot)];
+            ++asked;
             return allowed(slot);
         };
         for (std::size_t i = 0; i < present_.size(); ++i)
@@ -105,6 +133,7 @@ private:
 
         const std::optional<slot_id> found = state_.victim(may_leave);
         law(broken_, !strangers, "only entries that are present are asked about");
+        law(broken_, asked <= 16 * present_.size(), "a search asks about an entry a few times at most");
         law(broken_, !found || (index_of(*found) < present_.size() && present_[index_of(*found)]),
             "a victim was admitted and has not left");
         law(broken_, !found || allowed(*found), "a victim may leave");
@@ -116,6 +145,7 @@ private:
     decltype(std::declval<const Policy&>().open(eviction_room{})) state_;
     decltype(std::declval<const Policy&>().open(eviction_room{})) twin_;
     std::vector<std::optional<slot_id>> parents_;
+    std::vector<std::uint32_t> depths_;
     std::vector<bool> present_;
     violations& broken_;
 };

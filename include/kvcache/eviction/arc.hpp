@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+#include <kvcache/eviction/concept.hpp>
+#include <kvcache/eviction/ghost_list.hpp>
+#include <kvcache/eviction/slot_queues.hpp>
+
+#include <algorithm>
+#include <vector>
+
+namespace kvcache {
+
+/// Two least-recently-used queues, of entries used once and of entries used again, share the room by a target that
+/// learns. A newcomer whose ghost stayed from the first queue raises the target, one from the second lowers it, and
+/// both join the second queue. The oldest of the first leaves while it is above the target, else the oldest of the
+/// second; one that may not leave is in use now, so it moves to the front of its queue.
+///
+///     admit -> [ once  ] -> victim -> [ ghosts ] -- returns: target + --.
+///                 '- touch -.                                           |
+///     admit -> [ again ] <--+-> victim -> [ ghosts ] -- returns: - -----'-> again
+///
+/// Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003.
+struct arc {
+    using role = eviction_role;
+    std::size_t step = 0; ///< Bytes by which a returning ghost moves the target at least; 0: those of its entry.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 25 bytes a slot and 16 a ghost, of
+/// which there are at most two a slot.
+class arc::state {
+public:
+    state(const arc& policy, eviction_room room)
+        : queues_(room.slots, 2),
+          entries_(room.slots),
+          places_(room.slots),
+          ghosts_{ghost_list(room.slots, room.bytes), ghost_list(room.slots, room.bytes)},
+          room_(room.bytes),
+          step_(policy.step) {}
+
+    void announce(const entry& newcomer) {
+        announced_ = newcomer.key;
+        bytes_to_come_ = newcomer.bytes;
+        returns_ = nowhere;
+        const auto of_once = static_cast<double>(ghosts_[once].bytes());
+        const auto of_again = static_cast<double>(ghosts_[again].bytes());
+        const auto least = static_cast<double>(step_ > 0 ? step_ : newcomer.bytes);
+        if (ghosts_[once].take(newcomer.key)) {
+            returns_ = once;
+            target_ = std::min(target_ + least * std::max(of_again / std::max(of_once, 1.0), 1.0),
+                               static_cast<double>(room_));
+        } else if (ghosts_[again].take(newcomer.key)) {
+            returns_ = again;
+            target_ = std::max(target_ - least * std::max(of_once / std::max(of_again, 1.0), 1.0), 0.0);
+        }
+    }
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!queues_.contains(slot), "an entry is admitted once");
+        if (announced_ != newcomer.key)
+            announce(newcomer);
+        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
+        enter(slot, returns_ == nowhere ? once : again);
+        announced_.reset();
+        returns_ = nowhere;
+    }
+
+    void touch(slot_id slot) {
+        expects(queues_.contains(slot), "a touched entry was admitted");
+        leave(slot);
+        enter(slot, again);
+    }
+
+    void settle(slot_id slot) {
+        expects(queues_.contains(slot), "a settled entry was admitted");
+        queues_.move_to_front(slot, places_[index_of(slot)]);
+    }
+
+    void erase(slot_id slot) {
+        expects(queues_.contains(slot), "an erased entry was admitted");
+        leave(slot);
+    }
+
+    void evict(slot_id slot) {
+        expects(queues_.contains(slot), "an evicted entry was admitted");
+        const bool without_ghost = places_[index_of(slot)] == once && all_are_once();
+        if (returns_ == nowhere) {
+            if (first_is_full()) {
+                if (ghosts_[once].size() > 0)
+                    ghosts_[once].pop();
+            } else if (bytes_[once] + bytes_[again] + ghosts_[once].bytes() + ghosts_[again].bytes() >= 2 * room_) {
+                if (ghosts_[again].size() > 0)
+                    ghosts_[again].pop();
+            }
+        }
+        leave(slot);
+        const auto [key, bytes] = entries_[index_of(slot)];
+        if (!without_ghost && !ghosts_[once].contains(key) && !ghosts_[again].contains(key))
+            ghosts_[places_[index_of(slot)]].push(key, {.bytes = bytes});
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        const auto of_once = static_cast<double>(bytes_[once]);
+        const bool from_once = !queues_.empty(once) && (all_are_once() || queues_.empty(again) || of_once > target_ ||
+                                                        (of_once == target_ && returns_ == again));
+        if (const auto found = queues_.oldest(from_once ? once : again, may_leave))
+            return found;
+        return queues_.oldest(from_once ? again : once, may_leave);
+    }
+
+private:
+    static constexpr std::uint8_t once = 0, again = 1, nowhere = 2;
+    struct known {
+        std::uint64_t key = 0;
+        std::size_t bytes = 0;
+    };
+
+    // The first queue and its ghosts would fill the room with the newcomer.
+    [[nodiscard]] bool first_is_full() const { return bytes_[once] + ghosts_[once].bytes() + bytes_to_come_ > room_; }
+    [[nodiscard]] bool all_are_once() const {
+        return returns_ == nowhere && first_is_full() && ghosts_[once].size() == 0;
+    }
+
+    void enter(slot_id slot, std::uint8_t queue) {
+        queues_.push_front(slot, queue);
+        places_[index_of(slot)] = queue;
+        bytes_[queue] += entries_[index_of(slot)].bytes;
+    }
+
+    void leave(slot_id slot) {
+        queues_.remove(slot);
+        bytes_[places_[index_of(slot)]] -= entries_[index_of(slot)].bytes;
+    }
+
+    slot_queues queues_;
+    std::vector<known> entries_;
+    std::vector<std::uint8_t> places_;
+    ghost_list ghosts_[2];
+    std::size_t bytes_[2] = {};
+    std::size_t room_;
+    std::size_t step_;
+    double target_ = 0.0; // bytes of the first queue
+    std::optional<std::uint64_t> announced_;
+    std::size_t bytes_to_come_ = 0;
+    std::uint8_t returns_ = nowhere; // the queue whose ghost the announced newcomer was
+};
+
+inline arc::state arc::open(eviction_room room) const {
+    return state{*this, room};
+}
+
+static_assert(eviction_policy<arc>);
+
+} // namespace kvcache

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+#include <kvcache/eviction/concept.hpp>
+#include <kvcache/eviction/slot_queues.hpp>
+
+#include <vector>
+
+namespace kvcache {
+
+/// First in, first out, with another round for each use. A touch counts up to 2^bits - 1; an entry that is met at the
+/// end with a count loses one and queues up anew, one without leaves. One that may not leave queues up anew as well.
+///
+///     admit -> [ newest ... oldest ] -> count 0: victim
+///                ^----- count - 1 -----'
+///
+/// Corbato, "A paging experiment with the Multics system", 1968; with more bits, FIFO-Reinsertion.
+struct clock {
+    using role = eviction_role;
+    std::uint32_t bits = 1; ///< Of the count, 1 to 6.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 9 bytes a slot.
+class clock::state {
+public:
+    state(const clock& policy, std::size_t slots)
+        : queue_(slots, 1), counts_(slots), most_(static_cast<std::uint8_t>((1u << policy.bits) - 1)) {
+        expects(policy.bits >= 1 && policy.bits <= 6, "clock counts in 1 to 6 bits");
+    }
+
+    void admit(slot_id slot, const entry&) {
+        expects(!queue_.contains(slot), "an entry is admitted once");
+        queue_.push_front(slot, 0);
+        counts_[index_of(slot)] = fresh;
+    }
+
+    void touch(slot_id slot) {
+        expects(queue_.contains(slot), "a touched entry was admitted");
+        std::uint8_t& count = counts_[index_of(slot)];
+        if ((count & uses) < most_)
+            ++count;
+    }
+
+    void settle(slot_id slot) {
+        expects(queue_.contains(slot), "a settled entry was admitted");
+        if ((counts_[index_of(slot)] & fresh) != 0) // it has come now: a chain queues tail first
+            queue_.move_to_front(slot, 0);
+        counts_[index_of(slot)] &= uses;
+    }
+
+    void erase(slot_id slot) {
+        expects(queue_.contains(slot), "an erased entry was admitted");
+        queue_.remove(slot);
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        // After most_ rounds every count is zero, and the next one asks every entry.
+        for (std::size_t met = 0; met < queue_.slots() * (most_ + 1u) && !queue_.empty(0); ++met) {
+            const slot_id oldest = queue_.back(0);
+            std::uint8_t& count = counts_[index_of(oldest)];
+            if ((count & uses) == 0 && may_leave(oldest))
+                return oldest;
+            if ((count & uses) != 0)
+                --count;
+            queue_.move_to_front(oldest, 0);
+        }
+        return std::nullopt;
+    }
+
+private:
+    static constexpr std::uint8_t fresh = 0x80; // nobody has let go of it yet
+    static constexpr std::uint8_t uses = 0x7f;
+
+    slot_queues queue_;
+    std::vector<std::uint8_t> counts_;
+    std::uint8_t most_;
+};
+
+inline clock::state clock::open(eviction_room room) const {
+    return state{*this, room.slots};
+}
+
+static_assert(eviction_policy<clock>);
+
+} // namespace kvcache

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+#include <kvcache/eviction/concept.hpp>
+#include <kvcache/eviction/greedy_dual.hpp>
+
+#include <vector>
+
+namespace kvcache {
+
+/// Greedy dual size frequency: an entry's worth is its uses times its cost, by its bytes, counted from a clock that
+/// moves on to the rank of each entry that leaves. The lowest rank leaves. One that may not leave is ranked anew, as if
+/// it had just come with the uses it has.
+///
+///     rank = clock + uses * cost / bytes
+///
+/// With one cost and one size this is LFU with dynamic aging. Cherkasova, "Improving WWW proxies performance with
+/// greedy dual size frequency caching policy", HP Labs 1998.
+struct gdsf {
+    using role = eviction_role;
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(log n) each; victim amortised, while a fixed share of the entries may leave. 32 bytes a slot.
+class gdsf::state {
+public:
+    explicit state(std::size_t slots) : ranks_(slots), uses_(slots), costs_(slots), bytes_(slots) {}
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!ranks_.contains(slot), "an entry is admitted once");
+        const std::uint32_t at = index_of(slot);
+        uses_[at] = 1;
+        costs_[at] = static_cast<float>(newcomer.cost);
+        bytes_[at] = static_cast<float>(newcomer.bytes);
+        ranks_.rank(slot, worth(slot));
+    }
+
+    void touch(slot_id slot) {
+        expects(ranks_.contains(slot), "a touched entry was admitted");
+        ++uses_[index_of(slot)];
+        ranks_.rank(slot, worth(slot));
+    }
+
+    void settle(slot_id slot) {
+        expects(ranks_.contains(slot), "a settled entry was admitted");
+        ranks_.rank(slot, worth(slot));
+    }
+
+    void erase(slot_id slot) {
+        expects(ranks_.contains(slot), "an erased entry was admitted");
+        ranks_.remove(slot);
+    }
+
+    void evict(slot_id slot) {
+        expects(ranks_.contains(slot), "an evicted entry was admitted");
+        ranks_.evict(slot);
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        return ranks_.victim(may_leave, [this](slot_id slot) { return worth(slot); });
+    }
+
+private:
+    [[nodiscard]] double worth(slot_id slot) const {
+        const std::uint32_t at = index_of(slot);
+        return static_cast<double>(uses_[at]) * static_cast<double>(costs_[at]) / static_cast<double>(bytes_[at]);
+    }
+
+    greedy_dual ranks_;
+    std::vector<std::uint32_t> uses_;
+    std::vector<float> costs_;
+    std::vector<float> bytes_;
+};
+
+inline gdsf::state gdsf::open(eviction_room room) const {
+    return state{room.slots};
+}
+
+static_assert(eviction_policy<gdsf>);
+
+} // namespace kvcache

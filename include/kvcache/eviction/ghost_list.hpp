@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace kvcache {
+
+/// What is remembered of an entry that left.
+struct ghost {
+    std::size_t bytes = 0;  ///< What it took, rounded up to the list's grain.
+    std::uint32_t mark = 0; ///< What its policy noted.
+};
+
+/// Keys of entries that left, the oldest forgotten first: a ring of nodes in the order of leaving, chained by hash. A
+/// key is known by 31 bits of its hash beside those that choose its chain, so that a stranger is taken for a ghost
+/// about once in 10^9 lookups. Holes that `take` leaves are closed when the ring is full.
+///
+///     push -> [ newest . . hole . oldest ] -> forgotten        chains_[hash] -> node -> node
+///
+/// Cost: O(1) amortised. At most 16 bytes a ghost, 21 with marks; all of it is had at construction.
+class ghost_list {
+public:
+    enum class marks { none, kept };
+
+    /// Room for `most` ghosts of `most_bytes` together. Below 4 GiB bytes are counted exactly, beyond in a coarser
+    /// grain.
+    ghost_list(std::size_t most, std::size_t most_bytes, marks kind = marks::none)
+        : nodes_(most == 0 ? 0 : most + most / 8 + 1),
+          marks_(kind == marks::kept ? nodes_.size() : 0),
+          chains_(std::bit_floor(most / 2 + 1)),
+          most_(most),
+          grain_(std::bit_width(most_bytes) > 32 ? static_cast<int>(std::bit_width(most_bytes)) - 32 : 0) {
+        for (std::uint32_t chain = 0; chain < chains_.size(); ++chain)
+            chains_[chain] = last | chain;
+    }
+
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_ << grain_; }
+
+    /// Enters a key that is not in the list. A full list forgets its oldest.
+    void push(std::uint64_t key, ghost what) noexcept {
+        if (most_ == 0)
+            return;
+        if (size_ == most_)
+            pop();
+        if (used_ == nodes_.size())
+            close_holes();
+        const std::uint32_t at = (first_ + used_++) % capacity();
+        const std::uint64_t hash = mixed(key);
+        std::uint32_t& chain = chain_of(hash);
+        nodes_[at] = {print(hash), units(what.bytes), chain};
+        if (!marks_.empty())
+            marks_[at] = what.mark;
+        chain = at;
+        bytes_ += nodes_[at].units;
+        ++size_;
+    }
+
+    /// Whether the key is in the list.
+    [[nodiscard]] bool contains(std::uint64_t key) const noexcept {
+        const std::uint64_t hash = mixed(key);
+        for (std::uint32_t at = chains_[hash & (chains_.size() - 1)]; (at & last) == 0; at = nodes_[at].next)
+            if (nodes_[at].print == print(hash))
+                return true;
+        return false;
+    }
+
+    /// Takes a key out.
+    std::optional<ghost> take(std::uint64_t key) noexcept {
+        const std::uint64_t hash = mixed(key);
+        for (std::uint32_t* link = &chain_of(hash); (*link & last) == 0; link = &nodes_[*link].next) {
+            const std::uint32_t at = *link;
+            if (nodes_[at].print != print(hash))
+                continue;
+            *link = nodes_[at].next;
+            return leave(at);
+        }
+        return std::nullopt;
+    }
+
+    /// The oldest.
+    /// Requires: the list is not empty.
+    [[nodiscard]] ghost oldest() noexcept {
+        trim();
+        return at(first_);
+    }
+
+    /// Forgets the oldest.
+    /// Requires: the list is not empty.
+    ghost pop() noexcept {
+        trim();
+        link_to(first_) = nodes_[first_].next;
+        return leave(first_);
+    }
+
+private:
+    static constexpr std::uint32_t last = 0x80000000u; // ends a chain, whose number stands beside it
+    static constexpr std::uint32_t hole = 0;           // no print is zero
+    struct node {
+        std::uint32_t print = hole;
+        std::uint32_t units = 0;   // bytes, in grains
+        std::uint32_t next = last; // in its chain
+    };
+
+    // Keys need not be hashes (murmur3's finaliser: every bit of the key reaches every bit).
+    [[nodiscard]] static std::uint64_t mixed(std::uint64_t key) noexcept {
+        key = (key ^ (key >> 33)) * 0xff51afd7ed558ccdull;
+        key = (key ^ (key >> 33)) * 0xc4ceb9fe1a85ec53ull;
+        return key ^ (key >> 33);
+    }
+    [[nodiscard]] static std::uint32_t print(std::uint64_t hash) noexcept {
+        return static_cast<std::uint32_t>(hash >> 32) | 1u;
+    }
+
+    [[nodiscard]] std::uint32_t capacity() const noexcept { return static_cast<std::uint32_t>(nodes_.size()); }
+    [[nodiscard]] std::uint32_t units(std::size_t bytes) const noexcept {
+        return static_cast<std::uint32_t>((bytes + (std::size_t{1} << grain_) - 1) >> grain_);
+    }
+    [[nodiscard]] ghost at(std::uint32_t index) const noexcept {
+        return {std::size_t{nodes_[index].units} << grain_, marks_.empty() ? 0 : marks_[index]};
+    }
+
+    // Steps over the holes before the oldest.
+    void trim() noexcept {
+        for (; used_ > 0 && nodes_[first_].print == hole; --used_)
+            first_ = (first_ + 1) % capacity();
+    }
+
+    [[nodiscard]] std::uint32_t& chain_of(std::uint64_t hash) noexcept { return chains_[hash & (chains_.size() - 1)]; }
+
+    // What points to a node. Its chain's end knows the chain's start.
+    [[nodiscard]] std::uint32_t& link_to(std::uint32_t index) noexcept {
+        std::uint32_t end = nodes_[index].next;
+        while ((end & last) == 0)
+            end = nodes_[end].next;
+        std::uint32_t* link = &chains_[end & ~last];
+        while (*link != index)
+            link = &nodes_[*link].next;
+        return *link;
+    }
+
+    ghost leave(std::uint32_t index) noexcept {
+        const ghost left = at(index);
+        bytes_ -= nodes_[index].units;
+        nodes_[index] = {};
+        --size_;
+        return left;
+    }
+
+    void close_holes() noexcept {
+        std::uint32_t kept = 0;
+        for (std::uint32_t n = 0; n < used_; ++n) {
+            const std::uint32_t from = (first_ + n) % capacity(), to = (first_ + kept) % capacity();
+            if (nodes_[from].print == hole)
+                continue;
+            if (from != to) {
+                link_to(from) = to;
+                nodes_[to] = nodes_[from];
+                nodes_[from] = {};
+                if (!marks_.empty())
+                    marks_[to] = marks_[from];
+            }
+            ++kept;
+        }
+        used_ = kept;
+    }
+
+    std::vector<node> nodes_;           // a ring of `used_` from `first_` on
+    std::vector<std::uint32_t> marks_;  // beside them
+    std::vector<std::uint32_t> chains_; // by hash
+    std::size_t most_;
+    std::size_t size_ = 0;
+    std::uint32_t used_ = 0;
+    std::size_t bytes_ = 0; // in grains
+    std::uint32_t first_ = 0;
+    int grain_;
+};
+
+} // namespace kvcache

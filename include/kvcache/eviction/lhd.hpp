@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+#include <kvcache/eviction/concept.hpp>
+#include <kvcache/eviction/hit_density.hpp>
+
+#include <array>
+#include <limits>
+#include <vector>
+
+namespace kvcache {
+
+/// Least hit density: of a sample of entries, the one leaves that expects the fewest hits for the room and time that it
+/// will take. The expectation is learned from the ages at which entries were hit and left, by class of how soon they
+/// were hit before. A few entries are spared to see what would have become of them, and newcomers of little worth stand
+/// in every sample for a while; those that may not leave do not stand in it.
+///
+///     8, later 32 entries at random + 8 newcomers -> lowest hits / (age to come * bytes): victim
+///
+/// Beckmann, Chen and Cidon, "LHD: improving cache hit rate by maximizing hit density", NSDI 2018.
+struct lhd {
+    using role = eviction_role;
+    std::uint64_t seed = 1; ///< Of the samples.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each, while a fixed share of the entries may leave; O(n) where a whole sample may not. At most 32 bytes a
+/// slot, and 50 KB.
+class lhd::state {
+public:
+    state(const lhd& policy, eviction_room room)
+        : entries_(room.slots),
+          places_(room.slots, nowhere),
+          sampled_(room.slots),
+          densities_(room.slots),
+          explorer_budget_(static_cast<double>(room.bytes) * 0.01), // the paper's
+          random_(policy.seed) {}
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(places_[index_of(slot)] == nowhere, "an entry is admitted once");
+        places_[index_of(slot)] = count_;
+        sampled_[count_++] = index_of(slot);
+        entries_[index_of(slot)] = {.bytes = static_cast<float>(newcomer.bytes), .before = densities_.ages()};
+        const bool spared = use(slot);
+        if (!spared && density(slot) < victims_density_)
+            newcomers_[next_newcomer_++ % newcomers_.size()] = slot;
+    }
+
+    void touch(slot_id slot) {
+        expects(places_[index_of(slot)] != nowhere, "a touched entry was admitted");
+        known& one = entries_[index_of(slot)];
+        const std::uint16_t age = densities_.age(one.used);
+        densities_.hit(group(one), age);
+        give_up_sparing(one);
+        one.before = one.last;
+        one.last = age;
+        use(slot);
+    }
+
+    void erase(slot_id slot) {
+        expects(places_[index_of(slot)] != nowhere, "an erased entry was admitted");
+        give_up_sparing(entries_[index_of(slot)]);
+        const std::uint32_t place = places_[index_of(slot)];
+        sampled_[place] = sampled_[--count_];
+        places_[sampled_[place]] = place;
+        places_[index_of(slot)] = nowhere;
+    }
+
+    void evict(slot_id slot) {
+        expects(places_[index_of(slot)] != nowhere, "an evicted entry was admitted");
+        const known& one = entries_[index_of(slot)];
+        densities_.left(group(one), densities_.age(one.used));
+        erase(slot);
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        std::optional<slot_id> found;
+        float lowest = std::numeric_limits<float>::max();
+        const auto consider = [&](slot_id slot) {
+            if (const float here = density(slot); (!found || here < lowest) && may_leave(slot)) {
+                found = slot;
+                lowest = here;
+            }
+        };
+        const std::uint32_t samples = densities_.young() ? 8 : 32; // few, to learn fast from mistakes
+        for (std::uint32_t n = 0; n < samples && count_ > samples; ++n)
+            consider(slot_id{sampled_[random() % count_]});
+        for (const std::optional<slot_id>& newcomer : newcomers_)
+            if (newcomer && count_ > samples && places_[index_of(*newcomer)] != nowhere)
+                consider(*newcomer);
+        if (!found)
+            for (std::uint32_t place = 0; place < count_; ++place)
+                consider(slot_id{sampled_[place]});
+        if (found)
+            victims_density_ = 0.9f * victims_density_ + 0.1f * lowest;
+        return found;
+    }
+
+private:
+    static constexpr std::uint32_t nowhere = 0xffffffffu;
+    struct known {
+        float bytes = 0.0f;
+        std::uint32_t used = 0;   // when
+        std::uint16_t last = 0;   // the age at the last hit, zero before the first
+        std::uint16_t before = 0; // at the one before, the greatest age if there was none
+        bool spared = false;
+    };
+
+    [[nodiscard]] std::uint32_t group(const known& one) const {
+        return densities_.group(std::uint32_t{one.last} + one.before);
+    }
+
+    [[nodiscard]] float density(slot_id slot) const {
+        const known& one = entries_[index_of(slot)];
+        const std::uint16_t age = densities_.age(one.used);
+        if (age + 1u == densities_.ages())
+            return std::numeric_limits<float>::lowest();
+        return densities_.at(group(one), age) / one.bytes + (one.spared ? 1.0f : 0.0f);
+    }
+
+    // Starts an age. One in 32 is spared while their budget lasts: says whether it would be.
+    bool use(slot_id slot) {
+        known& one = entries_[index_of(slot)];
+        one.used = densities_.now();
+        const bool explores = random() % 32 == 0;
+        one.spared = explores && explorer_budget_ > 0.0 && densities_.young();
+        if (one.spared)
+            explorer_budget_ -= static_cast<double>(one.bytes);
+        densities_.pass(count_);
+        return explores;
+    }
+
+    void give_up_sparing(known& one) {
+        if (one.spared)
+            explorer_budget_ += static_cast<double>(one.bytes);
+        one.spared = false;
+    }
+
+    // splitmix64
+    [[nodiscard]] std::uint64_t random() {
+        std::uint64_t x = random_ += 0x9e3779b97f4a7c15ull;
+        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+        x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+        return x ^ (x >> 31);
+    }
+
+    std::vector<known> entries_;
+    std::vector<std::uint32_t> places_;  // by slot: among the sampled
+    std::vector<std::uint32_t> sampled_; // slots without gaps
+    hit_density densities_;
+    std::array<std::optional<slot_id>, 8> newcomers_ = {};
+    std::size_t next_newcomer_ = 0;
+    float victims_density_ = 0.0f; // a mean that decays
+    double explorer_budget_;       // bytes that may be spared
+    std::uint64_t random_;
+    std::uint32_t count_ = 0;
+};
+
+inline lhd::state lhd::open(eviction_room room) const {
+    return state{*this, room};
+}
+
+static_assert(eviction_policy<lhd>);
+
+} // namespace kvcache

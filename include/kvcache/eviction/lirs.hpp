@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+#include <kvcache/eviction/concept.hpp>
+#include <kvcache/eviction/ghost_list.hpp>
+#include <kvcache/eviction/slot_queues.hpp>
+
+#include <algorithm>
+#include <vector>
+
+namespace kvcache {
+
+/// Entries used at short intervals are kept, and the others pass through a small queue whose oldest leaves. An interval
+/// is short if the entry was used before since the longest-idle kept one was: then it joins the kept ones, and the
+/// longest idle of them go to the queue instead. Ghosts of what left the queue take part until they are older than
+/// every kept entry, or all together stand for more than twice the room.
+///
+///     used twice -> [ kept: newest ... idle ] --.      recent: used since the idle one was
+///     admit ------> [ passing: newest ... oldest ] <-' -> victim -> [ ghosts, while recent ]
+///     touch, or return, while recent: -> kept
+///
+/// Where one that may not leave is the oldest, it moves to the front of its queue. Jiang and Zhang, "LIRS: an efficient
+/// low inter-reference recency set replacement policy", SIGMETRICS 2002. There the recent ones stand in a stack that is
+/// pruned from below; here their last use is compared with that of the idle one, which says the same.
+struct lirs {
+    using role = eviction_role;
+    double passing_fraction = 0.01; ///< The share of the room that is passed through.
+    bool eager_demotion = false;    ///< A touch that is not recent makes room among the kept, as in libCacheSim.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 29 bytes a slot and 21 a ghost, of
+/// which there is at most one a slot.
+class lirs::state {
+public:
+    state(const lirs& policy, eviction_room room)
+        : queues_(room.slots, 2),
+          entries_(room.slots),
+          times_(room.slots),
+          marks_(room.slots),
+          ghosts_(room.slots + 1, 2 * room.bytes, ghost_list::marks::kept),
+          first_recent_(slot_id{static_cast<std::uint32_t>(room.slots)}),
+          room_(room.bytes),
+          passing_share_(std::min(room.bytes,
+                                  std::max<std::size_t>(1, static_cast<std::size_t>(policy.passing_fraction *
+                                                                                    static_cast<double>(room.bytes))))),
+          kept_share_(room.bytes - passing_share_),
+          eager_(policy.eager_demotion) {}
+
+    void announce(const entry& newcomer) {
+        announced_ = newcomer.key;
+        bytes_to_come_ = newcomer.bytes;
+        const std::optional<ghost> known_before = ghosts_.take(newcomer.key);
+        returns_ = known_before && !before_all_kept(known_before->mark);
+        if (returns_)
+            make_room_among_kept(newcomer.bytes);
+    }
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!queues_.contains(slot), "an entry is admitted once");
+        if (announced_ != newcomer.key)
+            announce(newcomer);
+        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
+        enter(slot, returns_ || bytes_[kept] + newcomer.bytes <= kept_share_ ? kept : passing, true);
+        announced_.reset();
+        returns_ = false;
+        prune();
+        forget_beyond_the_limit();
+    }
+
+    void touch(slot_id slot) {
+        expects(queues_.contains(slot), "a touched entry was admitted");
+        const std::size_t bytes = entries_[index_of(slot)].bytes;
+        if (is_kept(slot)) {
+            renew(slot);
+        } else if (is_recent(slot)) {
+            leave(slot);
+            make_room_among_kept(bytes);
+            enter(slot, kept, true);
+            prune();
+        } else {
+            leave(slot);
+            enter(slot, passing, true);
+            if (eager_)
+                make_room_among_kept(bytes);
+        }
+        forget_beyond_the_limit();
+    }
+
+    void settle(slot_id slot) {
+        expects(queues_.contains(slot), "a settled entry was admitted");
+        if (is_kept(slot))
+            renew(slot);
+        else
+            to_front_of_passing(slot);
+    }
+
+    void erase(slot_id slot) {
+        expects(queues_.contains(slot), "an erased entry was admitted");
+        leave(slot);
+        prune();
+    }
+
+    void evict(slot_id slot) {
+        expects(queues_.contains(slot), "an evicted entry was admitted");
+        const bool leaves_ghost = !is_kept(slot) && is_recent(slot);
+        leave(slot);
+        const auto [key, bytes] = entries_[index_of(slot)];
+        if (leaves_ghost && !ghosts_.contains(key))
+            ghosts_.push(key, {.bytes = bytes, .mark = times_[index_of(slot)]});
+        prune();
+        forget_beyond_the_limit();
+    }
+
+    /// Whether the passing ones, with the announced newcomer where it is to join them, are above their share. Published
+    /// counts in bytes come from caches that evict then, though there is room.
+    [[nodiscard]] bool crowded() const {
+        const bool joins = announced_ && !returns_ && bytes_[kept] + bytes_to_come_ > kept_share_;
+        return !queues_.empty(passing) && bytes_[passing] + (joins ? bytes_to_come_ : 0) > passing_share_;
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        for (std::size_t left = count_passing_; left > 0; --left) {
+            const slot_id oldest = queues_.back(passing);
+            if (may_leave(oldest))
+                return oldest;
+            to_front_of_passing(oldest);
+        }
+        const slot_id last = queues_.empty(kept) ? slot_id{} : queues_.front(kept);
+        for (bool all = queues_.empty(kept); !all;) {
+            const slot_id idle = queues_.back(kept);
+            if (may_leave(idle))
+                return idle;
+            all = idle == last;
+            renew(idle);
+        }
+        return std::nullopt;
+    }
+
+private:
+    static constexpr std::uint8_t kept = 0, passing = 1; // queues
+    static constexpr std::uint8_t recent = 2;            // marks: recent, queue
+    struct known {
+        std::uint64_t key = 0;
+        std::size_t bytes = 0;
+    };
+
+    [[nodiscard]] bool is_kept(slot_id slot) const { return (marks_[index_of(slot)] & passing) == 0; }
+
+    // Whether a time lies before the last use of the idle kept entry. Times may wrap.
+    [[nodiscard]] bool before_all_kept(std::uint32_t time) const {
+        return !queues_.empty(kept) && static_cast<std::int32_t>(time - times_[index_of(queues_.back(kept))]) < 0;
+    }
+    [[nodiscard]] bool is_recent(slot_id slot) const {
+        return (marks_[index_of(slot)] & recent) != 0 && !before_all_kept(times_[index_of(slot)]);
+    }
+
+    void enter(slot_id slot, std::uint8_t queue, bool used) {
+        queues_.push_front(slot, queue);
+        bytes_[queue] += entries_[index_of(slot)].bytes;
+        marks_[index_of(slot)] = queue;
+        if (used)
+            times_[index_of(slot)] = ++now_;
+        if (queue == kept)
+            return;
+        ++count_passing_;
+        if (used)
+            mark_recent(slot);
+        if (queues_.ends(first_recent_))
+            first_recent_ = slot;
+    }
+
+    void leave(slot_id slot) {
+        if (!is_kept(slot)) {
+            mark_not_recent(slot);
+            if (first_recent_ == slot)
+                first_recent_ = queues_.newer(slot);
+            --count_passing_;
+        }
+        queues_.remove(slot);
+        bytes_[is_kept(slot) ? kept : passing] -= entries_[index_of(slot)].bytes;
+    }
+
+    // A kept entry was used.
+    void renew(slot_id slot) {
+        queues_.move_to_front(slot, kept);
+        times_[index_of(slot)] = ++now_;
+        prune();
+    }
+
+    void to_front_of_passing(slot_id slot) {
+        if (first_recent_ == slot && queues_.front(passing) != slot)
+            first_recent_ = queues_.newer(slot);
+        queues_.move_to_front(slot, passing);
+        if (queues_.ends(first_recent_))
+            first_recent_ = slot;
+        if (is_recent(slot))
+            times_[index_of(slot)] = ++now_;
+    }
+
+    void mark_recent(slot_id slot) {
+        marks_[index_of(slot)] |= recent;
+        recent_bytes_ += entries_[index_of(slot)].bytes;
+    }
+    void mark_not_recent(slot_id slot) {
+        if ((marks_[index_of(slot)] & recent) != 0)
+            recent_bytes_ -= entries_[index_of(slot)].bytes;
+        marks_[index_of(slot)] &= passing;
+    }
+
+    // The longest idle of the kept pass, until `bytes` more can be kept.
+    void make_room_among_kept(std::size_t bytes) {
+        while (!queues_.empty(kept) && bytes_[kept] + bytes > kept_share_) {
+            const slot_id idle = queues_.back(kept);
+            leave(idle);
+            enter(idle, passing, false);
+        }
+        prune();
+    }
+
+    // What is older than every kept entry is recent no more. The passing ones and the ghosts stand in the order of
+    // their last use, but for those that were not recent anyway or could not leave.
+    void prune() {
+        if (queues_.empty(kept))
+            return;
+        for (; !queues_.ends(first_recent_) && !is_recent(first_recent_); first_recent_ = queues_.newer(first_recent_))
+            mark_not_recent(first_recent_);
+        while (ghosts_.size() > 0 && before_all_kept(ghosts_.oldest().mark))
+            ghosts_.pop();
+    }
+
+    void forget_beyond_the_limit() {
+        while (ghosts_.size() > 0 && bytes_[kept] + recent_bytes_ + ghosts_.bytes() > 2 * room_)
+            ghosts_.pop();
+    }
+
+    slot_queues queues_;
+    std::vector<known> entries_;
+    std::vector<std::uint32_t> times_; // by slot: of the last use
+    std::vector<std::uint8_t> marks_;
+    ghost_list ghosts_;    // marked with the time of their last use
+    slot_id first_recent_; // of the passing ones: what is older is not recent
+    std::size_t room_;
+    std::size_t passing_share_;
+    std::size_t kept_share_;
+    bool eager_;
+    std::size_t bytes_[2] = {};
+    std::size_t recent_bytes_ = 0; // of the passing ones
+    std::size_t count_passing_ = 0;
+    std::uint32_t now_ = 0; // uses so far
+    std::optional<std::uint64_t> announced_;
+    std::size_t bytes_to_come_ = 0;
+    bool returns_ = false; // the announced newcomer had a ghost
+};
+
+inline lirs::state lirs::open(eviction_room room) const {
+    return state{*this, room};
+}
+
+static_assert(eviction_policy<lirs>);
+
+} // namespace kvcache

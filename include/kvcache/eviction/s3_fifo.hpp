@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+#include <kvcache/eviction/concept.hpp>
+#include <kvcache/eviction/ghost_list.hpp>
+#include <kvcache/eviction/slot_queues.hpp>
+
+#include <algorithm>
+#include <vector>
+
+namespace kvcache {
+
+/// Newcomers queue in a small queue, and those used `threshold` times by its end go on to the main one; the others
+/// leave, and a ghost stays. Who returns while its ghost stays joins the main queue at once. At the main queue's end an
+/// entry gets another round for each use, at most three; one that may not leave gets another round in either queue.
+///
+///     admit -> [ small ] -> victim -> [ ghosts ] -.
+///                  '- used -> [ main ] -> victim   |
+///     admit ------------------^ <-- returns -------'
+///
+/// Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023.
+struct s3_fifo {
+    using role = eviction_role;
+    double small_fraction = 0.1; ///< The share of the room that newcomers queue in.
+    double ghost_fraction = 0.9; ///< The bytes that ghosts stand for, to those of the room.
+    std::uint32_t threshold = 2; ///< Uses in the small queue that lead to the main one, 1 to 3.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 25 bytes a slot and 16 a ghost, of
+/// which there are at most `ghost_fraction` a slot.
+class s3_fifo::state {
+public:
+    state(const s3_fifo& policy, eviction_room room)
+        : queues_(room.slots, 2),
+          entries_(room.slots),
+          marks_(room.slots),
+          ghosts_(share(room.slots, policy.ghost_fraction) + 1, room.bytes),
+          ghost_bytes_(share(room.bytes, policy.ghost_fraction)),
+          main_bytes_(room.bytes - std::min(room.bytes, share(room.bytes, policy.small_fraction))),
+          threshold_(policy.threshold) {
+        expects(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
+    }
+
+    void announce(const entry& newcomer) {
+        announced_ = newcomer.key;
+        returns_ = ghosts_.take(newcomer.key).has_value();
+    }
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!queues_.contains(slot), "an entry is admitted once");
+        if (announced_ != newcomer.key)
+            announce(newcomer);
+        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
+        enter(slot, returns_ ? main : small);
+        marks_[index_of(slot)] = returns_ ? main : fresh;
+        announced_.reset();
+    }
+
+    void touch(slot_id slot) {
+        expects(queues_.contains(slot), "a touched entry was admitted");
+        std::uint8_t& marks = marks_[index_of(slot)];
+        if (uses(marks) < most)
+            marks = static_cast<std::uint8_t>(marks + one_use);
+    }
+
+    void settle(slot_id slot) {
+        expects(queues_.contains(slot), "a settled entry was admitted");
+        if ((marks_[index_of(slot)] & fresh) != 0) // it has come now: a chain queues tail first
+            queues_.move_to_front(slot, queue_of(slot));
+        marks_[index_of(slot)] &= static_cast<std::uint8_t>(~fresh);
+    }
+
+    void erase(slot_id slot) {
+        expects(queues_.contains(slot), "an erased entry was admitted");
+        leave(slot);
+    }
+
+    void evict(slot_id slot) {
+        expects(queues_.contains(slot), "an evicted entry was admitted");
+        leave(slot);
+        const auto [key, bytes] = entries_[index_of(slot)];
+        if (queue_of(slot) != small || bytes > ghost_bytes_ || ghosts_.contains(key))
+            return;
+        while (ghosts_.size() > 0 && ghosts_.bytes() + bytes > ghost_bytes_)
+            ghosts_.pop();
+        ghosts_.push(key, {.bytes = bytes});
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        // A round asks or promotes all of the small queue, and most + 1 rounds ask all of the main one.
+        std::size_t small_left = count_[small];
+        std::size_t main_left = (count_[main] + count_[small]) * (most + 1);
+        while (small_left > 0 || main_left > 0) {
+            const bool full = bytes_[main] > main_bytes_ || count_[small] == 0;
+            if (count_[main] > 0 && main_left > 0 && (full || small_left == 0)) {
+                --main_left;
+                const slot_id oldest = queues_.back(main);
+                std::uint8_t& marks = marks_[index_of(oldest)];
+                if (uses(marks) == 0 && may_leave(oldest))
+                    return oldest;
+                if (uses(marks) > 0)
+                    marks = static_cast<std::uint8_t>(marks - one_use);
+                queues_.move_to_front(oldest, main);
+            } else if (count_[small] > 0 && small_left > 0) {
+                --small_left;
+                const slot_id oldest = queues_.back(small);
+                if (uses(marks_[index_of(oldest)]) >= threshold_)
+                    promote(oldest);
+                else if (may_leave(oldest))
+                    return oldest;
+                else
+                    queues_.move_to_front(oldest, small);
+            } else {
+                break;
+            }
+        }
+        return queues_.oldest(main, may_leave); // what went there after its rounds
+    }
+
+private:
+    static constexpr std::uint8_t small = 0, main = 1; // queues
+    static constexpr std::uint8_t fresh = 2;           // nobody has let go of it yet
+    static constexpr std::uint8_t one_use = 4;         // marks: uses, fresh, queue
+    static constexpr std::uint32_t most = 3;           // uses that count
+    struct known {
+        std::uint64_t key = 0;
+        std::size_t bytes = 0;
+    };
+
+    [[nodiscard]] static std::size_t share(std::size_t whole, double fraction) {
+        return static_cast<std::size_t>(static_cast<double>(whole) * fraction);
+    }
+    [[nodiscard]] static std::uint32_t uses(std::uint8_t marks) { return marks / one_use; }
+    [[nodiscard]] std::uint8_t queue_of(slot_id slot) const { return marks_[index_of(slot)] & main; }
+
+    void enter(slot_id slot, std::uint8_t queue) {
+        queues_.push_front(slot, queue);
+        bytes_[queue] += entries_[index_of(slot)].bytes;
+        ++count_[queue];
+    }
+
+    void leave(slot_id slot) {
+        queues_.remove(slot);
+        bytes_[queue_of(slot)] -= entries_[index_of(slot)].bytes;
+        --count_[queue_of(slot)];
+    }
+
+    void promote(slot_id slot) {
+        leave(slot);
+        enter(slot, main);
+        marks_[index_of(slot)] = main;
+    }
+
+    slot_queues queues_;
+    std::vector<known> entries_;
+    std::vector<std::uint8_t> marks_;
+    ghost_list ghosts_;
+    std::size_t ghost_bytes_;
+    std::size_t main_bytes_; // the main queue's share
+    std::uint32_t threshold_;
+    std::size_t bytes_[2] = {};
+    std::size_t count_[2] = {};
+    std::optional<std::uint64_t> announced_;
+    bool returns_ = false; // the announced newcomer had a ghost
+};
+
+inline s3_fifo::state s3_fifo::open(eviction_room room) const {
+    return state{*this, room};
+}
+
+static_assert(eviction_policy<s3_fifo>);
+
+} // namespace kvcache

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/id.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// Slots by a rank that can change, the lowest first; of one rank, the one that has had it longest. A binary heap that
+/// knows where each slot stands.
+///
+/// Cost: O(log n) each. 20 bytes a slot.
+class slot_heap {
+public:
+    explicit slot_heap(std::size_t slots) : heap_(slots), places_(slots, nowhere), ranks_(slots), turns_(slots) {}
+
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    [[nodiscard]] bool contains(slot_id slot) const noexcept { return places_[index_of(slot)] != nowhere; }
+    [[nodiscard]] double rank(slot_id slot) const noexcept { return ranks_[index_of(slot)]; }
+
+    /// The slot at a place of the heap, the lowest at 0; the others are in no order of use to a caller but exist once
+    /// each. Requires: place < size().
+    [[nodiscard]] slot_id at(std::size_t place) const noexcept { return slot_id{heap_[place]}; }
+
+    /// Whether `a` comes out before `b`.
+    [[nodiscard]] bool before(slot_id a, slot_id b) const noexcept { return before(index_of(a), index_of(b)); }
+
+    /// Enters a slot, or gives it another rank.
+    void rank(slot_id slot, double rank) noexcept {
+        const std::uint32_t at = index_of(slot);
+        if (places_[at] == nowhere) {
+            heap_[size_] = at;
+            places_[at] = size_++;
+        }
+        ranks_[at] = rank;
+        turns_[at] = turn_++;
+        sink(rise(places_[at]));
+    }
+
+    /// Requires: the slot is in the heap.
+    void remove(slot_id slot) noexcept {
+        const std::uint32_t place = places_[index_of(slot)];
+        swap(place, --size_);
+        places_[index_of(slot)] = nowhere;
+        if (place < size_)
+            sink(rise(place));
+    }
+
+private:
+    static constexpr std::uint32_t nowhere = 0xffffffffu;
+
+    // Turns may wrap: of two, the earlier is the one that the other is less than 2^31 turns ahead of.
+    [[nodiscard]] bool before(std::uint32_t a, std::uint32_t b) const noexcept {
+        return ranks_[a] < ranks_[b] ||
+               (ranks_[a] == ranks_[b] && static_cast<std::int32_t>(turns_[a] - turns_[b]) < 0);
+    }
+
+    void swap(std::uint32_t a, std::uint32_t b) noexcept {
+        std::swap(heap_[a], heap_[b]);
+        places_[heap_[a]] = a;
+        places_[heap_[b]] = b;
+    }
+
+    std::uint32_t rise(std::uint32_t place) noexcept {
+        for (; place > 0 && before(heap_[place], heap_[(place - 1) / 2]); place = (place - 1) / 2)
+            swap(place, (place - 1) / 2);
+        return place;
+    }
+
+    void sink(std::uint32_t place) noexcept {
+        for (;;) {
+            std::uint32_t least = place;
+            for (std::uint32_t child = 2 * place + 1; child <= 2 * place + 2 && child < size_; ++child)
+                if (before(heap_[child], heap_[least]))
+                    least = child;
+            if (least == place)
+                return;
+            swap(place, least);
+            place = least;
+        }
+    }
+
+    std::vector<std::uint32_t> heap_;   // slots
+    std::vector<std::uint32_t> places_; // by slot: in the heap
+    std::vector<double> ranks_;         // by slot
+    std::vector<std::uint32_t> turns_;  // by slot: when it got its rank
+    std::uint32_t size_ = 0;
+    std::uint32_t turn_ = 0;
+};
+
+} // namespace kvcache

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/id.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace kvcache {
+
+/// Queues of slots, a slot in one of them at most: rings of 32-bit links through a sentinel for each queue.
+///
+///     front: newest <-> ... <-> oldest :back        newer() leads to the front
+///
+/// Cost: O(1) each. 8 bytes a slot, and 8 a queue.
+class slot_queues {
+public:
+    slot_queues(std::size_t slots, std::size_t queues)
+        : links_(slots + queues), slots_(static_cast<std::uint32_t>(slots)) {
+        for (std::size_t q = slots; q < links_.size(); ++q)
+            links_[q] = {static_cast<std::uint32_t>(q), static_cast<std::uint32_t>(q)};
+    }
+
+    [[nodiscard]] std::size_t slots() const noexcept { return slots_; }
+
+    /// Whether the slot is in a queue.
+    [[nodiscard]] bool contains(slot_id slot) const noexcept { return links_[index_of(slot)].newer != nowhere; }
+    [[nodiscard]] bool empty(std::uint32_t queue) const noexcept {
+        return links_[slots_ + queue].newer == slots_ + queue;
+    }
+
+    /// The ends of a queue.
+    /// Requires: it is not empty.
+    [[nodiscard]] slot_id front(std::uint32_t queue) const noexcept { return slot_id{links_[slots_ + queue].older}; }
+    [[nodiscard]] slot_id back(std::uint32_t queue) const noexcept { return slot_id{links_[slots_ + queue].newer}; }
+
+    /// The neighbour on the way to the front; past the front it is no slot: `ends` holds of it.
+    [[nodiscard]] slot_id newer(slot_id slot) const noexcept { return slot_id{links_[index_of(slot)].newer}; }
+    [[nodiscard]] bool ends(slot_id slot) const noexcept { return index_of(slot) >= slots_; }
+
+    /// Requires: the slot is in no queue.
+    void push_front(slot_id slot, std::uint32_t queue) noexcept {
+        const std::uint32_t end = slots_ + queue, second = links_[end].older, at = index_of(slot);
+        links_[at] = {end, second};
+        links_[second].newer = at;
+        links_[end].older = at;
+    }
+
+    /// Requires: the slot is in a queue.
+    void remove(slot_id slot) noexcept {
+        link& here = links_[index_of(slot)];
+        links_[here.newer].older = here.older;
+        links_[here.older].newer = here.newer;
+        here = {};
+    }
+
+    void move_to_front(slot_id slot, std::uint32_t queue) noexcept {
+        remove(slot);
+        push_front(slot, queue);
+    }
+
+    /// The oldest of a queue that may leave. Those before it move to the front: who may not leave is in use now.
+    /// Cost: amortised O(1), while a fixed share may leave.
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t queue, MayLeave&& may_leave) {
+        if (empty(queue))
+            return std::nullopt;
+        const slot_id last = front(queue);
+        for (bool all = false; !all;) {
+            const slot_id slot = back(queue);
+            if (may_leave(slot))
+                return slot;
+            all = slot == last;
+            move_to_front(slot, queue);
+        }
+        return std::nullopt;
+    }
+
+private:
+    static constexpr std::uint32_t nowhere = 0xffffffffu;
+    struct link { // a sentinel's `older` is the front, its `newer` the back
+        std::uint32_t newer = nowhere;
+        std::uint32_t older = nowhere;
+    };
+
+    std::vector<link> links_; // the slots, then the sentinels
+    std::uint32_t slots_;
+};
+
+} // namespace kvcache

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+#include <kvcache/eviction/concept.hpp>
+#include <kvcache/eviction/slot_queues.hpp>
+
+#include <vector>
+
+namespace kvcache {
+
+/// Least recently used in segments of one size: newcomers enter the lowest that has room, and a touch lifts an entry
+/// into the next. A segment above its share lets its oldest down to the front of the one below. The oldest of the
+/// lowest leaves; one that may not leave is in use now, so it moves to the front of its segment.
+///
+///     admit -> [ lowest ] -> victim      touch: up one,      above its share: down one
+///              [  next  ]
+///              [ highest]
+///
+/// Karedla, Love and Wherry, "Caching strategies to improve disk system performance", IEEE Computer 1994.
+struct slru {
+    using role = eviction_role;
+    std::uint32_t segments = 4; ///< 1 to 255; with one this is lru.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(segments) each; victim amortised, while a fixed share of the entries may leave. 17 bytes a slot.
+class slru::state {
+public:
+    state(const slru& policy, eviction_room room)
+        : queues_(room.slots, policy.segments),
+          bytes_(room.slots),
+          segments_(room.slots),
+          filled_(policy.segments),
+          share_(room.bytes / policy.segments) {
+        expects(policy.segments >= 1 && policy.segments <= 255, "slru has 1 to 255 segments");
+    }
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!queues_.contains(slot), "an entry is admitted once");
+        std::uint8_t lowest = 0;
+        while (lowest < filled_.size() && filled_[lowest] + newcomer.bytes > share_)
+            ++lowest;
+        bytes_[index_of(slot)] = newcomer.bytes;
+        enter(slot, lowest < filled_.size() ? lowest : 0);
+        let_down_ = false;
+    }
+
+    void touch(slot_id slot) {
+        expects(queues_.contains(slot), "a touched entry was admitted");
+        const std::uint8_t from = segments_[index_of(slot)];
+        const bool highest = from + 1u == filled_.size();
+        leave(slot);
+        enter(slot, highest ? from : from + 1u);
+        let_down_ = false;
+        for (std::size_t s = from + 1u; !highest && s > 0; --s)
+            while (filled_[s] > share_) {
+                const slot_id oldest = queues_.back(static_cast<std::uint32_t>(s));
+                leave(oldest);
+                enter(oldest, static_cast<std::uint32_t>(s - 1));
+                let_down_ = s == 1;
+            }
+    }
+
+    void settle(slot_id slot) {
+        expects(queues_.contains(slot), "a settled entry was admitted");
+        queues_.move_to_front(slot, segments_[index_of(slot)]);
+    }
+
+    void erase(slot_id slot) {
+        expects(queues_.contains(slot), "an erased entry was admitted");
+        leave(slot);
+    }
+
+    /// Whether the last touch let entries down into a lowest segment that is above its share, as entries of many sizes
+    /// can. Published counts in bytes come from caches that evict then, though there is room.
+    [[nodiscard]] bool crowded() const { return let_down_ && filled_[0] > share_; }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        for (std::uint32_t s = 0; s < filled_.size(); ++s)
+            if (const auto found = queues_.oldest(s, may_leave))
+                return found;
+        return std::nullopt;
+    }
+
+private:
+    void enter(slot_id slot, std::uint32_t segment) {
+        queues_.push_front(slot, segment);
+        segments_[index_of(slot)] = static_cast<std::uint8_t>(segment);
+        filled_[segment] += bytes_[index_of(slot)];
+    }
+
+    void leave(slot_id slot) {
+        queues_.remove(slot);
+        filled_[segments_[index_of(slot)]] -= bytes_[index_of(slot)];
+    }
+
+    slot_queues queues_; // a segment each
+    std::vector<std::size_t> bytes_;
+    std::vector<std::uint8_t> segments_;
+    std::vector<std::size_t> filled_; // by segment: bytes
+    std::size_t share_;               // of each
+    bool let_down_ = false;           // by the last touch, into the lowest
+};
+
+inline slru::state slru::open(eviction_room room) const {
+    return state{*this, room};
+}
+
+static_assert(eviction_policy<slru>);
+
+} // namespace kvcache

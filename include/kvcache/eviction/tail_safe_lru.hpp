@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+#include <kvcache/eviction/concept.hpp>
+#include <kvcache/eviction/slot_queues.hpp>
+
+#include <vector>
+
+namespace kvcache {
+
+/// Keeps of a conversation only what its next turn needs to answer in time. Of the entries that the turn will consist
+/// of, those of its last request and `next_turn` new ones, `budget` can be computed within the time to first token; so
+/// the last `budget - next_turn` of its entries are safe to lose, and the safe ones leave first, the least recently
+/// used of them before the others. A longer request of the conversation makes its earlier entries needed again.
+///
+///     conversation: [ needed  needed  needed  needed | safe  safe ] [ next turn ]
+///                                                    '------- budget -----------'
+///     [ needed: newest ... oldest ]   [ safe: newest ... oldest ] -> victim, and needed ones after them
+///
+/// One that may not leave is in use now, so it moves to the front of its queue. "Tail-optimized caching
+/// for LLM inference", arXiv 2510.15152.
+struct tail_safe_lru {
+    using role = eviction_role;
+    std::uint32_t budget = 64;    ///< Entries that can be computed within the time to first token.
+    std::uint32_t next_turn = 32; ///< Entries that the next turn is expected to add.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each, the admission of a request's last entry O(length of the request); victim amortised, while a fixed
+/// share of the entries may leave. 17 bytes a slot.
+class tail_safe_lru::state {
+public:
+    state(const tail_safe_lru& policy, std::size_t slots)
+        : queues_(slots, 2),
+          parents_(slots, nowhere),
+          depths_(slots),
+          places_(slots),
+          losable_(policy.budget > policy.next_turn ? policy.budget - policy.next_turn : 0) {}
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!queues_.contains(slot), "an entry is admitted once");
+        const std::uint32_t at = index_of(slot);
+        parents_[at] = newcomer.parent ? index_of(*newcomer.parent) : nowhere;
+        depths_[at] = newcomer.depth;
+        const bool is_safe = newcomer.length > 0 && std::size_t{newcomer.depth} + losable_ >= newcomer.length;
+        places_[at] = is_safe ? safe : needed;
+        queues_.push_front(slot, places_[at]);
+        if (newcomer.depth + 1 == newcomer.length)
+            need_before(slot, newcomer.length);
+    }
+
+    void touch(slot_id slot) {
+        expects(queues_.contains(slot), "a touched entry was admitted");
+        queues_.move_to_front(slot, places_[index_of(slot)]);
+    }
+
+    void settle(slot_id slot) { touch(slot); }
+
+    void erase(slot_id slot) {
+        expects(queues_.contains(slot), "an erased entry was admitted");
+        queues_.remove(slot);
+    }
+
+    /// Whether the entry may be lost without the next turn being late.
+    [[nodiscard]] bool is_safe(slot_id slot) const { return places_[index_of(slot)] == safe; }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        if (const auto found = queues_.oldest(safe, may_leave))
+            return found;
+        return queues_.oldest(needed, may_leave);
+    }
+
+private:
+    static constexpr std::uint32_t nowhere = 0xffffffffu;
+    static constexpr std::uint8_t needed = 0, safe = 1; // queues
+
+    // The last entry of a request has come: what is not among its last ones is needed.
+    void need_before(slot_id last, std::uint32_t length) {
+        std::uint32_t depth = depths_[index_of(last)];
+        for (std::uint32_t at = parents_[index_of(last)]; at != nowhere; at = parents_[at]) {
+            if (!queues_.contains(slot_id{at}) || depths_[at] + 1 != depth)
+                return; // not the chain it was
+            depth = depths_[at];
+            if (std::size_t{depth} + losable_ >= length || places_[at] == needed)
+                continue;
+            places_[at] = needed;
+            queues_.move_to_front(slot_id{at}, needed);
+        }
+    }
+
+    slot_queues queues_;
+    std::vector<std::uint32_t> parents_; // slots
+    std::vector<std::uint32_t> depths_;
+    std::vector<std::uint8_t> places_;
+    std::size_t losable_; // entries at the end of a conversation
+};
+
+inline tail_safe_lru::state tail_safe_lru::open(eviction_room room) const {
+    return state{*this, room.slots};
+}
+
+static_assert(eviction_policy<tail_safe_lru>);
+
+} // namespace kvcache

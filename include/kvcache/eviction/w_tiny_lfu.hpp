@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+#include <kvcache/eviction/concept.hpp>
+#include <kvcache/eviction/frequency_sketch.hpp>
+#include <kvcache/eviction/slot_queues.hpp>
+
+#include <algorithm>
+#include <vector>
+
+namespace kvcache {
+
+/// Newcomers live in a window, least recently used; its oldest enters the main part only by being used more often, of
+/// late, than the one that would leave it. The main part is least recently used in two segments: a touch protects, and
+/// four fifths of it can be protected. The window grows or shrinks for as long as that brings more hits.
+///
+///     admit -> [ window ] -> oldest --> used more than? --> [ probation ] <-> [ protected ]
+///                               '- no: victim   yes: oldest of probation is the victim
+///
+/// One that may not leave is in use now, so it moves to the front of its queue. Einziger, Eytan, Friedman and Manes,
+/// "Adaptive software cache management", Middleware 2018.
+struct w_tiny_lfu {
+    using role = eviction_role;
+    double window = 0.01; ///< The share of the room that newcomers live in, at first.
+    bool adaptive = true; ///< Whether it changes.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. At most 32 bytes a slot: 22 and the
+/// sketch.
+class w_tiny_lfu::state {
+public:
+    state(const w_tiny_lfu& policy, eviction_room room)
+        : queues_(room.slots, 3),
+          keys_(room.slots),
+          sizes_(room.slots),
+          places_(room.slots),
+          sketch_(room.slots),
+          room_(room.bytes),
+          window_share_(static_cast<std::size_t>(static_cast<double>(room.bytes) * policy.window)),
+          step_(static_cast<double>(room.bytes) / 16),
+          period_(policy.adaptive ? std::max<std::size_t>(10 * room.slots, 40) : 0),
+          grain_(std::bit_width(room.bytes) > 32 ? static_cast<int>(std::bit_width(room.bytes)) - 32 : 0) {}
+
+    void announce(const entry& newcomer) { bytes_to_come_ = newcomer.bytes; }
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!queues_.contains(slot), "an entry is admitted once");
+        bytes_to_come_ = newcomer.bytes;
+        keys_[index_of(slot)] = newcomer.key;
+        sizes_[index_of(slot)] =
+            static_cast<std::uint32_t>((newcomer.bytes + (std::size_t{1} << grain_) - 1) >> grain_);
+        enter(slot, window);
+        count_use(newcomer.key, false);
+    }
+
+    void touch(slot_id slot) {
+        expects(queues_.contains(slot), "a touched entry was admitted");
+        if (places_[index_of(slot)] == window) {
+            queues_.move_to_front(slot, window);
+        } else {
+            leave(slot);
+            enter(slot, guarded);
+            while (bytes_[guarded] > (room_ - window_share_) / 5 * 4) {
+                const slot_id oldest = queues_.back(guarded);
+                leave(oldest);
+                enter(oldest, probation);
+            }
+        }
+        count_use(keys_[index_of(slot)], true);
+    }
+
+    void settle(slot_id slot) {
+        expects(queues_.contains(slot), "a settled entry was admitted");
+        queues_.move_to_front(slot, places_[index_of(slot)]);
+    }
+
+    void erase(slot_id slot) {
+        expects(queues_.contains(slot), "an erased entry was admitted");
+        leave(slot);
+    }
+
+    /// The bytes that newcomers may live in, as far as that is known by now.
+    [[nodiscard]] std::size_t window_share() const noexcept { return window_share_; }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        while (bytes_[window] + bytes_to_come_ > window_share_) {
+            const auto candidate = queues_.oldest(window, may_leave);
+            if (!candidate)
+                break;
+            if (bytes_[probation] + bytes_[guarded] + size(*candidate) > room_ - window_share_) {
+                const auto other = oldest_of_main(may_leave);
+                if (!other || sketch_.uses(keys_[index_of(*candidate)]) <= sketch_.uses(keys_[index_of(*other)]))
+                    return candidate;
+                to_main(*candidate);
+                return other;
+            }
+            to_main(*candidate);
+        }
+        if (const auto found = oldest_of_main(may_leave))
+            return found;
+        return queues_.oldest(window, may_leave);
+    }
+
+private:
+    static constexpr std::uint8_t window = 0, probation = 1, guarded = 2; // queues
+
+    [[nodiscard]] std::size_t size(slot_id slot) const { return std::size_t{sizes_[index_of(slot)]} << grain_; }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> oldest_of_main(MayLeave&& may_leave) {
+        if (const auto found = queues_.oldest(probation, may_leave))
+            return found;
+        return queues_.oldest(guarded, may_leave);
+    }
+
+    void enter(slot_id slot, std::uint8_t queue) {
+        queues_.push_front(slot, queue);
+        places_[index_of(slot)] = queue;
+        bytes_[queue] += size(slot);
+    }
+
+    void leave(slot_id slot) {
+        queues_.remove(slot);
+        bytes_[places_[index_of(slot)]] -= size(slot);
+    }
+
+    void to_main(slot_id slot) {
+        leave(slot);
+        enter(slot, probation);
+    }
+
+    // After each period the window goes on as it went if there were more hits than in the one before, else back; by
+    // less each time, until the hits change by a twentieth, as they do when the uses change their nature (Caffeine's
+    // numbers).
+    void count_use(std::uint64_t key, bool hit) {
+        sketch_.add(key);
+        hits_ += hit;
+        if (period_ == 0 || ++uses_ < period_)
+            return;
+        const double rate = static_cast<double>(hits_) / static_cast<double>(uses_);
+        const double change = rate - last_rate_;
+        if (change < 0)
+            step_ = -step_;
+        const double bytes =
+            std::clamp(static_cast<double>(window_share_) + step_, 0.0, 0.8 * static_cast<double>(room_));
+        window_share_ = static_cast<std::size_t>(bytes);
+        const double whole = static_cast<double>(room_) / 16;
+        step_ = change >= 0.05 || change <= -0.05 ? (step_ < 0 ? -whole : whole) : 0.98 * step_;
+        last_rate_ = rate;
+        uses_ = hits_ = 0;
+    }
+
+    slot_queues queues_;
+    std::vector<std::uint64_t> keys_;
+    std::vector<std::uint32_t> sizes_; // in grains
+    std::vector<std::uint8_t> places_;
+    frequency_sketch sketch_;
+    std::size_t room_;
+    std::size_t window_share_;
+    double step_; // of the window
+    std::size_t period_;
+    int grain_;
+    std::size_t bytes_[3] = {};
+    std::size_t bytes_to_come_ = 0;
+    std::size_t uses_ = 0, hits_ = 0; // in this period
+    double last_rate_ = 0.0;
+};
+
+inline w_tiny_lfu::state w_tiny_lfu::open(eviction_room room) const {
+    return state{*this, room};
+}
+
+static_assert(eviction_policy<w_tiny_lfu>);
+
+} // namespace kvcache

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/eviction/lhd.hpp>
+#include <kvcache/eviction/lru.hpp>
+
+#include "model.hpp"
+
+using namespace eviction_model;
+
+namespace {
+constexpr auto anyone = [](kv::slot_id) { return true; };
+}
+
+TEST_CASE("of entries alike, lhd lets the largest leave") {
+    auto state = kv::lhd{}.open({.slots = 3, .bytes = 0});
+    for (std::uint32_t slot = 0; slot < 3; ++slot)
+        state.admit(kv::slot_id{slot}, {.key = slot, .bytes = slot == 1 ? 64u : 8u});
+    CHECK(state.victim(anyone) == kv::slot_id{1});
+    CHECK(state.victim([](kv::slot_id slot) { return slot == kv::slot_id{2}; }) == kv::slot_id{2});
+    CHECK_FALSE(state.victim([](kv::slot_id) { return false; }));
+    says_what_a_caller_does_wrong(kv::lhd{});
+}
+
+TEST_CASE("one seed of lhd, one victim") {
+    for (std::uint64_t seed = 0; seed < 3; ++seed)
+        same_victims(kv::lhd{.seed = seed}, [&](kv::eviction_room room) { return kv::lhd{.seed = seed}.open(room); });
+}
+
+TEST_CASE("lhd finds the one that may leave among many") {
+    constexpr std::uint32_t slots = 500;
+    auto state = kv::lhd{}.open({.slots = slots, .bytes = slots});
+    for (std::uint32_t slot = 0; slot < slots; ++slot)
+        state.admit(kv::slot_id{slot}, {.key = slot, .bytes = 1});
+    for (const std::uint32_t only : {0u, 77u, 499u})
+        CHECK(state.victim([&](kv::slot_id slot) { return index_of(slot) == only; }) == kv::slot_id{only});
+}
+
+TEST_CASE("lhd learns that what is scanned is not hit, and keeps what is") {
+    // One use in five is of one of 60 keys, the others are of keys that are used once. There is room for 100.
+    constexpr std::uint32_t slots = 100;
+    const auto hits = [&](const auto& policy) {
+        kv::testing::detail::choices choose(1);
+        auto state = policy.open({.slots = slots, .bytes = slots});
+        std::map<std::uint64_t, kv::slot_id> present;
+        std::vector<std::uint64_t> keys(slots);
+        std::size_t found = 0;
+        for (std::uint64_t round = 0; round < 200'000; ++round) {
+            const std::uint64_t key = round % 5 == 0 ? choose.below(60) : 1000 + round;
+            if (const auto at = present.find(key); at != present.end()) {
+                state.touch(at->second);
+                found += round > 100'000;
+                continue;
+            }
+            kv::slot_id slot{static_cast<std::uint32_t>(present.size())};
+            if (present.size() == slots) {
+                slot = *state.victim(anyone);
+                kv::evict(state, slot);
+                present.erase(keys[index_of(slot)]);
+            }
+            state.admit(slot, {.key = key, .bytes = 1});
+            keys[index_of(slot)] = key;
+            present[key] = slot;
+        }
+        return found;
+    };
+    CHECK(hits(kv::lhd{}) > 2 * hits(kv::lru{}));
+}

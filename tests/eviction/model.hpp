@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+#include <kvcache/eviction/concept.hpp>
+#include <kvcache/testing/violations.hpp>
+
+#include <algorithm>
+#include <list>
+#include <map>
+#include <set>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+namespace eviction_model {
+
+namespace kv = kvcache;
+
+/// A queue as a paper draws it, the newest first.
+using queue = std::list<kv::slot_id>;
+
+/// The oldest that may leave; those before it move to the front.
+template <class MayLeave>
+std::optional<kv::slot_id> oldest(queue& slots, const MayLeave& may_leave) {
+    for (std::size_t left = slots.size(); left > 0; --left) {
+        if (may_leave(slots.back()))
+            return slots.back();
+        slots.splice(slots.begin(), slots, std::prev(slots.end()));
+    }
+    return std::nullopt;
+}
+
+inline bool in(const queue& slots, kv::slot_id slot) {
+    return std::ranges::find(slots, slot) != slots.end();
+}
+
+inline void to_front(queue& slots, kv::slot_id slot) {
+    slots.remove(slot);
+    slots.push_front(slot);
+}
+
+/// Ghosts as a plain list, the newest first.
+struct ghosts {
+    std::list<std::pair<std::uint64_t, std::size_t>> keys; // with their bytes
+
+    [[nodiscard]] std::size_t bytes() const {
+        std::size_t sum = 0;
+        for (const auto& one : keys)
+            sum += one.second;
+        return sum;
+    }
+    bool take(std::uint64_t key) {
+        return keys.remove_if([&](const auto& one) { return one.first == key; }) > 0;
+    }
+};
+
+enum class holders { none, some };
+
+/// What a small cache asks of a policy, and of its rule told plainly: random requests, entries that are held, that
+/// settle and that are taken away. Both must name the same victims.
+template <kv::eviction_policy Policy, class Open>
+void same_victims(const Policy& policy, const Open& open_plain, holders who = holders::some) {
+    for (std::uint64_t seed = 0; seed < 40; ++seed) {
+        INFO("seed " << seed);
+        kv::testing::detail::choices choose(seed);
+        const bool one_size = seed % 2 == 0;
+        constexpr std::size_t slots = 12;
+        const kv::eviction_room room{.slots = slots, .bytes = one_size ? slots * 8 : 64};
+        auto state = policy.open(room);
+        auto plain = open_plain(room);
+        std::map<std::uint64_t, kv::slot_id> present;
+        std::vector<kv::entry> entries(slots);
+        std::vector<kv::slot_id> free;
+        for (std::uint32_t slot = 0; slot < slots; ++slot)
+            free.push_back(kv::slot_id{slot});
+        std::size_t bytes = 0;
+        const auto gone = [&](kv::slot_id slot) {
+            present.erase(entries[index_of(slot)].key);
+            bytes -= entries[index_of(slot)].bytes;
+            free.push_back(slot);
+        };
+        for (int round = 0; round < 1500; ++round) {
+            const std::uint64_t key = choose.one_in(2) ? choose.below(8) : choose.below(40);
+            const std::uint64_t held = who == holders::none || choose.one_in(2) ? 0 : choose.bits() & choose.bits();
+            const auto may_leave = [&](kv::slot_id slot) { return (held >> index_of(slot) & 1) == 0; };
+            if (const auto at = present.find(key); at != present.end()) {
+                state.touch(at->second);
+                plain.touch(at->second);
+                if (choose.one_in(3)) {
+                    kv::settle(state, at->second);
+                    kv::settle(plain, at->second);
+                }
+            } else {
+                kv::entry newcomer{.key = key, .bytes = one_size ? 8 : 1 + (key * 7) % 16};
+                newcomer.cost = static_cast<double>(1 + key % 5);
+                newcomer.depth = static_cast<std::uint32_t>(key % 4);
+                newcomer.length = static_cast<std::uint32_t>(key % 7);
+                if (!present.empty() && choose.one_in(2)) {
+                    newcomer.parent =
+                        std::next(present.begin(), static_cast<std::ptrdiff_t>(choose.below(present.size())))->second;
+                    newcomer.depth = entries[index_of(*newcomer.parent)].depth + 1;
+                    newcomer.length = newcomer.depth + static_cast<std::uint32_t>(choose.below(3));
+                }
+                kv::announce(state, newcomer);
+                kv::announce(plain, newcomer);
+                while (free.empty() || bytes + newcomer.bytes > room.bytes) {
+                    const std::optional<kv::slot_id> victim = state.victim(may_leave);
+                    REQUIRE(victim == plain.victim(may_leave));
+                    if (!victim)
+                        break;
+                    kv::evict(state, *victim);
+                    kv::evict(plain, *victim);
+                    gone(*victim);
+                }
+                if (!free.empty() && bytes + newcomer.bytes <= room.bytes) {
+                    const kv::slot_id slot = free.back();
+                    free.pop_back();
+                    if (newcomer.parent && !present.contains(entries[index_of(*newcomer.parent)].key))
+                        newcomer.parent.reset();
+                    state.admit(slot, newcomer);
+                    plain.admit(slot, newcomer);
+                    entries[index_of(slot)] = newcomer;
+                    present[key] = slot;
+                    bytes += newcomer.bytes;
+                }
+            }
+            if (!present.empty() && choose.one_in(10)) {
+                const auto at = std::next(present.begin(), static_cast<std::ptrdiff_t>(choose.below(present.size())));
+                const kv::slot_id slot = at->second;
+                state.erase(slot);
+                plain.erase(slot);
+                gone(slot);
+            }
+            if (choose.one_in(4))
+                REQUIRE(state.victim(may_leave) == plain.victim(may_leave));
+        }
+    }
+}
+
+/// The mistakes that every policy names.
+template <kv::eviction_policy Policy>
+void says_what_a_caller_does_wrong(const Policy& policy) {
+    auto state = policy.open({.slots = 2, .bytes = 64});
+    CHECK_THROWS_AS(state.touch(kv::slot_id{0}), kv::contract_violation);
+    CHECK_THROWS_AS(state.erase(kv::slot_id{0}), kv::contract_violation);
+    const kv::entry newcomer{.key = 1, .bytes = 8, .cost = 1.0};
+    state.admit(kv::slot_id{0}, newcomer);
+    CHECK_THROWS_AS(state.admit(kv::slot_id{0}, newcomer), kv::contract_violation);
+}
+
+} // namespace eviction_model

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: MIT
+// Once a policy is open it takes no memory any more, and it takes no more for a slot than it says. A program of its
+// own, as it stands in for the operators new.
+#include <kvcache/eviction/all.hpp>
+#include <kvcache/testing/violations.hpp>
+
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+#include <unordered_map>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+namespace {
+std::size_t allocations = 0;
+std::size_t allocated = 0; // bytes
+
+void* counted(std::size_t bytes) {
+    ++allocations;
+    allocated += bytes;
+    if (void* const memory = std::malloc(bytes == 0 ? 1 : bytes))
+        return memory;
+    throw std::bad_alloc();
+}
+} // namespace
+
+void* operator new(std::size_t bytes) {
+    return counted(bytes);
+}
+void* operator new[](std::size_t bytes) {
+    return counted(bytes);
+}
+void operator delete(void* memory) noexcept {
+    std::free(memory);
+}
+void operator delete[](void* memory) noexcept {
+    std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+    std::free(memory);
+}
+void operator delete[](void* memory, std::size_t) noexcept {
+    std::free(memory);
+}
+
+namespace {
+
+// A cache of so many entries under random requests, then the bytes that the policy took for each slot at its opening.
+template <kv::eviction_policy Policy>
+double bytes_a_slot(const Policy& policy) {
+    constexpr std::uint32_t slots = 1u << 14;
+    const std::size_t before = allocated;
+    auto state = policy.open({.slots = slots, .bytes = slots * std::size_t{64}});
+    const std::size_t taken = allocated - before;
+
+    kv::testing::detail::choices choose(1);
+    std::unordered_map<std::uint64_t, kv::slot_id> present;
+    present.reserve(2 * slots);
+    std::vector<std::uint64_t> keys(slots);
+    std::size_t by_policy = 0;
+    std::uint32_t used = 0;
+    for (int round = 0; round < 200'000; ++round) {
+        const std::uint64_t key = choose.one_in(2) ? choose.below(slots) : choose.below(8 * slots);
+        const kv::entry newcomer{.key = key, .bytes = 64, .cost = 1.0, .length = 3};
+        const auto at = present.find(key);
+        const std::size_t then = allocations;
+        kv::slot_id slot{used};
+        if (at != present.end()) {
+            state.touch(at->second);
+            kv::settle(state, at->second);
+            by_policy += allocations - then;
+            continue;
+        }
+        kv::announce(state, newcomer);
+        if (used == slots) {
+            const auto gone = state.victim([&](kv::slot_id one) { return index_of(one) % 16 != key % 16; });
+            if (gone)
+                kv::evict(state, *gone);
+            by_policy += allocations - then;
+            if (!gone)
+                return 0.0; // it never names a victim
+            slot = *gone;
+            present.erase(keys[index_of(slot)]);
+        } else {
+            ++used;
+        }
+        const std::size_t later = allocations;
+        state.admit(slot, newcomer);
+        by_policy += allocations - later;
+        keys[index_of(slot)] = key;
+        present.emplace(key, slot);
+    }
+    CHECK(by_policy == 0);
+    return static_cast<double>(taken) / slots;
+}
+
+} // namespace
+
+TEMPLATE_LIST_TEST_CASE("an open eviction policy takes no memory", "", kv::eviction_policies) {
+    CHECK(bytes_a_slot(TestType{}) <= 32.0 + 2 * 16.0);
+}
+
+TEST_CASE("eviction policies take the memory that they say") {
+    constexpr double fixed = 0.5; // what does not depend on the slots, by the slots here
+    CHECK(bytes_a_slot(kv::lru{}) <= 8 + fixed);
+    CHECK(bytes_a_slot(kv::fifo{}) <= 9 + fixed);
+    CHECK(bytes_a_slot(kv::clock{}) <= 9 + fixed);
+    CHECK(bytes_a_slot(kv::sieve{}) <= 9 + fixed);
+    CHECK(bytes_a_slot(kv::slru{}) <= 17 + fixed);
+    CHECK(bytes_a_slot(kv::lfu{}) <= 9 + fixed);
+    CHECK(bytes_a_slot(kv::lfu{.history = 1.0}) <= 17 + 21 + fixed);
+    CHECK(bytes_a_slot(kv::s3_fifo{}) <= 25 + 0.9 * 16 + fixed);
+    CHECK(bytes_a_slot(kv::arc{}) <= 25 + 2 * 16 + fixed);
+    CHECK(bytes_a_slot(kv::lirs{}) <= 29 + 21 + fixed);
+    CHECK(bytes_a_slot(kv::w_tiny_lfu{}) <= 32 + fixed);
+    CHECK(bytes_a_slot(kv::gdsf{}) <= 32 + fixed);
+    CHECK(bytes_a_slot(kv::lhd{}) <= 32 + fixed);
+    CHECK(bytes_a_slot(kv::cost_aware{}) <= 25 + fixed);
+    CHECK(bytes_a_slot(kv::tail_safe_lru{}) <= 17 + fixed);
+    CHECK(bytes_a_slot(kv::never{}) == 0.0);
+    CHECK(bytes_a_slot(kv::prioritised<kv::lru>{}) <= 2 * 8 + 1 + fixed);
+    CHECK(bytes_a_slot(kv::expiring<kv::lru>{}) <= 8 + 12 + fixed);
+}
