@@ -22,6 +22,7 @@ struct row {
     std::string unit;
     double limit = 0.0; ///< In the same unit, measured in the same run; 0: none is known.
     double ratio = 0.0; ///< The share of the limit that was reached: 1 is perfect.
+    double best = 0.0;  ///< The same of the best sample to the limit's best: without a neighbour. 0: not taken.
 };
 
 [[nodiscard]] inline bool is_time(const std::string& unit) {
@@ -32,7 +33,12 @@ struct row {
 [[nodiscard]] inline row make_row(std::string name, std::size_t threads, double value, std::string unit, double limit) {
     const double over = is_time(unit) ? value : limit, under = is_time(unit) ? limit : value;
     const double ratio = over > 0.0 && under > 0.0 ? under / over : 0.0;
-    return {std::move(name), threads, value, std::move(unit), limit, ratio};
+    return {.name = std::move(name),
+            .threads = threads,
+            .value = value,
+            .unit = std::move(unit),
+            .limit = limit,
+            .ratio = ratio};
 }
 
 /// Repetitions of one measurement.
@@ -63,20 +69,23 @@ private:
 };
 
 inline void print_heading() {
-    std::printf("%-36s %7s %12s %-10s %12s %7s\n", "name", "threads", "value", "unit", "limit", "ratio");
+    std::printf("%-36s %7s %12s %-10s %12s %7s %7s\n", "name", "threads", "value", "unit", "limit", "ratio", "best");
 }
 
 inline void print(const row& r) {
     std::printf("%-36s %7zu %12.3f %-10s ", r.name.c_str(), r.threads, r.value, r.unit.c_str());
     if (r.limit > 0.0)
-        std::printf("%12.3f %6.1f%%\n", r.limit, 100.0 * r.ratio);
+        std::printf("%12.3f %6.1f%%", r.limit, 100.0 * r.ratio);
     else
-        std::printf("%12s %7s\n", "-", "-");
+        std::printf("%12s %7s", "-", "-");
+    if (r.best > 0.0)
+        std::printf(" %6.1f%%", 100.0 * r.best);
+    std::printf("\n");
     std::fflush(stdout);
 }
 
-/// Writes the rows as a JSON array of {name, threads, value, unit, limit, ratio}; limit and ratio are null where no
-/// limit is known. False if the file cannot be written.
+/// Writes the rows as a JSON array of {name, threads, value, unit, limit, ratio}, and `best` where it was taken; limit
+/// and ratio are null where no limit is known. False if the file cannot be written.
 [[nodiscard]] inline bool write_json(const std::string& file, const std::vector<row>& rows) {
     auto list = nlohmann::json::array();
     for (const row& r : rows) {
@@ -86,6 +95,8 @@ inline void print(const row& r) {
             one["limit"] = r.limit;
             one["ratio"] = r.ratio;
         }
+        if (r.best > 0.0)
+            one["best"] = r.best;
         list.push_back(std::move(one));
     }
     std::ofstream out(file);

@@ -110,24 +110,34 @@ static_assert(native_lanes == 4 || native_lanes == 8 || native_lanes == 16, "a v
 #endif
 }
 
-/// Asks for a cache line that is soon read. Any address may be asked for.
-inline void prefetch(const float* at) noexcept {
+/// Where number `offset` from `base` on would lie: an address to ask for, which may lie outside of any array, where a
+/// pointer must not lead.
+template <class T>
+[[nodiscard]] inline const void* address(const T* base, std::size_t offset) noexcept {
+    return reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(base) + offset * sizeof(T));
+}
+
+/// Asks for the cache line of number `offset` from `base` on, which is soon read. Any may be asked for.
+template <class T>
+inline void prefetch([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
 #if defined(__GNUC__)
-    __builtin_prefetch(at, 0, 3);
+    __builtin_prefetch(address(base, offset), 0, 3);
 #endif
 }
 
-/// Asks for a cache line that is read somewhat later, in the second cache.
-inline void prefetch_soon(const std::byte* at) noexcept {
+/// The same for a line that is read somewhat later, in the second cache.
+template <class T>
+inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
 #if defined(__GNUC__)
-    __builtin_prefetch(at, 0, 2);
+    __builtin_prefetch(address(base, offset), 0, 2);
 #endif
 }
 
-/// Asks for a cache line that is soon written. Any address may be asked for.
-inline void prefetch_to_write(const float* at) noexcept {
+/// The same for a line that is soon written.
+template <class T>
+inline void prefetch_to_write([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
 #if defined(__GNUC__)
-    __builtin_prefetch(at, 1, 3);
+    __builtin_prefetch(address(base, offset), 1, 3);
 #endif
 }
 
@@ -496,14 +506,6 @@ inline void by_sixteen(std::size_t size, Body body) {
         body(i, size - i);
 }
 
-[[nodiscard]] inline f32x16 load_some(const float* from, std::size_t count) noexcept {
-    return count == 16 ? f32x16::load(from) : f32x16::load_first(from, count);
-}
-
-inline void store_some(const f32x16& v, float* to, std::size_t count) noexcept {
-    count == 16 ? v.store(to) : v.store_first(to, count);
-}
-
 } // namespace detail
 
 /// x / sqrt(mean(x^2) + epsilon) * weight (Zhang & Sennrich 2019). `out` may be `x`. (columns)
@@ -511,30 +513,29 @@ inline void store_some(const f32x16& v, float* to, std::size_t count) noexcept {
 inline void rms_norm(std::span<const float> x, std::span<const float> weight, float epsilon, std::span<float> out) {
     f32x16 squares = f32x16::zero();
     detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
-        const f32x16 v = detail::load_some(x.data() + i, n);
+        const f32x16 v = f32x16::load_up_to(x.data() + i, n);
         squares = fma(v, v, squares);
     });
     const float mean = sum(squares) / static_cast<float>(x.size());
     const f32x16 scale = f32x16::broadcast(1.0f / std::sqrt(mean + epsilon));
     detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
-        const f32x16 v = detail::load_some(x.data() + i, n) * scale;
-        detail::store_some(v * detail::load_some(weight.data() + i, n), out.data() + i, n);
+        const f32x16 v = f32x16::load_up_to(x.data() + i, n) * scale;
+        (v * f32x16::load_up_to(weight.data() + i, n)).store_up_to(out.data() + i, n);
     });
 }
 
 /// silu(gate) * up, into `out`, which may be `gate` (Shazeer 2020, SwiGLU). (columns)
 inline void gated_silu(std::span<const float> gate, std::span<const float> up, std::span<float> out) {
     detail::by_sixteen(gate.size(), [&](std::size_t i, std::size_t n) {
-        const f32x16 g = silu(detail::load_some(gate.data() + i, n));
-        detail::store_some(g * detail::load_some(up.data() + i, n), out.data() + i, n);
+        const f32x16 g = silu(f32x16::load_up_to(gate.data() + i, n));
+        (g * f32x16::load_up_to(up.data() + i, n)).store_up_to(out.data() + i, n);
     });
 }
 
 /// to += from. (columns)
 inline void add_to(std::span<float> to, std::span<const float> from) {
     detail::by_sixteen(to.size(), [&](std::size_t i, std::size_t n) {
-        detail::store_some(detail::load_some(to.data() + i, n) + detail::load_some(from.data() + i, n), to.data() + i,
-                           n);
+        (f32x16::load_up_to(to.data() + i, n) + f32x16::load_up_to(from.data() + i, n)).store_up_to(to.data() + i, n);
     });
 }
 
@@ -592,7 +593,7 @@ public:
     void finish(std::size_t head_dim, float* out) const noexcept {
         const f32x16 total = f32x16::broadcast(sum(weight()));
         detail::by_sixteen(head_dim, [&](std::size_t d, std::size_t n) {
-            detail::store_some(f32x16::load(sums() + d) / total, out + d, n);
+            (f32x16::load(sums() + d) / total).store_up_to(out + d, n);
         });
     }
 
@@ -699,33 +700,35 @@ namespace detail {
 /// has the time for.
 class tile_fetch {
 public:
-    /// Lines of keys and of values, from which on a loop fetches.
+    /// Lines of a tile's keys and values, from which on a loop fetches.
     struct lines {
         const float* keys;
         const float* values;
-        void next() noexcept {
-            prefetch(keys);
-            prefetch(values);
-            keys += tile_tokens;
-            values += tile_tokens;
+        std::size_t next; ///< Numbers from either's begin.
+
+        void fetch() noexcept {
+            prefetch(keys, next);
+            prefetch(values, next);
+            next += tile_tokens;
         }
     };
 
-    tile_fetch(const attention_tile* tiles, std::size_t lines_a_tile) noexcept : tile_(tiles), of_tile_(lines_a_tile) {}
+    tile_fetch(std::span<const attention_tile> tiles, std::size_t lines_a_tile) noexcept
+        : tiles_(tiles), of_tile_(lines_a_tile) {}
 
-    /// The next `count` lines of each.
+    /// The next `count` lines of each, of one tile where `count` divides what a tile has.
     [[nodiscard]] lines take(std::size_t count) noexcept {
-        const lines from{tile_->ahead_keys + taken_ * tile_tokens, tile_->ahead_values + taken_ * tile_tokens};
+        const lines from{tiles_.front().ahead_keys, tiles_.front().ahead_values, taken_ * tile_tokens};
         taken_ += count;
-        if (taken_ >= of_tile_) {
+        if (taken_ >= of_tile_ && tiles_.size() > 1) {
             taken_ -= of_tile_;
-            ++tile_;
+            tiles_ = tiles_.subspan(1);
         }
         return from;
     }
 
 private:
-    const attention_tile* tile_;
+    std::span<const attention_tile> tiles_; // not fetched yet, or not wholly
     std::size_t of_tile_, taken_ = 0;
 };
 
@@ -800,11 +803,15 @@ inline void score(const float* queries, std::size_t head_dim, const attention_ti
     };
     std::size_t d = 0;
     if constexpr (Ahead) {
-        auto lines = ahead.take(head_dim / 2 * Tiles);
-        for (; d + 2 <= head_dim; d += 2) {
-            unrolled<Tiles>([&](auto) KVCACHE_INLINE { lines.next(); });
-            step(d);
-            step(d + 1);
+        constexpr std::size_t parts = Tiles > 2 ? Tiles / 2 : 1; // each fetches a tile at most
+        for (std::size_t part = 0; part < parts; ++part) {
+            const std::size_t steps = head_dim / parts / 2;
+            auto lines = ahead.take(steps * Tiles);
+            for (std::size_t i = 0; i < steps; ++i, d += 2) {
+                unrolled<Tiles>([&](auto) KVCACHE_INLINE { lines.fetch(); });
+                step(d);
+                step(d + 1);
+            }
         }
     }
     for (; d < head_dim; ++d)
@@ -852,7 +859,7 @@ inline void add_columns(const attention_tile* tiles, std::size_t begin, std::siz
         if constexpr (Ahead) {
             auto lines = ahead.take(tile_tokens / 2 * Columns);
             for (; lanes >= 2; lanes -= 2, values += 2 * width, of_lane += 2) {
-                unrolled<Columns>([&](auto) KVCACHE_INLINE { lines.next(); });
+                unrolled<Columns>([&](auto) KVCACHE_INLINE { lines.fetch(); });
                 step(values, of_lane);
                 step(values + width, of_lane + 1);
             }
@@ -1310,7 +1317,7 @@ private:
 
         const float* queries = packed_.data() + begin * head_dim_;
         constexpr std::size_t at_once = detail::tiles_together(N);
-        detail::tile_fetch ahead(tiles.data(), head_dim_);
+        detail::tile_fetch ahead(tiles, head_dim_);
         std::size_t t = 0;
         for (; t + at_once <= count; t += at_once)
             detail::score<N, at_once, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], ahead);
@@ -1330,7 +1337,7 @@ private:
     template <std::size_t N>
     void add_ragged(const attention_tile& tile, std::size_t t, std::size_t q, std::size_t least) {
         attention_tile at[most_tiles];
-        detail::tile_fetch ahead(at, width_);
+        detail::tile_fetch ahead({at, 1}, width_); // fetches nothing
         at[t] = tile;
         at[t].last = seen(tile, least);
         detail::add_values<N, false>(at, t, t + 1, width_, weights_, 0, running(q).sums(), stride_, ahead);
@@ -1817,11 +1824,11 @@ private:
 inline void rotate_head(std::span<const float> head, std::span<const float> rotation, std::span<float> out) {
     const std::size_t half = head.size() / 2;
     detail::by_sixteen(half, [&](std::size_t i, std::size_t n) {
-        const f32x16 x = detail::load_some(head.data() + i, n), y = detail::load_some(head.data() + half + i, n);
-        const f32x16 c = detail::load_some(rotation.data() + i, n);
-        const f32x16 s = detail::load_some(rotation.data() + half + i, n);
-        detail::store_some(fma(x, c, -(y * s)), out.data() + i, n);
-        detail::store_some(fma(y, c, x * s), out.data() + half + i, n);
+        const f32x16 x = f32x16::load_up_to(head.data() + i, n), y = f32x16::load_up_to(head.data() + half + i, n);
+        const f32x16 c = f32x16::load_up_to(rotation.data() + i, n);
+        const f32x16 s = f32x16::load_up_to(rotation.data() + half + i, n);
+        fma(x, c, -(y * s)).store_up_to(out.data() + i, n);
+        fma(y, c, x * s).store_up_to(out.data() + half + i, n);
     });
 }
 
@@ -2131,6 +2138,9 @@ struct sequence_state {
     std::size_t sealed = 0; ///< Leading pages that are full and in the index.
     bool shares = true;     ///< False once the index had no memory for its pages: from there on they are its own.
 
+    /// Where the tokens move as they grow; then where they were, until the next lease: somebody may still look there.
+    std::vector<token_id> room = {};
+
     // A lease: rows behind `tokens` that the table has already, and how to take them back.
     bool has_lease = false;
     std::size_t leased = 0;
@@ -2167,23 +2177,30 @@ struct sequence_state {
         return tail_before && tail_before->page != table[pages_before - 1].page;
     }
 
-    /// Adds tokens, which may be some of its own. Throws: bad_alloc, and nothing has changed then.
-    void append(std::span<const token_id> more) {
+    /// Takes room for more pages and tokens, so that adding them cannot fail. Throws: bad_alloc, and the sequence is as
+    /// before then.
+    void prepare(std::size_t pages, std::size_t rows) {
+        if (table.capacity() - table.size() < pages)
+            table.reserve(std::max(table.size() + pages, 2 * table.capacity()));
+        const std::size_t needed = tokens.size() + rows;
+        const bool grows = needed > tokens.capacity();
+        if (grows && room.capacity() >= needed)
+            return;
+        room = std::vector<token_id>();
+        if (grows)
+            room.reserve(std::max(needed, 2 * tokens.capacity()));
+    }
+
+    /// Adds tokens that room was taken for; they may be some of its own, or of another sequence that has moved its
+    /// tokens since its own lease began.
+    void append(std::span<const token_id> more) noexcept {
         const std::size_t old = tokens.size(), needed = old + more.size();
-        std::vector<token_id> before; // `more` may point into it
         if (needed > tokens.capacity()) {
-            before.reserve(std::max(needed, 2 * tokens.capacity()));
-            before.assign(tokens.begin(), tokens.end());
-            before.swap(tokens);
+            room.assign(tokens.begin(), tokens.end());
+            room.swap(tokens);
         }
         tokens.resize(needed);
         std::ranges::copy(more, tokens.begin() + static_cast<std::ptrdiff_t>(old));
-    }
-
-    /// Room for more pages, so that adding them cannot throw.
-    void prepare(std::size_t pages) {
-        if (table.capacity() - table.size() < pages)
-            table.reserve(std::max(table.size() + pages, 2 * table.capacity()));
     }
 
     void end_lease() noexcept {
@@ -2248,7 +2265,8 @@ public:
     }
 
     /// Publishes the first tokens.size() rows as these tokens, gives the others back, and ends the lease.
-    /// Requires: tokens.size() <= rows(). Throws: bad_alloc, and the lease goes on then.
+    /// It cannot fail: the lease has all memory that it must have.
+    /// Requires: tokens.size() <= rows().
     void commit(std::span<const token_id> tokens) {
         expects(state_ != nullptr, "a lease is committed once");
         expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
@@ -3213,8 +3231,8 @@ public:
         state.sealed = std::min(state.sealed, state.full_entries(page_tokens_));
     }
 
-    /// Ends a lease: its first rows are these tokens, the others are given back.
-    /// Throws: bad_alloc, and the lease has not ended then.
+    /// Ends a lease: its first rows are these tokens, the others are given back. It cannot fail: all memory that it
+    /// must have was taken with the lease.
     void commit(sequence_state& state, std::span<const token_id> tokens) {
         state.append(tokens);
         if (state.has_copied_tail()) {
@@ -3396,7 +3414,7 @@ public:
         return std::move(found.known_);
     }
 
-    /// Room for `rows` rows behind a sequence. Evicts idle pages where none is free.
+    /// Room for `rows` rows behind a sequence, and the memory to commit them. Evicts idle pages where none is free.
     /// Errors: out_of_memory, with the pages needed and had; the sequence and all that others hold is as before.
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows) {
         const std::lock_guard guard(lock_);
@@ -3412,7 +3430,7 @@ public:
         if (needed > books_.available())
             return refuse(rows, needed);
 
-        state.prepare(fresh);
+        state.prepare(fresh, rows);
         state.pages_before = state.table.size();
         state.tail_before = open_rows ? std::optional(state.table.back()) : std::nullopt;
         state.leased = rows;
@@ -7062,7 +7080,8 @@ inline constexpr std::size_t block_rows = 96;
 
 // Weights that come soon, fetched meanwhile: so many lines of each of a tile's panels while 16 inputs run.
 struct weights_ahead {
-    const std::byte* at = nullptr;
+    const std::byte* base = nullptr;
+    std::size_t at = 0;    // bytes from there on
     std::size_t panel = 0; // bytes from one panel to the next
     std::size_t lines = 0;
 };
@@ -7074,6 +7093,9 @@ template <std::size_t Rows, std::size_t Panels, weight_format Weight>
 inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, std::size_t panel, std::size_t inputs,
                          float* y, std::size_t y_stride, std::size_t outputs, bool begin,
                          const weights_ahead& ahead = {}) {
+    // Columns of weights in registers while all rows pass: one, but where GCC would then keep so many broadcasts for
+    // the next that the 32 registers of AVX-512 overflow.
+    constexpr std::size_t columns_held = native_lanes == 16 && Rows * Panels + Rows + 1 > 32 ? Panels : 1;
     native_floats sums[Rows * Panels * native_parts]; // flat: GCC 12 keeps no nested array in registers
     unrolled<Rows * Panels>([&](auto i) KVCACHE_INLINE {
         const std::size_t v = i % Panels * 16;
@@ -7083,17 +7105,23 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
         unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sums[i * native_parts + part] = sum.part[part]; });
     });
     for (std::size_t r = 0; r < Rows; ++r) // those of the next tile
-        prefetch_to_write(y + (Rows + r) * y_stride);
+        prefetch_to_write(y, (Rows + r) * y_stride);
     const auto step = [&](std::size_t k) KVCACHE_INLINE {
-        unrolled<Panels>([&](auto p) KVCACHE_INLINE {
-            f32x16 column = f32x16::load(w + p * panel + k * 16);
-            if constexpr (Rows > 1)
-                unrolled<native_parts>([&](auto part) KVCACHE_INLINE { keep(column.part[part]); });
+        unrolled<Panels / columns_held>([&](auto group) KVCACHE_INLINE {
+            native_floats columns[columns_held * native_parts];
+            unrolled<columns_held>([&](auto p) KVCACHE_INLINE {
+                f32x16 column = f32x16::load(w + (group * columns_held + p) * panel + k * 16);
+                unrolled<native_parts>([&](auto part) KVCACHE_INLINE {
+                    if constexpr (Rows > 1)
+                        keep(column.part[part]);
+                    columns[p * native_parts + part] = column.part[part];
+                });
+            });
             unrolled<Rows>([&](auto r) KVCACHE_INLINE {
                 const native_floats a(x[r * x_stride + k]);
-                unrolled<native_parts>([&](auto part) KVCACHE_INLINE {
-                    native_floats& sum = sums[(r * Panels + p) * native_parts + part];
-                    sum = fused(a, column.part[part], sum);
+                unrolled<columns_held * native_parts>([&](auto c) KVCACHE_INLINE {
+                    native_floats& sum = sums[(r * Panels + group * columns_held) * native_parts + c];
+                    sum = fused(a, columns[c], sum);
                 });
             });
         });
@@ -7102,10 +7130,10 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
     for (; k + 16 <= inputs; k += 16) {
         if constexpr (Rows > 3)
             for (std::size_t r = 0; r < Rows; ++r)
-                prefetch(x + (Rows + r) * x_stride + k);
+                prefetch(x, (Rows + r) * x_stride + k);
         for (std::size_t line = 0; line < ahead.lines; ++line)
             for (std::size_t p = 0; p < Panels; ++p)
-                prefetch_soon(ahead.at + p * ahead.panel + (k / 16 * ahead.lines + line) * line_bytes);
+                prefetch_soon(ahead.base, ahead.at + p * ahead.panel + (k / 16 * ahead.lines + line) * line_bytes);
         for (std::size_t i = 0; i < 16; ++i)
             step(k + i);
     }
@@ -7142,7 +7170,8 @@ public:
 
     // Many rows: a block of inputs at a time, whose weights meet all rows.
     void run_many(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t last) const {
-        const std::size_t blocks = (w_.inputs() + block_inputs - 1) / block_inputs;
+        // One block at least: without inputs it writes the zeros.
+        const std::size_t blocks = std::max<std::size_t>(1, (w_.inputs() + block_inputs - 1) / block_inputs);
         for (std::size_t b = 0; b < blocks; ++b) {
             const std::size_t k = w_.inputs() * b / blocks, inputs = w_.inputs() * (b + 1) / blocks - k;
             for (std::size_t p = panel; p < last; p += strip)
@@ -7185,7 +7214,7 @@ private:
     void run_tiles(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
                    std::size_t inputs, const float* weights, std::size_t next, const Weight* soon) const {
         std::size_t tiles = (last_row - row + tallest_tile - 1) / tallest_tile;
-        weights_ahead ahead{reinterpret_cast<const std::byte*>(soon), w_.inputs() * width * sizeof(Weight),
+        weights_ahead ahead{reinterpret_cast<const std::byte*>(soon), 0, w_.inputs() * width * sizeof(Weight),
                             soon != nullptr ? (4 * sizeof(Weight) + tiles - 1) / tiles : 0};
         for (; tiles > 0; --tiles) {
             const std::size_t rows = (last_row - row + tiles - 1) / tiles, output = panel * width;
@@ -7285,8 +7314,15 @@ public:
     using part = attention_part<Codec, Storage>;
 
     /// Plans the attention of a batch, for any number of layers. Memory from batches before is used again.
-    /// Requires: page tables stay as they are, and what the parts point to stays where it is, until the next `deal`.
+    /// Requires: all parts have one codec and one storage, since pages are shared by their ids; page tables stay as
+    /// they are, and what the parts point to stays where it is, until the next `deal`.
     void deal(const attention_shape& shape, std::span<const part> parts, const team& threads) {
+        expects(std::ranges::all_of(parts,
+                                    [&](const part& one) {
+                                        return one.pages.codec == parts.front().pages.codec &&
+                                               one.pages.storage == parts.front().pages.storage;
+                                    }),
+                "the parts of a batch have one codec and one storage");
         shape_ = shape;
         parts_.assign(parts.begin(), parts.end());
         planned_.clear();
@@ -7577,26 +7613,28 @@ inline constexpr std::int32_t activation_offset = 128;
 
 /// How four inputs of 16 outputs lie in vectors, and their running sums.
 inline constexpr std::size_t int8_parts = 1;
-using int8_vector = __m512i;
+/// Rows that meet one load of weights, so that their sums stay in registers.
+inline constexpr std::size_t int8_rows_together = 12;
+/// Of int32: GCC 12 copies a running __m512i, which is of int64, before and behind each dot product.
+using int8_vector = std::int32_t __attribute__((vector_size(64)));
 
 [[nodiscard]] KVCACHE_INLINE inline int8_vector no_sums() noexcept {
-    return _mm512_setzero_si512();
+    return int8_vector{};
 }
-[[nodiscard]] KVCACHE_INLINE inline int8_vector load_weights(const std::int8_t* from, std::size_t) noexcept {
+[[nodiscard]] KVCACHE_INLINE inline __m512i load_weights(const std::int8_t* from, std::size_t) noexcept {
     return _mm512_loadu_si512(from);
 }
 /// The same four activations for all outputs.
-[[nodiscard]] KVCACHE_INLINE inline int8_vector load_four(const int8_activation* x) noexcept {
+[[nodiscard]] KVCACHE_INLINE inline __m512i load_four(const int8_activation* x) noexcept {
     std::int32_t four;
     std::memcpy(&four, x, sizeof four);
     return _mm512_set1_epi32(four);
 }
-[[nodiscard]] KVCACHE_INLINE inline int8_vector add_dots(int8_vector sums, int8_vector weights,
-                                                         int8_vector four) noexcept {
-    return _mm512_dpbusd_epi32(sums, four, weights);
+[[nodiscard]] KVCACHE_INLINE inline int8_vector add_dots(int8_vector sums, __m512i weights, __m512i four) noexcept {
+    return reinterpret_cast<int8_vector>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), four, weights));
 }
 inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
-    _mm512_storeu_si512(to, sums[0]);
+    _mm512_storeu_si512(to, reinterpret_cast<__m512i>(sums[0]));
 }
 
 #elif defined(__AVX2__)
@@ -7606,6 +7644,8 @@ inline constexpr std::int32_t activation_offset = 0;
 
 inline constexpr std::size_t int8_parts = 4; // four outputs each: the sums of even and of odd pairs of inputs
 using int8_vector = __m256i;
+
+inline constexpr std::size_t int8_rows_together = 2; // with weights, a row and a product that is 11 of 16 registers
 
 /// Steps that pass through here keep their order: a compiler that loads everything first has no registers for the sums.
 [[nodiscard]] KVCACHE_INLINE inline int8_vector in_order(int8_vector x) noexcept {
@@ -7648,6 +7688,8 @@ inline constexpr std::size_t int8_parts = 1;
 struct int8_vector {
     std::int32_t lanes[16];
 };
+
+inline constexpr std::size_t int8_rows_together = 2;
 
 [[nodiscard]] inline int8_vector no_sums() noexcept {
     return {};
@@ -7700,13 +7742,17 @@ public:
     }
 
     /// Rounds the weights of one output to the nearest of 255 levels, ties to even. (inputs)
-    /// Errors of a weight: at most half a level, max |weight| / 254. Different outputs may be set by several threads.
+    /// Errors of a weight: at most half a level, max |weight| / 254. With a weight that is not finite the scale is NaN
+    /// and every level zero. Different outputs may be set by several threads.
     void set_row(std::size_t output, std::span<const float> weights) {
         expects(output < outputs_ && weights.size() == inputs_, "a packed row is one output's weights");
         float largest = 0.0f;
-        for (const float w : weights)
+        bool finite = true;
+        for (const float w : weights) {
             largest = std::max(largest, std::fabs(w));
-        const float scale = largest / 127.0f;
+            finite = finite && std::isfinite(w);
+        }
+        const float scale = finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
         std::int8_t* to =
             numbers_.data() + output / panel_width * panel_bytes() + output % panel_width * inputs_together;
         std::int32_t sum = 0;
@@ -7771,7 +7817,8 @@ namespace kvcache {
 /// Activations as int8 with one scale a row, made anew for each product; keeps its memory for the next one.
 class int8_rows {
 public:
-    /// Takes in rows: x = q * scale, |q| <= 127, rounded to the nearest, ties to even. A row of zeros has scale zero.
+    /// Takes in rows: x = q * scale, |q| <= 127, rounded to the nearest, ties to even. A row of zeros, or of numbers
+    /// too small to divide by, has no levels but zero; one with a number that is not finite has the scale NaN besides.
     /// (rows, inputs) Cost: every number is read twice.
     void quantize(const rows_in& x, std::size_t inputs, team& threads) {
         stride_ = (inputs + 3) / 4 * 4 + line_bytes / sizeof(number); // rows begin on lines of different sets
@@ -7797,19 +7844,24 @@ private:
     using number = detail::int8_activation;
 
     void quantize_row(const float* x, std::size_t inputs, std::size_t row) {
-        f32x16 top = f32x16::zero();
+        f32x16 top = f32x16::zero(), poison = f32x16::zero(); // NaN from a number on that is not finite: max loses it
         detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
-            const f32x16 v = detail::load_some(x + i, n);
+            const f32x16 v = f32x16::load_up_to(x + i, n);
             top = max(top, max(v, -v));
+            poison = fma(v, f32x16::zero(), poison);
         });
-        const float most = largest(top);
-        scales_[row] = most / 127.0f;
-        const f32x16 levels = f32x16::broadcast(most > 0.0f ? 127.0f / most : 0.0f);
-        const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
+        const float most = largest(top) + sum(poison), level_of_one = 127.0f / most;
         number* to = numbers_.data() + row * stride_;
+        scales_[row] = most / 127.0f;
+        if (!std::isfinite(level_of_one)) {
+            std::fill_n(to, (inputs + 3) / 4 * 4, static_cast<number>(detail::activation_offset));
+            return;
+        }
+        const f32x16 levels = f32x16::broadcast(level_of_one);
+        const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
         detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
             alignas(line_bytes) float level[16];
-            (fma(detail::load_some(x + i, n), levels, magic) - magic).store(level);
+            (fma(f32x16::load_up_to(x + i, n), levels, magic) - magic).store(level);
             for (std::size_t lane = 0; lane < n; ++lane)
                 to[i + lane] = static_cast<number>(static_cast<std::int32_t>(level[lane]) + detail::activation_offset);
         });
@@ -7823,9 +7875,6 @@ private:
 };
 
 namespace detail {
-
-// Rows that meet one load of weights, so that their sums stay in registers.
-inline constexpr std::size_t int8_rows_together = native_lanes == 16 ? 12 : 2;
 
 // Rows [row, row + Rows) with the 16 outputs of a panel.
 template <std::size_t Rows>
@@ -9111,7 +9160,8 @@ public:
     }
 
     /// Runs tokens behind several different sequences in shared forward passes. (rows wanted, vocabulary), in order.
-    /// Errors: as feed; every sequence is as before.
+    /// Tokens may be those of the sequences themselves. Errors, and what is thrown: as feed; every sequence is as
+    /// before.
     [[nodiscard]] result<matrix> extend(std::span<const extension<Cache>> batch) {
         matrix logits;
         if (auto ran = extend(batch, logits); !ran)
@@ -9126,7 +9176,7 @@ public:
             return reserved;
         run(batch, logits);
         for (std::size_t i = 0; i < batch.size(); ++i)
-            leases_[i].commit(batch[i].tokens);
+            leases_[i].commit(batch[i].tokens); // none fails: all of the batch is committed, or nothing was
         return {};
     }
 
@@ -9239,8 +9289,8 @@ struct sampler {
         std::vector<float> weights(logits.size());
         const f32x16 scale = f32x16::broadcast(1.0f / temperature), largest = f32x16::broadcast(*top);
         detail::by_sixteen(logits.size(), [&](std::size_t i, std::size_t n) {
-            const f32x16 x = detail::load_some(logits.data() + i, n);
-            detail::store_some(exp((x - largest) * scale), weights.data() + i, n);
+            const f32x16 x = f32x16::load_up_to(logits.data() + i, n);
+            exp((x - largest) * scale).store_up_to(weights.data() + i, n);
         });
         double total = 0.0;
         for (const float w : weights)

@@ -220,3 +220,24 @@ TEST_CASE("an entry that straddles a split belongs to the split it begins in") {
         all.emplace_back(in, table, length - 1 - s * 700, 1, s);
     check(in, all);
 }
+
+TEST_CASE("a batch over two storages or codecs is refused, and what was dealt before stays") {
+    pool in(4, 2, 16, 16, 8), other(4, 2, 16, 16, 8);
+    std::vector<asking> all;
+    all.emplace_back(in, std::vector{in.page(16)}, 15, 1, 1);
+    all.emplace_back(in, std::vector{in.page(16)}, 15, 1, 2);
+    kv::team alone;
+    batch attention;
+    std::vector<part> parts{all[0].of(in), all[1].of(in)};
+    attention.deal(in.shape, parts, alone);
+    auto mixed = parts;
+    mixed[1].pages.storage = &other.storage;
+    CHECK_THROWS_AS(attention.deal(in.shape, mixed, alone), kv::contract_violation);
+    mixed = parts;
+    mixed[1].pages.codec = &other.made;
+    CHECK_THROWS_AS(attention.deal(in.shape, mixed, alone), kv::contract_violation);
+    attention.attend(kv::layer_id{0}, alone);
+    for (const auto& one : all)
+        CHECK(numbers::same_bits(one.out, one.alone(in)));
+    CHECK_NOTHROW(attention.deal(in.shape, {}, alone));
+}

@@ -5,6 +5,11 @@
 #include <kvcache/core/json.hpp>
 #endif
 
+#if defined(CONSUMER_READS_TRACES)
+#include <kvcache/adapters/replay/object_replay.hpp>
+#include <kvcache/adapters/traces/lirs_trace.hpp>
+#endif
+
 int main() {
     using namespace kvcache::literals;
     constexpr kvcache::page_shape shape{.layers = 2, .kv_heads = 2, .head_dim = 32, .tokens = 16};
@@ -13,6 +18,13 @@ int main() {
     bool sound = cache.check().has_value();
 #if defined(CONSUMER_READS_JSON)
     sound = sound && kvcache::parse_json(R"({"layers": 2})", "config.json").has_value();
+#endif
+#if defined(CONSUMER_READS_TRACES)
+    kvcache::lirs_trace trace(kvcache::byte_source::over("1\n2\n1\n", "blocks"));
+    kvcache::object_replay<kvcache::lru> replay({}, 2, 2);
+    for (kvcache::object_access access; *trace.next(access);)
+        replay.run(access);
+    sound = sound && replay.counts().hits == 1;
 #endif
     return sound ? 0 : 1;
 }

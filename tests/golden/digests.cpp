@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -48,27 +49,54 @@ std::string grid(Kernel kernel) {
     return of(numbers);
 }
 
+// Weight `i` of a product, exact in its format: of F16 any number under 2, tiny ones too.
+template <class Weight>
+Weight weight(std::size_t i) {
+    const float uniform = numbers::uniform(7, i);
+    if constexpr (std::same_as<Weight, float>)
+        return uniform;
+    else if constexpr (std::same_as<Weight, kv::bfloat16>)
+        return {static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(uniform) >> 16)};
+    else
+        return {static_cast<std::uint16_t>(numbers::hashed(7, i) & 0xbfff)};
+}
+
 template <class Weight>
 std::string product() {
     kv::team threads(2);
     kv::digest_builder builder;
     for (const std::size_t rows : {1u, 5u, 13u, 26u}) {
         constexpr std::size_t outputs = 170, inputs = 96;
-        const auto x = numbers::uniforms(rows, rows * inputs, 2.0f), w = numbers::uniforms(7, outputs * inputs);
+        const auto x = numbers::uniforms(rows, rows * inputs, 2.0f);
         kv::packed_matrix<Weight> packed(outputs, inputs);
         std::vector<Weight> row(inputs);
         for (std::size_t n = 0; n < outputs; ++n) {
             for (std::size_t k = 0; k < inputs; ++k)
-                if constexpr (sizeof(Weight) == 4)
-                    row[k] = w[n * inputs + k];
-                else
-                    row[k].bits = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(w[n * inputs + k]) >> 16);
+                row[k] = weight<Weight>(n * inputs + k);
             packed.set_row(n, row);
         }
         std::vector<float> y(rows * outputs);
         kv::product({x.data(), rows, inputs}, packed, {y.data(), outputs}, threads);
         add(builder, y);
     }
+    return kv::to_string(builder.finish());
+}
+
+std::string int8_product() {
+    kv::team threads(2);
+    kv::int8_rows scratch;
+    kv::digest_builder builder;
+    for (const std::size_t rows : {1u, 2u, 5u, 13u, 26u})
+        for (const std::size_t inputs : {96u, 131u}) {
+            constexpr std::size_t outputs = 170;
+            const auto x = numbers::uniforms(rows, rows * inputs, 2.0f), w = numbers::uniforms(7, outputs * inputs);
+            kv::int8_matrix packed(outputs, inputs);
+            for (std::size_t n = 0; n < outputs; ++n)
+                packed.set_row(n, std::span(w).subspan(n * inputs, inputs));
+            std::vector<float> y(rows * outputs);
+            kv::product({x.data(), rows, inputs}, packed, {y.data(), outputs}, threads, scratch);
+            add(builder, y);
+        }
     return kv::to_string(builder.finish());
 }
 
@@ -172,6 +200,8 @@ int main() {
         grid([](const kv::f32x16& x) { return kv::silu(x); }),
         product<float>(),
         product<kv::bfloat16>(),
+        product<kv::half>(),
+        int8_product(),
         norms(),
         rotations(kv::make_rope({}, 64)),
         rotations(kv::make_rope(llama, 128)),

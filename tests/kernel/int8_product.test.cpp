@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/kernel/int8_product.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "kernel/numbers.hpp"
@@ -74,7 +76,7 @@ TEST_CASE("an int8 product is the exact sum of its levels, scaled, and writes no
 
 TEST_CASE("a row of an int8 product has the same bits alone, among others, and on any number of threads") {
     kv::team alone, three(3);
-    const problem p(150, 100, 96, 7);
+    const problem p(150, 100, 130, 7); // enough to share the rounding of rows too
     const auto all = p.run(0, 150, alone);
     CHECK(numbers::same_bits(all, p.run(0, 150, three)));
     for (std::size_t row = 0; row < 150; row += 7) {
@@ -117,16 +119,60 @@ TEST_CASE("the largest levels of the longest row do not overflow, and zeros stay
     CHECK_THROWS_AS(kv::int8_matrix(1, inputs + 1), kv::contract_violation);
 }
 
-TEST_CASE("an int8 matrix gives back weights within half a level") {
-    const auto weights = numbers::uniforms(3, 30);
-    kv::int8_matrix w(1, 30);
-    w.set_row(0, weights);
-    std::vector<float> back(30);
-    w.row(0, back);
-    float most = 0.0f;
-    for (const float x : weights)
-        most = std::max(most, std::fabs(x));
-    for (std::size_t k = 0; k < 30; ++k)
-        CHECK(std::fabs(back[k] - weights[k]) <= most / 253.9f);
-    CHECK_THROWS_AS(w.set_row(1, weights), kv::contract_violation);
+TEST_CASE("a row with a number that is not finite gives NaN, and no other row does") {
+    kv::team alone;
+    problem p(5, 33, 37, 13);
+    const auto before = p.run(0, 5, alone);
+    for (const float bad : {numbers::infinity, -numbers::infinity, numbers::not_a_number})
+        for (std::size_t k = 0; k < 37; ++k)
+            for (const std::size_t row : {0u, 3u}) {
+                float& number = p.x[row * 40 + k];
+                const float good = std::exchange(number, bad);
+                const auto y = p.run(0, 5, alone);
+                std::size_t wrong = 0;
+                for (std::size_t r = 0; r < 5; ++r)
+                    for (std::size_t i = 0; i < 33; ++i)
+                        wrong += r == row ? !std::isnan(y[r * 35 + i]) : y[r * 35 + i] != before[r * 35 + i];
+                number = good;
+                INFO(bad << " in row " << row << " at " << k);
+                CHECK(wrong == 0);
+            }
+}
+
+TEST_CASE("an output with a weight that is not finite is NaN, and no other output is") {
+    kv::team alone;
+    for (const float bad : {numbers::infinity, -numbers::infinity, numbers::not_a_number})
+        for (const std::size_t k : {0u, 1u, 36u}) {
+            problem p(3, 33, 37, 17);
+            const auto before = p.run(0, 3, alone);
+            p.w[20 * 37 + k] = bad;
+            p.packed.set_row(20, {&p.w[20 * 37], 37});
+            const auto y = p.run(0, 3, alone);
+            for (std::size_t row = 0; row < 3; ++row)
+                for (std::size_t i = 0; i < 33; ++i)
+                    CHECK((i == 20 ? std::isnan(y[row * 35 + i]) : y[row * 35 + i] == before[row * 35 + i]));
+        }
+}
+
+TEST_CASE("a row too small for a level is a row of zeros") {
+    kv::team alone;
+    problem p(3, 17, 20, 19);
+    for (const float tiny : {0x1p-149f, 0x1p-127f, 0x1p-122f}) {
+        for (std::size_t k = 0; k < 20; ++k)
+            p.x[23 + k] = k % 3 == 0 ? 0.0f : k % 2 == 0 ? tiny : -tiny;
+        const auto y = p.run(1, 1, alone);
+        for (std::size_t i = 0; i < 17; ++i)
+            CHECK(y[i] == 0.0f);
+    }
+}
+
+TEST_CASE("an int8 product without inputs writes zeros") {
+    kv::team alone;
+    const kv::int8_matrix none(20, 0);
+    kv::int8_rows scratch;
+    for (const std::size_t rows : {1u, 13u, 100u}) {
+        std::vector<float> y(rows * 20, 3.0f);
+        kv::product({y.data(), rows, 0}, none, {y.data(), 20}, alone, scratch);
+        CHECK(std::ranges::count(y, 0.0f) == static_cast<std::ptrdiff_t>(y.size()));
+    }
 }

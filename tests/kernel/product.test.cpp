@@ -138,13 +138,19 @@ TEST_CASE("the rows of a product do not know each other") {
     }
 }
 
-TEST_CASE("a product without rows or inputs writes nothing or zeros") {
-    kv::team alone;
-    std::vector<float> y(8, 3.0f);
-    const kv::packed_matrix<float> no_inputs(8, 0), some(8, 4);
+TEMPLATE_TEST_CASE("a product without rows or inputs writes nothing or zeros", "", float, kv::bfloat16, kv::half) {
+    kv::team alone, three(3);
+    const kv::packed_matrix<TestType> no_inputs(40, 0), some(40, 4);
     const float x[4] = {};
-    kv::product({x, 0, 4}, some, {y.data(), 8}, alone);
-    CHECK(std::ranges::count(y, 3.0f) == 8);
-    kv::product({x, 1, 0}, no_inputs, {y.data(), 8}, alone);
-    CHECK(std::ranges::count(y, 0.0f) == 8);
+    std::vector<float> none(40, 3.0f);
+    kv::product({x, 0, 4}, some, {none.data(), 40}, alone);
+    CHECK(std::ranges::count(none, 3.0f) == 40);
+    for (kv::team* threads : {&alone, &three})
+        for (const std::size_t rows : {1u, 2u, 6u, 7u, 12u, 13u, 100u, 300u}) {
+            std::vector<float> y(rows * 42, 3.0f);
+            kv::product({x, rows, 0}, no_inputs, {y.data(), 42}, *threads);
+            INFO(rows << " rows");
+            CHECK(std::ranges::count(y, 0.0f) == static_cast<std::ptrdiff_t>(rows * 40));
+            CHECK(std::ranges::count(y, 3.0f) == static_cast<std::ptrdiff_t>(rows * 2));
+        }
 }

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kernel/numbers.hpp"
 #include <catch2/catch.hpp>
@@ -70,6 +71,18 @@ TEST_CASE("lanes are loaded and stored in order, whole and in part") {
         kv::f32x16::load(from.data()).store_first(to.data(), count);
         for (std::size_t i = 0; i < 16; ++i) {
             CHECK(part[i] == (i < count ? from[i] : 0.0f));
+            CHECK(to[i] == (i < count ? from[i] : 9.0f));
+        }
+    }
+    for (std::size_t count = 0; count < 20; ++count) { // as many as there are, or as fit
+        std::vector<float> exactly(from.begin(),
+                                   from.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(count, 16)));
+        const kv::f32x16 part = kv::f32x16::load_up_to(exactly.data(), count);
+        lanes to{};
+        to.fill(9.0f);
+        part.store_up_to(to.data(), count);
+        for (std::size_t i = 0; i < 16; ++i) {
+            CHECK(lanes_of(part)[i] == (i < count ? from[i] : 0.0f));
             CHECK(to[i] == (i < count ? from[i] : 9.0f));
         }
     }

@@ -1,7 +1,14 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/session/generate.hpp>
 
+#include <cstddef>
+#include <cstring>
+#include <initializer_list>
 #include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "promise_fixture.hpp"
 #include <catch2/catch.hpp>
@@ -91,4 +98,52 @@ TEST_CASE("a logit that is no number is an error, not a word") {
     const auto said = kv::generate(through, some_tokens(model.sound, 5, 2), kv::sampler{}, {.max_tokens = 2}, go_on);
     REQUIRE_FALSE(said.has_value());
     CHECK(said.error().field == "logits");
+}
+
+namespace {
+
+// Random weights, one of which is infinite.
+struct damaged_weights {
+    const kv::random_weights& sound;
+    std::string damaged;
+    std::vector<std::byte>& copy;
+
+    [[nodiscard]] kv::result<kv::tensor_view> tensor(std::string_view name,
+                                                     std::initializer_list<std::size_t> shape) const {
+        auto found = sound.tensor(name, shape);
+        if (!found || name != damaged)
+            return found;
+        copy.assign(found->bytes.begin(), found->bytes.end());
+        const float infinite = std::numeric_limits<float>::infinity();
+        std::memcpy(copy.data() + 5 * sizeof infinite, &infinite, sizeof infinite);
+        found->bytes = copy;
+        return found;
+    }
+};
+
+} // namespace
+
+TEST_CASE("an infinite weight is an error, in int8 too") {
+    const kv::model_config config{.hidden_size = 48,
+                                  .intermediate_size = 80,
+                                  .layers = 2,
+                                  .heads = 6,
+                                  .kv_heads = 2,
+                                  .head_dim = 24,
+                                  .vocabulary = 131};
+    const kv::random_weights sound(config, 7, kv::dtype::f32);
+    kv::team threads;
+    for (const char* name : {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.v_proj.weight",
+                             "model.layers.1.mlp.up_proj.weight", "lm_head.weight"}) {
+        std::vector<std::byte> copy;
+        auto weights = kv::load_weights(config, damaged_weights{sound, name, copy}, [](std::size_t, std::size_t) {});
+        REQUIRE(weights.has_value());
+        const kv::transformer model(config, std::move(*weights)), rounded = model.in_int8(threads);
+        for (const kv::transformer* each : {&model, &rounded}) {
+            host here(*each);
+            const auto said = kv::generate(here.through, some_tokens(*each, 5, 2), {}, {.max_tokens = 2}, go_on);
+            INFO(name << (each == &rounded ? " in int8" : ""));
+            CHECK_FALSE(said.has_value());
+        }
+    }
 }

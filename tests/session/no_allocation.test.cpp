@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: MIT
-// After warm-up a token costs no allocation. A program of its own, as it stands in for the C library's allocator.
+// After warm-up a token costs no allocation, and one that is refused costs no sequence anything. A program of its own,
+// as it stands in for the C library's allocator.
 #include <kvcache/kvcache.hpp>
 #include <kvcache/testing/random_weights.hpp>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <iostream>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -19,10 +24,10 @@ namespace kv = kvcache;
 
 namespace {
 std::atomic<std::size_t> allocations{0}; // by any thread, through new or without it
+std::atomic<std::size_t> refused{0};     // which of them fails, 0 for none
 
-void* counted(void* memory) noexcept {
-    allocations.fetch_add(1, std::memory_order_relaxed);
-    return memory;
+bool refuses() noexcept {
+    return allocations.fetch_add(1, std::memory_order_relaxed) + 1 == refused.load(std::memory_order_relaxed);
 }
 } // namespace
 
@@ -33,22 +38,22 @@ void* __libc_realloc(void*, std::size_t) noexcept;
 void* __libc_memalign(std::size_t, std::size_t) noexcept;
 
 void* malloc(std::size_t size) noexcept {
-    return counted(__libc_malloc(size));
+    return refuses() ? nullptr : __libc_malloc(size);
 }
 void* calloc(std::size_t count, std::size_t size) noexcept {
-    return counted(__libc_calloc(count, size));
+    return refuses() ? nullptr : __libc_calloc(count, size);
 }
 void* realloc(void* memory, std::size_t size) noexcept {
-    return counted(__libc_realloc(memory, size));
+    return refuses() ? nullptr : __libc_realloc(memory, size);
 }
 void* aligned_alloc(std::size_t alignment, std::size_t size) noexcept {
-    return counted(__libc_memalign(alignment, size));
+    return refuses() ? nullptr : __libc_memalign(alignment, size);
 }
 void* memalign(std::size_t alignment, std::size_t size) noexcept {
-    return counted(__libc_memalign(alignment, size));
+    return refuses() ? nullptr : __libc_memalign(alignment, size);
 }
 int posix_memalign(void** memory, std::size_t alignment, std::size_t size) noexcept {
-    *memory = counted(__libc_memalign(alignment, size));
+    *memory = refuses() ? nullptr : __libc_memalign(alignment, size);
     return *memory != nullptr ? 0 : ENOMEM;
 }
 }
@@ -117,6 +122,114 @@ TEST_CASE("a token after warm-up allocates nothing, on one thread and on two") {
                      << " of them");
         CHECK(sum == 0);
     }
+}
+
+TEST_CASE("a page used before begins without an allocation, a new one with its memory and its place in the index") {
+    const kv::transformer small = model();
+    const std::size_t page_bytes = kv::plain{}.open(small.shape(page)).page_bytes();
+    const struct {
+        std::size_t pages, of_new; // what a page that is new costs: less where pages lie in slabs
+    } caches[] = {{4, 0}, {32, 2}, {256, 1}};
+    for (const auto& [pages, of_new] : caches) {
+        kv::team team;
+        auto cache = kv::make_cache(small.shape(page), {.bytes = pages * page_bytes});
+        kv::pipeline through(cache, small, team);
+        auto sequence = cache.open();
+        kv::matrix logits;
+        for (const std::int32_t of : {0, 200}) { // the second time there is room in the sequence, and in the pass
+            sequence.truncate(0);
+            while (sequence.size() < 4 * page) {
+                const std::size_t at = sequence.size();
+                const kv::token_id next{static_cast<std::int32_t>(at) / 2 + of};
+                const std::size_t before = allocations.load();
+                const bool ran = through.extend(sequence, {&next, 1}, kv::logits_of::last, logits).has_value();
+                const std::size_t after = allocations.load();
+                REQUIRE(ran);
+                INFO(pages << " pages, token " << at);
+                if (of != 0)
+                    CHECK(after - before == (at % page == 0 ? of_new : 0));
+            }
+        }
+        CHECK(cache.check());
+    }
+}
+
+namespace {
+
+// The outcome of a batch whose n-th allocation fails, and how many it asked for.
+struct attempt {
+    bool ran = false;
+    std::size_t asked = 0;
+};
+
+template <class Call>
+attempt with_refusal(std::size_t n, Call call) {
+    attempt made;
+    const std::size_t before = allocations.load();
+    refused = before + n;
+    try {
+        made.ran = call();
+    } catch (const std::bad_alloc&) {
+    }
+    refused = 0;
+    made.asked = allocations.load() - before;
+    return made;
+}
+
+std::vector<kv::token_id> counted(std::int32_t from, std::size_t n) {
+    std::vector<kv::token_id> made;
+    for (std::size_t i = 0; i < n; ++i)
+        made.push_back(kv::token_id{from + static_cast<std::int32_t>(i)});
+    return made;
+}
+
+} // namespace
+
+TEST_CASE("a batch whose n-th allocation fails is committed whole or not at all") {
+    const kv::transformer small = kv::make_random_model({.hidden_size = 48,
+                                                         .intermediate_size = 80,
+                                                         .layers = 2,
+                                                         .heads = 6,
+                                                         .kv_heads = 2,
+                                                         .head_dim = 24,
+                                                         .vocabulary = 131},
+                                                        7);
+    kv::team team;
+    std::size_t taken = 0, n = 0;
+    for (attempt last{.ran = false, .asked = ~std::size_t{}}; last.asked >= n;) {
+        ++n;
+        auto cache = kv::make_cache(small.shape(16), {.bytes = 1 << 20});
+        kv::pipeline through(cache, small, team);
+        auto a = through.feed(counted(0, 20)), b = through.feed(counted(40, 30)), c = through.feed(counted(80, 15));
+        REQUIRE((a && b && c));
+        const auto more = counted(100, 20);
+        // The second goes on with the first one's own tokens, and the third with its own.
+        const std::array batch{kv::extension<decltype(cache)>{&a->sequence, more},
+                               kv::extension<decltype(cache)>{&b->sequence, a->sequence.tokens()},
+                               kv::extension<decltype(cache)>{&c->sequence, c->sequence.tokens()}};
+        kv::matrix logits;
+        last = with_refusal(n, [&] { return through.extend(batch, logits).has_value(); });
+        const bool all = last.ran;
+        taken += all;
+        INFO("allocation " << n << (all ? ", committed" : ", taken back"));
+        CHECK(a->sequence.size() == (all ? 40 : 20));
+        CHECK(b->sequence.size() == (all ? 50 : 30));
+        CHECK(c->sequence.size() == (all ? 30 : 15));
+        CHECK(std::ranges::equal(b->sequence.tokens().subspan(30), all ? counted(0, 20) : counted(0, 0)));
+        CHECK(std::ranges::equal(c->sequence.tokens().subspan(15), all ? counted(80, 15) : counted(0, 0)));
+        CHECK(cache.check());
+        if (all)
+            continue;
+        const std::array again{kv::extension<decltype(cache)>{&a->sequence, more},
+                               kv::extension<decltype(cache)>{&b->sequence, a->sequence.tokens()},
+                               kv::extension<decltype(cache)>{&c->sequence, c->sequence.tokens()}};
+        CHECK(through.extend(again, logits).has_value());
+        CHECK(a->sequence.size() + b->sequence.size() + c->sequence.size() == 120);
+        CHECK(cache.check());
+    }
+    INFO(n << " allocations, " << taken << " of which were not needed");
+    CHECK(n > 10);
+    CHECK(taken > 0);
 }
 
 #else

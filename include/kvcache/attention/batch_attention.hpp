@@ -5,6 +5,7 @@
 #include <kvcache/attention/paged_attention.hpp>
 #include <kvcache/attention/softmax_state.hpp>
 #include <kvcache/core/aligned.hpp>
+#include <kvcache/core/contract.hpp>
 #include <kvcache/kernel/team.hpp>
 
 #include <algorithm>
@@ -23,8 +24,15 @@ public:
     using part = attention_part<Codec, Storage>;
 
     /// Plans the attention of a batch, for any number of layers. Memory from batches before is used again.
-    /// Requires: page tables stay as they are, and what the parts point to stays where it is, until the next `deal`.
+    /// Requires: all parts have one codec and one storage, since pages are shared by their ids; page tables stay as
+    /// they are, and what the parts point to stays where it is, until the next `deal`.
     void deal(const attention_shape& shape, std::span<const part> parts, const team& threads) {
+        expects(std::ranges::all_of(parts,
+                                    [&](const part& one) {
+                                        return one.pages.codec == parts.front().pages.codec &&
+                                               one.pages.storage == parts.front().pages.storage;
+                                    }),
+                "the parts of a batch have one codec and one storage");
         shape_ = shape;
         parts_.assign(parts.begin(), parts.end());
         planned_.clear();

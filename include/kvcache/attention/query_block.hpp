@@ -187,7 +187,7 @@ private:
 
         const float* queries = packed_.data() + begin * head_dim_;
         constexpr std::size_t at_once = detail::tiles_together(N);
-        detail::tile_fetch ahead(tiles.data(), head_dim_);
+        detail::tile_fetch ahead(tiles, head_dim_);
         std::size_t t = 0;
         for (; t + at_once <= count; t += at_once)
             detail::score<N, at_once, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], ahead);
@@ -207,7 +207,7 @@ private:
     template <std::size_t N>
     void add_ragged(const attention_tile& tile, std::size_t t, std::size_t q, std::size_t least) {
         attention_tile at[most_tiles];
-        detail::tile_fetch ahead(at, width_);
+        detail::tile_fetch ahead({at, 1}, width_); // fetches nothing
         at[t] = tile;
         at[t].last = seen(tile, least);
         detail::add_values<N, false>(at, t, t + 1, width_, weights_, 0, running(q).sums(), stride_, ahead);

@@ -57,7 +57,7 @@ public:
     void finish(std::size_t head_dim, float* out) const noexcept {
         const f32x16 total = f32x16::broadcast(sum(weight()));
         detail::by_sixteen(head_dim, [&](std::size_t d, std::size_t n) {
-            detail::store_some(f32x16::load(sums() + d) / total, out + d, n);
+            (f32x16::load(sums() + d) / total).store_up_to(out + d, n);
         });
     }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
 
 namespace kvcache {
 
@@ -30,33 +31,35 @@ namespace detail {
 /// has the time for.
 class tile_fetch {
 public:
-    /// Lines of keys and of values, from which on a loop fetches.
+    /// Lines of a tile's keys and values, from which on a loop fetches.
     struct lines {
         const float* keys;
         const float* values;
-        void next() noexcept {
-            prefetch(keys);
-            prefetch(values);
-            keys += tile_tokens;
-            values += tile_tokens;
+        std::size_t next; ///< Numbers from either's begin.
+
+        void fetch() noexcept {
+            prefetch(keys, next);
+            prefetch(values, next);
+            next += tile_tokens;
         }
     };
 
-    tile_fetch(const attention_tile* tiles, std::size_t lines_a_tile) noexcept : tile_(tiles), of_tile_(lines_a_tile) {}
+    tile_fetch(std::span<const attention_tile> tiles, std::size_t lines_a_tile) noexcept
+        : tiles_(tiles), of_tile_(lines_a_tile) {}
 
-    /// The next `count` lines of each.
+    /// The next `count` lines of each, of one tile where `count` divides what a tile has.
     [[nodiscard]] lines take(std::size_t count) noexcept {
-        const lines from{tile_->ahead_keys + taken_ * tile_tokens, tile_->ahead_values + taken_ * tile_tokens};
+        const lines from{tiles_.front().ahead_keys, tiles_.front().ahead_values, taken_ * tile_tokens};
         taken_ += count;
-        if (taken_ >= of_tile_) {
+        if (taken_ >= of_tile_ && tiles_.size() > 1) {
             taken_ -= of_tile_;
-            ++tile_;
+            tiles_ = tiles_.subspan(1);
         }
         return from;
     }
 
 private:
-    const attention_tile* tile_;
+    std::span<const attention_tile> tiles_; // not fetched yet, or not wholly
     std::size_t of_tile_, taken_ = 0;
 };
 
@@ -131,11 +134,15 @@ inline void score(const float* queries, std::size_t head_dim, const attention_ti
     };
     std::size_t d = 0;
     if constexpr (Ahead) {
-        auto lines = ahead.take(head_dim / 2 * Tiles);
-        for (; d + 2 <= head_dim; d += 2) {
-            unrolled<Tiles>([&](auto) KVCACHE_INLINE { lines.next(); });
-            step(d);
-            step(d + 1);
+        constexpr std::size_t parts = Tiles > 2 ? Tiles / 2 : 1; // each fetches a tile at most
+        for (std::size_t part = 0; part < parts; ++part) {
+            const std::size_t steps = head_dim / parts / 2;
+            auto lines = ahead.take(steps * Tiles);
+            for (std::size_t i = 0; i < steps; ++i, d += 2) {
+                unrolled<Tiles>([&](auto) KVCACHE_INLINE { lines.fetch(); });
+                step(d);
+                step(d + 1);
+            }
         }
     }
     for (; d < head_dim; ++d)
@@ -183,7 +190,7 @@ inline void add_columns(const attention_tile* tiles, std::size_t begin, std::siz
         if constexpr (Ahead) {
             auto lines = ahead.take(tile_tokens / 2 * Columns);
             for (; lanes >= 2; lanes -= 2, values += 2 * width, of_lane += 2) {
-                unrolled<Columns>([&](auto) KVCACHE_INLINE { lines.next(); });
+                unrolled<Columns>([&](auto) KVCACHE_INLINE { lines.fetch(); });
                 step(values, of_lane);
                 step(values + width, of_lane + 1);
             }

@@ -81,7 +81,7 @@ public:
         return std::move(found.known_);
     }
 
-    /// Room for `rows` rows behind a sequence. Evicts idle pages where none is free.
+    /// Room for `rows` rows behind a sequence, and the memory to commit them. Evicts idle pages where none is free.
     /// Errors: out_of_memory, with the pages needed and had; the sequence and all that others hold is as before.
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows) {
         const std::lock_guard guard(lock_);
@@ -97,7 +97,7 @@ public:
         if (needed > books_.available())
             return refuse(rows, needed);
 
-        state.prepare(fresh);
+        state.prepare(fresh, rows);
         state.pages_before = state.table.size();
         state.tail_before = open_rows ? std::optional(state.table.back()) : std::nullopt;
         state.leased = rows;

@@ -60,7 +60,8 @@ public:
     }
 
     /// Publishes the first tokens.size() rows as these tokens, gives the others back, and ends the lease.
-    /// Requires: tokens.size() <= rows(). Throws: bad_alloc, and the lease goes on then.
+    /// It cannot fail: the lease has all memory that it must have.
+    /// Requires: tokens.size() <= rows().
     void commit(std::span<const token_id> tokens) {
         expects(state_ != nullptr, "a lease is committed once");
         expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");

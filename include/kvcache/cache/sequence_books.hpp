@@ -66,8 +66,8 @@ public:
         state.sealed = std::min(state.sealed, state.full_entries(page_tokens_));
     }
 
-    /// Ends a lease: its first rows are these tokens, the others are given back.
-    /// Throws: bad_alloc, and the lease has not ended then.
+    /// Ends a lease: its first rows are these tokens, the others are given back. It cannot fail: all memory that it
+    /// must have was taken with the lease.
     void commit(sequence_state& state, std::span<const token_id> tokens) {
         state.append(tokens);
         if (state.has_copied_tail()) {

@@ -21,6 +21,9 @@ struct sequence_state {
     std::size_t sealed = 0; ///< Leading pages that are full and in the index.
     bool shares = true;     ///< False once the index had no memory for its pages: from there on they are its own.
 
+    /// Where the tokens move as they grow; then where they were, until the next lease: somebody may still look there.
+    std::vector<token_id> room = {};
+
     // A lease: rows behind `tokens` that the table has already, and how to take them back.
     bool has_lease = false;
     std::size_t leased = 0;
@@ -57,23 +60,30 @@ struct sequence_state {
         return tail_before && tail_before->page != table[pages_before - 1].page;
     }
 
-    /// Adds tokens, which may be some of its own. Throws: bad_alloc, and nothing has changed then.
-    void append(std::span<const token_id> more) {
+    /// Takes room for more pages and tokens, so that adding them cannot fail. Throws: bad_alloc, and the sequence is as
+    /// before then.
+    void prepare(std::size_t pages, std::size_t rows) {
+        if (table.capacity() - table.size() < pages)
+            table.reserve(std::max(table.size() + pages, 2 * table.capacity()));
+        const std::size_t needed = tokens.size() + rows;
+        const bool grows = needed > tokens.capacity();
+        if (grows && room.capacity() >= needed)
+            return;
+        room = std::vector<token_id>();
+        if (grows)
+            room.reserve(std::max(needed, 2 * tokens.capacity()));
+    }
+
+    /// Adds tokens that room was taken for; they may be some of its own, or of another sequence that has moved its
+    /// tokens since its own lease began.
+    void append(std::span<const token_id> more) noexcept {
         const std::size_t old = tokens.size(), needed = old + more.size();
-        std::vector<token_id> before; // `more` may point into it
         if (needed > tokens.capacity()) {
-            before.reserve(std::max(needed, 2 * tokens.capacity()));
-            before.assign(tokens.begin(), tokens.end());
-            before.swap(tokens);
+            room.assign(tokens.begin(), tokens.end());
+            room.swap(tokens);
         }
         tokens.resize(needed);
         std::ranges::copy(more, tokens.begin() + static_cast<std::ptrdiff_t>(old));
-    }
-
-    /// Room for more pages, so that adding them cannot throw.
-    void prepare(std::size_t pages) {
-        if (table.capacity() - table.size() < pages)
-            table.reserve(std::max(table.size() + pages, 2 * table.capacity()));
     }
 
     void end_lease() noexcept {

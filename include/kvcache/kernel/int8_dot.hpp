@@ -19,26 +19,28 @@ inline constexpr std::int32_t activation_offset = 128;
 
 /// How four inputs of 16 outputs lie in vectors, and their running sums.
 inline constexpr std::size_t int8_parts = 1;
-using int8_vector = __m512i;
+/// Rows that meet one load of weights, so that their sums stay in registers.
+inline constexpr std::size_t int8_rows_together = 12;
+/// Of int32: GCC 12 copies a running __m512i, which is of int64, before and behind each dot product.
+using int8_vector = std::int32_t __attribute__((vector_size(64)));
 
 [[nodiscard]] KVCACHE_INLINE inline int8_vector no_sums() noexcept {
-    return _mm512_setzero_si512();
+    return int8_vector{};
 }
-[[nodiscard]] KVCACHE_INLINE inline int8_vector load_weights(const std::int8_t* from, std::size_t) noexcept {
+[[nodiscard]] KVCACHE_INLINE inline __m512i load_weights(const std::int8_t* from, std::size_t) noexcept {
     return _mm512_loadu_si512(from);
 }
 /// The same four activations for all outputs.
-[[nodiscard]] KVCACHE_INLINE inline int8_vector load_four(const int8_activation* x) noexcept {
+[[nodiscard]] KVCACHE_INLINE inline __m512i load_four(const int8_activation* x) noexcept {
     std::int32_t four;
     std::memcpy(&four, x, sizeof four);
     return _mm512_set1_epi32(four);
 }
-[[nodiscard]] KVCACHE_INLINE inline int8_vector add_dots(int8_vector sums, int8_vector weights,
-                                                         int8_vector four) noexcept {
-    return _mm512_dpbusd_epi32(sums, four, weights);
+[[nodiscard]] KVCACHE_INLINE inline int8_vector add_dots(int8_vector sums, __m512i weights, __m512i four) noexcept {
+    return reinterpret_cast<int8_vector>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), four, weights));
 }
 inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
-    _mm512_storeu_si512(to, sums[0]);
+    _mm512_storeu_si512(to, reinterpret_cast<__m512i>(sums[0]));
 }
 
 #elif defined(__AVX2__)
@@ -48,6 +50,8 @@ inline constexpr std::int32_t activation_offset = 0;
 
 inline constexpr std::size_t int8_parts = 4; // four outputs each: the sums of even and of odd pairs of inputs
 using int8_vector = __m256i;
+
+inline constexpr std::size_t int8_rows_together = 2; // with weights, a row and a product that is 11 of 16 registers
 
 /// Steps that pass through here keep their order: a compiler that loads everything first has no registers for the sums.
 [[nodiscard]] KVCACHE_INLINE inline int8_vector in_order(int8_vector x) noexcept {
@@ -90,6 +94,8 @@ inline constexpr std::size_t int8_parts = 1;
 struct int8_vector {
     std::int32_t lanes[16];
 };
+
+inline constexpr std::size_t int8_rows_together = 2;
 
 [[nodiscard]] inline int8_vector no_sums() noexcept {
     return {};

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 namespace kvcache {
@@ -33,13 +34,17 @@ public:
     }
 
     /// Rounds the weights of one output to the nearest of 255 levels, ties to even. (inputs)
-    /// Errors of a weight: at most half a level, max |weight| / 254. Different outputs may be set by several threads.
+    /// Errors of a weight: at most half a level, max |weight| / 254. With a weight that is not finite the scale is NaN
+    /// and every level zero. Different outputs may be set by several threads.
     void set_row(std::size_t output, std::span<const float> weights) {
         expects(output < outputs_ && weights.size() == inputs_, "a packed row is one output's weights");
         float largest = 0.0f;
-        for (const float w : weights)
+        bool finite = true;
+        for (const float w : weights) {
             largest = std::max(largest, std::fabs(w));
-        const float scale = largest / 127.0f;
+            finite = finite && std::isfinite(w);
+        }
+        const float scale = finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
         std::int8_t* to =
             numbers_.data() + output / panel_width * panel_bytes() + output % panel_width * inputs_together;
         std::int32_t sum = 0;

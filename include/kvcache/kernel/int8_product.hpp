@@ -17,7 +17,8 @@ namespace kvcache {
 /// Activations as int8 with one scale a row, made anew for each product; keeps its memory for the next one.
 class int8_rows {
 public:
-    /// Takes in rows: x = q * scale, |q| <= 127, rounded to the nearest, ties to even. A row of zeros has scale zero.
+    /// Takes in rows: x = q * scale, |q| <= 127, rounded to the nearest, ties to even. A row of zeros, or of numbers
+    /// too small to divide by, has no levels but zero; one with a number that is not finite has the scale NaN besides.
     /// (rows, inputs) Cost: every number is read twice.
     void quantize(const rows_in& x, std::size_t inputs, team& threads) {
         stride_ = (inputs + 3) / 4 * 4 + line_bytes / sizeof(number); // rows begin on lines of different sets
@@ -43,19 +44,24 @@ private:
     using number = detail::int8_activation;
 
     void quantize_row(const float* x, std::size_t inputs, std::size_t row) {
-        f32x16 top = f32x16::zero();
+        f32x16 top = f32x16::zero(), poison = f32x16::zero(); // NaN from a number on that is not finite: max loses it
         detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
-            const f32x16 v = detail::load_some(x + i, n);
+            const f32x16 v = f32x16::load_up_to(x + i, n);
             top = max(top, max(v, -v));
+            poison = fma(v, f32x16::zero(), poison);
         });
-        const float most = largest(top);
-        scales_[row] = most / 127.0f;
-        const f32x16 levels = f32x16::broadcast(most > 0.0f ? 127.0f / most : 0.0f);
-        const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
+        const float most = largest(top) + sum(poison), level_of_one = 127.0f / most;
         number* to = numbers_.data() + row * stride_;
+        scales_[row] = most / 127.0f;
+        if (!std::isfinite(level_of_one)) {
+            std::fill_n(to, (inputs + 3) / 4 * 4, static_cast<number>(detail::activation_offset));
+            return;
+        }
+        const f32x16 levels = f32x16::broadcast(level_of_one);
+        const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
         detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
             alignas(line_bytes) float level[16];
-            (fma(detail::load_some(x + i, n), levels, magic) - magic).store(level);
+            (fma(f32x16::load_up_to(x + i, n), levels, magic) - magic).store(level);
             for (std::size_t lane = 0; lane < n; ++lane)
                 to[i + lane] = static_cast<number>(static_cast<std::int32_t>(level[lane]) + detail::activation_offset);
         });
@@ -69,9 +75,6 @@ private:
 };
 
 namespace detail {
-
-// Rows that meet one load of weights, so that their sums stay in registers.
-inline constexpr std::size_t int8_rows_together = native_lanes == 16 ? 12 : 2;
 
 // Rows [row, row + Rows) with the 16 outputs of a panel.
 template <std::size_t Rows>

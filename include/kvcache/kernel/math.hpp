@@ -57,14 +57,6 @@ inline void by_sixteen(std::size_t size, Body body) {
         body(i, size - i);
 }
 
-[[nodiscard]] inline f32x16 load_some(const float* from, std::size_t count) noexcept {
-    return count == 16 ? f32x16::load(from) : f32x16::load_first(from, count);
-}
-
-inline void store_some(const f32x16& v, float* to, std::size_t count) noexcept {
-    count == 16 ? v.store(to) : v.store_first(to, count);
-}
-
 } // namespace detail
 
 /// x / sqrt(mean(x^2) + epsilon) * weight (Zhang & Sennrich 2019). `out` may be `x`. (columns)
@@ -72,30 +64,29 @@ inline void store_some(const f32x16& v, float* to, std::size_t count) noexcept {
 inline void rms_norm(std::span<const float> x, std::span<const float> weight, float epsilon, std::span<float> out) {
     f32x16 squares = f32x16::zero();
     detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
-        const f32x16 v = detail::load_some(x.data() + i, n);
+        const f32x16 v = f32x16::load_up_to(x.data() + i, n);
         squares = fma(v, v, squares);
     });
     const float mean = sum(squares) / static_cast<float>(x.size());
     const f32x16 scale = f32x16::broadcast(1.0f / std::sqrt(mean + epsilon));
     detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
-        const f32x16 v = detail::load_some(x.data() + i, n) * scale;
-        detail::store_some(v * detail::load_some(weight.data() + i, n), out.data() + i, n);
+        const f32x16 v = f32x16::load_up_to(x.data() + i, n) * scale;
+        (v * f32x16::load_up_to(weight.data() + i, n)).store_up_to(out.data() + i, n);
     });
 }
 
 /// silu(gate) * up, into `out`, which may be `gate` (Shazeer 2020, SwiGLU). (columns)
 inline void gated_silu(std::span<const float> gate, std::span<const float> up, std::span<float> out) {
     detail::by_sixteen(gate.size(), [&](std::size_t i, std::size_t n) {
-        const f32x16 g = silu(detail::load_some(gate.data() + i, n));
-        detail::store_some(g * detail::load_some(up.data() + i, n), out.data() + i, n);
+        const f32x16 g = silu(f32x16::load_up_to(gate.data() + i, n));
+        (g * f32x16::load_up_to(up.data() + i, n)).store_up_to(out.data() + i, n);
     });
 }
 
 /// to += from. (columns)
 inline void add_to(std::span<float> to, std::span<const float> from) {
     detail::by_sixteen(to.size(), [&](std::size_t i, std::size_t n) {
-        detail::store_some(detail::load_some(to.data() + i, n) + detail::load_some(from.data() + i, n), to.data() + i,
-                           n);
+        (f32x16::load_up_to(to.data() + i, n) + f32x16::load_up_to(from.data() + i, n)).store_up_to(to.data() + i, n);
     });
 }
 

@@ -65,24 +65,34 @@ static_assert(native_lanes == 4 || native_lanes == 8 || native_lanes == 16, "a v
 #endif
 }
 
-/// Asks for a cache line that is soon read. Any address may be asked for.
-inline void prefetch(const float* at) noexcept {
+/// Where number `offset` from `base` on would lie: an address to ask for, which may lie outside of any array, where a
+/// pointer must not lead.
+template <class T>
+[[nodiscard]] inline const void* address(const T* base, std::size_t offset) noexcept {
+    return reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(base) + offset * sizeof(T));
+}
+
+/// Asks for the cache line of number `offset` from `base` on, which is soon read. Any may be asked for.
+template <class T>
+inline void prefetch([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
 #if defined(__GNUC__)
-    __builtin_prefetch(at, 0, 3);
+    __builtin_prefetch(address(base, offset), 0, 3);
 #endif
 }
 
-/// Asks for a cache line that is read somewhat later, in the second cache.
-inline void prefetch_soon(const std::byte* at) noexcept {
+/// The same for a line that is read somewhat later, in the second cache.
+template <class T>
+inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
 #if defined(__GNUC__)
-    __builtin_prefetch(at, 0, 2);
+    __builtin_prefetch(address(base, offset), 0, 2);
 #endif
 }
 
-/// Asks for a cache line that is soon written. Any address may be asked for.
-inline void prefetch_to_write(const float* at) noexcept {
+/// The same for a line that is soon written.
+template <class T>
+inline void prefetch_to_write([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
 #if defined(__GNUC__)
-    __builtin_prefetch(at, 1, 3);
+    __builtin_prefetch(address(base, offset), 1, 3);
 #endif
 }
 

@@ -50,7 +50,8 @@ inline constexpr std::size_t block_rows = 96;
 
 // Weights that come soon, fetched meanwhile: so many lines of each of a tile's panels while 16 inputs run.
 struct weights_ahead {
-    const std::byte* at = nullptr;
+    const std::byte* base = nullptr;
+    std::size_t at = 0;    // bytes from there on
     std::size_t panel = 0; // bytes from one panel to the next
     std::size_t lines = 0;
 };
@@ -62,6 +63,9 @@ template <std::size_t Rows, std::size_t Panels, weight_format Weight>
 inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, std::size_t panel, std::size_t inputs,
                          float* y, std::size_t y_stride, std::size_t outputs, bool begin,
                          const weights_ahead& ahead = {}) {
+    // Columns of weights in registers while all rows pass: one, but where GCC would then keep so many broadcasts for
+    // the next that the 32 registers of AVX-512 overflow.
+    constexpr std::size_t columns_held = native_lanes == 16 && Rows * Panels + Rows + 1 > 32 ? Panels : 1;
     native_floats sums[Rows * Panels * native_parts]; // flat: GCC 12 keeps no nested array in registers
     unrolled<Rows * Panels>([&](auto i) KVCACHE_INLINE {
         const std::size_t v = i % Panels * 16;
@@ -71,17 +75,23 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
         unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sums[i * native_parts + part] = sum.part[part]; });
     });
     for (std::size_t r = 0; r < Rows; ++r) // those of the next tile
-        prefetch_to_write(y + (Rows + r) * y_stride);
+        prefetch_to_write(y, (Rows + r) * y_stride);
     const auto step = [&](std::size_t k) KVCACHE_INLINE {
-        unrolled<Panels>([&](auto p) KVCACHE_INLINE {
-            f32x16 column = f32x16::load(w + p * panel + k * 16);
-            if constexpr (Rows > 1)
-                unrolled<native_parts>([&](auto part) KVCACHE_INLINE { keep(column.part[part]); });
+        unrolled<Panels / columns_held>([&](auto group) KVCACHE_INLINE {
+            native_floats columns[columns_held * native_parts];
+            unrolled<columns_held>([&](auto p) KVCACHE_INLINE {
+                f32x16 column = f32x16::load(w + (group * columns_held + p) * panel + k * 16);
+                unrolled<native_parts>([&](auto part) KVCACHE_INLINE {
+                    if constexpr (Rows > 1)
+                        keep(column.part[part]);
+                    columns[p * native_parts + part] = column.part[part];
+                });
+            });
             unrolled<Rows>([&](auto r) KVCACHE_INLINE {
                 const native_floats a(x[r * x_stride + k]);
-                unrolled<native_parts>([&](auto part) KVCACHE_INLINE {
-                    native_floats& sum = sums[(r * Panels + p) * native_parts + part];
-                    sum = fused(a, column.part[part], sum);
+                unrolled<columns_held * native_parts>([&](auto c) KVCACHE_INLINE {
+                    native_floats& sum = sums[(r * Panels + group * columns_held) * native_parts + c];
+                    sum = fused(a, columns[c], sum);
                 });
             });
         });
@@ -90,10 +100,10 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
     for (; k + 16 <= inputs; k += 16) {
         if constexpr (Rows > 3)
             for (std::size_t r = 0; r < Rows; ++r)
-                prefetch(x + (Rows + r) * x_stride + k);
+                prefetch(x, (Rows + r) * x_stride + k);
         for (std::size_t line = 0; line < ahead.lines; ++line)
             for (std::size_t p = 0; p < Panels; ++p)
-                prefetch_soon(ahead.at + p * ahead.panel + (k / 16 * ahead.lines + line) * line_bytes);
+                prefetch_soon(ahead.base, ahead.at + p * ahead.panel + (k / 16 * ahead.lines + line) * line_bytes);
         for (std::size_t i = 0; i < 16; ++i)
             step(k + i);
     }
@@ -130,7 +140,8 @@ public:
 
     // Many rows: a block of inputs at a time, whose weights meet all rows.
     void run_many(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t last) const {
-        const std::size_t blocks = (w_.inputs() + block_inputs - 1) / block_inputs;
+        // One block at least: without inputs it writes the zeros.
+        const std::size_t blocks = std::max<std::size_t>(1, (w_.inputs() + block_inputs - 1) / block_inputs);
         for (std::size_t b = 0; b < blocks; ++b) {
             const std::size_t k = w_.inputs() * b / blocks, inputs = w_.inputs() * (b + 1) / blocks - k;
             for (std::size_t p = panel; p < last; p += strip)
@@ -173,7 +184,7 @@ private:
     void run_tiles(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
                    std::size_t inputs, const float* weights, std::size_t next, const Weight* soon) const {
         std::size_t tiles = (last_row - row + tallest_tile - 1) / tallest_tile;
-        weights_ahead ahead{reinterpret_cast<const std::byte*>(soon), w_.inputs() * width * sizeof(Weight),
+        weights_ahead ahead{reinterpret_cast<const std::byte*>(soon), 0, w_.inputs() * width * sizeof(Weight),
                             soon != nullptr ? (4 * sizeof(Weight) + tiles - 1) / tiles : 0};
         for (; tiles > 0; --tiles) {
             const std::size_t rows = (last_row - row + tiles - 1) / tiles, output = panel * width;

@@ -55,11 +55,11 @@ private:
 inline void rotate_head(std::span<const float> head, std::span<const float> rotation, std::span<float> out) {
     const std::size_t half = head.size() / 2;
     detail::by_sixteen(half, [&](std::size_t i, std::size_t n) {
-        const f32x16 x = detail::load_some(head.data() + i, n), y = detail::load_some(head.data() + half + i, n);
-        const f32x16 c = detail::load_some(rotation.data() + i, n);
-        const f32x16 s = detail::load_some(rotation.data() + half + i, n);
-        detail::store_some(fma(x, c, -(y * s)), out.data() + i, n);
-        detail::store_some(fma(y, c, x * s), out.data() + half + i, n);
+        const f32x16 x = f32x16::load_up_to(head.data() + i, n), y = f32x16::load_up_to(head.data() + half + i, n);
+        const f32x16 c = f32x16::load_up_to(rotation.data() + i, n);
+        const f32x16 s = f32x16::load_up_to(rotation.data() + half + i, n);
+        fma(x, c, -(y * s)).store_up_to(out.data() + i, n);
+        fma(y, c, x * s).store_up_to(out.data() + half + i, n);
     });
 }
 

@@ -81,7 +81,8 @@ public:
     }
 
     /// Runs tokens behind several different sequences in shared forward passes. (rows wanted, vocabulary), in order.
-    /// Errors: as feed; every sequence is as before.
+    /// Tokens may be those of the sequences themselves. Errors, and what is thrown: as feed; every sequence is as
+    /// before.
     [[nodiscard]] result<matrix> extend(std::span<const extension<Cache>> batch) {
         matrix logits;
         if (auto ran = extend(batch, logits); !ran)
@@ -96,7 +97,7 @@ public:
             return reserved;
         run(batch, logits);
         for (std::size_t i = 0; i < batch.size(); ++i)
-            leases_[i].commit(batch[i].tokens);
+            leases_[i].commit(batch[i].tokens); // none fails: all of the batch is committed, or nothing was
         return {};
     }
 

@@ -31,8 +31,8 @@ struct sampler {
         std::vector<float> weights(logits.size());
         const f32x16 scale = f32x16::broadcast(1.0f / temperature), largest = f32x16::broadcast(*top);
         detail::by_sixteen(logits.size(), [&](std::size_t i, std::size_t n) {
-            const f32x16 x = detail::load_some(logits.data() + i, n);
-            detail::store_some(exp((x - largest) * scale), weights.data() + i, n);
+            const f32x16 x = f32x16::load_up_to(logits.data() + i, n);
+            exp((x - largest) * scale).store_up_to(weights.data() + i, n);
         });
         double total = 0.0;
         for (const float w : weights)

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/adapters/replay/prefill_work.hpp>
+#include <kvcache/adapters/replay/prefix_request.hpp>
+#include <kvcache/adapters/replay/replay_counts.hpp>
+#include <kvcache/core/contract.hpp>
+#include <kvcache/eviction/concept.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// A prefix cache without its bytes: what an eviction policy would have kept of a workload of prompts.
+///
+/// A hit is the leading run of a request's blocks that are present. The policy hears what it hears in a cache: hits are
+/// touched tail first; each missing block is announced, makes room and is admitted, its parent before it; and when the
+/// request ends all its blocks settle tail first. A block may leave while no request is in flight over it and no block
+/// continues it. A request longer than the capacity keeps its first blocks: everything else has left for it by then,
+/// and trimming it at its end would take the last, which alone have no continuation.
+///
+/// Cost: a hash look-up and the policy's work a block; 40 bytes a block of capacity beside the policy.
+template <eviction_policy Policy>
+class prefix_replay {
+public:
+    /// Requires: capacity, in blocks, is 1 to 2^32 - 2.
+    prefix_replay(const Policy& policy, std::size_t capacity, std::size_t block_bytes, prefill_work work)
+        : state_(policy.open({.slots = capacity, .bytes = capacity * block_bytes})),
+          block_bytes_(block_bytes),
+          work_(work),
+          blocks_(capacity) {
+        expects(capacity > 0 && capacity < no_slot, "a replay has room for 1 to 2^32 - 2 blocks");
+        free_.reserve(capacity);
+        for (std::size_t slot = capacity; slot > 0; --slot)
+            free_.push_back(static_cast<std::uint32_t>(slot - 1));
+    }
+
+    /// Replays one request. Requires: no block of it comes twice, and each always comes behind the same blocks.
+    /// Returns: how many of its blocks were present.
+    std::size_t run(const prefix_request& request) {
+        ++now_;
+        chain_.clear();
+        for (const std::uint64_t key : request.blocks) {
+            const auto found = slots_.find(key);
+            if (found == slots_.end())
+                break;
+            expects(blocks_[found->second].parent == (chain_.empty() ? no_slot : chain_.back()),
+                    "a block comes behind the same blocks each time");
+            blocks_[found->second].held = now_;
+            chain_.push_back(found->second);
+        }
+        const std::size_t hits = chain_.size();
+        work_.count(counts_, request, hits);
+        for (std::size_t i = hits; i > 0; --i)
+            state_.touch(slot_id{chain_[i - 1]});
+        while (chain_.size() < request.blocks.size() && admit(request, chain_.size())) {
+        }
+        for (std::size_t i = chain_.size(); i > 0; --i)
+            settle(state_, slot_id{chain_[i - 1]});
+        return hits;
+    }
+
+    [[nodiscard]] const replay_counts& counts() const noexcept { return counts_; }
+
+    /// Blocks that are present.
+    [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
+    [[nodiscard]] bool contains(std::uint64_t block) const { return slots_.contains(block); }
+
+private:
+    static constexpr std::uint32_t no_slot = 0xffffffffu;
+    static constexpr double seconds_per_token = 1e-4; // a nominal machine: only the proportions matter
+
+    struct resident {
+        std::uint64_t key = 0;
+        std::uint64_t held = 0; // the number of the request that last used it
+        std::uint32_t parent = no_slot;
+        std::uint32_t children = 0;
+    };
+
+    // False: everything present is in use by this request, or the policy lets nothing go.
+    bool admit(const prefix_request& request, std::size_t depth) {
+        if (free_.empty() && chain_.size() == blocks_.size())
+            return false;
+        const std::uint32_t parent = chain_.empty() ? no_slot : chain_.back();
+        const entry newcomer{.key = request.blocks[depth],
+                             .bytes = block_bytes_,
+                             .cost = work_.of_block(request, depth) * seconds_per_token,
+                             .parent = chain_.empty() ? std::nullopt : std::optional(slot_id{parent}),
+                             .depth = static_cast<std::uint32_t>(depth),
+                             .length = static_cast<std::uint32_t>(request.blocks.size())};
+        announce(state_, newcomer);
+        if (free_.empty() && !make_room())
+            return false;
+        const std::uint32_t slot = free_.back();
+        const bool fresh = slots_.emplace(newcomer.key, slot).second;
+        expects(fresh, "no block comes twice in a request, and no block is present without its parent");
+        free_.pop_back();
+        blocks_[slot] = {newcomer.key, now_, parent, 0};
+        if (parent != no_slot)
+            ++blocks_[parent].children;
+        chain_.push_back(slot);
+        state_.admit(slot_id{slot}, newcomer);
+        return true;
+    }
+
+    bool make_room() {
+        const auto may_leave = [this](slot_id slot) {
+            const resident& candidate = blocks_[index_of(slot)];
+            return candidate.held != now_ && candidate.children == 0;
+        };
+        const std::optional<slot_id> victim = state_.victim(may_leave);
+        if (!victim)
+            return false;
+        expects(may_leave(*victim), "a victim may leave");
+        evict(state_, *victim);
+        const resident& gone = blocks_[index_of(*victim)];
+        slots_.erase(gone.key);
+        if (gone.parent != no_slot)
+            --blocks_[gone.parent].children;
+        free_.push_back(index_of(*victim));
+        return true;
+    }
+
+    decltype(std::declval<const Policy&>().open(eviction_room{})) state_;
+    std::size_t block_bytes_;
+    prefill_work work_;
+    std::vector<resident> blocks_; // by slot
+    std::unordered_map<std::uint64_t, std::uint32_t> slots_;
+    std::vector<std::uint32_t> free_;
+    std::vector<std::uint32_t> chain_; // the slots of the request in flight
+    std::uint64_t now_ = 0;
+    replay_counts counts_;
+};
+
+} // namespace kvcache

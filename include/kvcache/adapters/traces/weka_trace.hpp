@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/adapters/replay/prefix_request.hpp>
+#include <kvcache/adapters/traces/json_documents.hpp>
+#include <kvcache/adapters/traces/json_record.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// Requests in the form of the agentic traces of kv-cache-tester: a JSON object a coding session,
+///
+///     {"id": "trace_0037", "block_size": 64, "hash_id_scope": "local", "requests": [
+///         {"t": 0.0, "type": "n", "in": 1284, "out": 211, "hash_ids": [1, 2, 3]},
+///         {"t": 9.5, "type": "subagent", "requests": [{"t": 0.0, "type": "s", "in": 70, "out": 5, "hash_ids": [9]}]}]}
+///
+/// one after the other in a file, pretty or one a line. The ids of a session of scope "local" are its own, sub-agents
+/// included; those of scope "global" are the whole file's. A session's requests come in the order of their times, and
+/// sessions in the order of the file. The times of a sub-agent count from its own where its first is the earlier one,
+/// and from the session's otherwise; both are in use. Which model was asked is let be: the replay has one.
+class weka_trace {
+public:
+    static constexpr std::uint64_t most_tokens = 0xffffffffu; // of a prompt: what is longer is a mistake
+    static constexpr int deepest = 64;                        // sub-agents of sub-agents
+
+    explicit weka_trace(byte_source source) : sessions_(std::move(source)) {}
+
+    /// Errors: those of byte_source::open.
+    [[nodiscard]] static result<weka_trace> open(const std::filesystem::path& file) {
+        auto source = byte_source::open(file);
+        if (!source)
+            return source.error();
+        return weka_trace(*std::move(source));
+    }
+
+    /// Reads the next request. Returns: false at the end.
+    /// Errors: those of the source, and of the first field that is not as it should be, by file, line and request.
+    [[nodiscard]] result<bool> next(prefix_request& request) {
+        while (taken_ == requests_.size()) {
+            nlohmann::json session;
+            const auto more = sessions_.next(session);
+            if (!more || !*more)
+                return more;
+            if (auto read = read_session(session); !read)
+                return read.error();
+        }
+        request = std::move(requests_[taken_++]);
+        return true;
+    }
+
+    /// How much of the file has been read, from 0 to 1.
+    [[nodiscard]] double share() const noexcept { return sessions_.source().share(); }
+
+private:
+    [[nodiscard]] result<void> read_session(const nlohmann::json& session) {
+        requests_.clear();
+        taken_ = 0;
+        json_record record(session, sessions_.where());
+        const std::string id = record.text("id", false), scope = record.text("hash_id_scope", false);
+        const std::uint64_t tokens = record.count("block_size", 1u << 20);
+        if (tokens == 0)
+            record.fail(error_code::out_of_range, "block_size", "is 0");
+        if (!scope.empty() && scope != "local" && scope != "global")
+            record.fail(error_code::unsupported, "hash_id_scope", "is neither \"local\" nor \"global\"");
+        const auto* requests = record.array("requests");
+        if (record.error())
+            return *record.error();
+        const std::uint64_t space =
+            scope == "global" ? 0 : name_space(sessions_.source().name() + '\n' + id, sessions_.number());
+        if (auto read = read_requests(
+                *requests, {sessions_.where() + ", requests", 0.0, space, static_cast<std::uint32_t>(tokens), 0});
+            !read)
+            return read.error();
+        std::ranges::stable_sort(requests_, {}, &prefix_request::seconds);
+        return {};
+    }
+
+    struct nesting {
+        std::string where;
+        double start = 0.0; // what the times count from
+        std::uint64_t space = 0;
+        std::uint32_t block_tokens = 0;
+        int depth = 0;
+    };
+
+    [[nodiscard]] result<void> read_requests(const nlohmann::json& list, const nesting& at) {
+        for (std::size_t i = 0; i < list.size(); ++i) {
+            json_record record(list[i], at.where + "[" + std::to_string(i) + "]");
+            const std::string type = record.text("type", true);
+            const double time = record.time("t");
+            if (type == "subagent") {
+                const auto* nested = record.array("requests");
+                if (at.depth == deepest)
+                    record.fail(error_code::out_of_range, "requests", "is nested more than 64 levels deep");
+                if (record.error())
+                    return *record.error();
+                const bool own_clock = !nested->empty() && nested->front().is_object() &&
+                                       nested->front().contains("t") && nested->front()["t"].is_number() &&
+                                       nested->front()["t"].get<double>() < time;
+                if (auto read = read_requests(*nested, {at.where + "[" + std::to_string(i) + "].requests",
+                                                        own_clock ? at.start + time : at.start, at.space,
+                                                        at.block_tokens, at.depth + 1});
+                    !read)
+                    return read.error();
+                continue;
+            }
+            if (type != "n" && type != "s")
+                record.fail(error_code::unsupported, "type", R"(is none of "n", "s" and "subagent")");
+            prefix_request request{.seconds = at.start + time,
+                                   .input_tokens = record.count("in", most_tokens),
+                                   .output_tokens = record.count("out", most_tokens),
+                                   .block_tokens = at.block_tokens};
+            record.numbers("hash_ids", request.blocks);
+            if (record.error())
+                return *record.error();
+            std::uint64_t parent = at.space;
+            for (std::uint64_t& block : request.blocks)
+                block = parent = chained_block(parent, block);
+            requests_.push_back(std::move(request));
+        }
+        return {};
+    }
+
+    // FNV-1a of the file's and the session's name, and the session's number in the file.
+    [[nodiscard]] static std::uint64_t name_space(std::string_view name, std::uint64_t number) noexcept {
+        std::uint64_t hash = 0xcbf29ce484222325ull;
+        for (const char c : name)
+            hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+        return chained_block(hash, number);
+    }
+
+    json_documents sessions_;
+    std::vector<prefix_request> requests_; // of the session that was read last
+    std::size_t taken_ = 0;
+};
+
+} // namespace kvcache
