@@ -11,7 +11,7 @@ namespace kvcache {
 
 /// At what age entries were used again, by class, and what that says of one that has reached an age: the hits it is
 /// good for by the room and time it takes, over the horizon that is best for it (Gittins 1979; hit density, Beckmann,
-/// Chen and Cidon 2018). Ages are counted in uses of any entry. What was learned fades by a tenth at every `learn`.
+/// Chen and Cidon 2018). Ages are counted in uses of any entry.
 ///
 ///     index(age) = max over h of  P(used again in (age, age + h]) / E[time until then, at most h]
 ///
@@ -28,7 +28,8 @@ public:
     /// What an entry of a class is worth at an age; zero before anything is learned.
     [[nodiscard]] double worth(std::size_t of, std::uint32_t age) const noexcept { return index_[of][bin(age)]; }
 
-    void learn() noexcept {
+    /// Takes in what was recorded, and keeps such a share of it for the next time.
+    void learn(double kept) noexcept {
         std::array<double, bins> all{};
         double begun = 0.0;
         for (std::size_t c = 0; c < Classes; ++c) {
@@ -43,15 +44,14 @@ public:
             index(chance, index_[c]);
         }
         for (std::size_t c = 0; c < Classes; ++c) {
-            begun_[c] *= fading;
+            begun_[c] *= kept;
             for (double& used : used_[c])
-                used *= fading;
+                used *= kept;
         }
     }
 
 private:
     static constexpr std::size_t bins = 64; // two an octave
-    static constexpr double fading = 0.9;
 
     [[nodiscard]] static std::size_t bin(std::uint32_t age) noexcept {
         if (age < 2)

@@ -105,38 +105,42 @@ private:
         one.used = ++clock_;
         ages_.begin(class_of(one));
         queues_.push_front(slot, class_of(one));
-        if (++since_learned_ >= period_) {
-            ages_.learn();
+        if (++since_learned_ >= next_) { // soon at first, then once in a cache's worth of uses
+            ages_.learn(1.0 - 0.1 * static_cast<double>(since_learned_) / static_cast<double>(period_));
+            next_ = std::min(2 * next_, period_);
             since_learned_ = 0;
         }
     }
 
-    // Who is worth the least among the oldest of each queue that may leave. Who may not keeps its place: a parent is to
-    // leave soon after what continues it.
+    // Who is worth the least among the oldest and the newest of each queue that may leave: the newest where all return
+    // after one age, as in a loop. Who may not leave keeps its place: a parent is to follow what continues it.
     template <class MayLeave>
     [[nodiscard]] std::optional<slot_id> least(MayLeave&& may_leave, std::size_t most_asked) {
         std::optional<slot_id> found;
         double worth = 0.0;
         std::uint32_t age = 0;
+        const auto weigh = [&](std::uint32_t c, slot_id slot, auto next) {
+            for (std::size_t asked = 0; !queues_.ends(slot); slot = next(slot), ++asked) {
+                if (asked == most_asked)
+                    return;
+                if (!may_leave(slot))
+                    continue;
+                const known& one = entries_[index_of(slot)];
+                const std::uint32_t own_age = clock_ - one.used;
+                const double own = ages_.worth(c, own_age) / static_cast<double>(one.bytes);
+                if (!found || own < worth || (own == worth && own_age > age)) {
+                    found = slot;
+                    worth = own;
+                    age = own_age;
+                }
+                return;
+            }
+        };
         for (std::uint32_t c = 0; c < classes; ++c) {
             if (queues_.empty(c))
                 continue;
-            slot_id slot = queues_.back(c);
-            std::size_t asked = 0;
-            while (asked < most_asked && !queues_.ends(slot) && !may_leave(slot)) {
-                slot = queues_.newer(slot);
-                ++asked;
-            }
-            if (asked == most_asked || queues_.ends(slot))
-                continue;
-            const known& one = entries_[index_of(slot)];
-            const std::uint32_t own_age = clock_ - one.used;
-            const double own = ages_.worth(c, own_age) / static_cast<double>(one.bytes);
-            if (!found || own < worth || (own == worth && own_age > age)) {
-                found = slot;
-                worth = own;
-                age = own_age;
-            }
+            weigh(c, queues_.back(c), [this](slot_id slot) { return queues_.newer(slot); });
+            weigh(c, queues_.front(c), [this](slot_id slot) { return queues_.older(slot); });
         }
         return found;
     }
@@ -148,6 +152,7 @@ private:
     std::uint32_t clock_ = 0; // uses of all entries, round the clock
     std::uint32_t since_learned_ = 0;
     std::uint32_t period_;
+    std::uint32_t next_ = 2000;
 };
 
 inline reuse_forecast::state reuse_forecast::open(eviction_room room) const {

@@ -36,8 +36,9 @@ public:
     [[nodiscard]] slot_id front(std::uint32_t queue) const noexcept { return slot_id{links_[slots_ + queue].older}; }
     [[nodiscard]] slot_id back(std::uint32_t queue) const noexcept { return slot_id{links_[slots_ + queue].newer}; }
 
-    /// The neighbour on the way to the front; past the front it is no slot: `ends` holds of it.
+    /// The neighbour on the way to the front, and to the back; past either end it is no slot: `ends` holds of it.
     [[nodiscard]] slot_id newer(slot_id slot) const noexcept { return slot_id{links_[index_of(slot)].newer}; }
+    [[nodiscard]] slot_id older(slot_id slot) const noexcept { return slot_id{links_[index_of(slot)].older}; }
     [[nodiscard]] bool ends(slot_id slot) const noexcept { return index_of(slot) >= slots_; }
 
     /// Requires: the slot is in no queue.
