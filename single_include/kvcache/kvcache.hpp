@@ -6,13 +6,16 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <initializer_list>
 #include <iterator>
@@ -27,6 +30,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <tuple>
 #include <type_traits>
@@ -6851,6 +6855,58 @@ template <class Cache, class Model, class Say>
 
 } // namespace kvcache
 
+// ---- kvcache/storage/counted_storage.hpp --------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What a storage was asked for.
+struct storage_counts {
+    std::uint64_t acquired = 0; ///< Pages given.
+    std::uint64_t refused = 0;  ///< Pages asked for and not given.
+    std::uint64_t released = 0; ///< Pages taken back.
+    std::uint64_t most = 0;     ///< Pages that were out at one time.
+
+    [[nodiscard]] constexpr std::uint64_t out() const noexcept { return acquired - released; }
+};
+
+/// Another storage, with a count of what it was asked for: what a host's tests need to see that every page comes back.
+template <storage_policy Inner = heap>
+struct counted_storage {
+    using role = storage_role;
+    Inner inner = {}; ///< The storage that serves.
+
+    class state {
+    public:
+        explicit state(decltype(std::declval<const Inner&>().open(0, 0)) inner) : inner_(std::move(inner)) {}
+
+        [[nodiscard]] bool acquire(page_id page) {
+            const bool given = inner_.acquire(page);
+            ++(given ? counts_.acquired : counts_.refused);
+            counts_.most = std::max(counts_.most, counts_.out());
+            return given;
+        }
+        void release(page_id page) noexcept {
+            ++counts_.released;
+            inner_.release(page);
+        }
+        [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return inner_.bytes(page); }
+
+        [[nodiscard]] const storage_counts& counts() const noexcept { return counts_; }
+
+    private:
+        decltype(std::declval<const Inner&>().open(0, 0)) inner_;
+        storage_counts counts_;
+    };
+
+    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const {
+        return state(inner.open(pages, page_bytes));
+    }
+};
+
+static_assert(storage_policy<counted_storage<heap>>);
+
+} // namespace kvcache
+
 // ---- kvcache/storage/failing.hpp ----------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -6889,12 +6945,366 @@ static_assert(storage_policy<failing<heap>>);
 
 } // namespace kvcache
 
+// ---- kvcache/core/address_range.hpp -------------------------------------------------------------------------------
+
+#include <sys/mman.h>
+
+namespace kvcache {
+
+/// A range of addresses of this process, unmapped when it goes. Movable; the bytes stay where they are.
+class address_range {
+public:
+    address_range() = default;
+    address_range(address_range&& other) noexcept
+        : begin_(std::exchange(other.begin_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    address_range& operator=(address_range&& other) noexcept {
+        std::swap(begin_, other.begin_);
+        std::swap(size_, other.size_);
+        return *this;
+    }
+    ~address_range() {
+        if (begin_ != nullptr)
+            ::munmap(begin_, size_);
+    }
+
+    /// What mmap gives for these; empty, with the reason in errno, where it refuses. Requires: size > 0.
+    [[nodiscard]] static address_range map(std::size_t size, int protection, int flags) noexcept {
+        address_range made;
+        void* const at = ::mmap(nullptr, size, protection, flags, -1, 0);
+        if (at != MAP_FAILED) {
+            made.begin_ = static_cast<std::byte*>(at);
+            made.size_ = size;
+        }
+        return made;
+    }
+
+    [[nodiscard]] bool empty() const noexcept { return begin_ == nullptr; }
+    [[nodiscard]] std::span<std::byte> bytes() const noexcept { return {begin_, size_}; }
+
+private:
+    std::byte* begin_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/storage/huge_pages.hpp -------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The whole budget in one piece on huge pages. Those that the administrator has set aside (MAP_HUGETLB) are taken at
+/// once, all or none; where there are too few, ordinary memory is taken as it is filled, and the system is asked to
+/// put it on huge pages (madvise). The state says which it got.
+struct huge_pages {
+    using role = storage_role;
+    bool set_aside = true; ///< Whether to try those set aside; if not, the budget is never taken before it is filled.
+
+    /// What the pages lie on.
+    enum class backing {
+        set_aside, ///< Huge pages of the administrator's pool, for certain.
+        advised,   ///< Ordinary memory that the system was asked to put on huge pages, and took the wish.
+        ordinary,  ///< Ordinary memory: the system has no huge pages, or the budget is smaller than one.
+        none,      ///< No memory: every page is refused.
+    };
+    class state;
+    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
+};
+
+class huge_pages::state {
+public:
+    state(bool set_aside, std::size_t pages, std::size_t page_bytes)
+        : page_bytes_(page_bytes), stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes) {
+        if (pages == 0 || stride_ == 0 || pages > (std::numeric_limits<std::size_t>::max() >> 1) / stride_)
+            return;
+        take(set_aside, (pages * stride_ + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes);
+    }
+
+    /// False if there is no memory at all.
+    [[nodiscard]] bool acquire(page_id) const noexcept { return backing_ != backing::none; }
+    void release(page_id) noexcept {}
+    [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
+        return memory_.bytes().subspan(begin_ + index_of(page) * stride_, page_bytes_);
+    }
+
+    /// What the pages lie on.
+    [[nodiscard]] huge_pages::backing backing() const noexcept { return backing_; }
+
+private:
+    using backing_type = huge_pages::backing;
+
+    void take(bool set_aside, std::size_t size) {
+        constexpr int readable = PROT_READ | PROT_WRITE, own = MAP_PRIVATE | MAP_ANONYMOUS;
+#if defined(MAP_HUGETLB)
+        // Without MAP_NORESERVE: the system then keeps that many aside for us, or says now that it cannot.
+        if (set_aside)
+            memory_ = address_range::map(size, readable, own | MAP_HUGETLB);
+        if (!memory_.empty()) {
+            backing_ = backing_type::set_aside;
+            return;
+        }
+#endif
+        // One huge page more than needed, so that the first can begin on a boundary.
+        memory_ = address_range::map(size + huge_page_bytes, readable, own | MAP_NORESERVE);
+        if (memory_.empty())
+            return;
+        const auto at = reinterpret_cast<std::uintptr_t>(memory_.bytes().data());
+        begin_ = (huge_page_bytes - at % huge_page_bytes) % huge_page_bytes;
+        backing_ =
+            want_huge_pages(memory_.bytes().data() + begin_, size) ? backing_type::advised : backing_type::ordinary;
+    }
+
+    std::size_t page_bytes_;
+    std::size_t stride_; // from one page to the next, in bytes
+    address_range memory_;
+    std::size_t begin_ = 0; // of the first page in it
+    backing_type backing_ = backing_type::none;
+};
+
+inline huge_pages::state huge_pages::open(std::size_t pages, std::size_t page_bytes) const {
+    return {set_aside, pages, page_bytes};
+}
+
+/// The word for a backing.
+[[nodiscard]] constexpr const char* to_string(huge_pages::backing what) noexcept {
+    switch (what) {
+    case huge_pages::backing::set_aside:
+        return "huge pages set aside";
+    case huge_pages::backing::advised:
+        return "huge pages by advice";
+    case huge_pages::backing::ordinary:
+        return "ordinary pages";
+    case huge_pages::backing::none:
+        break;
+    }
+    return "no memory";
+}
+
+static_assert(storage_policy<huge_pages>);
+
+} // namespace kvcache
+
+// ---- kvcache/storage/mapped.hpp -----------------------------------------------------------------------------------
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace kvcache {
+
+/// Pages in a mapped file: the system writes out what is not in use, so a cache can be larger than memory. The file
+/// grows with the pages that are used, by whole steps that the disk has promised; a full disk is a refused page, and
+/// `status` says why. Scratch space: what the file holds means nothing to another cache.
+struct mapped {
+    using role = storage_role;
+    std::filesystem::path file = {};            ///< A name that is free; empty: one of its own in the temporary folder.
+    bool unlink = true;                         ///< Takes the name away at once: nothing stays, whatever happens.
+    std::size_t growth = std::size_t{64} << 20; ///< Bytes that the file grows by, at least.
+    class state;
+    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
+};
+
+class mapped::state {
+public:
+    state(const mapped& how, std::size_t pages, std::size_t page_bytes)
+        : page_bytes_(page_bytes), stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes), file_(how.file) {
+        const auto system_page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+        const auto whole = [&](std::size_t bytes) { return (bytes + system_page - 1) / system_page * system_page; };
+        if (pages == 0 || stride_ == 0)
+            return;
+        if (pages > (std::numeric_limits<std::size_t>::max() >> 1) / stride_) {
+            reason_ = error{error_code::out_of_range, "pages", "the pages are past what can be addressed"};
+            return;
+        }
+        growth_ = whole(std::max({how.growth, stride_, std::size_t{1}}));
+        create(how.unlink);
+        if (!reason_) {
+            memory_ =
+                address_range::map(whole(pages * stride_), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
+            if (memory_.empty())
+                reason_ = failure("cannot be given addresses", errno);
+        }
+    }
+
+    state(state&& other) noexcept
+        : page_bytes_(other.page_bytes_),
+          stride_(other.stride_),
+          growth_(other.growth_),
+          usable_(std::exchange(other.usable_, 0)),
+          descriptor_(std::exchange(other.descriptor_, -1)),
+          file_(std::move(other.file_)),
+          memory_(std::move(other.memory_)),
+          reason_(std::move(other.reason_)) {}
+    state& operator=(state&& other) noexcept {
+        std::swap(page_bytes_, other.page_bytes_);
+        std::swap(stride_, other.stride_);
+        std::swap(growth_, other.growth_);
+        std::swap(usable_, other.usable_);
+        std::swap(descriptor_, other.descriptor_);
+        std::swap(file_, other.file_);
+        std::swap(memory_, other.memory_);
+        std::swap(reason_, other.reason_);
+        return *this;
+    }
+    ~state() {
+        if (descriptor_ >= 0)
+            ::close(descriptor_);
+    }
+
+    /// False if the file cannot grow to hold the page; `status` then says why. A later call tries again.
+    [[nodiscard]] bool acquire(page_id page) {
+        const std::size_t end = (index_of(page) + std::size_t{1}) * stride_;
+        return end <= usable_ || grow(end);
+    }
+    void release(page_id) noexcept {}
+    [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
+        return memory_.bytes().subspan(index_of(page) * stride_, page_bytes_);
+    }
+
+    /// Why the last page was refused, if one was. Errors: io, out_of_range.
+    [[nodiscard]] result<void> status() const { return reason_ ? result<void>(*reason_) : result<void>(); }
+    /// The file's name; it is gone if it was to be unlinked.
+    [[nodiscard]] const std::filesystem::path& file() const noexcept { return file_; }
+    /// Bytes that the file has now.
+    [[nodiscard]] std::size_t size() const noexcept { return usable_; }
+
+private:
+    void create(bool unlink) {
+        if (file_.empty()) {
+            std::error_code none;
+            const auto folder = std::filesystem::temp_directory_path(none);
+            std::string name = ((none ? std::filesystem::path("/tmp") : folder) / "kvcache-XXXXXX").string();
+            descriptor_ = ::mkstemp(name.data());
+            file_ = std::move(name);
+        } else {
+            descriptor_ = ::open(file_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        }
+        if (descriptor_ < 0)
+            reason_ = failure("cannot be created", errno);
+        else if (unlink && ::unlink(file_.c_str()) != 0)
+            reason_ = failure("cannot be unlinked", errno);
+    }
+
+    // Promised by the disk before it is mapped: otherwise a full disk would kill whoever writes (SIGBUS).
+    [[nodiscard]] bool grow(std::size_t end) {
+        if (descriptor_ < 0 || memory_.empty())
+            return false;
+        const std::size_t all = memory_.bytes().size();
+        const std::size_t wanted = std::min(all, (end + growth_ - 1) / growth_ * growth_);
+        const std::size_t more = wanted - usable_;
+        if (const int why = ::posix_fallocate(descriptor_, static_cast<::off_t>(usable_), static_cast<::off_t>(more));
+            why != 0) {
+            reason_ = failure("cannot grow", why);
+            return false;
+        }
+        if (::mmap(memory_.bytes().data() + usable_, more, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor_,
+                   static_cast<::off_t>(usable_)) == MAP_FAILED) {
+            reason_ = failure("cannot be mapped", errno);
+            return false;
+        }
+        usable_ = wanted;
+        reason_.reset();
+        return true;
+    }
+
+    [[nodiscard]] error failure(const char* what, int why) const {
+        return {error_code::io, file_.filename().string(),
+                file_.string() + " " + what + ": " + std::generic_category().message(why)};
+    }
+
+    std::size_t page_bytes_;
+    std::size_t stride_; // from one page to the next, in bytes
+    std::size_t growth_ = 1;
+    std::size_t usable_ = 0; // bytes of the file, all of them mapped
+    int descriptor_ = -1;
+    std::filesystem::path file_;
+    address_range memory_;
+    std::optional<error> reason_;
+};
+
+inline mapped::state mapped::open(std::size_t pages, std::size_t page_bytes) const {
+    return {*this, pages, page_bytes};
+}
+
+static_assert(storage_policy<mapped>);
+
+} // namespace kvcache
+
+// ---- kvcache/core/wipe.hpp ----------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Zeroes bytes for good: the compiler may not drop it, although nobody reads them again.
+inline void wipe(std::span<std::byte> bytes) noexcept {
+    if (bytes.empty())
+        return;
+    std::memset(bytes.data(), 0, bytes.size());
+    asm volatile("" : : "r"(bytes.data()) : "memory"); // says that somebody may read them
+}
+
+} // namespace kvcache
+
+// ---- kvcache/storage/zeroising.hpp --------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Another storage whose pages are zeroed before they go back to it: when they are released, when the storage closes,
+/// and when another storage is moved into its place. The compiler may not drop the zeroing. What a cache keeps idle
+/// for the next match is still in use, and is zeroed when it is evicted.
+template <storage_policy Inner = heap>
+struct zeroising {
+    using role = storage_role;
+    Inner inner = {}; ///< The storage that serves.
+
+    class state {
+    public:
+        state(std::size_t pages, decltype(std::declval<const Inner&>().open(0, 0)) inner)
+            : inner_(std::move(inner)), out_(pages, false) {}
+
+        state(state&& other) noexcept : inner_(std::move(other.inner_)), out_(std::exchange(other.out_, {})) {}
+        state& operator=(state&& other) noexcept {
+            if (this != &other) {
+                wipe_all();
+                inner_ = std::move(other.inner_);
+                out_ = std::exchange(other.out_, {});
+            }
+            return *this;
+        }
+        ~state() { wipe_all(); }
+
+        [[nodiscard]] bool acquire(page_id page) { return out_[index_of(page)] = inner_.acquire(page); }
+        void release(page_id page) noexcept {
+            wipe(inner_.bytes(page));
+            out_[index_of(page)] = false;
+            inner_.release(page);
+        }
+        [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return inner_.bytes(page); }
+
+    private:
+        void wipe_all() noexcept {
+            for (std::size_t page = 0; page < out_.size(); ++page)
+                if (out_[page])
+                    wipe(inner_.bytes(page_id{static_cast<std::uint32_t>(page)}));
+        }
+
+        decltype(std::declval<const Inner&>().open(0, 0)) inner_;
+        std::vector<bool> out_; // by page
+    };
+
+    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const {
+        return {pages, inner.open(pages, page_bytes)};
+    }
+};
+
+static_assert(storage_policy<zeroising<heap>>);
+
+} // namespace kvcache
+
 // ---- kvcache/storage/all.hpp --------------------------------------------------------------------------------------
 
 namespace kvcache {
 
 /// Every storage policy of the library, with its standard options.
-using storage_policies = std::tuple<heap, failing<heap>>;
+using storage_policies = std::tuple<heap, huge_pages, mapped, zeroising<heap>, counted_storage<heap>, failing<heap>>;
 
 } // namespace kvcache
 
