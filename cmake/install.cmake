@@ -14,6 +14,9 @@ endif()
 if(KVCACHE_TEXT)
   kvcache_install(kvcache_text text)
 endif()
+if(KVCACHE_CRYPTO)
+  kvcache_install(kvcache_crypto crypto)
+endif()
 
 configure_package_config_file(cmake/kvcacheConfig.cmake.in kvcacheConfig.cmake INSTALL_DESTINATION ${kvcache_package_dir})
 write_basic_package_version_file(kvcacheConfigVersion.cmake COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
@@ -21,7 +24,7 @@ install(FILES ${PROJECT_BINARY_DIR}/kvcacheConfig.cmake ${PROJECT_BINARY_DIR}/kv
               ${CMAKE_CURRENT_LIST_DIR}/system.cmake
         DESTINATION ${kvcache_package_dir})
 
-# pkg-config: kvcache, kvcache-json, kvcache-text.
+# pkg-config: kvcache, kvcache-json, kvcache-text, kvcache-crypto.
 function(kvcache_pkgconfig name description requires)
   configure_file(cmake/kvcache.pc.in ${name}.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_DATADIR}/pkgconfig)
@@ -34,6 +37,9 @@ if(KVCACHE_JSON)
 endif()
 if(KVCACHE_TEXT)
   kvcache_pkgconfig(kvcache-text "kvcache: tokenizers and chats" "kvcache-json, libpcre2-8, libutf8proc")
+endif()
+if(KVCACHE_CRYPTO)
+  kvcache_pkgconfig(kvcache-crypto "kvcache: keyed hashes" "kvcache, libcrypto >= 1.1")
 endif()
 
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/kvcache)

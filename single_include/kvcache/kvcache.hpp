@@ -7012,11 +7012,11 @@ struct huge_pages {
 
 class huge_pages::state {
 public:
-    state(bool set_aside, std::size_t pages, std::size_t page_bytes)
+    state(bool from_pool, std::size_t pages, std::size_t page_bytes)
         : page_bytes_(page_bytes), stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes) {
         if (pages == 0 || stride_ == 0 || pages > (std::numeric_limits<std::size_t>::max() >> 1) / stride_)
             return;
-        take(set_aside, (pages * stride_ + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes);
+        take(from_pool, (pages * stride_ + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes);
     }
 
     /// False if there is no memory at all.
@@ -7032,11 +7032,11 @@ public:
 private:
     using backing_type = huge_pages::backing;
 
-    void take(bool set_aside, std::size_t size) {
+    void take(bool from_pool, std::size_t size) {
         constexpr int readable = PROT_READ | PROT_WRITE, own = MAP_PRIVATE | MAP_ANONYMOUS;
 #if defined(MAP_HUGETLB)
         // Without MAP_NORESERVE: the system then keeps that many aside for us, or says now that it cannot.
-        if (set_aside)
+        if (from_pool)
             memory_ = address_range::map(size, readable, own | MAP_HUGETLB);
         if (!memory_.empty()) {
             backing_ = backing_type::set_aside;
@@ -7168,7 +7168,7 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return usable_; }
 
 private:
-    void create(bool unlink) {
+    void create(bool nameless) {
         if (file_.empty()) {
             std::error_code none;
             const auto folder = std::filesystem::temp_directory_path(none);
@@ -7180,7 +7180,7 @@ private:
         }
         if (descriptor_ < 0)
             reason_ = failure("cannot be created", errno);
-        else if (unlink && ::unlink(file_.c_str()) != 0)
+        else if (nameless && ::unlink(file_.c_str()) != 0)
             reason_ = failure("cannot be unlinked", errno);
     }
 

@@ -99,7 +99,7 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return usable_; }
 
 private:
-    void create(bool unlink) {
+    void create(bool nameless) {
         if (file_.empty()) {
             std::error_code none;
             const auto folder = std::filesystem::temp_directory_path(none);
@@ -111,7 +111,7 @@ private:
         }
         if (descriptor_ < 0)
             reason_ = failure("cannot be created", errno);
-        else if (unlink && ::unlink(file_.c_str()) != 0)
+        else if (nameless && ::unlink(file_.c_str()) != 0)
             reason_ = failure("cannot be unlinked", errno);
     }
 
