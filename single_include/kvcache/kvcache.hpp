@@ -8,6 +8,7 @@
 #include <bit>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -17,6 +18,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <initializer_list>
 #include <iterator>
 #include <limits>
@@ -2131,8 +2133,9 @@ namespace kvcache {
 struct sequence_state {
     std::vector<token_id> tokens = {};
     std::vector<page_entry> table = {};
-    std::size_t sealed = 0; ///< Leading pages that are full and in the index.
-    bool shares = true;     ///< False once the index had no memory for its pages: from there on they are its own.
+    std::size_t sealed = 0;   ///< Leading pages that are full and in the index.
+    std::uint32_t tenant = 0; ///< Whose it is; 0 in a cache without tenants.
+    bool shares = true;       ///< False once the index had no memory for its pages: from there on they are its own.
 
     // A lease: rows behind `tokens` that the table has already, and how to take them back.
     bool has_lease = false;
@@ -2471,6 +2474,128 @@ private:
     Storage storage_;
     std::vector<std::uint32_t> holders_;
     std::vector<page_id> free_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/rooted_index.hpp -------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// An index with a root for each tenant: a full page that no pool has, whose run is the tenant's number. A tenant's
+/// first pages continue its root, so no tokens lead from one tenant to another, whatever they are, in any index.
+template <index_state Index>
+class rooted_index {
+public:
+    template <class Indexes>
+    rooted_index(const Indexes& indexes, page_shape shape, std::size_t pages, std::size_t most_tenants)
+        : page_tokens_(shape.tokens), pages_(pages), index_(indexes.open(shape, pages + most_tenants)) {}
+
+    /// What the first page of a tenant's sequence continues: nothing, in a cache without tenants (number zero).
+    [[nodiscard]] std::optional<page_id> root_of(std::uint32_t tenant) const noexcept {
+        return tenant == 0 ? std::nullopt : std::optional(page_id{static_cast<std::uint32_t>(pages_ + tenant - 1)});
+    }
+    /// Throws: bad_alloc, and nothing has changed then.
+    void add_root(std::uint32_t tenant) { index_.insert(std::nullopt, run_of(tenant), *root_of(tenant)); }
+
+    /// The longest known run of a tenant's tokens.
+    [[nodiscard]] index_match match(std::uint32_t tenant, std::span<const token_id> tokens) const {
+        if (tenant == 0)
+            return index_.match(tokens);
+        std::vector<token_id> query = run_of(tenant);
+        query.insert(query.end(), tokens.begin(), tokens.end());
+        index_match found = index_.match(query);
+        found.pages.erase(found.pages.begin());
+        found.tokens -= page_tokens_;
+        return found;
+    }
+    [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return match(0, tokens); }
+
+    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+        return index_.insert(parent, tokens, page);
+    }
+    void erase(page_id page) { index_.erase(page); }
+    [[nodiscard]] bool contains(page_id page) const { return index_.contains(page); }
+    [[nodiscard]] bool leaf(page_id page) const { return index_.leaf(page); }
+    [[nodiscard]] std::span<const token_id> run(page_id page) const { return index_.run(page); }
+
+    /// The page that a page continues, roots included.
+    [[nodiscard]] std::optional<page_id> above(page_id page) const { return index_.parent(page); }
+    /// The page of the pool that a page continues.
+    [[nodiscard]] std::optional<page_id> parent(page_id page) const {
+        const auto found = above(page);
+        return found && index_of(*found) < pages_ ? found : std::nullopt;
+    }
+
+private:
+    [[nodiscard]] std::vector<token_id> run_of(std::uint32_t tenant) const {
+        return std::vector<token_id>(page_tokens_, token_id{static_cast<std::int32_t>(tenant)});
+    }
+
+    std::size_t page_tokens_;
+    std::size_t pages_; // of the pool
+    Index index_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/tenant_books.hpp -------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What a tenant has and may have.
+struct tenant_usage {
+    std::size_t pages = 0;                                       ///< Taken: held by its sequences, or idle.
+    std::size_t idle = 0;                                        ///< Of them: held by nobody, kept for its next match.
+    std::size_t quota = std::numeric_limits<std::size_t>::max(); ///< The most pages it may take.
+
+    friend constexpr bool operator==(const tenant_usage&, const tenant_usage&) = default;
+};
+
+/// Which tenant has which page. Tenants are numbered from one; number zero is a cache without tenants.
+class tenant_books {
+public:
+    tenant_books(std::size_t pages, std::size_t most) : owners_(pages, 0), accounts_(1) { accounts_.reserve(most + 1); }
+
+    [[nodiscard]] std::size_t size() const noexcept { return accounts_.size() - 1; }
+    [[nodiscard]] const tenant_usage& usage(std::uint32_t tenant) const { return accounts_[tenant]; }
+
+    /// Returns the new tenant's number. Requires: fewer than the most.
+    std::uint32_t add(std::size_t quota) {
+        expects(accounts_.size() < accounts_.capacity(), "there is room for one more tenant");
+        accounts_.push_back({.quota = quota});
+        return static_cast<std::uint32_t>(size());
+    }
+    void set_quota(std::uint32_t tenant, std::size_t quota) { accounts_[tenant].quota = quota; }
+
+    void take(page_id page, std::uint32_t tenant) noexcept {
+        owners_[index_of(page)] = tenant;
+        ++accounts_[tenant].pages;
+    }
+    void give_back(page_id page) noexcept { --account(page).pages; }
+    void rest(page_id page) noexcept { ++account(page).idle; }
+    void wake(page_id page) noexcept { --account(page).idle; }
+
+    /// Whether one more page is one too many.
+    [[nodiscard]] bool full(std::uint32_t tenant) const noexcept {
+        return accounts_[tenant].pages >= accounts_[tenant].quota;
+    }
+    [[nodiscard]] bool owns(std::uint32_t tenant, page_id page) const noexcept {
+        return owners_[index_of(page)] == tenant;
+    }
+
+    /// Of the pages that can be had, how many the tenant may have; its own idle ones leave for it.
+    [[nodiscard]] std::size_t room(std::uint32_t tenant, std::size_t available) const noexcept {
+        const tenant_usage& own = accounts_[tenant];
+        const std::size_t held = own.pages - own.idle;
+        return std::min(available, own.quota - std::min(own.quota, held));
+    }
+
+private:
+    [[nodiscard]] tenant_usage& account(page_id page) noexcept { return accounts_[owners_[index_of(page)]]; }
+
+    std::vector<std::uint32_t> owners_; // by page
+    std::vector<tenant_usage> accounts_;
 };
 
 } // namespace kvcache
@@ -2840,19 +2965,32 @@ namespace kvcache {
 
 /// What happened in a cache.
 enum class event_kind {
-    matched, ///< A prompt was looked up: tokens found, of how many.
-    stored,  ///< Tokens were committed.
-    copied,  ///< A shared page was copied before a write.
-    evicted, ///< A page left to make room.
-    refused, ///< A reservation failed for want of pages.
+    matched,   ///< A prompt was looked up: tokens found, of how many, in which pages.
+    stored,    ///< Tokens were committed.
+    published, ///< A full page can be found from now on: its run, after which page.
+    copied,    ///< A shared page was copied before a write: from the first of the pages to the second.
+    evicted,   ///< A page left to make room.
+    refused,   ///< A reservation failed for want of pages.
 };
 
-/// One event, with its extent.
+/// One event, with its extent. What it points to is there for the call.
 struct event {
     event_kind kind = event_kind::matched;
-    std::size_t tokens = 0; ///< Found (matched), committed (stored), or held by the page (copied, evicted).
+    std::size_t tokens = 0; ///< Found (matched), committed (stored), or held by the page (the others).
     std::size_t of = 0;     ///< Tokens asked for (matched, refused).
     std::size_t pages = 0;  ///< Pages concerned.
+
+    std::span<const page_id> which = {}; ///< Those pages, in order; none with stored and refused.
+    std::optional<page_id> parent = {};  ///< The page that the page continues (published, evicted).
+    std::span<const token_id> run = {};  ///< The tokens of the page (published, evicted).
+    std::span<const digest> names = {};  ///< By page: its name, as name_of tells it.
+    std::size_t page_tokens = 0;         ///< Tokens of a full page.
+
+    /// The digest of all tokens up to the end of a page. Requires: the page is full and can be found.
+    [[nodiscard]] digest name_of(page_id page) const {
+        expects(index_of(page) < names.size(), "an event names the pages that it is about");
+        return names[index_of(page)];
+    }
 };
 
 /// The working state of an observer: told of every event, under the cache's lock. What it throws is lost.
@@ -2879,30 +3017,46 @@ template <storage_state Storage, hash_state Hash, index_state Index, eviction_st
 class page_books {
 public:
     template <class Storages, class Hashes, class Indexes, class Evictions, class Observers>
-    page_books(page_shape shape, std::size_t pages, std::size_t page_bytes, const identity& id,
-               const Storages& storages, const Hashes& hashes, const Indexes& indexes, const Evictions& evictions,
-               const Observers& observers)
+    page_books(page_shape shape, std::size_t pages, std::size_t page_bytes, std::size_t most_tenants,
+               const identity& id, const Storages& storages, const Hashes& hashes, const Indexes& indexes,
+               const Evictions& evictions, const Observers& observers)
         : shape_(shape),
           page_bytes_(page_bytes),
           pool_(pages, storages.open(pages, page_bytes)),
           hash_(hashes.open(id)),
-          index_(indexes.open(shape, pages)),
+          index_(indexes, shape, pages, most_tenants),
           eviction_(evictions.open({.slots = pages, .bytes = pages * page_bytes})),
           observer_(observers.open()),
-          prefixes_(pages),
+          tenants_(pages, most_tenants),
+          prefixes_(pages + most_tenants),
           depths_(pages),
           ranked_(pages, false) {}
 
     [[nodiscard]] const page_pool<Storage>& pool() const noexcept { return pool_; }
-    [[nodiscard]] const Index& index() const noexcept { return index_; }
+    [[nodiscard]] const rooted_index<Index>& index() const noexcept { return index_; }
     [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
     [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
 
     /// Pages that can be had: free ones, and idle ones that may leave.
     [[nodiscard]] std::size_t available() const noexcept { return pool_.free().size() + idle_; }
 
+    [[nodiscard]] const tenant_books& tenants() const noexcept { return tenants_; }
+    void set_quota(std::uint32_t tenant, std::size_t quota) { tenants_.set_quota(tenant, quota); }
+    /// Of the available pages, those that a tenant may have.
+    [[nodiscard]] std::size_t room(std::uint32_t tenant) const noexcept { return tenants_.room(tenant, available()); }
+
+    /// Adds a tenant, whose names begin with `root`. Throws: bad_alloc, and there is no tenant more.
+    std::uint32_t add_tenant(const digest& root, std::size_t quota) {
+        const auto number = static_cast<std::uint32_t>(tenants_.size() + 1);
+        index_.add_root(number);
+        prefixes_[index_of(*index_.root_of(number))] = root;
+        return tenants_.add(quota);
+    }
+
     /// Tells the observer. What it throws is lost: watching changes nothing.
-    void tell(const event& what) noexcept {
+    void tell(event what) noexcept {
+        what.names = prefixes_;
+        what.page_tokens = shape_.tokens;
         try {
             observer_.on(what);
         } catch (...) {
@@ -2910,17 +3064,23 @@ public:
     }
 
     /// A page with one holder. Evicts where none is free, and once where the storage refuses a free one: the page that
-    /// leaves has its memory already. None if nothing may leave or the storage refuses again.
-    [[nodiscard]] std::optional<page_id> allocate() {
+    /// leaves has its memory already. A tenant that has its quota gives pages of its own. None if nothing may leave or
+    /// the storage refuses again.
+    [[nodiscard]] std::optional<page_id> allocate(std::uint32_t tenant) {
+        while (tenants_.full(tenant))
+            if (!evict(tenant))
+                return std::nullopt;
         auto page = pool_.take();
-        if (!page && evict())
+        if (!page && evict(0))
             page = pool_.take();
+        if (page)
+            tenants_.take(*page, tenant);
         return page;
     }
 
     void hold(page_id page) noexcept {
         if (pool_.holders(page) == 0)
-            --idle_;
+            wake(page);
         pool_.hold(page);
     }
 
@@ -2930,9 +3090,10 @@ public:
             return;
         if (index_.contains(page) && may_idle(page)) {
             ++idle_;
+            tenants_.rest(page);
             settle(eviction_, slot_of(page));
         } else {
-            pool_.give_back(page);
+            give_back(page);
         }
     }
 
@@ -2974,6 +3135,7 @@ public:
                 index_.erase(page);
                 throw;
             }
+            tell_of(event_kind::published, page);
         }
         return page;
     }
@@ -3025,13 +3187,27 @@ private:
         return {error_code::malformed, "page " + std::to_string(index_of(page)), "the page " + how};
     }
 
+    void wake(page_id page) noexcept {
+        --idle_;
+        tenants_.wake(page);
+    }
+    void give_back(page_id page) {
+        tenants_.give_back(page);
+        pool_.give_back(page);
+    }
+
+    void tell_of(event_kind what, page_id page) noexcept {
+        const auto run = index_.run(page);
+        tell({what, run.size(), 0, 1, {&page, 1}, index_.parent(page), run});
+    }
+
     // Enters a page of the index into the eviction policy, under the digest of all tokens up to its end.
     void rank(page_id page) {
         if (ranked_[index_of(page)])
             return;
-        const auto parent = index_.parent(page);
+        const auto parent = index_.parent(page), above = index_.above(page);
         const auto run = index_.run(page);
-        const digest prefix = hash_.chain(parent ? prefixes_[index_of(*parent)] : hash_.root(), run);
+        const digest prefix = hash_.chain(above ? prefixes_[index_of(*above)] : hash_.root(), run);
         prefixes_[index_of(page)] = prefix;
         depths_[index_of(page)] = parent ? depths_[index_of(*parent)] + 1 : 0;
         const entry newcomer{.key = prefix.low,
@@ -3071,21 +3247,22 @@ private:
     void unlist(page_id page) {
         unrank(page);
         if (pool_.holders(page) == 0) {
-            --idle_;
-            pool_.give_back(page);
+            wake(page);
+            give_back(page);
         }
     }
 
-    [[nodiscard]] bool evict() {
-        const auto may_leave = [this](slot_id candidate) {
+    // Makes an idle page leave; one of this tenant's, if that is not zero.
+    [[nodiscard]] bool evict(std::uint32_t tenant) {
+        const auto may_leave = [this, tenant](slot_id candidate) {
             const page_id page{index_of(candidate)};
-            return pool_.holders(page) == 0 && index_.leaf(page);
+            return pool_.holders(page) == 0 && index_.leaf(page) && (tenant == 0 || tenants_.owns(tenant, page));
         };
         const std::optional<slot_id> slot = eviction_.victim(may_leave);
         if (!slot)
             return false;
         const page_id page{index_of(*slot)};
-        tell({event_kind::evicted, index_.run(page).size(), 0, 1});
+        tell_of(event_kind::evicted, page);
         index_.erase(page);
         kvcache::evict(eviction_, *slot);
         ranked_[index_of(page)] = false;
@@ -3097,9 +3274,10 @@ private:
     std::size_t page_bytes_;
     page_pool<Storage> pool_;
     Hash hash_;
-    Index index_;
+    rooted_index<Index> index_;
     Eviction eviction_;
     Observer observer_;
+    tenant_books tenants_;
     std::vector<digest> prefixes_;      // by page: the digest of all tokens up to the end of a ranked page
     std::vector<std::uint32_t> depths_; // by page: full pages before it
     std::vector<bool> ranked_;          // by page: whether the eviction policy knows it
@@ -3264,7 +3442,7 @@ private:
         for (std::size_t i = state.sealed; state.shares && i < state.table.size(); ++i) {
             page_entry& entry = state.table[i];
             const auto run = std::span<const token_id>(state.tokens).subspan(i * page_tokens_, entry.count);
-            const auto parent = i > 0 ? std::optional(state.table[i - 1].page) : std::nullopt;
+            const auto parent = i > 0 ? std::optional(state.table[i - 1].page) : pages_.index().root_of(state.tenant);
             try {
                 entry.page = pages_.publish(parent, run, entry.page);
                 if (entry.count == page_tokens_)
@@ -3357,13 +3535,17 @@ public:
     using sequence = basic_sequence<basic_cache>;
     using match_type = basic_match<basic_cache>;
     using lease = basic_lease<basic_cache>;
+    using locking_type = typename Locking::state;
 
-    basic_cache(identity id, page_shape shape, budget limit, Codec codec, Storage storage, Hash hash, Index index,
-                Eviction eviction, Recompute recompute, Observer observer)
+    /// `tenants` is how many there may be; zero for a cache that its user alone has.
+    basic_cache(std::size_t tenants, identity id, page_shape shape, budget limit, Codec codec, Storage storage,
+                Hash hash, Index index, Eviction eviction, Recompute recompute, Observer observer)
         : shape_(checked(shape)),
           codec_(codec.open(shape)),
           identity_(complete(std::move(id))),
-          books_(shape, pages_in(limit), codec_.page_bytes(), identity_, storage, hash, index, eviction, observer),
+          books_(shape, pages_in(limit), codec_.page_bytes(), tenants, identity_, storage, hash, index, eviction,
+                 observer),
+          hash_(std::move(hash)),
           sequences_(books_, shape.tokens),
           recompute_(recompute.open(shape)) {}
 
@@ -3371,10 +3553,12 @@ public:
     basic_cache& operator=(const basic_cache&) = delete;
 
     /// The longest known run of `tokens`, pinned. Cost: O(tokens).
-    [[nodiscard]] match_type match(std::span<const token_id> tokens) {
+    [[nodiscard]] match_type match(std::span<const token_id> tokens) { return match_as(0, tokens); }
+    [[nodiscard]] match_type match_as(std::uint32_t tenant, std::span<const token_id> tokens) {
         const std::lock_guard guard(lock_);
-        const index_match found = books_.index().match(tokens);
+        const index_match found = books_.index().match(tenant, tokens);
         auto known = std::make_unique<sequence_state>();
+        known->tenant = tenant;
         known->tokens.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(found.tokens));
         std::size_t left = found.tokens;
         for (const page_id page : found.pages) {
@@ -3382,7 +3566,7 @@ public:
             known->table.push_back({.page = page, .count = static_cast<std::uint32_t>(rows)});
             left -= rows;
         }
-        books_.tell({event_kind::matched, found.tokens, tokens.size(), found.pages.size()});
+        books_.tell({event_kind::matched, found.tokens, tokens.size(), found.pages.size(), found.pages});
         return {adopt(std::move(known)), tokens.size(), found};
     }
 
@@ -3393,10 +3577,7 @@ public:
     }
 
     /// An empty sequence.
-    [[nodiscard]] sequence open() {
-        const std::lock_guard guard(lock_);
-        return adopt(std::make_unique<sequence_state>());
-    }
+    [[nodiscard]] sequence open() { return open_as(0); }
 
     /// A sequence of the reused tokens of a match.
     [[nodiscard]] sequence open(match_type found, const rerun& plan) {
@@ -3417,8 +3598,8 @@ public:
         const std::size_t behind = rows - in_tail;
         const std::size_t fresh = behind / shape_.tokens + (behind % shape_.tokens > 0 ? 1 : 0);
         const std::size_t needed = fresh + (copies ? 1 : 0);
-        if (needed > books_.available())
-            return refuse(rows, needed);
+        if (needed > books_.room(state.tenant))
+            return refuse(state, rows, needed);
 
         state.prepare(fresh);
         state.pages_before = state.table.size();
@@ -3433,7 +3614,7 @@ public:
             throw;
         }
         sequences_.undo(state);
-        return refuse(rows, needed);
+        return refuse(state, rows, needed);
     }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
@@ -3441,6 +3622,13 @@ public:
     [[nodiscard]] const codec_type& codec() const noexcept { return codec_; }
     [[nodiscard]] const storage_type& storage() const noexcept { return books_.pool().storage(); }
     [[nodiscard]] const auto& observer() const noexcept { return books_.observer(); }
+
+    /// Calls `ask` with the observer, while nothing happens that it could be told of.
+    template <class Ask>
+    void watch(Ask&& ask) const {
+        const std::lock_guard guard(lock_);
+        ask(books_.observer());
+    }
 
     [[nodiscard]] cache_stats stats() const {
         const std::lock_guard guard(lock_);
@@ -3467,6 +3655,32 @@ public:
         return sequences_.check();
     }
 
+    // For tenants.
+
+    std::uint32_t add_tenant(const std::string& salt, std::size_t quota) {
+        const std::lock_guard guard(lock_);
+        identity own = identity_;
+        own.tenant = salt;
+        return books_.add_tenant(hash_.open(own).root(), quota);
+    }
+
+    void set_quota(std::uint32_t tenant, std::size_t quota) {
+        const std::lock_guard guard(lock_);
+        books_.set_quota(tenant, quota);
+    }
+
+    [[nodiscard]] tenant_usage usage(std::uint32_t tenant) const {
+        const std::lock_guard guard(lock_);
+        return books_.tenants().usage(tenant);
+    }
+
+    [[nodiscard]] sequence open_as(std::uint32_t tenant) {
+        const std::lock_guard guard(lock_);
+        auto state = std::make_unique<sequence_state>();
+        state->tenant = tenant;
+        return adopt(std::move(state));
+    }
+
     // For sequences and leases.
 
     void release(sequence_state& state) noexcept {
@@ -3482,6 +3696,7 @@ public:
         copy->table = from.table;
         copy->table.resize(copy->cut(tokens));
         copy->sealed = std::min(from.sealed, copy->full_entries(shape_.tokens));
+        copy->tenant = from.tenant;
         copy->shares = from.shares;
         return adopt(std::move(copy));
     }
@@ -3537,17 +3752,18 @@ private:
     // and `behind` rows of new pages. False if the storage refuses.
     [[nodiscard]] bool take_rows(sequence_state& state, std::size_t in_tail, std::size_t behind, std::size_t copied) {
         if (copied > 0) {
-            const auto own = books_.allocate();
+            const auto own = books_.allocate(state.tenant);
             if (!own)
                 return false;
             const page_id shared = std::exchange(state.table.back().page, *own);
             codec_.copy(bytes(shared), bytes(*own), copied);
-            books_.tell({event_kind::copied, copied, 0, 1});
+            const page_id pair[] = {shared, *own};
+            books_.tell({event_kind::copied, copied, 0, 1, pair});
         }
         if (in_tail > 0)
             state.table.back().count += static_cast<std::uint32_t>(in_tail);
         while (behind > 0) {
-            const auto page = books_.allocate();
+            const auto page = books_.allocate(state.tenant);
             if (!page)
                 return false;
             const std::size_t count = std::min<std::size_t>(behind, shape_.tokens);
@@ -3557,18 +3773,21 @@ private:
         return true;
     }
 
-    [[nodiscard]] error refuse(std::size_t rows, std::size_t pages) {
+    [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages) {
         books_.tell({event_kind::refused, 0, rows, pages});
-        return {error_code::out_of_memory, "pages",
+        const bool over_quota = books_.room(state.tenant) < books_.available();
+        const std::size_t all = over_quota ? books_.tenants().usage(state.tenant).quota : books_.pool().pages();
+        return {error_code::out_of_memory, over_quota ? "quota" : "pages",
                 std::to_string(rows) + " tokens need " + std::to_string(pages) + " pages of " +
-                    std::to_string(codec_.page_bytes()) + " bytes; " + std::to_string(books_.available()) + " of " +
-                    std::to_string(books_.pool().pages()) + " can be had"};
+                    std::to_string(codec_.page_bytes()) + " bytes; " + std::to_string(books_.room(state.tenant)) +
+                    " of " + std::to_string(all) + " can be had"};
     }
 
     page_shape shape_;
     codec_type codec_;
     identity identity_;
     books books_;
+    Hash hash_;
     sequence_books<books> sequences_;
     decltype(std::declval<const Recompute&>().open(page_shape{})) recompute_;
     mutable typename Locking::state lock_;
@@ -4211,8 +4430,9 @@ struct opener<basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Obse
     using cache = basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Observer, Locking>;
 
     template <class... Given>
-    [[nodiscard]] static cache open(identity id, page_shape shape, budget limit, const std::tuple<Given...>& given) {
-        return cache(std::move(id), shape, limit, take<Codec>(given), take<Storage>(given), take<Hash>(given),
+    [[nodiscard]] static cache open(std::size_t tenants, identity id, page_shape shape, budget limit,
+                                    const std::tuple<Given...>& given) {
+        return cache(tenants, std::move(id), shape, limit, take<Codec>(given), take<Storage>(given), take<Hash>(given),
                      take<Index>(given), take<Eviction>(given), take<Recompute>(given), take<Observer>(given));
     }
 };
@@ -4232,7 +4452,7 @@ using cache = typename detail::compose<Ps...>::type;
 template <policy... Ps>
     requires one_policy_a_role<Ps...>
 [[nodiscard]] typename detail::compose<Ps...>::type make_cache(page_shape shape, budget limit, Ps... policies) {
-    return detail::opener<cache<Ps...>>::open({}, shape, limit, std::tuple(std::move(policies)...));
+    return detail::opener<cache<Ps...>>::open(0, {}, shape, limit, std::tuple(std::move(policies)...));
 }
 
 /// The same for a model whose identity names everything that decides a page's bits.
@@ -4240,7 +4460,7 @@ template <policy... Ps>
     requires one_policy_a_role<Ps...>
 [[nodiscard]] typename detail::compose<Ps...>::type make_cache(identity id, page_shape shape, budget limit,
                                                                Ps... policies) {
-    return detail::opener<cache<Ps...>>::open(std::move(id), shape, limit, std::tuple(std::move(policies)...));
+    return detail::opener<cache<Ps...>>::open(0, std::move(id), shape, limit, std::tuple(std::move(policies)...));
 }
 
 } // namespace kvcache
@@ -6836,6 +7056,7 @@ struct event_counts {
     std::uint64_t tokens_looked_up = 0;
     std::uint64_t tokens_found = 0;
     std::uint64_t tokens_stored = 0;
+    std::uint64_t pages_published = 0;
     std::uint64_t pages_copied = 0;
     std::uint64_t pages_evicted = 0;
     std::uint64_t refusals = 0;
@@ -6859,6 +7080,9 @@ public:
             break;
         case event_kind::stored:
             counts_.tokens_stored += what.tokens;
+            break;
+        case event_kind::published:
+            counts_.pages_published += what.pages;
             break;
         case event_kind::copied:
             counts_.pages_copied += what.pages;
@@ -6886,12 +7110,323 @@ static_assert(observer_policy<counting>);
 
 } // namespace kvcache
 
+// ---- kvcache/observer/events.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Tells routers which blocks a cache has, one JSON object a line, in the shape of vLLM's KV event batches, which
+/// Dynamo's routers read too: BlockStored when a full page can be found, BlockRemoved when it leaves. A block's hash is
+/// the low half of its name, the same on every host whose identity and hash policy are equal. BlockHit and BlockCopied
+/// are not among vLLM's; leave them out for a reader that refuses what it does not know.
+struct events {
+    using role = observer_role;
+    std::function<void(std::string_view)> write = {}; ///< Takes one line, with its end; none: nothing is told.
+    std::function<double()> seconds = {};             ///< The time; none: the system clock's, since 1970.
+    bool routers_only = false;                        ///< Only BlockStored and BlockRemoved.
+    int rank = 0;                                     ///< Which of several caches this is ("data_parallel_rank").
+    std::string medium = "CPU";                       ///< Where the blocks lie.
+    class state;
+    [[nodiscard]] state open() const;
+};
+
+class events::state {
+public:
+    explicit state(events how) : how_(std::move(how)) {}
+
+    void on(const event& what) {
+        if (!how_.write)
+            return;
+        switch (what.kind) {
+        case event_kind::published:
+            tell(R"("type":"BlockStored","block_hashes":[)" + hash(what, what.which.front()) +
+                 R"(],"parent_block_hash":)" + (what.parent ? hash(what, *what.parent) : "null") + R"(,"token_ids":[)" +
+                 tokens(what.run) + R"(],"block_size":)" + std::to_string(what.page_tokens) + medium());
+            break;
+        case event_kind::evicted:
+            if (what.tokens == what.page_tokens) // part of a page was never told of
+                tell(R"("type":"BlockRemoved","block_hashes":[)" + hash(what, what.which.front()) + "]" + medium());
+            break;
+        case event_kind::matched:
+            if (!how_.routers_only)
+                tell(R"("type":"BlockHit","block_hashes":[)" + hashes(what) + R"(],"tokens":)" +
+                     std::to_string(what.tokens) + R"(,"of":)" + std::to_string(what.of) + medium());
+            break;
+        case event_kind::copied:
+            if (!how_.routers_only)
+                tell(R"("type":"BlockCopied","tokens":)" + std::to_string(what.tokens) + medium());
+            break;
+        case event_kind::stored:
+        case event_kind::refused:
+            break;
+        }
+    }
+
+private:
+    [[nodiscard]] static std::string hash(const event& what, page_id page) {
+        return std::to_string(what.name_of(page).low);
+    }
+
+    // Of the full pages that were found, in order.
+    [[nodiscard]] static std::string hashes(const event& what) {
+        std::string text;
+        for (std::size_t i = 0; i < what.tokens / what.page_tokens && i < what.which.size(); ++i)
+            text += (i > 0 ? "," : "") + hash(what, what.which[i]);
+        return text;
+    }
+
+    [[nodiscard]] static std::string tokens(std::span<const token_id> run) {
+        std::string text;
+        for (std::size_t i = 0; i < run.size(); ++i)
+            text += (i > 0 ? "," : "") + std::to_string(index_of(run[i]));
+        return text;
+    }
+
+    [[nodiscard]] std::string medium() const { return R"(,"medium":")" + how_.medium + '"'; }
+
+    void tell(const std::string& fields) {
+        const double now =
+            how_.seconds ? how_.seconds()
+                         : std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+        how_.write(R"({"ts":)" + std::to_string(now) + R"(,"events":[{)" + fields + R"(}],"data_parallel_rank":)" +
+                   std::to_string(how_.rank) + "}\n");
+    }
+
+    events how_;
+};
+
+inline events::state events::open() const {
+    return state(*this);
+}
+
+static_assert(observer_policy<events>);
+
+} // namespace kvcache
+
+// ---- kvcache/observer/exposition.hpp ------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Text in Prometheus' exposition format, version 0.0.4: for each metric its help, its type and one sample.
+class exposition {
+public:
+    /// Names with values. A name has letters, digits and underscores, and begins with no digit and not with "__".
+    using labels = std::vector<std::pair<std::string, std::string>>;
+
+    explicit exposition(const labels& on_every_sample) {
+        for (const auto& [name, value] : on_every_sample) {
+            expects(is_name(name), "a label's name has letters, digits and underscores");
+            labels_ += (labels_.empty() ? "" : ",") + name + "=\"" + escaped(value, true) + '"';
+        }
+        if (!labels_.empty())
+            labels_ = "{" + labels_ + "}";
+    }
+
+    /// A number that only grows.
+    void counter(std::string_view name, std::string_view help, std::integral auto value) {
+        sample(name, help, "counter", std::to_string(value));
+    }
+    /// A number that goes up and down.
+    void gauge(std::string_view name, std::string_view help, std::integral auto value) {
+        sample(name, help, "gauge", std::to_string(value));
+    }
+    void gauge(std::string_view name, std::string_view help, double value) {
+        sample(name, help, "gauge", number(value));
+    }
+
+    [[nodiscard]] const std::string& text() const& noexcept { return text_; }
+    [[nodiscard]] std::string text() && noexcept { return std::move(text_); }
+
+    /// Backslashes and line ends as the format wants them, and quotes where the text stands in quotes.
+    [[nodiscard]] static std::string escaped(std::string_view words, bool in_quotes) {
+        std::string made;
+        for (const char c : words)
+            if (c == '\\' || (c == '"' && in_quotes))
+                made.append({'\\', c});
+            else if (c == '\n')
+                made += "\\n";
+            else
+                made += c;
+        return made;
+    }
+
+private:
+    [[nodiscard]] static bool is_name(std::string_view name) {
+        const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
+        return !name.empty() && letter(name.front()) && !name.starts_with("__") &&
+               std::ranges::all_of(name, [&](char c) { return letter(c) || (c >= '0' && c <= '9'); });
+    }
+
+    [[nodiscard]] static std::string number(double value) {
+        if (std::isnan(value))
+            return "NaN";
+        if (std::isinf(value))
+            return value > 0 ? "+Inf" : "-Inf";
+        char digits[32];
+        return {digits, std::to_chars(digits, digits + sizeof digits, value).ptr};
+    }
+
+    void sample(std::string_view name, std::string_view help, std::string_view type, const std::string& value) {
+        text_.append("# HELP ").append(name).append(" ").append(escaped(help, false)).append("\n# TYPE ");
+        text_.append(name).append(" ").append(type).append("\n");
+        text_.append(name).append(labels_).append(" ").append(value).append("\n");
+    }
+
+    std::string labels_;
+    std::string text_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/observer/metrics.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Counts events as `counting` does and tells them in Prometheus' text format. `cache/metrics_text.hpp` adds how full
+/// the cache is.
+struct metrics {
+    using role = observer_role;
+    exposition::labels labels = {}; ///< On every sample: {{"model", "llama"}}.
+    class state;
+    [[nodiscard]] state open() const;
+};
+
+class metrics::state {
+public:
+    explicit state(exposition::labels labels) : labels_(std::move(labels)) {}
+
+    void on(const event& what) noexcept { counting_.on(what); }
+
+    [[nodiscard]] const event_counts& counts() const noexcept { return counting_.counts(); }
+    [[nodiscard]] const exposition::labels& labels() const noexcept { return labels_; }
+
+    /// The counters, in Prometheus' text format. Requires: names of labels are names.
+    [[nodiscard]] std::string text() const {
+        const event_counts& now = counts();
+        exposition to(labels_);
+        to.counter("kvcache_lookups_total", "Prompts looked up.", now.lookups);
+        to.counter("kvcache_tokens_looked_up_total", "Tokens of the prompts looked up.", now.tokens_looked_up);
+        to.counter("kvcache_tokens_found_total", "Tokens of them that were known.", now.tokens_found);
+        to.counter("kvcache_tokens_stored_total", "Tokens committed.", now.tokens_stored);
+        to.counter("kvcache_pages_published_total", "Full pages made known.", now.pages_published);
+        to.counter("kvcache_pages_copied_total", "Shared pages copied before a write.", now.pages_copied);
+        to.counter("kvcache_pages_evicted_total", "Pages that left to make room.", now.pages_evicted);
+        to.counter("kvcache_refusals_total", "Reservations that failed for want of pages.", now.refusals);
+        const double share = static_cast<double>(now.tokens_found) / static_cast<double>(now.tokens_looked_up);
+        if (now.tokens_looked_up > 0)
+            to.gauge("kvcache_hit_ratio", "Tokens found, of those looked up, since the start.", share);
+        return std::move(to).text();
+    }
+
+private:
+    exposition::labels labels_;
+    counting::state counting_;
+};
+
+inline metrics::state metrics::open() const {
+    return state(labels);
+}
+
+static_assert(observer_policy<metrics>);
+
+} // namespace kvcache
+
+// ---- kvcache/observer/words.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The word for a kind of event.
+[[nodiscard]] constexpr std::string_view name_of(event_kind kind) noexcept {
+    switch (kind) {
+    case event_kind::matched:
+        return "matched";
+    case event_kind::stored:
+        return "stored";
+    case event_kind::published:
+        return "published";
+    case event_kind::copied:
+        return "copied";
+    case event_kind::evicted:
+        return "evicted";
+    case event_kind::refused:
+        break;
+    }
+    return "refused";
+}
+
+} // namespace kvcache
+
+// ---- kvcache/observer/tracing.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Writes every event as one of a Chrome trace (JSON array format; chrome://tracing and Perfetto read it): an instant
+/// with its extent, and a counter of the pages that can be found. The array is closed with the cache.
+struct tracing {
+    using role = observer_role;
+    std::function<void(std::string_view)> write = {}; ///< Takes the text, piece by piece; none: nothing is traced.
+    std::function<std::uint64_t()> microseconds = {}; ///< The time; none: the steady clock's.
+    class state;
+    [[nodiscard]] state open() const;
+};
+
+class tracing::state {
+public:
+    explicit state(const tracing& how) : how_(how) {
+        if (how_.write)
+            how_.write("[");
+    }
+    state(const state&) = delete; // whoever opens the array closes it
+    state& operator=(const state&) = delete;
+    ~state() {
+        try {
+            if (how_.write)
+                how_.write("\n]\n");
+        } catch (...) { // a trace that cannot be closed is still read
+        }
+    }
+
+    void on(const event& what) {
+        if (!how_.write)
+            return;
+        found_ += what.kind == event_kind::published && what.pages > 0;
+        found_ -= what.kind == event_kind::evicted && what.tokens == what.page_tokens && found_ > 0;
+        const std::string when = std::to_string(how_.microseconds ? how_.microseconds() : now());
+        std::string text = std::exchange(separator_, ",\n");
+        text += R"({"name":")" + std::string(name_of(what.kind)) + R"(","cat":"kvcache","ph":"i","s":"p","ts":)" + when;
+        text += R"(,"pid":1,"tid":1,"args":{"tokens":)" + std::to_string(what.tokens);
+        text += R"(,"of":)" + std::to_string(what.of) + R"(,"pages":)" + std::to_string(what.pages) + "}}";
+        if (what.kind == event_kind::published || what.kind == event_kind::evicted)
+            text += ",\n"
+                    R"({"name":"full pages known","cat":"kvcache","ph":"C","ts":)" +
+                    when + R"(,"pid":1,"args":{"pages":)" + std::to_string(found_) + "}}";
+        how_.write(text);
+    }
+
+private:
+    [[nodiscard]] static std::uint64_t now() {
+        const auto since = std::chrono::steady_clock::now().time_since_epoch();
+        return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(since).count());
+    }
+
+    tracing how_;
+    std::string separator_ = "\n";
+    std::uint64_t found_ = 0;
+};
+
+inline tracing::state tracing::open() const {
+    return state(*this);
+}
+
+static_assert(observer_policy<tracing>);
+
+} // namespace kvcache
+
 // ---- kvcache/observer/all.hpp -------------------------------------------------------------------------------------
 
 namespace kvcache {
 
 /// Every observer policy of the library, with its standard options.
-using observer_policies = std::tuple<silent, counting>;
+using observer_policies = std::tuple<silent, counting, events, metrics, tracing>;
 
 } // namespace kvcache
 
