@@ -957,6 +957,10 @@ concept names_its_role = requires {
 
 } // namespace detail
 
+/// What a policy's `open` gives for arguments of these types.
+template <class P, class... Arguments>
+using opened_by = decltype(std::declval<const P&>().open(std::declval<const Arguments&>()...));
+
 /// The role a policy plays: `P::role`, unless specialised for a type you do not own.
 template <class P>
 struct role_of {};
@@ -1023,8 +1027,8 @@ concept codec_state = requires(const S s, std::span<std::byte> page, std::span<c
 /// How the numbers of a page are kept.
 template <class P>
 concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape shape) {
-    { p.open(shape) } -> codec_state;
-};
+    p.open(shape);
+} && codec_state<opened_by<P, page_shape>>;
 
 } // namespace kvcache
 
@@ -1849,8 +1853,8 @@ concept storage_state = std::movable<S> && requires(S s, const S c, page_id page
 /// Where the bytes of pages live.
 template <class P>
 concept storage_policy = plays<P, storage_role> && requires(const P p, std::size_t n) {
-    { p.open(n, n) } -> storage_state; // pages, bytes a page
-};
+    p.open(n, n); // pages, bytes a page
+} && storage_state<opened_by<P, std::size_t, std::size_t>>;
 
 } // namespace kvcache
 
@@ -2374,8 +2378,8 @@ concept index_state = requires(S s, const S c, std::span<const token_id> tokens,
 /// How known tokens are found.
 template <class P>
 concept index_policy = plays<P, index_role> && requires(const P p, page_shape shape, std::size_t pages) {
-    { p.open(shape, pages) } -> index_state;
-};
+    p.open(shape, pages);
+} && index_state<opened_by<P, page_shape, std::size_t>>;
 
 } // namespace kvcache
 
@@ -2734,8 +2738,8 @@ concept eviction_state = requires(S s, slot_id slot, const entry& newcomer, cons
 /// Which entry leaves when room is needed.
 template <class P>
 concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_room room) {
-    { p.open(room) } -> eviction_state;
-};
+    p.open(room);
+} && eviction_state<opened_by<P, eviction_room>>;
 
 /// Says who comes, before room is made for it.
 template <eviction_state S>
@@ -2954,8 +2958,8 @@ concept hash_state = requires(const S s, digest before, std::span<const token_id
 /// How a run of tokens after its past is named.
 template <class P>
 concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
-    { p.open(id) } -> hash_state;
-};
+    p.open(id);
+} && hash_state<opened_by<P, identity>>;
 
 } // namespace kvcache
 
@@ -3002,8 +3006,8 @@ concept observer_state = requires(S s, const event& what) {
 /// Who watches a cache.
 template <class P>
 concept observer_policy = plays<P, observer_role> && requires(const P p) {
-    { p.open() } -> observer_state;
-};
+    p.open();
+} && observer_state<opened_by<P>>;
 
 } // namespace kvcache
 
@@ -3515,8 +3519,8 @@ concept recompute_state = requires(const S s, std::size_t tokens) {
 /// Which reused tokens run again.
 template <class P>
 concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
-    { p.open(shape) } -> recompute_state;
-};
+    p.open(shape);
+} && recompute_state<opened_by<P, page_shape>>;
 
 } // namespace kvcache
 
@@ -3625,7 +3629,7 @@ public:
 
     /// Calls `ask` with the observer, while nothing happens that it could be told of.
     template <class Ask>
-    void watch(Ask&& ask) const {
+    void ask_observer(Ask&& ask) const {
         const std::lock_guard guard(lock_);
         ask(books_.observer());
     }

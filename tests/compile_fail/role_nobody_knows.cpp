@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// message: policy<Ps>.*watcher|watcher.*known_role
+// message: policy<watcher>|watcher.*known_role
 #include <kvcache/cache/compose.hpp>
 
 struct my_role;
@@ -16,4 +16,4 @@ struct watcher {
         return {};
     }
 };
-auto cache = kvcache::make_cache(kvcache::page_shape{2, 2, 16, 16}, {1 << 20}, watcher{});
+static_assert(kvcache::policy<watcher>);

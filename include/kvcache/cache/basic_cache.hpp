@@ -124,7 +124,7 @@ public:
 
     /// Calls `ask` with the observer, while nothing happens that it could be told of.
     template <class Ask>
-    void watch(Ask&& ask) const {
+    void ask_observer(Ask&& ask) const {
         const std::lock_guard guard(lock_);
         ask(books_.observer());
     }

@@ -14,7 +14,7 @@ template <class Cache>
 [[nodiscard]] std::string metrics_text(const Cache& cache) {
     exposition::labels labels;
     std::string text;
-    cache.watch([&](const metrics::state& observer) {
+    cache.ask_observer([&](const metrics::state& observer) {
         labels = observer.labels();
         text = observer.text();
     });

@@ -52,8 +52,8 @@ public:
     [[nodiscard]] std::string describe() const { return cache_.describe(); }
     [[nodiscard]] result<void> check() const { return cache_.check(); }
     template <class Ask>
-    void watch(Ask&& ask) const {
-        cache_.watch(std::forward<Ask>(ask));
+    void ask_observer(Ask&& ask) const {
+        cache_.ask_observer(std::forward<Ask>(ask));
     }
 
 private:

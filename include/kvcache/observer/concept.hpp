@@ -52,7 +52,7 @@ concept observer_state = requires(S s, const event& what) {
 /// Who watches a cache.
 template <class P>
 concept observer_policy = plays<P, observer_role> && requires(const P p) {
-    { p.open() } -> observer_state;
-};
+    p.open();
+} && observer_state<opened_by<P>>;
 
 } // namespace kvcache
