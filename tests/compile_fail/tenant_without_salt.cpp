@@ -4,7 +4,7 @@
 
 // Words are no salt until somebody says that they are.
 #ifdef KVCACHE_MUST_FAIL
-const kvcache::tenant_salt salt = std::string("mine");
+const kvcache::tenant_salt salt = "mine";
 #else
-const kvcache::tenant_salt salt(std::string("mine"));
+const kvcache::tenant_salt salt("mine");
 #endif
