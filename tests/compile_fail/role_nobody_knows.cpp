@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // message: policy<watcher>|watcher.*known_role
-#include <kvcache/cache/compose.hpp>
+#include <kvcache/observer/concept.hpp>
 
 struct my_role;
 struct watcher {

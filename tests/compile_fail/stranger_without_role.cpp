@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // message: policy<stranger>|stranger.*policy
-#include <kvcache/cache/compose.hpp>
+#include <kvcache/observer/concept.hpp>
 
 struct stranger {
 #ifndef KVCACHE_MUST_FAIL
