@@ -17,6 +17,9 @@ endif()
 if(KVCACHE_TRACES)
   kvcache_install(kvcache_traces traces)
 endif()
+if(KVCACHE_CRYPTO)
+  kvcache_install(kvcache_crypto crypto)
+endif()
 
 configure_package_config_file(cmake/kvcacheConfig.cmake.in kvcacheConfig.cmake INSTALL_DESTINATION ${kvcache_package_dir})
 write_basic_package_version_file(kvcacheConfigVersion.cmake COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
@@ -24,7 +27,7 @@ install(FILES ${PROJECT_BINARY_DIR}/kvcacheConfig.cmake ${PROJECT_BINARY_DIR}/kv
               ${CMAKE_CURRENT_LIST_DIR}/system.cmake
         DESTINATION ${kvcache_package_dir})
 
-# pkg-config: kvcache, kvcache-json, kvcache-text, kvcache-traces.
+# pkg-config: kvcache, kvcache-json, kvcache-text, kvcache-traces, kvcache-crypto.
 function(kvcache_pkgconfig name description requires)
   configure_file(cmake/kvcache.pc.in ${name}.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_DATADIR}/pkgconfig)
@@ -40,6 +43,9 @@ if(KVCACHE_TEXT)
 endif()
 if(KVCACHE_TRACES)
   kvcache_pkgconfig(kvcache-traces "kvcache: recorded traces" "kvcache-json, zlib, libzstd")
+endif()
+if(KVCACHE_CRYPTO)
+  kvcache_pkgconfig(kvcache-crypto "kvcache: keyed hashes" "kvcache, libcrypto >= 1.1")
 endif()
 
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/kvcache)

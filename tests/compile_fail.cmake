@@ -1,5 +1,5 @@
 # Misuse must not compile, and must say why. Each tests/compile_fail/NAME.cpp opens with "// message: REGEX"; as it is
-# it compiles, with KVCACHE_MUST_FAIL defined it does not, and the compiler's words match the message.
+# it compiles, with KVCACHE_MUST_FAIL defined it does not, and the compiler's words match the message, in 12 lines at most.
 
 # Included as part of the build it adds the tests; run as a script it is one of them.
 if(CMAKE_SCRIPT_MODE_FILE)
@@ -9,6 +9,12 @@ if(CMAKE_SCRIPT_MODE_FILE)
     message(FATAL_ERROR "it compiles")
   elseif(NOT words MATCHES "${MESSAGE}")
     message(FATAL_ERROR "it fails without saying \"${MESSAGE}\":\n${words}")
+  endif()
+  string(REGEX REPLACE "[0-9]+ errors? generated\\.\n" "" words "${words}")  # Clang counts them
+  string(REGEX MATCHALL "\n" lines "${words}")
+  list(LENGTH lines lines)
+  if(lines GREATER 12)
+    message(FATAL_ERROR "it says so in ${lines} lines; 12 are enough:\n${words}")
   endif()
   return()
 endif()

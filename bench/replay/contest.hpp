@@ -7,7 +7,7 @@
 #include <kvcache/adapters/replay/object_replay.hpp>
 #include <kvcache/adapters/replay/prefix_clairvoyant.hpp>
 #include <kvcache/adapters/replay/prefix_replay.hpp>
-#include <kvcache/core/policy_name.hpp>
+#include <kvcache/core/type_name.hpp>
 #include <kvcache/eviction/all.hpp>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ namespace bench {
 /// The names of the library's eviction policies.
 [[nodiscard]] inline std::vector<std::string> policy_names() {
     return []<class... P>(std::type_identity<std::tuple<P...>>) {
-        return std::vector<std::string>{std::string(kvcache::policy_name<P>())...};
+        return std::vector<std::string>{kvcache::type_name<P>()...};
     }(std::type_identity<kvcache::eviction_policies>{});
 }
 
@@ -129,7 +129,7 @@ private:
 
     void add(const std::string& name, const bench::capacity& of, std::uint64_t size) {
         const bool known = [&]<class... P>(std::type_identity<std::tuple<P...>>) {
-            return ((kvcache::policy_name<P>() == name && (add(P{}, of, size), true)) || ...);
+            return ((kvcache::type_name<P>() == name && (add(P{}, of, size), true)) || ...);
         }(std::type_identity<kvcache::eviction_policies>{});
         if (known)
             return;
@@ -143,7 +143,7 @@ private:
     void add(const Policy& policy, const bench::capacity& of, std::uint64_t size) {
         constexpr std::uint64_t most = 0xfffffffeu; // slots
         const auto enter = [&](auto replay) {
-            contestants_.push_back({std::string(kvcache::policy_name<Policy>()), of.words,
+            contestants_.push_back({kvcache::type_name<Policy>(), of.words,
                                     [replay](const Record& record) { replay->run(record); },
                                     [replay] { return replay->counts(); }});
         };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // message: keys
-#include <kvcache/cache/compose.hpp>
+#include <kvcache/codec/concept.hpp>
 
 struct mine {
     using role = kvcache::codec_role;
@@ -22,4 +22,4 @@ struct mine {
         return {};
     }
 };
-auto cache = kvcache::make_cache(kvcache::page_shape{2, 2, 16, 16}, {1 << 20}, mine{});
+static_assert(kvcache::codec_policy<mine>);

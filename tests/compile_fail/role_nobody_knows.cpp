@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// message: policy<Ps>.*watcher|watcher.*known_role
-#include <kvcache/cache/compose.hpp>
+// message: policy<watcher>|watcher.*known_role
+#include <kvcache/observer/concept.hpp>
 
 struct my_role;
 struct watcher {
@@ -16,4 +16,4 @@ struct watcher {
         return {};
     }
 };
-auto cache = kvcache::make_cache(kvcache::page_shape{2, 2, 16, 16}, {1 << 20}, watcher{});
+static_assert(kvcache::policy<watcher>);

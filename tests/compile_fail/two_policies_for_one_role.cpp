@@ -8,4 +8,4 @@ using second = kvcache::silent;
 #else
 using second = kvcache::lru;
 #endif
-auto cache = kvcache::make_cache(kvcache::page_shape{2, 2, 16, 16}, {1 << 20}, kvcache::counting{}, second{});
+static_assert(kvcache::one_policy_a_role<kvcache::counting, second>);

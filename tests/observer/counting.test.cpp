@@ -10,6 +10,7 @@ TEST_CASE("each kind of event has its sum") {
     for (int twice = 0; twice < 2; ++twice) {
         state.on({kv::event_kind::matched, 3, 10, 1});
         state.on({kv::event_kind::stored, 7, 0, 0});
+        state.on({kv::event_kind::published, 16, 0, 1});
         state.on({kv::event_kind::copied, 5, 0, 1});
         state.on({kv::event_kind::evicted, 16, 0, 1});
         state.on({kv::event_kind::refused, 0, 40, 3});
@@ -19,6 +20,7 @@ TEST_CASE("each kind of event has its sum") {
     CHECK(counts.tokens_looked_up == 20);
     CHECK(counts.tokens_found == 6);
     CHECK(counts.tokens_stored == 14);
+    CHECK(counts.pages_published == 2);
     CHECK(counts.pages_copied == 2);
     CHECK(counts.pages_evicted == 2);
     CHECK(counts.refusals == 2);

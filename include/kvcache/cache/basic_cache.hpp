@@ -34,13 +34,17 @@ public:
     using sequence = basic_sequence<basic_cache>;
     using match_type = basic_match<basic_cache>;
     using lease = basic_lease<basic_cache>;
+    using locking_type = typename Locking::state;
 
-    basic_cache(identity id, page_shape shape, budget limit, Codec codec, Storage storage, Hash hash, Index index,
-                Eviction eviction, Recompute recompute, Observer observer)
+    /// `tenants` is how many there may be; zero for a cache that its user alone has.
+    basic_cache(std::size_t tenants, identity id, page_shape shape, budget limit, Codec codec, Storage storage,
+                Hash hash, Index index, Eviction eviction, Recompute recompute, Observer observer)
         : shape_(checked(shape)),
           codec_(codec.open(shape)),
           identity_(complete(std::move(id))),
-          books_(shape, pages_in(limit), codec_.page_bytes(), identity_, storage, hash, index, eviction, observer),
+          books_(shape, pages_in(limit), codec_.page_bytes(), tenants, identity_, storage, hash, index, eviction,
+                 observer),
+          hash_(std::move(hash)),
           sequences_(books_, shape.tokens),
           recompute_(recompute.open(shape)) {}
 
@@ -48,10 +52,12 @@ public:
     basic_cache& operator=(const basic_cache&) = delete;
 
     /// The longest known run of `tokens`, pinned. Cost: O(tokens).
-    [[nodiscard]] match_type match(std::span<const token_id> tokens) {
+    [[nodiscard]] match_type match(std::span<const token_id> tokens) { return match_as(0, tokens); }
+    [[nodiscard]] match_type match_as(std::uint32_t tenant, std::span<const token_id> tokens) {
         const std::lock_guard guard(lock_);
-        const index_match found = books_.index().match(tokens);
+        const index_match found = books_.index().match(tenant, tokens);
         auto known = std::make_unique<sequence_state>();
+        known->tenant = tenant;
         known->tokens.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(found.tokens));
         std::size_t left = found.tokens;
         for (const page_id page : found.pages) {
@@ -59,7 +65,7 @@ public:
             known->table.push_back({.page = page, .count = static_cast<std::uint32_t>(rows)});
             left -= rows;
         }
-        books_.tell({event_kind::matched, found.tokens, tokens.size(), found.pages.size()});
+        books_.tell({event_kind::matched, found.tokens, tokens.size(), found.pages.size(), found.pages});
         return {adopt(std::move(known)), tokens.size(), found};
     }
 
@@ -70,10 +76,7 @@ public:
     }
 
     /// An empty sequence.
-    [[nodiscard]] sequence open() {
-        const std::lock_guard guard(lock_);
-        return adopt(std::make_unique<sequence_state>());
-    }
+    [[nodiscard]] sequence open() { return open_as(0); }
 
     /// A sequence of the reused tokens of a match.
     [[nodiscard]] sequence open(match_type found, const rerun& plan) {
@@ -94,8 +97,8 @@ public:
         const std::size_t behind = rows - in_tail;
         const std::size_t fresh = behind / shape_.tokens + (behind % shape_.tokens > 0 ? 1 : 0);
         const std::size_t needed = fresh + (copies ? 1 : 0);
-        if (needed > books_.available())
-            return refuse(rows, needed);
+        if (needed > books_.room(state.tenant))
+            return refuse(state, rows, needed);
 
         state.prepare(fresh, rows);
         state.pages_before = state.table.size();
@@ -110,7 +113,7 @@ public:
             throw;
         }
         sequences_.undo(state);
-        return refuse(rows, needed);
+        return refuse(state, rows, needed);
     }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
@@ -118,6 +121,13 @@ public:
     [[nodiscard]] const codec_type& codec() const noexcept { return codec_; }
     [[nodiscard]] const storage_type& storage() const noexcept { return books_.pool().storage(); }
     [[nodiscard]] const auto& observer() const noexcept { return books_.observer(); }
+
+    /// Calls `ask` with the observer, while nothing happens that it could be told of.
+    template <class Ask>
+    void ask_observer(Ask&& ask) const {
+        const std::lock_guard guard(lock_);
+        ask(books_.observer());
+    }
 
     [[nodiscard]] cache_stats stats() const {
         const std::lock_guard guard(lock_);
@@ -144,6 +154,32 @@ public:
         return sequences_.check();
     }
 
+    // For tenants.
+
+    std::uint32_t add_tenant(const std::string& salt, std::size_t quota) {
+        const std::lock_guard guard(lock_);
+        identity own = identity_;
+        own.tenant = salt;
+        return books_.add_tenant(hash_.open(own).root(), quota);
+    }
+
+    void set_quota(std::uint32_t tenant, std::size_t quota) {
+        const std::lock_guard guard(lock_);
+        books_.set_quota(tenant, quota);
+    }
+
+    [[nodiscard]] tenant_usage usage(std::uint32_t tenant) const {
+        const std::lock_guard guard(lock_);
+        return books_.tenants().usage(tenant);
+    }
+
+    [[nodiscard]] sequence open_as(std::uint32_t tenant) {
+        const std::lock_guard guard(lock_);
+        auto state = std::make_unique<sequence_state>();
+        state->tenant = tenant;
+        return adopt(std::move(state));
+    }
+
     // For sequences and leases.
 
     void release(sequence_state& state) noexcept {
@@ -159,6 +195,7 @@ public:
         copy->table = from.table;
         copy->table.resize(copy->cut(tokens));
         copy->sealed = std::min(from.sealed, copy->full_entries(shape_.tokens));
+        copy->tenant = from.tenant;
         copy->shares = from.shares;
         return adopt(std::move(copy));
     }
@@ -214,17 +251,18 @@ private:
     // and `behind` rows of new pages. False if the storage refuses.
     [[nodiscard]] bool take_rows(sequence_state& state, std::size_t in_tail, std::size_t behind, std::size_t copied) {
         if (copied > 0) {
-            const auto own = books_.allocate();
+            const auto own = books_.allocate(state.tenant);
             if (!own)
                 return false;
             const page_id shared = std::exchange(state.table.back().page, *own);
             codec_.copy(bytes(shared), bytes(*own), copied);
-            books_.tell({event_kind::copied, copied, 0, 1});
+            const page_id pair[] = {shared, *own};
+            books_.tell({event_kind::copied, copied, 0, 1, pair});
         }
         if (in_tail > 0)
             state.table.back().count += static_cast<std::uint32_t>(in_tail);
         while (behind > 0) {
-            const auto page = books_.allocate();
+            const auto page = books_.allocate(state.tenant);
             if (!page)
                 return false;
             const std::size_t count = std::min<std::size_t>(behind, shape_.tokens);
@@ -234,18 +272,21 @@ private:
         return true;
     }
 
-    [[nodiscard]] error refuse(std::size_t rows, std::size_t pages) {
+    [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages) {
         books_.tell({event_kind::refused, 0, rows, pages});
-        return {error_code::out_of_memory, "pages",
+        const bool over_quota = books_.room(state.tenant) < books_.available();
+        const std::size_t all = over_quota ? books_.tenants().usage(state.tenant).quota : books_.pool().pages();
+        return {error_code::out_of_memory, over_quota ? "quota" : "pages",
                 std::to_string(rows) + " tokens need " + std::to_string(pages) + " pages of " +
-                    std::to_string(codec_.page_bytes()) + " bytes; " + std::to_string(books_.available()) + " of " +
-                    std::to_string(books_.pool().pages()) + " can be had"};
+                    std::to_string(codec_.page_bytes()) + " bytes; " + std::to_string(books_.room(state.tenant)) +
+                    " of " + std::to_string(all) + " can be had"};
     }
 
     page_shape shape_;
     codec_type codec_;
     identity identity_;
     books books_;
+    Hash hash_;
     sequence_books<books> sequences_;
     decltype(std::declval<const Recompute&>().open(page_shape{})) recompute_;
     mutable typename Locking::state lock_;

@@ -63,8 +63,9 @@ struct opener<basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Obse
     using cache = basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Observer, Locking>;
 
     template <class... Given>
-    [[nodiscard]] static cache open(identity id, page_shape shape, budget limit, const std::tuple<Given...>& given) {
-        return cache(std::move(id), shape, limit, take<Codec>(given), take<Storage>(given), take<Hash>(given),
+    [[nodiscard]] static cache open(std::size_t tenants, identity id, page_shape shape, budget limit,
+                                    const std::tuple<Given...>& given) {
+        return cache(tenants, std::move(id), shape, limit, take<Codec>(given), take<Storage>(given), take<Hash>(given),
                      take<Index>(given), take<Eviction>(given), take<Recompute>(given), take<Observer>(given));
     }
 };
@@ -84,7 +85,7 @@ using cache = typename detail::compose<Ps...>::type;
 template <policy... Ps>
     requires one_policy_a_role<Ps...>
 [[nodiscard]] typename detail::compose<Ps...>::type make_cache(page_shape shape, budget limit, Ps... policies) {
-    return detail::opener<cache<Ps...>>::open({}, shape, limit, std::tuple(std::move(policies)...));
+    return detail::opener<cache<Ps...>>::open(0, {}, shape, limit, std::tuple(std::move(policies)...));
 }
 
 /// The same for a model whose identity names everything that decides a page's bits.
@@ -92,7 +93,7 @@ template <policy... Ps>
     requires one_policy_a_role<Ps...>
 [[nodiscard]] typename detail::compose<Ps...>::type make_cache(identity id, page_shape shape, budget limit,
                                                                Ps... policies) {
-    return detail::opener<cache<Ps...>>::open(std::move(id), shape, limit, std::tuple(std::move(policies)...));
+    return detail::opener<cache<Ps...>>::open(0, std::move(id), shape, limit, std::tuple(std::move(policies)...));
 }
 
 } // namespace kvcache

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <kvcache/cache/page_pool.hpp>
+#include <kvcache/cache/rooted_index.hpp>
+#include <kvcache/cache/tenant_books.hpp>
 #include <kvcache/core/page_table.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/shape.hpp>
@@ -25,30 +27,46 @@ template <storage_state Storage, hash_state Hash, index_state Index, eviction_st
 class page_books {
 public:
     template <class Storages, class Hashes, class Indexes, class Evictions, class Observers>
-    page_books(page_shape shape, std::size_t pages, std::size_t page_bytes, const identity& id,
-               const Storages& storages, const Hashes& hashes, const Indexes& indexes, const Evictions& evictions,
-               const Observers& observers)
+    page_books(page_shape shape, std::size_t pages, std::size_t page_bytes, std::size_t most_tenants,
+               const identity& id, const Storages& storages, const Hashes& hashes, const Indexes& indexes,
+               const Evictions& evictions, const Observers& observers)
         : shape_(shape),
           page_bytes_(page_bytes),
           pool_(pages, storages.open(pages, page_bytes)),
           hash_(hashes.open(id)),
-          index_(indexes.open(shape, pages)),
+          index_(indexes, shape, pages, most_tenants),
           eviction_(evictions.open({.slots = pages, .bytes = pages * page_bytes})),
           observer_(observers.open()),
-          prefixes_(pages),
+          tenants_(pages, most_tenants),
+          prefixes_(pages + most_tenants),
           depths_(pages),
           ranked_(pages, false) {}
 
     [[nodiscard]] const page_pool<Storage>& pool() const noexcept { return pool_; }
-    [[nodiscard]] const Index& index() const noexcept { return index_; }
+    [[nodiscard]] const rooted_index<Index>& index() const noexcept { return index_; }
     [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
     [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
 
     /// Pages that can be had: free ones, and idle ones that may leave.
     [[nodiscard]] std::size_t available() const noexcept { return pool_.free().size() + idle_; }
 
+    [[nodiscard]] const tenant_books& tenants() const noexcept { return tenants_; }
+    void set_quota(std::uint32_t tenant, std::size_t quota) { tenants_.set_quota(tenant, quota); }
+    /// Of the available pages, those that a tenant may have.
+    [[nodiscard]] std::size_t room(std::uint32_t tenant) const noexcept { return tenants_.room(tenant, available()); }
+
+    /// Adds a tenant, whose names begin with `root`. Throws: bad_alloc, and there is no tenant more.
+    std::uint32_t add_tenant(const digest& root, std::size_t quota) {
+        const auto number = static_cast<std::uint32_t>(tenants_.size() + 1);
+        index_.add_root(number);
+        prefixes_[index_of(*index_.root_of(number))] = root;
+        return tenants_.add(quota);
+    }
+
     /// Tells the observer. What it throws is lost: watching changes nothing.
-    void tell(const event& what) noexcept {
+    void tell(event what) noexcept {
+        what.names = prefixes_;
+        what.page_tokens = shape_.tokens;
         try {
             observer_.on(what);
         } catch (...) {
@@ -56,17 +74,23 @@ public:
     }
 
     /// A page with one holder. Evicts where none is free, and once where the storage refuses a free one: the page that
-    /// leaves has its memory already. None if nothing may leave or the storage refuses again.
-    [[nodiscard]] std::optional<page_id> allocate() {
+    /// leaves has its memory already. A tenant that has its quota gives pages of its own. None if nothing may leave or
+    /// the storage refuses again.
+    [[nodiscard]] std::optional<page_id> allocate(std::uint32_t tenant) {
+        while (tenants_.full(tenant))
+            if (!evict(tenant))
+                return std::nullopt;
         auto page = pool_.take();
-        if (!page && evict())
+        if (!page && evict(0))
             page = pool_.take();
+        if (page)
+            tenants_.take(*page, tenant);
         return page;
     }
 
     void hold(page_id page) noexcept {
         if (pool_.holders(page) == 0)
-            --idle_;
+            wake(page);
         pool_.hold(page);
     }
 
@@ -76,9 +100,10 @@ public:
             return;
         if (index_.contains(page) && may_idle(page)) {
             ++idle_;
+            tenants_.rest(page);
             settle(eviction_, slot_of(page));
         } else {
-            pool_.give_back(page);
+            give_back(page);
         }
     }
 
@@ -120,6 +145,7 @@ public:
                 index_.erase(page);
                 throw;
             }
+            tell_of(event_kind::published, page);
         }
         return page;
     }
@@ -171,13 +197,27 @@ private:
         return {error_code::malformed, "page " + std::to_string(index_of(page)), "the page " + how};
     }
 
+    void wake(page_id page) noexcept {
+        --idle_;
+        tenants_.wake(page);
+    }
+    void give_back(page_id page) {
+        tenants_.give_back(page);
+        pool_.give_back(page);
+    }
+
+    void tell_of(event_kind what, page_id page) noexcept {
+        const auto run = index_.run(page);
+        tell({what, run.size(), 0, 1, {&page, 1}, index_.parent(page), run});
+    }
+
     // Enters a page of the index into the eviction policy, under the digest of all tokens up to its end.
     void rank(page_id page) {
         if (ranked_[index_of(page)])
             return;
-        const auto parent = index_.parent(page);
+        const auto parent = index_.parent(page), above = index_.above(page);
         const auto run = index_.run(page);
-        const digest prefix = hash_.chain(parent ? prefixes_[index_of(*parent)] : hash_.root(), run);
+        const digest prefix = hash_.chain(above ? prefixes_[index_of(*above)] : hash_.root(), run);
         prefixes_[index_of(page)] = prefix;
         depths_[index_of(page)] = parent ? depths_[index_of(*parent)] + 1 : 0;
         const entry newcomer{.key = prefix.low,
@@ -217,21 +257,22 @@ private:
     void unlist(page_id page) {
         unrank(page);
         if (pool_.holders(page) == 0) {
-            --idle_;
-            pool_.give_back(page);
+            wake(page);
+            give_back(page);
         }
     }
 
-    [[nodiscard]] bool evict() {
-        const auto may_leave = [this](slot_id candidate) {
+    // Makes an idle page leave; one of this tenant's, if that is not zero.
+    [[nodiscard]] bool evict(std::uint32_t tenant) {
+        const auto may_leave = [this, tenant](slot_id candidate) {
             const page_id page{index_of(candidate)};
-            return pool_.holders(page) == 0 && index_.leaf(page);
+            return pool_.holders(page) == 0 && index_.leaf(page) && (tenant == 0 || tenants_.owns(tenant, page));
         };
         const std::optional<slot_id> slot = eviction_.victim(may_leave);
         if (!slot)
             return false;
         const page_id page{index_of(*slot)};
-        tell({event_kind::evicted, index_.run(page).size(), 0, 1});
+        tell_of(event_kind::evicted, page);
         index_.erase(page);
         kvcache::evict(eviction_, *slot);
         ranked_[index_of(page)] = false;
@@ -243,9 +284,10 @@ private:
     std::size_t page_bytes_;
     page_pool<Storage> pool_;
     Hash hash_;
-    Index index_;
+    rooted_index<Index> index_;
     Eviction eviction_;
     Observer observer_;
+    tenant_books tenants_;
     std::vector<digest> prefixes_;      // by page: the digest of all tokens up to the end of a ranked page
     std::vector<std::uint32_t> depths_; // by page: full pages before it
     std::vector<bool> ranked_;          // by page: whether the eviction policy knows it

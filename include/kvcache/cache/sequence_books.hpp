@@ -109,7 +109,7 @@ private:
         for (std::size_t i = state.sealed; state.shares && i < state.table.size(); ++i) {
             page_entry& entry = state.table[i];
             const auto run = std::span<const token_id>(state.tokens).subspan(i * page_tokens_, entry.count);
-            const auto parent = i > 0 ? std::optional(state.table[i - 1].page) : std::nullopt;
+            const auto parent = i > 0 ? std::optional(state.table[i - 1].page) : pages_.index().root_of(state.tenant);
             try {
                 entry.page = pages_.publish(parent, run, entry.page);
                 if (entry.count == page_tokens_)

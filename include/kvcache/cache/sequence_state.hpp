@@ -18,8 +18,9 @@ namespace kvcache {
 struct sequence_state {
     std::vector<token_id> tokens = {};
     std::vector<page_entry> table = {};
-    std::size_t sealed = 0; ///< Leading pages that are full and in the index.
-    bool shares = true;     ///< False once the index had no memory for its pages: from there on they are its own.
+    std::size_t sealed = 0;   ///< Leading pages that are full and in the index.
+    std::uint32_t tenant = 0; ///< Whose it is; 0 in a cache without tenants.
+    bool shares = true;       ///< False once the index had no memory for its pages: from there on they are its own.
 
     /// Where the tokens move as they grow; then where they were, until the next lease: somebody may still look there.
     std::vector<token_id> room = {};

@@ -51,7 +51,7 @@ concept codec_state = requires(const S s, std::span<std::byte> page, std::span<c
 /// How the numbers of a page are kept.
 template <class P>
 concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape shape) {
-    { p.open(shape) } -> codec_state;
-};
+    p.open(shape);
+} && codec_state<opened_by<P, page_shape>>;
 
 } // namespace kvcache

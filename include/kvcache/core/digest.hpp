@@ -34,6 +34,11 @@ struct digest {
     return text;
 }
 
+/// XXH3-64 of bytes after a past. Not for an adversary. Cost: about 10 ns and a tenth of a nanosecond a byte.
+[[nodiscard]] inline std::uint64_t seeded_hash(std::uint64_t past, std::span<const std::byte> data) {
+    return XXH3_64bits_withSeed(data.data(), data.size(), past);
+}
+
 /// XXH3-128 of bytes given piece by piece. Not for an adversary: equal digests are a hint that content must confirm.
 class digest_builder {
 public:

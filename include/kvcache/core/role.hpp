@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <utility>
 
 namespace kvcache {
 
@@ -25,6 +26,10 @@ concept names_its_role = requires {
 };
 
 } // namespace detail
+
+/// What a policy's `open` gives for arguments of these types.
+template <class P, class... Arguments>
+using opened_by = decltype(std::declval<const P&>().open(std::declval<const Arguments&>()...));
 
 /// The role a policy plays: `P::role`, unless specialised for a type you do not own.
 template <class P>

@@ -53,8 +53,8 @@ concept eviction_state = requires(S s, slot_id slot, const entry& newcomer, cons
 /// Which entry leaves when room is needed.
 template <class P>
 concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_room room) {
-    { p.open(room) } -> eviction_state;
-};
+    p.open(room);
+} && eviction_state<opened_by<P, eviction_room>>;
 
 /// Says who comes, before room is made for it.
 template <eviction_state S>

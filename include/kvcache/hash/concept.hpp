@@ -22,7 +22,7 @@ concept hash_state = requires(const S s, digest before, std::span<const token_id
 /// How a run of tokens after its past is named.
 template <class P>
 concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
-    { p.open(id) } -> hash_state;
-};
+    p.open(id);
+} && hash_state<opened_by<P, identity>>;
 
 } // namespace kvcache

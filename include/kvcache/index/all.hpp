@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/index/concept.hpp>
+#include <kvcache/index/hash_chain.hpp>
 #include <kvcache/index/radix.hpp>
 
 #include <tuple>
@@ -9,6 +10,6 @@
 namespace kvcache {
 
 /// Every index policy of the library, with its standard options.
-using index_policies = std::tuple<radix>;
+using index_policies = std::tuple<radix, hash_chain>;
 
 } // namespace kvcache

@@ -57,7 +57,7 @@ concept index_state = requires(S s, const S c, std::span<const token_id> tokens,
 /// How known tokens are found.
 template <class P>
 concept index_policy = plays<P, index_role> && requires(const P p, page_shape shape, std::size_t pages) {
-    { p.open(shape, pages) } -> index_state;
-};
+    p.open(shape, pages);
+} && index_state<opened_by<P, page_shape, std::size_t>>;
 
 } // namespace kvcache

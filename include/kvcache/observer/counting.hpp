@@ -13,6 +13,7 @@ struct event_counts {
     std::uint64_t tokens_looked_up = 0;
     std::uint64_t tokens_found = 0;
     std::uint64_t tokens_stored = 0;
+    std::uint64_t pages_published = 0;
     std::uint64_t pages_copied = 0;
     std::uint64_t pages_evicted = 0;
     std::uint64_t refusals = 0;
@@ -36,6 +37,9 @@ public:
             break;
         case event_kind::stored:
             counts_.tokens_stored += what.tokens;
+            break;
+        case event_kind::published:
+            counts_.pages_published += what.pages;
             break;
         case event_kind::copied:
             counts_.pages_copied += what.pages;

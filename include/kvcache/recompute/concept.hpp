@@ -24,7 +24,7 @@ concept recompute_state = requires(const S s, std::size_t tokens) {
 /// Which reused tokens run again.
 template <class P>
 concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
-    { p.open(shape) } -> recompute_state;
-};
+    p.open(shape);
+} && recompute_state<opened_by<P, page_shape>>;
 
 } // namespace kvcache

@@ -23,7 +23,7 @@ concept storage_state = std::movable<S> && requires(S s, const S c, page_id page
 /// Where the bytes of pages live.
 template <class P>
 concept storage_policy = plays<P, storage_role> && requires(const P p, std::size_t n) {
-    { p.open(n, n) } -> storage_state; // pages, bytes a page
-};
+    p.open(n, n); // pages, bytes a page
+} && storage_state<opened_by<P, std::size_t, std::size_t>>;
 
 } // namespace kvcache

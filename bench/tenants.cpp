@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT
+//
+// Whether a tenant can tell by the clock what another has stored. In each trial tenant A stores one of two prompts of
+// one length, by a hidden coin, and tenant B looks one of them up, from memory of its own. The score is how well B's
+// times tell the coin: the area under the ROC curve, 0.5 for not at all. The same trial within one tenant, where the
+// time has to tell, shows that the clock would see it. Ends with 1 if another tenant's prompt is told at more than
+// 0.55.
+
+#include <kvcache/cache/tenant_cache.hpp>
+#include <kvcache/index/all.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kv = kvcache;
+
+namespace {
+
+constexpr kv::page_shape shape{.layers = 1, .kv_heads = 1, .head_dim = 16, .tokens = 16};
+constexpr std::size_t page_bytes = std::size_t{16} * 16 * 2 * sizeof(float), length = 512;
+
+using tokens = std::vector<kv::token_id>;
+
+tokens prompt(std::mt19937_64& random) {
+    tokens made(length);
+    for (kv::token_id& token : made)
+        token = kv::token_id{static_cast<std::int32_t>(random() % 50000)};
+    return made;
+}
+
+template <class Tenant>
+void store(const Tenant& tenant, const tokens& wanted) {
+    auto sequence = tenant.open();
+    auto lease = tenant.reserve(sequence, wanted.size());
+    if (!lease)
+        std::exit(2);
+    lease->commit(wanted);
+}
+
+// The area under the ROC curve of times that should be told apart, whichever way round.
+double area(std::vector<std::pair<double, bool>> times) {
+    std::ranges::sort(times);
+    double ranks = 0.0, hits = 0.0;
+    for (std::size_t i = 0; i < times.size();) { // equal times share their ranks
+        std::size_t end = i;
+        while (end < times.size() && times[end].first == times[i].first)
+            ++end;
+        for (std::size_t k = i; k < end; ++k)
+            if (times[k].second) {
+                ranks += static_cast<double>(i + end + 1) / 2.0;
+                ++hits;
+            }
+        i = end;
+    }
+    const double misses = static_cast<double>(times.size()) - hits;
+    const double a = (ranks - hits * (hits + 1.0) / 2.0) / (hits * misses);
+    return std::max(a, 1.0 - a);
+}
+
+// Trials in which `asker` looks up what `storer` may have stored.
+template <class Tenant>
+double trials(const Tenant& storer, const Tenant& asker, std::size_t number, std::mt19937_64& random) {
+    std::vector<std::pair<double, bool>> times;
+    for (std::size_t i = 0; i < number; ++i) {
+        const tokens one = prompt(random), other = prompt(random);
+        const bool coin = random() % 2 == 0;
+        store(storer, coin ? one : other);
+        const tokens asked(one.begin(), one.end()); // its own memory, equally warm for either side of the coin
+        static_cast<void>(asker.match(prompt(random)));
+        const auto begin = std::chrono::steady_clock::now();
+        { const auto found = asker.match(asked); }
+        const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+        times.emplace_back(taken.count(), coin);
+    }
+    return area(std::move(times));
+}
+
+struct row {
+    std::string name;
+    double area = 0.0;
+};
+
+template <class Index>
+void measure(const char* name, const Index& index, std::size_t number, std::vector<row>& rows) {
+    std::mt19937_64 random(1);
+    const std::size_t pages = 64 * length / shape.tokens;
+    auto cache = kv::make_tenant_cache(2, {}, shape, {pages * page_bytes}, index);
+    const auto a = *cache.open(kv::tenant_salt("a"), pages / 2), b = *cache.open(kv::tenant_salt("b"), pages / 2);
+    static_cast<void>(trials(a, b, number / 10, random)); // so that both have their quota
+    rows.push_back({std::string("other_tenant_") + name, trials(a, b, number, random)});
+    rows.push_back({std::string("own_") + name, trials(b, b, number, random)});
+}
+
+} // namespace
+
+int main(int count, char** words) {
+    std::size_t number = 20000;
+    std::string json;
+    for (int i = 1; i + 1 < count; i += 2)
+        if (std::strcmp(words[i], "--trials") == 0)
+            number = std::strtoull(words[i + 1], nullptr, 10);
+        else if (std::strcmp(words[i], "--json") == 0)
+            json = words[i + 1];
+    if (number < 100)
+        return std::fprintf(stderr, "tenants [--trials N, at least 100] [--json FILE]\n"), 2;
+
+    std::vector<row> rows;
+    measure("radix", kv::radix{}, number, rows);
+    measure("hash_chain", kv::hash_chain{}, number, rows);
+
+    double worst = 0.0;
+    std::string text = "[";
+    for (const row& r : rows) {
+        if (r.name.starts_with("other"))
+            worst = std::max(worst, r.area);
+        std::printf("%-28s AUC %.3f\n", r.name.c_str(), r.area);
+        text += (text.size() > 1 ? ",\n " : "") + std::string("{\"name\": \"") + r.name +
+                "\", \"unit\": \"AUC\", \"value\": " + std::to_string(r.area) + "}";
+    }
+    std::printf("\ntenants: %.3f at most, of 0.550 that may be told (%zu trials a row)\n", worst, number);
+    if (!json.empty()) {
+        std::FILE* const file = std::fopen(json.c_str(), "w");
+        if (file == nullptr)
+            return std::fprintf(stderr, "tenants: cannot write %s\n", json.c_str()), 2;
+        std::fputs((text + "]\n").c_str(), file);
+        std::fclose(file);
+    }
+    return worst <= 0.55 ? 0 : 1;
+}

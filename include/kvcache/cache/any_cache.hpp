@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/any_policy.hpp>
+#include <kvcache/cache/compose.hpp>
+#include <kvcache/eviction/all.hpp>
+#include <kvcache/hash/all.hpp>
+#include <kvcache/index/all.hpp>
+#include <kvcache/storage/all.hpp>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+
+namespace kvcache {
+
+/// Policies by their names, as the type would be written.
+struct policy_names {
+    std::string storage = type_name<heap>();
+    std::string hash = type_name<xxh3>();
+    std::string index = type_name<radix>();
+    std::string eviction = type_name<lru>();
+};
+
+/// A cache whose storage, hash, index and eviction are chosen at run time; the other roles keep their types. Each call
+/// of a policy costs a jump.
+template <policy... Others>
+using any_cache = cache<any_storage<storage_policies>, any_hash<hash_policies>, any_index<index_policies>,
+                        any_eviction<eviction_policies>, Others...>;
+
+/// Opens a cache of the policies that have these names, each with its standard options.
+/// Errors: not_found, with the role as its field and the names that there are in its words.
+template <policy... Others>
+[[nodiscard]] result<std::unique_ptr<any_cache<Others...>>>
+make_any_cache(const policy_names& names, identity id, page_shape shape, budget limit, Others... others) {
+    const auto storage = any_storage<storage_policies>::named(names.storage);
+    const auto hash = any_hash<hash_policies>::named(names.hash);
+    const auto index = any_index<index_policies>::named(names.index);
+    const auto eviction = any_eviction<eviction_policies>::named(names.eviction);
+    if (!storage)
+        return storage.error();
+    if (!hash)
+        return hash.error();
+    if (!index)
+        return index.error();
+    if (!eviction)
+        return eviction.error();
+    using made = any_cache<Others...>;
+    return std::unique_ptr<made>(new made(detail::opener<made>::open(
+        0, std::move(id), shape, limit, std::tuple(*storage, *hash, *index, *eviction, std::move(others)...))));
+}
+
+} // namespace kvcache

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/tenant_books.hpp>
+#include <kvcache/core/contract.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/core/shape.hpp>
+#include <kvcache/recompute/concept.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace kvcache {
+
+/// What tells a tenant's prompts from those of all others, in the index and in every name: some bytes, never none. It
+/// need not be secret for tenants to be apart in one process; names that leave the process are as secret as it is.
+class tenant_salt {
+public:
+    /// Requires: there are bytes.
+    explicit tenant_salt(std::string bytes) : bytes_(std::move(bytes)) {
+        expects(!bytes_.empty(), "a tenant's salt is not empty");
+    }
+    [[nodiscard]] const std::string& bytes() const noexcept { return bytes_; }
+
+private:
+    std::string bytes_;
+};
+
+/// One tenant's view of a shared cache: a cache by itself, as pipelines use it, that finds what this tenant has stored
+/// and nothing else. Requires: the cache outlives it.
+template <class Cache>
+class basic_tenant {
+public:
+    using codec_type = typename Cache::codec_type;
+    using storage_type = typename Cache::storage_type;
+    using sequence = typename Cache::sequence;
+    using match_type = typename Cache::match_type;
+    using lease = typename Cache::lease;
+
+    /// The longest run of `tokens` that this tenant has stored, pinned.
+    [[nodiscard]] match_type match(std::span<const token_id> tokens) const { return cache_->match_as(number_, tokens); }
+    [[nodiscard]] rerun plan(const match_type& found) const { return cache_->plan(found); }
+    [[nodiscard]] sequence open() const { return cache_->open_as(number_); }
+    [[nodiscard]] sequence open(match_type found, const rerun& plan) const {
+        return cache_->open(std::move(found), plan);
+    }
+    /// Errors: out_of_memory: field "quota" where the tenant has its share, "pages" where the cache is full.
+    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows) const { return cache_->reserve(to, rows); }
+
+    [[nodiscard]] const page_shape& shape() const noexcept { return cache_->shape(); }
+    [[nodiscard]] const codec_type& codec() const noexcept { return cache_->codec(); }
+    [[nodiscard]] const storage_type& storage() const noexcept { return cache_->storage(); }
+
+    /// What this tenant has and may have.
+    [[nodiscard]] tenant_usage usage() const { return cache_->usage(number_); }
+
+private:
+    template <class>
+    friend class basic_tenant_cache;
+    basic_tenant(Cache& cache, std::uint32_t number) : cache_(&cache), number_(number) {}
+
+    Cache* cache_;
+    std::uint32_t number_;
+};
+
+} // namespace kvcache

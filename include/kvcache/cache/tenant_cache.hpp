@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/compose.hpp>
+#include <kvcache/cache/tenant.hpp>
+
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+namespace kvcache {
+
+/// A cache that several tenants share and in which none can find what another has stored: it has no `match` and no
+/// `open`, only tenants have. Pages are shared within a tenant by content, as in any cache; memory is shared by all,
+/// up to each one's quota. Requires: it outlives its tenants. It does not move.
+template <class Cache>
+class basic_tenant_cache {
+public:
+    using tenant = basic_tenant<Cache>;
+
+    /// For at most `most` tenants.
+    template <class... Given>
+    basic_tenant_cache(std::size_t most, identity id, page_shape shape, budget limit, const std::tuple<Given...>& given)
+        : most_(most), cache_(detail::opener<Cache>::open(most, std::move(id), shape, limit, given)) {}
+
+    /// The tenant of this salt, who may take `quota` pages; one who is known already has that quota from now on.
+    /// Errors: out_of_range, when there are as many tenants as there may be.
+    [[nodiscard]] result<tenant> open(const tenant_salt& salt, std::size_t quota) {
+        const std::lock_guard guard(lock_);
+        if (const auto known = numbers_.find(salt.bytes()); known != numbers_.end()) {
+            cache_.set_quota(known->second, quota);
+            return tenant(cache_, known->second);
+        }
+        if (numbers_.size() == most_)
+            return error{error_code::out_of_range, "tenants",
+                         "there are " + std::to_string(most_) + " tenants already, as many as there may be"};
+        const auto place = numbers_.emplace(salt.bytes(), 0).first;
+        try {
+            place->second = cache_.add_tenant(salt.bytes(), quota);
+        } catch (...) {
+            numbers_.erase(place);
+            throw;
+        }
+        return tenant(cache_, place->second);
+    }
+
+    [[nodiscard]] const page_shape& shape() const noexcept { return cache_.shape(); }
+    /// How full the cache is, for its operator: a tenant who saw it would see what the others do.
+    [[nodiscard]] cache_stats stats() const { return cache_.stats(); }
+    [[nodiscard]] std::string describe() const { return cache_.describe(); }
+    [[nodiscard]] result<void> check() const { return cache_.check(); }
+    template <class Ask>
+    void ask_observer(Ask&& ask) const {
+        cache_.ask_observer(std::forward<Ask>(ask));
+    }
+
+private:
+    std::size_t most_;
+    Cache cache_;
+    typename Cache::locking_type lock_;
+    std::map<std::string, std::uint32_t, std::less<>> numbers_;
+};
+
+/// Opens a cache for at most `most` tenants from policies given by value in any order.
+template <policy... Ps>
+    requires one_policy_a_role<Ps...>
+[[nodiscard]] basic_tenant_cache<cache<Ps...>> make_tenant_cache(std::size_t most, identity id, page_shape shape,
+                                                                 budget limit, Ps... policies) {
+    return {most, std::move(id), shape, limit, std::tuple(std::move(policies)...)};
+}
+
+} // namespace kvcache

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/observer/concept.hpp>
+#include <kvcache/observer/words.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace kvcache {
+
+/// Writes every event as one of a Chrome trace (JSON array format; chrome://tracing and Perfetto read it): an instant
+/// with its extent, and a counter of the pages that can be found. The array is closed with the cache.
+struct tracing {
+    using role = observer_role;
+    std::function<void(std::string_view)> write = {}; ///< Takes the text, piece by piece; none: nothing is traced.
+    std::function<std::uint64_t()> microseconds = {}; ///< The time; none: the steady clock's.
+    class state;
+    [[nodiscard]] state open() const;
+};
+
+class tracing::state {
+public:
+    explicit state(const tracing& how) : how_(how) {
+        if (how_.write)
+            how_.write("[");
+    }
+    state(const state&) = delete; // whoever opens the array closes it
+    state& operator=(const state&) = delete;
+    ~state() {
+        try {
+            if (how_.write)
+                how_.write("\n]\n");
+        } catch (...) { // a trace that cannot be closed is still read
+        }
+    }
+
+    void on(const event& what) {
+        if (!how_.write)
+            return;
+        found_ += what.kind == event_kind::published && what.pages > 0;
+        found_ -= what.kind == event_kind::evicted && what.tokens == what.page_tokens && found_ > 0;
+        const std::string when = std::to_string(how_.microseconds ? how_.microseconds() : now());
+        std::string text = std::exchange(separator_, ",\n");
+        text += R"({"name":")" + std::string(name_of(what.kind)) + R"(","cat":"kvcache","ph":"i","s":"p","ts":)" + when;
+        text += R"(,"pid":1,"tid":1,"args":{"tokens":)" + std::to_string(what.tokens);
+        text += R"(,"of":)" + std::to_string(what.of) + R"(,"pages":)" + std::to_string(what.pages) + "}}";
+        if (what.kind == event_kind::published || what.kind == event_kind::evicted)
+            text += ",\n"
+                    R"({"name":"full pages known","cat":"kvcache","ph":"C","ts":)" +
+                    when + R"(,"pid":1,"args":{"pages":)" + std::to_string(found_) + "}}";
+        how_.write(text);
+    }
+
+private:
+    [[nodiscard]] static std::uint64_t now() {
+        const auto since = std::chrono::steady_clock::now().time_since_epoch();
+        return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(since).count());
+    }
+
+    tracing how_;
+    std::string separator_ = "\n";
+    std::uint64_t found_ = 0;
+};
+
+inline tracing::state tracing::open() const {
+    return state(*this);
+}
+
+static_assert(observer_policy<tracing>);
+
+} // namespace kvcache

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/observer/concept.hpp>
+
+#include <string_view>
+
+namespace kvcache {
+
+/// The word for a kind of event.
+[[nodiscard]] constexpr std::string_view name_of(event_kind kind) noexcept {
+    switch (kind) {
+    case event_kind::matched:
+        return "matched";
+    case event_kind::stored:
+        return "stored";
+    case event_kind::published:
+        return "published";
+    case event_kind::copied:
+        return "copied";
+    case event_kind::evicted:
+        return "evicted";
+    case event_kind::refused:
+        break;
+    }
+    return "refused";
+}
+
+} // namespace kvcache

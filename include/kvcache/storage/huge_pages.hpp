@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/address_range.hpp>
+#include <kvcache/core/aligned.hpp>
+#include <kvcache/storage/concept.hpp>
+
+#include <algorithm>
+#include <limits>
+
+namespace kvcache {
+
+/// The whole budget in one piece on huge pages. Those that the administrator has set aside (MAP_HUGETLB) are taken at
+/// once, all or none; where there are too few, ordinary memory is taken as it is filled, and the system is asked to
+/// put it on huge pages (madvise). The state says which it got.
+struct huge_pages {
+    using role = storage_role;
+    bool set_aside = true; ///< Whether to try those set aside; if not, the budget is never taken before it is filled.
+
+    /// What the pages lie on.
+    enum class backing {
+        set_aside, ///< Huge pages of the administrator's pool, for certain.
+        advised,   ///< Ordinary memory that the system was asked to put on huge pages, and took the wish.
+        ordinary,  ///< Ordinary memory: the system has no huge pages, or the budget is smaller than one.
+        none,      ///< No memory: every page is refused.
+    };
+    class state;
+    [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
+};
+
+class huge_pages::state {
+public:
+    state(bool from_pool, std::size_t pages, std::size_t page_bytes)
+        : page_bytes_(page_bytes), stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes) {
+        if (pages == 0 || stride_ == 0 || pages > (std::numeric_limits<std::size_t>::max() >> 1) / stride_)
+            return;
+        take(from_pool, (pages * stride_ + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes);
+    }
+
+    /// False if there is no memory at all.
+    [[nodiscard]] bool acquire(page_id) const noexcept { return backing_ != backing::none; }
+    void release(page_id) noexcept {}
+    [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
+        return memory_.bytes().subspan(begin_ + index_of(page) * stride_, page_bytes_);
+    }
+
+    /// What the pages lie on.
+    [[nodiscard]] huge_pages::backing backing() const noexcept { return backing_; }
+
+private:
+    using backing_type = huge_pages::backing;
+
+    void take(bool from_pool, std::size_t size) {
+        constexpr int readable = PROT_READ | PROT_WRITE, own = MAP_PRIVATE | MAP_ANONYMOUS;
+#if defined(MAP_HUGETLB)
+        // Without MAP_NORESERVE: the system then keeps that many aside for us, or says now that it cannot.
+        if (from_pool)
+            memory_ = address_range::map(size, readable, own | MAP_HUGETLB);
+        if (!memory_.empty()) {
+            backing_ = backing_type::set_aside;
+            return;
+        }
+#endif
+        // One huge page more than needed, so that the first can begin on a boundary.
+        memory_ = address_range::map(size + huge_page_bytes, readable, own | MAP_NORESERVE);
+        if (memory_.empty())
+            return;
+        const auto at = reinterpret_cast<std::uintptr_t>(memory_.bytes().data());
+        begin_ = (huge_page_bytes - at % huge_page_bytes) % huge_page_bytes;
+        backing_ =
+            want_huge_pages(memory_.bytes().data() + begin_, size) ? backing_type::advised : backing_type::ordinary;
+    }
+
+    std::size_t page_bytes_;
+    std::size_t stride_; // from one page to the next, in bytes
+    address_range memory_;
+    std::size_t begin_ = 0; // of the first page in it
+    backing_type backing_ = backing_type::none;
+};
+
+inline huge_pages::state huge_pages::open(std::size_t pages, std::size_t page_bytes) const {
+    return {set_aside, pages, page_bytes};
+}
+
+/// The word for a backing.
+[[nodiscard]] constexpr const char* to_string(huge_pages::backing what) noexcept {
+    switch (what) {
+    case huge_pages::backing::set_aside:
+        return "huge pages set aside";
+    case huge_pages::backing::advised:
+        return "huge pages by advice";
+    case huge_pages::backing::ordinary:
+        return "ordinary pages";
+    case huge_pages::backing::none:
+        break;
+    }
+    return "no memory";
+}
+
+static_assert(storage_policy<huge_pages>);
+
+} // namespace kvcache

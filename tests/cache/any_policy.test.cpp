@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/cache/any_cache.hpp>
+#include <kvcache/testing/all.hpp>
+
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+TEST_CASE("policies chosen at run time keep the laws of their roles") {
+    CHECK(kv::testing::storage_laws(*kv::any_storage<kv::storage_policies>::named("zeroising<heap>"), 1).empty());
+    CHECK(kv::testing::hash_laws(kv::any_hash<kv::hash_policies>(), 1).empty());
+    for (const char* name : {"radix", "hash_chain"})
+        CHECK(kv::testing::index_laws(*kv::any_index<kv::index_policies>::named(name), 1).empty());
+    CHECK(kv::testing::eviction_laws(*kv::any_eviction<kv::eviction_policies>::named("lru"), 1).empty());
+}
+
+TEST_CASE("a list of one's own is chosen from") {
+    using own = kv::any_storage<std::tuple<kv::heap, kv::failing<>>>;
+    CHECK(own::names() == "heap, failing<heap>");
+    CHECK_FALSE(own::named("huge_pages"));
+}

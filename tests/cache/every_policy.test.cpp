@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/hash/all.hpp>
+#include <kvcache/index/all.hpp>
+#include <kvcache/storage/all.hpp>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "model.hpp"
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+using namespace kvcache_test;
+
+namespace {
+
+/// A hash of 16 bits, so that names meet all the time.
+struct truncated {
+    using role = kv::hash_role;
+    struct state {
+        kv::xxh3::state inner;
+        [[nodiscard]] kv::digest root() const { return cut(inner.root()); }
+        [[nodiscard]] kv::digest chain(kv::digest before, std::span<const kv::token_id> run) const {
+            return cut(inner.chain(before, run));
+        }
+        static kv::digest cut(kv::digest whole) { return {whole.low & 0xffff, 0}; }
+    };
+    [[nodiscard]] state open(const kv::identity& id) const { return {kv::xxh3{}.open(id)}; }
+};
+
+template <class... Policies>
+void run(std::uint64_t seed, std::size_t rounds, bool storage_fails, Policies... policies) {
+    INFO("seed " << seed);
+    constexpr kv::page_shape shape{2, 2, 16, 16};
+    constexpr std::size_t page_bytes = sizeof(float) * 2 * 2 * 2 * 16 * 16;
+    auto cache = kv::make_cache(shape, {.bytes = 9 * page_bytes}, policies...);
+    using model = cache_model<decltype(cache), seeded>;
+    model played(cache, seeded(seed), {.storage_fails = storage_fails});
+    played.run(rounds);
+    CHECK(played.reused() > 0);
+}
+
+} // namespace
+
+TEMPLATE_LIST_TEST_CASE("a cache on any storage agrees with a naive model", "", kv::storage_policies) {
+    constexpr bool refuses = std::is_same_v<TestType, kv::failing<kv::heap>>;
+    if constexpr (refuses)
+        run(1, 1500, true, kv::failing<>{.every = 5});
+    else
+        run(1, 1500, false, TestType{});
+}
+
+TEMPLATE_LIST_TEST_CASE("a cache with any index agrees with a naive model", "", kv::index_policies) {
+    for (std::uint64_t seed = 0; seed < 3; ++seed)
+        run(seed, 1500, false, TestType{});
+}
+
+TEST_CASE("a hash of 16 bits causes no wrong reuse") {
+    for (std::uint64_t seed = 0; seed < 3; ++seed) {
+        run(seed, 1500, false, truncated{}, kv::radix{});
+        run(seed, 1500, false, truncated{}, kv::hash_chain{.hash_bits = 16});
+        run(seed, 1500, false, truncated{}, kv::hash_chain{.hash_bits = 2});
+    }
+}
+
+// Far more prompts than 16 bits can name, each with a page of its own behind one of a few beginnings.
+TEMPLATE_LIST_TEST_CASE("prompts whose names collide are told apart", "", kv::index_policies) {
+    constexpr kv::page_shape shape{1, 1, 1, 16};
+    constexpr std::size_t prompts = 100'000;
+    TestType index;
+    if constexpr (std::is_same_v<TestType, kv::hash_chain>)
+        index.hash_bits = 16;
+    auto cache = kv::make_cache(shape, {.bytes = (prompts + 8) * 2 * 16 * sizeof(float) * 16}, truncated{}, index);
+    const auto prompt = [](std::size_t number) {
+        auto tokens = counted(static_cast<std::int32_t>(number % 4), 16);
+        auto own = counted(static_cast<std::int32_t>(number), 16);
+        tokens.insert(tokens.end(), own.begin(), own.end());
+        return tokens;
+    };
+    for (std::size_t number = 0; number < prompts; ++number) {
+        const auto tokens = prompt(number);
+        auto found = cache.match(tokens);
+        REQUIRE(found.tokens() < 32);
+        const std::size_t known = found.tokens();
+        auto sequence = cache.open(std::move(found), {known, 32 - known});
+        cache.reserve(sequence, 32 - known)->commit(std::span(tokens).subspan(known));
+    }
+    for (std::size_t number = 0; number < prompts; number += 7) {
+        const auto tokens = prompt(number);
+        REQUIRE(cache.match(tokens).tokens() == 32);
+        auto other = tokens;
+        other[31] = kv::token_id{-1};
+        REQUIRE(cache.match(other).tokens() == 31);
+    }
+    CHECK(cache.check());
+}

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: MIT
+//
+// Every way in which three threads with four operations each can meet at a cache's lock: 34,650 orders a scenario. The
+// threads are real; the lock tells them when to go on. Each order must end as the same operations do one after another
+// in a cache without a lock.
+#include <kvcache/index/hash_chain.hpp>
+#include <kvcache/locking/concept.hpp>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <optional>
+#include <semaphore>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cache/model.hpp"
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+using namespace kvcache_test;
+
+namespace {
+
+constexpr std::size_t threads = 3, operations = 4;
+
+/// What a thread waits for at each lock.
+struct turn {
+    std::binary_semaphore go{0}, came{0};
+    void pause() {
+        came.release();
+        go.acquire();
+    }
+    void step() {
+        go.release();
+        came.acquire();
+    }
+};
+thread_local turn* own_turn = nullptr; // none: whoever it is, it is not scheduled
+
+struct scheduled {
+    using role = kv::locking_role;
+    struct state {
+        std::mutex inner;
+        void lock() {
+            if (own_turn != nullptr)
+                own_turn->pause();
+            inner.lock();
+        }
+        void unlock() { inner.unlock(); }
+    };
+};
+static_assert(kv::locking_policy<scheduled>);
+
+/// One thread's part: each letter is an operation that takes the lock once.
+struct part {
+    std::string operations; ///< open, match, sequence of the match, reserve, commit, fork, x: release, check
+    std::vector<kv::token_id> prompt;
+};
+
+template <class Cache>
+class actor {
+public:
+    actor(Cache& cache, const part& script) : cache_(cache), script_(script) {}
+
+    void operate(std::size_t i) {
+        switch (script_.operations[i]) {
+        case 'o':
+            sequence_.emplace(cache_.open());
+            break;
+        case 'm':
+            match_.emplace(cache_.match(script_.prompt));
+            log += std::to_string(match_->tokens()) + " known. ";
+            break;
+        case 's': {
+            const auto plan = cache_.plan(*match_);
+            for (std::size_t token = 0; token < plan.first; ++token)
+                known_.push(script_.prompt[token]);
+            sequence_.emplace(cache_.open(std::move(*match_), plan));
+            match_.reset();
+            break;
+        }
+        case 'r': {
+            const auto rest = std::span<const kv::token_id>(script_.prompt).subspan(known_.size());
+            auto lease = cache_.reserve(*sequence_, rest.size());
+            log += lease ? "had. " : lease.error().message;
+            if (!lease)
+                break;
+            lease_.emplace(std::move(*lease));
+            ahead_ = known_;
+            for (std::size_t row = 0; row < rest.size(); ++row) {
+                ahead_.push(rest[row]);
+                write_row(*lease_, cache_.shape(), row, ahead_.names.back());
+            }
+            break;
+        }
+        case 'c':
+            if (!lease_) {
+                log += std::to_string(cache_.stats().pages);
+                break;
+            }
+            lease_->commit(std::span<const kv::token_id>(ahead_.tokens).subspan(known_.size()));
+            lease_.reset();
+            known_ = ahead_;
+            break;
+        case 'f':
+            fork_.emplace(sequence_->fork(known_.size() / 2));
+            break;
+        case 'x':
+            sequence_.reset();
+            known_.resize(0);
+            break;
+        default:
+            log += cache_.check() ? "sound. " : "broken. ";
+        }
+    }
+
+    /// Whether what is still held holds what its tokens say.
+    [[nodiscard]] bool sound() const {
+        return (!sequence_ || rows_hold(cache_, sequence_->table(), known_.names)) &&
+               (!fork_ || rows_hold(cache_, fork_->table(), known_.first(fork_->size()).names));
+    }
+
+    std::string log;
+
+private:
+    Cache& cache_;
+    const part& script_;
+    std::optional<typename Cache::match_type> match_;
+    std::optional<typename Cache::sequence> sequence_, fork_;
+    std::optional<typename Cache::lease> lease_;
+    past known_, ahead_;
+};
+
+constexpr kv::page_shape tiny{1, 1, 1, 16};
+
+template <class... Policies>
+auto cache_of(std::size_t page_count, Policies... policies) {
+    return kv::make_cache(tiny, {page_count * kv::plain{}.open(tiny).page_bytes()}, policies...);
+}
+
+/// What an order ends with: what each thread saw, how full the cache is, what it knows.
+template <class Cache, class Actors>
+std::string outcome(Cache& cache, const Actors& actors, const std::array<part, threads>& parts) {
+    std::string all;
+    for (const auto& one : actors)
+        all += one.log + (one.sound() ? "\n" : "and other rows than its tokens say\n");
+    const auto now = cache.stats();
+    all += std::to_string(now.free) + " free, " + std::to_string(now.held) + " held, " + std::to_string(now.idle);
+    for (const part& script : parts)
+        all += ", " + cache.match(script.prompt).explain();
+    return all + (cache.check() ? "" : ", and the books are broken");
+}
+
+/// Plays all orders; returns how many, or throws with the first that ends otherwise than one after another.
+template <class... Policies>
+std::size_t play_all(const std::array<part, threads>& parts, std::size_t page_count, Policies... policies) {
+    std::vector<std::size_t> order;
+    for (std::size_t i = 0; i < threads; ++i)
+        order.insert(order.end(), operations, i);
+
+    auto threaded = [&] { return cache_of(page_count, scheduled{}, policies...); };
+    using cache_type = decltype(threaded());
+    std::array<turn, threads> turns;
+    std::vector<actor<cache_type>>* actors = nullptr;
+    bool over = false;
+    std::vector<std::thread> workers;
+    for (std::size_t i = 0; i < threads; ++i)
+        workers.emplace_back([&, i] {
+            own_turn = &turns[i];
+            for (turns[i].go.acquire(); !over; turns[i].pause())
+                for (std::size_t k = 0; k < operations; ++k)
+                    (*actors)[i].operate(k);
+        });
+
+    std::size_t orders = 0;
+    std::string wrong;
+    do {
+        ++orders;
+        auto cache = threaded();
+        std::vector<actor<cache_type>> cast;
+        for (const part& script : parts)
+            cast.emplace_back(cache, script);
+        actors = &cast;
+        for (turn& each : turns)
+            each.step(); // to its first lock
+        for (const std::size_t i : order)
+            turns[i].step();
+        const std::string got = outcome(cache, cast, parts);
+
+        auto plain_cache = cache_of(page_count, policies...);
+        std::vector<actor<decltype(plain_cache)>> alone;
+        for (const part& script : parts)
+            alone.emplace_back(plain_cache, script);
+        std::array<std::size_t, threads> next = {};
+        for (const std::size_t i : order)
+            alone[i].operate(next[i]++);
+        if (const std::string expected = outcome(plain_cache, alone, parts); got != expected)
+            wrong = "order " + std::to_string(orders) + ":\n" + got + "\nand one after another:\n" + expected;
+        for (std::size_t i = 0; i < threads; ++i) // as after the last step
+            wrong += next[i] == operations ? "" : "an operation is missing";
+    } while (wrong.empty() && std::ranges::next_permutation(order).found);
+
+    over = true;
+    for (turn& each : turns)
+        each.go.release();
+    for (std::thread& worker : workers)
+        worker.join();
+    if (!wrong.empty())
+        throw std::runtime_error(wrong);
+    return orders;
+}
+
+} // namespace
+
+TEST_CASE("in every order three threads store, reuse and evict as if one after another") {
+    const std::array<part, threads> parts{part{"orcx", counted(0, 40)}, part{"msrc", counted(0, 36)},
+                                          part{"orcx", counted(100, 20)}};
+    CHECK(play_all(parts, 4) == 34650);
+}
+
+TEST_CASE("in every order twins become one, are forked and are let go") {
+    const std::array<part, threads> parts{part{"orcx", counted(0, 32)}, part{"orcf", counted(0, 32)},
+                                          part{"msxt", counted(0, 40)}};
+    CHECK(play_all(parts, 5, kv::hash_chain{}) == 34650);
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/cache/tenant_cache.hpp>
+#include <kvcache/index/all.hpp>
+#include <kvcache/observer/events.hpp>
+
+#include <string>
+#include <vector>
+
+#include "cache/model.hpp"
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+using namespace kvcache_test;
+
+namespace {
+
+constexpr kv::page_shape small{1, 2, 16, 16};
+constexpr kv::budget pages(std::size_t n) {
+    return {n * sizeof(float) * 2 * 2 * 16 * 16};
+}
+
+// Stores tokens for a tenant and gives back how many of them were known.
+template <class Tenant>
+std::size_t store(const Tenant& tenant, std::span<const kv::token_id> tokens) {
+    auto found = tenant.match(tokens);
+    const std::size_t known = found.tokens();
+    past mine;
+    for (std::size_t i = 0; i < known; ++i)
+        mine.push(tokens[i]);
+    auto sequence = tenant.open(std::move(found), {known, tokens.size() - known});
+    CHECK(rows_hold(tenant, sequence.table(), mine.names));
+    REQUIRE(append(tenant, sequence, mine, tokens.subspan(known)));
+    return known;
+}
+
+} // namespace
+
+TEMPLATE_LIST_TEST_CASE("a tenant finds its own prompts and nobody else's", "", kv::index_policies) {
+    auto cache = kv::make_tenant_cache(3, {}, small, pages(20), TestType{});
+    const auto a = *cache.open(kv::tenant_salt("a"), 20), b = *cache.open(kv::tenant_salt("b"), 20);
+    const auto prompt = counted(0, 40);
+    CHECK(store(a, prompt) == 0);
+    CHECK(store(a, prompt) == 40);
+    CHECK(b.match(prompt).tokens() == 0);
+    CHECK(b.match(prompt).explain() == "0 of 40 tokens known; nothing is stored behind them");
+    CHECK(store(b, prompt) == 0);
+    CHECK(b.match(counted(0, 50)).tokens() == 40);
+    CHECK(cache.stats().idle == 6);
+    CHECK(cache.check());
+
+    // Tokens that look like a tenant's root lead nowhere.
+    const std::vector<kv::token_id> number(16, kv::token_id{1});
+    CHECK(a.match(number).tokens() == 0);
+    auto disguised = number;
+    disguised.insert(disguised.end(), prompt.begin(), prompt.end());
+    CHECK(b.match(disguised).tokens() == 0);
+}
+
+TEST_CASE("a salt names its tenant, and there is room for so many") {
+    auto cache = kv::make_tenant_cache(2, {}, small, pages(8));
+    const auto a = *cache.open(kv::tenant_salt("a"), 8);
+    (void)store(a, counted(0, 20));
+    REQUIRE(cache.open(kv::tenant_salt("b"), 8));
+    const auto third = cache.open(kv::tenant_salt("c"), 8);
+    REQUIRE_FALSE(third);
+    CHECK(third.error().code == kv::error_code::out_of_range);
+    CHECK(third.error().field == "tenants");
+    const auto again = *cache.open(kv::tenant_salt("a"), 5);
+    CHECK(again.match(counted(0, 20)).tokens() == 20);
+    CHECK(again.usage() == kv::tenant_usage{.pages = 2, .idle = 2, .quota = 5});
+    CHECK_THROWS_AS(kv::tenant_salt(""), kv::contract_violation);
+}
+
+TEST_CASE("past its quota a tenant is refused by name, and nothing is lost") {
+    auto cache = kv::make_tenant_cache(2, {}, small, pages(10));
+    const auto a = *cache.open(kv::tenant_salt("a"), 3), b = *cache.open(kv::tenant_salt("b"), 10);
+    auto mine = a.open();
+    past known;
+    REQUIRE(append(a, mine, known, counted(0, 40)));
+    const auto before = cache.stats();
+    const auto refused = a.reserve(mine, 16);
+    REQUIRE_FALSE(refused);
+    CHECK(refused.error().code == kv::error_code::out_of_memory);
+    CHECK(refused.error().field == "quota");
+    CHECK(refused.error().message == "16 tokens need 1 pages of 4096 bytes; 0 of 3 can be had");
+    CHECK(cache.stats() == before);
+    CHECK(rows_hold(a, mine.table(), known.names));
+
+    auto theirs = b.open();
+    const auto full = b.reserve(theirs, 16 * 8);
+    REQUIRE_FALSE(full);
+    CHECK(full.error().field == "pages");
+    CHECK(b.reserve(theirs, 16 * 7));
+    CHECK(cache.check());
+}
+
+TEST_CASE("who has its quota makes room from its own idle pages") {
+    auto cache = kv::make_tenant_cache(2, {}, small, pages(10));
+    const auto a = *cache.open(kv::tenant_salt("a"), 3), b = *cache.open(kv::tenant_salt("b"), 10);
+    (void)store(b, counted(500, 48));
+    for (int round = 0; round < 5; ++round)
+        (void)store(a, counted(round * 100, 48));
+    CHECK(a.usage() == kv::tenant_usage{.pages = 3, .idle = 3, .quota = 3});
+    CHECK(a.match(counted(400, 48)).tokens() == 48);
+    CHECK(b.match(counted(500, 48)).tokens() == 48);
+    CHECK(cache.stats().free == 4);
+    CHECK(cache.check());
+}
+
+TEST_CASE("a quota that shrinks is met as pages are asked for") {
+    auto cache = kv::make_tenant_cache(1, {}, small, pages(10));
+    auto a = *cache.open(kv::tenant_salt("a"), 8);
+    (void)store(a, counted(0, 16 * 8));
+    a = *cache.open(kv::tenant_salt("a"), 2);
+    CHECK(a.usage().pages == 8);
+    auto sequence = a.open();
+    CHECK_FALSE(a.reserve(sequence, 33));
+    CHECK(a.reserve(sequence, 32));
+    CHECK(cache.check());
+}
+
+TEMPLATE_LIST_TEST_CASE("each tenant's view agrees with a naive model while others use the cache", "",
+                        kv::index_policies) {
+    auto cache = kv::make_tenant_cache(2, {}, small, pages(24), TestType{});
+    auto a = *cache.open(kv::tenant_salt("a"), 24), b = *cache.open(kv::tenant_salt("b"), 5);
+    for (std::uint64_t seed = 0; seed < 4; ++seed) {
+        (void)store(a, counted(static_cast<std::int32_t>(seed), 30));
+        auto held = b.open();
+        past known;
+        REQUIRE(append(b, held, known, counted(0, 70)));
+        for (const auto& [length, salt] : {std::pair{60, 0}, {33, 1}}) {
+            const auto tokens = counted(salt, static_cast<std::size_t>(length));
+            auto one = a.open(), fork = held.fork(40);
+            past mine;
+            REQUIRE(append(a, one, mine, tokens));
+            CHECK(rows_hold(a, one.table(), mine.names));
+            CHECK(rows_hold(b, held.table(), known.names));
+            fork.truncate(17);
+            CHECK(cache.check());
+        }
+    }
+    CHECK(b.usage().idle == b.usage().pages);
+    CHECK(cache.stats().held == 0);
+}
+
+TEST_CASE("routers see other names for the same tokens of another tenant") {
+    std::vector<std::string> lines;
+    auto cache = kv::make_tenant_cache(2, {}, small, pages(8),
+                                       kv::events{.write = [&](std::string_view line) { lines.emplace_back(line); },
+                                                  .seconds = [] { return 1.0; },
+                                                  .routers_only = true});
+    (void)store(*cache.open(kv::tenant_salt("a"), 8), counted(0, 16));
+    (void)store(*cache.open(kv::tenant_salt("b"), 8), counted(0, 16));
+    REQUIRE(lines.size() == 2);
+    CHECK(lines[0] != lines[1]);
+    for (const auto& line : lines)
+        CHECK(line.find(R"("parent_block_hash":null)") != std::string::npos);
+}

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/core/type_name.hpp>
+#include <kvcache/storage/zeroising.hpp>
+
+#include <catch2/catch.hpp>
+
+namespace mine {
+struct policy {};
+} // namespace mine
+
+TEST_CASE("a type has the name that it is written with") {
+    CHECK(kvcache::type_name<kvcache::heap>() == "heap");
+    CHECK(kvcache::type_name<kvcache::zeroising<kvcache::heap>>() == "zeroising<heap>");
+    CHECK(kvcache::type_name<mine::policy>() == "mine::policy");
+}
