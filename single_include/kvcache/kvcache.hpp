@@ -3902,6 +3902,268 @@ static_assert(codec_policy<plain>);
 
 } // namespace kvcache
 
+// ---- kvcache/eviction/ghost_list.hpp ------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What is remembered of an entry that left.
+struct ghost {
+    std::size_t bytes = 0;  ///< What it took, rounded up to the list's grain.
+    std::uint32_t mark = 0; ///< What its policy noted.
+};
+
+/// Keys of entries that left, the oldest forgotten first: a ring of nodes in the order of leaving, chained by hash. A
+/// key is known by 31 bits of its hash beside those that choose its chain, so that a stranger is taken for a ghost
+/// about once in 10^9 lookups. Holes that `take` leaves are closed when the ring is full.
+///
+///     push -> [ newest . . hole . oldest ] -> forgotten        chains_[hash] -> node -> node
+///
+/// Cost: O(1) amortised. At most 16 bytes a ghost, 21 with marks beside its bytes; all of it is had at construction.
+class ghost_list {
+public:
+    enum class marks { none, kept, instead_of_bytes };
+
+    /// Room for `most` ghosts of `most_bytes` together. Below 4 GiB bytes are counted exactly, beyond in a coarser
+    /// grain.
+    ghost_list(std::size_t most, std::size_t most_bytes, marks kind = marks::none)
+        : nodes_(most == 0 ? 0 : most + most / 8 + 1),
+          marks_(kind == marks::kept ? nodes_.size() : 0),
+          marks_only_(kind == marks::instead_of_bytes),
+          chains_(std::bit_floor(most / 2 + 1)),
+          most_(most),
+          grain_(std::bit_width(most_bytes) > 32 ? static_cast<int>(std::bit_width(most_bytes)) - 32 : 0) {
+        for (std::uint32_t chain = 0; chain < chains_.size(); ++chain)
+            chains_[chain] = last | chain;
+    }
+
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_ << grain_; }
+
+    /// Enters a key that is not in the list. A full list forgets its oldest.
+    void push(std::uint64_t key, ghost what) noexcept {
+        if (most_ == 0)
+            return;
+        if (size_ == most_)
+            pop();
+        if (used_ == nodes_.size())
+            close_holes();
+        const std::uint32_t at = (first_ + used_++) % capacity();
+        const std::uint64_t hash = mixed(key);
+        std::uint32_t& chain = chain_of(hash);
+        nodes_[at] = {print(hash), marks_only_ ? what.mark : units(what.bytes), chain};
+        if (!marks_.empty())
+            marks_[at] = what.mark;
+        chain = at;
+        bytes_ += marks_only_ ? 0 : nodes_[at].units;
+        ++size_;
+    }
+
+    /// Whether the key is in the list.
+    [[nodiscard]] bool contains(std::uint64_t key) const noexcept {
+        const std::uint64_t hash = mixed(key);
+        for (std::uint32_t at = chains_[hash & (chains_.size() - 1)]; (at & last) == 0; at = nodes_[at].next)
+            if (nodes_[at].print == print(hash))
+                return true;
+        return false;
+    }
+
+    /// Takes a key out.
+    std::optional<ghost> take(std::uint64_t key) noexcept {
+        const std::uint64_t hash = mixed(key);
+        for (std::uint32_t* link = &chain_of(hash); (*link & last) == 0; link = &nodes_[*link].next) {
+            const std::uint32_t at = *link;
+            if (nodes_[at].print != print(hash))
+                continue;
+            *link = nodes_[at].next;
+            return leave(at);
+        }
+        return std::nullopt;
+    }
+
+    /// The oldest.
+    /// Requires: the list is not empty.
+    [[nodiscard]] ghost oldest() noexcept {
+        trim();
+        return at(first_);
+    }
+
+    /// Forgets the oldest.
+    /// Requires: the list is not empty.
+    ghost pop() noexcept {
+        trim();
+        link_to(first_) = nodes_[first_].next;
+        return leave(first_);
+    }
+
+private:
+    static constexpr std::uint32_t last = 0x80000000u; // ends a chain, whose number stands beside it
+    static constexpr std::uint32_t hole = 0;           // no print is zero
+    struct node {
+        std::uint32_t print = hole;
+        std::uint32_t units = 0;   // bytes, in grains; or the mark
+        std::uint32_t next = last; // in its chain
+    };
+
+    // Keys need not be hashes (murmur3's finaliser: every bit of the key reaches every bit).
+    [[nodiscard]] static std::uint64_t mixed(std::uint64_t key) noexcept {
+        key = (key ^ (key >> 33)) * 0xff51afd7ed558ccdull;
+        key = (key ^ (key >> 33)) * 0xc4ceb9fe1a85ec53ull;
+        return key ^ (key >> 33);
+    }
+    [[nodiscard]] static std::uint32_t print(std::uint64_t hash) noexcept {
+        return static_cast<std::uint32_t>(hash >> 32) | 1u;
+    }
+
+    [[nodiscard]] std::uint32_t capacity() const noexcept { return static_cast<std::uint32_t>(nodes_.size()); }
+    [[nodiscard]] std::uint32_t units(std::size_t bytes) const noexcept {
+        return static_cast<std::uint32_t>((bytes + (std::size_t{1} << grain_) - 1) >> grain_);
+    }
+    [[nodiscard]] ghost at(std::uint32_t index) const noexcept {
+        if (marks_only_)
+            return {.mark = nodes_[index].units};
+        return {std::size_t{nodes_[index].units} << grain_, marks_.empty() ? 0 : marks_[index]};
+    }
+
+    // Steps over the holes before the oldest.
+    void trim() noexcept {
+        for (; used_ > 0 && nodes_[first_].print == hole; --used_)
+            first_ = (first_ + 1) % capacity();
+    }
+
+    [[nodiscard]] std::uint32_t& chain_of(std::uint64_t hash) noexcept { return chains_[hash & (chains_.size() - 1)]; }
+
+    // What points to a node. Its chain's end knows the chain's start.
+    [[nodiscard]] std::uint32_t& link_to(std::uint32_t index) noexcept {
+        std::uint32_t end = nodes_[index].next;
+        while ((end & last) == 0)
+            end = nodes_[end].next;
+        std::uint32_t* link = &chains_[end & ~last];
+        while (*link != index)
+            link = &nodes_[*link].next;
+        return *link;
+    }
+
+    ghost leave(std::uint32_t index) noexcept {
+        const ghost left = at(index);
+        bytes_ -= marks_only_ ? 0 : nodes_[index].units;
+        nodes_[index] = {};
+        --size_;
+        return left;
+    }
+
+    void close_holes() noexcept {
+        std::uint32_t kept = 0;
+        for (std::uint32_t n = 0; n < used_; ++n) {
+            const std::uint32_t from = (first_ + n) % capacity(), to = (first_ + kept) % capacity();
+            if (nodes_[from].print == hole)
+                continue;
+            if (from != to) {
+                link_to(from) = to;
+                nodes_[to] = nodes_[from];
+                nodes_[from] = {};
+                if (!marks_.empty())
+                    marks_[to] = marks_[from];
+            }
+            ++kept;
+        }
+        used_ = kept;
+    }
+
+    std::vector<node> nodes_;          // a ring of `used_` from `first_` on
+    std::vector<std::uint32_t> marks_; // beside them
+    bool marks_only_;
+    std::vector<std::uint32_t> chains_; // by hash
+    std::size_t most_;
+    std::size_t size_ = 0;
+    std::uint32_t used_ = 0;
+    std::size_t bytes_ = 0; // in grains
+    std::uint32_t first_ = 0;
+    int grain_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/reuse_ages.hpp ------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// At what age entries were used again, by class, and what that says of one that has reached an age: the hits it is
+/// good for by the room and time it takes, over the horizon that is best for it (Gittins 1979; hit density, Beckmann,
+/// Chen and Cidon 2018). Ages are counted in uses of any entry.
+///
+///     index(age) = max over h of  P(used again in (age, age + h]) / E[time until then, at most h]
+///
+/// Cost: O(1) to record; `learn` O(classes * bins^2), to be called once in a cache's worth of uses.
+template <std::size_t Classes>
+class reuse_ages {
+public:
+    /// An entry of a class begins to wait for its next use.
+    void begin(std::size_t of) noexcept { begun_[of] += 1.0; }
+
+    /// An entry of a class was used again at an age.
+    void use(std::size_t of, std::uint32_t age) noexcept { used_[of][bin(age)] += 1.0; }
+
+    /// What an entry of a class is worth at an age; zero before anything is learned.
+    [[nodiscard]] double worth(std::size_t of, std::uint32_t age) const noexcept { return index_[of][bin(age)]; }
+
+    /// Takes in what was recorded, and keeps such a share of it for the next time.
+    void learn(double kept) noexcept {
+        std::array<double, bins> all{};
+        double begun = 0.0;
+        for (std::size_t c = 0; c < Classes; ++c) {
+            begun += begun_[c];
+            for (std::size_t b = 0; b < bins; ++b)
+                all[b] += used_[c][b];
+        }
+        for (std::size_t c = 0; c < Classes; ++c) {
+            std::array<double, bins> chance; // a class that is hardly known is as all together
+            for (std::size_t b = 0; b < bins; ++b)
+                chance[b] = (used_[c][b] + (begun > 0.0 ? all[b] / begun : 0.0)) / (begun_[c] + 1.0);
+            index(chance, index_[c]);
+        }
+        for (std::size_t c = 0; c < Classes; ++c) {
+            begun_[c] *= kept;
+            for (double& used : used_[c])
+                used *= kept;
+        }
+    }
+
+private:
+    static constexpr std::size_t bins = 64; // two an octave
+
+    [[nodiscard]] static std::size_t bin(std::uint32_t age) noexcept {
+        if (age < 2)
+            return 0;
+        const auto octave = static_cast<std::size_t>(std::bit_width(age)) - 1;
+        return 2 * octave + ((age >> (octave - 1)) & 1);
+    }
+    [[nodiscard]] static double first_age(std::size_t b) noexcept {
+        return static_cast<double>(std::uint64_t{1} << (b / 2)) * (b % 2 == 0 ? 1.0 : 1.5);
+    }
+
+    static void index(const std::array<double, bins>& chance, std::array<double, bins>& out) noexcept {
+        std::array<double, bins + 1> waiting; // the share that still waits at the begin of a bin
+        waiting[0] = 1.0;
+        for (std::size_t b = 0; b < bins; ++b)
+            waiting[b + 1] = std::max(1e-9, waiting[b] - chance[b]);
+        for (std::size_t age = 0; age < bins; ++age) {
+            double hits = 0.0, time = 0.0, best = 0.0;
+            for (std::size_t b = age; b < bins; ++b) {
+                hits += chance[b];
+                time += (first_age(b + 1) - first_age(b)) * (waiting[b] + waiting[b + 1]) / 2.0;
+                best = std::max(best, hits / time);
+            }
+            out[age] = best;
+        }
+    }
+
+    std::array<double, Classes> begun_{};
+    std::array<std::array<double, bins>, Classes> used_{};
+    std::array<std::array<double, bins>, Classes> index_{};
+};
+
+} // namespace kvcache
+
 // ---- kvcache/eviction/slot_queues.hpp -----------------------------------------------------------------------------
 
 namespace kvcache {
@@ -3932,8 +4194,9 @@ public:
     [[nodiscard]] slot_id front(std::uint32_t queue) const noexcept { return slot_id{links_[slots_ + queue].older}; }
     [[nodiscard]] slot_id back(std::uint32_t queue) const noexcept { return slot_id{links_[slots_ + queue].newer}; }
 
-    /// The neighbour on the way to the front; past the front it is no slot: `ends` holds of it.
+    /// The neighbour on the way to the front, and to the back; past either end it is no slot: `ends` holds of it.
     [[nodiscard]] slot_id newer(slot_id slot) const noexcept { return slot_id{links_[index_of(slot)].newer}; }
+    [[nodiscard]] slot_id older(slot_id slot) const noexcept { return slot_id{links_[index_of(slot)].older}; }
     [[nodiscard]] bool ends(slot_id slot) const noexcept { return index_of(slot) >= slots_; }
 
     /// Requires: the slot is in no queue.
@@ -3987,56 +4250,157 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/eviction/lru.hpp -------------------------------------------------------------------------------------
+// ---- kvcache/eviction/reuse_forecast.hpp --------------------------------------------------------------------------
 
 namespace kvcache {
 
-/// The least recently used entry leaves first. Admission and every touch move an entry to the front of one queue; the
-/// victim is the last that may leave. One that may not leave is in use now, so it moves to the front as it is met.
+/// The entry whose next use is worth the least leaves first, as learned from when entries were used again that had been
+/// used as often. Entries wait in a queue for each such class, the least recently used first; of the oldest of each the
+/// one leaves that is good for the fewest hits by room and time at its age. Ghosts, several to a slot, remember uses
+/// beyond an entry's stay, so that what is learned does not depend on what the policy kept; before anything is learned
+/// it is lru.
 ///
-///     touch, admit -> [ newest ... oldest ] -> victim
-struct lru {
+///     used once     [ newest ... oldest ] -+
+///     twice         [ newest ... oldest ] -+-> least worth at its age: victim -> ghosts
+///     3..4, 5..8, 9 or more times   ...   -+
+///
+/// The index is that of Gittins 1979 for a hazard learned online; hit density by class and age is from Beckmann, Chen
+/// and Cidon, "LHD", NSDI 2018, use counts beyond the stay from "LFU with history". docs/replay.md has its hit ratios.
+struct reuse_forecast {
     using role = eviction_role;
+    std::size_t ghosts_a_slot = 4;
     class state;
     [[nodiscard]] state open(eviction_room room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 8 bytes a slot.
-class lru::state {
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 32 bytes a slot, 16 a ghost, 5 KB.
+class reuse_forecast::state {
 public:
-    explicit state(std::size_t slots) : queue_(slots, 1) {}
+    state(const reuse_forecast& policy, eviction_room room)
+        : queues_(room.slots, classes),
+          entries_(room.slots),
+          ghosts_(room.slots * policy.ghosts_a_slot, 0, ghost_list::marks::instead_of_bytes),
+          period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(room.slots, 2000, 1u << 24))) {}
 
-    void admit(slot_id slot, const entry&) {
-        expects(!queue_.contains(slot), "an entry is admitted once");
-        queue_.push_front(slot, 0);
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!queues_.contains(slot), "an entry is admitted once");
+        known& one = entries_[index_of(slot)];
+        one = {.key = newcomer.key, .bytes = static_cast<float>(std::max<std::size_t>(newcomer.bytes, 1))};
+        if (const auto ghost = ghosts_.take(newcomer.key)) {
+            const std::uint32_t c = ghost->mark & class_bits;
+            one.uses = static_cast<std::uint8_t>(c == 0 ? 1 : (1u << (c - 1)) + 1); // the least of the class
+            ages_.use(c, clock_ - (ghost->mark & ~class_bits));
+        }
+        use(slot);
     }
 
     void touch(slot_id slot) {
-        expects(queue_.contains(slot), "a touched entry was admitted");
-        queue_.move_to_front(slot, 0);
+        expects(queues_.contains(slot), "a touched entry was admitted");
+        const known& one = entries_[index_of(slot)];
+        ages_.use(class_of(one), clock_ - one.used);
+        queues_.remove(slot);
+        use(slot);
     }
 
-    void settle(slot_id slot) { touch(slot); }
+    void settle(slot_id slot) {
+        expects(queues_.contains(slot), "an entry that settles was admitted");
+        queues_.move_to_front(slot, class_of(entries_[index_of(slot)]));
+    }
 
     void erase(slot_id slot) {
-        expects(queue_.contains(slot), "an erased entry was admitted");
-        queue_.remove(slot);
+        expects(queues_.contains(slot), "an erased entry was admitted");
+        queues_.remove(slot);
+    }
+
+    void evict(slot_id slot) {
+        const known& one = entries_[index_of(slot)];
+        ghosts_.push(one.key, {.mark = (one.used & ~class_bits) | class_of(one)});
+        erase(slot);
     }
 
     template <class MayLeave>
     [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        return queue_.oldest(0, may_leave);
+        const auto found = least(may_leave, patience);
+        return found ? found : least(may_leave, queues_.slots());
     }
 
 private:
-    slot_queues queue_;
+    static constexpr std::uint32_t classes = 5, class_bits = 7;
+    static constexpr std::size_t patience = 64; // entries of a queue that are asked about before it is passed over
+    struct known {
+        std::uint64_t key = 0;
+        float bytes = 1.0f;
+        std::uint32_t used = 0; // when, on the clock
+        std::uint8_t uses = 0;  // up to 255
+    };
+
+    // 1, 2, 3 to 4, 5 to 8 and more uses.
+    [[nodiscard]] static std::uint32_t class_of(const known& one) noexcept {
+        return std::min<std::uint32_t>(static_cast<std::uint32_t>(std::bit_width(std::uint32_t{one.uses} - 1u)),
+                                       classes - 1);
+    }
+
+    void use(slot_id slot) {
+        known& one = entries_[index_of(slot)];
+        one.uses = static_cast<std::uint8_t>(std::min(one.uses + 1, 255));
+        one.used = ++clock_;
+        ages_.begin(class_of(one));
+        queues_.push_front(slot, class_of(one));
+        if (++since_learned_ >= next_) { // soon at first, then once in a cache's worth of uses
+            ages_.learn(1.0 - 0.1 * static_cast<double>(since_learned_) / static_cast<double>(period_));
+            next_ = std::min(2 * next_, period_);
+            since_learned_ = 0;
+        }
+    }
+
+    // Who is worth the least among the oldest and the newest of each queue that may leave: the newest where all return
+    // after one age, as in a loop. Who may not leave keeps its place: a parent is to follow what continues it.
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> least(MayLeave&& may_leave, std::size_t most_asked) {
+        std::optional<slot_id> found;
+        double worth = 0.0;
+        std::uint32_t age = 0;
+        const auto weigh = [&](std::uint32_t c, slot_id slot, auto next) {
+            for (std::size_t asked = 0; !queues_.ends(slot); slot = next(slot), ++asked) {
+                if (asked == most_asked)
+                    return;
+                if (!may_leave(slot))
+                    continue;
+                const known& one = entries_[index_of(slot)];
+                const std::uint32_t own_age = clock_ - one.used;
+                const double own = ages_.worth(c, own_age) / static_cast<double>(one.bytes);
+                if (!found || own < worth || (own == worth && own_age > age)) {
+                    found = slot;
+                    worth = own;
+                    age = own_age;
+                }
+                return;
+            }
+        };
+        for (std::uint32_t c = 0; c < classes; ++c) {
+            if (queues_.empty(c))
+                continue;
+            weigh(c, queues_.back(c), [this](slot_id slot) { return queues_.newer(slot); });
+            weigh(c, queues_.front(c), [this](slot_id slot) { return queues_.older(slot); });
+        }
+        return found;
+    }
+
+    slot_queues queues_;
+    std::vector<known> entries_;
+    ghost_list ghosts_;
+    reuse_ages<classes> ages_;
+    std::uint32_t clock_ = 0; // uses of all entries, round the clock
+    std::uint32_t since_learned_ = 0;
+    std::uint32_t period_;
+    std::uint32_t next_ = 2000;
 };
 
-inline lru::state lru::open(eviction_room room) const {
-    return state{room.slots};
+inline reuse_forecast::state reuse_forecast::open(eviction_room room) const {
+    return state{*this, room};
 }
 
-static_assert(eviction_policy<lru>);
+static_assert(eviction_policy<reuse_forecast>);
 
 } // namespace kvcache
 
@@ -4480,7 +4844,7 @@ struct compose {
     using type = basic_cache<
         typename slot<codec_role, plain, Ps...>::type, typename slot<storage_role, heap, Ps...>::type,
         typename slot<hash_role, xxh3, Ps...>::type, typename slot<index_role, radix, Ps...>::type,
-        typename slot<eviction_role, lru, Ps...>::type, typename slot<recompute_role, exact_prefix, Ps...>::type,
+        typename slot<eviction_role, reuse_forecast, Ps...>::type, typename slot<recompute_role, exact_prefix, Ps...>::type,
         typename slot<observer_role, silent, Ps...>::type, typename slot<locking_role, unlocked, Ps...>::type>;
 };
 
@@ -4548,183 +4912,6 @@ namespace kvcache {
 
 /// Every codec policy of the library, with its standard options.
 using codec_policies = std::tuple<plain>;
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/ghost_list.hpp ------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// What is remembered of an entry that left.
-struct ghost {
-    std::size_t bytes = 0;  ///< What it took, rounded up to the list's grain.
-    std::uint32_t mark = 0; ///< What its policy noted.
-};
-
-/// Keys of entries that left, the oldest forgotten first: a ring of nodes in the order of leaving, chained by hash. A
-/// key is known by 31 bits of its hash beside those that choose its chain, so that a stranger is taken for a ghost
-/// about once in 10^9 lookups. Holes that `take` leaves are closed when the ring is full.
-///
-///     push -> [ newest . . hole . oldest ] -> forgotten        chains_[hash] -> node -> node
-///
-/// Cost: O(1) amortised. At most 16 bytes a ghost, 21 with marks; all of it is had at construction.
-class ghost_list {
-public:
-    enum class marks { none, kept };
-
-    /// Room for `most` ghosts of `most_bytes` together. Below 4 GiB bytes are counted exactly, beyond in a coarser
-    /// grain.
-    ghost_list(std::size_t most, std::size_t most_bytes, marks kind = marks::none)
-        : nodes_(most == 0 ? 0 : most + most / 8 + 1),
-          marks_(kind == marks::kept ? nodes_.size() : 0),
-          chains_(std::bit_floor(most / 2 + 1)),
-          most_(most),
-          grain_(std::bit_width(most_bytes) > 32 ? static_cast<int>(std::bit_width(most_bytes)) - 32 : 0) {
-        for (std::uint32_t chain = 0; chain < chains_.size(); ++chain)
-            chains_[chain] = last | chain;
-    }
-
-    [[nodiscard]] std::size_t size() const noexcept { return size_; }
-    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_ << grain_; }
-
-    /// Enters a key that is not in the list. A full list forgets its oldest.
-    void push(std::uint64_t key, ghost what) noexcept {
-        if (most_ == 0)
-            return;
-        if (size_ == most_)
-            pop();
-        if (used_ == nodes_.size())
-            close_holes();
-        const std::uint32_t at = (first_ + used_++) % capacity();
-        const std::uint64_t hash = mixed(key);
-        std::uint32_t& chain = chain_of(hash);
-        nodes_[at] = {print(hash), units(what.bytes), chain};
-        if (!marks_.empty())
-            marks_[at] = what.mark;
-        chain = at;
-        bytes_ += nodes_[at].units;
-        ++size_;
-    }
-
-    /// Whether the key is in the list.
-    [[nodiscard]] bool contains(std::uint64_t key) const noexcept {
-        const std::uint64_t hash = mixed(key);
-        for (std::uint32_t at = chains_[hash & (chains_.size() - 1)]; (at & last) == 0; at = nodes_[at].next)
-            if (nodes_[at].print == print(hash))
-                return true;
-        return false;
-    }
-
-    /// Takes a key out.
-    std::optional<ghost> take(std::uint64_t key) noexcept {
-        const std::uint64_t hash = mixed(key);
-        for (std::uint32_t* link = &chain_of(hash); (*link & last) == 0; link = &nodes_[*link].next) {
-            const std::uint32_t at = *link;
-            if (nodes_[at].print != print(hash))
-                continue;
-            *link = nodes_[at].next;
-            return leave(at);
-        }
-        return std::nullopt;
-    }
-
-    /// The oldest.
-    /// Requires: the list is not empty.
-    [[nodiscard]] ghost oldest() noexcept {
-        trim();
-        return at(first_);
-    }
-
-    /// Forgets the oldest.
-    /// Requires: the list is not empty.
-    ghost pop() noexcept {
-        trim();
-        link_to(first_) = nodes_[first_].next;
-        return leave(first_);
-    }
-
-private:
-    static constexpr std::uint32_t last = 0x80000000u; // ends a chain, whose number stands beside it
-    static constexpr std::uint32_t hole = 0;           // no print is zero
-    struct node {
-        std::uint32_t print = hole;
-        std::uint32_t units = 0;   // bytes, in grains
-        std::uint32_t next = last; // in its chain
-    };
-
-    // Keys need not be hashes (murmur3's finaliser: every bit of the key reaches every bit).
-    [[nodiscard]] static std::uint64_t mixed(std::uint64_t key) noexcept {
-        key = (key ^ (key >> 33)) * 0xff51afd7ed558ccdull;
-        key = (key ^ (key >> 33)) * 0xc4ceb9fe1a85ec53ull;
-        return key ^ (key >> 33);
-    }
-    [[nodiscard]] static std::uint32_t print(std::uint64_t hash) noexcept {
-        return static_cast<std::uint32_t>(hash >> 32) | 1u;
-    }
-
-    [[nodiscard]] std::uint32_t capacity() const noexcept { return static_cast<std::uint32_t>(nodes_.size()); }
-    [[nodiscard]] std::uint32_t units(std::size_t bytes) const noexcept {
-        return static_cast<std::uint32_t>((bytes + (std::size_t{1} << grain_) - 1) >> grain_);
-    }
-    [[nodiscard]] ghost at(std::uint32_t index) const noexcept {
-        return {std::size_t{nodes_[index].units} << grain_, marks_.empty() ? 0 : marks_[index]};
-    }
-
-    // Steps over the holes before the oldest.
-    void trim() noexcept {
-        for (; used_ > 0 && nodes_[first_].print == hole; --used_)
-            first_ = (first_ + 1) % capacity();
-    }
-
-    [[nodiscard]] std::uint32_t& chain_of(std::uint64_t hash) noexcept { return chains_[hash & (chains_.size() - 1)]; }
-
-    // What points to a node. Its chain's end knows the chain's start.
-    [[nodiscard]] std::uint32_t& link_to(std::uint32_t index) noexcept {
-        std::uint32_t end = nodes_[index].next;
-        while ((end & last) == 0)
-            end = nodes_[end].next;
-        std::uint32_t* link = &chains_[end & ~last];
-        while (*link != index)
-            link = &nodes_[*link].next;
-        return *link;
-    }
-
-    ghost leave(std::uint32_t index) noexcept {
-        const ghost left = at(index);
-        bytes_ -= nodes_[index].units;
-        nodes_[index] = {};
-        --size_;
-        return left;
-    }
-
-    void close_holes() noexcept {
-        std::uint32_t kept = 0;
-        for (std::uint32_t n = 0; n < used_; ++n) {
-            const std::uint32_t from = (first_ + n) % capacity(), to = (first_ + kept) % capacity();
-            if (nodes_[from].print == hole)
-                continue;
-            if (from != to) {
-                link_to(from) = to;
-                nodes_[to] = nodes_[from];
-                nodes_[from] = {};
-                if (!marks_.empty())
-                    marks_[to] = marks_[from];
-            }
-            ++kept;
-        }
-        used_ = kept;
-    }
-
-    std::vector<node> nodes_;           // a ring of `used_` from `first_` on
-    std::vector<std::uint32_t> marks_;  // beside them
-    std::vector<std::uint32_t> chains_; // by hash
-    std::size_t most_;
-    std::size_t size_ = 0;
-    std::uint32_t used_ = 0;
-    std::size_t bytes_ = 0; // in grains
-    std::uint32_t first_ = 0;
-    int grain_;
-};
 
 } // namespace kvcache
 
@@ -5205,6 +5392,59 @@ inline cost_aware::state cost_aware::open(eviction_room room) const {
 }
 
 static_assert(eviction_policy<cost_aware>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/lru.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The least recently used entry leaves first. Admission and every touch move an entry to the front of one queue; the
+/// victim is the last that may leave. One that may not leave is in use now, so it moves to the front as it is met.
+///
+///     touch, admit -> [ newest ... oldest ] -> victim
+struct lru {
+    using role = eviction_role;
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 8 bytes a slot.
+class lru::state {
+public:
+    explicit state(std::size_t slots) : queue_(slots, 1) {}
+
+    void admit(slot_id slot, const entry&) {
+        expects(!queue_.contains(slot), "an entry is admitted once");
+        queue_.push_front(slot, 0);
+    }
+
+    void touch(slot_id slot) {
+        expects(queue_.contains(slot), "a touched entry was admitted");
+        queue_.move_to_front(slot, 0);
+    }
+
+    void settle(slot_id slot) { touch(slot); }
+
+    void erase(slot_id slot) {
+        expects(queue_.contains(slot), "an erased entry was admitted");
+        queue_.remove(slot);
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        return queue_.oldest(0, may_leave);
+    }
+
+private:
+    slot_queues queue_;
+};
+
+inline lru::state lru::open(eviction_room room) const {
+    return state{room.slots};
+}
+
+static_assert(eviction_policy<lru>);
 
 } // namespace kvcache
 
@@ -6972,8 +7212,8 @@ static_assert(eviction_policy<w_tiny_lfu>);
 namespace kvcache {
 
 /// Every eviction policy of the library, with its standard options; those that wrap another, around lru.
-using eviction_policies = std::tuple<lru, fifo, lfu, slru, clock, sieve, s3_fifo, arc, lirs, w_tiny_lfu, gdsf, lhd,
-                                     tail_safe_lru, cost_aware, never, prioritised<>, expiring<>>;
+using eviction_policies = std::tuple<reuse_forecast, lru, fifo, lfu, slru, clock, sieve, s3_fifo, arc, lirs, w_tiny_lfu,
+                                     gdsf, lhd, tail_safe_lru, cost_aware, never, prioritised<>, expiring<>>;
 
 } // namespace kvcache
 

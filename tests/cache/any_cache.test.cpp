@@ -20,7 +20,8 @@ void play(const kv::policy_names& names) {
     auto cache = kv::make_any_cache(names, {}, small, budget);
     REQUIRE(cache);
     using model = cache_model<kv::any_cache<>, seeded>;
-    model played(**cache, seeded(1), {.storage_fails = names.storage == "failing<heap>"});
+    model played(**cache, seeded(1),
+                 {.storage_fails = names.storage == "failing<heap>", .nothing_leaves = names.eviction == "never"});
     if (names.storage != "failing<heap>") { // which refuses every page
         played.run(400);
         CHECK(played.reused() > 0);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache/basic_cache.hpp>
+#include <kvcache/eviction/lru.hpp>
 #include <kvcache/locking/all.hpp>
 #include <kvcache/observer/counting.hpp>
 #include <kvcache/storage/failing.hpp>

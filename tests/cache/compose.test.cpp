@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache/compose.hpp>
+#include <kvcache/eviction/all.hpp>
 #include <kvcache/locking/mutexed.hpp>
 #include <kvcache/observer/counting.hpp>
 #include <kvcache/storage/failing.hpp>
@@ -36,7 +37,7 @@ struct kvcache::role_of<foreign::watcher> {
 
 // The order of policies does not matter, nor does naming a standard one.
 static_assert(std::is_same_v<kv::cache<kv::counting, kv::mutexed>, kv::cache<kv::mutexed, kv::counting>>);
-static_assert(std::is_same_v<kv::cache<>, kv::cache<kv::lru, kv::plain, kv::heap>>);
+static_assert(std::is_same_v<kv::cache<>, kv::cache<kv::reuse_forecast, kv::plain, kv::heap>>);
 static_assert(!std::is_same_v<kv::cache<>, kv::cache<kv::counting>>);
 
 static_assert(kv::policy<kv::lru> && kv::policy<foreign::watcher>);

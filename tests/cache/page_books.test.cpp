@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache/page_books.hpp>
+#include <kvcache/eviction/lru.hpp>
 
 #include <map>
 

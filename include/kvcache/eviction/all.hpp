@@ -14,6 +14,7 @@
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/eviction/never.hpp>
 #include <kvcache/eviction/prioritised.hpp>
+#include <kvcache/eviction/reuse_forecast.hpp>
 #include <kvcache/eviction/s3_fifo.hpp>
 #include <kvcache/eviction/sieve.hpp>
 #include <kvcache/eviction/slru.hpp>
@@ -25,7 +26,7 @@
 namespace kvcache {
 
 /// Every eviction policy of the library, with its standard options; those that wrap another, around lru.
-using eviction_policies = std::tuple<lru, fifo, lfu, slru, clock, sieve, s3_fifo, arc, lirs, w_tiny_lfu, gdsf, lhd,
-                                     tail_safe_lru, cost_aware, never, prioritised<>, expiring<>>;
+using eviction_policies = std::tuple<reuse_forecast, lru, fifo, lfu, slru, clock, sieve, s3_fifo, arc, lirs, w_tiny_lfu,
+                                     gdsf, lhd, tail_safe_lru, cost_aware, never, prioritised<>, expiring<>>;
 
 } // namespace kvcache

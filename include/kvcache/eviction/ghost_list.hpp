@@ -172,8 +172,8 @@ private:
         used_ = kept;
     }
 
-    std::vector<node> nodes_;           // a ring of `used_` from `first_` on
-    std::vector<std::uint32_t> marks_;  // beside them
+    std::vector<node> nodes_;          // a ring of `used_` from `first_` on
+    std::vector<std::uint32_t> marks_; // beside them
     bool marks_only_;
     std::vector<std::uint32_t> chains_; // by hash
     std::size_t most_;
