@@ -18,3 +18,4 @@
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/sampler.hpp>
 #include <kvcache/storage/all.hpp>
+#include <kvcache/testing/all.hpp>

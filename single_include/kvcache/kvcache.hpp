@@ -10962,6 +10962,769 @@ using storage_policies = std::tuple<heap, huge_pages, mapped, zeroising<heap>, c
 
 } // namespace kvcache
 
+// ---- kvcache/testing/violations.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::testing {
+
+/// The laws that a policy has broken, each named once. Empty: all hold.
+using violations = std::vector<std::string>;
+
+namespace detail {
+
+inline void law(violations& broken, bool holds, const char* words) {
+    if (!holds && std::ranges::find(broken, words) == broken.end())
+        broken.emplace_back(words);
+}
+
+// Choices from a seed (splitmix64).
+class choices {
+public:
+    explicit choices(std::uint64_t seed) : state_(seed) {}
+
+    /// 64 bits.
+    [[nodiscard]] std::uint64_t bits() {
+        std::uint64_t x = state_ += 0x9e3779b97f4a7c15ull;
+        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+        x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+        return x ^ (x >> 31);
+    }
+    /// A number below `bound`; zero if that is zero.
+    [[nodiscard]] std::size_t below(std::size_t bound) { return bound == 0 ? 0 : bits() % bound; }
+    /// One time in n.
+    [[nodiscard]] bool one_in(std::size_t n) { return below(n) == 0; }
+
+private:
+    std::uint64_t state_;
+};
+
+} // namespace detail
+
+} // namespace kvcache::testing
+
+// ---- kvcache/testing/codec_laws.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::testing {
+
+namespace detail {
+
+// The numbers of one page as a codec gives them back: keys, then values, of each (layer, head, row).
+template <codec_state State>
+[[nodiscard]] std::vector<float> decoded(const State& state, page_shape shape, std::span<const std::byte> page) {
+    const std::size_t width = value_width(shape.head_dim);
+    aligned_vector<float> keys(std::size_t{shape.head_dim} * tile_tokens), values(tile_tokens * width);
+    std::vector<float> numbers;
+    for (std::uint32_t layer = 0; layer < shape.layers; ++layer)
+        for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
+            for (std::uint32_t row = 0; row < shape.tokens; ++row) {
+                const page_tile tile{layer_id{layer}, head_id{head}, row / tile_tokens};
+                const float* k = state.keys(page, tile, keys);
+                const float* v = state.values(page, tile, values);
+                for (std::size_t d = 0; d < shape.head_dim; ++d)
+                    numbers.push_back(k[d * tile_tokens + row % tile_tokens]);
+                for (std::size_t d = 0; d < shape.head_dim; ++d)
+                    numbers.push_back(v[row % tile_tokens * width + d]);
+            }
+    return numbers;
+}
+
+[[nodiscard]] inline bool same_bits(std::span<const float> a, std::span<const float> b) {
+    return std::ranges::equal(
+        a, b, [](float x, float y) { return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y); });
+}
+
+// A page that is written row by row, and the numbers it should hold.
+template <codec_policy Policy>
+class codec_trial {
+public:
+    codec_trial(const Policy& policy, page_shape shape, double tolerance, violations& broken)
+        : shape_(shape),
+          state_(policy.open(shape)),
+          tolerance_(tolerance),
+          page_(state_.page_bytes() + 64),
+          truth_(std::size_t{2} * shape.layers * shape.kv_heads * shape.tokens * shape.head_dim),
+          broken_(broken) {
+        std::ranges::fill(std::span(page_).subspan(state_.page_bytes()), guard);
+        law(broken, state_.page_bytes() > 0, "a page has bytes");
+        law(broken, !state_.name().empty() && state_.name() == policy.open(shape).name(), "a codec has one name");
+    }
+
+    void run(choices& choose) {
+        for (std::uint32_t row = 0; row < shape_.tokens; ++row)
+            write(row, choose);
+        compare(0, truth_.size());
+        for (std::size_t again = 6; again > 0; --again) { // a row alone changes
+            const auto before = decoded(state_, shape_, bytes());
+            const auto row = static_cast<std::uint32_t>(choose.below(shape_.tokens));
+            write(row, choose);
+            const auto after = decoded(state_, shape_, bytes());
+            for (std::size_t i = 0; i < truth_.size(); ++i)
+                law(broken_, row_of(i) == row || same_bits({&before[i], 1}, {&after[i], 1}),
+                    "a row that is written leaves its neighbours as they are");
+        }
+        compare(0, truth_.size());
+        copies(choose.below(shape_.tokens + 1));
+        for (const std::size_t rows : {0u, 1u, 15u, 16u})
+            copies(rows);
+        law(broken_, std::ranges::count(std::span(page_).subspan(state_.page_bytes()), guard) == 64,
+            "nothing is written behind a page");
+    }
+
+private:
+    static constexpr std::byte guard{0xa5};
+
+    [[nodiscard]] std::span<std::byte> bytes() { return std::span(page_).first(state_.page_bytes()); }
+    [[nodiscard]] std::size_t row_of(std::size_t number) const {
+        return number / (std::size_t{2} * shape_.head_dim) % shape_.tokens;
+    }
+
+    [[nodiscard]] float number(choices& choose) const {
+        if (tolerance_ == 0.0 && choose.one_in(8)) { // what only an exact codec keeps
+            constexpr float odd[] = {-0.0f, 1e-41f, -3.4028235e38f, 1.17549435e-38f};
+            return odd[choose.below(4)];
+        }
+        return static_cast<float>(static_cast<std::int32_t>(choose.bits() >> 40) - (1 << 23)) * 0x1p-21f;
+    }
+
+    void write(std::uint32_t row, choices& choose) {
+        for (std::uint32_t layer = 0; layer < shape_.layers; ++layer)
+            for (std::uint32_t head = 0; head < shape_.kv_heads; ++head) {
+                const std::size_t at =
+                    ((std::size_t{layer} * shape_.kv_heads + head) * shape_.tokens + row) * 2 * shape_.head_dim;
+                const auto numbers = std::span(truth_).subspan(at, std::size_t{2} * shape_.head_dim);
+                std::ranges::generate(numbers, [&] { return number(choose); });
+                state_.encode(bytes(), {layer_id{layer}, head_id{head}, row}, numbers.first(shape_.head_dim),
+                              numbers.last(shape_.head_dim));
+            }
+    }
+
+    void compare(std::size_t first, std::size_t count) {
+        const auto numbers = decoded(state_, shape_, bytes());
+        const auto got = std::span(numbers).subspan(first, count);
+        const auto wanted = std::span<const float>(truth_).subspan(first, count);
+        if (tolerance_ == 0.0) {
+            law(broken_, same_bits(got, wanted), "what is written is read, bit for bit");
+            return;
+        }
+        for (std::size_t i = 0; i < count; ++i) // the numbers lie within four of zero
+            law(broken_, std::abs(double{got[i]} - double{wanted[i]}) <= 4 * tolerance_,
+                "what is written is read, within the tolerance");
+    }
+
+    void copies(std::size_t rows) {
+        aligned_vector<std::byte> other(state_.page_bytes() + 64, guard);
+        const auto target = std::span(other).first(state_.page_bytes());
+        std::ranges::fill(target, std::byte{});
+        state_.copy(bytes(), target, rows);
+        const auto from = decoded(state_, shape_, bytes()), to = decoded(state_, shape_, target);
+        for (std::size_t i = 0; i < truth_.size(); ++i)
+            law(broken_, row_of(i) >= rows || same_bits({&from[i], 1}, {&to[i], 1}), "copied rows read as before");
+        law(broken_, std::ranges::count(std::span(other).subspan(state_.page_bytes()), guard) == 64,
+            "nothing is copied behind a page");
+    }
+
+    page_shape shape_;
+    decltype(std::declval<const Policy&>().open(page_shape{})) state_;
+    double tolerance_;
+    aligned_vector<std::byte> page_; // with a guard behind it
+    std::vector<float> truth_;       // (layers, kv_heads, tokens, 2, head_dim)
+    violations& broken_;
+};
+
+} // namespace detail
+
+/// The laws of a codec. With a tolerance of zero it keeps every bit; else it keeps each number within that share of the
+/// largest.
+template <codec_policy Policy>
+[[nodiscard]] violations codec_laws(const Policy& policy, std::uint64_t seed, double tolerance) {
+    violations broken;
+    detail::choices choose(seed);
+    for (const page_shape shape : {page_shape{1, 1, 16, 16}, page_shape{2, 3, 64, 32}, page_shape{3, 1, 8, 64},
+                                   page_shape{1, 2, 80, 48}, page_shape{1, 1, 5, 16}})
+        detail::codec_trial<Policy>(policy, shape, tolerance, broken).run(choose);
+    return broken;
+}
+
+} // namespace kvcache::testing
+
+// ---- kvcache/testing/eviction_laws.hpp ----------------------------------------------------------------------------
+
+namespace kvcache::testing {
+
+namespace detail {
+
+// An eviction state beside the plain truth of who is in it.
+template <eviction_policy Policy>
+class eviction_trial {
+public:
+    eviction_trial(const Policy& policy, std::size_t slots, violations& broken)
+        : state_(policy.open({.slots = slots, .bytes = slots * 256})),
+          twin_(policy.open({.slots = slots, .bytes = slots * 256})),
+          parents_(slots),
+          depths_(slots),
+          present_(slots, false),
+          broken_(broken) {}
+
+    void run(choices& choose, std::size_t rounds, bool names_victims) {
+        for (; rounds > 0; --rounds) {
+            const slot_id slot{static_cast<std::uint32_t>(choose.below(present_.size()))};
+            if (!present_[index_of(slot)]) {
+                admit(slot, choose);
+            } else if (choose.one_in(8)) {
+                if (childless(slot))
+                    erase(slot);
+            } else if (choose.one_in(4)) {
+                settle(state_, slot);
+                settle(twin_, slot);
+            } else {
+                state_.touch(slot);
+                twin_.touch(slot);
+            }
+            if (choose.one_in(3)) {
+                std::vector<bool> held(present_.size());
+                const std::size_t share = choose.below(4);
+                for (std::size_t i = 0; i < held.size(); ++i)
+                    held[i] = choose.below(4) < share;
+                if (const auto gone = victim(held, names_victims); gone && choose.one_in(4))
+                    erase(*gone);
+                else if (gone && choose.one_in(2))
+                    evict(*gone);
+            }
+        }
+        drain(names_victims);
+    }
+
+    void admit(slot_id slot, choices& choose) {
+        entry newcomer{choose.below(40), 64 + choose.below(4) * 64, 1.0 + static_cast<double>(choose.below(8)), {}};
+        const slot_id parent{static_cast<std::uint32_t>(choose.below(present_.size()))};
+        if (present_[index_of(parent)] && choose.one_in(2)) {
+            newcomer.parent = parent;
+            newcomer.depth = depths_[index_of(parent)] + 1;
+        }
+        if (choose.one_in(2))
+            newcomer.length = newcomer.depth + 1 + static_cast<std::uint32_t>(choose.below(4));
+        parents_[index_of(slot)] = newcomer.parent;
+        depths_[index_of(slot)] = newcomer.depth;
+        if (choose.one_in(4)) { // somebody who does not come after all
+            const entry other{choose.below(40), 64, 1.0, {}};
+            announce(state_, other);
+            announce(twin_, other);
+        }
+        if (!choose.one_in(4)) {
+            announce(state_, newcomer);
+            announce(twin_, newcomer);
+        }
+        state_.admit(slot, newcomer);
+        twin_.admit(slot, newcomer);
+        present_[index_of(slot)] = true;
+    }
+
+    // Everything leaves, each entry once, leaves before parents.
+    void drain(bool names_victims) {
+        std::size_t left = 0;
+        for (const bool one : present_)
+            left += one;
+        const std::vector<bool> nobody(present_.size(), false);
+        for (; left > 0 && names_victims; --left) {
+            const auto gone = victim(nobody, names_victims);
+            law(broken_, gone.has_value(), "every admitted entry leaves when all may");
+            if (!gone || !present_[index_of(*gone)])
+                return;
+            evict(*gone);
+        }
+        if (left == 0)
+            law(broken_, !victim(nobody, false), "an empty policy has no victim");
+    }
+
+private:
+    [[nodiscard]] bool childless(slot_id slot) const {
+        for (std::size_t i = 0; i < present_.size(); ++i)
+            if (present_[i] && parents_[i] == slot)
+                return false;
+        return true;
+    }
+
+    void erase(slot_id slot) {
+        state_.erase(slot);
+        twin_.erase(slot);
+        present_[index_of(slot)] = false;
+    }
+
+    void evict(slot_id slot) {
+        kvcache::evict(state_, slot);
+        kvcache::evict(twin_, slot);
+        present_[index_of(slot)] = false;
+    }
+
+    std::optional<slot_id> victim(const std::vector<bool>& held, bool names_victims) {
+        bool strangers = false, any = false;
+        std::size_t asked = 0;
+        const auto allowed = [&](slot_id slot) {
+            return index_of(slot) < present_.size() && present_[index_of(slot)] && !held[index_of(slot)] &&
+                   childless(slot);
+        };
+        const auto may_leave = [&](slot_id slot) {
+            strangers = strangers || index_of(slot) >= present_.size() || !present_[index_of(slot)];
+            ++asked;
+            return allowed(slot);
+        };
+        for (std::size_t i = 0; i < present_.size(); ++i)
+            any = any || allowed(slot_id{static_cast<std::uint32_t>(i)});
+
+        const std::optional<slot_id> found = state_.victim(may_leave);
+        law(broken_, !strangers, "only entries that are present are asked about");
+        law(broken_, asked <= 16 * present_.size(), "a search asks about an entry a few times at most");
+        law(broken_, !found || (index_of(*found) < present_.size() && present_[index_of(*found)]),
+            "a victim was admitted and has not left");
+        law(broken_, !found || allowed(*found), "a victim may leave");
+        law(broken_, found || !any || !names_victims, "there is a victim while an entry may leave");
+        law(broken_, twin_.victim(may_leave) == found, "the same history has the same victim");
+        return found && allowed(*found) ? found : std::nullopt;
+    }
+
+    decltype(std::declval<const Policy&>().open(eviction_room{})) state_;
+    decltype(std::declval<const Policy&>().open(eviction_room{})) twin_;
+    std::vector<std::optional<slot_id>> parents_;
+    std::vector<std::uint32_t> depths_;
+    std::vector<bool> present_;
+    violations& broken_;
+};
+
+// Whether a policy ever names a victim: one that never does is a policy too.
+template <eviction_policy Policy>
+[[nodiscard]] bool names_victims(const Policy& policy) {
+    auto state = policy.open({.slots = 1, .bytes = 256});
+    state.admit(slot_id{0}, {.key = 1, .bytes = 64, .cost = 1.0});
+    const auto always = [](slot_id) { return true; };
+    return std::optional<slot_id>(state.victim(always)).has_value();
+}
+
+} // namespace detail
+
+/// The laws of an eviction policy, tried over random histories in which some entries are held and some continue others.
+template <eviction_policy Policy>
+[[nodiscard]] violations eviction_laws(const Policy& policy, std::uint64_t seed) {
+    violations broken;
+    detail::choices choose(seed);
+    const bool names = detail::names_victims(policy);
+    for (const std::size_t slots : {1u, 2u, 3u, 8u, 50u}) {
+        detail::eviction_trial<Policy> one(policy, slots, broken);
+        one.drain(names);
+        for (const std::size_t rounds : {1u, 10u, 100u, 600u})
+            one.run(choose, rounds, names);
+    }
+    return broken;
+}
+
+} // namespace kvcache::testing
+
+// ---- kvcache/testing/hash_laws.hpp --------------------------------------------------------------------------------
+
+namespace kvcache::testing {
+
+/// For each field of an identity, its name and an identity that differs from the standard one in it alone.
+[[nodiscard]] inline std::vector<std::pair<std::string, identity>> changed_identities() {
+    return {{"weights", {.weights = {1, 0}}},
+            {"adapter", {.adapter = "a"}},
+            {"tokenizer", {.tokenizer = {1, 0}}},
+            {"config", {.config = "a"}},
+            {"codec", {.codec = "a"}},
+            {"layout", {.layout = "a"}},
+            {"page_tokens", {.page_tokens = 16}},
+            {"weight_format", {.weight_format = "a"}},
+            {"numeric_contract", {.numeric_contract = numeric_contract_revision + 1}},
+            {"backend", {.backend = "a"}},
+            {"tenant", {.tenant = "a"}}};
+}
+
+/// The laws of a hash: what it names differently, over every run of up to seven tokens of three.
+template <hash_policy Policy>
+[[nodiscard]] violations hash_laws(const Policy& policy, std::uint64_t seed) {
+    violations broken;
+    std::set<digest> names;
+    std::set<std::uint64_t> low_halves;
+    const auto fresh = [&](digest name) { return names.insert(name).second && low_halves.insert(name.low).second; };
+
+    std::size_t fields = 0;
+    for_each_field(identity{}, [&](const char*, const auto&) { ++fields; });
+    const auto changed = changed_identities();
+    detail::law(broken, fields == changed.size(), "changed_identities() changes every field");
+    (void)fresh(policy.open({}).root());
+    for (const auto& [field, id] : changed)
+        detail::law(broken, fresh(policy.open(id).root()), "the root depends on every field of the identity");
+
+    const auto state = policy.open({}), twin = policy.open({});
+    detail::law(broken, state.root() == twin.root(), "equal identities have one root");
+    std::vector<std::vector<token_id>> runs = {{}};
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+        const std::vector<token_id> run = runs[i];
+        if (!run.empty()) {
+            const digest name = state.chain(state.root(), run);
+            detail::law(broken, name == twin.chain(twin.root(), run), "equal runs have one name");
+            detail::law(broken, fresh(name), "every token, its place and their number matter");
+        }
+        if (run.size() < 7)
+            for (const std::int32_t token : {0, 1, -1}) {
+                runs.push_back(run);
+                runs.back().push_back(token_id{token});
+            }
+    }
+
+    detail::choices choose(seed);
+    digest before = state.root();
+    for (std::size_t link = 0; link < 500; ++link) {
+        std::vector<token_id> run(1 + choose.below(80));
+        std::ranges::generate(run, [&] { return token_id{static_cast<std::int32_t>(choose.below(50000))}; });
+        const digest next = state.chain(before, run);
+        detail::law(broken, fresh(next), "a long chain never comes back");
+        detail::law(broken,
+                    state.chain({before.low ^ 1, before.high}, run) != next &&
+                        state.chain({before.low, before.high ^ 1}, run) != next,
+                    "what comes before a run matters");
+        before = next;
+    }
+    return broken;
+}
+
+} // namespace kvcache::testing
+
+// ---- kvcache/testing/index_laws.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::testing {
+
+namespace detail {
+
+// An index beside a plain list of pages, each with its parent and run.
+template <index_policy Policy>
+class index_trial {
+public:
+    index_trial(const Policy& policy, page_shape shape, std::size_t pages, violations& broken)
+        : state_(policy.open(shape, pages)), tokens_(shape.tokens), truth_(pages), broken_(broken) {}
+
+    void run(choices& choose, std::size_t rounds) {
+        for (; rounds > 0; --rounds) {
+            const page_id page{static_cast<std::uint32_t>(choose.below(truth_.size()))};
+            if (choose.one_in(4) && known(page) && childless(page))
+                erase(page);
+            else if (!known(page) || run_of(page).size() < tokens_)
+                insert(page, choose);
+            compare(choose);
+        }
+        for (bool gone = true; std::exchange(gone, false);)
+            for (std::uint32_t i = 0; i < truth_.size(); ++i)
+                if (known(page_id{i}) && childless(page_id{i})) {
+                    erase(page_id{i});
+                    gone = true;
+                }
+        law(broken_, state_.match(chain_of(choose)).tokens == 0, "an emptied index knows nothing");
+    }
+
+private:
+    using tokens = std::vector<token_id>;
+    struct held {
+        bool known = false;
+        std::optional<page_id> parent = {};
+        tokens run = {};
+    };
+
+    [[nodiscard]] bool known(page_id page) const { return truth_[index_of(page)].known; }
+    [[nodiscard]] const tokens& run_of(page_id page) const { return truth_[index_of(page)].run; }
+    [[nodiscard]] bool childless(page_id page) const {
+        return std::ranges::none_of(truth_, [&](const held& one) { return one.known && one.parent == page; });
+    }
+
+    [[nodiscard]] static bool begins(const tokens& whole, std::span<const token_id> start) {
+        return whole.size() >= start.size() && std::equal(start.begin(), start.end(), whole.begin());
+    }
+
+    void erase(page_id page) {
+        state_.erase(page);
+        truth_[index_of(page)] = {};
+        law(broken_, !state_.contains(page) && state_.run(page).empty(), "an erased page is forgotten");
+    }
+
+    // A random run, most often one that begins like another.
+    [[nodiscard]] tokens any_run(choices& choose, std::size_t longest) {
+        tokens run;
+        if (const held& like = truth_[choose.below(truth_.size())]; like.known && !choose.one_in(3))
+            run.assign(like.run.begin(),
+                       like.run.begin() + static_cast<std::ptrdiff_t>(choose.below(like.run.size() + 1)));
+        const std::size_t length = choose.one_in(2) ? longest : 1 + choose.below(longest);
+        while (run.size() < length)
+            run.push_back(token_id{static_cast<std::int32_t>(choose.below(2))});
+        return run;
+    }
+
+    void insert(page_id page, choices& choose) {
+        tokens run = any_run(choose, tokens_);
+        std::optional<page_id> parent;
+        if (known(page)) { // its own rows, and more
+            parent = truth_[index_of(page)].parent;
+            tokens longer = run_of(page);
+            if (run.size() > longer.size())
+                std::copy(longer.begin(), longer.end(), run.begin());
+            else
+                run.assign(longer.begin(), longer.begin() + static_cast<std::ptrdiff_t>(run.size()));
+        } else if (const page_id above{static_cast<std::uint32_t>(choose.below(truth_.size()))};
+                   known(above) && run_of(above).size() == tokens_) {
+            parent = above;
+        }
+
+        std::vector<page_id> longer, shorter;
+        for (std::uint32_t i = 0; i < truth_.size(); ++i)
+            if (truth_[i].known && truth_[i].parent == parent) {
+                if (begins(truth_[i].run, run))
+                    longer.push_back(page_id{i});
+                else if (page_id{i} != page && begins(run, truth_[i].run))
+                    shorter.push_back(page_id{i});
+            }
+
+        const insertion done = state_.insert(parent, run, page);
+        if (!longer.empty()) {
+            law(broken_, done.what == insertion::outcome::covered, "a run that is known is covered");
+            law(broken_, done.other && std::ranges::find(longer, *done.other) != longer.end(),
+                "who covers a run begins with it and has its parent");
+            return;
+        }
+        law(broken_, done.what == (known(page) ? insertion::outcome::extended : insertion::outcome::inserted),
+            "a new run is inserted, and a page's longer run extends it");
+        law(broken_, shorter.empty() ? !done.other : done.other == shorter.front(),
+            "a shorter form of a run leaves for it and is named");
+        for (const page_id gone : shorter)
+            truth_[index_of(gone)] = {};
+        truth_[index_of(page)] = {true, parent, std::move(run)};
+    }
+
+    [[nodiscard]] tokens chain_to(std::optional<page_id> page) const {
+        tokens chain;
+        for (; page; page = truth_[index_of(*page)].parent)
+            chain.insert(chain.begin(), run_of(*page).begin(), run_of(*page).end());
+        return chain;
+    }
+
+    [[nodiscard]] tokens chain_of(choices& choose) {
+        const page_id page{static_cast<std::uint32_t>(choose.below(truth_.size()))};
+        tokens query = chain_to(known(page) ? std::optional(page) : std::nullopt);
+        if (choose.one_in(3))
+            query.resize(choose.below(query.size() + 1));
+        if (choose.one_in(2) && !query.empty())
+            query[choose.below(query.size())] = token_id{static_cast<std::int32_t>(choose.below(3))};
+        if (choose.one_in(2))
+            for (std::size_t n = choose.below(20); n > 0; --n)
+                query.push_back(token_id{static_cast<std::int32_t>(choose.below(2))});
+        return query;
+    }
+
+    void compare(choices& choose) {
+        for (std::uint32_t i = 0; i < truth_.size(); ++i) {
+            const held& one = truth_[i];
+            law(broken_, state_.contains(page_id{i}) == one.known, "it contains what was inserted and not erased");
+            if (!one.known)
+                continue;
+            law(broken_, std::ranges::equal(state_.run(page_id{i}), one.run), "a page's run is what was inserted");
+            law(broken_, state_.parent(page_id{i}) == one.parent, "a page's parent is what was given");
+            law(broken_, state_.leaf(page_id{i}) == childless(page_id{i}), "a leaf is a page without children");
+        }
+
+        const tokens query = chain_of(choose);
+        std::size_t longest = 0;
+        std::vector<token_id> next; // what is stored behind the longest
+        for (std::uint32_t i = 0; i < truth_.size(); ++i) {
+            if (!truth_[i].known)
+                continue;
+            const tokens chain = chain_to(page_id{i});
+            const auto same = static_cast<std::size_t>(std::ranges::mismatch(chain, query).in1 - chain.begin());
+            if (same > longest) {
+                longest = same;
+                next.clear();
+            }
+            if (same == longest && same < chain.size())
+                next.push_back(chain[same]);
+        }
+        const index_match found = state_.match(query);
+        law(broken_, found.tokens == longest, "a match is the longest known run, counted in tokens");
+        law(broken_, found.pages.size() == (found.tokens + tokens_ - 1) / tokens_, "a match names the pages it needs");
+        for (std::size_t i = 0; i < found.pages.size(); ++i) {
+            law(broken_, known(found.pages[i]), "a matched page is in the index");
+            law(broken_, state_.parent(found.pages[i]) == (i > 0 ? std::optional(found.pages[i - 1]) : std::nullopt),
+                "matched pages are a chain, in order");
+            const auto rest = std::span(query).subspan(i * tokens_);
+            const auto used = rest.first(std::min({rest.size(), tokens_, found.tokens - i * tokens_}));
+            law(broken_, begins(run_of(found.pages[i]), used), "a matched page holds the tokens it is matched for");
+        }
+        const match_end end = longest == query.size() ? match_end::complete
+                              : next.empty()          ? match_end::unknown
+                                                      : match_end::different;
+        law(broken_, found.end == end, "a match says why it ended");
+        law(broken_,
+            end == match_end::different ? found.stored && std::ranges::find(next, *found.stored) != next.end()
+                                        : !found.stored,
+            "a match names the token that is stored where it ended");
+    }
+
+    decltype(std::declval<const Policy&>().open(page_shape{}, 0)) state_;
+    std::size_t tokens_;
+    std::vector<held> truth_;
+    violations& broken_;
+};
+
+// Thousands of siblings whose runs begin with one token.
+template <index_policy Policy>
+void hostile_siblings(const Policy& policy, violations& broken) {
+    constexpr std::uint32_t siblings = 3000, length = 16;
+    auto state = policy.open({.tokens = length}, siblings);
+    const auto run_of = [](std::uint32_t i) {
+        std::vector<token_id> run(length, token_id{7});
+        for (std::uint32_t digit = 1; digit < length; ++digit, i /= 2)
+            run[length - digit] = token_id{static_cast<std::int32_t>(i % 2)};
+        return run;
+    };
+    for (std::uint32_t i = 0; i < siblings; ++i)
+        (void)state.insert(std::nullopt, run_of(i), page_id{i});
+    for (std::uint32_t i = 0; i < siblings; ++i)
+        law(broken, state.match(run_of(i)).pages == std::vector{page_id{i}}, "thousands of siblings are told apart");
+    for (std::uint32_t i = 0; i < siblings; i += 2)
+        state.erase(page_id{i});
+    for (std::uint32_t i = 1; i < siblings; i += 2)
+        law(broken, state.match(run_of(i)).tokens == length, "a sibling stays when others leave");
+}
+
+} // namespace detail
+
+/// The laws of an index, tried against a plain list of pages.
+template <index_policy Policy>
+[[nodiscard]] violations index_laws(const Policy& policy, std::uint64_t seed) {
+    violations broken;
+    detail::choices choose(seed);
+    for (const std::uint32_t tokens : {16u, 32u})
+        for (const std::size_t pages : {1u, 2u, 5u, 14u})
+            detail::index_trial<Policy>(policy, {.tokens = tokens}, pages, broken).run(choose, 400);
+    detail::hostile_siblings(policy, broken);
+    return broken;
+}
+
+} // namespace kvcache::testing
+
+// ---- kvcache/testing/locking_laws.hpp -----------------------------------------------------------------------------
+
+namespace kvcache::testing {
+
+/// The laws of a locking policy that promises to keep threads apart.
+template <locking_policy Policy>
+[[nodiscard]] violations locking_laws(const Policy&, std::size_t threads) {
+    violations broken;
+    typename Policy::state lock;
+    constexpr std::size_t rounds = 2000;
+    std::size_t inside = 0, most = 0, sum = 0;
+    std::vector<std::thread> workers;
+    for (std::size_t i = 0; i < threads; ++i)
+        workers.emplace_back([&] {
+            for (std::size_t round = 0; round < rounds; ++round) {
+                const std::lock_guard guard(lock);
+                most = ++inside > most ? inside : most;
+                ++sum;
+                --inside;
+            }
+        });
+    for (std::thread& worker : workers)
+        worker.join();
+    detail::law(broken, most <= 1, "one thread is inside at a time");
+    detail::law(broken, sum == threads * rounds, "what one thread has done the next one sees");
+    return broken;
+}
+
+} // namespace kvcache::testing
+
+// ---- kvcache/testing/recompute_laws.hpp ---------------------------------------------------------------------------
+
+namespace kvcache::testing {
+
+/// The laws of a recompute policy, over every hit of every short prompt and some long ones.
+template <recompute_policy Policy>
+[[nodiscard]] violations recompute_laws(const Policy& policy, std::uint64_t seed) {
+    violations broken;
+    detail::choices choose(seed);
+    for (const std::uint32_t tokens : {16u, 64u}) {
+        const auto state = policy.open({.tokens = tokens});
+        const auto tried = [&](std::size_t hit, std::size_t total) {
+            const std::size_t first = state.first_rerun(hit, total);
+            detail::law(broken, first <= hit, "no token behind the hit is reused");
+            detail::law(broken, total == 0 || first < total, "at least one token runs");
+            detail::law(broken, first == state.first_rerun(hit, total), "the same hit has the same plan");
+        };
+        for (std::size_t total = 0; total <= 200; ++total)
+            for (std::size_t hit = 0; hit <= total; ++hit)
+                tried(hit, total);
+        for (std::size_t rounds = 1000; rounds > 0; --rounds) {
+            const std::size_t total = choose.below(1'000'000);
+            tried(choose.below(total + 1), total);
+        }
+    }
+    return broken;
+}
+
+} // namespace kvcache::testing
+
+// ---- kvcache/testing/storage_laws.hpp -----------------------------------------------------------------------------
+
+namespace kvcache::testing {
+
+/// The laws of a storage. Pages that it refuses are left alone: to refuse is its right.
+template <storage_policy Policy>
+[[nodiscard]] violations storage_laws(const Policy& policy, std::uint64_t seed) {
+    violations broken;
+    detail::choices choose(seed);
+    for (const std::size_t page_bytes : {64u, 100u, 4096u, 20480u}) {
+        constexpr std::uint32_t pages = 9;
+        auto born = policy.open(pages, page_bytes);
+        std::vector<std::byte> mark(pages);
+        std::vector<bool> usable(pages, false);
+        const auto whole = [&](const auto& state, std::uint32_t i) {
+            return std::ranges::all_of(state.bytes(page_id{i}), [&](std::byte b) { return b == mark[i]; });
+        };
+        const auto fill = [&](const auto& state, std::uint32_t i) {
+            mark[i] = static_cast<std::byte>(choose.bits());
+            std::ranges::fill(state.bytes(page_id{i}), mark[i]);
+        };
+        const auto all_whole = [&](const auto& state) {
+            for (std::uint32_t i = 0; i < pages; ++i)
+                if (usable[i] && !whole(state, i))
+                    return false;
+            return true;
+        };
+        for (std::uint32_t i = 0; i < pages; ++i)
+            if (usable[i] = born.acquire(page_id{i}); usable[i]) {
+                const std::span<std::byte> bytes = born.bytes(page_id{i});
+                detail::law(broken, bytes.data() != nullptr && bytes.size() == page_bytes,
+                            "an acquired page has its bytes");
+                detail::law(broken, reinterpret_cast<std::uintptr_t>(bytes.data()) % line_bytes == 0,
+                            "a page begins on a cache line");
+                if (bytes.data() == nullptr || bytes.size() != page_bytes)
+                    return broken;
+                fill(born, i);
+            }
+        detail::law(broken, all_whole(born), "pages do not overlap");
+
+        auto moved = std::move(born);
+        detail::law(broken, all_whole(moved), "bytes stay when the storage moves");
+        for (std::size_t rounds = 200; rounds > 0; --rounds) {
+            const auto i = static_cast<std::uint32_t>(choose.below(pages));
+            if (usable[i])
+                moved.release(page_id{i});
+            usable[i] = !usable[i] && moved.acquire(page_id{i});
+            if (usable[i])
+                fill(moved, i);
+            detail::law(broken, all_whole(moved), "bytes stay while other pages come and go");
+        }
+    }
+    return broken;
+}
+
+} // namespace kvcache::testing
+
+// ---- kvcache/testing/all.hpp --------------------------------------------------------------------------------------
+
+// The laws of every role, for policies of the library and yours. Each takes a policy and gives back the laws it broke.
+
 // ---- kvcache/kvcache.hpp ------------------------------------------------------------------------------------------
 
 // Everything that needs only Eigen, xsimd and xxhash. Checkpoints are read by <kvcache/model/huggingface/load.hpp>

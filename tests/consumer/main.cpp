@@ -10,6 +10,10 @@
 #include <kvcache/adapters/traces/lirs_trace.hpp>
 #endif
 
+#if defined(CONSUMER_HAS_A_KEY)
+#include <kvcache/hash/sha256.hpp>
+#endif
+
 int main() {
     using namespace kvcache::literals;
     constexpr kvcache::page_shape shape{.layers = 2, .kv_heads = 2, .head_dim = 32, .tokens = 16};
@@ -25,6 +29,11 @@ int main() {
     for (kvcache::object_access access; *trace.next(access);)
         replay.run(access);
     sound = sound && replay.counts().hits == 1;
+#endif
+#if defined(CONSUMER_HAS_A_KEY)
+    auto keyed = kvcache::make_cache(shape, {.bytes = 1_MiB}, kvcache::sha256{.key = "secret"});
+    const auto first = kvcache::sha256{.key = "secret"}.open({}), other = kvcache::sha256{.key = "other"}.open({});
+    sound = sound && keyed.check().has_value() && first.root() != other.root();
 #endif
     return sound ? 0 : 1;
 }
