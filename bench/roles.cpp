@@ -7,10 +7,16 @@
 #include <kvcache/index/all.hpp>
 #include <kvcache/storage/all.hpp>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "support/machine.hpp"
@@ -43,6 +49,45 @@ std::vector<kv::token_id> prompt(std::size_t number) {
         made[i] = kv::token_id{static_cast<std::int32_t>((i < shared * block ? number / 100 : number) * 31 + i)};
     return made;
 }
+
+/// What one writes without an index: a map from a page's tokens, and the page before it, to the page.
+struct map_chain {
+    struct key {
+        std::uint32_t last = ~std::uint32_t{0};
+        std::array<kv::token_id, block> tokens = {};
+        bool operator==(const key&) const = default;
+    };
+    struct hash {
+        std::size_t operator()(const key& of) const {
+            return kv::seeded_hash(of.last, std::as_bytes(std::span(of.tokens)));
+        }
+    };
+    struct state {
+        std::unordered_map<key, kv::page_id, hash> pages = {};
+
+        [[nodiscard]] kv::index_match match(std::span<const kv::token_id> tokens) const {
+            kv::index_match found;
+            for (key next; tokens.size() >= block; tokens = tokens.subspan(block)) {
+                std::copy_n(tokens.begin(), block, next.tokens.begin());
+                const auto page = pages.find(next);
+                if (page == pages.end())
+                    break;
+                found.pages.push_back(page->second);
+                found.tokens += block;
+                next.last = index_of(page->second);
+            }
+            return found;
+        }
+        void insert(std::optional<kv::page_id> parent, std::span<const kv::token_id> tokens, kv::page_id page) {
+            key of;
+            if (parent)
+                of.last = index_of(*parent);
+            std::copy_n(tokens.begin(), block, of.tokens.begin());
+            pages.emplace(of, page);
+        }
+    };
+    [[nodiscard]] state open(kv::page_shape, std::size_t) const { return {}; }
+};
 
 template <class Index>
 struct tree {
@@ -110,6 +155,7 @@ int main(int count, char** words) {
     add_hash(suite, "sha256", kv::sha256{.key = "a key"});
     add_index<kv::radix>(suite, "radix");
     add_index<kv::hash_chain>(suite, "hash_chain");
+    add_index<map_chain>(suite, "unordered_map");
     add_storage<kv::heap>(suite, "heap");
     add_storage<kv::huge_pages>(suite, "huge_pages");
     add_storage<kv::mapped>(suite, "mapped");

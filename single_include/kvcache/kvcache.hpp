@@ -20,14 +20,12 @@
 #include <fstream>
 #include <functional>
 #include <initializer_list>
-#include <iterator>
 #include <limits>
 #include <memory>
 #include <memory_resource>
 #include <mutex>
 #include <new>
 #include <optional>
-#include <set>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -56,6 +54,43 @@
 #pragma GCC diagnostic pop
 #endif
 #endif
+
+// ---- kvcache/core/prefetch.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Where number `offset` from `base` on would lie: an address to ask for, which may lie outside of any array, where a
+/// pointer must not lead.
+template <class T>
+[[nodiscard]] inline const void* address(const T* base, std::size_t offset) noexcept {
+    return reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(base) + offset * sizeof(T));
+}
+
+/// Asks for the cache line of number `offset` from `base` on, which is soon read. Any may be asked for.
+template <class T>
+inline void prefetch([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
+#if defined(__GNUC__)
+    __builtin_prefetch(address(base, offset), 0, 3);
+#endif
+}
+
+/// The same for a line that is read somewhat later, in the second cache.
+template <class T>
+inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
+#if defined(__GNUC__)
+    __builtin_prefetch(address(base, offset), 0, 2);
+#endif
+}
+
+/// The same for a line that is soon written.
+template <class T>
+inline void prefetch_to_write([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
+#if defined(__GNUC__)
+    __builtin_prefetch(address(base, offset), 1, 3);
+#endif
+}
+
+} // namespace kvcache
 
 // ---- kvcache/kernel/native.hpp ------------------------------------------------------------------------------------
 
@@ -112,37 +147,6 @@ static_assert(native_lanes == 4 || native_lanes == 8 || native_lanes == 16, "a v
     for (std::size_t lane = 0; lane < native_lanes; ++lane)
         c[lane] = std::fma(a[lane], b[lane], c[lane]);
     return native_floats::load_unaligned(c);
-#endif
-}
-
-/// Where number `offset` from `base` on would lie: an address to ask for, which may lie outside of any array, where a
-/// pointer must not lead.
-template <class T>
-[[nodiscard]] inline const void* address(const T* base, std::size_t offset) noexcept {
-    return reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(base) + offset * sizeof(T));
-}
-
-/// Asks for the cache line of number `offset` from `base` on, which is soon read. Any may be asked for.
-template <class T>
-inline void prefetch([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
-#if defined(__GNUC__)
-    __builtin_prefetch(address(base, offset), 0, 3);
-#endif
-}
-
-/// The same for a line that is read somewhat later, in the second cache.
-template <class T>
-inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
-#if defined(__GNUC__)
-    __builtin_prefetch(address(base, offset), 0, 2);
-#endif
-}
-
-/// The same for a line that is soon written.
-template <class T>
-inline void prefetch_to_write([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
-#if defined(__GNUC__)
-    __builtin_prefetch(address(base, offset), 1, 3);
 #endif
 }
 
@@ -4441,189 +4445,414 @@ static_assert(hash_policy<xxh3>);
 
 } // namespace kvcache
 
-// ---- kvcache/index/radix.hpp --------------------------------------------------------------------------------------
+// ---- kvcache/index/page_hints.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache {
 
-/// A tree of pages. A node is a page with the run of tokens it holds; its children continue it, ordered by their runs,
-/// so the one that shares most with a query is beside the query's place. Tokens are compared one by one: a match is
-/// exact at any token, also inside a page, and no hash is trusted.
-///
-///     root -+- [The cat sat on] -+- [the mat .]
-///           |                    +- [the mouse]      a partial page is a leaf
-///           +- [The dog]
-struct radix {
-    using role = index_role;
-    class state;
-    [[nodiscard]] state open(page_shape shape, std::size_t pages) const;
+/// Which page a hash may stand for: a table that forgets. A hash belongs to one cache line of eight places; a page that
+/// finds them taken is not remembered, and of two pages under one hash either is the answer. So the caller compares,
+/// and has another way to look. Nothing is allocated after construction. 16 bytes a page.
+class page_hints {
+public:
+    static constexpr std::uint32_t none = 0xffffffffu;
+
+    explicit page_hints(std::size_t pages) : lines_(2 * pages / places + 1) {}
+
+    /// A page that was remembered under this hash or one like it; `none` if there is none.
+    [[nodiscard]] std::uint32_t find(std::uint64_t hash) const noexcept {
+        const line& at = lines_[home(hash)];
+        std::uint32_t found = none; // without a branch, as nobody can foresee the place
+        for (std::size_t i = 0; i < places; ++i)
+            found = std::min(found, at.tags[i] == tag(hash) ? at.pages[i] : none);
+        return found;
+    }
+
+    /// Asks for the line that `find` will read.
+    void expect(std::uint64_t hash) const noexcept { prefetch(lines_.data(), home(hash)); }
+
+    /// Remembers a page that is not none, if there is a place for it.
+    void insert(std::uint64_t hash, std::uint32_t page) noexcept { replace(hash, none, tag(hash), page); }
+
+    /// Forgets a page that may have been remembered under this hash.
+    void erase(std::uint64_t hash, std::uint32_t page) noexcept { replace(hash, page, 0, none); }
+
+private:
+    static constexpr std::size_t places = 8;
+
+    struct alignas(line_bytes) line {
+        line() { pages.fill(none); }
+        std::array<std::uint32_t, places> tags = {};
+        std::array<std::uint32_t, places> pages;
+    };
+
+    [[nodiscard]] static std::uint32_t tag(std::uint64_t hash) noexcept { return static_cast<std::uint32_t>(hash); }
+    [[nodiscard]] std::size_t home(std::uint64_t hash) const noexcept { return (hash >> 32) * lines_.size() >> 32; }
+
+    void replace(std::uint64_t hash, std::uint32_t old, std::uint32_t new_tag, std::uint32_t page) noexcept {
+        line& at = lines_[home(hash)];
+        const auto place = static_cast<std::size_t>(std::ranges::find(at.pages, old) - at.pages.begin());
+        if (place < places) {
+            at.tags[place] = new_tag;
+            at.pages[place] = page;
+        }
+    }
+
+    aligned_vector<line> lines_;
 };
 
-/// Cost: match O(n log siblings); insert and erase O(page tokens * log siblings). 4 bytes a token, 100 a page.
-class radix::state {
+} // namespace kvcache
+
+// ---- kvcache/index/page_order.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Many small sets of page numbers in one array, each page in one set at most, each set ordered by what is asked. A
+/// set is a treap whose priorities are mixed page numbers: O(log n) expected, whatever the order of insertion, and
+/// nothing is allocated after construction. 8 bytes a page.
+class page_order {
 public:
-    state(page_shape shape, std::size_t pages)
-        : page_tokens_(shape.tokens),
-          tokens_(std::make_unique<token_id[]>(pages * page_tokens_)),
-          nodes_(pages),
-          roots_(by_run{this}) {
-        for (node& own : nodes_)
-            own.children = siblings(by_run{this});
+    static constexpr std::uint32_t none = 0xffffffffu;
+
+    /// A set: the page at its top.
+    struct set {
+        std::uint32_t top = none;
+        [[nodiscard]] bool empty() const noexcept { return top == none; }
+    };
+
+    explicit page_order(std::size_t pages) : links_(pages) {}
+
+    /// The last page for which `before(page)` holds and the first for which it does not, where `before` holds for the
+    /// first pages of the order and no others. `none` where there is no such page.
+    struct neighbours {
+        std::uint32_t before = none;
+        std::uint32_t after = none;
+    };
+    template <class Before>
+    [[nodiscard]] neighbours around(const set& of, Before&& before) const {
+        neighbours found;
+        for (std::uint32_t at = of.top; at != none;)
+            if (before(at)) {
+                found.before = at;
+                at = links_[at].right;
+            } else {
+                found.after = at;
+                at = links_[at].left;
+            }
+        return found;
     }
 
-    state(const state&) = delete; // the orders of siblings point here
-    state& operator=(const state&) = delete;
-
-    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
-        index_match found;
-        for (const siblings* level = &roots_;;) {
-            const auto rest = tokens.subspan(found.tokens);
-            if (rest.empty()) {
-                found.end = match_end::complete;
-                return found;
+    /// Puts a page behind all for which `before` holds. Requires: the page is in no set.
+    template <class Before>
+    void insert(set& into, std::uint32_t page, Before&& before) {
+        std::uint32_t* at = &into.top;
+        while (*at != none && priority(*at) > priority(page))
+            at = before(*at) ? &links_[*at].right : &links_[*at].left;
+        // The rest is split below the page: who comes before it to the left.
+        std::uint32_t rest = *at;
+        *at = page;
+        std::uint32_t *left = &links_[page].left, *right = &links_[page].right;
+        while (rest != none)
+            if (before(rest)) {
+                *left = rest;
+                left = &links_[rest].right;
+                rest = *left;
+            } else {
+                *right = rest;
+                right = &links_[rest].left;
+                rest = *right;
             }
-            const auto query = rest.first(std::min(rest.size(), page_tokens_));
-            const auto [page, common] = nearest(*level, query);
-            if (common == 0) {
-                found.end = level->empty() ? match_end::unknown : match_end::different;
-                if (!level->empty())
-                    found.stored = run(page).front();
-                return found;
-            }
-            found.pages.push_back(page);
-            found.tokens += common;
-            if (common < page_tokens_) {
-                const auto stored = run(page);
-                found.end = common == rest.size()    ? match_end::complete
-                            : common < stored.size() ? match_end::different
-                                                     : match_end::unknown;
-                if (found.end == match_end::different)
-                    found.stored = stored[common];
-                return found;
-            }
-            level = &node_of(page).children;
-        }
+        *left = *right = none;
     }
 
-    /// Requires: the parent is in the index and full; the run has 1 to page-tokens tokens and, where the page is in the
-    /// index already, begins with the page's run or is the beginning of it.
-    /// Throws: bad_alloc, the first time a page is inserted; nothing has changed then.
-    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
-        expects(!tokens.empty() && tokens.size() <= page_tokens_, "a page's run has one to page-size tokens");
-        expects(!parent || (contains(*parent) && run(*parent).size() == page_tokens_), "a parent is indexed and full");
-        siblings& level = parent ? node_of(*parent).children : roots_;
-        node& own = node_of(page);
-        if (own.present && own.count >= tokens.size())
-            return {insertion::outcome::covered, page};
-
-        prepare(page);
-        insertion done{own.present ? insertion::outcome::extended : insertion::outcome::inserted};
-        auto holder = level.lower_bound(tokens);
-        if (holder != level.end() && starts_with(run(*holder), tokens))
-            return {insertion::outcome::covered, *holder};
-        if (own.present) {
-            own.link = level.extract(page);
-        } else if (holder != level.begin()) {
-            const page_id before = *std::prev(holder);
-            if (starts_with(tokens, run(before))) { // a shorter form of the same run gives way
-                erase(before);
-                done.other = before;
+    /// Takes a page out, where `before` holds for exactly those in front of it. Requires: the page is in the set.
+    template <class Before>
+    void erase(set& from, std::uint32_t page, Before&& before) {
+        std::uint32_t* at = &from.top;
+        while (*at != page)
+            at = before(*at) ? &links_[*at].right : &links_[*at].left;
+        std::uint32_t left = links_[page].left, right = links_[page].right;
+        while (left != none && right != none)
+            if (priority(left) > priority(right)) {
+                *at = left;
+                at = &links_[left].right;
+                left = *at;
+            } else {
+                *at = right;
+                at = &links_[right].left;
+                right = *at;
             }
-        }
-        std::ranges::copy(tokens, tokens_.get() + index_of(page) * page_tokens_);
-        own.count = static_cast<std::uint32_t>(tokens.size());
-        own.parent = parent;
-        own.present = true;
-        level.insert(std::move(own.link));
-        return done;
-    }
-
-    /// Requires: the page is a leaf of the index.
-    void erase(page_id page) {
-        expects(contains(page) && leaf(page), "only a leaf leaves the index");
-        node& own = node_of(page);
-        own.link = (own.parent ? node_of(*own.parent).children : roots_).extract(page);
-        own.count = 0;
-        own.parent.reset();
-        own.present = false;
-    }
-
-    [[nodiscard]] bool contains(page_id page) const { return node_of(page).present; }
-    [[nodiscard]] bool leaf(page_id page) const { return node_of(page).children.empty(); }
-    [[nodiscard]] std::optional<page_id> parent(page_id page) const { return node_of(page).parent; }
-
-    /// The tokens a page holds for the index; empty for a page that is not in it.
-    [[nodiscard]] std::span<const token_id> run(page_id page) const {
-        return {tokens_.get() + index_of(page) * page_tokens_, node_of(page).count};
+        *at = left != none ? left : right;
+        links_[page] = {};
     }
 
 private:
-    struct by_run {
-        using is_transparent = void;
-        const state* index;
-
-        static bool less(std::span<const token_id> a, std::span<const token_id> b) {
-            return std::ranges::lexicographical_compare(a, b);
-        }
-        bool operator()(page_id a, page_id b) const { return less(index->run(a), index->run(b)); }
-        bool operator()(page_id a, std::span<const token_id> b) const { return less(index->run(a), b); }
-        bool operator()(std::span<const token_id> a, page_id b) const { return less(a, index->run(b)); }
-    };
-    using siblings = std::set<page_id, by_run>;
-
-    struct node {
-        siblings children{by_run{nullptr}};
-        siblings::node_type link = {}; // among its siblings; kept here while the page is in no level
-        std::optional<page_id> parent = {};
-        std::uint32_t count = 0;
-        bool present = false;
+    struct link {
+        std::uint32_t left = none;
+        std::uint32_t right = none;
     };
 
-    struct likeness {
-        page_id page = {};
-        std::size_t common = 0;
-    };
-
-    // Gives a page the link that it keeps for good, so that nothing behind this can throw.
-    void prepare(page_id page) {
-        node& own = node_of(page);
-        if (own.present || own.link)
-            return;
-        siblings alone(by_run{this});
-        own.link = alone.extract(alone.insert(page).first);
+    // A mixed page number (a bijection, so no two are equal).
+    [[nodiscard]] static constexpr std::uint32_t priority(std::uint32_t page) noexcept {
+        page = (page ^ (page >> 16)) * 0x7feb352du;
+        page = (page ^ (page >> 15)) * 0x846ca68bu;
+        return page ^ (page >> 16);
     }
+
+    std::vector<link> links_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/index/page_tree.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Pages, each with the run of tokens it holds and the page that it continues. Siblings are ordered by their runs, so
+/// the one that shares most with a query is beside the query's place: every step is exact at any token, also inside a
+/// page, and costs O(log siblings). All memory is taken at the beginning: 4 bytes a token, 20 a page.
+class page_tree {
+public:
+    static constexpr std::uint32_t none = page_order::none;
+
+    page_tree(page_shape shape, std::size_t pages)
+        : page_tokens_(shape.tokens), tokens_(pages * page_tokens_), nodes_(pages), order_(pages) {}
+
+    [[nodiscard]] std::size_t page_tokens() const noexcept { return page_tokens_; }
+    [[nodiscard]] bool contains(page_id page) const { return node_of(page).count > 0; }
+    [[nodiscard]] bool full(page_id page) const { return node_of(page).count == page_tokens_; }
+    [[nodiscard]] bool leaf(page_id page) const { return node_of(page).children.empty(); }
+    [[nodiscard]] std::optional<page_id> parent(page_id page) const {
+        const std::uint32_t above = node_of(page).parent;
+        return above == none ? std::nullopt : std::optional(page_id{above});
+    }
+
+    /// The tokens a page holds; empty for a page that is not in the tree.
+    [[nodiscard]] std::span<const token_id> run(page_id page) const { return run_of(index_of(page)); }
+
+    /// Requires: the parent is in the tree and full; the run has 1 to page-tokens tokens and, where the page is in the
+    /// tree already, begins with the page's run or is the beginning of it.
+    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+        expects(!tokens.empty() && tokens.size() <= page_tokens_, "a page's run has one to page-size tokens");
+        expects(!parent || (contains(*parent) && full(*parent)), "a parent is indexed and full");
+        node& own = nodes_[index_of(page)];
+        if (own.count >= tokens.size())
+            return {insertion::outcome::covered, page};
+        const std::uint32_t above = parent ? index_of(*parent) : none;
+        const auto near = order_.around(children(above), before(tokens));
+        if (near.after != none && starts_with(run_of(near.after), tokens))
+            return {insertion::outcome::covered, page_id{near.after}};
+
+        insertion done{own.count > 0 ? insertion::outcome::extended : insertion::outcome::inserted};
+        if (own.count > 0) {
+            unlink(index_of(page));
+        } else if (near.before != none && starts_with(tokens, run_of(near.before))) {
+            done.other = page_id{near.before}; // a shorter form of the same run gives way
+            erase(page_id{near.before});
+        }
+        order_.insert(children(above), index_of(page), before(tokens));
+        std::ranges::copy(tokens, tokens_.data() + index_of(page) * page_tokens_);
+        own.count = static_cast<std::uint32_t>(tokens.size());
+        own.parent = above;
+        return done;
+    }
+
+    /// Requires: the page is a leaf of the tree.
+    void erase(page_id page) {
+        expects(contains(page) && leaf(page), "only a leaf leaves the index");
+        unlink(index_of(page));
+        nodes_[index_of(page)] = {};
+    }
+
+    /// Whether a full page continues a page, or none, with this run of a page's length.
+    [[nodiscard]] bool continues(std::uint32_t page, std::uint32_t last, std::span<const token_id> run) const {
+        return nodes_[page].parent == last &&
+               std::memcmp(tokens_.data() + page * page_tokens_, run.data(), run.size_bytes()) == 0;
+    }
+
+    /// Asks for what `continues` will read.
+    void expect(std::uint32_t page) const noexcept {
+        prefetch(nodes_.data(), page);
+        for (std::size_t i = 0; i < page_tokens_; i += line_bytes / sizeof(token_id))
+            prefetch(tokens_.data(), page * page_tokens_ + i);
+    }
+
+    /// Goes on by one page, whole or in part: the child of the last one that shares most with the query, which is a
+    /// page's length or less. Returns whether a whole page was found; if not, the match says why it ended.
+    bool step(index_match& found, std::span<const token_id> query) const {
+        const page_order::set& level = found.pages.empty() ? roots_ : node_of(found.pages.back()).children;
+        if (query.empty())
+            found.end = match_end::complete;
+        if (query.empty() || level.empty())
+            return false;
+        // In lexicographic order nobody shares more with a query than its two neighbours.
+        const auto near = order_.around(level, before(query));
+        const auto common = [&](std::uint32_t page) {
+            const auto stored = page == none ? std::span<const token_id>() : run_of(page);
+            return static_cast<std::size_t>(std::ranges::mismatch(stored, query).in1 - stored.begin());
+        };
+        const std::size_t earlier = common(near.before), later = common(near.after);
+        const std::uint32_t best = near.after != none && later >= earlier ? near.after : near.before;
+        const std::size_t same = std::max(earlier, later);
+        if (same > 0) {
+            found.pages.push_back(page_id{best});
+            found.tokens += same;
+        }
+        if (same == page_tokens_)
+            return true;
+        const auto stored = run_of(best);
+        found.end = same == query.size()   ? match_end::complete
+                    : same < stored.size() ? match_end::different
+                                           : match_end::unknown;
+        if (found.end == match_end::different)
+            found.stored = stored[same];
+        return false;
+    }
+
+private:
+    struct node {
+        page_order::set children = {};
+        std::uint32_t parent = none;
+        std::uint32_t count = 0;
+    };
+
+    // Holds for the pages whose runs come before these tokens.
+    struct comes_before {
+        const page_tree* tree;
+        std::span<const token_id> tokens;
+        bool operator()(std::uint32_t page) const {
+            return std::ranges::lexicographical_compare(tree->run_of(page), tokens);
+        }
+    };
+    [[nodiscard]] comes_before before(std::span<const token_id> tokens) const { return {this, tokens}; }
 
     [[nodiscard]] static bool starts_with(std::span<const token_id> whole, std::span<const token_id> start) {
         return whole.size() >= start.size() && std::ranges::equal(whole.first(start.size()), start);
     }
 
-    [[nodiscard]] std::size_t common(page_id page, std::span<const token_id> query) const {
-        const auto stored = run(page);
-        return static_cast<std::size_t>(std::ranges::mismatch(stored, query).in1 - stored.begin());
+    [[nodiscard]] std::span<const token_id> run_of(std::uint32_t page) const {
+        return {tokens_.data() + page * page_tokens_, nodes_[page].count};
     }
-
-    // In lexicographic order nobody shares more with a query than its two neighbours.
-    [[nodiscard]] likeness nearest(const siblings& level, std::span<const token_id> query) const {
-        likeness best;
-        const auto after = level.lower_bound(query);
-        if (after != level.begin())
-            best = {*std::prev(after), common(*std::prev(after), query)};
-        if (after != level.end())
-            if (const likeness next{*after, common(*after, query)}; next.common >= best.common)
-                best = next;
-        return best;
-    }
-
-    [[nodiscard]] node& node_of(page_id page) { return nodes_[index_of(page)]; }
     [[nodiscard]] const node& node_of(page_id page) const { return nodes_[index_of(page)]; }
+    [[nodiscard]] page_order::set& children(std::uint32_t above) {
+        return above == none ? roots_ : nodes_[above].children;
+    }
+
+    void unlink(std::uint32_t page) { order_.erase(children(nodes_[page].parent), page, before(run_of(page))); }
 
     std::size_t page_tokens_;
-    std::unique_ptr<token_id[]> tokens_; // (pages, page_tokens)
-    std::vector<node> nodes_;            // by page
-    siblings roots_;
+    aligned_vector<token_id> tokens_; // (pages, page_tokens)
+    aligned_vector<node> nodes_;      // by page
+    page_order order_;                // children of one page, and the roots
+    page_order::set roots_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/index/radix.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A tree of pages. A node is a page with the run of tokens it holds; its children continue it, ordered by their runs,
+/// so a match is exact at any token, also inside a page. Beside the tree, a table hints at full pages under the chained
+/// hash of all tokens up to their end: a prompt's hashes are known before its pages are, so sixteen steps fetch their
+/// lines at once. A hint is compared with the tree before it counts, and the tree is asked where there is none.
+///
+///     root -+- [The cat sat on] -+- [the mat .]      a partial page is a leaf
+///           |                    +- [the mouse]
+///           +- [The dog]                             hints: h(The cat sat on) -> its page
+struct radix {
+    using role = index_role;
+    unsigned hash_bits = 64; ///< How much of a hash is used; with fewer, more pages are looked for in the tree.
+    class state;
+    [[nodiscard]] state open(page_shape shape, std::size_t pages) const;
+};
+
+/// Cost: match O(n) expected, at most O(n log siblings); insert and erase O(page tokens * log siblings). 4 bytes a
+/// token, 44 a page, all of it taken at the beginning.
+class radix::state {
+public:
+    state(unsigned hash_bits, page_shape shape, std::size_t pages)
+        : used_bits_(hash_bits >= 64 ? ~std::uint64_t{} : (std::uint64_t{1} << hash_bits) - 1),
+          tree_(shape, pages),
+          hints_(pages),
+          hashes_(pages) {}
+
+    [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
+        index_match found;
+        std::uint64_t hash = 0;
+        const std::size_t length = tree_.page_tokens(), whole = tokens.size() / length;
+        for (std::size_t first = 0; first < whole; first += ahead) {
+            const std::size_t pages = std::min(ahead, whole - first);
+            const auto run = [&](std::size_t i) { return tokens.subspan((first + i) * length, length); };
+            std::array<std::uint64_t, ahead> hashes;
+            std::array<std::uint32_t, ahead> hints;
+            for (std::size_t i = 0; i < pages; ++i) {
+                hashes[i] = hash = chain(hash, run(i));
+                hints_.expect(hash);
+            }
+            for (std::size_t i = 0; i < pages; ++i)
+                if (hints[i] = hints_.find(hashes[i]); hints[i] != none)
+                    tree_.expect(hints[i]);
+            if (first == 0 && hints[0] != none)
+                found.pages.reserve(whole + 1);
+            for (std::size_t i = 0; i < pages; ++i) {
+                const std::uint32_t last = found.pages.empty() ? none : index_of(found.pages.back());
+                if (hints[i] != none && tree_.continues(hints[i], last, run(i))) {
+                    found.pages.push_back(page_id{hints[i]});
+                    found.tokens += length;
+                } else if (!tree_.step(found, run(i))) {
+                    return found;
+                }
+            }
+        }
+        tree_.step(found, tokens.subspan(whole * length));
+        return found;
+    }
+
+    /// Requires: the parent is in the index and full; the run has 1 to page-tokens tokens and, where the page is in the
+    /// index already, begins with the page's run or is the beginning of it.
+    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+        const insertion done = tree_.insert(parent, tokens, page);
+        if (done.what != insertion::outcome::covered && tree_.full(page)) {
+            const std::uint64_t hash = chain(parent ? hashes_[index_of(*parent)] : 0, tokens);
+            hashes_[index_of(page)] = hash;
+            hints_.insert(hash, index_of(page));
+        }
+        return done;
+    }
+
+    /// Requires: the page is a leaf of the index.
+    void erase(page_id page) {
+        const bool hinted = tree_.full(page);
+        tree_.erase(page);
+        if (hinted)
+            hints_.erase(hashes_[index_of(page)], index_of(page));
+    }
+
+    [[nodiscard]] bool contains(page_id page) const { return tree_.contains(page); }
+    [[nodiscard]] bool leaf(page_id page) const { return tree_.leaf(page); }
+    [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
+
+    /// The tokens a page holds for the index; empty for a page that is not in it.
+    [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
+
+private:
+    static constexpr std::uint32_t none = page_tree::none;
+    static_assert(none == page_hints::none);
+    static constexpr std::size_t ahead = 16; // pages: about as many lines as a core can wait for at once
+
+    [[nodiscard]] std::uint64_t chain(std::uint64_t past, std::span<const token_id> run) const {
+        return seeded_hash(past, std::as_bytes(run)) & used_bits_;
+    }
+
+    std::uint64_t used_bits_;
+    page_tree tree_;
+    page_hints hints_;                  // full pages
+    std::vector<std::uint64_t> hashes_; // by full page: of all tokens up to its end
 };
 
 inline radix::state radix::open(page_shape shape, std::size_t pages) const {
-    return {shape, pages};
+    return {hash_bits, shape, pages};
 }
 
 static_assert(index_policy<radix>);
@@ -7286,107 +7515,6 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/index/page_order.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// Many small sets of page numbers in one array, each page in one set at most, each set ordered by what is asked. A
-/// set is a treap whose priorities are mixed page numbers: O(log n) expected, whatever the order of insertion, and
-/// nothing is allocated after construction. 8 bytes a page.
-class page_order {
-public:
-    static constexpr std::uint32_t none = 0xffffffffu;
-
-    /// A set: the page at its top.
-    struct set {
-        std::uint32_t top = none;
-        [[nodiscard]] bool empty() const noexcept { return top == none; }
-    };
-
-    explicit page_order(std::size_t pages) : links_(pages) {}
-
-    /// The last page for which `before(page)` holds and the first for which it does not, where `before` holds for the
-    /// first pages of the order and no others. `none` where there is no such page.
-    struct neighbours {
-        std::uint32_t before = none;
-        std::uint32_t after = none;
-    };
-    template <class Before>
-    [[nodiscard]] neighbours around(const set& of, Before&& before) const {
-        neighbours found;
-        for (std::uint32_t at = of.top; at != none;)
-            if (before(at)) {
-                found.before = at;
-                at = links_[at].right;
-            } else {
-                found.after = at;
-                at = links_[at].left;
-            }
-        return found;
-    }
-
-    /// Puts a page behind all for which `before` holds. Requires: the page is in no set.
-    template <class Before>
-    void insert(set& into, std::uint32_t page, Before&& before) {
-        std::uint32_t* at = &into.top;
-        while (*at != none && priority(*at) > priority(page))
-            at = before(*at) ? &links_[*at].right : &links_[*at].left;
-        // The rest is split below the page: who comes before it to the left.
-        std::uint32_t rest = *at;
-        *at = page;
-        std::uint32_t *left = &links_[page].left, *right = &links_[page].right;
-        while (rest != none)
-            if (before(rest)) {
-                *left = rest;
-                left = &links_[rest].right;
-                rest = *left;
-            } else {
-                *right = rest;
-                right = &links_[rest].left;
-                rest = *right;
-            }
-        *left = *right = none;
-    }
-
-    /// Takes a page out, where `before` holds for exactly those in front of it. Requires: the page is in the set.
-    template <class Before>
-    void erase(set& from, std::uint32_t page, Before&& before) {
-        std::uint32_t* at = &from.top;
-        while (*at != page)
-            at = before(*at) ? &links_[*at].right : &links_[*at].left;
-        std::uint32_t left = links_[page].left, right = links_[page].right;
-        while (left != none && right != none)
-            if (priority(left) > priority(right)) {
-                *at = left;
-                at = &links_[left].right;
-                left = *at;
-            } else {
-                *at = right;
-                at = &links_[right].left;
-                right = *at;
-            }
-        *at = left != none ? left : right;
-        links_[page] = {};
-    }
-
-private:
-    struct link {
-        std::uint32_t left = none;
-        std::uint32_t right = none;
-    };
-
-    // A mixed page number (a bijection, so no two are equal).
-    [[nodiscard]] static constexpr std::uint32_t priority(std::uint32_t page) noexcept {
-        page = (page ^ (page >> 16)) * 0x7feb352du;
-        page = (page ^ (page >> 15)) * 0x846ca68bu;
-        return page ^ (page >> 16);
-    }
-
-    std::vector<link> links_;
-};
-
-} // namespace kvcache
-
 // ---- kvcache/index/hash_chain.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -7404,166 +7532,74 @@ struct hash_chain {
     [[nodiscard]] state open(page_shape shape, std::size_t pages) const;
 };
 
-/// Cost: match O(n + log siblings); insert and erase O(page tokens * log siblings). 4 bytes a token, 56 a page.
+/// Cost: match O(n + log siblings); insert and erase O(page tokens * log siblings). 4 bytes a token, 44 to 60 a page.
 class hash_chain::state {
 public:
     state(unsigned hash_bits, page_shape shape, std::size_t pages)
-        : page_tokens_(shape.tokens),
-          used_bits_(hash_bits >= 64 ? ~std::uint64_t{} : (std::uint64_t{1} << hash_bits) - 1),
-          tokens_(std::make_unique<token_id[]>(pages * page_tokens_)),
-          nodes_(pages),
-          order_(pages),
-          table_(pages) {}
+        : used_bits_(hash_bits >= 64 ? ~std::uint64_t{} : (std::uint64_t{1} << hash_bits) - 1),
+          tree_(shape, pages),
+          table_(pages),
+          hashes_(pages) {}
 
     [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
         index_match found;
         std::uint32_t last = none;
         std::uint64_t hash = 0;
+        const std::size_t length = tree_.page_tokens();
         auto rest = tokens;
-        for (; rest.size() >= page_tokens_; rest = rest.subspan(page_tokens_)) {
-            hash = chain(hash, rest.first(page_tokens_));
-            const std::uint32_t page = full(hash, last, rest.first(page_tokens_));
+        for (; rest.size() >= length; rest = rest.subspan(length)) {
+            hash = chain(hash, rest.first(length));
+            const std::uint32_t page =
+                table_.find(hash, [&](std::uint32_t one) { return tree_.continues(one, last, rest.first(length)); });
             if (page == none)
                 break;
             found.pages.push_back(page_id{page});
-            found.tokens += page_tokens_;
+            found.tokens += length;
             last = page;
         }
-        finish(found, last == none ? roots_ : nodes_[last].children, rest.first(std::min(rest.size(), page_tokens_)));
+        tree_.step(found, rest.first(std::min(rest.size(), length)));
         return found;
     }
 
     /// Requires: the parent is in the index and full; the run has 1 to page-tokens tokens and, where the page is in the
     /// index already, begins with the page's run or is the beginning of it.
     insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
-        expects(!tokens.empty() && tokens.size() <= page_tokens_, "a page's run has one to page-size tokens");
-        expects(!parent || (contains(*parent) && run(*parent).size() == page_tokens_), "a parent is indexed and full");
-        node& own = nodes_[index_of(page)];
-        if (own.count >= tokens.size())
-            return {insertion::outcome::covered, page};
-        const std::uint32_t above = parent ? index_of(*parent) : none;
-        const auto near = order_.around(level(above), before(tokens));
-        if (near.after != none && starts_with(run_of(near.after), tokens))
-            return {insertion::outcome::covered, page_id{near.after}};
-
-        insertion done{own.count > 0 ? insertion::outcome::extended : insertion::outcome::inserted};
-        if (own.count > 0) {
-            unlink(index_of(page));
-        } else if (near.before != none && starts_with(tokens, run_of(near.before))) {
-            done.other = page_id{near.before}; // a shorter form of the same run gives way
-            erase(page_id{near.before});
-        }
-        order_.insert(level(above), index_of(page), before(tokens));
-        std::ranges::copy(tokens, tokens_.get() + index_of(page) * page_tokens_);
-        own.count = static_cast<std::uint32_t>(tokens.size());
-        own.parent = above;
-        if (tokens.size() == page_tokens_) {
-            own.hash = chain(above == none ? 0 : nodes_[above].hash, tokens);
-            table_.insert(own.hash, index_of(page));
+        const insertion done = tree_.insert(parent, tokens, page);
+        if (done.what != insertion::outcome::covered && tree_.full(page)) {
+            const std::uint64_t hash = chain(parent ? hashes_[index_of(*parent)] : 0, tokens);
+            hashes_[index_of(page)] = hash;
+            table_.insert(hash, index_of(page));
         }
         return done;
     }
 
     /// Requires: the page is a leaf of the index.
     void erase(page_id page) {
-        expects(contains(page) && leaf(page), "only a leaf leaves the index");
-        node& own = nodes_[index_of(page)];
-        unlink(index_of(page));
-        if (own.count == page_tokens_)
-            table_.erase(own.hash, index_of(page));
-        own = {};
+        const bool listed = tree_.full(page);
+        tree_.erase(page);
+        if (listed)
+            table_.erase(hashes_[index_of(page)], index_of(page));
     }
 
-    [[nodiscard]] bool contains(page_id page) const { return nodes_[index_of(page)].count > 0; }
-    [[nodiscard]] bool leaf(page_id page) const { return nodes_[index_of(page)].children.empty(); }
-    [[nodiscard]] std::optional<page_id> parent(page_id page) const {
-        const std::uint32_t above = nodes_[index_of(page)].parent;
-        return above == none ? std::nullopt : std::optional(page_id{above});
-    }
+    [[nodiscard]] bool contains(page_id page) const { return tree_.contains(page); }
+    [[nodiscard]] bool leaf(page_id page) const { return tree_.leaf(page); }
+    [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
 
     /// The tokens a page holds for the index; empty for a page that is not in it.
-    [[nodiscard]] std::span<const token_id> run(page_id page) const { return run_of(index_of(page)); }
+    [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
 
 private:
-    static constexpr std::uint32_t none = page_order::none;
+    static constexpr std::uint32_t none = page_tree::none;
     static_assert(none == hash_slots::none);
-
-    struct node {
-        page_order::set children = {};
-        std::uint32_t parent = none;
-        std::uint32_t count = 0;
-        std::uint64_t hash = 0; // of all tokens up to the end of a full page
-    };
 
     [[nodiscard]] std::uint64_t chain(std::uint64_t past, std::span<const token_id> run) const {
         return seeded_hash(past, std::as_bytes(run)) & used_bits_;
     }
 
-    [[nodiscard]] std::span<const token_id> run_of(std::uint32_t page) const {
-        return {tokens_.get() + page * page_tokens_, nodes_[page].count};
-    }
-    [[nodiscard]] page_order::set& level(std::uint32_t above) {
-        return above == none ? roots_ : nodes_[above].children;
-    }
-
-    // Holds for the pages whose runs come before these tokens.
-    struct comes_before {
-        const state* index;
-        std::span<const token_id> tokens;
-        bool operator()(std::uint32_t page) const {
-            return std::ranges::lexicographical_compare(index->run_of(page), tokens);
-        }
-    };
-    [[nodiscard]] comes_before before(std::span<const token_id> tokens) const { return {this, tokens}; }
-
-    [[nodiscard]] std::uint32_t full(std::uint64_t hash, std::uint32_t above, std::span<const token_id> run) const {
-        return table_.find(hash, [&](std::uint32_t page) {
-            return nodes_[page].parent == above && std::ranges::equal(run_of(page), run);
-        });
-    }
-
-    void unlink(std::uint32_t page) { order_.erase(level(nodes_[page].parent), page, before(run_of(page))); }
-
-    [[nodiscard]] static bool starts_with(std::span<const token_id> whole, std::span<const token_id> start) {
-        return whole.size() >= start.size() && std::ranges::equal(whole.first(start.size()), start);
-    }
-
-    // The tail of a match: the child that shares most with what is left. In lexicographic order nobody shares more with
-    // it than its two neighbours.
-    void finish(index_match& found, const page_order::set& children, std::span<const token_id> rest) const {
-        if (rest.empty()) {
-            found.end = match_end::complete;
-            return;
-        }
-        if (children.empty())
-            return;
-        const auto near = order_.around(children, before(rest));
-        const auto common = [&](std::uint32_t page) {
-            const auto stored = page == none ? std::span<const token_id>() : run_of(page);
-            return static_cast<std::size_t>(std::ranges::mismatch(stored, rest).in1 - stored.begin());
-        };
-        const std::size_t earlier = common(near.before), later = common(near.after);
-        const std::uint32_t best = near.after != none && later >= earlier ? near.after : near.before;
-        const std::size_t same = std::max(earlier, later);
-        if (same > 0) {
-            found.pages.push_back(page_id{best});
-            found.tokens += same;
-        }
-        const auto stored = run_of(best);
-        found.end = same == rest.size()    ? match_end::complete
-                    : same < stored.size() ? match_end::different
-                                           : match_end::unknown;
-        if (found.end == match_end::different)
-            found.stored = stored[same];
-    }
-
-    std::size_t page_tokens_;
     std::uint64_t used_bits_;
-    std::unique_ptr<token_id[]> tokens_; // (pages, page_tokens)
-    std::vector<node> nodes_;            // by page
-    page_order order_;                   // children of one page, and the roots
-    page_order::set roots_;
-    hash_slots table_; // full pages
+    page_tree tree_;
+    hash_slots table_;                  // full pages
+    std::vector<std::uint64_t> hashes_; // by full page: of all tokens up to its end
 };
 
 inline hash_chain::state hash_chain::open(page_shape shape, std::size_t pages) const {

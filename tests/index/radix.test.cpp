@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/index/radix.hpp>
+#include <kvcache/testing/index_laws.hpp>
+
+#include <cstddef>
+#include <cstdint>
 
 #include <catch2/catch.hpp>
 
@@ -48,4 +52,51 @@ TEST_CASE("a caller's mistakes with the radix index are said") {
     index.erase(b);
     index.erase(a);
     CHECK_THROWS_AS(index.erase(a), kv::contract_violation);
+}
+
+TEST_CASE("with a hash of few bits the tree finds what hints do not") {
+    for (const unsigned bits : {0u, 1u, 4u, 33u, 36u})
+        for (std::uint64_t seed = 0; seed < 3; ++seed) {
+            INFO(bits << " bits, seed " << seed);
+            CHECK(kv::testing::index_laws(kv::radix{.hash_bits = bits}, seed) == kv::testing::violations{});
+        }
+}
+
+TEST_CASE("a match ends at any token of a prompt of many pages") {
+    constexpr std::size_t pages = 19, length = 16;
+    for (const unsigned bits : {64u, 2u}) {
+        auto index = kv::radix{.hash_bits = bits}.open({.tokens = length}, pages);
+        std::vector<kv::token_id> prompt;
+        for (int i = 0; i < static_cast<int>(pages * length); ++i)
+            prompt.push_back(kv::token_id{i % 7}); // pages alike, but for what is before them
+        for (std::uint32_t page = 0; page < pages; ++page)
+            (void)index.insert(page > 0 ? std::optional(kv::page_id{page - 1}) : std::nullopt,
+                               std::span(prompt).subspan(page * length, length), kv::page_id{page});
+        for (std::size_t i = 0; i < prompt.size(); ++i) {
+            auto other = prompt;
+            other[i] = kv::token_id{9};
+            const auto differs = index.match(other);
+            CHECK(differs.tokens == i);
+            CHECK(differs.pages.size() == (i + length - 1) / length);
+            CHECK(differs.end == kv::match_end::different);
+            CHECK(differs.stored == prompt[i]);
+            CHECK(index.match(std::span(prompt).first(i)).tokens == i);
+            CHECK(index.match(std::span(prompt).first(i)).end == kv::match_end::complete);
+        }
+        prompt.resize(prompt.size() + 3 * length);
+        CHECK(index.match(prompt).tokens == pages * length);
+        CHECK(index.match(prompt).end == kv::match_end::unknown);
+    }
+}
+
+TEST_CASE("a page that has left the radix index is hinted at no more") {
+    auto index = kv::radix{}.open({.tokens = 16}, 2);
+    const kv::page_id a{0}, b{1};
+    (void)index.insert({}, run_of({1}, 16), a);
+    index.erase(a);
+    CHECK(index.match(run_of({1}, 16)).pages.empty());
+    (void)index.insert({}, run_of({1}, 16), b);
+    (void)index.insert({}, run_of({2}, 16), a);
+    CHECK(index.match(run_of({1}, 16)).pages == std::vector{b});
+    CHECK(index.match(run_of({2}, 16)).pages == std::vector{a});
 }

@@ -1,197 +1,119 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/contract.hpp>
+#include <kvcache/core/digest.hpp>
 #include <kvcache/index/concept.hpp>
+#include <kvcache/index/page_hints.hpp>
+#include <kvcache/index/page_tree.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
-#include <iterator>
-#include <memory>
-#include <set>
-#include <utility>
+#include <vector>
 
 namespace kvcache {
 
 /// A tree of pages. A node is a page with the run of tokens it holds; its children continue it, ordered by their runs,
-/// so the one that shares most with a query is beside the query's place. Tokens are compared one by one: a match is
-/// exact at any token, also inside a page, and no hash is trusted.
+/// so a match is exact at any token, also inside a page. Beside the tree, a table hints at full pages under the chained
+/// hash of all tokens up to their end: a prompt's hashes are known before its pages are, so sixteen steps fetch their
+/// lines at once. A hint is compared with the tree before it counts, and the tree is asked where there is none.
 ///
-///     root -+- [The cat sat on] -+- [the mat .]
-///           |                    +- [the mouse]      a partial page is a leaf
-///           +- [The dog]
+///     root -+- [The cat sat on] -+- [the mat .]      a partial page is a leaf
+///           |                    +- [the mouse]
+///           +- [The dog]                             hints: h(The cat sat on) -> its page
 struct radix {
     using role = index_role;
+    unsigned hash_bits = 64; ///< How much of a hash is used; with fewer, more pages are looked for in the tree.
     class state;
     [[nodiscard]] state open(page_shape shape, std::size_t pages) const;
 };
 
-/// Cost: match O(n log siblings); insert and erase O(page tokens * log siblings). 4 bytes a token, 100 a page.
+/// Cost: match O(n) expected, at most O(n log siblings); insert and erase O(page tokens * log siblings). 4 bytes a
+/// token, 44 a page, all of it taken at the beginning.
 class radix::state {
 public:
-    state(page_shape shape, std::size_t pages)
-        : page_tokens_(shape.tokens),
-          tokens_(std::make_unique<token_id[]>(pages * page_tokens_)),
-          nodes_(pages),
-          roots_(by_run{this}) {
-        for (node& own : nodes_)
-            own.children = siblings(by_run{this});
-    }
-
-    state(const state&) = delete; // the orders of siblings point here
-    state& operator=(const state&) = delete;
+    state(unsigned hash_bits, page_shape shape, std::size_t pages)
+        : used_bits_(hash_bits >= 64 ? ~std::uint64_t{} : (std::uint64_t{1} << hash_bits) - 1),
+          tree_(shape, pages),
+          hints_(pages),
+          hashes_(pages) {}
 
     [[nodiscard]] index_match match(std::span<const token_id> tokens) const {
         index_match found;
-        for (const siblings* level = &roots_;;) {
-            const auto rest = tokens.subspan(found.tokens);
-            if (rest.empty()) {
-                found.end = match_end::complete;
-                return found;
+        std::uint64_t hash = 0;
+        const std::size_t length = tree_.page_tokens(), whole = tokens.size() / length;
+        for (std::size_t first = 0; first < whole; first += ahead) {
+            const std::size_t pages = std::min(ahead, whole - first);
+            const auto run = [&](std::size_t i) { return tokens.subspan((first + i) * length, length); };
+            std::array<std::uint64_t, ahead> hashes;
+            std::array<std::uint32_t, ahead> hints;
+            for (std::size_t i = 0; i < pages; ++i) {
+                hashes[i] = hash = chain(hash, run(i));
+                hints_.expect(hash);
             }
-            const auto query = rest.first(std::min(rest.size(), page_tokens_));
-            const auto [page, common] = nearest(*level, query);
-            if (common == 0) {
-                found.end = level->empty() ? match_end::unknown : match_end::different;
-                if (!level->empty())
-                    found.stored = run(page).front();
-                return found;
+            for (std::size_t i = 0; i < pages; ++i)
+                if (hints[i] = hints_.find(hashes[i]); hints[i] != none)
+                    tree_.expect(hints[i]);
+            if (first == 0 && hints[0] != none)
+                found.pages.reserve(whole + 1);
+            for (std::size_t i = 0; i < pages; ++i) {
+                const std::uint32_t last = found.pages.empty() ? none : index_of(found.pages.back());
+                if (hints[i] != none && tree_.continues(hints[i], last, run(i))) {
+                    found.pages.push_back(page_id{hints[i]});
+                    found.tokens += length;
+                } else if (!tree_.step(found, run(i))) {
+                    return found;
+                }
             }
-            found.pages.push_back(page);
-            found.tokens += common;
-            if (common < page_tokens_) {
-                const auto stored = run(page);
-                found.end = common == rest.size()    ? match_end::complete
-                            : common < stored.size() ? match_end::different
-                                                     : match_end::unknown;
-                if (found.end == match_end::different)
-                    found.stored = stored[common];
-                return found;
-            }
-            level = &node_of(page).children;
         }
+        tree_.step(found, tokens.subspan(whole * length));
+        return found;
     }
 
     /// Requires: the parent is in the index and full; the run has 1 to page-tokens tokens and, where the page is in the
     /// index already, begins with the page's run or is the beginning of it.
-    /// Throws: bad_alloc, the first time a page is inserted; nothing has changed then.
     insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
-        expects(!tokens.empty() && tokens.size() <= page_tokens_, "a page's run has one to page-size tokens");
-        expects(!parent || (contains(*parent) && run(*parent).size() == page_tokens_), "a parent is indexed and full");
-        siblings& level = parent ? node_of(*parent).children : roots_;
-        node& own = node_of(page);
-        if (own.present && own.count >= tokens.size())
-            return {insertion::outcome::covered, page};
-
-        prepare(page);
-        insertion done{own.present ? insertion::outcome::extended : insertion::outcome::inserted};
-        auto holder = level.lower_bound(tokens);
-        if (holder != level.end() && starts_with(run(*holder), tokens))
-            return {insertion::outcome::covered, *holder};
-        if (own.present) {
-            own.link = level.extract(page);
-        } else if (holder != level.begin()) {
-            const page_id before = *std::prev(holder);
-            if (starts_with(tokens, run(before))) { // a shorter form of the same run gives way
-                erase(before);
-                done.other = before;
-            }
+        const insertion done = tree_.insert(parent, tokens, page);
+        if (done.what != insertion::outcome::covered && tree_.full(page)) {
+            const std::uint64_t hash = chain(parent ? hashes_[index_of(*parent)] : 0, tokens);
+            hashes_[index_of(page)] = hash;
+            hints_.insert(hash, index_of(page));
         }
-        std::ranges::copy(tokens, tokens_.get() + index_of(page) * page_tokens_);
-        own.count = static_cast<std::uint32_t>(tokens.size());
-        own.parent = parent;
-        own.present = true;
-        level.insert(std::move(own.link));
         return done;
     }
 
     /// Requires: the page is a leaf of the index.
     void erase(page_id page) {
-        expects(contains(page) && leaf(page), "only a leaf leaves the index");
-        node& own = node_of(page);
-        own.link = (own.parent ? node_of(*own.parent).children : roots_).extract(page);
-        own.count = 0;
-        own.parent.reset();
-        own.present = false;
+        const bool hinted = tree_.full(page);
+        tree_.erase(page);
+        if (hinted)
+            hints_.erase(hashes_[index_of(page)], index_of(page));
     }
 
-    [[nodiscard]] bool contains(page_id page) const { return node_of(page).present; }
-    [[nodiscard]] bool leaf(page_id page) const { return node_of(page).children.empty(); }
-    [[nodiscard]] std::optional<page_id> parent(page_id page) const { return node_of(page).parent; }
+    [[nodiscard]] bool contains(page_id page) const { return tree_.contains(page); }
+    [[nodiscard]] bool leaf(page_id page) const { return tree_.leaf(page); }
+    [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
 
     /// The tokens a page holds for the index; empty for a page that is not in it.
-    [[nodiscard]] std::span<const token_id> run(page_id page) const {
-        return {tokens_.get() + index_of(page) * page_tokens_, node_of(page).count};
-    }
+    [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
 
 private:
-    struct by_run {
-        using is_transparent = void;
-        const state* index;
+    static constexpr std::uint32_t none = page_tree::none;
+    static_assert(none == page_hints::none);
+    static constexpr std::size_t ahead = 16; // pages: about as many lines as a core can wait for at once
 
-        static bool less(std::span<const token_id> a, std::span<const token_id> b) {
-            return std::ranges::lexicographical_compare(a, b);
-        }
-        bool operator()(page_id a, page_id b) const { return less(index->run(a), index->run(b)); }
-        bool operator()(page_id a, std::span<const token_id> b) const { return less(index->run(a), b); }
-        bool operator()(std::span<const token_id> a, page_id b) const { return less(a, index->run(b)); }
-    };
-    using siblings = std::set<page_id, by_run>;
-
-    struct node {
-        siblings children{by_run{nullptr}};
-        siblings::node_type link = {}; // among its siblings; kept here while the page is in no level
-        std::optional<page_id> parent = {};
-        std::uint32_t count = 0;
-        bool present = false;
-    };
-
-    struct likeness {
-        page_id page = {};
-        std::size_t common = 0;
-    };
-
-    // Gives a page the link that it keeps for good, so that nothing behind this can throw.
-    void prepare(page_id page) {
-        node& own = node_of(page);
-        if (own.present || own.link)
-            return;
-        siblings alone(by_run{this});
-        own.link = alone.extract(alone.insert(page).first);
+    [[nodiscard]] std::uint64_t chain(std::uint64_t past, std::span<const token_id> run) const {
+        return seeded_hash(past, std::as_bytes(run)) & used_bits_;
     }
 
-    [[nodiscard]] static bool starts_with(std::span<const token_id> whole, std::span<const token_id> start) {
-        return whole.size() >= start.size() && std::ranges::equal(whole.first(start.size()), start);
-    }
-
-    [[nodiscard]] std::size_t common(page_id page, std::span<const token_id> query) const {
-        const auto stored = run(page);
-        return static_cast<std::size_t>(std::ranges::mismatch(stored, query).in1 - stored.begin());
-    }
-
-    // In lexicographic order nobody shares more with a query than its two neighbours.
-    [[nodiscard]] likeness nearest(const siblings& level, std::span<const token_id> query) const {
-        likeness best;
-        const auto after = level.lower_bound(query);
-        if (after != level.begin())
-            best = {*std::prev(after), common(*std::prev(after), query)};
-        if (after != level.end())
-            if (const likeness next{*after, common(*after, query)}; next.common >= best.common)
-                best = next;
-        return best;
-    }
-
-    [[nodiscard]] node& node_of(page_id page) { return nodes_[index_of(page)]; }
-    [[nodiscard]] const node& node_of(page_id page) const { return nodes_[index_of(page)]; }
-
-    std::size_t page_tokens_;
-    std::unique_ptr<token_id[]> tokens_; // (pages, page_tokens)
-    std::vector<node> nodes_;            // by page
-    siblings roots_;
+    std::uint64_t used_bits_;
+    page_tree tree_;
+    page_hints hints_;                  // full pages
+    std::vector<std::uint64_t> hashes_; // by full page: of all tokens up to its end
 };
 
 inline radix::state radix::open(page_shape shape, std::size_t pages) const {
-    return {shape, pages};
+    return {hash_bits, shape, pages};
 }
 
 static_assert(index_policy<radix>);

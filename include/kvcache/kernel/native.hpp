@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/intrinsics.hpp>
+#include <kvcache/core/prefetch.hpp>
 
 #include <xsimd/xsimd.hpp>
 
@@ -62,37 +63,6 @@ static_assert(native_lanes == 4 || native_lanes == 8 || native_lanes == 16, "a v
     for (std::size_t lane = 0; lane < native_lanes; ++lane)
         c[lane] = std::fma(a[lane], b[lane], c[lane]);
     return native_floats::load_unaligned(c);
-#endif
-}
-
-/// Where number `offset` from `base` on would lie: an address to ask for, which may lie outside of any array, where a
-/// pointer must not lead.
-template <class T>
-[[nodiscard]] inline const void* address(const T* base, std::size_t offset) noexcept {
-    return reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(base) + offset * sizeof(T));
-}
-
-/// Asks for the cache line of number `offset` from `base` on, which is soon read. Any may be asked for.
-template <class T>
-inline void prefetch([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
-#if defined(__GNUC__)
-    __builtin_prefetch(address(base, offset), 0, 3);
-#endif
-}
-
-/// The same for a line that is read somewhat later, in the second cache.
-template <class T>
-inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
-#if defined(__GNUC__)
-    __builtin_prefetch(address(base, offset), 0, 2);
-#endif
-}
-
-/// The same for a line that is soon written.
-template <class T>
-inline void prefetch_to_write([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
-#if defined(__GNUC__)
-    __builtin_prefetch(address(base, offset), 1, 3);
 #endif
 }
 

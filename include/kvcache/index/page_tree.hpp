@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/aligned.hpp>
+#include <kvcache/core/contract.hpp>
+#include <kvcache/core/prefetch.hpp>
+#include <kvcache/index/concept.hpp>
+#include <kvcache/index/page_order.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace kvcache {
+
+/// Pages, each with the run of tokens it holds and the page that it continues. Siblings are ordered by their runs, so
+/// the one that shares most with a query is beside the query's place: every step is exact at any token, also inside a
+/// page, and costs O(log siblings). All memory is taken at the beginning: 4 bytes a token, 20 a page.
+class page_tree {
+public:
+    static constexpr std::uint32_t none = page_order::none;
+
+    page_tree(page_shape shape, std::size_t pages)
+        : page_tokens_(shape.tokens), tokens_(pages * page_tokens_), nodes_(pages), order_(pages) {}
+
+    [[nodiscard]] std::size_t page_tokens() const noexcept { return page_tokens_; }
+    [[nodiscard]] bool contains(page_id page) const { return node_of(page).count > 0; }
+    [[nodiscard]] bool full(page_id page) const { return node_of(page).count == page_tokens_; }
+    [[nodiscard]] bool leaf(page_id page) const { return node_of(page).children.empty(); }
+    [[nodiscard]] std::optional<page_id> parent(page_id page) const {
+        const std::uint32_t above = node_of(page).parent;
+        return above == none ? std::nullopt : std::optional(page_id{above});
+    }
+
+    /// The tokens a page holds; empty for a page that is not in the tree.
+    [[nodiscard]] std::span<const token_id> run(page_id page) const { return run_of(index_of(page)); }
+
+    /// Requires: the parent is in the tree and full; the run has 1 to page-tokens tokens and, where the page is in the
+    /// tree already, begins with the page's run or is the beginning of it.
+    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+        expects(!tokens.empty() && tokens.size() <= page_tokens_, "a page's run has one to page-size tokens");
+        expects(!parent || (contains(*parent) && full(*parent)), "a parent is indexed and full");
+        node& own = nodes_[index_of(page)];
+        if (own.count >= tokens.size())
+            return {insertion::outcome::covered, page};
+        const std::uint32_t above = parent ? index_of(*parent) : none;
+        const auto near = order_.around(children(above), before(tokens));
+        if (near.after != none && starts_with(run_of(near.after), tokens))
+            return {insertion::outcome::covered, page_id{near.after}};
+
+        insertion done{own.count > 0 ? insertion::outcome::extended : insertion::outcome::inserted};
+        if (own.count > 0) {
+            unlink(index_of(page));
+        } else if (near.before != none && starts_with(tokens, run_of(near.before))) {
+            done.other = page_id{near.before}; // a shorter form of the same run gives way
+            erase(page_id{near.before});
+        }
+        order_.insert(children(above), index_of(page), before(tokens));
+        std::ranges::copy(tokens, tokens_.data() + index_of(page) * page_tokens_);
+        own.count = static_cast<std::uint32_t>(tokens.size());
+        own.parent = above;
+        return done;
+    }
+
+    /// Requires: the page is a leaf of the tree.
+    void erase(page_id page) {
+        expects(contains(page) && leaf(page), "only a leaf leaves the index");
+        unlink(index_of(page));
+        nodes_[index_of(page)] = {};
+    }
+
+    /// Whether a full page continues a page, or none, with this run of a page's length.
+    [[nodiscard]] bool continues(std::uint32_t page, std::uint32_t last, std::span<const token_id> run) const {
+        return nodes_[page].parent == last &&
+               std::memcmp(tokens_.data() + page * page_tokens_, run.data(), run.size_bytes()) == 0;
+    }
+
+    /// Asks for what `continues` will read.
+    void expect(std::uint32_t page) const noexcept {
+        prefetch(nodes_.data(), page);
+        for (std::size_t i = 0; i < page_tokens_; i += line_bytes / sizeof(token_id))
+            prefetch(tokens_.data(), page * page_tokens_ + i);
+    }
+
+    /// Goes on by one page, whole or in part: the child of the last one that shares most with the query, which is a
+    /// page's length or less. Returns whether a whole page was found; if not, the match says why it ended.
+    bool step(index_match& found, std::span<const token_id> query) const {
+        const page_order::set& level = found.pages.empty() ? roots_ : node_of(found.pages.back()).children;
+        if (query.empty())
+            found.end = match_end::complete;
+        if (query.empty() || level.empty())
+            return false;
+        // In lexicographic order nobody shares more with a query than its two neighbours.
+        const auto near = order_.around(level, before(query));
+        const auto common = [&](std::uint32_t page) {
+            const auto stored = page == none ? std::span<const token_id>() : run_of(page);
+            return static_cast<std::size_t>(std::ranges::mismatch(stored, query).in1 - stored.begin());
+        };
+        const std::size_t earlier = common(near.before), later = common(near.after);
+        const std::uint32_t best = near.after != none && later >= earlier ? near.after : near.before;
+        const std::size_t same = std::max(earlier, later);
+        if (same > 0) {
+            found.pages.push_back(page_id{best});
+            found.tokens += same;
+        }
+        if (same == page_tokens_)
+            return true;
+        const auto stored = run_of(best);
+        found.end = same == query.size()   ? match_end::complete
+                    : same < stored.size() ? match_end::different
+                                           : match_end::unknown;
+        if (found.end == match_end::different)
+            found.stored = stored[same];
+        return false;
+    }
+
+private:
+    struct node {
+        page_order::set children = {};
+        std::uint32_t parent = none;
+        std::uint32_t count = 0;
+    };
+
+    // Holds for the pages whose runs come before these tokens.
+    struct comes_before {
+        const page_tree* tree;
+        std::span<const token_id> tokens;
+        bool operator()(std::uint32_t page) const {
+            return std::ranges::lexicographical_compare(tree->run_of(page), tokens);
+        }
+    };
+    [[nodiscard]] comes_before before(std::span<const token_id> tokens) const { return {this, tokens}; }
+
+    [[nodiscard]] static bool starts_with(std::span<const token_id> whole, std::span<const token_id> start) {
+        return whole.size() >= start.size() && std::ranges::equal(whole.first(start.size()), start);
+    }
+
+    [[nodiscard]] std::span<const token_id> run_of(std::uint32_t page) const {
+        return {tokens_.data() + page * page_tokens_, nodes_[page].count};
+    }
+    [[nodiscard]] const node& node_of(page_id page) const { return nodes_[index_of(page)]; }
+    [[nodiscard]] page_order::set& children(std::uint32_t above) {
+        return above == none ? roots_ : nodes_[above].children;
+    }
+
+    void unlink(std::uint32_t page) { order_.erase(children(nodes_[page].parent), page, before(run_of(page))); }
+
+    std::size_t page_tokens_;
+    aligned_vector<token_id> tokens_; // (pages, page_tokens)
+    aligned_vector<node> nodes_;      // by page
+    page_order order_;                // children of one page, and the roots
+    page_order::set roots_;
+};
+
+} // namespace kvcache
