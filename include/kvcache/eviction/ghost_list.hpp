@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/prefetch.hpp>
+
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +34,7 @@ public:
         : nodes_(most == 0 ? 0 : most + most / 8 + 1),
           marks_(kind == marks::kept ? nodes_.size() : 0),
           marks_only_(kind == marks::instead_of_bytes),
-          chains_(std::bit_floor(most / 2 + 1)),
+          chains_(most / 2 + most / 16 + 1),
           most_(most),
           grain_(std::bit_width(most_bytes) > 32 ? static_cast<int>(std::bit_width(most_bytes)) - 32 : 0) {
         for (std::uint32_t chain = 0; chain < chains_.size(); ++chain)
@@ -61,10 +63,13 @@ public:
         ++size_;
     }
 
+    /// Asks for the memory that a key is looked up in.
+    void prefetch(std::uint64_t key) const noexcept { kvcache::prefetch(chains_.data(), chain_at(mixed(key))); }
+
     /// Whether the key is in the list.
     [[nodiscard]] bool contains(std::uint64_t key) const noexcept {
         const std::uint64_t hash = mixed(key);
-        for (std::uint32_t at = chains_[hash & (chains_.size() - 1)]; (at & last) == 0; at = nodes_[at].next)
+        for (std::uint32_t at = chains_[chain_at(hash)]; (at & last) == 0; at = nodes_[at].next)
             if (nodes_[at].print == print(hash))
                 return true;
         return false;
@@ -94,6 +99,7 @@ public:
     /// Requires: the list is not empty.
     ghost pop() noexcept {
         trim();
+        prefetch_oldest();
         link_to(first_) = nodes_[first_].next;
         return leave(first_);
     }
@@ -133,7 +139,25 @@ private:
             first_ = (first_ + 1) % capacity();
     }
 
-    [[nodiscard]] std::uint32_t& chain_of(std::uint64_t hash) noexcept { return chains_[hash & (chains_.size() - 1)]; }
+    // By the low half of the hash: the high one is the print.
+    [[nodiscard]] std::size_t chain_at(std::uint64_t hash) const noexcept {
+        return static_cast<std::size_t>(((hash & 0xffffffffu) * chains_.size()) >> 32);
+    }
+    [[nodiscard]] std::uint32_t& chain_of(std::uint64_t hash) noexcept { return chains_[chain_at(hash)]; }
+
+    // Asks for what forgetting the next oldest ones reads: the chain of one, and where the chain of a nearer one leads.
+    void prefetch_oldest() const noexcept {
+        if (used_ <= 16)
+            return;
+        const std::uint32_t far = nodes_[(first_ + 16) % capacity()].next,
+                            near = nodes_[(first_ + 8) % capacity()].next;
+        if ((far & last) == 0)
+            kvcache::prefetch(nodes_.data(), far);
+        else
+            kvcache::prefetch(chains_.data(), far & ~last);
+        if ((near & last) != 0 && (chains_[near & ~last] & last) == 0)
+            kvcache::prefetch(nodes_.data(), chains_[near & ~last]);
+    }
 
     // What points to a node. Its chain's end knows the chain's start.
     [[nodiscard]] std::uint32_t& link_to(std::uint32_t index) noexcept {

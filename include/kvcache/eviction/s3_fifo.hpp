@@ -81,6 +81,8 @@ public:
     void evict(slot_id slot) {
         expects(queues_.contains(slot), "an evicted entry was admitted");
         leave(slot);
+        if (count_[small] > 0) // who may leave next
+            ghosts_.prefetch(entries_[index_of(queues_.back(small))].key);
         const auto [key, bytes] = entries_[index_of(slot)];
         if (queue_of(slot) != small || bytes > ghost_bytes_ || ghosts_.contains(key))
             return;
