@@ -26,6 +26,7 @@
 #include <mutex>
 #include <new>
 #include <optional>
+#include <set>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -3933,7 +3934,7 @@ public:
         : nodes_(most == 0 ? 0 : most + most / 8 + 1),
           marks_(kind == marks::kept ? nodes_.size() : 0),
           marks_only_(kind == marks::instead_of_bytes),
-          chains_(std::bit_floor(most / 2 + 1)),
+          chains_(most / 2 + most / 16 + 1),
           most_(most),
           grain_(std::bit_width(most_bytes) > 32 ? static_cast<int>(std::bit_width(most_bytes)) - 32 : 0) {
         for (std::uint32_t chain = 0; chain < chains_.size(); ++chain)
@@ -3962,10 +3963,13 @@ public:
         ++size_;
     }
 
+    /// Asks for the memory that a key is looked up in.
+    void prefetch(std::uint64_t key) const noexcept { kvcache::prefetch(chains_.data(), chain_at(mixed(key))); }
+
     /// Whether the key is in the list.
     [[nodiscard]] bool contains(std::uint64_t key) const noexcept {
         const std::uint64_t hash = mixed(key);
-        for (std::uint32_t at = chains_[hash & (chains_.size() - 1)]; (at & last) == 0; at = nodes_[at].next)
+        for (std::uint32_t at = chains_[chain_at(hash)]; (at & last) == 0; at = nodes_[at].next)
             if (nodes_[at].print == print(hash))
                 return true;
         return false;
@@ -3995,6 +3999,7 @@ public:
     /// Requires: the list is not empty.
     ghost pop() noexcept {
         trim();
+        prefetch_oldest();
         link_to(first_) = nodes_[first_].next;
         return leave(first_);
     }
@@ -4034,7 +4039,25 @@ private:
             first_ = (first_ + 1) % capacity();
     }
 
-    [[nodiscard]] std::uint32_t& chain_of(std::uint64_t hash) noexcept { return chains_[hash & (chains_.size() - 1)]; }
+    // By the low half of the hash: the high one is the print.
+    [[nodiscard]] std::size_t chain_at(std::uint64_t hash) const noexcept {
+        return static_cast<std::size_t>(((hash & 0xffffffffu) * chains_.size()) >> 32);
+    }
+    [[nodiscard]] std::uint32_t& chain_of(std::uint64_t hash) noexcept { return chains_[chain_at(hash)]; }
+
+    // Asks for what forgetting the next oldest ones reads: the chain of one, and where the chain of a nearer one leads.
+    void prefetch_oldest() const noexcept {
+        if (used_ <= 16)
+            return;
+        const std::uint32_t far = nodes_[(first_ + 16) % capacity()].next,
+                            near = nodes_[(first_ + 8) % capacity()].next;
+        if ((far & last) == 0)
+            kvcache::prefetch(nodes_.data(), far);
+        else
+            kvcache::prefetch(chains_.data(), far & ~last);
+        if ((near & last) != 0 && (chains_[near & ~last] & last) == 0)
+            kvcache::prefetch(nodes_.data(), chains_[near & ~last]);
+    }
 
     // What points to a node. Its chain's end knows the chain's start.
     [[nodiscard]] std::uint32_t& link_to(std::uint32_t index) noexcept {
@@ -6785,6 +6808,8 @@ public:
     void evict(slot_id slot) {
         expects(queues_.contains(slot), "an evicted entry was admitted");
         leave(slot);
+        if (count_[small] > 0) // who may leave next
+            ghosts_.prefetch(entries_[index_of(queues_.back(small))].key);
         const auto [key, bytes] = entries_[index_of(slot)];
         if (queue_of(slot) != small || bytes > ghost_bytes_ || ghosts_.contains(key))
             return;
