@@ -169,9 +169,12 @@ std::size_t play_all(const std::array<part, threads>& parts, std::size_t page_co
     for (std::size_t i = 0; i < threads; ++i)
         workers.emplace_back([&, i] {
             own_turn = &turns[i];
-            for (turns[i].go.acquire(); !over; turns[i].pause())
+            turns[i].go.acquire();
+            while (!over) { // which the main thread sets while this one waits
                 for (std::size_t k = 0; k < operations; ++k)
                     (*actors)[i].operate(k);
+                turns[i].pause();
+            }
         });
 
     std::size_t orders = 0;

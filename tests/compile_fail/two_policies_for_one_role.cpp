@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // message: one_policy_a_role
 #include <kvcache/cache/compose.hpp>
+#include <kvcache/eviction/lru.hpp>
 #include <kvcache/observer/counting.hpp>
 
 #ifdef KVCACHE_MUST_FAIL

@@ -74,13 +74,13 @@ TEST_CASE("a vector that is kept is the vector it was") {
 
 TEST_CASE("any address may be asked for, of an array, behind it or of none") {
     const std::vector<float> some(20, 3.0f);
-    CHECK(kv::detail::address(some.data(), 7) == &some[7]);
+    CHECK(kv::address(some.data(), 7) == &some[7]);
     const std::byte* none = nullptr;
     for (const std::size_t offset :
          {std::size_t{0}, std::size_t{19}, std::size_t{1} << 40, std::numeric_limits<std::size_t>::max()}) {
-        kv::detail::prefetch(some.data(), offset);
-        kv::detail::prefetch_soon(none, offset);
-        kv::detail::prefetch_to_write(some.data(), offset);
+        kv::prefetch(some.data(), offset);
+        kv::prefetch_soon(none, offset);
+        kv::prefetch_to_write(some.data(), offset);
     }
     CHECK(some == std::vector<float>(20, 3.0f));
 }
