@@ -120,8 +120,7 @@ inline void print(const row& r) {
 /// The line that a program prints last.
 inline void print_score(const std::string& program, const std::vector<row>& rows) {
     const auto counted = std::count_if(rows.begin(), rows.end(), [](const row& r) { return r.ratio > 0.0; });
-    std::printf("score %s %.3f (geometric mean of %td ratios to the limits)\n", program.c_str(), score(rows),
-                counted);
+    std::printf("score %s %.3f (geometric mean of %td ratios to the limits)\n", program.c_str(), score(rows), counted);
 }
 
 } // namespace bench

@@ -33,11 +33,13 @@ struct slot<Role, Standard, P, Ps...> {
 
 template <class... Ps>
 struct compose {
-    using type = basic_cache<
-        typename slot<codec_role, plain, Ps...>::type, typename slot<storage_role, heap, Ps...>::type,
-        typename slot<hash_role, xxh3, Ps...>::type, typename slot<index_role, radix, Ps...>::type,
-        typename slot<eviction_role, reuse_forecast, Ps...>::type, typename slot<recompute_role, exact_prefix, Ps...>::type,
-        typename slot<observer_role, silent, Ps...>::type, typename slot<locking_role, unlocked, Ps...>::type>;
+    using type =
+        basic_cache<typename slot<codec_role, plain, Ps...>::type, typename slot<storage_role, heap, Ps...>::type,
+                    typename slot<hash_role, xxh3, Ps...>::type, typename slot<index_role, radix, Ps...>::type,
+                    typename slot<eviction_role, reuse_forecast, Ps...>::type,
+                    typename slot<recompute_role, exact_prefix, Ps...>::type,
+                    typename slot<observer_role, silent, Ps...>::type,
+                    typename slot<locking_role, unlocked, Ps...>::type>;
 };
 
 template <class P, class... Ps>
