@@ -69,9 +69,9 @@ public:
         nodes_[index_of(page)] = {};
     }
 
-    /// Whether a full page continues a page, or none, with this run of a page's length.
+    /// Whether a page is in the tree, full, and continues a page, or none, with this run of a page's length.
     [[nodiscard]] bool continues(std::uint32_t page, std::uint32_t last, std::span<const token_id> run) const {
-        return nodes_[page].parent == last &&
+        return nodes_[page].count == page_tokens_ && nodes_[page].parent == last &&
                std::memcmp(tokens_.data() + page * page_tokens_, run.data(), run.size_bytes()) == 0;
     }
 
