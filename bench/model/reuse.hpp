@@ -84,35 +84,49 @@ inline void chat(const visit& at, const conversation& talk) {
     }
 }
 
-/// A prompt that the cache knows nothing of, through it and past it: the limit is the forward passes alone, no index
-/// asked and none told.
-inline void zero_reuse(const visit& at, std::size_t length) {
-    const double with = detail::ask(at.through, at.of.fresh(length)).seconds;
+/// Forward passes over pages that belong to nobody: no index is asked, and none is told.
+class uncached {
+public:
+    uncached(subject& of, kvcache::team& threads)
+        : of_(of),
+          pass_(of.model().passes<cache::lease>(threads)),
+          logits_(1, static_cast<Eigen::Index>(of.model().vocabulary())) {}
 
-    const tokens prompt = at.of.fresh(length);
-    sequence nothing = at.of.pages().open();
-    const kvcache::sampler likeliest;
-    auto pass = at.of.model().passes<cache::lease>(at.threads);
-    kvcache::matrix logits(1, static_cast<Eigen::Index>(at.of.model().vocabulary()));
-    double without = 0.0;
-    for (const bool timed : {false, true}) { // the first makes room
-        const stopwatch watch;
-        auto lease = must(at.of.pages().reserve(nothing, length));
-        for (std::size_t row = 0; row < length;) {
-            const std::size_t n = std::min(length - row, at.of.split());
-            const bool last = row + n == length;
+    /// The prompt's first token, and then its pages are let go.
+    std::size_t ask(const tokens& prompt) {
+        sequence nothing = of_.pages().open();
+        auto lease = must(of_.pages().reserve(nothing, prompt.size()));
+        for (std::size_t row = 0; row < prompt.size();) {
+            const std::size_t n = std::min(prompt.size() - row, of_.split());
+            const bool last = row + n == prompt.size();
             const kvcache::batch_part<cache::lease> part{&lease, row, std::span(prompt).subspan(row, n),
                                                          last ? kvcache::logits_of::last : kvcache::logits_of::none};
-            pass.begin(std::span(&part, 1));
-            for (const auto layer : at.of.model().layers())
-                pass.forward(layer);
+            pass_.begin(std::span(&part, 1));
+            for (const auto layer : of_.model().layers())
+                pass_.forward(layer);
             if (last)
-                pass.logits({logits.data(), at.of.model().vocabulary()});
+                pass_.logits({logits_.data(), of_.model().vocabulary()});
             row += n;
         }
-        static_cast<void>(likeliest.draw(kvcache::row_of(std::as_const(logits), 0), 0));
-        without = timed ? watch.seconds() : 0.0;
-    } // rolled back: no token was published
+        const kvcache::sampler likeliest;
+        return static_cast<std::size_t>(index_of(likeliest.draw(kvcache::row_of(std::as_const(logits_), 0), 0)));
+    }
+
+private:
+    subject& of_;
+    kvcache::forward_pass<cache::lease> pass_;
+    kvcache::matrix logits_;
+};
+
+/// A prompt that the cache knows nothing of, through it and past it: the limit is the forward passes alone.
+inline void zero_reuse(const visit& at, std::size_t length) {
+    const double with = detail::ask(at.through, at.of.fresh(length)).seconds;
+    uncached alone(at.of, at.threads);
+    alone.ask(at.of.fresh(length)); // makes room
+    const tokens prompt = at.of.fresh(length);
+    const stopwatch watch;
+    alone.ask(prompt);
+    const double without = watch.seconds();
 
     const std::string name = "zero_reuse_" + std::to_string(length);
     const std::size_t threads = at.threads.threads();
