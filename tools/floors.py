@@ -2,7 +2,8 @@
 """Includes point down the floors, without circles
 
 A folder may include itself and any folder on a lower floor; folders on one floor do not know each other. Between
-folders a circle is thus impossible; inside a folder it is looked for. Also: who may name a dependency, and that the
+folders a circle is thus impossible; inside a folder it is looked for. Bodies of X.hpp may lie in impl/X.hpp beside it:
+the two include each other, and no other header includes the second. Also: who may name a dependency, and that the
 component a header belongs to does not reach into a component above it.
 """
 import re
@@ -44,6 +45,18 @@ SYSTEM = {"fcntl.h", "unistd.h", "sys/mman.h", "sys/stat.h", "sys/types.h", "sys
 ANY = re.compile(r"^\s*#\s*include\s+<([^>]+)>", re.M)
 
 
+def body_of(name: str) -> str:
+    """Where the bodies of a header lie, if they lie apart."""
+    folder, _, last = name.rpartition("/")
+    return f"{folder}/impl/{last}"
+
+
+def bodies(graph: dict[str, list[str]]) -> list[str]:
+    return [f"{name}: includes {target}, which belongs to another header"
+            for name, targets in graph.items() for target in targets
+            if "/impl/" in target and target != body_of(name)]
+
+
 def circles(graph: dict[str, list[str]]) -> list[str]:
     found: list[str] = []
     state: dict[str, int] = {}
@@ -56,7 +69,8 @@ def circles(graph: dict[str, list[str]]) -> list[str]:
             return
         state[name] = 1
         for target in graph[name]:
-            visit(target, trail + (name,))
+            if target != body_of(name):
+                visit(target, trail + (name,))
         state[name] = 2
 
     for name in graph:
@@ -125,7 +139,7 @@ def check() -> list[str]:
         includes = ANY.findall(path.read_text())
         graph[name] = [include[len("kvcache/"):] for include in includes if include.startswith("kvcache/")]
         outside[name] = [include for include in includes if not include.startswith("kvcache/")]
-    return floors(graph) + circles(graph) + dependencies(outside) + components(graph)
+    return floors(graph) + bodies(graph) + circles(graph) + dependencies(outside) + components(graph)
 
 
 if __name__ == "__main__":

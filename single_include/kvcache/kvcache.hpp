@@ -1157,6 +1157,64 @@ using aligned_vector = std::vector<T, line_allocator<T>>;
 
 } // namespace kvcache
 
+// ---- kvcache/core/version.hpp -------------------------------------------------------------------------------------
+
+/// The one place where the version lives; CMake reads it from here.
+#define KVCACHE_VERSION_MAJOR 0
+#define KVCACHE_VERSION_MINOR 1
+#define KVCACHE_VERSION_PATCH 0
+
+namespace kvcache {
+
+/// The revision of the numeric contract: the order of every reduction, the polynomials, the tile and split
+/// lengths. It changes whenever the same inputs may give other bits, and it is part of a cache's identity.
+inline constexpr unsigned numeric_contract_revision = 1;
+
+} // namespace kvcache
+
+// ---- kvcache/core/compiled.hpp ------------------------------------------------------------------------------------
+
+// The library has two forms. Header-only, the standard: every function is defined in a header. Compiled, where
+// KVCACHE_COMPILED is defined: what is expensive to compile is only declared in its header, and defined once, in the
+// objects of the CMake target kvcache::compiled, which defines KVCACHE_COMPILED for itself and for whoever links it.
+//
+//     KVCACHE_ONCE   before a declaration: the compiled form defines this function once
+//     KVCACHE_BODY   before its definition, in an impl/ header
+//
+// Vector instructions, contract checks and the version decide what some classes hold and what their inline functions
+// do. The compiled form writes them into the names of its functions, so that objects built otherwise do not link.
+#if !defined(KVCACHE_COMPILED)
+#define KVCACHE_BODY inline
+#define KVCACHE_ONCE
+#else
+#define KVCACHE_BODY
+#if defined(__AVX512VNNI__)
+#define KVCACHE_BUILT_FOR "avx512vnni"
+#elif defined(__AVX512F__)
+#define KVCACHE_BUILT_FOR "avx512"
+#elif defined(__AVX2__) && defined(__FMA__)
+#define KVCACHE_BUILT_FOR "avx2"
+#elif defined(__AVX__)
+#define KVCACHE_BUILT_FOR "avx"
+#else
+#define KVCACHE_BUILT_FOR "base"
+#endif
+#if KVCACHE_CONTRACTS
+#define KVCACHE_BUILT_WITH "contracts"
+#else
+#define KVCACHE_BUILT_WITH "unchecked"
+#endif
+#define KVCACHE_TEXT(x) #x
+#define KVCACHE_VERSION_TEXT(major, minor, patch)                                                                      \
+    "v" KVCACHE_TEXT(major) "_" KVCACHE_TEXT(minor) "_" KVCACHE_TEXT(patch)
+#define KVCACHE_BUILT_AS KVCACHE_VERSION_TEXT(KVCACHE_VERSION_MAJOR, KVCACHE_VERSION_MINOR, KVCACHE_VERSION_PATCH)
+#if defined(__GNUC__)
+#define KVCACHE_ONCE [[gnu::abi_tag(KVCACHE_BUILT_AS, KVCACHE_BUILT_FOR, KVCACHE_BUILT_WITH)]]
+#else
+#define KVCACHE_ONCE
+#endif
+#endif
+
 // ---- kvcache/attention/query_block.hpp ----------------------------------------------------------------------------
 
 namespace kvcache {
@@ -1306,12 +1364,7 @@ private:
     }
 
     template <std::size_t N, bool Ahead>
-    void dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count) {
-        if (count == N)
-            take<N, Ahead && (N > 1)>(tiles, begin); // one query alone: the machine's own fetching suffices
-        else if constexpr (N > 1)
-            dispatch<N - 1, Ahead>(tiles, begin, count);
-    }
+    KVCACHE_ONCE void dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count);
 
     // N selected queries from `begin` on, over up to most_tiles tiles of one split.
     template <std::size_t N, bool Ahead>
@@ -1416,6 +1469,21 @@ private:
     std::array<attention_tile, most_tiles> fetching_;
     detail::tile_weights weights_;
 };
+
+template <std::size_t N, bool Ahead>
+void query_block::dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count) {
+    if (count == N)
+        take<N, Ahead && (N > 1)>(tiles, begin); // one query alone: the machine's own fetching suffices
+    else if constexpr (N > 1)
+        dispatch<N - 1, Ahead>(tiles, begin, count);
+}
+
+#if defined(KVCACHE_COMPILED)
+extern template void query_block::dispatch<detail::most_together, true>(std::span<const attention_tile>, std::size_t,
+                                                                        std::size_t);
+extern template void query_block::dispatch<detail::most_together, false>(std::span<const attention_tile>, std::size_t,
+                                                                         std::size_t);
+#endif
 
 } // namespace kvcache
 
@@ -2861,21 +2929,6 @@ public:
 private:
     XXH3_state_t state_;
 };
-
-} // namespace kvcache
-
-// ---- kvcache/core/version.hpp -------------------------------------------------------------------------------------
-
-/// The one place where the version lives; CMake reads it from here.
-#define KVCACHE_VERSION_MAJOR 0
-#define KVCACHE_VERSION_MINOR 1
-#define KVCACHE_VERSION_PATCH 0
-
-namespace kvcache {
-
-/// The revision of the numeric contract: the order of every reduction, the polynomials, the tile and split
-/// lengths. It changes whenever the same inputs may give other bits, and it is part of a cache's identity.
-inline constexpr unsigned numeric_contract_revision = 1;
 
 } // namespace kvcache
 
@@ -8128,7 +8181,7 @@ private:
 /// in the second. Cost: rows * inputs * outputs multiply-adds, near the machine's peak from some tens of rows on; few
 /// rows cost the reading of the weights.
 template <weight_format Weight>
-inline void product(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, team& threads) {
+KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, team& threads) {
     const detail::product_block<Weight> block(x, w, y);
     const std::size_t work = x.rows * w.inputs() * w.outputs();
     if (x.rows == 0)
@@ -8150,6 +8203,12 @@ inline void product(const rows_in& x, const packed_matrix<Weight>& w, const rows
         }
     });
 }
+
+#if defined(KVCACHE_COMPILED)
+extern template void product(const rows_in&, const packed_matrix<float>&, const rows_out&, team&);
+extern template void product(const rows_in&, const packed_matrix<bfloat16>&, const rows_out&, team&);
+extern template void product(const rows_in&, const packed_matrix<half>&, const rows_out&, team&);
+#endif
 
 } // namespace kvcache
 
@@ -8786,6 +8845,22 @@ inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w,
     }
 }
 
+// Rows [row, last) with the 16 outputs of a panel, in tiles of at most Tall rows, as equal as they can be.
+template <std::size_t Tall>
+KVCACHE_ONCE void int8_tiles(const int8_rows& x, std::size_t row, std::size_t last, const int8_matrix& w,
+                             std::size_t panel, const rows_out& y) {
+    for (std::size_t tiles = (last - row + Tall - 1) / Tall; tiles > 0; --tiles) {
+        const std::size_t rows = (last - row + tiles - 1) / tiles;
+        with_rows<Tall>(rows, [&]<std::size_t Rows> { int8_tile<Rows>(x, row, w, panel, y); });
+        row += rows;
+    }
+}
+
+#if defined(KVCACHE_COMPILED)
+extern template void int8_tiles<int8_rows_together>(const int8_rows&, std::size_t, std::size_t, const int8_matrix&,
+                                                    std::size_t, const rows_out&);
+#endif
+
 } // namespace detail
 
 /// y = x W^T with int8 weights and activations. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
@@ -8801,13 +8876,7 @@ inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, t
     threads.share(blocks * w.panels(), x.rows * w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
         for (std::size_t job = begin; job < end; ++job) {
             const std::size_t first = job / w.panels() * block, last = std::min(first + block, x.rows);
-            std::size_t row = first;
-            for (std::size_t tiles = (last - first + tall - 1) / tall; tiles > 0; --tiles) {
-                const std::size_t rows = (last - row + tiles - 1) / tiles;
-                detail::with_rows<tall>(
-                    rows, [&]<std::size_t Rows> { detail::int8_tile<Rows>(scratch, row, w, job % w.panels(), y); });
-                row += rows;
-            }
+            detail::int8_tiles<tall>(scratch, first, last, w, job % w.panels(), y);
         }
     });
 }

@@ -1,39 +1,55 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/kvcache.hpp>
-
-#if defined(CONSUMER_READS_JSON)
-#include <kvcache/core/json.hpp>
-#endif
-
 #if defined(CONSUMER_READS_TRACES)
+
 #include <kvcache/adapters/replay/object_replay.hpp>
 #include <kvcache/adapters/traces/lirs_trace.hpp>
-#endif
+#include <kvcache/eviction/lru.hpp>
 
-#if defined(CONSUMER_HAS_A_KEY)
+int main() {
+    kvcache::lirs_trace trace(kvcache::byte_source::over("1\n2\n1\n", "blocks"));
+    kvcache::object_replay<kvcache::lru> replay({}, 2, 2);
+    for (kvcache::object_access access; *trace.next(access);)
+        replay.run(access);
+    return replay.counts().hits == 1 ? 0 : 1;
+}
+
+#elif defined(CONSUMER_READS_JSON)
+
+#include <kvcache/core/json.hpp>
+#include <kvcache/text/regex.hpp>
+#include <kvcache/text/unicode.hpp>
+
+int main() {
+    const auto parsed = kvcache::parse_json(R"({"layers": 2})", "config.json");
+    const auto digits = kvcache::text::regex::open("\\d+", "pattern");
+    int found = 0;
+    const bool searched = digits && digits->each_match("1, 22", [&](std::size_t, std::size_t) { ++found; });
+    return parsed && searched && found == 2 && kvcache::text::is_punctuation(U'\u00a1') ? 0 : 1;
+}
+
+#elif defined(CONSUMER_HAS_A_KEY)
+
+#include <kvcache/cache/compose.hpp>
 #include <kvcache/hash/sha256.hpp>
-#endif
+
+int main() {
+    using namespace kvcache::literals;
+    constexpr kvcache::page_shape shape{.layers = 2, .kv_heads = 2, .head_dim = 32, .tokens = 16};
+    auto keyed = kvcache::make_cache(shape, {.bytes = 1_MiB}, kvcache::sha256{.key = "secret"});
+    const auto first = kvcache::sha256{.key = "secret"}.open({}), other = kvcache::sha256{.key = "other"}.open({});
+    return keyed.check() && first.root() != other.root() ? 0 : 1;
+}
+
+#else
+
+#include <kvcache/kvcache.hpp>
 
 int main() {
     using namespace kvcache::literals;
     constexpr kvcache::page_shape shape{.layers = 2, .kv_heads = 2, .head_dim = 32, .tokens = 16};
     auto cache = kvcache::make_cache(shape, {.bytes = 1_MiB}, kvcache::lru{});
     const auto sequence = cache.open();
-    bool sound = cache.check().has_value();
-#if defined(CONSUMER_READS_JSON)
-    sound = sound && kvcache::parse_json(R"({"layers": 2})", "config.json").has_value();
-#endif
-#if defined(CONSUMER_READS_TRACES)
-    kvcache::lirs_trace trace(kvcache::byte_source::over("1\n2\n1\n", "blocks"));
-    kvcache::object_replay<kvcache::lru> replay({}, 2, 2);
-    for (kvcache::object_access access; *trace.next(access);)
-        replay.run(access);
-    sound = sound && replay.counts().hits == 1;
-#endif
-#if defined(CONSUMER_HAS_A_KEY)
-    auto keyed = kvcache::make_cache(shape, {.bytes = 1_MiB}, kvcache::sha256{.key = "secret"});
-    const auto first = kvcache::sha256{.key = "secret"}.open({}), other = kvcache::sha256{.key = "other"}.open({});
-    sound = sound && keyed.check().has_value() && first.root() != other.root();
-#endif
-    return sound ? 0 : 1;
+    return cache.check() ? 0 : 1;
 }
+
+#endif

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/core/json.hpp>
 #include <kvcache/text/chat_template.hpp>
 #include <kvcache/text/tokenizer.hpp>
+#include <kvcache/text/unicode.hpp>
 
 #include <random>
 #include <utility>

@@ -5,6 +5,7 @@
 #include <kvcache/attention/tile_kernels.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/aligned.hpp>
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/kernel/math.hpp>
 
@@ -162,12 +163,7 @@ private:
     }
 
     template <std::size_t N, bool Ahead>
-    void dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count) {
-        if (count == N)
-            take<N, Ahead && (N > 1)>(tiles, begin); // one query alone: the machine's own fetching suffices
-        else if constexpr (N > 1)
-            dispatch<N - 1, Ahead>(tiles, begin, count);
-    }
+    KVCACHE_ONCE void dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count);
 
     // N selected queries from `begin` on, over up to most_tiles tiles of one split.
     template <std::size_t N, bool Ahead>
@@ -272,5 +268,20 @@ private:
     std::array<attention_tile, most_tiles> fetching_;
     detail::tile_weights weights_;
 };
+
+template <std::size_t N, bool Ahead>
+void query_block::dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count) {
+    if (count == N)
+        take<N, Ahead && (N > 1)>(tiles, begin); // one query alone: the machine's own fetching suffices
+    else if constexpr (N > 1)
+        dispatch<N - 1, Ahead>(tiles, begin, count);
+}
+
+#if defined(KVCACHE_COMPILED)
+extern template void query_block::dispatch<detail::most_together, true>(std::span<const attention_tile>, std::size_t,
+                                                                        std::size_t);
+extern template void query_block::dispatch<detail::most_together, false>(std::span<const attention_tile>, std::size_t,
+                                                                         std::size_t);
+#endif
 
 } // namespace kvcache

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/core/result.hpp>
 
 #include <filesystem>
@@ -21,7 +22,7 @@ using json = nlohmann::ordered_json;
 /// `name` is what an error calls the text. Cost: O(n log n) for nlohmann::json; quadratic in the keys of one object
 /// where objects keep their order.
 template <class Json>
-[[nodiscard]] result<Json> parse_json_as(std::string_view text, std::string name) {
+KVCACHE_ONCE [[nodiscard]] result<Json> parse_json_as(std::string_view text, std::string name) {
     using event_type = typename Json::parse_event_t;
     std::vector<std::set<std::string>> keys;
     std::string problem;
@@ -49,6 +50,11 @@ template <class Json>
         return error{error_code::malformed, std::move(name), e.what()};
     }
 }
+
+#if defined(KVCACHE_COMPILED)
+extern template result<json> parse_json_as(std::string_view, std::string);
+extern template result<nlohmann::json> parse_json_as(std::string_view, std::string);
+#endif
 
 /// Parses strict JSON whose objects keep the order of the text.
 [[nodiscard]] inline result<json> parse_json(std::string_view text, std::string name) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/kernel/int8_dot.hpp>
 #include <kvcache/kernel/int8_matrix.hpp>
 #include <kvcache/kernel/math.hpp>
@@ -103,6 +104,22 @@ inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w,
     }
 }
 
+// Rows [row, last) with the 16 outputs of a panel, in tiles of at most Tall rows, as equal as they can be.
+template <std::size_t Tall>
+KVCACHE_ONCE void int8_tiles(const int8_rows& x, std::size_t row, std::size_t last, const int8_matrix& w,
+                             std::size_t panel, const rows_out& y) {
+    for (std::size_t tiles = (last - row + Tall - 1) / Tall; tiles > 0; --tiles) {
+        const std::size_t rows = (last - row + tiles - 1) / tiles;
+        with_rows<Tall>(rows, [&]<std::size_t Rows> { int8_tile<Rows>(x, row, w, panel, y); });
+        row += rows;
+    }
+}
+
+#if defined(KVCACHE_COMPILED)
+extern template void int8_tiles<int8_rows_together>(const int8_rows&, std::size_t, std::size_t, const int8_matrix&,
+                                                    std::size_t, const rows_out&);
+#endif
+
 } // namespace detail
 
 /// y = x W^T with int8 weights and activations. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
@@ -118,13 +135,7 @@ inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, t
     threads.share(blocks * w.panels(), x.rows * w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
         for (std::size_t job = begin; job < end; ++job) {
             const std::size_t first = job / w.panels() * block, last = std::min(first + block, x.rows);
-            std::size_t row = first;
-            for (std::size_t tiles = (last - first + tall - 1) / tall; tiles > 0; --tiles) {
-                const std::size_t rows = (last - row + tiles - 1) / tiles;
-                detail::with_rows<tall>(
-                    rows, [&]<std::size_t Rows> { detail::int8_tile<Rows>(scratch, row, w, job % w.panels(), y); });
-                row += rows;
-            }
+            detail::int8_tiles<tall>(scratch, first, last, w, job % w.panels(), y);
         }
     });
 }

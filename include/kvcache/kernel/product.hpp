@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/aligned.hpp>
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/kernel/packed_matrix.hpp>
 #include <kvcache/kernel/simd.hpp>
 #include <kvcache/kernel/team.hpp>
@@ -215,7 +216,7 @@ private:
 /// in the second. Cost: rows * inputs * outputs multiply-adds, near the machine's peak from some tens of rows on; few
 /// rows cost the reading of the weights.
 template <weight_format Weight>
-inline void product(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, team& threads) {
+KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, team& threads) {
     const detail::product_block<Weight> block(x, w, y);
     const std::size_t work = x.rows * w.inputs() * w.outputs();
     if (x.rows == 0)
@@ -237,5 +238,11 @@ inline void product(const rows_in& x, const packed_matrix<Weight>& w, const rows
         }
     });
 }
+
+#if defined(KVCACHE_COMPILED)
+extern template void product(const rows_in&, const packed_matrix<float>&, const rows_out&, team&);
+extern template void product(const rows_in&, const packed_matrix<bfloat16>&, const rows_out&, team&);
+extern template void product(const rows_in&, const packed_matrix<half>&, const rows_out&, team&);
+#endif
 
 } // namespace kvcache

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/text/decoder.hpp>
 #include <kvcache/text/tokenizer.hpp>
 
 #include <string>
@@ -15,7 +16,7 @@ namespace kvcache {
 class stream_decoder {
 public:
     stream_decoder(tokenizer words, const decode_options& options)
-        : words_(std::move(words)), options_(options), run_(words_.state_->decode) {}
+        : words_(std::move(words)), options_(options), run_(words_.decoder()) {}
 
     /// Takes the next token. Returns: the text that is now complete, often empty. Cost: O(bytes).
     [[nodiscard]] std::string push(token_id token) {

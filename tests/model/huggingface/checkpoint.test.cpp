@@ -2,6 +2,7 @@
 #include <kvcache/core/json.hpp>
 #include <kvcache/model/huggingface/checkpoint.hpp>
 #include <kvcache/model/huggingface/config.hpp>
+#include <kvcache/model/weight_names.hpp>
 
 #include <cmath>
 #include <cstdint>

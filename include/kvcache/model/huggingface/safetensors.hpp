@@ -1,29 +1,19 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/core/mapped_file.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/model/huggingface/safetensors_header.hpp>
 #include <kvcache/model/tensor_view.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <filesystem>
-#include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 #include <utility>
 
 namespace kvcache {
-
-/// A shape as errors show it: "(2, 3)".
-[[nodiscard]] inline std::string shape_text(std::span<const std::size_t> shape) {
-    std::string text = "(";
-    for (std::size_t i = 0; i != shape.size() && i != 8; ++i)
-        text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-    return text + (shape.size() > 8 ? ", ...)" : ")");
-}
 
 /// One safetensors file, mapped read-only, its header checked.
 class safetensors_file {
@@ -31,15 +21,7 @@ public:
     /// Maps `file` and checks its header.
     /// Errors: mapped_file::open's and safetensors_header::parse's.
     /// Cost: the header's; no weight is read.
-    [[nodiscard]] static result<safetensors_file> open(const std::filesystem::path& file) {
-        auto mapped = mapped_file::open(file);
-        if (!mapped)
-            return mapped.error();
-        auto header = safetensors_header::parse(mapped->bytes(), file.filename().string());
-        if (!header)
-            return header.error();
-        return safetensors_file(*std::move(mapped), *std::move(header));
-    }
+    KVCACHE_ONCE [[nodiscard]] static result<safetensors_file> open(const std::filesystem::path& file);
 
     [[nodiscard]] const mapped_file& file() const noexcept { return file_; }
     [[nodiscard]] const safetensors_header& header() const noexcept { return header_; }
@@ -51,39 +33,19 @@ public:
 
     /// The tensor `name`, which must have the shape `expected` and one of the dtypes that weights are read from.
     /// Errors: not_found; mismatched, for the shape; unsupported, for the dtype; truncated, when the file shrank.
-    [[nodiscard]] result<tensor_view> tensor(std::string_view name, std::span<const std::size_t> expected) const {
-        const auto refuse = [&](error_code code, const std::string& field, const std::string& what) {
-            return error{code, field, file_.name() + ": " + field + ": " + what};
-        };
-        const auto at = header_.entries.find(name);
-        if (at == header_.entries.end())
-            return refuse(error_code::not_found, detail::shown(name), "the tensor is not in the file");
-        const safetensors_entry& entry = at->second;
-        const auto type = weight_dtype(entry.dtype);
-        if (!type)
-            return refuse(error_code::unsupported, detail::shown(name) + ".dtype",
-                          entry.dtype + " weights are not read; F32, F16 and BF16 are");
-        if (!std::ranges::equal(entry.shape, expected))
-            return refuse(error_code::mismatched, detail::shown(name) + ".shape",
-                          "it is " + shape_text(entry.shape) + "; the configuration needs " + shape_text(expected));
-        if (auto whole = file_.intact(); !whole)
-            return whole.error();
-        return tensor_view{.dtype = *type, .shape = entry.shape, .bytes = bytes(entry)};
-    }
+    KVCACHE_ONCE [[nodiscard]] result<tensor_view> tensor(std::string_view name,
+                                                          std::span<const std::size_t> expected) const;
 
 private:
     safetensors_file(mapped_file file, safetensors_header header)
         : file_(std::move(file)), header_(std::move(header)) {}
-
-    [[nodiscard]] static std::optional<dtype> weight_dtype(std::string_view spelled) noexcept {
-        for (const dtype type : {dtype::f32, dtype::f16, dtype::bf16})
-            if (name_of(type) == spelled)
-                return type;
-        return std::nullopt;
-    }
 
     mapped_file file_;
     safetensors_header header_;
 };
 
 } // namespace kvcache
+
+#if !defined(KVCACHE_COMPILED)
+#include <kvcache/model/huggingface/impl/safetensors.hpp>
+#endif

@@ -3,8 +3,8 @@
 
 #include <kvcache/core/json.hpp>
 #include <kvcache/core/result.hpp>
+#include <kvcache/model/huggingface/shown.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -14,21 +14,6 @@
 #include <utility>
 
 namespace kvcache::detail {
-
-/// A name from a file, as an error shows it: at most 80 bytes, control characters as '?', and never empty.
-[[nodiscard]] inline std::string shown(std::string_view name) {
-    if (name.empty())
-        return "\"\"";
-    constexpr std::size_t most = 80;
-    std::size_t length = std::min(name.size(), most);
-    while (length < name.size() && length != 0 && (static_cast<unsigned char>(name[length]) & 0xC0) == 0x80)
-        --length; // never inside a UTF-8 sequence
-    std::string text(name.substr(0, length));
-    for (char& c : text)
-        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F)
-            c = '?';
-    return length < name.size() ? text + "..." : text;
-}
 
 /// Strict JSON as a stream of events, in memory that does not grow with its depth and in time that does not grow with
 /// the keys of an object. `Derived` gives on_start_object, on_end_object, on_key, on_start_array, on_end_array,

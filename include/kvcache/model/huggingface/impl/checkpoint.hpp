@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/kernel/piecewise_digest.hpp>
+#include <kvcache/model/huggingface/checkpoint.hpp>
+#include <kvcache/model/huggingface/shard_index.hpp>
+#include <kvcache/model/weight_names.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <set>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+KVCACHE_BODY result<checkpoint> checkpoint::open(const std::filesystem::path& directory) {
+    const char* const single = "model.safetensors";
+    const char* const index_name = "model.safetensors.index.json";
+
+    checkpoint opened;
+    opened.directory_ = directory;
+    std::vector<std::string> files;
+    shard_index index;
+    std::error_code ignored;
+    if (std::filesystem::exists(directory / single, ignored)) {
+        files.emplace_back(single);
+    } else if (std::filesystem::exists(directory / index_name, ignored)) {
+        auto read = shard_index::read(directory / index_name);
+        if (!read)
+            return read.error();
+        index = *std::move(read);
+        files = index.shards();
+    } else {
+        return error{error_code::not_found, single,
+                     directory.string() + " has neither " + single + " nor " + index_name +
+                         "; other weight formats are not read"};
+    }
+
+    for (const std::string& file : files) {
+        auto shard = safetensors_file::open(directory / file);
+        if (!shard)
+            return shard.error();
+        for (const auto& [name, entry] : shard->header().entries) {
+            const auto [at, added] = opened.shard_of_.emplace(name, opened.shards_.size());
+            if (!added)
+                return error{error_code::malformed, detail::shown(name),
+                             file + ": " + detail::shown(name) + ": the tensor is in " + files[at->second] + " too"};
+        }
+        opened.shards_.push_back(*std::move(shard));
+    }
+    for (const auto& [name, file] : index.shard_of) {
+        const auto at = opened.shard_of_.find(name);
+        if (at == opened.shard_of_.end() || files[at->second] != file)
+            return error{error_code::not_found, detail::shown(name),
+                         std::string(index_name) + ": " + detail::shown(name) + ": the tensor is not in " +
+                             detail::shown(file) + ", where the index has it"};
+    }
+    return opened;
+}
+
+KVCACHE_BODY result<void> checkpoint::holds(const model_config& config) const {
+    std::set<std::string, std::less<>> needed;
+    for (weight_name& weight : weights_of(config)) {
+        if (auto found = tensor(weight.name, weight.shape); !found)
+            return found.error();
+        needed.insert(std::move(weight.name));
+    }
+    for (const auto& item : shard_of_) { // no structured binding: Clang 14 cannot capture one
+        const std::string& name = item.first;
+        if (needed.contains(name) || name.ends_with(".rotary_emb.inv_freq"))
+            continue;
+        const auto refuse = [&](const std::string& what) {
+            return error{error_code::mismatched, detail::shown(name),
+                         shards_[item.second].file().name() + ": " + detail::shown(name) + ": " + what};
+        };
+        if (!config.tied_head || name != head_name)
+            return refuse("the configuration has no use for this tensor");
+        const std::size_t shape[] = {config.vocabulary, config.hidden_size};
+        const auto head = tensor(head_name, shape);
+        const auto embedding = tensor(embedding_name, shape);
+        if (!head)
+            return head.error();
+        if (!embedding)
+            return embedding.error();
+        if (head->dtype != embedding->dtype || !std::ranges::equal(head->bytes, embedding->bytes))
+            return refuse("the configuration ties it to the embedding, but the two differ");
+    }
+    return {};
+}
+
+KVCACHE_BODY result<kvcache::digest> checkpoint::digest(team& threads, const contents& known) const {
+    for (const safetensors_file& shard : shards_)
+        if (auto whole = shard.file().intact(); !whole)
+            return whole.error();
+    digest_builder builder;
+    builder.text("kvcache weights 2").number(shard_of_.size());
+    for (const auto& [name, shard] : shard_of_) {
+        const safetensors_entry& entry = shards_[shard].header().entries.find(name)->second;
+        builder.text(name).text(entry.dtype).number(entry.shape.size());
+        for (const std::size_t extent : entry.shape)
+            builder.number(extent);
+        const auto bytes = shards_[shard].bytes(entry);
+        const auto read = known.find(name);
+        builder.nested(read != known.end() ? read->second : piecewise_digest(bytes, threads));
+    }
+    return builder.finish();
+}
+
+} // namespace kvcache

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/kernel/piecewise_digest.hpp>
+#include <kvcache/kernel/team.hpp>
+#include <kvcache/model/huggingface/checkpoint.hpp>
+#include <kvcache/model/huggingface/config.hpp>
+#include <kvcache/model/huggingface/load.hpp>
+#include <kvcache/model/packed_file.hpp>
+#include <kvcache/model/weights.hpp>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace kvcache {
+
+namespace detail {
+
+/// Of every field of a configuration. A field that is added and not named here does not compile.
+[[nodiscard]] inline digest digest_of(const model_config& config) {
+    const auto& [architecture, hidden, inner, layers, heads, kv_heads, head_dim, vocabulary, positions, eps, rope, tied,
+                 qkv_bias, output_bias, mlp_bias, qk_norm, bos, eos] = config;
+    const auto& [theta, scaling, factor, low, high, original] = rope;
+    digest_builder builder;
+    builder.text("kvcache model config 1").text(architecture);
+    for (const std::size_t extent : {hidden, inner, layers, heads, kv_heads, head_dim, vocabulary, positions})
+        builder.number(extent);
+    for (const double number : {static_cast<double>(eps), theta, factor, low, high, original})
+        builder.number(std::bit_cast<std::uint64_t>(number));
+    builder.number(static_cast<std::uint64_t>(scaling));
+    for (const bool flag : {tied, qkv_bias, output_bias, mlp_bias, qk_norm})
+        builder.number(flag ? 1 : 0);
+    for (const auto& ids : {bos, eos}) {
+        builder.number(ids.size());
+        for (const token_id id : ids)
+            builder.number(static_cast<std::uint64_t>(index_of(id)));
+    }
+    return builder.finish();
+}
+
+/// A team of as many threads as asked for, or as the system has.
+[[nodiscard]] inline team loading_team(std::size_t threads) {
+    const std::size_t wanted = threads != 0 ? threads : std::max<std::size_t>(std::thread::hardware_concurrency(), 1);
+    try {
+        return team(wanted);
+    } catch (const std::system_error&) { // no more threads today
+        return team(1);
+    }
+}
+
+/// The model in the numbers that the options ask for.
+[[nodiscard]] inline transformer computing(const load_options& options, transformer stored, team& threads) {
+    return options.int8 ? stored.in_int8(threads) : std::move(stored);
+}
+
+/// The weights that an earlier start kept. Errors: packed_file's; mismatched, when they are of another checkpoint.
+[[nodiscard]] inline result<packed_file> open_packed(const load_options& options, const checkpoint& files,
+                                                     const packed_origin& origin, std::size_t bytes, team& threads) {
+    auto kept = packed_file::open(*options.packed, origin, bytes);
+    if (!kept)
+        return kept;
+    const bool same = options.trust_description && origin.files != digest{} && kept->origin().files == origin.files;
+    if (!same) {
+        const auto now = files.digest(threads, {});
+        if (!now)
+            return now.error();
+        if (*now != kept->origin().weights)
+            return error{error_code::mismatched, "weights",
+                         options.packed->string() + ": weights: they were packed from another checkpoint"};
+    }
+    if (options.check_payload)
+        if (auto sound = kept->check_payload(threads); !sound)
+            return sound.error();
+    return kept;
+}
+
+} // namespace detail
+
+KVCACHE_BODY result<loaded_model> detail::load_and_tell(const std::filesystem::path& directory,
+                                                        const load_options& options,
+                                                        const std::function<void(std::size_t, std::size_t)>& progress) {
+    auto config = read_model_config(directory);
+    if (!config)
+        return config.error();
+    const auto files = checkpoint::open(directory);
+    if (!files)
+        return files.error();
+    team threads = detail::loading_team(options.threads);
+
+    load_report report;
+    packed_origin origin;
+    if (options.packed) {
+        auto layout = weight_layout::plan(weight_groups(*config), *files);
+        if (!layout)
+            return layout.error();
+        origin.config = detail::digest_of(*config);
+        origin.layout = layout->digest();
+        origin.files = files->description(std::chrono::system_clock::now()).value_or(digest{});
+        const auto kept = detail::open_packed(options, *files, origin, layout->bytes(), threads);
+        if (kept) {
+            report.reused = true;
+            auto weights = weights_in(*config, weight_image(*std::move(layout), kept->payload()));
+            return loaded_model{
+                detail::computing(options, transformer(*std::move(config), std::move(weights)), threads),
+                kept->origin().weights, report};
+        }
+        if (kept.error().code != error_code::not_found)
+            report.refused = kept.error();
+    }
+
+    if (auto fits = files->holds(*config); !fits)
+        return fits.error();
+    files->read_ahead();
+    // While a tensor is in the processor's caches its digest is taken, too; then its pages go.
+    checkpoint::contents contents;
+    const auto packed = [&](const weight_group& group, std::span<const tensor_view> views) {
+        for (std::size_t i = 0; i < views.size(); ++i) {
+            contents.emplace(group.parts[i].name, piecewise_digest(views[i].bytes, threads));
+            files->forget(views[i]);
+        }
+    };
+    const auto image =
+        pack_image(*config, *files, options.memory, threads, packed, [&](std::size_t done, std::size_t of) {
+            if (progress)
+                progress(done, of);
+        });
+    if (!image)
+        return image.error();
+    const auto weights = files->digest(threads, contents);
+    if (!weights)
+        return weights.error();
+    if (options.packed) {
+        origin.weights = *weights;
+        if (files->description(std::chrono::system_clock::now()).value_or(digest{}) != origin.files)
+            origin.files = {}; // somebody writes there
+        if (auto kept = packed_file::write(*options.packed, origin, image->bytes(), threads); kept)
+            report.kept = true;
+        else
+            report.not_kept = kept.error();
+    }
+    auto loaded = weights_in(*config, *image);
+    return loaded_model{detail::computing(options, transformer(*std::move(config), std::move(loaded)), threads),
+                        *weights, report};
+}
+
+} // namespace kvcache

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/mapped_file.hpp>
+#include <kvcache/model/huggingface/sax.hpp>
+#include <kvcache/model/huggingface/shard_index.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace kvcache {
+
+namespace detail {
+
+/// Takes "weight_map", an object of texts at the top; whatever else the index says is skipped.
+class shard_index_events : public sax_events<shard_index_events> {
+public:
+    explicit shard_index_events(shard_index& index) : index_(index) {}
+
+    [[nodiscard]] bool found() const noexcept { return found_; }
+
+    bool on_start_object() {
+        ++depth_;
+        if (inside_)
+            return refuse_type("an object");
+        if (depth_ == 2 && key_ == "weight_map")
+            inside_ = true;
+        return true;
+    }
+    bool on_end_object() {
+        inside_ = false;
+        --depth_;
+        return true;
+    }
+    bool on_key(std::string& key) {
+        key_ = std::move(key);
+        if (depth_ == 1 && key_ == "weight_map" && std::exchange(found_, true))
+            return fail(error_code::malformed, "weight_map", "the key is there twice");
+        return true;
+    }
+    bool on_string(std::string& text) {
+        if (!inside_)
+            return on_other("a text");
+        const std::string field = "weight_map." + shown(key_);
+        // A file beside the index and nothing else: no directory, no parent, no empty name, no early end.
+        if (text.empty() || text == "." || text == ".." ||
+            text.find_first_of(std::string_view("/\\\0", 3)) != text.npos)
+            return fail(error_code::malformed, field,
+                        "\"" + shown(text) + "\" is not the name of a file beside the index");
+        return index_.shard_of.emplace(std::move(key_), std::move(text)).second ||
+               fail(error_code::malformed, field, "the tensor is there twice");
+    }
+    bool on_start_array() {
+        const bool fits = on_other("an array");
+        ++depth_;
+        return fits;
+    }
+    bool on_end_array() {
+        --depth_;
+        return true;
+    }
+    bool on_unsigned(std::uint64_t) { return on_other("a number"); }
+    bool on_other(std::string_view what) {
+        const bool skipped = depth_ > 1 || (depth_ == 1 && key_ != "weight_map");
+        return (skipped && !inside_) || refuse_type(what);
+    }
+
+private:
+    bool refuse_type(std::string_view what) {
+        return fail(error_code::malformed,
+                    inside_       ? "weight_map." + shown(key_)
+                    : depth_ == 0 ? "JSON"
+                                  : "weight_map",
+                    std::string(what) + " does not belong there");
+    }
+
+    shard_index& index_;
+    std::string key_;
+    std::size_t depth_ = 0;
+    bool inside_ = false;
+    bool found_ = false;
+};
+
+} // namespace detail
+
+KVCACHE_BODY result<shard_index> shard_index::read(const std::filesystem::path& file) {
+    const auto mapped = mapped_file::open(file);
+    if (!mapped)
+        return mapped.error();
+    shard_index index;
+    detail::shard_index_events events(index);
+    if (auto parsed = events.parse(mapped->bytes(), mapped->name()); !parsed)
+        return parsed.error();
+    if (index.shard_of.empty())
+        return error{error_code::malformed, "weight_map",
+                     mapped->name() +
+                         ": weight_map: " + (events.found() ? "it names no tensor" : "the field is missing")};
+    return index;
+}
+
+} // namespace kvcache

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/json.hpp>
+#include <kvcache/text/chat_template.hpp>
+#include <kvcache/text/jinja/interpreter.hpp>
+#include <kvcache/text/jinja/parser.hpp>
+#include <kvcache/text/marked_text.hpp>
+#include <kvcache/text/unicode.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace kvcache {
+
+namespace detail {
+
+[[nodiscard]] inline chat_family family_of(std::string_view source) {
+    const auto has = [&](std::string_view part) { return source.find(part) != source.npos; };
+    if (!has("messages"))
+        return chat_family::other;
+    if (has("<|im_start|>"))
+        return chat_family::chatml;
+    if (has("<|start_header_id|>"))
+        return chat_family::llama3;
+    if (has("<start_of_turn>"))
+        return chat_family::gemma;
+    if (has("[INST]"))
+        return has("<<SYS>>") ? chat_family::llama2 : chat_family::mistral;
+    const bool bars = has("<|user|>") || has("'<|' +");
+    if (bars && has("<|end|>"))
+        return chat_family::phi3;
+    if (bars && (has("eos_token") || has("</s>") || has("<|endoftext|>")))
+        return chat_family::zephyr;
+    return chat_family::other;
+}
+
+/// A message whose role, where it is one of the usual, may be part of a control token ("<|" + role + "|>").
+[[nodiscard]] inline text::jinja::value chat_message_of(const json& m) {
+    using text::jinja::value;
+    value made = text::jinja::from_user(m);
+    const auto& role = m["role"].get_ref<const std::string&>();
+    constexpr std::array<std::string_view, 7> usual{"system",    "user",  "assistant", "tool",
+                                                    "developer", "model", "ipython"};
+    if (std::find(usual.begin(), usual.end(), role) != usual.end())
+        made.as_mapping()->set({"role", {}}, std::string_view(role));
+    return made;
+}
+
+[[nodiscard]] inline rendered_chat segments_of(const text::marked_text& rendered) {
+    rendered_chat out;
+    for (std::size_t i = 0, end = 0; i < rendered.bytes.size(); i = end) {
+        const bool plain = rendered.marked() && rendered.plain[i] != '\0';
+        end = rendered.marked() ? rendered.plain.find(plain ? '\0' : '\1', i) : std::string::npos;
+        end = std::min(end, rendered.bytes.size());
+        out.segments.push_back({rendered.bytes.substr(i, end - i), !plain});
+    }
+    return out;
+}
+
+} // namespace detail
+
+struct chat_template::state {
+    chat_family family = chat_family::other;
+    std::map<std::string, std::string> special_tokens = {};
+    text::jinja::block body = {};
+};
+
+KVCACHE_BODY result<chat_template> chat_template::open(const tokenizer& words, const std::string& name) {
+    const std::string* source = words.config().try_chat_template(name);
+    if (!source)
+        return error{error_code::not_found, "chat_template",
+                     "there is no chat template \"" + name + "\" in tokenizer_config.json or chat_template.jinja"};
+    return parse(*source, words.config().special_tokens());
+}
+
+KVCACHE_BODY result<chat_template> chat_template::parse(std::string_view source,
+                                                        const std::map<std::string, std::string>& special_tokens) {
+    const chat_family family = detail::family_of(source);
+    if (family == chat_family::other)
+        return error{error_code::unsupported, "chat_template",
+                     "the template is of no known family (ChatML, Llama-2, Llama-3, Zephyr, Mistral, Phi-3, Gemma)"};
+    return parse_any(source, special_tokens);
+}
+
+KVCACHE_BODY result<chat_template> chat_template::parse_any(std::string_view source,
+                                                            const std::map<std::string, std::string>& special_tokens) {
+    constexpr std::size_t longest = 1u << 20;
+    if (source.size() > longest)
+        return error{error_code::unsupported, "chat_template", "the template is longer than a mebibyte"};
+    if (const auto bad = text::first_invalid_utf8(source))
+        return error{error_code::malformed, "chat_template", "byte " + std::to_string(*bad) + " is not UTF-8"};
+    auto made = std::make_shared<state>();
+    made->family = detail::family_of(source);
+    made->special_tokens = special_tokens;
+    try {
+        made->body = text::jinja::parser(source).run();
+    } catch (const text::jinja::failure& f) {
+        return f.reason;
+    }
+    return chat_template(std::move(made));
+}
+
+KVCACHE_BODY result<rendered_chat> chat_template::render(std::span<const chat_message> messages,
+                                                         const chat_options& options) const {
+    json list = json::array();
+    for (const chat_message& m : messages) {
+        json one = json::object();
+        one["role"] = m.role;
+        one["content"] = m.content;
+        list.push_back(std::move(one));
+    }
+    return render(list, options);
+}
+
+KVCACHE_BODY result<rendered_chat> chat_template::render(const json& messages, const chat_options& options) const {
+    using namespace text::jinja;
+    if (!messages.is_array())
+        return error{error_code::mismatched, "messages", "is not a list"};
+    list made;
+    for (const json& m : messages) {
+        if (!m.is_object() || !m.contains("role") || !m["role"].is_string())
+            return error{error_code::mismatched, "messages[" + std::to_string(made.size()) + "].role",
+                         "is missing or not a string"};
+        made.push_back(kvcache::detail::chat_message_of(m));
+    }
+    std::map<std::string, value, std::less<>> names;
+    for (const auto& [name, token] : state_->special_tokens)
+        names[name] = std::string_view(token);
+    for (const char* name : {"tools", "documents"})
+        names[name] = value::none{};
+    for (const auto& [name, v] : options.variables.items())
+        names[name] = from_user(v);
+    names["messages"] = std::move(made);
+    names["add_generation_prompt"] = options.add_generation_prompt;
+    try {
+        return kvcache::detail::segments_of(interpreter(std::move(names), options.now).run(state_->body));
+    } catch (const failure& f) {
+        return f.reason;
+    }
+}
+
+KVCACHE_BODY chat_family chat_template::family() const noexcept {
+    return state_->family;
+}
+
+} // namespace kvcache

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/json.hpp>
+#include <kvcache/text/added_tokens.hpp>
+#include <kvcache/text/bpe.hpp>
+#include <kvcache/text/bpe_run.hpp>
+#include <kvcache/text/decoder.hpp>
+#include <kvcache/text/normalizer.hpp>
+#include <kvcache/text/post_processor.hpp>
+#include <kvcache/text/pre_tokenizer.hpp>
+#include <kvcache/text/tokenizer.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+namespace detail {
+
+// What the Hugging Face libraries call clean_up_tokenization_spaces.
+[[nodiscard]] inline std::string without_loose_spaces(std::string text) {
+    constexpr std::pair<std::string_view, std::string_view> loose[] = {
+        {" .", "."},     {" ?", "?"},   {" !", "!"},   {" ,", ","},     {" ' ", "'"},
+        {" n't", "n't"}, {" 'm", "'m"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+    for (const auto& [from, to] : loose)
+        for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
+            text.replace(at, from.size(), to);
+    return text;
+}
+
+} // namespace detail
+
+struct tokenizer::state {
+    tokenizer_config config = {};
+    text::normalizer normalize = {};
+    text::pre_tokenizer split = {};
+    text::bpe model = {};
+    text::post_processor wrap = {};
+    text::decoder decode = {};
+    text::added_tokens added = {};
+    std::vector<bool> control = {}; ///< By identifier.
+    std::size_t size = 0;
+    kvcache::digest digest = {};
+
+    void read(const text::json_reader& at) {
+        static const text::json_document nothing;
+        const auto part = [&](const char* name) {
+            return at.has(name) ? at.member(name) : text::json_reader(nothing, name, at.problem());
+        };
+        if (at.has("version") && at.text("version") != "1.0")
+            at.refuse(error_code::unsupported, "version", "is \"" + at.text("version") + "\"; 1.0 is known");
+        model = text::bpe::open(at.member("model"));
+        if (at.failed())
+            return;
+        size = model.tokens().size();
+        if (at.has("added_tokens"))
+            added.read(at.member("added_tokens"), model.tokens());
+        for (const auto& t : added.all())
+            size = std::max(size, static_cast<std::size_t>(t.id) + 1);
+        normalize = text::normalizer::open(part("normalizer"));
+        split = text::pre_tokenizer::open(part("pre_tokenizer"));
+        wrap = text::post_processor::open(part("post_processor"), size);
+        decode = text::decoder::open(part("decoder"));
+    }
+
+    [[nodiscard]] result<void> index() {
+        auto done = added.index(normalize, [&](const text::added_token& t) { return config.is_control(t); });
+        control.assign(size, false);
+        for (const auto& t : added.all())
+            control[static_cast<std::size_t>(t.id)] = t.control;
+        return done;
+    }
+};
+
+KVCACHE_BODY result<tokenizer> tokenizer::open(const std::filesystem::path& directory) {
+    constexpr std::size_t largest = 256u << 20;
+    const auto file = read_file(directory / "tokenizer.json", largest);
+    if (!file)
+        return file.error();
+    auto config = tokenizer_config::open(directory);
+    if (!config)
+        return config.error();
+    return parse(*file, std::move(*config));
+}
+
+KVCACHE_BODY result<tokenizer> tokenizer::parse(std::string_view tokenizer_json, tokenizer_config config) {
+    const auto document = parse_json_as<text::json_document>(tokenizer_json, "tokenizer.json");
+    if (!document)
+        return document.error();
+    auto made = std::make_shared<state>();
+    made->config = std::move(config);
+    std::optional<error> problem;
+    made->read(text::json_reader(*document, "", problem));
+    if (problem)
+        return *problem;
+    if (auto indexed = made->index(); !indexed)
+        return indexed.error();
+    made->digest = digest_builder().bytes(std::as_bytes(std::span(tokenizer_json))).finish();
+    return tokenizer(std::move(made));
+}
+
+KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(std::string_view text,
+                                                             const encode_options& options) const {
+    text::marked_text marked;
+    marked.append(text, !options.parse_special);
+    return encode(marked, options.add_special_tokens);
+}
+
+KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(std::span<const text_segment> segments,
+                                                             bool add_special_tokens) const {
+    text::marked_text marked;
+    for (const text_segment& s : segments)
+        marked.append(s.text, !s.is_control);
+    return encode(marked, add_special_tokens);
+}
+
+KVCACHE_BODY std::string tokenizer::decode(std::span<const token_id> tokens, const decode_options& options) const {
+    std::string out;
+    text::decoder::run run(state_->decode);
+    for (const token_id t : tokens)
+        if (const std::string* piece = try_piece(t); piece && !(options.skip_special && is_special(t)))
+            run.push(*piece, out);
+    run.finish(out);
+    return options.clean_up_spaces ? detail::without_loose_spaces(std::move(out)) : out;
+}
+
+KVCACHE_BODY const std::string* tokenizer::try_piece(token_id token) const {
+    if (const auto* added = state_->added.try_find(index_of(token)))
+        return &added->content;
+    return state_->model.tokens().try_token(index_of(token));
+}
+
+KVCACHE_BODY std::optional<token_id> tokenizer::try_token(std::string_view piece) const {
+    if (const auto* added = state_->added.try_find(piece))
+        return token_id{added->id};
+    const auto id = state_->model.tokens().try_id(piece);
+    return id ? std::optional(token_id{*id}) : std::nullopt;
+}
+
+KVCACHE_BODY bool tokenizer::is_special(token_id token) const {
+    const auto* added = state_->added.try_find(index_of(token));
+    return added && added->special;
+}
+
+KVCACHE_BODY bool tokenizer::is_control(token_id token) const {
+    const auto* added = state_->added.try_find(index_of(token));
+    return added && added->control;
+}
+
+KVCACHE_BODY std::optional<token_id> tokenizer::named(const char* name) const {
+    const std::string* piece = state_->config.try_special(name);
+    return piece ? try_token(*piece) : std::nullopt;
+}
+
+KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(const text::marked_text& input,
+                                                             bool add_special_tokens) const {
+    constexpr std::size_t longest = std::size_t{1} << 30;
+    if (input.bytes.size() > longest)
+        return error{error_code::out_of_range, "text", "more than a gibibyte is not encoded at once"};
+    if (const auto bad = text::first_invalid_utf8(input.bytes))
+        return error{error_code::malformed, "text", "byte " + std::to_string(*bad) + " is not UTF-8"};
+    std::vector<std::int32_t> ids;
+    if (add_special_tokens)
+        ids = state_->wrap.before();
+    text::bpe::run run(state_->model, input.marked() ? &state_->control : nullptr);
+    for (const auto& raw : state_->added.split(input, false)) {
+        if (raw.token) {
+            ids.push_back(*raw.token);
+            continue;
+        }
+        text::marked_text section = input.sub(raw.begin, raw.end);
+        if (auto done = state_->normalize.apply(section); !done)
+            return done.error();
+        for (const auto& span : state_->added.split(section, true)) {
+            if (span.token) {
+                ids.push_back(*span.token);
+                continue;
+            }
+            text::pieces cut;
+            cut.text = section.bytes.substr(span.begin, span.end - span.begin);
+            cut.parts = {{0, cut.text.size()}};
+            cut.opens_input = raw.begin == 0 && span.begin == 0;
+            if (auto done = state_->split.apply(cut); !done)
+                return done.error();
+            for (const text::piece& p : cut.parts)
+                run.encode(cut.view(p), ids);
+        }
+    }
+    if (add_special_tokens)
+        ids.insert(ids.end(), state_->wrap.after().begin(), state_->wrap.after().end());
+    std::vector<token_id> tokens(ids.size());
+    for (std::size_t i = 0; i < ids.size(); ++i)
+        tokens[i] = token_id{ids[i]};
+    return tokens;
+}
+
+KVCACHE_BODY std::size_t tokenizer::vocabulary_size() const noexcept {
+    return state_->size;
+}
+
+KVCACHE_BODY const tokenizer_config& tokenizer::config() const noexcept {
+    return state_->config;
+}
+
+KVCACHE_BODY const kvcache::digest& tokenizer::digest() const noexcept {
+    return state_->digest;
+}
+
+KVCACHE_BODY const text::decoder& tokenizer::decoder() const noexcept {
+    return state_->decode;
+}
+
+} // namespace kvcache

@@ -1,0 +1,2 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/text/impl/chat_template.hpp>
