@@ -2218,6 +2218,7 @@ struct sequence_state {
     std::vector<token_id> tokens = {};
     std::vector<page_entry> table = {};
     std::size_t sealed = 0;   ///< Leading pages that are full and in the index.
+    std::size_t prompt = 0;   ///< Tokens of the request that it is opened for, until it has them; 0 if unknown.
     std::uint32_t tenant = 0; ///< Whose it is; 0 in a cache without tenants.
     bool shares = true;       ///< False once the index had no memory for its pages: from there on they are its own.
 
@@ -2227,6 +2228,7 @@ struct sequence_state {
     // A lease: rows behind `tokens` that the table has already, and how to take them back.
     bool has_lease = false;
     std::size_t leased = 0;
+    std::chrono::steady_clock::time_point leased_at = {};
     std::size_t pages_before = 0;
     std::optional<page_entry> tail_before = {}; ///< The last entry as it was; if its page differs, it is still held.
 
@@ -2573,6 +2575,453 @@ private:
 
 } // namespace kvcache
 
+// ---- kvcache/cache/prefill_cost.hpp -------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What a prefill takes on this machine, learned from those that were timed. A token costs its projections, wherever it
+/// stands, and its attention, in proportion to its position: the two are fitted by least squares, in which old
+/// measurements fade. Before the first, a token takes 0.1 ms.
+///
+///     seconds(rows from `first` on) = projections * rows + attention * (sum of their positions)
+///
+/// Cost: O(1) each.
+class prefill_cost {
+public:
+    /// So many rows from `first` on took so long. Requires: rows > 0 and seconds >= 0.
+    void measure(std::size_t first, std::size_t rows, double seconds) {
+        expects(rows > 0 && seconds >= 0.0, "a measurement has rows, and a time that is not negative");
+        const double n = static_cast<double>(rows), p = positions(first, rows);
+        const auto fade = [n](double& sum, double product) { sum = 0.98 * sum + product / n; }; // noise grows with rows
+        fade(nn_, n * n);
+        fade(np_, n * p);
+        fade(pp_, p * p);
+        fade(ns_, n * seconds);
+        fade(ps_, p * seconds);
+        fit();
+    }
+
+    /// What so many rows from `first` on take.
+    [[nodiscard]] double seconds(std::size_t first, std::size_t rows) const noexcept {
+        return projections_ * static_cast<double>(rows) + attention_ * positions(first, rows);
+    }
+
+private:
+    // Positions count from 1: a token attends to itself.
+    [[nodiscard]] static double positions(std::size_t first, std::size_t rows) noexcept {
+        const double n = static_cast<double>(rows);
+        return n * (static_cast<double>(first) + (n + 1.0) / 2.0);
+    }
+
+    // The best pair of which neither is negative; projections alone where all measurements were alike.
+    void fit() noexcept {
+        const double independent = nn_ * pp_ - np_ * np_;
+        projections_ = ns_ / nn_;
+        attention_ = 0.0;
+        if (independent <= 1e-6 * nn_ * pp_)
+            return;
+        const double attention = (nn_ * ps_ - np_ * ns_) / independent;
+        const double projections = (pp_ * ns_ - np_ * ps_) / independent;
+        if (attention <= 0.0)
+            return;
+        projections_ = std::max(projections, 0.0);
+        attention_ = projections > 0.0 ? attention : ps_ / pp_;
+    }
+
+    double projections_ = 1e-4, attention_ = 0.0;                 // seconds a row, and a row and position
+    double nn_ = 0.0, np_ = 0.0, pp_ = 0.0, ns_ = 0.0, ps_ = 0.0; // sums over rows, positions and seconds
+};
+
+} // namespace kvcache
+
+// ---- kvcache/core/digest.hpp --------------------------------------------------------------------------------------
+
+#ifndef XXH_INLINE_ALL
+#define XXH_INLINE_ALL
+#endif
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <xxhash.h>
+
+namespace kvcache {
+
+/// 128 bits that stand for some bytes.
+struct digest {
+    std::uint64_t low = 0;
+    std::uint64_t high = 0;
+
+    friend constexpr auto operator<=>(const digest&, const digest&) = default;
+};
+
+/// 32 hexadecimal letters, the high half first.
+[[nodiscard]] inline std::string to_string(const digest& d) {
+    std::string text;
+    for (const std::uint64_t half : {d.high, d.low})
+        for (int shift = 60; shift >= 0; shift -= 4)
+            text += "0123456789abcdef"[(half >> shift) & 15u];
+    return text;
+}
+
+/// XXH3-64 of bytes after a past. Not for an adversary. Cost: about 10 ns and a tenth of a nanosecond a byte.
+[[nodiscard]] inline std::uint64_t seeded_hash(std::uint64_t past, std::span<const std::byte> data) {
+    return XXH3_64bits_withSeed(data.data(), data.size(), past);
+}
+
+/// XXH3-128 of bytes given piece by piece. Not for an adversary: equal digests are a hint that content must confirm.
+class digest_builder {
+public:
+    digest_builder() noexcept { XXH3_128bits_reset(&state_); }
+
+    digest_builder& bytes(std::span<const std::byte> data) {
+        XXH3_128bits_update(&state_, data.data(), data.size());
+        return *this;
+    }
+
+    /// Eight bytes, the lowest first.
+    digest_builder& number(std::uint64_t n) {
+        std::byte little[8];
+        for (std::size_t i = 0; i < 8; ++i)
+            little[i] = static_cast<std::byte>(n >> (8 * i) & 0xff);
+        return bytes(little);
+    }
+
+    /// The length, then the bytes: two texts never run into each other.
+    digest_builder& text(std::string_view words) {
+        number(words.size());
+        return bytes(std::as_bytes(std::span(words)));
+    }
+
+    digest_builder& nested(const digest& d) { return number(d.low).number(d.high); }
+
+    [[nodiscard]] digest finish() const {
+        const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
+        return {hash.low64, hash.high64};
+    }
+
+private:
+    XXH3_state_t state_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/core/identity.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// All that decides the bits of a cached page, beside its tokens. Two caches may exchange pages if and only if every
+/// field is equal. A field added here is hashed by itself: `digest_of` takes the aggregate apart.
+struct identity {
+    digest weights = {};            ///< Of the checkpoint's names, dtypes, shapes and bytes.
+    std::string adapter = {};       ///< The low-rank adapter's name and version; empty for none.
+    digest tokenizer = {};          ///< Of tokenizer.json.
+    std::string config = {};        ///< Architecture, extents and rotary embedding, as canonical text.
+    std::string codec = {};         ///< The page codec and its options.
+    std::string layout = {};        ///< How a page is laid out.
+    std::uint64_t page_tokens = 0;  ///< Positions a page.
+    std::string weight_format = {}; ///< What the products compute from: "f32", "bf16", "f16".
+    std::uint64_t numeric_contract = numeric_contract_revision;
+    std::string backend = "cpu"; ///< The backend and its kernel revision.
+    std::string tenant = {};     ///< A salt that keeps tenants apart.
+
+    friend bool operator==(const identity&, const identity&) = default;
+};
+
+namespace detail {
+
+inline void feed(digest_builder& to, const digest& field) {
+    to.nested(field);
+}
+inline void feed(digest_builder& to, const std::string& field) {
+    to.text(field);
+}
+inline void feed(digest_builder& to, std::uint64_t field) {
+    to.number(field);
+}
+
+} // namespace detail
+
+/// Calls visit(name, field) for every field, in order.
+template <class Visit>
+void for_each_field(const identity& id, Visit visit) {
+    // Taking the aggregate apart: a field that is added and not named here does not compile.
+    const auto& [weights, adapter, tokenizer, config, codec, layout, page_tokens, weight_format, numeric_contract,
+                 backend, tenant] = id;
+    visit("weights", weights);
+    visit("adapter", adapter);
+    visit("tokenizer", tokenizer);
+    visit("config", config);
+    visit("codec", codec);
+    visit("layout", layout);
+    visit("page_tokens", page_tokens);
+    visit("weight_format", weight_format);
+    visit("numeric_contract", numeric_contract);
+    visit("backend", backend);
+    visit("tenant", tenant);
+}
+
+/// The digest of an identity: domain-separated, every field by name, length-prefixed.
+[[nodiscard]] inline digest digest_of(const identity& id) {
+    digest_builder builder;
+    builder.text("kvcache identity 1");
+    for_each_field(id, [&](const char* name, const auto& field) {
+        builder.text(name);
+        detail::feed(builder, field);
+    });
+    return builder.finish();
+}
+
+/// The name of the first field in which two identities differ; empty if they are equal.
+[[nodiscard]] inline std::string first_difference(const identity& a, const identity& b) {
+    std::vector<std::pair<std::string, digest>> fields;
+    const auto digest_field = [](const auto& field) {
+        digest_builder builder;
+        detail::feed(builder, field);
+        return builder.finish();
+    };
+    for_each_field(a, [&](const char* name, const auto& field) { fields.emplace_back(name, digest_field(field)); });
+    std::string found;
+    std::size_t i = 0;
+    for_each_field(b, [&](const char*, const auto& field) {
+        if (found.empty() && fields[i].second != digest_field(field))
+            found = fields[i].first;
+        ++i;
+    });
+    return found;
+}
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What may be present at once. A policy that shares its room out (a tenth for newcomers) does so in bytes, which for
+/// entries of one size is the same as counting them.
+struct eviction_room {
+    std::size_t slots = 0; ///< Entries: every slot_id is below.
+    std::size_t bytes = 0; ///< Their bytes together.
+};
+
+/// What an eviction policy is told of a newcomer.
+struct entry {
+    std::uint64_t key = 0;              ///< Names the content, so that a ghost recognises it when it returns.
+    std::size_t bytes = 0;              ///< What it takes.
+    double cost = 0.0;                  ///< What a hit saves, in seconds, given that its parent is present.
+    std::optional<slot_id> parent = {}; ///< The entry that it continues.
+    std::uint32_t depth = 0;            ///< Entries before it in its chain.
+    std::uint32_t length = 0;           ///< Entries of the request that brought it, itself included; 0 if unknown.
+};
+
+/// May this slot leave now? No while somebody holds it or an entry that continues it is present. It stands for any
+/// callable of this form: a `victim` is a template over its argument.
+struct leave_check {
+    bool operator()(slot_id slot) const;
+};
+
+/// The working state of an eviction policy. `admit` ranks a newcomer, `touch` says it was used, `erase` forgets it
+/// (withdrawn), `victim` names the next to leave among those for which its argument answers true; it takes nothing
+/// away. What has no memory to admit throws bad_alloc and has changed nothing; the others do not throw.
+///
+/// A state may offer more, called through the functions below: `announce(entry)` before victims are asked for and the
+/// newcomer is admitted, `evict(slot)` instead of `erase` for a victim, so that a ghost of it may stay, and
+/// `settle(slot)` when its last holder lets go: it was in use until now, which is no use more. Whoever frees a chain
+/// settles it tail first, so that children leave before parents. `cover(slot)` says that an entry continues this one
+/// from now on, and `uncover(slot)` that none does any more: in between it may not leave and is not erased, and a state
+/// that searches need not meet it.
+template <class S>
+concept eviction_state = requires(S s, slot_id slot, const entry& newcomer, const leave_check& may_leave) {
+    s.admit(slot, newcomer);
+    s.touch(slot);
+    s.erase(slot);
+    { s.victim(may_leave) } -> std::same_as<std::optional<slot_id>>;
+};
+
+/// Which entry leaves when room is needed.
+template <class P>
+concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_room room) {
+    p.open(room);
+} && eviction_state<opened_by<P, eviction_room>>;
+
+/// Says who comes, before room is made for it.
+template <eviction_state S>
+void announce(S& state, const entry& newcomer) {
+    if constexpr (requires { state.announce(newcomer); })
+        state.announce(newcomer);
+}
+
+/// A victim leaves.
+template <eviction_state S>
+void evict(S& state, slot_id slot) {
+    if constexpr (requires { state.evict(slot); })
+        state.evict(slot);
+    else
+        state.erase(slot);
+}
+
+/// The last holder of an entry lets go.
+template <eviction_state S>
+void settle(S& state, slot_id slot) {
+    if constexpr (requires { state.settle(slot); })
+        state.settle(slot);
+}
+
+/// The first entry that continues this one has come.
+template <eviction_state S>
+void cover(S& state, slot_id slot) {
+    if constexpr (requires { state.cover(slot); })
+        state.cover(slot);
+}
+
+/// The last entry that continued this one has left.
+template <eviction_state S>
+void uncover(S& state, slot_id slot) {
+    if constexpr (requires { state.uncover(slot); })
+        state.uncover(slot);
+}
+
+} // namespace kvcache
+
+// ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The working state of a hash: `root` stands for the identity before any token, `chain` for what comes before and a
+/// run of tokens after it.
+template <class S>
+concept hash_state = requires(const S s, digest before, std::span<const token_id> run) {
+    { s.root() } -> std::same_as<digest>;
+    { s.chain(before, run) } -> std::same_as<digest>;
+};
+
+/// How a run of tokens after its past is named.
+template <class P>
+concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
+    p.open(id);
+} && hash_state<opened_by<P, identity>>;
+
+} // namespace kvcache
+
+// ---- kvcache/cache/page_ranks.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What the eviction policy is told of the pages of an index: their names, what a hit on them saves, who continues
+/// whom.
+template <hash_state Hash, eviction_state Eviction>
+class page_ranks {
+public:
+    /// `roots` are pages of the index beyond those of the pool: they have names and are never ranked.
+    template <class Hashes, class Evictions>
+    page_ranks(page_shape shape, std::size_t pages, std::size_t page_bytes, std::size_t roots, const identity& id,
+               const Hashes& hashes, const Evictions& evictions)
+        : page_tokens_(shape.tokens),
+          page_bytes_(page_bytes),
+          hash_(hashes.open(id)),
+          eviction_(evictions.open({.slots = pages, .bytes = pages * page_bytes})),
+          prefixes_(pages + roots),
+          depths_(pages),
+          flags_(pages, 0) {}
+
+    /// By page: the digest of all tokens up to the end of a ranked page, or of a root.
+    [[nodiscard]] std::span<const digest> prefixes() const noexcept { return prefixes_; }
+    void name_root(page_id root, const digest& name) { prefixes_[index_of(root)] = name; }
+
+    [[nodiscard]] bool ranked(page_id page) const noexcept { return (flags_[index_of(page)] & is_ranked) != 0; }
+
+    /// So many rows from `first` on were computed in so long.
+    void measure(std::size_t first, std::size_t rows, double seconds) noexcept { cost_.measure(first, rows, seconds); }
+
+    /// Enters a page of the index, of a request of `length` pages, or of one that ends here if that is zero.
+    /// Throws: bad_alloc, and the page is not ranked then.
+    template <class Index>
+    void rank(const Index& index, page_id page, std::size_t length) {
+        if (ranked(page))
+            return;
+        const auto parent = index.parent(page), above = index.above(page);
+        const auto run = index.run(page);
+        const std::uint32_t depth = parent ? depths_[index_of(*parent)] + 1 : 0;
+        depths_[index_of(page)] = depth;
+        prefixes_[index_of(page)] = hash_.chain(above ? prefixes_[index_of(*above)] : hash_.root(), run);
+        const entry newcomer{.key = prefixes_[index_of(page)].low,
+                             .bytes = page_bytes_,
+                             .cost = cost_.seconds(depth * page_tokens_, run.size()),
+                             .parent = parent ? std::optional(slot_of(*parent)) : std::nullopt,
+                             .depth = depth,
+                             .length = length > depth ? static_cast<std::uint32_t>(length) : depth + 1};
+        announce(eviction_, newcomer);
+        eviction_.admit(slot_of(page), newcomer);
+        flags_[index_of(page)] = is_ranked;
+        follow(index, page);
+    }
+
+    /// Says whether a page is continued, after that may have changed.
+    template <class Index>
+    void follow(const Index& index, std::optional<page_id> page) noexcept {
+        if (page && ranked(*page))
+            say_covered(*page, !index.leaf(*page));
+    }
+
+    void unrank(page_id page) noexcept {
+        if (!ranked(page))
+            return;
+        say_covered(page, false);
+        eviction_.erase(slot_of(page));
+        flags_[index_of(page)] = 0;
+    }
+
+    void touch(page_id page) noexcept {
+        if (ranked(page))
+            eviction_.touch(slot_of(page));
+    }
+
+    /// Requires: the page is ranked, as in `evict`.
+    void settle(page_id page) noexcept { kvcache::settle(eviction_, slot_of(page)); }
+
+    /// The page that is to leave, of those for which `may_leave(page)` holds.
+    template <class MayLeave>
+    [[nodiscard]] std::optional<page_id> victim(MayLeave&& may_leave) {
+        const std::optional<slot_id> slot =
+            eviction_.victim([&](slot_id candidate) { return may_leave(page_id{index_of(candidate)}); });
+        return slot ? std::optional(page_id{index_of(*slot)}) : std::nullopt;
+    }
+
+    void evict(page_id page) noexcept {
+        kvcache::evict(eviction_, slot_of(page));
+        flags_[index_of(page)] = 0;
+    }
+
+private:
+    static constexpr std::uint8_t is_ranked = 1, is_covered = 2;
+
+    [[nodiscard]] static slot_id slot_of(page_id page) noexcept { return slot_id{index_of(page)}; }
+
+    void say_covered(page_id page, bool covered) noexcept {
+        std::uint8_t& flags = flags_[index_of(page)];
+        if (covered == ((flags & is_covered) != 0))
+            return;
+        if (covered)
+            cover(eviction_, slot_of(page));
+        else
+            uncover(eviction_, slot_of(page));
+        flags ^= is_covered;
+    }
+
+    std::size_t page_tokens_, page_bytes_;
+    Hash hash_;
+    Eviction eviction_;
+    prefill_cost cost_;
+    std::vector<digest> prefixes_;
+    std::vector<std::uint32_t> depths_; // by page: full pages before it
+    std::vector<std::uint8_t> flags_;   // by page
+};
+
+} // namespace kvcache
+
 // ---- kvcache/cache/rooted_index.hpp -------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -2783,262 +3232,6 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// What may be present at once. A policy that shares its room out (a tenth for newcomers) does so in bytes, which for
-/// entries of one size is the same as counting them.
-struct eviction_room {
-    std::size_t slots = 0; ///< Entries: every slot_id is below.
-    std::size_t bytes = 0; ///< Their bytes together.
-};
-
-/// What an eviction policy is told of a newcomer.
-struct entry {
-    std::uint64_t key = 0;              ///< Names the content, so that a ghost recognises it when it returns.
-    std::size_t bytes = 0;              ///< What it takes.
-    double cost = 0.0;                  ///< What a hit saves, in seconds, given that its parent is present.
-    std::optional<slot_id> parent = {}; ///< The entry that it continues.
-    std::uint32_t depth = 0;            ///< Entries before it in its chain.
-    std::uint32_t length = 0;           ///< Entries of the request that brought it, itself included; 0 if unknown.
-};
-
-/// May this slot leave now? No while somebody holds it or an entry that continues it is present. It stands for any
-/// callable of this form: a `victim` is a template over its argument.
-struct leave_check {
-    bool operator()(slot_id slot) const;
-};
-
-/// The working state of an eviction policy. `admit` ranks a newcomer, `touch` says it was used, `erase` forgets it
-/// (withdrawn), `victim` names the next to leave among those for which its argument answers true; it takes nothing
-/// away. What has no memory to admit throws bad_alloc and has changed nothing; the others do not throw.
-///
-/// A state may offer more, called through the functions below: `announce(entry)` before victims are asked for and the
-/// newcomer is admitted, `evict(slot)` instead of `erase` for a victim, so that a ghost of it may stay, and
-/// `settle(slot)` when its last holder lets go: it was in use until now, which is no use more. Whoever frees a chain
-/// settles it tail first, so that children leave before parents.
-template <class S>
-concept eviction_state = requires(S s, slot_id slot, const entry& newcomer, const leave_check& may_leave) {
-    s.admit(slot, newcomer);
-    s.touch(slot);
-    s.erase(slot);
-    { s.victim(may_leave) } -> std::same_as<std::optional<slot_id>>;
-};
-
-/// Which entry leaves when room is needed.
-template <class P>
-concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_room room) {
-    p.open(room);
-} && eviction_state<opened_by<P, eviction_room>>;
-
-/// Says who comes, before room is made for it.
-template <eviction_state S>
-void announce(S& state, const entry& newcomer) {
-    if constexpr (requires { state.announce(newcomer); })
-        state.announce(newcomer);
-}
-
-/// A victim leaves.
-template <eviction_state S>
-void evict(S& state, slot_id slot) {
-    if constexpr (requires { state.evict(slot); })
-        state.evict(slot);
-    else
-        state.erase(slot);
-}
-
-/// The last holder of an entry lets go.
-template <eviction_state S>
-void settle(S& state, slot_id slot) {
-    if constexpr (requires { state.settle(slot); })
-        state.settle(slot);
-}
-
-} // namespace kvcache
-
-// ---- kvcache/core/digest.hpp --------------------------------------------------------------------------------------
-
-#ifndef XXH_INLINE_ALL
-#define XXH_INLINE_ALL
-#endif
-#include <compare>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <string_view>
-
-#include <xxhash.h>
-
-namespace kvcache {
-
-/// 128 bits that stand for some bytes.
-struct digest {
-    std::uint64_t low = 0;
-    std::uint64_t high = 0;
-
-    friend constexpr auto operator<=>(const digest&, const digest&) = default;
-};
-
-/// 32 hexadecimal letters, the high half first.
-[[nodiscard]] inline std::string to_string(const digest& d) {
-    std::string text;
-    for (const std::uint64_t half : {d.high, d.low})
-        for (int shift = 60; shift >= 0; shift -= 4)
-            text += "0123456789abcdef"[(half >> shift) & 15u];
-    return text;
-}
-
-/// XXH3-64 of bytes after a past. Not for an adversary. Cost: about 10 ns and a tenth of a nanosecond a byte.
-[[nodiscard]] inline std::uint64_t seeded_hash(std::uint64_t past, std::span<const std::byte> data) {
-    return XXH3_64bits_withSeed(data.data(), data.size(), past);
-}
-
-/// XXH3-128 of bytes given piece by piece. Not for an adversary: equal digests are a hint that content must confirm.
-class digest_builder {
-public:
-    digest_builder() noexcept { XXH3_128bits_reset(&state_); }
-
-    digest_builder& bytes(std::span<const std::byte> data) {
-        XXH3_128bits_update(&state_, data.data(), data.size());
-        return *this;
-    }
-
-    /// Eight bytes, the lowest first.
-    digest_builder& number(std::uint64_t n) {
-        std::byte little[8];
-        for (std::size_t i = 0; i < 8; ++i)
-            little[i] = static_cast<std::byte>(n >> (8 * i) & 0xff);
-        return bytes(little);
-    }
-
-    /// The length, then the bytes: two texts never run into each other.
-    digest_builder& text(std::string_view words) {
-        number(words.size());
-        return bytes(std::as_bytes(std::span(words)));
-    }
-
-    digest_builder& nested(const digest& d) { return number(d.low).number(d.high); }
-
-    [[nodiscard]] digest finish() const {
-        const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
-        return {hash.low64, hash.high64};
-    }
-
-private:
-    XXH3_state_t state_;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/core/identity.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// All that decides the bits of a cached page, beside its tokens. Two caches may exchange pages if and only if every
-/// field is equal. A field added here is hashed by itself: `digest_of` takes the aggregate apart.
-struct identity {
-    digest weights = {};            ///< Of the checkpoint's names, dtypes, shapes and bytes.
-    std::string adapter = {};       ///< The low-rank adapter's name and version; empty for none.
-    digest tokenizer = {};          ///< Of tokenizer.json.
-    std::string config = {};        ///< Architecture, extents and rotary embedding, as canonical text.
-    std::string codec = {};         ///< The page codec and its options.
-    std::string layout = {};        ///< How a page is laid out.
-    std::uint64_t page_tokens = 0;  ///< Positions a page.
-    std::string weight_format = {}; ///< What the products compute from: "f32", "bf16", "f16".
-    std::uint64_t numeric_contract = numeric_contract_revision;
-    std::string backend = "cpu"; ///< The backend and its kernel revision.
-    std::string tenant = {};     ///< A salt that keeps tenants apart.
-
-    friend bool operator==(const identity&, const identity&) = default;
-};
-
-namespace detail {
-
-inline void feed(digest_builder& to, const digest& field) {
-    to.nested(field);
-}
-inline void feed(digest_builder& to, const std::string& field) {
-    to.text(field);
-}
-inline void feed(digest_builder& to, std::uint64_t field) {
-    to.number(field);
-}
-
-} // namespace detail
-
-/// Calls visit(name, field) for every field, in order.
-template <class Visit>
-void for_each_field(const identity& id, Visit visit) {
-    // Taking the aggregate apart: a field that is added and not named here does not compile.
-    const auto& [weights, adapter, tokenizer, config, codec, layout, page_tokens, weight_format, numeric_contract,
-                 backend, tenant] = id;
-    visit("weights", weights);
-    visit("adapter", adapter);
-    visit("tokenizer", tokenizer);
-    visit("config", config);
-    visit("codec", codec);
-    visit("layout", layout);
-    visit("page_tokens", page_tokens);
-    visit("weight_format", weight_format);
-    visit("numeric_contract", numeric_contract);
-    visit("backend", backend);
-    visit("tenant", tenant);
-}
-
-/// The digest of an identity: domain-separated, every field by name, length-prefixed.
-[[nodiscard]] inline digest digest_of(const identity& id) {
-    digest_builder builder;
-    builder.text("kvcache identity 1");
-    for_each_field(id, [&](const char* name, const auto& field) {
-        builder.text(name);
-        detail::feed(builder, field);
-    });
-    return builder.finish();
-}
-
-/// The name of the first field in which two identities differ; empty if they are equal.
-[[nodiscard]] inline std::string first_difference(const identity& a, const identity& b) {
-    std::vector<std::pair<std::string, digest>> fields;
-    const auto digest_field = [](const auto& field) {
-        digest_builder builder;
-        detail::feed(builder, field);
-        return builder.finish();
-    };
-    for_each_field(a, [&](const char* name, const auto& field) { fields.emplace_back(name, digest_field(field)); });
-    std::string found;
-    std::size_t i = 0;
-    for_each_field(b, [&](const char*, const auto& field) {
-        if (found.empty() && fields[i].second != digest_field(field))
-            found = fields[i].first;
-        ++i;
-    });
-    return found;
-}
-
-} // namespace kvcache
-
-// ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// The working state of a hash: `root` stands for the identity before any token, `chain` for what comes before and a
-/// run of tokens after it.
-template <class S>
-concept hash_state = requires(const S s, digest before, std::span<const token_id> run) {
-    { s.root() } -> std::same_as<digest>;
-    { s.chain(before, run) } -> std::same_as<digest>;
-};
-
-/// How a run of tokens after its past is named.
-template <class P>
-concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
-    p.open(id);
-} && hash_state<opened_by<P, identity>>;
-
-} // namespace kvcache
-
 // ---- kvcache/observer/concept.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -3101,16 +3294,11 @@ public:
                const identity& id, const Storages& storages, const Hashes& hashes, const Indexes& indexes,
                const Evictions& evictions, const Observers& observers)
         : shape_(shape),
-          page_bytes_(page_bytes),
           pool_(pages, storages.open(pages, page_bytes)),
-          hash_(hashes.open(id)),
           index_(indexes, shape, pages, most_tenants),
-          eviction_(evictions.open({.slots = pages, .bytes = pages * page_bytes})),
+          ranks_(shape, pages, page_bytes, most_tenants, id, hashes, evictions),
           observer_(observers.open()),
-          tenants_(pages, most_tenants),
-          prefixes_(pages + most_tenants),
-          depths_(pages),
-          ranked_(pages, false) {}
+          tenants_(pages, most_tenants) {}
 
     [[nodiscard]] const page_pool<Storage>& pool() const noexcept { return pool_; }
     [[nodiscard]] const rooted_index<Index>& index() const noexcept { return index_; }
@@ -3129,13 +3317,13 @@ public:
     std::uint32_t add_tenant(const digest& root, std::size_t quota) {
         const auto number = static_cast<std::uint32_t>(tenants_.size() + 1);
         index_.add_root(number);
-        prefixes_[index_of(*index_.root_of(number))] = root;
+        ranks_.name_root(*index_.root_of(number), root);
         return tenants_.add(quota);
     }
 
     /// Tells the observer. What it throws is lost: watching changes nothing.
     void tell(event what) noexcept {
-        what.names = prefixes_;
+        what.names = ranks_.prefixes();
         what.page_tokens = shape_.tokens;
         try {
             observer_.on(what);
@@ -3171,16 +3359,20 @@ public:
         if (index_.contains(page) && may_idle(page)) {
             ++idle_;
             tenants_.rest(page);
-            settle(eviction_, slot_of(page));
+            ranks_.settle(page);
         } else {
             give_back(page);
         }
     }
 
     /// Says that a page was used.
-    void touch(page_id page) noexcept {
-        if (ranked_[index_of(page)])
-            eviction_.touch(slot_of(page));
+    void touch(page_id page) noexcept { ranks_.touch(page); }
+
+    /// So many rows from `first` on were computed in so long: what their pages cost is learned from it. Fewer rows than
+    /// a page has are decoding, which says nothing of how soon pages are computed again.
+    void measure(std::size_t first, std::size_t rows, double seconds) noexcept {
+        if (rows >= shape_.tokens)
+            ranks_.measure(first, rows, seconds);
     }
 
     /// Whether the row may be written in place: nobody else holds the page, and the index has not promised the row.
@@ -3188,11 +3380,12 @@ public:
         return pool_.holders(page) == 1 && index_.run(page).size() <= row;
     }
 
-    /// Makes a held page known as `run` after `parent`. Returns the page that stands for the run from now on: where
-    /// another full one held it already, the caller's hold has moved to that one, and its own is given up.
-    /// Throws: bad_alloc, if the index or the eviction policy has no memory; the page is then not in the index, or as
-    /// it was there.
-    [[nodiscard]] page_id publish(std::optional<page_id> parent, std::span<const token_id> run, page_id page) {
+    /// Makes a held page known as `run` after `parent`, of a request of `length` full pages. Returns the page that
+    /// stands for the run from now on: where another full one held it already, the caller's hold has moved to that one,
+    /// and its own is given up. Throws: bad_alloc, if the index or the eviction policy has no memory; the page is then
+    /// not in the index, or as it was there.
+    [[nodiscard]] page_id publish(std::optional<page_id> parent, std::span<const token_id> run, page_id page,
+                                  std::size_t length) {
         const bool full = run.size() == shape_.tokens;
         const insertion done = index_.insert(parent, run, page);
         if (done.what == insertion::outcome::covered) {
@@ -3207,12 +3400,13 @@ public:
         }
         if (done.other)
             unlist(*done.other);
-        unrank(page); // its run has grown, and with it its name
+        ranks_.unrank(page); // its run has grown, and with it its name
+        ranks_.follow(index_, index_.parent(page));
         if (full) {
             try {
-                rank(page);
+                ranks_.rank(index_, page, length);
             } catch (...) {
-                index_.erase(page);
+                leave_index(page);
                 throw;
             }
             tell_of(event_kind::published, page);
@@ -3235,16 +3429,16 @@ public:
             if (pool_.holders(page) != held[i])
                 return broken(page, "counts " + std::to_string(pool_.holders(page)) + " holders and has " +
                                         std::to_string(held[i]));
-            if (free[i] && (known || ranked_[i] || held[i] > 0))
+            if (free[i] && (known || ranks_.ranked(page) || held[i] > 0))
                 return broken(page, "is free and in use");
             if (!free[i] && !known && held[i] == 0)
                 return broken(page, "is lost: neither free, held nor known");
-            if (ranked_[i] && !known)
+            if (ranks_.ranked(page) && !known)
                 return broken(page, "is ranked for eviction and not in the index");
             if (!known)
                 continue;
             idle += held[i] == 0;
-            if (held[i] == 0 && !ranked_[i])
+            if (held[i] == 0 && !ranks_.ranked(page))
                 return broken(page, "is idle and can never leave");
             if (index_.run(page).empty() || index_.run(page).size() > shape_.tokens)
                 return broken(page, "has a run that is not of a page");
@@ -3261,8 +3455,6 @@ public:
     }
 
 private:
-    [[nodiscard]] static slot_id slot_of(page_id page) noexcept { return slot_id{index_of(page)}; }
-
     [[nodiscard]] static error broken(page_id page, const std::string& how) {
         return {error_code::malformed, "page " + std::to_string(index_of(page)), "the page " + how};
     }
@@ -3281,51 +3473,32 @@ private:
         tell({what, run.size(), 0, 1, {&page, 1}, index_.parent(page), run});
     }
 
-    // Enters a page of the index into the eviction policy, under the digest of all tokens up to its end.
-    void rank(page_id page) {
-        if (ranked_[index_of(page)])
-            return;
-        const auto parent = index_.parent(page), above = index_.above(page);
-        const auto run = index_.run(page);
-        const digest prefix = hash_.chain(above ? prefixes_[index_of(*above)] : hash_.root(), run);
-        prefixes_[index_of(page)] = prefix;
-        depths_[index_of(page)] = parent ? depths_[index_of(*parent)] + 1 : 0;
-        const entry newcomer{.key = prefix.low,
-                             .bytes = page_bytes_,
-                             .cost = static_cast<double>(run.size()),
-                             .parent = parent ? std::optional(slot_of(*parent)) : std::nullopt,
-                             .depth = depths_[index_of(page)]};
-        announce(eviction_, newcomer);
-        eviction_.admit(slot_of(page), newcomer);
-        ranked_[index_of(page)] = true;
-    }
-
     // Whether a known page can wait for its next match: it is ranked, or can be; otherwise it leaves the index.
     [[nodiscard]] bool may_idle(page_id page) noexcept {
         try {
-            rank(page);
+            ranks_.rank(index_, page, 0);
         } catch (const std::bad_alloc&) {
-            index_.erase(page); // full pages are ranked as they are published, so this one is a leaf
+            leave_index(page); // full pages are ranked as they are published, so this one is a leaf
             return false;
         }
         return true;
     }
 
-    void unrank(page_id page) {
-        if (ranked_[index_of(page)])
-            eviction_.erase(slot_of(page));
-        ranked_[index_of(page)] = false;
-    }
-
     // A held page leaves the index.
     void forget(page_id page) {
+        ranks_.unrank(page);
+        leave_index(page);
+    }
+
+    void leave_index(page_id page) {
+        const auto parent = index_.parent(page);
         index_.erase(page);
-        unrank(page);
+        ranks_.follow(index_, parent);
     }
 
     // A page that the index has dropped: without a holder it is free.
     void unlist(page_id page) {
-        unrank(page);
+        ranks_.unrank(page);
         if (pool_.holders(page) == 0) {
             wake(page);
             give_back(page);
@@ -3334,33 +3507,25 @@ private:
 
     // Makes an idle page leave; one of this tenant's, if that is not zero.
     [[nodiscard]] bool evict(std::uint32_t tenant) {
-        const auto may_leave = [this, tenant](slot_id candidate) {
-            const page_id page{index_of(candidate)};
-            return pool_.holders(page) == 0 && index_.leaf(page) && (tenant == 0 || tenants_.owns(tenant, page));
-        };
-        const std::optional<slot_id> slot = eviction_.victim(may_leave);
-        if (!slot)
+        const auto page = ranks_.victim([this, tenant](page_id candidate) {
+            return pool_.holders(candidate) == 0 && index_.leaf(candidate) &&
+                   (tenant == 0 || tenants_.owns(tenant, candidate));
+        });
+        if (!page)
             return false;
-        const page_id page{index_of(*slot)};
-        tell_of(event_kind::evicted, page);
-        index_.erase(page);
-        kvcache::evict(eviction_, *slot);
-        ranked_[index_of(page)] = false;
-        unlist(page);
+        tell_of(event_kind::evicted, *page);
+        ranks_.evict(*page);
+        leave_index(*page);
+        unlist(*page);
         return true;
     }
 
     page_shape shape_;
-    std::size_t page_bytes_;
     page_pool<Storage> pool_;
-    Hash hash_;
     rooted_index<Index> index_;
-    Eviction eviction_;
+    page_ranks<Hash, Eviction> ranks_;
     Observer observer_;
     tenant_books tenants_;
-    std::vector<digest> prefixes_;      // by page: the digest of all tokens up to the end of a ranked page
-    std::vector<std::uint32_t> depths_; // by page: full pages before it
-    std::vector<bool> ranked_;          // by page: whether the eviction policy knows it
     std::size_t idle_ = 0;
 };
 
@@ -3482,6 +3647,8 @@ public:
     /// Ends a lease: its first rows are these tokens, the others are given back. It cannot fail: all memory that it
     /// must have was taken with the lease.
     void commit(sequence_state& state, std::span<const token_id> tokens) {
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - state.leased_at;
+        pages_.measure(state.tokens.size(), tokens.size(), took.count());
         state.append(tokens);
         if (state.has_copied_tail()) {
             if (tokens.empty())
@@ -3519,12 +3686,15 @@ private:
     // Makes all pages of a sequence known that are not yet. Where the index has no memory left, the sequence keeps its
     // pages to itself from there on: a later match finds less.
     void publish(sequence_state& state) {
+        if (state.tokens.size() >= state.prompt)
+            state.prompt = 0;
+        const std::size_t length = std::max(state.full_entries(page_tokens_), state.prompt / page_tokens_);
         for (std::size_t i = state.sealed; state.shares && i < state.table.size(); ++i) {
             page_entry& entry = state.table[i];
             const auto run = std::span<const token_id>(state.tokens).subspan(i * page_tokens_, entry.count);
             const auto parent = i > 0 ? std::optional(state.table[i - 1].page) : pages_.index().root_of(state.tenant);
             try {
-                entry.page = pages_.publish(parent, run, entry.page);
+                entry.page = pages_.publish(parent, run, entry.page, length);
                 if (entry.count == page_tokens_)
                     state.sealed = i + 1;
             } catch (const std::bad_alloc&) {
@@ -3639,6 +3809,7 @@ public:
         const index_match found = books_.index().match(tenant, tokens);
         auto known = std::make_unique<sequence_state>();
         known->tenant = tenant;
+        known->prompt = tokens.size();
         known->tokens.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(found.tokens));
         std::size_t left = found.tokens;
         for (const page_id page : found.pages) {
@@ -3686,6 +3857,7 @@ public:
         state.tail_before = open_rows ? std::optional(state.table.back()) : std::nullopt;
         state.leased = rows;
         state.has_lease = true;
+        state.leased_at = std::chrono::steady_clock::now();
         try {
             if (take_rows(state, in_tail, behind, copies ? used : 0))
                 return lease(*this, state);
@@ -3960,6 +4132,20 @@ static_assert(codec_policy<plain>);
 
 } // namespace kvcache
 
+// ---- kvcache/core/mixed_bits.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The number with every bit of it in every bit of the result, for tables whose keys need not be hashes: murmur3's
+/// finaliser (Appleby), which no two numbers share.
+[[nodiscard]] constexpr std::uint64_t mixed_bits(std::uint64_t x) noexcept {
+    x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdull;
+    x = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53ull;
+    return x ^ (x >> 33);
+}
+
+} // namespace kvcache
+
 // ---- kvcache/eviction/ghost_list.hpp ------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -3997,7 +4183,8 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
     [[nodiscard]] std::size_t bytes() const noexcept { return bytes_ << grain_; }
 
-    /// Enters a key that is not in the list. A full list forgets its oldest.
+    /// Enters a key. A full list forgets its oldest. A key that is in the list stays there too, and the newer of the
+    /// two is taken first.
     void push(std::uint64_t key, ghost what) noexcept {
         if (most_ == 0)
             return;
@@ -4006,7 +4193,7 @@ public:
         if (used_ == nodes_.size())
             close_holes();
         const std::uint32_t at = (first_ + used_++) % capacity();
-        const std::uint64_t hash = mixed(key);
+        const std::uint64_t hash = mixed_bits(key);
         std::uint32_t& chain = chain_of(hash);
         nodes_[at] = {print(hash), marks_only_ ? what.mark : units(what.bytes), chain};
         if (!marks_.empty())
@@ -4017,11 +4204,11 @@ public:
     }
 
     /// Asks for the memory that a key is looked up in.
-    void prefetch(std::uint64_t key) const noexcept { kvcache::prefetch(chains_.data(), chain_at(mixed(key))); }
+    void prefetch(std::uint64_t key) const noexcept { kvcache::prefetch(chains_.data(), chain_at(mixed_bits(key))); }
 
     /// Whether the key is in the list.
     [[nodiscard]] bool contains(std::uint64_t key) const noexcept {
-        const std::uint64_t hash = mixed(key);
+        const std::uint64_t hash = mixed_bits(key);
         for (std::uint32_t at = chains_[chain_at(hash)]; (at & last) == 0; at = nodes_[at].next)
             if (nodes_[at].print == print(hash))
                 return true;
@@ -4030,7 +4217,7 @@ public:
 
     /// Takes a key out.
     std::optional<ghost> take(std::uint64_t key) noexcept {
-        const std::uint64_t hash = mixed(key);
+        const std::uint64_t hash = mixed_bits(key);
         for (std::uint32_t* link = &chain_of(hash); (*link & last) == 0; link = &nodes_[*link].next) {
             const std::uint32_t at = *link;
             if (nodes_[at].print != print(hash))
@@ -4066,12 +4253,6 @@ private:
         std::uint32_t next = last; // in its chain
     };
 
-    // Keys need not be hashes (murmur3's finaliser: every bit of the key reaches every bit).
-    [[nodiscard]] static std::uint64_t mixed(std::uint64_t key) noexcept {
-        key = (key ^ (key >> 33)) * 0xff51afd7ed558ccdull;
-        key = (key ^ (key >> 33)) * 0xc4ceb9fe1a85ec53ull;
-        return key ^ (key >> 33);
-    }
     [[nodiscard]] static std::uint32_t print(std::uint64_t hash) noexcept {
         return static_cast<std::uint32_t>(hash >> 32) | 1u;
     }
@@ -4279,6 +4460,14 @@ public:
     [[nodiscard]] slot_id older(slot_id slot) const noexcept { return slot_id{links_[index_of(slot)].older}; }
     [[nodiscard]] bool ends(slot_id slot) const noexcept { return index_of(slot) >= slots_; }
 
+    /// Asks for the memory of a slot's links, and of its neighbours'.
+    void prefetch(slot_id slot) const noexcept { kvcache::prefetch_to_write(links_.data(), index_of(slot)); }
+    void prefetch_neighbours(slot_id slot) const noexcept {
+        const auto [newer, older] = links_[index_of(slot)];
+        kvcache::prefetch_to_write(links_.data(), newer);
+        kvcache::prefetch_to_write(links_.data(), older);
+    }
+
     /// Requires: the slot is in no queue.
     void push_front(slot_id slot, std::uint32_t queue) noexcept {
         const std::uint32_t end = slots_ + queue, second = links_[end].older, at = index_of(slot);
@@ -4304,10 +4493,16 @@ public:
     /// Cost: amortised O(1), while a fixed share may leave.
     template <class MayLeave>
     [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t queue, MayLeave&& may_leave) {
+        return oldest(queue, may_leave, slots_);
+    }
+
+    /// The same among the oldest `most`: a search that goes on where the one before ended.
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t queue, MayLeave&& may_leave, std::size_t most) {
         if (empty(queue))
             return std::nullopt;
         const slot_id last = front(queue);
-        for (bool all = false; !all;) {
+        for (bool all = false; !all && most > 0; --most) {
             const slot_id slot = back(queue);
             if (may_leave(slot))
                 return slot;
@@ -4326,6 +4521,44 @@ private:
 
     std::vector<link> links_; // the slots, then the sentinels
     std::uint32_t slots_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/touch_ring.hpp ------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The last few touches of a policy that moves what is touched: each waits while the memory that it needs comes, and
+/// they are applied in their order. Whoever asks the policy for anything else applies the rest before.
+///
+///     touch -> [ fetch: its own links .  .  reach: its neighbours' .  .  apply ]
+///
+/// Cost: O(1) each. 64 bytes.
+class touch_ring {
+public:
+    /// Enters a touch. `fetch(slot)` asks for a slot's own memory, `reach(slot)` reads it and asks for what it leads
+    /// to, and `apply(slot)` is done with the oldest once the ring is full.
+    template <class Fetch, class Reach, class Apply>
+    void add(slot_id slot, Fetch&& fetch, Reach&& reach, Apply&& apply) {
+        if (end_ - begin_ == ring_.size())
+            apply(ring_[begin_++ % ring_.size()]);
+        fetch(slot);
+        ring_[end_++ % ring_.size()] = slot;
+        if (end_ - begin_ > ring_.size() / 2)
+            reach(ring_[(end_ - 1 - ring_.size() / 2) % ring_.size()]);
+    }
+
+    /// Applies all that wait.
+    template <class Apply>
+    void apply_all(Apply&& apply) {
+        while (begin_ != end_)
+            apply(ring_[begin_++ % ring_.size()]);
+    }
+
+private:
+    std::array<slot_id, 16> ring_ = {};
+    std::uint32_t begin_ = 0, end_ = 0; // touches applied, and entered
 };
 
 } // namespace kvcache
@@ -4363,6 +4596,7 @@ public:
           period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(room.slots, 2000, 1u << 24))) {}
 
     void admit(slot_id slot, const entry& newcomer) {
+        apply_touches();
         expects(!queues_.contains(slot), "an entry is admitted once");
         known& one = entries_[index_of(slot)];
         one = {.key = newcomer.key, .bytes = static_cast<float>(std::max<std::size_t>(newcomer.bytes, 1))};
@@ -4376,23 +4610,29 @@ public:
 
     void touch(slot_id slot) {
         expects(queues_.contains(slot), "a touched entry was admitted");
-        const known& one = entries_[index_of(slot)];
-        ages_.use(class_of(one), clock_ - one.used);
-        queues_.remove(slot);
-        use(slot);
+        touches_.add(
+            slot,
+            [this](slot_id one) {
+                queues_.prefetch(one);
+                prefetch_to_write(entries_.data(), index_of(one));
+            },
+            [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { use_again(one); });
     }
 
     void settle(slot_id slot) {
+        apply_touches();
         expects(queues_.contains(slot), "an entry that settles was admitted");
         queues_.move_to_front(slot, class_of(entries_[index_of(slot)]));
     }
 
     void erase(slot_id slot) {
+        apply_touches();
         expects(queues_.contains(slot), "an erased entry was admitted");
         queues_.remove(slot);
     }
 
     void evict(slot_id slot) {
+        apply_touches();
         const known& one = entries_[index_of(slot)];
         ghosts_.push(one.key, {.mark = (one.used & ~class_bits) | class_of(one)});
         erase(slot);
@@ -4400,6 +4640,7 @@ public:
 
     template <class MayLeave>
     [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        apply_touches();
         const auto found = least(may_leave, patience);
         return found ? found : least(may_leave, queues_.slots());
     }
@@ -4418,6 +4659,17 @@ private:
     [[nodiscard]] static std::uint32_t class_of(const known& one) noexcept {
         return std::min<std::uint32_t>(static_cast<std::uint32_t>(std::bit_width(std::uint32_t{one.uses} - 1u)),
                                        classes - 1);
+    }
+
+    void apply_touches() {
+        touches_.apply_all([this](slot_id slot) { use_again(slot); });
+    }
+
+    void use_again(slot_id slot) {
+        const known& one = entries_[index_of(slot)];
+        ages_.use(class_of(one), clock_ - one.used);
+        queues_.remove(slot);
+        use(slot);
     }
 
     void use(slot_id slot) {
@@ -4468,6 +4720,7 @@ private:
 
     slot_queues queues_;
     std::vector<known> entries_;
+    touch_ring touches_;
     ghost_list ghosts_;
     reuse_ages<classes> ages_;
     std::uint32_t clock_ = 0; // uses of all entries, round the clock
@@ -5459,19 +5712,20 @@ static_assert(eviction_policy<clock>);
 namespace kvcache {
 
 /// Slots by a rank that can change, the lowest first; of one rank, the one that has had it longest. A binary heap that
-/// knows where each slot stands.
+/// knows where each slot stands. A slot can be set aside: it keeps its rank and does not come out.
 ///
 /// Cost: O(log n) each. 20 bytes a slot.
 class slot_heap {
 public:
     explicit slot_heap(std::size_t slots) : heap_(slots), places_(slots, nowhere), ranks_(slots), turns_(slots) {}
 
+    /// Slots that are not set aside.
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
     [[nodiscard]] bool contains(slot_id slot) const noexcept { return places_[index_of(slot)] != nowhere; }
     [[nodiscard]] double rank(slot_id slot) const noexcept { return ranks_[index_of(slot)]; }
 
     /// The slot at a place of the heap, the lowest at 0; the others are in no order of use to a caller but exist once
-    /// each. Requires: place < size().
+    /// each, unless set aside. Requires: place < size().
     [[nodiscard]] slot_id at(std::size_t place) const noexcept { return slot_id{heap_[place]}; }
 
     /// Whether `a` comes out before `b`.
@@ -5480,26 +5734,49 @@ public:
     /// Enters a slot, or gives it another rank.
     void rank(slot_id slot, double rank) noexcept {
         const std::uint32_t at = index_of(slot);
-        if (places_[at] == nowhere) {
-            heap_[size_] = at;
-            places_[at] = size_++;
-        }
         ranks_[at] = rank;
         turns_[at] = turn_++;
-        sink(rise(places_[at]));
+        if (places_[at] == nowhere)
+            enter(at);
+        else if (places_[at] != aside)
+            sink(rise(places_[at]));
     }
 
     /// Requires: the slot is in the heap.
     void remove(slot_id slot) noexcept {
-        const std::uint32_t place = places_[index_of(slot)];
-        swap(place, --size_);
+        if (places_[index_of(slot)] != aside)
+            take_out(index_of(slot));
         places_[index_of(slot)] = nowhere;
-        if (place < size_)
-            sink(rise(place));
+    }
+
+    /// Requires: the slot is in the heap.
+    void set_aside(slot_id slot) noexcept {
+        if (places_[index_of(slot)] != aside)
+            take_out(index_of(slot));
+        places_[index_of(slot)] = aside;
+    }
+
+    /// Puts a slot back that was set aside.
+    void put_back(slot_id slot) noexcept {
+        if (places_[index_of(slot)] == aside)
+            enter(index_of(slot));
     }
 
 private:
-    static constexpr std::uint32_t nowhere = 0xffffffffu;
+    static constexpr std::uint32_t nowhere = 0xffffffffu, aside = 0xfffffffeu;
+
+    void enter(std::uint32_t slot) noexcept {
+        heap_[size_] = slot;
+        places_[slot] = size_;
+        rise(size_++);
+    }
+
+    void take_out(std::uint32_t slot) noexcept {
+        const std::uint32_t place = places_[slot];
+        swap(place, --size_);
+        if (place < size_)
+            sink(rise(place));
+    }
 
     // Turns may wrap: of two, the earlier is the one that the other is less than 2^31 turns ahead of.
     [[nodiscard]] bool before(std::uint32_t a, std::uint32_t b) const noexcept {
@@ -5557,13 +5834,16 @@ public:
     explicit greedy_dual(std::size_t slots) : heap_(slots) {}
 
     [[nodiscard]] bool contains(slot_id slot) const noexcept { return heap_.contains(slot); }
-    [[nodiscard]] std::size_t size() const noexcept { return heap_.size(); }
 
     /// Enters a slot, or says that it is worth this much as of now.
     void rank(slot_id slot, double worth) noexcept { heap_.rank(slot, clock_ + worth); }
 
     /// Requires: the slot is ranked, as in all below.
     void remove(slot_id slot) noexcept { heap_.remove(slot); }
+
+    /// A slot that cannot leave keeps its rank, and none is met that cannot leave.
+    void cover(slot_id slot) noexcept { heap_.set_aside(slot); }
+    void uncover(slot_id slot) noexcept { heap_.put_back(slot); }
 
     /// Removes a victim, and moves the clock.
     void evict(slot_id slot) noexcept {
@@ -5602,7 +5882,7 @@ namespace kvcache {
 /// An entry is worth the time that its hits are expected to save, by its bytes. A hit saves the entry's cost, given
 /// that its parent is present, so that depth as such makes nothing dearer; how many hits to expect is learned from what
 /// became of the entries that had as many before, and weighed down by age as in gdsf. The lowest leaves; one that may
-/// not leave is ranked anew, as if it had just come with the uses it has.
+/// not leave is ranked anew, as if it had just come with the uses it has; one that others continue is not met.
 ///
 ///     rank = clock + hits to expect after so many uses * cost / bytes
 ///
@@ -5639,6 +5919,15 @@ public:
     void settle(slot_id slot) {
         expects(ranks_.contains(slot), "a settled entry was admitted");
         ranks_.rank(slot, worth(slot));
+    }
+
+    void cover(slot_id slot) {
+        expects(ranks_.contains(slot), "a covered entry was admitted");
+        ranks_.cover(slot);
+    }
+    void uncover(slot_id slot) {
+        expects(ranks_.contains(slot), "an uncovered entry was admitted");
+        ranks_.uncover(slot);
     }
 
     void erase(slot_id slot) {
@@ -5820,6 +6109,9 @@ public:
         renew(slot);
     }
 
+    void cover(slot_id slot) { kvcache::cover(inner_, slot); }
+    void uncover(slot_id slot) { kvcache::uncover(inner_, slot); }
+
     void erase(slot_id slot) {
         inner_.erase(slot);
         queue_.remove(slot);
@@ -5934,7 +6226,7 @@ namespace kvcache {
 
 /// Greedy dual size frequency: an entry's worth is its uses times its cost, by its bytes, counted from a clock that
 /// moves on to the rank of each entry that leaves. The lowest rank leaves. One that may not leave is ranked anew, as if
-/// it had just come with the uses it has.
+/// it had just come with the uses it has; one that others continue keeps its rank and is not met.
 ///
 ///     rank = clock + uses * cost / bytes
 ///
@@ -5969,6 +6261,15 @@ public:
     void settle(slot_id slot) {
         expects(ranks_.contains(slot), "a settled entry was admitted");
         ranks_.rank(slot, worth(slot));
+    }
+
+    void cover(slot_id slot) {
+        expects(ranks_.contains(slot), "a covered entry was admitted");
+        ranks_.cover(slot);
+    }
+    void uncover(slot_id slot) {
+        expects(ranks_.contains(slot), "an uncovered entry was admitted");
+        ranks_.uncover(slot);
     }
 
     void erase(slot_id slot) {
@@ -6252,7 +6553,8 @@ namespace kvcache {
 /// Least hit density: of a sample of entries, the one leaves that expects the fewest hits for the room and time that it
 /// will take. The expectation is learned from the ages at which entries were hit and left, by class of how soon they
 /// were hit before. A few entries are spared to see what would have become of them, and newcomers of little worth stand
-/// in every sample for a while; those that may not leave do not stand in it.
+/// in every sample for a while; those that may not leave do not stand in it, and those that others continue are not
+/// drawn.
 ///
 ///     8, later 32 entries at random + 8 newcomers -> lowest hits / (age to come * bytes): victim
 ///
@@ -6278,8 +6580,8 @@ public:
 
     void admit(slot_id slot, const entry& newcomer) {
         expects(places_[index_of(slot)] == nowhere, "an entry is admitted once");
-        places_[index_of(slot)] = count_;
-        sampled_[count_++] = index_of(slot);
+        enter(index_of(slot));
+        ++present_;
         entries_[index_of(slot)] = {.bytes = static_cast<float>(newcomer.bytes), .before = densities_.ages()};
         const bool spared = use(slot);
         if (!spared && density(slot) < victims_density_)
@@ -6297,13 +6599,24 @@ public:
         use(slot);
     }
 
+    void cover(slot_id slot) {
+        expects(places_[index_of(slot)] != nowhere, "a covered entry was admitted");
+        take_out(index_of(slot));
+        places_[index_of(slot)] = covered;
+    }
+
+    void uncover(slot_id slot) {
+        expects(places_[index_of(slot)] != nowhere, "an uncovered entry was admitted");
+        if (places_[index_of(slot)] == covered)
+            enter(index_of(slot));
+    }
+
     void erase(slot_id slot) {
         expects(places_[index_of(slot)] != nowhere, "an erased entry was admitted");
         give_up_sparing(entries_[index_of(slot)]);
-        const std::uint32_t place = places_[index_of(slot)];
-        sampled_[place] = sampled_[--count_];
-        places_[sampled_[place]] = place;
+        take_out(index_of(slot));
         places_[index_of(slot)] = nowhere;
+        --present_;
     }
 
     void evict(slot_id slot) {
@@ -6324,11 +6637,18 @@ public:
             }
         };
         const std::uint32_t samples = densities_.young() ? 8 : 32; // few, to learn fast from mistakes
-        for (std::uint32_t n = 0; n < samples && count_ > samples; ++n)
-            consider(slot_id{sampled_[random() % count_]});
-        for (const std::optional<slot_id>& newcomer : newcomers_)
-            if (newcomer && count_ > samples && places_[index_of(*newcomer)] != nowhere)
-                consider(*newcomer);
+        if (count_ > samples) {
+            std::array<std::uint32_t, 32> drawn; // places, then slots: all are on their way before the first is read
+            for (std::uint32_t n = 0; n < samples; ++n)
+                prefetch(sampled_.data(), drawn[n] = static_cast<std::uint32_t>(random() % count_));
+            for (std::uint32_t n = 0; n < samples; ++n)
+                prefetch(entries_.data(), drawn[n] = sampled_[drawn[n]]);
+            for (std::uint32_t n = 0; n < samples; ++n)
+                consider(slot_id{drawn[n]});
+            for (const std::optional<slot_id>& newcomer : newcomers_)
+                if (newcomer && places_[index_of(*newcomer)] < covered)
+                    consider(*newcomer);
+        }
         if (!found)
             for (std::uint32_t place = 0; place < count_; ++place)
                 consider(slot_id{sampled_[place]});
@@ -6338,7 +6658,7 @@ public:
     }
 
 private:
-    static constexpr std::uint32_t nowhere = 0xffffffffu;
+    static constexpr std::uint32_t nowhere = 0xffffffffu, covered = 0xfffffffeu;
     struct known {
         float bytes = 0.0f;
         std::uint32_t used = 0;   // when
@@ -6367,8 +6687,21 @@ private:
         one.spared = explores && explorer_budget_ > 0.0 && densities_.young();
         if (one.spared)
             explorer_budget_ -= static_cast<double>(one.bytes);
-        densities_.pass(count_);
+        densities_.pass(present_);
         return explores;
+    }
+
+    void enter(std::uint32_t slot) {
+        places_[slot] = count_;
+        sampled_[count_++] = slot;
+    }
+
+    void take_out(std::uint32_t slot) {
+        const std::uint32_t place = places_[slot];
+        if (place == covered)
+            return;
+        sampled_[place] = sampled_[--count_];
+        places_[sampled_[place]] = place;
     }
 
     void give_up_sparing(known& one) {
@@ -6386,7 +6719,7 @@ private:
     }
 
     std::vector<known> entries_;
-    std::vector<std::uint32_t> places_;  // by slot: among the sampled
+    std::vector<std::uint32_t> places_;  // by slot: among the sampled, or covered
     std::vector<std::uint32_t> sampled_; // slots without gaps
     hit_density densities_;
     std::array<std::optional<slot_id>, 8> newcomers_ = {};
@@ -6394,7 +6727,8 @@ private:
     float victims_density_ = 0.0f; // a mean that decays
     double explorer_budget_;       // bytes that may be spared
     std::uint64_t random_;
-    std::uint32_t count_ = 0;
+    std::uint32_t count_ = 0;   // of the sampled
+    std::uint32_t present_ = 0; // and of the covered
 };
 
 inline lhd::state lhd::open(eviction_room room) const {
@@ -6761,6 +7095,8 @@ public:
 
     void touch(slot_id slot) { at(slot).touch(slot); }
     void settle(slot_id slot) { kvcache::settle(at(slot), slot); }
+    void cover(slot_id slot) { kvcache::cover(at(slot), slot); }
+    void uncover(slot_id slot) { kvcache::uncover(at(slot), slot); }
     void erase(slot_id slot) { at(slot).erase(slot); }
     void evict(slot_id slot) { kvcache::evict(at(slot), slot); }
 
@@ -7067,60 +7403,62 @@ struct slru {
     [[nodiscard]] state open(eviction_room room) const;
 };
 
-/// Cost: O(segments) each; victim amortised, while a fixed share of the entries may leave. 17 bytes a slot.
+/// Cost: O(segments) each; victim amortised, while a fixed share of the entries may leave. 16 bytes a slot.
 class slru::state {
 public:
     state(const slru& policy, eviction_room room)
         : queues_(room.slots, policy.segments),
-          bytes_(room.slots),
-          segments_(room.slots),
+          entries_(room.slots),
           filled_(policy.segments),
           share_(room.bytes / policy.segments) {
         expects(policy.segments >= 1 && policy.segments <= 255, "slru has 1 to 255 segments");
     }
 
     void admit(slot_id slot, const entry& newcomer) {
+        apply_touches();
         expects(!queues_.contains(slot), "an entry is admitted once");
-        std::uint8_t lowest = 0;
+        expects(newcomer.bytes >> 56 == 0, "an entry is smaller than 2^56 bytes");
+        std::uint32_t lowest = 0;
         while (lowest < filled_.size() && filled_[lowest] + newcomer.bytes > share_)
             ++lowest;
-        bytes_[index_of(slot)] = newcomer.bytes;
+        entries_[index_of(slot)].bytes = newcomer.bytes & most_bytes;
         enter(slot, lowest < filled_.size() ? lowest : 0);
         let_down_ = false;
     }
 
     void touch(slot_id slot) {
         expects(queues_.contains(slot), "a touched entry was admitted");
-        const std::uint8_t from = segments_[index_of(slot)];
-        const bool highest = from + 1u == filled_.size();
-        leave(slot);
-        enter(slot, highest ? from : from + 1u);
-        let_down_ = false;
-        for (std::size_t s = from + 1u; !highest && s > 0; --s)
-            while (filled_[s] > share_) {
-                const slot_id oldest = queues_.back(static_cast<std::uint32_t>(s));
-                leave(oldest);
-                enter(oldest, static_cast<std::uint32_t>(s - 1));
-                let_down_ = s == 1;
-            }
+        touches_.add(
+            slot,
+            [this](slot_id one) {
+                queues_.prefetch(one);
+                prefetch_to_write(entries_.data(), index_of(one));
+            },
+            [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { lift(one); });
     }
 
     void settle(slot_id slot) {
+        apply_touches();
         expects(queues_.contains(slot), "a settled entry was admitted");
-        queues_.move_to_front(slot, segments_[index_of(slot)]);
+        queues_.move_to_front(slot, segment_of(slot));
     }
 
     void erase(slot_id slot) {
+        apply_touches();
         expects(queues_.contains(slot), "an erased entry was admitted");
         leave(slot);
     }
 
     /// Whether the last touch let entries down into a lowest segment that is above its share, as entries of many sizes
     /// can. Published counts in bytes come from caches that evict then, though there is room.
-    [[nodiscard]] bool crowded() const { return let_down_ && filled_[0] > share_; }
+    [[nodiscard]] bool crowded() {
+        apply_touches();
+        return let_down_ && filled_[0] > share_;
+    }
 
     template <class MayLeave>
     [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        apply_touches();
         for (std::uint32_t s = 0; s < filled_.size(); ++s)
             if (const auto found = queues_.oldest(s, may_leave))
                 return found;
@@ -7128,20 +7466,56 @@ public:
     }
 
 private:
+    static constexpr std::uint64_t most_bytes = (std::uint64_t{1} << 56) - 1; // of an entry
+    struct known {
+        std::uint64_t bytes : 56 = 0;
+        std::uint64_t segment : 8 = 0;
+    };
+
+    [[nodiscard]] std::uint32_t segment_of(slot_id slot) const {
+        return static_cast<std::uint32_t>(entries_[index_of(slot)].segment);
+    }
+
+    void apply_touches() {
+        touches_.apply_all([this](slot_id slot) { lift(slot); });
+    }
+
+    void lift(slot_id slot) {
+        const std::uint32_t from = segment_of(slot);
+        const bool highest = from + 1u == filled_.size();
+        leave(slot);
+        enter(slot, highest ? from : from + 1);
+        let_down_ = false;
+        for (std::uint32_t s = from + 1; !highest && s > 0; --s) {
+            while (filled_[s] > share_) {
+                const slot_id oldest = queues_.back(s);
+                leave(oldest);
+                enter(oldest, s - 1);
+                let_down_ = s == 1;
+            }
+            if (const slot_id next = queues_.back(s); !queues_.ends(next)) { // to be let down by some later touch
+                prefetch_to_write(entries_.data(), index_of(next));
+                queues_.prefetch_neighbours(next);
+            }
+        }
+    }
+
     void enter(slot_id slot, std::uint32_t segment) {
         queues_.push_front(slot, segment);
-        segments_[index_of(slot)] = static_cast<std::uint8_t>(segment);
-        filled_[segment] += bytes_[index_of(slot)];
+        known& one = entries_[index_of(slot)];
+        one.segment = segment & 0xffu;
+        filled_[segment] += one.bytes;
     }
 
     void leave(slot_id slot) {
         queues_.remove(slot);
-        filled_[segments_[index_of(slot)]] -= bytes_[index_of(slot)];
+        const known one = entries_[index_of(slot)];
+        filled_[one.segment] -= one.bytes;
     }
 
     slot_queues queues_; // a segment each
-    std::vector<std::size_t> bytes_;
-    std::vector<std::uint8_t> segments_;
+    std::vector<known> entries_;
+    touch_ring touches_;
     std::vector<std::size_t> filled_; // by segment: bytes
     std::size_t share_;               // of each
     bool let_down_ = false;           // by the last touch, into the lowest
@@ -7277,7 +7651,7 @@ public:
 
     /// A use of the key.
     void add(std::uint64_t key) noexcept {
-        const std::uint64_t hash = mixed(key);
+        const std::uint64_t hash = mixed_bits(key);
         if (!pass_door(hash))
             for (std::uint32_t row = 0; row < 4; ++row)
                 if (const place at = counter(hash, row); (words_[at.word] >> at.bit & 15) < 15)
@@ -7288,7 +7662,7 @@ public:
 
     /// Its uses, never fewer than they were since the last halving, as far as that is within 16.
     [[nodiscard]] std::uint32_t uses(std::uint64_t key) const noexcept {
-        const std::uint64_t hash = mixed(key);
+        const std::uint64_t hash = mixed_bits(key);
         std::uint32_t least = 15;
         for (std::uint32_t row = 0; row < 4; ++row) {
             const place at = counter(hash, row);
@@ -7302,12 +7676,6 @@ private:
         std::size_t word;
         std::uint32_t bit;
     };
-
-    [[nodiscard]] static std::uint64_t mixed(std::uint64_t key) noexcept { // murmur3's finaliser
-        key = (key ^ (key >> 33)) * 0xff51afd7ed558ccdull;
-        key = (key ^ (key >> 33)) * 0xc4ceb9fe1a85ec53ull;
-        return key ^ (key >> 33);
-    }
 
     // A row has four counters of each word, and its own hash: the high half times an odd number of the row's.
     [[nodiscard]] place counter(std::uint64_t hash, std::uint32_t row) const noexcept {
@@ -7426,11 +7794,11 @@ public:
     template <class MayLeave>
     [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
         while (bytes_[window] + bytes_to_come_ > window_share_) {
-            const auto candidate = queues_.oldest(window, may_leave);
+            const auto candidate = queues_.oldest(window, may_leave, patience);
             if (!candidate)
                 break;
             if (bytes_[probation] + bytes_[guarded] + size(*candidate) > room_ - window_share_) {
-                const auto other = oldest_of_main(may_leave);
+                const auto other = oldest_of_main(may_leave, patience);
                 if (!other || sketch_.uses(keys_[index_of(*candidate)]) <= sketch_.uses(keys_[index_of(*other)]))
                     return candidate;
                 to_main(*candidate);
@@ -7438,21 +7806,24 @@ public:
             }
             to_main(*candidate);
         }
-        if (const auto found = oldest_of_main(may_leave))
+        if (const auto found = oldest_of_main(may_leave, patience))
             return found;
-        return queues_.oldest(window, may_leave);
+        if (const auto found = queues_.oldest(window, may_leave))
+            return found;
+        return oldest_of_main(may_leave, queues_.slots());
     }
 
 private:
     static constexpr std::uint8_t window = 0, probation = 1, guarded = 2; // queues
+    static constexpr std::size_t patience = 64; // entries of a queue that are asked about before it is passed over
 
     [[nodiscard]] std::size_t size(slot_id slot) const { return std::size_t{sizes_[index_of(slot)]} << grain_; }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> oldest_of_main(MayLeave&& may_leave) {
-        if (const auto found = queues_.oldest(probation, may_leave))
+    [[nodiscard]] std::optional<slot_id> oldest_of_main(MayLeave&& may_leave, std::size_t most) {
+        if (const auto found = queues_.oldest(probation, may_leave, most))
             return found;
-        return queues_.oldest(guarded, may_leave);
+        return queues_.oldest(guarded, may_leave, most);
     }
 
     void enter(slot_id slot, std::uint8_t queue) {
@@ -11293,6 +11664,7 @@ public:
           twin_(policy.open({.slots = slots, .bytes = slots * 256})),
           parents_(slots),
           depths_(slots),
+          children_(slots),
           present_(slots, false),
           broken_(broken) {}
 
@@ -11348,6 +11720,10 @@ public:
         state_.admit(slot, newcomer);
         twin_.admit(slot, newcomer);
         present_[index_of(slot)] = true;
+        if (newcomer.parent && ++children_[index_of(parent)] == 1) {
+            cover(state_, parent);
+            cover(twin_, parent);
+        }
     }
 
     // Everything leaves, each entry once, leaves before parents.
@@ -11368,23 +11744,27 @@ public:
     }
 
 private:
-    [[nodiscard]] bool childless(slot_id slot) const {
-        for (std::size_t i = 0; i < present_.size(); ++i)
-            if (present_[i] && parents_[i] == slot)
-                return false;
-        return true;
+    [[nodiscard]] bool childless(slot_id slot) const { return children_[index_of(slot)] == 0; }
+
+    void leave(slot_id slot) {
+        present_[index_of(slot)] = false;
+        const std::optional<slot_id> parent = parents_[index_of(slot)];
+        if (parent && --children_[index_of(*parent)] == 0) {
+            uncover(state_, *parent);
+            uncover(twin_, *parent);
+        }
     }
 
     void erase(slot_id slot) {
         state_.erase(slot);
         twin_.erase(slot);
-        present_[index_of(slot)] = false;
+        leave(slot);
     }
 
     void evict(slot_id slot) {
         kvcache::evict(state_, slot);
         kvcache::evict(twin_, slot);
-        present_[index_of(slot)] = false;
+        leave(slot);
     }
 
     std::optional<slot_id> victim(const std::vector<bool>& held, bool names_victims) {
@@ -11417,6 +11797,7 @@ private:
     decltype(std::declval<const Policy&>().open(eviction_room{})) twin_;
     std::vector<std::optional<slot_id>> parents_;
     std::vector<std::uint32_t> depths_;
+    std::vector<std::uint32_t> children_;
     std::vector<bool> present_;
     violations& broken_;
 };

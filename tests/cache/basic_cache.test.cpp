@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache/basic_cache.hpp>
 #include <kvcache/eviction/lru.hpp>
-#include <kvcache/locking/all.hpp>
 #include <kvcache/observer/counting.hpp>
 #include <kvcache/storage/failing.hpp>
 
-#include <atomic>
 #include <memory_resource>
 #include <new>
 #include <stdexcept>
-#include <thread>
 
 #include "cache/model.hpp"
 #include <catch2/catch.hpp>
@@ -317,67 +314,4 @@ TEST_CASE("what is least recently used leaves first, leaves before parents") {
     CHECK(cache.match(counted(0, 32)).tokens() == 32);
     CHECK(cache.match(counted(100, 32)).tokens() == 16);
     CHECK(cache.check());
-}
-
-TEST_CASE("threads share a mutexed cache") {
-    auto cache = kv::make_cache(small, pages(24), kv::mutexed{}, kv::counting{});
-    std::atomic<int> wrong{0};
-    const auto work = [&](std::uint64_t seed) {
-        seeded choose(seed);
-        for (int round = 0; round < 400; ++round) {
-            const auto base = counted(static_cast<std::int32_t>(choose(3)), 4 + choose(60));
-            std::vector<kv::token_id> tokens = base;
-            for (std::size_t n = choose(20) + 1; n > 0; --n)
-                tokens.push_back(kv::token_id{static_cast<std::int32_t>(choose(2))});
-            past all;
-            for (const kv::token_id token : tokens)
-                all.push(token);
-            auto found = cache.match(tokens);
-            const auto plan = cache.plan(found);
-            auto sequence = cache.open(std::move(found), plan);
-            past known = all.first(plan.first);
-            wrong += !rows_hold(cache, sequence.table(), known.names);
-            const auto rest = std::span<const kv::token_id>(tokens).subspan(plan.first);
-            if (!append(cache, sequence, known, rest))
-                continue;
-            auto twin = sequence.fork(choose(known.size() + 1));
-            past other = known.first(twin.size());
-            if (append(cache, twin, other, counted(7, 1 + choose(20))))
-                wrong += !rows_hold(cache, twin.table(), other.names);
-            wrong += !rows_hold(cache, sequence.table(), known.names);
-            sequence.truncate(choose(known.size() + 1));
-            wrong += round % 50 == 0 && !cache.check().has_value();
-        }
-    };
-    std::vector<std::thread> threads;
-    for (std::uint64_t i = 0; i < 4; ++i)
-        threads.emplace_back(work, i);
-    for (std::thread& thread : threads)
-        thread.join();
-    CHECK(wrong == 0);
-    CHECK(cache.check());
-    CHECK(cache.stats().held == 0);
-}
-
-TEST_CASE("a page is copied while its holder writes behind the shared rows") {
-    auto cache = kv::make_cache(small, pages(24), kv::mutexed{});
-    auto a = cache.open();
-    past one;
-    REQUIRE(append(cache, a, one, counted(0, 10)));
-    auto lease = cache.reserve(a, 6);
-    REQUIRE(lease);
-    std::thread writer([&] {
-        for (int again = 0; again < 200; ++again)
-            for (std::size_t row = 0; row < 6; ++row)
-                write_row(*lease, small, row, static_cast<std::uint64_t>(again));
-    });
-    bool sound = true;
-    for (int again = 0; again < 50; ++again) {
-        auto found = cache.match(one.tokens);
-        auto b = cache.open(std::move(found), {10, 0});
-        past two = one;
-        sound = sound && append(cache, b, two, counted(40 + again, 2)) && rows_hold(cache, b.table(), two.names);
-    }
-    writer.join();
-    CHECK(sound);
 }

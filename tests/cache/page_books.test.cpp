@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache/page_books.hpp>
 #include <kvcache/eviction/lru.hpp>
+#include <kvcache/eviction/tail_safe_lru.hpp>
 
 #include <map>
 
@@ -62,12 +63,60 @@ TEST_CASE("an entry is ranked under the digest of all tokens up to its end") {
         const kv::slot_id slot{kv::index_of(table[i].page)};
         REQUIRE(ranked.contains(slot));
         CHECK(ranked[slot].key == before.low);
-        CHECK(ranked[slot].cost == static_cast<double>(run.size()));
+        CHECK(ranked[slot].cost > 0.0);
+        CHECK(ranked[slot].depth == i);
+        CHECK(ranked[slot].length == (i < 2 ? 2u : 3u)); // full pages that were asked for, and what ended behind them
         CHECK(ranked[slot].bytes == cache.stats().page_bytes);
         CHECK(ranked[slot].parent == parent);
         parent = slot;
     }
     CHECK(ranked.size() == table.size());
+}
+
+TEST_CASE("an entry says how long its request is, and costs no less than those before it") {
+    noting::notes ranked;
+    auto cache = kv::make_cache(shape, {16 * kv::plain{}.open(shape).page_bytes()}, noting{&ranked});
+    const auto tokens = counted(0, 100);
+    auto found = cache.match(tokens);
+    auto one = cache.open(std::move(found), {0, 100});
+    past own;
+    REQUIRE(append(cache, one, own, std::span(tokens).first(40))); // in two prefills
+    for (const auto& [slot, entry] : ranked)
+        CHECK(entry.length == 6);
+    REQUIRE(append(cache, one, own, std::span(tokens).subspan(40)));
+    REQUIRE(ranked.size() == 6);
+    double before = 0.0;
+    for (const auto& entry : one.table().subspan(3, 3)) {
+        const kv::entry& told = ranked[kv::slot_id{kv::index_of(entry.page)}];
+        CHECK(told.length == 6);
+        CHECK(told.cost >= before);
+        before = told.cost;
+    }
+    CHECK(before > 0.0);
+    REQUIRE(append(cache, one, own, counted(500, 30))); // beyond what was asked: an answer
+    CHECK(ranked[kv::slot_id{kv::index_of(one.table()[7].page)}].length == 8);
+    auto none = cache.open();
+    past other;
+    REQUIRE(append(cache, none, other, counted(1000, 33))); // of a request that nobody asked a match for
+    CHECK(ranked[kv::slot_id{kv::index_of(none.table()[0].page)}].length == 2);
+}
+
+TEST_CASE("in a cache, tail-safe lru keeps of each conversation what its next turn needs") {
+    const auto known = [](const auto& eviction, std::int32_t of) {
+        auto cache = kv::make_cache(shape, {12 * kv::plain{}.open(shape).page_bytes()}, eviction);
+        for (const auto& [first, tokens] : {std::pair{0, 96u}, std::pair{1000, 96u}, std::pair{2000, 64u}}) {
+            const auto prompt = counted(first, tokens);
+            auto sequence = cache.open(cache.match(prompt), {0, tokens});
+            past own;
+            REQUIRE(append(cache, sequence, own, prompt));
+        }
+        return cache.match(counted(of, 96)).tokens();
+    };
+    const kv::tail_safe_lru tail{.budget = 4, .next_turn = 2};
+    CHECK(known(tail, 0) == 64);
+    CHECK(known(tail, 1000) == 64);
+    CHECK(known(kv::lru{}, 0) == 32);
+    CHECK(known(kv::lru{}, 1000) == 96);
 }
 
 TEST_CASE("books that do not add up are found") {
@@ -79,7 +128,7 @@ TEST_CASE("books that do not add up are found") {
     CHECK(books.check(held).error().message == "the page counts 1 holders and has 0");
     held[kv::index_of(*page)] = 1;
     CHECK(books.check(held));
-    CHECK(books.publish({}, counted(0, 16), *page) == *page);
+    CHECK(books.publish({}, counted(0, 16), *page, 1) == *page);
     books.drop(*page);
     held[kv::index_of(*page)] = 0;
     CHECK(books.check(held));

@@ -72,3 +72,17 @@ TEST_CASE("beyond 4 GiB ghosts count in a coarser grain") {
     CHECK(ghosts.bytes() > 64 * gibibyte);
     CHECK(ghosts.bytes() <= 64 * gibibyte + 128);
 }
+
+TEST_CASE("a key that leaves twice has two ghosts, the newer taken first") {
+    kv::ghost_list ghosts(3, 100, kv::ghost_list::marks::kept);
+    ghosts.push(7, {.bytes = 1, .mark = 1});
+    ghosts.push(8, {.bytes = 1, .mark = 2});
+    ghosts.push(7, {.bytes = 1, .mark = 3});
+    CHECK(ghosts.size() == 3);
+    CHECK(ghosts.take(7)->mark == 3);
+    ghosts.push(7, {.bytes = 1, .mark = 4});
+    CHECK(ghosts.pop().mark == 1); // the oldest leaves first, whoever has its key
+    CHECK(ghosts.take(7)->mark == 4);
+    CHECK_FALSE(ghosts.contains(7));
+    CHECK(ghosts.contains(8));
+}

@@ -64,3 +64,20 @@ TEST_CASE("lhd learns that what is scanned is not hit, and keeps what is") {
     };
     CHECK(hits(kv::lhd{}) > 2 * hits(kv::lru{}));
 }
+
+TEST_CASE("what others continue is not drawn, and is again when they have left") {
+    constexpr std::uint32_t slots = 500;
+    auto state = kv::lhd{}.open({.slots = slots, .bytes = slots});
+    for (std::uint32_t slot = 0; slot < slots; ++slot)
+        state.admit(kv::slot_id{slot}, {.key = slot, .bytes = 1});
+    for (std::uint32_t slot = 0; slot + 1 < slots; ++slot)
+        kv::cover(state, kv::slot_id{slot});
+    std::size_t asked = 0;
+    const auto counting = [&](kv::slot_id) { return ++asked > 0; };
+    for (std::uint32_t slot = slots - 1; slot > 0; --slot) { // a chain leaves from its end
+        CHECK(state.victim(counting) == kv::slot_id{slot});
+        kv::evict(state, kv::slot_id{slot});
+        kv::uncover(state, kv::slot_id{slot - 1});
+    }
+    CHECK(asked == slots - 1);
+}

@@ -262,6 +262,12 @@ public:
         void settle(slot_id slot) {
             detail::with(one_, [&](auto& one) { kvcache::settle(one, slot); });
         }
+        void cover(slot_id slot) {
+            detail::with(one_, [&](auto& one) { kvcache::cover(one, slot); });
+        }
+        void uncover(slot_id slot) {
+            detail::with(one_, [&](auto& one) { kvcache::uncover(one, slot); });
+        }
 
     private:
         typename choice::states one_;

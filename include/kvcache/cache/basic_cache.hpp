@@ -13,6 +13,7 @@
 #include <kvcache/recompute/concept.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -58,6 +59,7 @@ public:
         const index_match found = books_.index().match(tenant, tokens);
         auto known = std::make_unique<sequence_state>();
         known->tenant = tenant;
+        known->prompt = tokens.size();
         known->tokens.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(found.tokens));
         std::size_t left = found.tokens;
         for (const page_id page : found.pages) {
@@ -105,6 +107,7 @@ public:
         state.tail_before = open_rows ? std::optional(state.table.back()) : std::nullopt;
         state.leased = rows;
         state.has_lease = true;
+        state.leased_at = std::chrono::steady_clock::now();
         try {
             if (take_rows(state, in_tail, behind, copies ? used : 0))
                 return lease(*this, state);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/cache/page_pool.hpp>
+#include <kvcache/cache/page_ranks.hpp>
 #include <kvcache/cache/rooted_index.hpp>
 #include <kvcache/cache/tenant_books.hpp>
 #include <kvcache/core/page_table.hpp>
@@ -31,16 +32,11 @@ public:
                const identity& id, const Storages& storages, const Hashes& hashes, const Indexes& indexes,
                const Evictions& evictions, const Observers& observers)
         : shape_(shape),
-          page_bytes_(page_bytes),
           pool_(pages, storages.open(pages, page_bytes)),
-          hash_(hashes.open(id)),
           index_(indexes, shape, pages, most_tenants),
-          eviction_(evictions.open({.slots = pages, .bytes = pages * page_bytes})),
+          ranks_(shape, pages, page_bytes, most_tenants, id, hashes, evictions),
           observer_(observers.open()),
-          tenants_(pages, most_tenants),
-          prefixes_(pages + most_tenants),
-          depths_(pages),
-          ranked_(pages, false) {}
+          tenants_(pages, most_tenants) {}
 
     [[nodiscard]] const page_pool<Storage>& pool() const noexcept { return pool_; }
     [[nodiscard]] const rooted_index<Index>& index() const noexcept { return index_; }
@@ -59,13 +55,13 @@ public:
     std::uint32_t add_tenant(const digest& root, std::size_t quota) {
         const auto number = static_cast<std::uint32_t>(tenants_.size() + 1);
         index_.add_root(number);
-        prefixes_[index_of(*index_.root_of(number))] = root;
+        ranks_.name_root(*index_.root_of(number), root);
         return tenants_.add(quota);
     }
 
     /// Tells the observer. What it throws is lost: watching changes nothing.
     void tell(event what) noexcept {
-        what.names = prefixes_;
+        what.names = ranks_.prefixes();
         what.page_tokens = shape_.tokens;
         try {
             observer_.on(what);
@@ -101,16 +97,20 @@ public:
         if (index_.contains(page) && may_idle(page)) {
             ++idle_;
             tenants_.rest(page);
-            settle(eviction_, slot_of(page));
+            ranks_.settle(page);
         } else {
             give_back(page);
         }
     }
 
     /// Says that a page was used.
-    void touch(page_id page) noexcept {
-        if (ranked_[index_of(page)])
-            eviction_.touch(slot_of(page));
+    void touch(page_id page) noexcept { ranks_.touch(page); }
+
+    /// So many rows from `first` on were computed in so long: what their pages cost is learned from it. Fewer rows than
+    /// a page has are decoding, which says nothing of how soon pages are computed again.
+    void measure(std::size_t first, std::size_t rows, double seconds) noexcept {
+        if (rows >= shape_.tokens)
+            ranks_.measure(first, rows, seconds);
     }
 
     /// Whether the row may be written in place: nobody else holds the page, and the index has not promised the row.
@@ -118,11 +118,12 @@ public:
         return pool_.holders(page) == 1 && index_.run(page).size() <= row;
     }
 
-    /// Makes a held page known as `run` after `parent`. Returns the page that stands for the run from now on: where
-    /// another full one held it already, the caller's hold has moved to that one, and its own is given up.
-    /// Throws: bad_alloc, if the index or the eviction policy has no memory; the page is then not in the index, or as
-    /// it was there.
-    [[nodiscard]] page_id publish(std::optional<page_id> parent, std::span<const token_id> run, page_id page) {
+    /// Makes a held page known as `run` after `parent`, of a request of `length` full pages. Returns the page that
+    /// stands for the run from now on: where another full one held it already, the caller's hold has moved to that one,
+    /// and its own is given up. Throws: bad_alloc, if the index or the eviction policy has no memory; the page is then
+    /// not in the index, or as it was there.
+    [[nodiscard]] page_id publish(std::optional<page_id> parent, std::span<const token_id> run, page_id page,
+                                  std::size_t length) {
         const bool full = run.size() == shape_.tokens;
         const insertion done = index_.insert(parent, run, page);
         if (done.what == insertion::outcome::covered) {
@@ -137,12 +138,13 @@ public:
         }
         if (done.other)
             unlist(*done.other);
-        unrank(page); // its run has grown, and with it its name
+        ranks_.unrank(page); // its run has grown, and with it its name
+        ranks_.follow(index_, index_.parent(page));
         if (full) {
             try {
-                rank(page);
+                ranks_.rank(index_, page, length);
             } catch (...) {
-                index_.erase(page);
+                leave_index(page);
                 throw;
             }
             tell_of(event_kind::published, page);
@@ -165,16 +167,16 @@ public:
             if (pool_.holders(page) != held[i])
                 return broken(page, "counts " + std::to_string(pool_.holders(page)) + " holders and has " +
                                         std::to_string(held[i]));
-            if (free[i] && (known || ranked_[i] || held[i] > 0))
+            if (free[i] && (known || ranks_.ranked(page) || held[i] > 0))
                 return broken(page, "is free and in use");
             if (!free[i] && !known && held[i] == 0)
                 return broken(page, "is lost: neither free, held nor known");
-            if (ranked_[i] && !known)
+            if (ranks_.ranked(page) && !known)
                 return broken(page, "is ranked for eviction and not in the index");
             if (!known)
                 continue;
             idle += held[i] == 0;
-            if (held[i] == 0 && !ranked_[i])
+            if (held[i] == 0 && !ranks_.ranked(page))
                 return broken(page, "is idle and can never leave");
             if (index_.run(page).empty() || index_.run(page).size() > shape_.tokens)
                 return broken(page, "has a run that is not of a page");
@@ -191,8 +193,6 @@ public:
     }
 
 private:
-    [[nodiscard]] static slot_id slot_of(page_id page) noexcept { return slot_id{index_of(page)}; }
-
     [[nodiscard]] static error broken(page_id page, const std::string& how) {
         return {error_code::malformed, "page " + std::to_string(index_of(page)), "the page " + how};
     }
@@ -211,51 +211,32 @@ private:
         tell({what, run.size(), 0, 1, {&page, 1}, index_.parent(page), run});
     }
 
-    // Enters a page of the index into the eviction policy, under the digest of all tokens up to its end.
-    void rank(page_id page) {
-        if (ranked_[index_of(page)])
-            return;
-        const auto parent = index_.parent(page), above = index_.above(page);
-        const auto run = index_.run(page);
-        const digest prefix = hash_.chain(above ? prefixes_[index_of(*above)] : hash_.root(), run);
-        prefixes_[index_of(page)] = prefix;
-        depths_[index_of(page)] = parent ? depths_[index_of(*parent)] + 1 : 0;
-        const entry newcomer{.key = prefix.low,
-                             .bytes = page_bytes_,
-                             .cost = static_cast<double>(run.size()),
-                             .parent = parent ? std::optional(slot_of(*parent)) : std::nullopt,
-                             .depth = depths_[index_of(page)]};
-        announce(eviction_, newcomer);
-        eviction_.admit(slot_of(page), newcomer);
-        ranked_[index_of(page)] = true;
-    }
-
     // Whether a known page can wait for its next match: it is ranked, or can be; otherwise it leaves the index.
     [[nodiscard]] bool may_idle(page_id page) noexcept {
         try {
-            rank(page);
+            ranks_.rank(index_, page, 0);
         } catch (const std::bad_alloc&) {
-            index_.erase(page); // full pages are ranked as they are published, so this one is a leaf
+            leave_index(page); // full pages are ranked as they are published, so this one is a leaf
             return false;
         }
         return true;
     }
 
-    void unrank(page_id page) {
-        if (ranked_[index_of(page)])
-            eviction_.erase(slot_of(page));
-        ranked_[index_of(page)] = false;
-    }
-
     // A held page leaves the index.
     void forget(page_id page) {
+        ranks_.unrank(page);
+        leave_index(page);
+    }
+
+    void leave_index(page_id page) {
+        const auto parent = index_.parent(page);
         index_.erase(page);
-        unrank(page);
+        ranks_.follow(index_, parent);
     }
 
     // A page that the index has dropped: without a holder it is free.
     void unlist(page_id page) {
-        unrank(page);
+        ranks_.unrank(page);
         if (pool_.holders(page) == 0) {
             wake(page);
             give_back(page);
@@ -264,33 +245,25 @@ private:
 
     // Makes an idle page leave; one of this tenant's, if that is not zero.
     [[nodiscard]] bool evict(std::uint32_t tenant) {
-        const auto may_leave = [this, tenant](slot_id candidate) {
-            const page_id page{index_of(candidate)};
-            return pool_.holders(page) == 0 && index_.leaf(page) && (tenant == 0 || tenants_.owns(tenant, page));
-        };
-        const std::optional<slot_id> slot = eviction_.victim(may_leave);
-        if (!slot)
+        const auto page = ranks_.victim([this, tenant](page_id candidate) {
+            return pool_.holders(candidate) == 0 && index_.leaf(candidate) &&
+                   (tenant == 0 || tenants_.owns(tenant, candidate));
+        });
+        if (!page)
             return false;
-        const page_id page{index_of(*slot)};
-        tell_of(event_kind::evicted, page);
-        index_.erase(page);
-        kvcache::evict(eviction_, *slot);
-        ranked_[index_of(page)] = false;
-        unlist(page);
+        tell_of(event_kind::evicted, *page);
+        ranks_.evict(*page);
+        leave_index(*page);
+        unlist(*page);
         return true;
     }
 
     page_shape shape_;
-    std::size_t page_bytes_;
     page_pool<Storage> pool_;
-    Hash hash_;
     rooted_index<Index> index_;
-    Eviction eviction_;
+    page_ranks<Hash, Eviction> ranks_;
     Observer observer_;
     tenant_books tenants_;
-    std::vector<digest> prefixes_;      // by page: the digest of all tokens up to the end of a ranked page
-    std::vector<std::uint32_t> depths_; // by page: full pages before it
-    std::vector<bool> ranked_;          // by page: whether the eviction policy knows it
     std::size_t idle_ = 0;
 };
 

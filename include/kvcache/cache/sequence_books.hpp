@@ -7,6 +7,8 @@
 #include <kvcache/core/page_table.hpp>
 #include <kvcache/core/result.hpp>
 
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <new>
@@ -69,6 +71,8 @@ public:
     /// Ends a lease: its first rows are these tokens, the others are given back. It cannot fail: all memory that it
     /// must have was taken with the lease.
     void commit(sequence_state& state, std::span<const token_id> tokens) {
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - state.leased_at;
+        pages_.measure(state.tokens.size(), tokens.size(), took.count());
         state.append(tokens);
         if (state.has_copied_tail()) {
             if (tokens.empty())
@@ -106,12 +110,15 @@ private:
     // Makes all pages of a sequence known that are not yet. Where the index has no memory left, the sequence keeps its
     // pages to itself from there on: a later match finds less.
     void publish(sequence_state& state) {
+        if (state.tokens.size() >= state.prompt)
+            state.prompt = 0;
+        const std::size_t length = std::max(state.full_entries(page_tokens_), state.prompt / page_tokens_);
         for (std::size_t i = state.sealed; state.shares && i < state.table.size(); ++i) {
             page_entry& entry = state.table[i];
             const auto run = std::span<const token_id>(state.tokens).subspan(i * page_tokens_, entry.count);
             const auto parent = i > 0 ? std::optional(state.table[i - 1].page) : pages_.index().root_of(state.tenant);
             try {
-                entry.page = pages_.publish(parent, run, entry.page);
+                entry.page = pages_.publish(parent, run, entry.page, length);
                 if (entry.count == page_tokens_)
                     state.sealed = i + 1;
             } catch (const std::bad_alloc&) {

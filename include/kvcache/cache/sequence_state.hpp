@@ -5,6 +5,7 @@
 #include <kvcache/core/page_table.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -19,6 +20,7 @@ struct sequence_state {
     std::vector<token_id> tokens = {};
     std::vector<page_entry> table = {};
     std::size_t sealed = 0;   ///< Leading pages that are full and in the index.
+    std::size_t prompt = 0;   ///< Tokens of the request that it is opened for, until it has them; 0 if unknown.
     std::uint32_t tenant = 0; ///< Whose it is; 0 in a cache without tenants.
     bool shares = true;       ///< False once the index had no memory for its pages: from there on they are its own.
 
@@ -28,6 +30,7 @@ struct sequence_state {
     // A lease: rows behind `tokens` that the table has already, and how to take them back.
     bool has_lease = false;
     std::size_t leased = 0;
+    std::chrono::steady_clock::time_point leased_at = {};
     std::size_t pages_before = 0;
     std::optional<page_entry> tail_before = {}; ///< The last entry as it was; if its page differs, it is still held.
 

@@ -41,7 +41,9 @@ struct leave_check {
 /// A state may offer more, called through the functions below: `announce(entry)` before victims are asked for and the
 /// newcomer is admitted, `evict(slot)` instead of `erase` for a victim, so that a ghost of it may stay, and
 /// `settle(slot)` when its last holder lets go: it was in use until now, which is no use more. Whoever frees a chain
-/// settles it tail first, so that children leave before parents.
+/// settles it tail first, so that children leave before parents. `cover(slot)` says that an entry continues this one
+/// from now on, and `uncover(slot)` that none does any more: in between it may not leave and is not erased, and a state
+/// that searches need not meet it.
 template <class S>
 concept eviction_state = requires(S s, slot_id slot, const entry& newcomer, const leave_check& may_leave) {
     s.admit(slot, newcomer);
@@ -77,6 +79,20 @@ template <eviction_state S>
 void settle(S& state, slot_id slot) {
     if constexpr (requires { state.settle(slot); })
         state.settle(slot);
+}
+
+/// The first entry that continues this one has come.
+template <eviction_state S>
+void cover(S& state, slot_id slot) {
+    if constexpr (requires { state.cover(slot); })
+        state.cover(slot);
+}
+
+/// The last entry that continued this one has left.
+template <eviction_state S>
+void uncover(S& state, slot_id slot) {
+    if constexpr (requires { state.uncover(slot); })
+        state.uncover(slot);
 }
 
 } // namespace kvcache

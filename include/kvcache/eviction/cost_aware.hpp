@@ -15,7 +15,7 @@ namespace kvcache {
 /// An entry is worth the time that its hits are expected to save, by its bytes. A hit saves the entry's cost, given
 /// that its parent is present, so that depth as such makes nothing dearer; how many hits to expect is learned from what
 /// became of the entries that had as many before, and weighed down by age as in gdsf. The lowest leaves; one that may
-/// not leave is ranked anew, as if it had just come with the uses it has.
+/// not leave is ranked anew, as if it had just come with the uses it has; one that others continue is not met.
 ///
 ///     rank = clock + hits to expect after so many uses * cost / bytes
 ///
@@ -52,6 +52,15 @@ public:
     void settle(slot_id slot) {
         expects(ranks_.contains(slot), "a settled entry was admitted");
         ranks_.rank(slot, worth(slot));
+    }
+
+    void cover(slot_id slot) {
+        expects(ranks_.contains(slot), "a covered entry was admitted");
+        ranks_.cover(slot);
+    }
+    void uncover(slot_id slot) {
+        expects(ranks_.contains(slot), "an uncovered entry was admitted");
+        ranks_.uncover(slot);
     }
 
     void erase(slot_id slot) {

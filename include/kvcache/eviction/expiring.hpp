@@ -74,6 +74,9 @@ public:
         renew(slot);
     }
 
+    void cover(slot_id slot) { kvcache::cover(inner_, slot); }
+    void uncover(slot_id slot) { kvcache::uncover(inner_, slot); }
+
     void erase(slot_id slot) {
         inner_.erase(slot);
         queue_.remove(slot);

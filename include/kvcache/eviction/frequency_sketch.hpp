@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/mixed_bits.hpp>
+
 #include <algorithm>
 #include <bit>
 #include <cstddef>
@@ -26,7 +28,7 @@ public:
 
     /// A use of the key.
     void add(std::uint64_t key) noexcept {
-        const std::uint64_t hash = mixed(key);
+        const std::uint64_t hash = mixed_bits(key);
         if (!pass_door(hash))
             for (std::uint32_t row = 0; row < 4; ++row)
                 if (const place at = counter(hash, row); (words_[at.word] >> at.bit & 15) < 15)
@@ -37,7 +39,7 @@ public:
 
     /// Its uses, never fewer than they were since the last halving, as far as that is within 16.
     [[nodiscard]] std::uint32_t uses(std::uint64_t key) const noexcept {
-        const std::uint64_t hash = mixed(key);
+        const std::uint64_t hash = mixed_bits(key);
         std::uint32_t least = 15;
         for (std::uint32_t row = 0; row < 4; ++row) {
             const place at = counter(hash, row);
@@ -51,12 +53,6 @@ private:
         std::size_t word;
         std::uint32_t bit;
     };
-
-    [[nodiscard]] static std::uint64_t mixed(std::uint64_t key) noexcept { // murmur3's finaliser
-        key = (key ^ (key >> 33)) * 0xff51afd7ed558ccdull;
-        key = (key ^ (key >> 33)) * 0xc4ceb9fe1a85ec53ull;
-        return key ^ (key >> 33);
-    }
 
     // A row has four counters of each word, and its own hash: the high half times an odd number of the row's.
     [[nodiscard]] place counter(std::uint64_t hash, std::uint32_t row) const noexcept {

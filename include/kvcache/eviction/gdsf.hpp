@@ -11,7 +11,7 @@ namespace kvcache {
 
 /// Greedy dual size frequency: an entry's worth is its uses times its cost, by its bytes, counted from a clock that
 /// moves on to the rank of each entry that leaves. The lowest rank leaves. One that may not leave is ranked anew, as if
-/// it had just come with the uses it has.
+/// it had just come with the uses it has; one that others continue keeps its rank and is not met.
 ///
 ///     rank = clock + uses * cost / bytes
 ///
@@ -46,6 +46,15 @@ public:
     void settle(slot_id slot) {
         expects(ranks_.contains(slot), "a settled entry was admitted");
         ranks_.rank(slot, worth(slot));
+    }
+
+    void cover(slot_id slot) {
+        expects(ranks_.contains(slot), "a covered entry was admitted");
+        ranks_.cover(slot);
+    }
+    void uncover(slot_id slot) {
+        expects(ranks_.contains(slot), "an uncovered entry was admitted");
+        ranks_.uncover(slot);
     }
 
     void erase(slot_id slot) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/mixed_bits.hpp>
 #include <kvcache/core/prefetch.hpp>
 
 #include <bit>
@@ -44,7 +45,8 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
     [[nodiscard]] std::size_t bytes() const noexcept { return bytes_ << grain_; }
 
-    /// Enters a key that is not in the list. A full list forgets its oldest.
+    /// Enters a key. A full list forgets its oldest. A key that is in the list stays there too, and the newer of the
+    /// two is taken first.
     void push(std::uint64_t key, ghost what) noexcept {
         if (most_ == 0)
             return;
@@ -53,7 +55,7 @@ public:
         if (used_ == nodes_.size())
             close_holes();
         const std::uint32_t at = (first_ + used_++) % capacity();
-        const std::uint64_t hash = mixed(key);
+        const std::uint64_t hash = mixed_bits(key);
         std::uint32_t& chain = chain_of(hash);
         nodes_[at] = {print(hash), marks_only_ ? what.mark : units(what.bytes), chain};
         if (!marks_.empty())
@@ -64,11 +66,11 @@ public:
     }
 
     /// Asks for the memory that a key is looked up in.
-    void prefetch(std::uint64_t key) const noexcept { kvcache::prefetch(chains_.data(), chain_at(mixed(key))); }
+    void prefetch(std::uint64_t key) const noexcept { kvcache::prefetch(chains_.data(), chain_at(mixed_bits(key))); }
 
     /// Whether the key is in the list.
     [[nodiscard]] bool contains(std::uint64_t key) const noexcept {
-        const std::uint64_t hash = mixed(key);
+        const std::uint64_t hash = mixed_bits(key);
         for (std::uint32_t at = chains_[chain_at(hash)]; (at & last) == 0; at = nodes_[at].next)
             if (nodes_[at].print == print(hash))
                 return true;
@@ -77,7 +79,7 @@ public:
 
     /// Takes a key out.
     std::optional<ghost> take(std::uint64_t key) noexcept {
-        const std::uint64_t hash = mixed(key);
+        const std::uint64_t hash = mixed_bits(key);
         for (std::uint32_t* link = &chain_of(hash); (*link & last) == 0; link = &nodes_[*link].next) {
             const std::uint32_t at = *link;
             if (nodes_[at].print != print(hash))
@@ -113,12 +115,6 @@ private:
         std::uint32_t next = last; // in its chain
     };
 
-    // Keys need not be hashes (murmur3's finaliser: every bit of the key reaches every bit).
-    [[nodiscard]] static std::uint64_t mixed(std::uint64_t key) noexcept {
-        key = (key ^ (key >> 33)) * 0xff51afd7ed558ccdull;
-        key = (key ^ (key >> 33)) * 0xc4ceb9fe1a85ec53ull;
-        return key ^ (key >> 33);
-    }
     [[nodiscard]] static std::uint32_t print(std::uint64_t hash) noexcept {
         return static_cast<std::uint32_t>(hash >> 32) | 1u;
     }

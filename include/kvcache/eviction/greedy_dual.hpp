@@ -19,13 +19,16 @@ public:
     explicit greedy_dual(std::size_t slots) : heap_(slots) {}
 
     [[nodiscard]] bool contains(slot_id slot) const noexcept { return heap_.contains(slot); }
-    [[nodiscard]] std::size_t size() const noexcept { return heap_.size(); }
 
     /// Enters a slot, or says that it is worth this much as of now.
     void rank(slot_id slot, double worth) noexcept { heap_.rank(slot, clock_ + worth); }
 
     /// Requires: the slot is ranked, as in all below.
     void remove(slot_id slot) noexcept { heap_.remove(slot); }
+
+    /// A slot that cannot leave keeps its rank, and none is met that cannot leave.
+    void cover(slot_id slot) noexcept { heap_.set_aside(slot); }
+    void uncover(slot_id slot) noexcept { heap_.put_back(slot); }
 
     /// Removes a victim, and moves the clock.
     void evict(slot_id slot) noexcept {

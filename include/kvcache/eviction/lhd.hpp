@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/contract.hpp>
+#include <kvcache/core/prefetch.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/hit_density.hpp>
 
@@ -14,7 +15,8 @@ namespace kvcache {
 /// Least hit density: of a sample of entries, the one leaves that expects the fewest hits for the room and time that it
 /// will take. The expectation is learned from the ages at which entries were hit and left, by class of how soon they
 /// were hit before. A few entries are spared to see what would have become of them, and newcomers of little worth stand
-/// in every sample for a while; those that may not leave do not stand in it.
+/// in every sample for a while; those that may not leave do not stand in it, and those that others continue are not
+/// drawn.
 ///
 ///     8, later 32 entries at random + 8 newcomers -> lowest hits / (age to come * bytes): victim
 ///
@@ -40,8 +42,8 @@ public:
 
     void admit(slot_id slot, const entry& newcomer) {
         expects(places_[index_of(slot)] == nowhere, "an entry is admitted once");
-        places_[index_of(slot)] = count_;
-        sampled_[count_++] = index_of(slot);
+        enter(index_of(slot));
+        ++present_;
         entries_[index_of(slot)] = {.bytes = static_cast<float>(newcomer.bytes), .before = densities_.ages()};
         const bool spared = use(slot);
         if (!spared && density(slot) < victims_density_)
@@ -59,13 +61,24 @@ public:
         use(slot);
     }
 
+    void cover(slot_id slot) {
+        expects(places_[index_of(slot)] != nowhere, "a covered entry was admitted");
+        take_out(index_of(slot));
+        places_[index_of(slot)] = covered;
+    }
+
+    void uncover(slot_id slot) {
+        expects(places_[index_of(slot)] != nowhere, "an uncovered entry was admitted");
+        if (places_[index_of(slot)] == covered)
+            enter(index_of(slot));
+    }
+
     void erase(slot_id slot) {
         expects(places_[index_of(slot)] != nowhere, "an erased entry was admitted");
         give_up_sparing(entries_[index_of(slot)]);
-        const std::uint32_t place = places_[index_of(slot)];
-        sampled_[place] = sampled_[--count_];
-        places_[sampled_[place]] = place;
+        take_out(index_of(slot));
         places_[index_of(slot)] = nowhere;
+        --present_;
     }
 
     void evict(slot_id slot) {
@@ -86,11 +99,18 @@ public:
             }
         };
         const std::uint32_t samples = densities_.young() ? 8 : 32; // few, to learn fast from mistakes
-        for (std::uint32_t n = 0; n < samples && count_ > samples; ++n)
-            consider(slot_id{sampled_[random() % count_]});
-        for (const std::optional<slot_id>& newcomer : newcomers_)
-            if (newcomer && count_ > samples && places_[index_of(*newcomer)] != nowhere)
-                consider(*newcomer);
+        if (count_ > samples) {
+            std::array<std::uint32_t, 32> drawn; // places, then slots: all are on their way before the first is read
+            for (std::uint32_t n = 0; n < samples; ++n)
+                prefetch(sampled_.data(), drawn[n] = static_cast<std::uint32_t>(random() % count_));
+            for (std::uint32_t n = 0; n < samples; ++n)
+                prefetch(entries_.data(), drawn[n] = sampled_[drawn[n]]);
+            for (std::uint32_t n = 0; n < samples; ++n)
+                consider(slot_id{drawn[n]});
+            for (const std::optional<slot_id>& newcomer : newcomers_)
+                if (newcomer && places_[index_of(*newcomer)] < covered)
+                    consider(*newcomer);
+        }
         if (!found)
             for (std::uint32_t place = 0; place < count_; ++place)
                 consider(slot_id{sampled_[place]});
@@ -100,7 +120,7 @@ public:
     }
 
 private:
-    static constexpr std::uint32_t nowhere = 0xffffffffu;
+    static constexpr std::uint32_t nowhere = 0xffffffffu, covered = 0xfffffffeu;
     struct known {
         float bytes = 0.0f;
         std::uint32_t used = 0;   // when
@@ -129,8 +149,21 @@ private:
         one.spared = explores && explorer_budget_ > 0.0 && densities_.young();
         if (one.spared)
             explorer_budget_ -= static_cast<double>(one.bytes);
-        densities_.pass(count_);
+        densities_.pass(present_);
         return explores;
+    }
+
+    void enter(std::uint32_t slot) {
+        places_[slot] = count_;
+        sampled_[count_++] = slot;
+    }
+
+    void take_out(std::uint32_t slot) {
+        const std::uint32_t place = places_[slot];
+        if (place == covered)
+            return;
+        sampled_[place] = sampled_[--count_];
+        places_[sampled_[place]] = place;
     }
 
     void give_up_sparing(known& one) {
@@ -148,7 +181,7 @@ private:
     }
 
     std::vector<known> entries_;
-    std::vector<std::uint32_t> places_;  // by slot: among the sampled
+    std::vector<std::uint32_t> places_;  // by slot: among the sampled, or covered
     std::vector<std::uint32_t> sampled_; // slots without gaps
     hit_density densities_;
     std::array<std::optional<slot_id>, 8> newcomers_ = {};
@@ -156,7 +189,8 @@ private:
     float victims_density_ = 0.0f; // a mean that decays
     double explorer_budget_;       // bytes that may be spared
     std::uint64_t random_;
-    std::uint32_t count_ = 0;
+    std::uint32_t count_ = 0;   // of the sampled
+    std::uint32_t present_ = 0; // and of the covered
 };
 
 inline lhd::state lhd::open(eviction_room room) const {

@@ -75,6 +75,8 @@ public:
 
     void touch(slot_id slot) { at(slot).touch(slot); }
     void settle(slot_id slot) { kvcache::settle(at(slot), slot); }
+    void cover(slot_id slot) { kvcache::cover(at(slot), slot); }
+    void uncover(slot_id slot) { kvcache::uncover(at(slot), slot); }
     void erase(slot_id slot) { at(slot).erase(slot); }
     void evict(slot_id slot) { kvcache::evict(at(slot), slot); }
 

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <kvcache/core/contract.hpp>
+#include <kvcache/core/prefetch.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/ghost_list.hpp>
 #include <kvcache/eviction/reuse_ages.hpp>
 #include <kvcache/eviction/slot_queues.hpp>
+#include <kvcache/eviction/touch_ring.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -42,6 +44,7 @@ public:
           period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(room.slots, 2000, 1u << 24))) {}
 
     void admit(slot_id slot, const entry& newcomer) {
+        apply_touches();
         expects(!queues_.contains(slot), "an entry is admitted once");
         known& one = entries_[index_of(slot)];
         one = {.key = newcomer.key, .bytes = static_cast<float>(std::max<std::size_t>(newcomer.bytes, 1))};
@@ -55,23 +58,29 @@ public:
 
     void touch(slot_id slot) {
         expects(queues_.contains(slot), "a touched entry was admitted");
-        const known& one = entries_[index_of(slot)];
-        ages_.use(class_of(one), clock_ - one.used);
-        queues_.remove(slot);
-        use(slot);
+        touches_.add(
+            slot,
+            [this](slot_id one) {
+                queues_.prefetch(one);
+                prefetch_to_write(entries_.data(), index_of(one));
+            },
+            [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { use_again(one); });
     }
 
     void settle(slot_id slot) {
+        apply_touches();
         expects(queues_.contains(slot), "an entry that settles was admitted");
         queues_.move_to_front(slot, class_of(entries_[index_of(slot)]));
     }
 
     void erase(slot_id slot) {
+        apply_touches();
         expects(queues_.contains(slot), "an erased entry was admitted");
         queues_.remove(slot);
     }
 
     void evict(slot_id slot) {
+        apply_touches();
         const known& one = entries_[index_of(slot)];
         ghosts_.push(one.key, {.mark = (one.used & ~class_bits) | class_of(one)});
         erase(slot);
@@ -79,6 +88,7 @@ public:
 
     template <class MayLeave>
     [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        apply_touches();
         const auto found = least(may_leave, patience);
         return found ? found : least(may_leave, queues_.slots());
     }
@@ -97,6 +107,17 @@ private:
     [[nodiscard]] static std::uint32_t class_of(const known& one) noexcept {
         return std::min<std::uint32_t>(static_cast<std::uint32_t>(std::bit_width(std::uint32_t{one.uses} - 1u)),
                                        classes - 1);
+    }
+
+    void apply_touches() {
+        touches_.apply_all([this](slot_id slot) { use_again(slot); });
+    }
+
+    void use_again(slot_id slot) {
+        const known& one = entries_[index_of(slot)];
+        ages_.use(class_of(one), clock_ - one.used);
+        queues_.remove(slot);
+        use(slot);
     }
 
     void use(slot_id slot) {
@@ -147,6 +168,7 @@ private:
 
     slot_queues queues_;
     std::vector<known> entries_;
+    touch_ring touches_;
     ghost_list ghosts_;
     reuse_ages<classes> ages_;
     std::uint32_t clock_ = 0; // uses of all entries, round the clock

@@ -11,19 +11,20 @@
 namespace kvcache {
 
 /// Slots by a rank that can change, the lowest first; of one rank, the one that has had it longest. A binary heap that
-/// knows where each slot stands.
+/// knows where each slot stands. A slot can be set aside: it keeps its rank and does not come out.
 ///
 /// Cost: O(log n) each. 20 bytes a slot.
 class slot_heap {
 public:
     explicit slot_heap(std::size_t slots) : heap_(slots), places_(slots, nowhere), ranks_(slots), turns_(slots) {}
 
+    /// Slots that are not set aside.
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
     [[nodiscard]] bool contains(slot_id slot) const noexcept { return places_[index_of(slot)] != nowhere; }
     [[nodiscard]] double rank(slot_id slot) const noexcept { return ranks_[index_of(slot)]; }
 
     /// The slot at a place of the heap, the lowest at 0; the others are in no order of use to a caller but exist once
-    /// each. Requires: place < size().
+    /// each, unless set aside. Requires: place < size().
     [[nodiscard]] slot_id at(std::size_t place) const noexcept { return slot_id{heap_[place]}; }
 
     /// Whether `a` comes out before `b`.
@@ -32,26 +33,49 @@ public:
     /// Enters a slot, or gives it another rank.
     void rank(slot_id slot, double rank) noexcept {
         const std::uint32_t at = index_of(slot);
-        if (places_[at] == nowhere) {
-            heap_[size_] = at;
-            places_[at] = size_++;
-        }
         ranks_[at] = rank;
         turns_[at] = turn_++;
-        sink(rise(places_[at]));
+        if (places_[at] == nowhere)
+            enter(at);
+        else if (places_[at] != aside)
+            sink(rise(places_[at]));
     }
 
     /// Requires: the slot is in the heap.
     void remove(slot_id slot) noexcept {
-        const std::uint32_t place = places_[index_of(slot)];
-        swap(place, --size_);
+        if (places_[index_of(slot)] != aside)
+            take_out(index_of(slot));
         places_[index_of(slot)] = nowhere;
-        if (place < size_)
-            sink(rise(place));
+    }
+
+    /// Requires: the slot is in the heap.
+    void set_aside(slot_id slot) noexcept {
+        if (places_[index_of(slot)] != aside)
+            take_out(index_of(slot));
+        places_[index_of(slot)] = aside;
+    }
+
+    /// Puts a slot back that was set aside.
+    void put_back(slot_id slot) noexcept {
+        if (places_[index_of(slot)] == aside)
+            enter(index_of(slot));
     }
 
 private:
-    static constexpr std::uint32_t nowhere = 0xffffffffu;
+    static constexpr std::uint32_t nowhere = 0xffffffffu, aside = 0xfffffffeu;
+
+    void enter(std::uint32_t slot) noexcept {
+        heap_[size_] = slot;
+        places_[slot] = size_;
+        rise(size_++);
+    }
+
+    void take_out(std::uint32_t slot) noexcept {
+        const std::uint32_t place = places_[slot];
+        swap(place, --size_);
+        if (place < size_)
+            sink(rise(place));
+    }
 
     // Turns may wrap: of two, the earlier is the one that the other is less than 2^31 turns ahead of.
     [[nodiscard]] bool before(std::uint32_t a, std::uint32_t b) const noexcept {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/prefetch.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -41,6 +42,14 @@ public:
     [[nodiscard]] slot_id older(slot_id slot) const noexcept { return slot_id{links_[index_of(slot)].older}; }
     [[nodiscard]] bool ends(slot_id slot) const noexcept { return index_of(slot) >= slots_; }
 
+    /// Asks for the memory of a slot's links, and of its neighbours'.
+    void prefetch(slot_id slot) const noexcept { kvcache::prefetch_to_write(links_.data(), index_of(slot)); }
+    void prefetch_neighbours(slot_id slot) const noexcept {
+        const auto [newer, older] = links_[index_of(slot)];
+        kvcache::prefetch_to_write(links_.data(), newer);
+        kvcache::prefetch_to_write(links_.data(), older);
+    }
+
     /// Requires: the slot is in no queue.
     void push_front(slot_id slot, std::uint32_t queue) noexcept {
         const std::uint32_t end = slots_ + queue, second = links_[end].older, at = index_of(slot);
@@ -66,10 +75,16 @@ public:
     /// Cost: amortised O(1), while a fixed share may leave.
     template <class MayLeave>
     [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t queue, MayLeave&& may_leave) {
+        return oldest(queue, may_leave, slots_);
+    }
+
+    /// The same among the oldest `most`: a search that goes on where the one before ended.
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t queue, MayLeave&& may_leave, std::size_t most) {
         if (empty(queue))
             return std::nullopt;
         const slot_id last = front(queue);
-        for (bool all = false; !all;) {
+        for (bool all = false; !all && most > 0; --most) {
             const slot_id slot = back(queue);
             if (may_leave(slot))
                 return slot;

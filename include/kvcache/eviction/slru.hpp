@@ -2,8 +2,10 @@
 #pragma once
 
 #include <kvcache/core/contract.hpp>
+#include <kvcache/core/prefetch.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/slot_queues.hpp>
+#include <kvcache/eviction/touch_ring.hpp>
 
 #include <vector>
 
@@ -25,60 +27,62 @@ struct slru {
     [[nodiscard]] state open(eviction_room room) const;
 };
 
-/// Cost: O(segments) each; victim amortised, while a fixed share of the entries may leave. 17 bytes a slot.
+/// Cost: O(segments) each; victim amortised, while a fixed share of the entries may leave. 16 bytes a slot.
 class slru::state {
 public:
     state(const slru& policy, eviction_room room)
         : queues_(room.slots, policy.segments),
-          bytes_(room.slots),
-          segments_(room.slots),
+          entries_(room.slots),
           filled_(policy.segments),
           share_(room.bytes / policy.segments) {
         expects(policy.segments >= 1 && policy.segments <= 255, "slru has 1 to 255 segments");
     }
 
     void admit(slot_id slot, const entry& newcomer) {
+        apply_touches();
         expects(!queues_.contains(slot), "an entry is admitted once");
-        std::uint8_t lowest = 0;
+        expects(newcomer.bytes >> 56 == 0, "an entry is smaller than 2^56 bytes");
+        std::uint32_t lowest = 0;
         while (lowest < filled_.size() && filled_[lowest] + newcomer.bytes > share_)
             ++lowest;
-        bytes_[index_of(slot)] = newcomer.bytes;
+        entries_[index_of(slot)].bytes = newcomer.bytes & most_bytes;
         enter(slot, lowest < filled_.size() ? lowest : 0);
         let_down_ = false;
     }
 
     void touch(slot_id slot) {
         expects(queues_.contains(slot), "a touched entry was admitted");
-        const std::uint8_t from = segments_[index_of(slot)];
-        const bool highest = from + 1u == filled_.size();
-        leave(slot);
-        enter(slot, highest ? from : from + 1u);
-        let_down_ = false;
-        for (std::size_t s = from + 1u; !highest && s > 0; --s)
-            while (filled_[s] > share_) {
-                const slot_id oldest = queues_.back(static_cast<std::uint32_t>(s));
-                leave(oldest);
-                enter(oldest, static_cast<std::uint32_t>(s - 1));
-                let_down_ = s == 1;
-            }
+        touches_.add(
+            slot,
+            [this](slot_id one) {
+                queues_.prefetch(one);
+                prefetch_to_write(entries_.data(), index_of(one));
+            },
+            [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { lift(one); });
     }
 
     void settle(slot_id slot) {
+        apply_touches();
         expects(queues_.contains(slot), "a settled entry was admitted");
-        queues_.move_to_front(slot, segments_[index_of(slot)]);
+        queues_.move_to_front(slot, segment_of(slot));
     }
 
     void erase(slot_id slot) {
+        apply_touches();
         expects(queues_.contains(slot), "an erased entry was admitted");
         leave(slot);
     }
 
     /// Whether the last touch let entries down into a lowest segment that is above its share, as entries of many sizes
     /// can. Published counts in bytes come from caches that evict then, though there is room.
-    [[nodiscard]] bool crowded() const { return let_down_ && filled_[0] > share_; }
+    [[nodiscard]] bool crowded() {
+        apply_touches();
+        return let_down_ && filled_[0] > share_;
+    }
 
     template <class MayLeave>
     [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        apply_touches();
         for (std::uint32_t s = 0; s < filled_.size(); ++s)
             if (const auto found = queues_.oldest(s, may_leave))
                 return found;
@@ -86,20 +90,56 @@ public:
     }
 
 private:
+    static constexpr std::uint64_t most_bytes = (std::uint64_t{1} << 56) - 1; // of an entry
+    struct known {
+        std::uint64_t bytes : 56 = 0;
+        std::uint64_t segment : 8 = 0;
+    };
+
+    [[nodiscard]] std::uint32_t segment_of(slot_id slot) const {
+        return static_cast<std::uint32_t>(entries_[index_of(slot)].segment);
+    }
+
+    void apply_touches() {
+        touches_.apply_all([this](slot_id slot) { lift(slot); });
+    }
+
+    void lift(slot_id slot) {
+        const std::uint32_t from = segment_of(slot);
+        const bool highest = from + 1u == filled_.size();
+        leave(slot);
+        enter(slot, highest ? from : from + 1);
+        let_down_ = false;
+        for (std::uint32_t s = from + 1; !highest && s > 0; --s) {
+            while (filled_[s] > share_) {
+                const slot_id oldest = queues_.back(s);
+                leave(oldest);
+                enter(oldest, s - 1);
+                let_down_ = s == 1;
+            }
+            if (const slot_id next = queues_.back(s); !queues_.ends(next)) { // to be let down by some later touch
+                prefetch_to_write(entries_.data(), index_of(next));
+                queues_.prefetch_neighbours(next);
+            }
+        }
+    }
+
     void enter(slot_id slot, std::uint32_t segment) {
         queues_.push_front(slot, segment);
-        segments_[index_of(slot)] = static_cast<std::uint8_t>(segment);
-        filled_[segment] += bytes_[index_of(slot)];
+        known& one = entries_[index_of(slot)];
+        one.segment = segment & 0xffu;
+        filled_[segment] += one.bytes;
     }
 
     void leave(slot_id slot) {
         queues_.remove(slot);
-        filled_[segments_[index_of(slot)]] -= bytes_[index_of(slot)];
+        const known one = entries_[index_of(slot)];
+        filled_[one.segment] -= one.bytes;
     }
 
     slot_queues queues_; // a segment each
-    std::vector<std::size_t> bytes_;
-    std::vector<std::uint8_t> segments_;
+    std::vector<known> entries_;
+    touch_ring touches_;
     std::vector<std::size_t> filled_; // by segment: bytes
     std::size_t share_;               // of each
     bool let_down_ = false;           // by the last touch, into the lowest

@@ -88,11 +88,11 @@ public:
     template <class MayLeave>
     [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
         while (bytes_[window] + bytes_to_come_ > window_share_) {
-            const auto candidate = queues_.oldest(window, may_leave);
+            const auto candidate = queues_.oldest(window, may_leave, patience);
             if (!candidate)
                 break;
             if (bytes_[probation] + bytes_[guarded] + size(*candidate) > room_ - window_share_) {
-                const auto other = oldest_of_main(may_leave);
+                const auto other = oldest_of_main(may_leave, patience);
                 if (!other || sketch_.uses(keys_[index_of(*candidate)]) <= sketch_.uses(keys_[index_of(*other)]))
                     return candidate;
                 to_main(*candidate);
@@ -100,21 +100,24 @@ public:
             }
             to_main(*candidate);
         }
-        if (const auto found = oldest_of_main(may_leave))
+        if (const auto found = oldest_of_main(may_leave, patience))
             return found;
-        return queues_.oldest(window, may_leave);
+        if (const auto found = queues_.oldest(window, may_leave))
+            return found;
+        return oldest_of_main(may_leave, queues_.slots());
     }
 
 private:
     static constexpr std::uint8_t window = 0, probation = 1, guarded = 2; // queues
+    static constexpr std::size_t patience = 64; // entries of a queue that are asked about before it is passed over
 
     [[nodiscard]] std::size_t size(slot_id slot) const { return std::size_t{sizes_[index_of(slot)]} << grain_; }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> oldest_of_main(MayLeave&& may_leave) {
-        if (const auto found = queues_.oldest(probation, may_leave))
+    [[nodiscard]] std::optional<slot_id> oldest_of_main(MayLeave&& may_leave, std::size_t most) {
+        if (const auto found = queues_.oldest(probation, may_leave, most))
             return found;
-        return queues_.oldest(guarded, may_leave);
+        return queues_.oldest(guarded, may_leave, most);
     }
 
     void enter(slot_id slot, std::uint8_t queue) {

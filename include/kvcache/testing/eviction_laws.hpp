@@ -22,6 +22,7 @@ public:
           twin_(policy.open({.slots = slots, .bytes = slots * 256})),
           parents_(slots),
           depths_(slots),
+          children_(slots),
           present_(slots, false),
           broken_(broken) {}
 
@@ -77,6 +78,10 @@ public:
         state_.admit(slot, newcomer);
         twin_.admit(slot, newcomer);
         present_[index_of(slot)] = true;
+        if (newcomer.parent && ++children_[index_of(parent)] == 1) {
+            cover(state_, parent);
+            cover(twin_, parent);
+        }
     }
 
     // Everything leaves, each entry once, leaves before parents.
@@ -97,23 +102,27 @@ public:
     }
 
 private:
-    [[nodiscard]] bool childless(slot_id slot) const {
-        for (std::size_t i = 0; i < present_.size(); ++i)
-            if (present_[i] && parents_[i] == slot)
-                return false;
-        return true;
+    [[nodiscard]] bool childless(slot_id slot) const { return children_[index_of(slot)] == 0; }
+
+    void leave(slot_id slot) {
+        present_[index_of(slot)] = false;
+        const std::optional<slot_id> parent = parents_[index_of(slot)];
+        if (parent && --children_[index_of(*parent)] == 0) {
+            uncover(state_, *parent);
+            uncover(twin_, *parent);
+        }
     }
 
     void erase(slot_id slot) {
         state_.erase(slot);
         twin_.erase(slot);
-        present_[index_of(slot)] = false;
+        leave(slot);
     }
 
     void evict(slot_id slot) {
         kvcache::evict(state_, slot);
         kvcache::evict(twin_, slot);
-        present_[index_of(slot)] = false;
+        leave(slot);
     }
 
     std::optional<slot_id> victim(const std::vector<bool>& held, bool names_victims) {
@@ -146,6 +155,7 @@ private:
     decltype(std::declval<const Policy&>().open(eviction_room{})) twin_;
     std::vector<std::optional<slot_id>> parents_;
     std::vector<std::uint32_t> depths_;
+    std::vector<std::uint32_t> children_;
     std::vector<bool> present_;
     violations& broken_;
 };

@@ -101,10 +101,10 @@ private:
         expects(fresh, "no block comes twice in a request, and no block is present without its parent");
         free_.pop_back();
         blocks_[slot] = {newcomer.key, now_, parent, 0};
-        if (parent != no_slot)
-            ++blocks_[parent].children;
-        chain_.push_back(slot);
         state_.admit(slot_id{slot}, newcomer);
+        if (parent != no_slot && ++blocks_[parent].children == 1)
+            cover(state_, slot_id{parent});
+        chain_.push_back(slot);
         return true;
     }
 
@@ -120,8 +120,8 @@ private:
         evict(state_, *victim);
         const resident& gone = blocks_[index_of(*victim)];
         slots_.erase(gone.key);
-        if (gone.parent != no_slot)
-            --blocks_[gone.parent].children;
+        if (gone.parent != no_slot && --blocks_[gone.parent].children == 0)
+            uncover(state_, slot_id{gone.parent});
         free_.push_back(index_of(*victim));
         return true;
     }
