@@ -39,3 +39,35 @@ TEST_CASE("all 65536 bfloat16 patterns widen to a float with their bits on top")
         wrong += std::bit_cast<std::uint32_t>(kv::widen(kv::bfloat16{static_cast<std::uint16_t>(bits)})) != bits << 16;
     CHECK(wrong == 0);
 }
+
+TEST_CASE("every binary16 and bfloat16 narrows back to itself, and what lies between to the nearer one") {
+    std::size_t wrong = 0;
+    for (std::uint32_t bits = 0; bits != 65536; ++bits) {
+        const kv::half small{static_cast<std::uint16_t>(bits)};
+        const kv::bfloat16 brain{static_cast<std::uint16_t>(bits)};
+        if (std::isfinite(kv::widen(small)))
+            wrong += kv::to_half(kv::widen(small)) != small;
+        if (std::isfinite(kv::widen(brain)))
+            wrong += kv::to_bfloat16(kv::widen(brain)) != brain;
+        wrong += std::isnan(kv::widen(small)) != std::isnan(kv::widen(kv::to_half(kv::widen(small))));
+        wrong += std::isnan(kv::widen(brain)) != std::isnan(kv::widen(kv::to_bfloat16(kv::widen(brain))));
+        if ((bits & 0x7FFF) < 0x7BFF) { // and its neighbour away from zero
+            const kv::half next{static_cast<std::uint16_t>(bits + 1)};
+            const float middle = (kv::widen(small) + kv::widen(next)) * 0.5f;
+            wrong += kv::to_half(middle) != (bits % 2 == 0 ? small : next);
+            wrong += kv::to_half(std::nextafter(middle, kv::widen(small))) != small;
+            wrong += kv::to_half(std::nextafter(middle, kv::widen(next))) != next;
+        }
+        if ((bits & 0x7FFF) < 0x7F7F) {
+            const kv::bfloat16 next{static_cast<std::uint16_t>(bits + 1)};
+            const float middle = std::bit_cast<float>(bits << 16 | 0x8000u);
+            wrong += kv::to_bfloat16(middle) != (bits % 2 == 0 ? brain : next);
+            wrong += kv::to_bfloat16(std::bit_cast<float>(bits << 16 | 0x7FFFu)) != brain;
+            wrong += kv::to_bfloat16(std::bit_cast<float>(bits << 16 | 0x8001u)) != next;
+        }
+    }
+    CHECK(wrong == 0);
+    CHECK(kv::widen(kv::to_half(1e30f)) == 65504.0f);
+    CHECK(kv::widen(kv::to_half(-std::numeric_limits<float>::infinity())) == -65504.0f);
+    CHECK(std::isfinite(kv::widen(kv::to_bfloat16(std::numeric_limits<float>::max()))));
+}

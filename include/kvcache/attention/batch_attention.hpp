@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/attention/attention_part.hpp>
 #include <kvcache/attention/attention_plan.hpp>
-#include <kvcache/attention/paged_attention.hpp>
+#include <kvcache/attention/attention_walk.hpp>
 #include <kvcache/attention/softmax_state.hpp>
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/contract.hpp>
@@ -88,8 +89,11 @@ private:
             const softmax_state all(partials, width());
             for (std::size_t s = 1; s < splits; ++s)
                 all.merge({partials + s * state(), width()});
-            all.finish(shape_.head_dim, asked.out + (run.first + i / group) * asked.out_stride +
-                                            (kv_head * group + i % group) * shape_.head_dim);
+            float* const out = asked.out + (run.first + i / group) * asked.out_stride +
+                               (kv_head * group + i % group) * shape_.head_dim;
+            all.finish(shape_.head_dim, out);
+            if constexpr (page_writer<Codec>)
+                parts_.front().pages.codec->turn_back({out, shape_.head_dim});
         }
     }
 

@@ -50,8 +50,10 @@ public:
 
     /// Opens the policy into `to`.
     void open(states& to, const OpenArguments&... arguments) const {
-        std::size_t place = 0;
-        (void)((place++ == place_ ? (emplace<Ps>(to, arguments...), true) : false) || ...);
+        [&]<std::size_t... I>(std::index_sequence<I...>) {
+            (void)((I == place_ ? (emplace<I>(to, arguments...), true) : false) || ...);
+        }
+        (std::index_sequence_for<Ps...>{});
     }
 
 private:
@@ -62,10 +64,11 @@ private:
         operator decltype(std::declval<const Make&>()())() const { return make(); }
     };
 
-    template <class P>
+    // By its place: several policies may have states of one type.
+    template <std::size_t I>
     static void emplace(states& to, const OpenArguments&... arguments) {
-        const auto make = [&] { return P{}.open(arguments...); };
-        to.template emplace<decltype(make())>(made_by<decltype(make)>{make});
+        const auto make = [&] { return std::tuple_element_t<I, std::tuple<Ps...>>{}.open(arguments...); };
+        to.template emplace<I + 1>(made_by<decltype(make)>{make});
     }
 
     std::size_t place_ = 0;

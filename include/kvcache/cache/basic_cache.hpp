@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+// Longer than 300 lines: the composition, of short functions that each join several books.
+
 #include <kvcache/cache/lease.hpp>
 #include <kvcache/cache/match.hpp>
 #include <kvcache/cache/page_books.hpp>
@@ -18,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -43,16 +46,17 @@ public:
         : shape_(checked(shape)),
           codec_(codec.open(shape)),
           identity_(complete(std::move(id))),
-          books_(shape, pages_in(limit), codec_.page_bytes(), tenants, identity_, storage, hash, index, eviction,
-                 observer),
+          books_(shape, pages_in(limit), codec_.page_bytes(), tenants, page_writer<codec_type>, identity_, storage,
+                 hash, index, eviction, observer),
           hash_(std::move(hash)),
-          sequences_(books_, shape.tokens),
+          sequences_(books_, shape.tokens, coded()),
           recompute_(recompute.open(shape)) {}
 
     basic_cache(const basic_cache&) = delete;
     basic_cache& operator=(const basic_cache&) = delete;
 
-    /// The longest known run of `tokens`, pinned. Cost: O(tokens).
+    /// The longest known run of `tokens` that can be continued, pinned: whole pages where the codec codes whole pages.
+    /// Cost: O(tokens).
     [[nodiscard]] match_type match(std::span<const token_id> tokens) { return match_as(0, tokens); }
     [[nodiscard]] match_type match_as(std::uint32_t tenant, std::span<const token_id> tokens) {
         const std::lock_guard guard(lock_);
@@ -67,13 +71,21 @@ public:
             known->table.push_back({.page = page, .count = static_cast<std::uint32_t>(rows)});
             left -= rows;
         }
-        books_.tell({event_kind::matched, found.tokens, tokens.size(), found.pages.size(), found.pages});
+        const std::size_t kept = sequences_.exact().kept(*known, found.tokens);
+        known->tokens.resize(kept);
+        known->table.resize(known->cut(kept));
+        const auto pages = std::span(found.pages).first(known->table.size());
+        books_.tell({event_kind::matched, kept, tokens.size(), pages.size(), pages});
         return {adopt(std::move(known)), tokens.size(), found};
     }
 
     /// Which of the matched prompt's tokens run.
     [[nodiscard]] rerun plan(const match_type& found) const {
-        const std::size_t first = recompute_.first_rerun(found.tokens(), found.of());
+        std::size_t first = recompute_.first_rerun(found.tokens(), found.of());
+        if constexpr (page_writer<codec_type>) {
+            const std::lock_guard guard(lock_);
+            first = sequences_.exact().kept(*found.known_.state_, first);
+        }
         return {first, found.of() - first};
     }
 
@@ -88,7 +100,11 @@ public:
 
     /// Room for `rows` rows behind a sequence, and the memory to commit them. Evicts idle pages where none is free.
     /// Errors: out_of_memory, with the pages needed and had; the sequence and all that others hold is as before.
-    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows) {
+    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows) { return reserve(to, rows, rows); }
+
+    /// The same for rows that are written and attended at most `at_once` at a time, in ascending order: where the codec
+    /// codes whole pages, no more of them need their exact rows.
+    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, std::size_t at_once) {
         const std::lock_guard guard(lock_);
         sequence_state& state = *to.state_;
         expects(!state.has_lease, "a sequence has one lease at a time");
@@ -98,7 +114,9 @@ public:
         const std::size_t in_tail = std::min<std::size_t>(rows, shape_.tokens - used);
         const std::size_t behind = rows - in_tail;
         const std::size_t fresh = behind / shape_.tokens + (behind % shape_.tokens > 0 ? 1 : 0);
-        const std::size_t needed = fresh + (copies ? 1 : 0);
+        at_once = std::min(std::max<std::size_t>(at_once, 1), rows);
+        const std::size_t exact = sequences_.exact().needed(copies, state.table.size(), fresh, at_once);
+        const std::size_t needed = fresh + (copies ? 1 : 0) + books_.exact().more_aside(exact);
         if (needed > books_.room(state.tenant))
             return refuse(state, rows, needed);
 
@@ -109,7 +127,7 @@ public:
         state.has_lease = true;
         state.leased_at = std::chrono::steady_clock::now();
         try {
-            if (take_rows(state, in_tail, behind, copies ? used : 0))
+            if (take_rows(state, in_tail, behind, copies ? used : 0) && sequences_.exact().open(state, used, at_once))
                 return lease(*this, state);
         } catch (...) {
             sequences_.undo(state);
@@ -136,7 +154,14 @@ public:
         const std::lock_guard guard(lock_);
         const auto& pool = books_.pool();
         const std::size_t free = pool.free().size(), idle = books_.idle();
-        return {pool.pages(), free, pool.pages() - free - idle, idle, codec_.page_bytes(), sequences_.size()};
+        return {pool.pages(),
+                free,
+                pool.pages() - free - idle,
+                idle,
+                codec_.page_bytes(),
+                sequences_.size(),
+                books_.exact().alive(),
+                books_.exact().bytes()};
     }
 
     /// A paragraph for people: shape, codec, how full, identity.
@@ -193,6 +218,7 @@ public:
     [[nodiscard]] sequence fork(const sequence_state& from, std::size_t tokens) {
         expects(tokens <= from.tokens.size() && !from.has_lease, "a fork lies inside a sequence without a lease");
         const std::lock_guard guard(lock_);
+        tokens = sequences_.exact().kept(from, tokens);
         auto copy = std::make_unique<sequence_state>();
         copy->tokens.assign(from.tokens.begin(), from.tokens.begin() + static_cast<std::ptrdiff_t>(tokens));
         copy->table = from.table;
@@ -207,7 +233,7 @@ public:
         expects(tokens <= state.tokens.size() && !state.has_lease,
                 "a truncation lies inside a sequence without a lease");
         const std::lock_guard guard(lock_);
-        sequences_.truncate(state, tokens);
+        sequences_.truncate(state, sequences_.exact().kept(state, tokens));
     }
 
     void commit(sequence_state& state, std::span<const token_id> tokens) {
@@ -234,6 +260,14 @@ private:
         return shape;
     }
 
+    // What stays exact, where the codec codes whole pages.
+    [[nodiscard]] std::optional<exact_pages> coded() const {
+        if constexpr (page_writer<codec_type>)
+            return codec_.exact();
+        else
+            return std::nullopt;
+    }
+
     [[nodiscard]] std::size_t pages_in(budget limit) const {
         return std::min<std::size_t>(limit.bytes / codec_.page_bytes(), std::size_t{1} << 31);
     }
@@ -258,7 +292,8 @@ private:
             if (!own)
                 return false;
             const page_id shared = std::exchange(state.table.back().page, *own);
-            codec_.copy(bytes(shared), bytes(*own), copied);
+            if constexpr (row_writer<codec_type>)
+                codec_.copy(bytes(shared), bytes(*own), copied);
             const page_id pair[] = {shared, *own};
             books_.tell({event_kind::copied, copied, 0, 1, pair});
         }

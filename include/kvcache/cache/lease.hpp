@@ -34,7 +34,8 @@ public:
     [[nodiscard]] std::size_t rows() const noexcept { return state_ != nullptr ? state_->leased : 0; }
 
     /// Writes the keys (rotated by the position, where the model rotates) and values of one row.
-    /// keys, values: (kv_heads, head_dim). Rows of one lease may be written by several threads.
+    /// keys, values: (kv_heads, head_dim). Rows of one lease may be written by several threads; where the codec codes
+    /// whole pages each is written once a layer, in ascending order but for as many as run at once.
     void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
         const page_shape& shape = cache_->shape();
         expects(row < rows(), "a written row was reserved");
@@ -46,17 +47,22 @@ public:
         const page_entry& entry = state_->table[tail + (used + row) / shape.tokens];
         const auto bytes = cache_->bytes(entry.page);
         const auto at = static_cast<std::uint32_t>((used + row) % shape.tokens);
-        for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
-            cache_->codec().encode(bytes, {layer, head_id{head}, at},
-                                   keys.subspan(std::size_t{head} * shape.head_dim, shape.head_dim),
-                                   values.subspan(std::size_t{head} * shape.head_dim, shape.head_dim));
+        if constexpr (page_writer<typename Cache::codec_type>) {
+            state_->exact[tail + (used + row) / shape.tokens]->write(cache_->codec(), bytes, layer, at, keys, values);
+            return;
+        } else {
+            for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
+                cache_->codec().encode(bytes, {layer, head_id{head}, at},
+                                       keys.subspan(std::size_t{head} * shape.head_dim, shape.head_dim),
+                                       values.subspan(std::size_t{head} * shape.head_dim, shape.head_dim));
+        }
     }
 
     /// The sequence's pages, reserved rows included, as attention reads them.
     [[nodiscard]] auto pages() const {
         expects(state_ != nullptr, "a lease shows its pages until it ends");
-        return paged_rows<typename Cache::codec_type, typename Cache::storage_type>{&cache_->codec(),
-                                                                                    &cache_->storage(), state_->table};
+        return paged_rows<typename Cache::codec_type, typename Cache::storage_type>{
+            &cache_->codec(), &cache_->storage(), state_->table, state_->exact};
     }
 
     /// Publishes the first tokens.size() rows as these tokens, gives the others back, and ends the lease.

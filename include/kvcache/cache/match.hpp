@@ -14,13 +14,16 @@ namespace kvcache {
 template <class Cache>
 class basic_match {
 public:
-    /// How many leading tokens are known.
+    /// How many leading tokens are known and can be continued.
     [[nodiscard]] std::size_t tokens() const noexcept { return known_.size(); }
     /// How many tokens were looked up.
     [[nodiscard]] std::size_t of() const noexcept { return of_; }
     [[nodiscard]] match_end end() const noexcept { return end_; }
-    /// With `match_end::different`: the token stored at position tokens().
+    /// With `match_end::different`: the token stored at position compared().
     [[nodiscard]] std::optional<token_id> stored() const noexcept { return stored_; }
+
+    /// How many leading tokens are those stored; more than tokens() inside a page that a codec keeps as a whole.
+    [[nodiscard]] std::size_t compared() const noexcept { return compared_; }
 
     /// One sentence for people: "37 of 52 tokens known; token 37 differs from the one stored (1189)".
     [[nodiscard]] std::string explain() const {
@@ -32,7 +35,7 @@ public:
             words += "; nothing is stored behind them";
             break;
         case match_end::different:
-            words += "; token " + std::to_string(tokens()) + " differs from the one stored (" +
+            words += "; token " + std::to_string(compared()) + " differs from the one stored (" +
                      std::to_string(index_of(*stored_)) + ")";
             break;
         }
@@ -42,10 +45,11 @@ public:
 private:
     friend Cache;
     basic_match(basic_sequence<Cache> known, std::size_t of, const index_match& found)
-        : known_(std::move(known)), of_(of), end_(found.end), stored_(found.stored) {}
+        : known_(std::move(known)), of_(of), compared_(found.tokens), end_(found.end), stored_(found.stored) {}
 
     basic_sequence<Cache> known_;
     std::size_t of_;
+    std::size_t compared_;
     match_end end_;
     std::optional<token_id> stored_;
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/cache/exact_books.hpp>
 #include <kvcache/cache/page_pool.hpp>
 #include <kvcache/cache/page_ranks.hpp>
 #include <kvcache/cache/rooted_index.hpp>
@@ -13,6 +14,7 @@
 #include <kvcache/index/concept.hpp>
 #include <kvcache/observer/concept.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <new>
 #include <optional>
@@ -28,10 +30,11 @@ template <storage_state Storage, hash_state Hash, index_state Index, eviction_st
 class page_books {
 public:
     template <class Storages, class Hashes, class Indexes, class Evictions, class Observers>
-    page_books(page_shape shape, std::size_t pages, std::size_t page_bytes, std::size_t most_tenants,
+    page_books(page_shape shape, std::size_t pages, std::size_t page_bytes, std::size_t most_tenants, bool coded,
                const identity& id, const Storages& storages, const Hashes& hashes, const Indexes& indexes,
                const Evictions& evictions, const Observers& observers)
         : shape_(shape),
+          exact_(shape, pages, page_bytes, coded),
           pool_(pages, storages.open(pages, page_bytes)),
           index_(indexes, shape, pages, most_tenants),
           ranks_(shape, pages, page_bytes, most_tenants, id, hashes, evictions),
@@ -43,8 +46,14 @@ public:
     [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
     [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
 
-    /// Pages that can be had: free ones, and idle ones that may leave.
-    [[nodiscard]] std::size_t available() const noexcept { return pool_.free().size() + idle_; }
+    [[nodiscard]] exact_books& exact() noexcept { return exact_; }
+    [[nodiscard]] const exact_books& exact() const noexcept { return exact_; }
+
+    /// Pages that can be had: free ones, and idle ones that may leave, but for those that exact rows weigh.
+    [[nodiscard]] std::size_t available() const noexcept {
+        const std::size_t all = pool_.free().size() + idle_;
+        return all - std::min(all, exact_.aside());
+    }
 
     [[nodiscard]] const tenant_books& tenants() const noexcept { return tenants_; }
     void set_quota(std::uint32_t tenant, std::size_t quota) { tenants_.set_quota(tenant, quota); }
@@ -76,12 +85,22 @@ public:
         while (tenants_.full(tenant))
             if (!evict(tenant))
                 return std::nullopt;
+        if (!keep_free(exact_.aside() + 1))
+            return std::nullopt;
         auto page = pool_.take();
         if (!page && evict(0))
             page = pool_.take();
         if (page)
             tenants_.take(*page, tenant);
         return page;
+    }
+
+    /// Evicts until so many pages are free. False if nothing more may leave.
+    [[nodiscard]] bool keep_free(std::size_t pages) {
+        while (pool_.free().size() < pages)
+            if (!evict(0))
+                return false;
+        return true;
     }
 
     void hold(page_id page) noexcept {
@@ -131,6 +150,7 @@ public:
                 return page;
             hold(*done.other);
             touch(*done.other);
+            exact_.pass_on(page, *done.other);
             if (index_.contains(page) && pool_.holders(page) == 1)
                 forget(page);
             drop(page);
@@ -202,6 +222,7 @@ private:
         tenants_.wake(page);
     }
     void give_back(page_id page) {
+        exact_.drop(page);
         tenants_.give_back(page);
         pool_.give_back(page);
     }
@@ -259,6 +280,7 @@ private:
     }
 
     page_shape shape_;
+    exact_books exact_;
     page_pool<Storage> pool_;
     rooted_index<Index> index_;
     page_ranks<Hash, Eviction> ranks_;

@@ -35,10 +35,11 @@ public:
     [[nodiscard]] std::span<const page_entry> table() const noexcept { return state_->table; }
 
     /// A sequence of its own that shares the first `tokens` tokens; a page cut in the middle is copied by whoever
-    /// writes to it first. Requires: tokens <= size(), no lease under way. Cost: O(pages).
+    /// writes to it first. Where the codec codes whole pages, a fork inside a coded one ends at that page's begin: its
+    /// size() says where to go on. Requires: tokens <= size(), no lease under way. Cost: O(pages).
     [[nodiscard]] basic_sequence fork(std::size_t tokens) const { return cache_->fork(*state_, tokens); }
 
-    /// Keeps the first `tokens` tokens. Requires: tokens <= size(), no lease under way.
+    /// Keeps the first `tokens` tokens, or fewer, as a fork does. Requires: tokens <= size(), no lease under way.
     void truncate(std::size_t tokens) { cache_->truncate(*state_, tokens); }
 
 private:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/cache/audit.hpp>
+#include <kvcache/cache/exact_leases.hpp>
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/page_table.hpp>
@@ -24,7 +25,8 @@ template <class PageBooks>
 class sequence_books {
 public:
     /// Requires: the pages' books outlive it. It does not move.
-    sequence_books(PageBooks& pages, std::size_t page_tokens) : pages_(pages), page_tokens_(page_tokens) {
+    sequence_books(PageBooks& pages, std::size_t page_tokens, std::optional<exact_pages> coded)
+        : pages_(pages), page_tokens_(page_tokens), whole_(coded.has_value()), exact_(pages, page_tokens, coded) {
         ring_.previous = ring_.next = &ring_;
     }
 
@@ -38,6 +40,10 @@ public:
             ++n;
         return n;
     }
+
+    /// The exact rows that its sequences and leases have.
+    [[nodiscard]] exact_leases<PageBooks>& exact() noexcept { return exact_; }
+    [[nodiscard]] const exact_leases<PageBooks>& exact() const noexcept { return exact_; }
 
     /// Enters a sequence, which from now on holds the pages of its table.
     void enter(sequence_state& state) noexcept {
@@ -68,7 +74,8 @@ public:
         state.sealed = std::min(state.sealed, state.full_entries(page_tokens_));
     }
 
-    /// Ends a lease: its first rows are these tokens, the others are given back. It cannot fail: all memory that it
+    /// Ends a lease: its first rows are these tokens, the others are given back. Of a codec of whole pages, rows of a
+    /// page whose exact rows have made room for others are given back too. It cannot fail: all memory that it
     /// must have was taken with the lease.
     void commit(sequence_state& state, std::span<const token_id> tokens) {
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - state.leased_at;
@@ -79,8 +86,9 @@ public:
                 std::swap(state.tail_before->page, state.table[state.pages_before - 1].page);
             pages_.drop(state.tail_before->page);
         }
+        const std::size_t kept = exact_.settle(state);
         state.end_lease();
-        truncate(state, state.tokens.size());
+        truncate(state, kept);
         publish(state);
     }
 
@@ -94,15 +102,21 @@ public:
             pages_.drop(state.table.back().page);
         if (state.tail_before)
             state.table.back() = *state.tail_before;
+        exact_.end(state.ring);
         state.end_lease();
     }
 
     /// Proves the books of sequences and pages.
     [[nodiscard]] result<void> check() const {
         audit holders(pages_.index(), page_tokens_, pages_.pool().pages());
-        for (const sequence_state* s = ring_.next; s != &ring_; s = s->next)
+        std::size_t leased = 0;
+        for (const sequence_state* s = ring_.next; s != &ring_; s = s->next) {
             if (auto sound = holders.count(*s); !sound)
                 return sound;
+            leased += s->ring.places.size();
+        }
+        if (!pages_.exact().add_up(leased))
+            return error{error_code::malformed, "exact rows", "exact rows are kept that no page and no lease has"};
         return pages_.check(holders.held());
     }
 
@@ -115,6 +129,8 @@ private:
         const std::size_t length = std::max(state.full_entries(page_tokens_), state.prompt / page_tokens_);
         for (std::size_t i = state.sealed; state.shares && i < state.table.size(); ++i) {
             page_entry& entry = state.table[i];
+            if (whole_ && entry.count < page_tokens_)
+                break;
             const auto run = std::span<const token_id>(state.tokens).subspan(i * page_tokens_, entry.count);
             const auto parent = i > 0 ? std::optional(state.table[i - 1].page) : pages_.index().root_of(state.tenant);
             try {
@@ -129,6 +145,8 @@ private:
 
     PageBooks& pages_;
     std::size_t page_tokens_;
+    bool whole_; // whether the codec codes whole pages: only those are shared
+    exact_leases<PageBooks> exact_;
     sequence_state ring_;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/cache/exact_ring.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/page_table.hpp>
 
@@ -33,6 +34,9 @@ struct sequence_state {
     std::chrono::steady_clock::time_point leased_at = {};
     std::size_t pages_before = 0;
     std::optional<page_entry> tail_before = {}; ///< The last entry as it was; if its page differs, it is still held.
+
+    exact_ring ring = {};                ///< For a codec of whole pages: the exact rows of the pages it adds.
+    std::vector<exact_page*> exact = {}; ///< By entry: what queries may read exactly.
 
     sequence_state* previous = nullptr;
     sequence_state* next = nullptr;
@@ -94,6 +98,7 @@ struct sequence_state {
         has_lease = false;
         leased = 0;
         tail_before.reset();
+        exact.clear();
     }
 };
 

@@ -14,6 +14,9 @@ struct cache_stats {
     std::size_t page_bytes = 0; ///< Bytes of a page.
     std::size_t sequences = 0;  ///< Live sequences and matches.
 
+    std::size_t exact = 0;       ///< Pages whose exact rows are kept beside them, for a codec of whole pages.
+    std::size_t exact_bytes = 0; ///< What those take of the budget.
+
     friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;
 };
 

@@ -49,6 +49,9 @@ public:
     }
     /// Errors: out_of_memory: field "quota" where the tenant has its share, "pages" where the cache is full.
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows) const { return cache_->reserve(to, rows); }
+    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, std::size_t at_once) const {
+        return cache_->reserve(to, rows, at_once);
+    }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return cache_->shape(); }
     [[nodiscard]] const codec_type& codec() const noexcept { return cache_->codec(); }

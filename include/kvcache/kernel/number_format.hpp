@@ -52,4 +52,35 @@ concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || s
     return std::bit_cast<float>(sign | (113 - shift) << 23 | ((fraction << shift) & 0x3FFu) << 13);
 }
 
+/// The nearest bfloat16, of two as near the even one. What is past the largest finite number becomes that number; a NaN
+/// stays one.
+[[nodiscard]] constexpr bfloat16 to_bfloat16(float number) noexcept {
+    const auto bits = std::bit_cast<std::uint32_t>(number);
+    if ((bits & 0x7FFFFFFFu) > 0x7F800000u)
+        return {static_cast<std::uint16_t>(bits >> 16 | 0x40u)};
+    const std::uint32_t rounded = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
+    const std::uint32_t size = rounded & 0x7FFFu;
+    return {static_cast<std::uint16_t>((rounded & 0x8000u) | (size < 0x7F7Fu ? size : 0x7F7Fu))};
+}
+
+/// The nearest binary16, of two as near the even one. What is past the largest finite number becomes that number; a NaN
+/// stays one.
+[[nodiscard]] constexpr half to_half(float number) noexcept {
+    const auto bits = std::bit_cast<std::uint32_t>(number);
+    const std::uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7FFFFFFFu;
+    if (size > 0x7F800000u)
+        return {static_cast<std::uint16_t>(sign | 0x7E00u)};
+    if (size >= 0x477FE000u) // 65504
+        return {static_cast<std::uint16_t>(sign | 0x7BFFu)};
+    if (size < 0x33000000u) // below half of the least subnormal
+        return {static_cast<std::uint16_t>(sign)};
+    // The fraction with its leading one, and how many of its bits are behind the last one kept.
+    const std::uint32_t exponent = size >> 23, fraction = (size & 0x7FFFFFu) | 0x800000u;
+    const std::uint32_t shift = exponent >= 113 ? 13 : 126 - exponent;
+    const std::uint32_t kept = fraction >> shift, rest = fraction & ((1u << shift) - 1), middle = 1u << (shift - 1);
+    const std::uint32_t up = rest > middle || (rest == middle && (kept & 1u) != 0) ? 1 : 0;
+    const std::uint32_t above = exponent >= 113 ? (exponent - 113) << 10 : 0;
+    return {static_cast<std::uint16_t>(sign | (above + kept + up))};
+}
+
 } // namespace kvcache

@@ -131,7 +131,7 @@ private:
         for (const auto& one : batch) {
             if (auto valid = check(one.sequence->size(), one.tokens); !valid)
                 return valid;
-            auto reserved = cache_.reserve(*one.sequence, one.tokens.size());
+            auto reserved = cache_.reserve(*one.sequence, one.tokens.size(), split_);
             if (!reserved)
                 return reserved.error();
             leases_.push_back(std::move(*reserved));

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: MIT
+//
+// What each codec keeps, costs and saves: squared errors on synthetic sets and on tensors, bits a value, coding rates,
+// the time of attention beside float32 pages in turn, and what a model loses by it.
+
+#include <kvcache/cache/any_codec.hpp>
+#include <kvcache/kvcache.hpp>
+#include <kvcache/model/huggingface/load.hpp>
+#include <kvcache/text/tokenizer.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "codec/errors.hpp"
+#include "codec/quality.hpp"
+#include "codec/sets.hpp"
+#include "codec/speed.hpp"
+#include "support/rows.hpp"
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+namespace kv = kvcache;
+
+namespace {
+
+using codecs = std::tuple<kv::bf16, kv::f16, kv::int8, kv::int8_grouped, kv::int4, kv::int4_channels,
+                          kv::rotated<kv::int4>, kv::rotated<kv::int8>, kv::codebook<4>, kv::codebook<3>,
+                          kv::codebook<2>, kv::split<kv::int4_channels, kv::int4>,
+                          kv::split<kv::rotated<kv::int4>, kv::int4>, kv::sinks_exact<kv::int4>>;
+using any = kv::any_codec<codecs>;
+
+template <class Body>
+void for_codecs(Body body) {
+    std::apply([&](const auto&... policy) { (body(kv::type_name<std::decay_t<decltype(policy)>>(), policy), ...); },
+               codecs{});
+}
+
+struct options {
+    std::vector<std::string> tensors, models, texts;
+    std::string json, filter;
+    std::size_t head_dim = 128, window = 512, windows = 8, cached = 1024, past = 262144;
+    bool no_speed = false, no_errors = false;
+};
+
+class report {
+public:
+    explicit report(const options& from) : of_(from) {}
+
+    void errors() {
+        auto sets = bench::synthetic_sets(4096, 128, 0);
+        for (const std::string& file : of_.tensors)
+            sets.push_back(bench::tensor_set(file, of_.head_dim));
+        std::printf("%-34s %-20s %7s %10s %10s %9s %9s %9s\n", "codec", "set", "bits", "keys", "values", "products",
+                    "encode", "decode");
+        for (const auto& set : sets)
+            for_codecs([&](const std::string& name, const auto& policy) {
+                if (!wanted(name))
+                    return;
+                const auto made = bench::measure(policy, set, 32);
+                std::printf("%-34s %-20s %7.3f %10.3g %10.3g %9.4f %9.2f %9.2f\n", name.c_str(), set.name.c_str(),
+                            made.bits_per_value, made.keys, made.values, made.products, made.encode_gbps,
+                            made.decode_gbps);
+                auto& row = rows_.emplace_back(start(name, set.name));
+                row["bits_per_value"] = made.bits_per_value;
+                row["rel_mse"] = made.keys;
+                row["rel_mse_values"] = made.values;
+                row["rel_ip"] = made.products;
+                row["encode_gbps"] = made.encode_gbps;
+                row["decode_gbps"] = made.decode_gbps;
+            });
+    }
+
+    // One token's attention over pages of each codec and of float32, in turn.
+    void speed() {
+        struct place {
+            const char* name;
+            std::uint32_t kv_heads, group;
+            std::size_t tokens;
+        };
+        const place places[] = {{"attention in memory", 2, 1, of_.past},
+                                {"attention in memory, 4 heads a KV head", 2, 4, of_.past},
+                                {"attention in cache", 1, 1, of_.cached},
+                                {"attention in cache, 4 heads a KV head", 1, 4, of_.cached}};
+        for (const place& at : places) {
+            bench::attended_past plain(kv::plain{}, at.kv_heads, at.group, at.tokens);
+            for_codecs([&](const std::string& name, const auto&) {
+                if (!wanted(name))
+                    return;
+                bench::attended_past coded(*any::named(name), at.kv_heads, at.group, at.tokens);
+                bench::samples ratio, micros;
+                (void)plain(), (void)coded();
+                for (int again = 0; again < (at.tokens > 10000 ? 5 : 200); ++again) {
+                    const double base = plain(), own = coded();
+                    ratio.add(base / own);
+                    micros.add(own * 1e6);
+                }
+                std::printf("%-34s %-40s %7.2f times as fast as f32, %10.1f us\n", name.c_str(), at.name,
+                            ratio.median(), micros.median());
+                rows_.emplace_back(start(name, at.name))["attention_ratio_f32"] = ratio.median();
+            });
+        }
+    }
+
+    void quality(const std::string& directory, const std::string& text) {
+        const auto loaded = must(kv::load_model(directory));
+        const auto words = must(kv::tokenizer::open(directory));
+        std::ifstream in(text);
+        const std::string all((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+        const auto ids = must(words.encode(std::string_view(all).substr(0, 400000), {}));
+        const std::size_t size = std::min(of_.window, loaded.model.max_positions());
+        kv::team threads(2);
+        std::vector<std::vector<kv::token_id>> windows;
+        for (std::size_t at = 0; at + size <= ids.size() && windows.size() < of_.windows; at += size)
+            windows.emplace_back(ids.begin() + static_cast<std::ptrdiff_t>(at),
+                                 ids.begin() + static_cast<std::ptrdiff_t>(at + size));
+        if (windows.empty())
+            throw std::runtime_error(text + ": no window of " + std::to_string(size) + " tokens");
+        const std::string set = directory.substr(directory.find_last_of('/') + 1) + ", " +
+                                std::to_string(windows.size()) + " windows of " + std::to_string(size);
+        std::vector<kv::matrix> exact;
+        bench::quality_sum self;
+        for (const auto& window : windows) {
+            exact.push_back(bench::logits_of_window(loaded.model, threads, kv::plain{}, window, 32));
+            self.add(exact.back(), exact.back(), window);
+        }
+        const auto base = self.mean();
+        std::printf("%s: perplexity %.4f with f32 pages\n", set.c_str(), base.perplexity);
+        for_codecs([&](const std::string& name, const auto&) {
+            if (!wanted(name))
+                return;
+            bench::quality_sum sum;
+            for (std::size_t i = 0; i < windows.size(); ++i)
+                sum.add(exact[i], bench::logits_of_window(loaded.model, threads, *any::named(name), windows[i], 32),
+                        windows[i]);
+            const auto made = sum.mean();
+            std::printf("%-34s perplexity %9.4f (%+.3f %%)  KL %.3g  same token %.2f %%\n", name.c_str(),
+                        made.perplexity, 100.0 * (made.perplexity / base.perplexity - 1.0), made.divergence,
+                        100.0 * made.agreement);
+            auto& row = rows_.emplace_back(start(name, set));
+            row["ppl"] = made.perplexity;
+            row["ppl_f32"] = base.perplexity;
+            row["kl"] = made.divergence;
+            row["same_token"] = made.agreement;
+        });
+    }
+
+    void write() const {
+        if (of_.json.empty())
+            return;
+        std::ofstream out(of_.json);
+        out << rows_.dump(1) << '\n';
+        out.close();
+        if (out.fail())
+            throw std::runtime_error(of_.json + ": cannot be written");
+    }
+
+private:
+    template <class T>
+    [[nodiscard]] static T must(kv::result<T> made) {
+        if (!made)
+            throw std::runtime_error(made.error().field + ": " + made.error().message);
+        return std::move(*made);
+    }
+    [[nodiscard]] bool wanted(const std::string& name) const { return name.find(of_.filter) != std::string::npos; }
+    [[nodiscard]] static nlohmann::json start(const std::string& codec, const std::string& set) {
+        nlohmann::json row = {{"codec", codec}, {"set", set}};
+        for (const char* key : {"bits_per_value", "rel_mse", "rel_ip", "encode_gbps", "decode_gbps",
+                                "attention_ratio_f32", "ppl", "ppl_f32", "kl"})
+            row[key] = nullptr;
+        return row;
+    }
+
+    const options& of_;
+    nlohmann::json rows_ = nlohmann::json::array();
+};
+
+} // namespace
+
+int main(int count, char** words) {
+    options given;
+    CLI::App app("What each codec keeps, costs and saves.");
+    app.add_option("--tensor", given.tensors, "Files of float32 rows to code too");
+    app.add_option("--head-dim", given.head_dim, "Numbers a row of those files");
+    app.add_option("--model", given.models, "Model directories for perplexity, each with a --text");
+    app.add_option("--text", given.texts, "Texts for them");
+    app.add_option("--window", given.window, "Tokens a window");
+    app.add_option("--windows", given.windows, "Windows at most");
+    app.add_option("--past", given.past, "Tokens of the attention beyond the cache");
+    app.add_option("--cached", given.cached, "Tokens of the attention inside the cache");
+    app.add_option("--filter", given.filter, "Only codecs whose names contain this");
+    app.add_option("--json", given.json, "A file for the rows");
+    app.add_flag("--no-speed", given.no_speed, "No attention");
+    app.add_flag("--no-errors", given.no_errors, "No sets");
+    CLI11_PARSE(app, count, words);
+    try {
+        report all(given);
+        if (!given.no_errors)
+            all.errors();
+        if (!given.no_speed)
+            all.speed();
+        if (given.models.size() != given.texts.size())
+            throw std::runtime_error("each --model has a --text");
+        for (std::size_t i = 0; i < given.models.size(); ++i)
+            all.quality(given.models[i], given.texts[i]);
+        all.write();
+    } catch (const std::exception& problem) {
+        return std::fprintf(stderr, "codec: %s\n", problem.what()), 1;
+    }
+    return 0;
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/any_policy.hpp>
+#include <kvcache/codec/all.hpp>
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+namespace kvcache {
+
+namespace detail {
+
+template <class List>
+struct behind_first;
+template <class First, class... Ps>
+struct behind_first<std::tuple<First, Ps...>> {
+    using type = std::tuple<Ps...>;
+};
+
+} // namespace detail
+
+/// Every codec of the library that codes whole pages, which are all but `plain`.
+using page_codecs = detail::behind_first<codec_policies>::type;
+
+/// A codec of whole pages that is chosen by its name at run time, so that a cache, its model and its attention are
+/// compiled once for all of them. Each tile costs a jump.
+template <class List = page_codecs>
+class any_codec {
+    using choice = detail::chosen<List, page_shape>;
+
+public:
+    using role = codec_role;
+
+    /// Errors: not_found, with the names that there are.
+    [[nodiscard]] static result<any_codec> named(std::string_view name) {
+        return detail::made_of<any_codec>(choice::named("codec", name));
+    }
+    [[nodiscard]] static std::string names() { return choice::names(); }
+
+    any_codec() = default; ///< The first of the list.
+    explicit any_codec(choice which) : which_(which) {}
+
+    class state {
+    public:
+        state(const choice& which, page_shape shape) { which.open(one_, shape); }
+
+        [[nodiscard]] std::size_t page_bytes() const {
+            return detail::with(one_, [](const auto& one) -> std::size_t { return one.page_bytes(); });
+        }
+        [[nodiscard]] std::string name() const {
+            return detail::with(one_, [](const auto& one) -> std::string { return one.name(); });
+        }
+        [[nodiscard]] page_shape shape() const {
+            return detail::with(one_, [](const auto& one) -> page_shape { return one.shape(); });
+        }
+        [[nodiscard]] exact_pages exact() const {
+            return detail::with(one_, [](const auto& one) -> exact_pages { return one.exact(); });
+        }
+        void turn_key(std::span<float> row) const {
+            detail::with(one_, [&](const auto& one) { one.turn_key(row); });
+        }
+        void turn_value(std::span<float> row) const {
+            detail::with(one_, [&](const auto& one) { one.turn_value(row); });
+        }
+        void turn_back(std::span<float> row) const {
+            detail::with(one_, [&](const auto& one) { one.turn_back(row); });
+        }
+        void encode(std::span<std::byte> page, layer_id layer, head_id head, std::span<const std::byte> rows) const {
+            detail::with(one_, [&](const auto& one) { one.encode(page, layer, head, rows); });
+        }
+        [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
+            return detail::with(one_, [&](const auto& one) -> const float* { return one.keys(page, at, scratch); });
+        }
+        [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at,
+                                          std::span<float> scratch) const {
+            return detail::with(one_, [&](const auto& one) -> const float* { return one.values(page, at, scratch); });
+        }
+
+    private:
+        typename choice::states one_;
+    };
+    [[nodiscard]] state open(page_shape shape) const { return {which_, shape}; }
+
+private:
+    choice which_;
+};
+
+static_assert(codec_policy<any_codec<>>);
+
+} // namespace kvcache

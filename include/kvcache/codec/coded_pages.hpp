@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/codec/page_side.hpp>
+#include <kvcache/codec/plain.hpp>
+#include <kvcache/core/contract.hpp>
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace kvcache {
+
+/// The state of a codec that codes whole pages, keys and values each in its own way. For each layer and head come the
+/// keys, a unit of rows behind the other, then the values:
+///
+///     layer, head:  [ keys: (tokens / unit, bytes of a unit) ][ values: (tokens / unit, bytes of a unit) ]
+template <side_coder Keys, side_coder Values>
+class coded_pages {
+public:
+    coded_pages(page_shape shape, Keys keys, Values values, exact_pages exact = {})
+        : shape_(shape), keys_(std::move(keys)), values_(std::move(values)), rows_(shape), exact_(exact) {
+        expects(shape.tokens % keys_.tokens() == 0 && shape.tokens % values_.tokens() == 0,
+                "a page holds whole groups of the tokens that are coded together");
+    }
+
+    [[nodiscard]] std::size_t page_bytes() const noexcept {
+        return std::size_t{shape_.layers} * shape_.kv_heads * (key_bytes() + value_bytes());
+    }
+    [[nodiscard]] std::string name() const {
+        std::string both = keys_.name();
+        if (values_.name() != both)
+            both = "keys " + both + ", values " + values_.name();
+        if (exact_.first > 0)
+            both += ", first " + std::to_string(exact_.first) + " pages exact";
+        if (exact_.recent > 0)
+            both += ", last " + std::to_string(exact_.recent) + " pages exact";
+        return both;
+    }
+    [[nodiscard]] page_shape shape() const noexcept { return shape_; }
+    [[nodiscard]] exact_pages exact() const noexcept { return exact_; }
+
+    /// The same with the pages of the first `tokens` tokens exact too.
+    [[nodiscard]] coded_pages with_first(std::size_t tokens) const {
+        return {shape_, keys_, values_, {(tokens + shape_.tokens - 1) / shape_.tokens, exact_.recent}};
+    }
+    /// The same with so many pages before a query's own exact too.
+    [[nodiscard]] coded_pages with_recent(std::size_t pages) const {
+        return {shape_, keys_, values_, {exact_.first, pages}};
+    }
+
+    void turn_key(std::span<float> row) const noexcept { keys_.turn(row); }
+    void turn_value(std::span<float> row) const noexcept { values_.turn(row); }
+    void turn_back(std::span<float> row) const noexcept { values_.turn_back(row); }
+    /// Undoes `turn_key`, but for rounding.
+    void turn_key_back(std::span<float> row) const noexcept { keys_.turn_back(row); }
+
+    /// `rows`: the page as the plain codec keeps it, its rows turned.
+    void encode(std::span<std::byte> page, layer_id layer, head_id head, std::span<const std::byte> rows) const {
+        std::byte* to = page.data() + offset(layer, head);
+        for (std::size_t row = 0; row < shape_.tokens; row += keys_.tokens(), to += keys_.bytes())
+            keys_.encode(rows_.keys(rows, tile_of(layer, head, row), {}), to);
+        for (std::size_t row = 0; row < shape_.tokens; row += values_.tokens(), to += values_.bytes())
+            values_.encode(rows_.values(rows, tile_of(layer, head, row), {}), to);
+    }
+
+    [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
+        const std::size_t tiles = keys_.tokens() / tile_tokens;
+        keys_.decode(page.data() + offset(at.layer, at.head) + at.tile / tiles * keys_.bytes(), at.tile % tiles,
+                     scratch.data());
+        return scratch.data();
+    }
+    [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
+        const std::size_t tiles = values_.tokens() / tile_tokens;
+        values_.decode(page.data() + offset(at.layer, at.head) + key_bytes() + at.tile / tiles * values_.bytes(),
+                       at.tile % tiles, scratch.data());
+        return scratch.data();
+    }
+
+private:
+    [[nodiscard]] std::size_t key_bytes() const noexcept { return shape_.tokens / keys_.tokens() * keys_.bytes(); }
+    [[nodiscard]] std::size_t value_bytes() const noexcept {
+        return shape_.tokens / values_.tokens() * values_.bytes();
+    }
+    [[nodiscard]] std::size_t offset(layer_id layer, head_id head) const noexcept {
+        return (std::size_t{index_of(layer)} * shape_.kv_heads + index_of(head)) * (key_bytes() + value_bytes());
+    }
+    [[nodiscard]] static page_tile tile_of(layer_id layer, head_id head, std::size_t row) noexcept {
+        return {layer, head, static_cast<std::uint32_t>(row / tile_tokens)};
+    }
+
+    page_shape shape_;
+    Keys keys_;
+    Values values_;
+    plain::state rows_; // of what is coded
+    exact_pages exact_;
+};
+
+namespace detail {
+
+/// The state of a codec for both sides.
+template <sided_codec Keys, sided_codec Values>
+[[nodiscard]] auto open_sides(const Keys& keys, const Values& values, page_shape shape) {
+    return coded_pages(shape, keys.coder(page_side::keys, shape), values.coder(page_side::values, shape));
+}
+
+} // namespace detail
+
+} // namespace kvcache

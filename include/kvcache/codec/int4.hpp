@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/codec/coded_pages.hpp>
+#include <kvcache/codec/token_coder.hpp>
+#include <kvcache/core/contract.hpp>
+
+#include <cstddef>
+#include <string>
+
+namespace kvcache {
+
+namespace detail {
+
+/// Sixteen steps of which the last but one to the side of the largest number is that number: -8 scales of either sign.
+struct int4_formula {
+    static constexpr unsigned bits = 4;
+    std::size_t group = 32;
+
+    [[nodiscard]] std::string name() const { return "int4 groups of " + std::to_string(group); }
+    template <class Strips>
+    [[nodiscard]] f32x16 scale(const Strips& strips, std::size_t first, std::size_t last) const noexcept {
+        f32x16 most = f32x16::zero(), least = f32x16::zero();
+        for (std::size_t d = first; d < last; ++d) {
+            const f32x16 x = strips(d);
+            most = max(x, most);
+            least = min(x, least);
+        }
+        // The number of the largest size, with its sign: the lower one where both are as large.
+        alignas(64) float up[tile_tokens], down[tile_tokens];
+        most.store(up);
+        least.store(down);
+        for (std::size_t lane = 0; lane < tile_tokens; ++lane)
+            up[lane] = up[lane] > -down[lane] ? up[lane] : down[lane];
+        return f32x16::load(up) / f32x16::broadcast(-8.0f);
+    }
+    [[nodiscard]] f32x16 code(const f32x16& x) const noexcept {
+        return rounded(x, -8.0f, 7.0f) + f32x16::broadcast(8.0f);
+    }
+    [[nodiscard]] f32x16 number(const code_bytes& codes) const noexcept {
+        return codes.numbers() - f32x16::broadcast(8.0f);
+    }
+};
+
+} // namespace detail
+
+/// Keeps rows in 4 bits with a scale for each group of neighbours, as llama.cpp's q4_0 does: 4.5 bits a number for
+/// groups of 32. For values; keys with a few large channels want `int4_channels` or `rotated<int4>`.
+struct int4 {
+    using role = codec_role;
+    std::size_t group = 32; ///< Numbers a scale; a multiple of 16.
+
+    [[nodiscard]] auto coder(page_side side, page_shape shape) const {
+        expects(group > 0 && group % 16 == 0, "a group is a multiple of 16 numbers");
+        return detail::token_coder(detail::int4_formula{group}, side, shape.head_dim);
+    }
+    [[nodiscard]] auto open(page_shape shape) const { return detail::open_sides(*this, *this, shape); }
+};
+
+static_assert(codec_policy<int4>);
+
+} // namespace kvcache

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/kernel/native.hpp>
+
+#include <cmath>
+#include <cstddef>
+#include <span>
+
+namespace kvcache {
+
+/// The numbers that turn together in a row of `size`: the largest power of two that divides it.
+[[nodiscard]] constexpr std::size_t hadamard_block(std::size_t size) noexcept {
+    return size & (~size + 1);
+}
+
+namespace detail {
+
+#if defined(__AVX2__)
+// Sums and differences of lanes that lie 1, 2 and 4 apart.
+[[nodiscard]] inline __m256 hadamard_of_eight(__m256 x) noexcept {
+    const auto step = [](__m256 own, __m256 other, int minus) {
+        const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        const __m256i lower = _mm256_and_si256(lanes, _mm256_set1_epi32(minus));
+        const __m256i sign = _mm256_slli_epi32(_mm256_cmpgt_epi32(lower, _mm256_setzero_si256()), 31);
+        return _mm256_add_ps(other, _mm256_xor_ps(own, _mm256_castsi256_ps(sign)));
+    };
+    x = step(x, _mm256_permute_ps(x, 0b10110001), 1);
+    x = step(x, _mm256_permute_ps(x, 0b01001110), 2);
+    return step(x, _mm256_permute2f128_ps(x, x, 1), 4);
+}
+#endif
+
+// One stage: sums and differences of numbers that lie `apart` apart.
+inline void hadamard_stage(float* x, std::size_t size, std::size_t apart) noexcept {
+    for (std::size_t begin = 0; begin < size; begin += 2 * apart)
+        for (std::size_t i = begin; i < begin + apart; ++i) {
+            const float a = x[i], b = x[i + apart];
+            x[i] = a + b;
+            x[i + apart] = a - b;
+        }
+}
+
+// A block of a power of two, times `scale`.
+inline void hadamard_turn(float* x, std::size_t size, float scale) noexcept {
+    std::size_t apart = 1;
+#if defined(__AVX2__)
+    if (size >= 8) {
+        for (std::size_t i = 0; i < size; i += 8)
+            _mm256_storeu_ps(x + i, hadamard_of_eight(_mm256_loadu_ps(x + i)));
+        apart = 8;
+        for (; 4 * apart <= size; apart *= 4) // two stages at a time
+            for (std::size_t begin = 0; begin < size; begin += 4 * apart)
+                for (std::size_t i = begin; i < begin + apart; i += 8) {
+                    const __m256 a = _mm256_loadu_ps(x + i), b = _mm256_loadu_ps(x + i + apart),
+                                 c = _mm256_loadu_ps(x + i + 2 * apart), d = _mm256_loadu_ps(x + i + 3 * apart);
+                    const __m256 ab = _mm256_add_ps(a, b), a_b = _mm256_sub_ps(a, b), cd = _mm256_add_ps(c, d),
+                                 c_d = _mm256_sub_ps(c, d);
+                    _mm256_storeu_ps(x + i, _mm256_add_ps(ab, cd));
+                    _mm256_storeu_ps(x + i + apart, _mm256_add_ps(a_b, c_d));
+                    _mm256_storeu_ps(x + i + 2 * apart, _mm256_sub_ps(ab, cd));
+                    _mm256_storeu_ps(x + i + 3 * apart, _mm256_sub_ps(a_b, c_d));
+                }
+    }
+#endif
+    for (; apart < size; apart *= 2)
+        hadamard_stage(x, size, apart);
+    for (std::size_t i = 0; i < size; ++i)
+        x[i] *= scale;
+}
+
+} // namespace detail
+
+/// Turns a row by the orthonormal Sylvester-Hadamard matrix, block by block where its size is no power of two: what
+/// stands out in one number is shared by all of its block, lengths and dot products stay, and turning twice gives the
+/// row back, all but rounding. Cost: size * log2(size) additions. (Ashkboos et al. 2024, QuaRot)
+inline void hadamard(std::span<float> row) noexcept {
+    const std::size_t block = hadamard_block(row.size());
+    const float scale = 1.0f / std::sqrt(static_cast<float>(block));
+    for (std::size_t at = 0; at < row.size(); at += block)
+        detail::hadamard_turn(row.data() + at, block, scale);
+}
+
+} // namespace kvcache
