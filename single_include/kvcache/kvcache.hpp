@@ -2546,7 +2546,7 @@ namespace kvcache {
 /// The exact rows of the pages that a lease writes. Rows run in ascending order and so many at once at most, so pages
 /// far enough apart take one another's place; those that stay exact have a place of their own.
 struct exact_ring {
-    std::vector<std::unique_ptr<exact_page>> places = {};
+    std::vector<std::shared_ptr<exact_page>> places = {};
     std::size_t first = 0; ///< The table's entry that the first place is of.
     std::size_t own = 0;   ///< Leading entries with a place of their own; the others share the places behind.
 
@@ -2563,7 +2563,7 @@ struct exact_ring {
         return i < own || i + (places.size() - own) >= entries - first;
     }
 
-    [[nodiscard]] std::unique_ptr<exact_page> take(std::size_t entry) noexcept {
+    [[nodiscard]] std::shared_ptr<exact_page> take(std::size_t entry) noexcept {
         return std::move(places[place_of(entry)]);
     }
 
@@ -2932,15 +2932,15 @@ public:
     }
 
     /// Throws: bad_alloc.
-    [[nodiscard]] std::unique_ptr<exact_page> make() {
-        auto made = std::make_unique<exact_page>(shape_);
+    [[nodiscard]] std::shared_ptr<exact_page> make() {
+        auto made = std::make_shared<exact_page>(shape_);
         ++alive_;
         return made;
     }
     /// Ends what was made and given to no page.
-    void end(std::unique_ptr<exact_page> rows) noexcept { alive_ -= rows != nullptr; }
+    void end(std::shared_ptr<exact_page> rows) noexcept { alive_ -= rows != nullptr; }
 
-    void give(page_id page, std::unique_ptr<exact_page> rows) noexcept {
+    void give(page_id page, std::shared_ptr<exact_page> rows) noexcept {
         end(std::exchange(of_page_[index_of(page)], std::move(rows)));
     }
     /// Ends the exact rows of a page, if it has some.
@@ -2968,7 +2968,7 @@ private:
 
     page_shape shape_;
     std::size_t page_bytes_;
-    std::vector<std::unique_ptr<exact_page>> of_page_; // empty where the codec needs none
+    std::vector<std::shared_ptr<exact_page>> of_page_; // empty where the codec needs none
     std::size_t alive_ = 0;
 };
 

@@ -33,15 +33,15 @@ public:
     }
 
     /// Throws: bad_alloc.
-    [[nodiscard]] std::unique_ptr<exact_page> make() {
-        auto made = std::make_unique<exact_page>(shape_);
+    [[nodiscard]] std::shared_ptr<exact_page> make() {
+        auto made = std::make_shared<exact_page>(shape_);
         ++alive_;
         return made;
     }
     /// Ends what was made and given to no page.
-    void end(std::unique_ptr<exact_page> rows) noexcept { alive_ -= rows != nullptr; }
+    void end(std::shared_ptr<exact_page> rows) noexcept { alive_ -= rows != nullptr; }
 
-    void give(page_id page, std::unique_ptr<exact_page> rows) noexcept {
+    void give(page_id page, std::shared_ptr<exact_page> rows) noexcept {
         end(std::exchange(of_page_[index_of(page)], std::move(rows)));
     }
     /// Ends the exact rows of a page, if it has some.
@@ -69,7 +69,7 @@ private:
 
     page_shape shape_;
     std::size_t page_bytes_;
-    std::vector<std::unique_ptr<exact_page>> of_page_; // empty where the codec needs none
+    std::vector<std::shared_ptr<exact_page>> of_page_; // empty where the codec needs none
     std::size_t alive_ = 0;
 };
 

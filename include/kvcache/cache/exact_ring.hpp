@@ -14,7 +14,7 @@ namespace kvcache {
 /// The exact rows of the pages that a lease writes. Rows run in ascending order and so many at once at most, so pages
 /// far enough apart take one another's place; those that stay exact have a place of their own.
 struct exact_ring {
-    std::vector<std::unique_ptr<exact_page>> places = {};
+    std::vector<std::shared_ptr<exact_page>> places = {};
     std::size_t first = 0; ///< The table's entry that the first place is of.
     std::size_t own = 0;   ///< Leading entries with a place of their own; the others share the places behind.
 
@@ -31,7 +31,7 @@ struct exact_ring {
         return i < own || i + (places.size() - own) >= entries - first;
     }
 
-    [[nodiscard]] std::unique_ptr<exact_page> take(std::size_t entry) noexcept {
+    [[nodiscard]] std::shared_ptr<exact_page> take(std::size_t entry) noexcept {
         return std::move(places[place_of(entry)]);
     }
 
