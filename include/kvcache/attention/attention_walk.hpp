@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/attention/attention_plan.hpp>
+#include <kvcache/attention/attention_scratch.hpp>
+#include <kvcache/attention/paged_rows.hpp>
+#include <kvcache/attention/query_block.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+
+namespace kvcache {
+
+namespace detail {
+
+/// Whether a codec's tiles lie in the page, so that looking at one costs nothing.
+template <class Codec>
+inline constexpr bool reads_in_place = requires {
+    requires Codec::in_place;
+};
+
+/// One job of a plan on one key and value head of a layer.
+template <codec_state Codec, storage_state Storage>
+class attention_walk {
+public:
+    using part = attention_part<Codec, Storage>;
+
+    attention_walk(const attention_shape& shape, std::span<const part> parts, std::span<const attention_run> runs,
+                   attention_scratch& scratch)
+        : shape_(shape), parts_(parts), runs_(runs), scratch_(scratch), block_(scratch.block) {}
+
+    /// `partials`: where queries leave partials that are merged later. (query of the head, split, state)
+    void run(const attention_job& job, std::span<const attention_segment> segments, layer_id layer, head_id kv_head,
+             float* partials) {
+        layer_ = layer;
+        head_ = kv_head;
+        job_ = job;
+        add_queries(partials);
+        for (std::size_t s = job.first_segment; s < job.last_segment; ++s)
+            walk(segments[s]);
+        for_queries(job.first_run, job.last_run,
+                    [&](std::size_t q, const query_rows& asked, std::size_t row, std::size_t head, bool whole) {
+                        if (whole)
+                            block_.finish(q, asked.out + row * asked.out_stride + head * shape_.head_dim);
+                        else
+                            block_.leave(q);
+                    });
+    }
+
+private:
+    // Calls body(query of the block, rows, row, head, whether this job makes its output).
+    template <class Body>
+    void for_queries(std::size_t first_run, std::size_t last_run, Body body) {
+        const std::size_t group = shape_.group(), first_head = index_of(head_) * group;
+        for (std::size_t r = first_run; r < last_run; ++r) {
+            const attention_run& run = runs_[r];
+            std::size_t q = run.queries - runs_[job_.first_run].queries;
+            for (std::size_t row = run.first; row < run.first + run.rows; ++row)
+                for (std::size_t head = first_head; head < first_head + group; ++head)
+                    body(q++, parts_[run.part].asked, row, head, run.partials == attention_run::none);
+        }
+    }
+
+    void add_queries(float* partials) {
+        block_.clear();
+        const std::size_t state = softmax_state::numbers(value_width(shape_.head_dim));
+        for (std::size_t r = job_.first_run; r < job_.last_run; ++r) {
+            const attention_run& run = runs_[r];
+            const std::size_t splits = attention_plan::splits(run.end);
+            for (std::size_t i = 0; i < run.rows * shape_.group(); ++i) {
+                float* own = nullptr;
+                if (run.partials != attention_run::none) {
+                    own = partials + (run.partials + i * splits) * state;
+                    for (std::size_t s = job_.first_split; s < std::min(job_.last_split, splits); ++s)
+                        softmax_state(own + s * state, value_width(shape_.head_dim)).clear();
+                }
+                block_.add(parts_[run.part].asked.position_of(run.first + i / shape_.group()), own);
+            }
+        }
+    }
+
+    void walk(const attention_segment& segment) {
+        const std::size_t before = runs_[job_.first_run].queries;
+        const attention_run& last = runs_[segment.last_run - 1];
+        block_.select(runs_[segment.first_run].queries - before, last.queries + last.rows * shape_.group() - before);
+        std::size_t end = 0; // positions that any of them sees
+        for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
+            end = std::max(end, runs_[r].end);
+
+        const auto& pages = parts_[segment.part].pages;
+        std::size_t start = segment.position;
+        if (pages.woven)
+            return walk_woven(segment, end);
+        for (std::size_t e = segment.first; e < segment.last; ++e) {
+            const page_entry& entry = pages.table[e];
+            if (e == segment.first || entry.base != pages.table[e - 1].base) {
+                flush();
+                load(segment, entry.base);
+            }
+            if (start < end)
+                gather(pages, entry, start, std::min<std::size_t>(entry.count, end - start));
+            start += entry.count;
+        }
+        flush();
+    }
+
+    // Entries of a woven table, a block of positions at a time: in a block the tiles of one base come together, and
+    // what is left of a tile comes once, with holes. The order is a function of the table alone.
+    void walk_woven(const attention_segment& segment, std::size_t end) {
+        const auto& pages = parts_[segment.part].pages;
+        std::size_t start = segment.position, block = 0;
+        std::optional<std::int64_t> loaded;
+        for (std::size_t e = segment.first; e < segment.last && start < end; start += pages.table[e++].count) {
+            const page_entry& entry = pages.table[e];
+            const std::size_t count = std::min<std::size_t>(entry.count, end - start), last = entry.first + count;
+            for (std::size_t row = entry.first; row < last;) {
+                const std::size_t tile = row / tile_tokens, behind = std::min(last, (tile + 1) * tile_tokens);
+                const std::size_t position = start + row - entry.first;
+                if (position / attention_plan::woven_block != block) {
+                    take_block(segment, block, loaded);
+                    block = position / attention_plan::woven_block;
+                }
+                const std::size_t split = position / query_block::split;
+                if (split >= job_.first_split && split < job_.last_split)
+                    add_woven(entry, tile, row % tile_tokens, behind - row, position);
+                row = behind;
+            }
+        }
+        take_block(segment, block, loaded);
+        flush();
+    }
+
+    void add_woven(const page_entry& entry, std::size_t tile, std::size_t lane, std::size_t count,
+                   std::size_t position) {
+        const std::uint32_t lanes = ((1u << count) - 1u) << lane;
+        const auto origin = static_cast<std::int64_t>(position) - static_cast<std::int64_t>(lane);
+        for (woven_tile& known : scratch_.woven)
+            if (known.page == entry.page && known.tile == tile && known.base == entry.base && known.origin == origin) {
+                known.lanes |= lanes;
+                return;
+            }
+        scratch_.woven.push_back({entry.page, static_cast<std::uint32_t>(tile), lanes, entry.base, origin});
+    }
+
+    // By ascending base in one block and descending base in the next, so that queries are turned half as often.
+    void take_block(const attention_segment& segment, std::size_t block, std::optional<std::int64_t>& loaded) {
+        std::ranges::sort(scratch_.woven, [&](const woven_tile& a, const woven_tile& b) {
+            if (a.base != b.base)
+                return block % 2 == 0 ? a.base < b.base : a.base > b.base;
+            return a.position() < b.position();
+        });
+        for (const woven_tile& one : scratch_.woven) {
+            if (loaded != one.base) {
+                flush();
+                load(segment, one.base);
+                loaded = one.base;
+            }
+            push_woven(parts_[segment.part].pages, one);
+        }
+        scratch_.woven.clear();
+    }
+
+    void push_woven(const paged_rows<Codec, Storage>& pages, const woven_tile& one) {
+        make_room();
+        const std::size_t slot = taken_ % tiles_.size(), keys = std::size_t{shape_.head_dim} * tile_tokens;
+        const auto scratch =
+            std::span(scratch_.tiles)
+                .subspan(slot * (scratch_.tiles.size() / tiles_.size()), scratch_.tiles.size() / tiles_.size());
+        const std::span<const std::byte> bytes = pages.storage->bytes(one.page);
+        const page_tile at{layer_, head_, one.tile};
+        attention_tile tile{.keys = pages.codec->keys(bytes, at, scratch.first(keys)),
+                            .values = pages.codec->values(bytes, at, scratch.subspan(keys)),
+                            .first = static_cast<std::size_t>(std::countr_zero(one.lanes)),
+                            .last = static_cast<std::size_t>(std::bit_width(one.lanes))};
+        tile.position = static_cast<std::size_t>(one.position());
+        if (static_cast<std::size_t>(std::popcount(one.lanes)) != tile.last - tile.first) {
+            float* holes = scratch_.holes.data() + slot * tile_tokens;
+            for (std::size_t lane = 0; lane < tile_tokens; ++lane)
+                holes[lane] = (one.lanes >> lane & 1u) != 0 ? 0.0f : -std::numeric_limits<float>::infinity();
+            tile.holes = holes;
+        }
+        ++taken_;
+        push(tile);
+    }
+
+    // Queries rotated by (position - base), scaled: turned to their positions, and back by the base.
+    void load(const attention_segment& segment, std::int64_t base) {
+        if (shape_.rotation != nullptr && base != 0)
+            shape_.rotation->fill(-base, scratch_.rotation);
+        for_queries(
+            segment.first_run, segment.last_run,
+            [&](std::size_t q, const query_rows& asked, std::size_t row, std::size_t head, bool) {
+                const std::span from(asked.queries + row * asked.stride + head * shape_.head_dim, shape_.head_dim);
+                if (shape_.rotation == nullptr)
+                    std::ranges::copy(from, scratch_.query.begin());
+                else
+                    rotate_head(from, {asked.rotations + row * shape_.head_dim, shape_.head_dim}, scratch_.query);
+                if (shape_.rotation != nullptr && base != 0)
+                    rotate_head(scratch_.query, scratch_.rotation, scratch_.query);
+                block_.place(q, scratch_.query, shape_.scale);
+            });
+    }
+
+    // The tiles of an entry's first `count` rows that begin in the job's splits.
+    void gather(const paged_rows<Codec, Storage>& pages, const page_entry& entry, std::size_t start,
+                std::size_t count) {
+        const std::span<const std::byte> bytes = pages.storage->bytes(entry.page);
+        const std::size_t last = entry.first + count; // row behind the last in use
+        const std::size_t keys = std::size_t{shape_.head_dim} * tile_tokens;
+        for (std::uint32_t tile = entry.first / tile_tokens; tile * tile_tokens < last; ++tile) {
+            const std::size_t origin = std::size_t{tile} * tile_tokens;
+            const std::size_t first_lane = origin < entry.first ? entry.first - origin : 0;
+            const std::size_t position = start + origin + first_lane - entry.first;
+            if (const std::size_t split = position / query_block::split;
+                split < job_.first_split || split >= job_.last_split)
+                continue;
+            make_room(); // first: the oldest tiles' scratch is decoded into next
+            const auto scratch =
+                std::span(scratch_.tiles).subspan(taken_++ % tiles_.size() * (scratch_.tiles.size() / tiles_.size()));
+            const page_tile at{layer_, head_, tile};
+            push({.keys = pages.codec->keys(bytes, at, scratch.first(keys)),
+                  .values = pages.codec->values(bytes, at, scratch.subspan(keys)),
+                  .first = first_lane,
+                  .last = std::min<std::size_t>(tile_tokens, last - origin),
+                  .position = position});
+        }
+    }
+
+    // Tiles wait until as many follow them as go together: those are fetched from memory meanwhile.
+    void make_room() {
+        if (waiting_ < tiles_.size())
+            return;
+        block_.attend(std::span(tiles_).first(at_once));
+        std::copy(tiles_.begin() + at_once, tiles_.end(), tiles_.begin());
+        waiting_ -= at_once;
+    }
+
+    void push(const attention_tile& tile) {
+        if (reads_in_place<Codec> && waiting_ >= at_once) {
+            tiles_[waiting_ - at_once].ahead_keys = tile.keys;
+            tiles_[waiting_ - at_once].ahead_values = tile.values;
+        }
+        tiles_[waiting_++] = tile;
+    }
+
+    void flush() {
+        block_.attend(std::span(tiles_).first(waiting_));
+        waiting_ = 0;
+    }
+
+    const attention_shape& shape_;
+    std::span<const part> parts_;
+    std::span<const attention_run> runs_;
+    attention_scratch& scratch_;
+    query_block& block_;
+    layer_id layer_ = {};
+    head_id head_ = {};
+    attention_job job_;
+    static constexpr std::size_t at_once = query_block::most_tiles;
+    std::array<attention_tile, 2 * at_once> tiles_; // the first waiting_ wait
+    std::size_t waiting_ = 0;
+    std::size_t taken_ = 0;
+};
+
+} // namespace detail
+
+} // namespace kvcache
