@@ -14,8 +14,11 @@
 #include <kvcache/model/transformer.hpp>
 #include <kvcache/observer/all.hpp>
 #include <kvcache/recompute/all.hpp>
+#include <kvcache/session/chunk_generate.hpp>
+#include <kvcache/session/chunk_pipeline.hpp>
 #include <kvcache/session/generate.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/sampler.hpp>
+#include <kvcache/session/verify.hpp>
 #include <kvcache/storage/all.hpp>
 #include <kvcache/testing/all.hpp>

@@ -21,6 +21,7 @@
 #include <functional>
 #include <initializer_list>
 #include <limits>
+#include <map>
 #include <memory>
 #include <memory_resource>
 #include <mutex>
@@ -36,9 +37,1089 @@
 #include <thread>
 #include <tuple>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
+
+// ---- kvcache/core/id.hpp ------------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A page of keys and values in a page pool.
+enum class page_id : std::uint32_t {};
+
+/// An entry that an eviction policy ranks: a page, a session, a record of a tier.
+enum class slot_id : std::uint32_t {};
+
+/// A token of a tokenizer's vocabulary.
+enum class token_id : std::int32_t {};
+
+/// A layer of a model, counted from the input.
+enum class layer_id : std::uint32_t {};
+
+/// A key and value head.
+enum class head_id : std::uint32_t {};
+
+/// The number behind an identifier.
+[[nodiscard]] constexpr std::uint32_t index_of(page_id page) noexcept {
+    return static_cast<std::uint32_t>(page);
+}
+[[nodiscard]] constexpr std::uint32_t index_of(slot_id slot) noexcept {
+    return static_cast<std::uint32_t>(slot);
+}
+[[nodiscard]] constexpr std::int32_t index_of(token_id token) noexcept {
+    return static_cast<std::int32_t>(token);
+}
+[[nodiscard]] constexpr std::uint32_t index_of(layer_id layer) noexcept {
+    return static_cast<std::uint32_t>(layer);
+}
+[[nodiscard]] constexpr std::uint32_t index_of(head_id head) noexcept {
+    return static_cast<std::uint32_t>(head);
+}
+
+} // namespace kvcache
+
+// ---- kvcache/core/role.hpp ----------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+struct codec_role;
+struct storage_role;
+struct hash_role;
+struct index_role;
+struct eviction_role;
+struct recompute_role;
+struct observer_role;
+struct locking_role;
+
+namespace detail {
+
+template <class Role, class... Roles>
+inline constexpr bool one_of_roles = (std::same_as<Role, Roles> || ...);
+
+template <class P>
+concept names_its_role = requires {
+    typename P::role;
+};
+
+} // namespace detail
+
+/// What a policy's `open` gives for arguments of these types.
+template <class P, class... Arguments>
+using opened_by = decltype(std::declval<const P&>().open(std::declval<const Arguments&>()...));
+
+/// The role a policy plays: `P::role`, unless specialised for a type you do not own.
+template <class P>
+struct role_of {};
+
+template <detail::names_its_role P>
+struct role_of<P> {
+    using type = typename P::role;
+};
+
+/// A role that a cache has.
+template <class Role>
+concept known_role = detail::one_of_roles<Role, codec_role, storage_role, hash_role, index_role, eviction_role,
+                                          recompute_role, observer_role, locking_role>;
+
+/// A type that names the role it plays.
+template <class P>
+concept policy = known_role<typename role_of<P>::type>;
+
+/// A policy of the given role.
+template <class P, class Role>
+concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
+
+} // namespace kvcache
+
+// ---- kvcache/core/contract.hpp ------------------------------------------------------------------------------------
+
+// On in debug builds; define KVCACHE_CONTRACTS as 1 or 0 to choose.
+#if !defined(KVCACHE_CONTRACTS)
+#if defined(NDEBUG)
+#define KVCACHE_CONTRACTS 0
+#else
+#define KVCACHE_CONTRACTS 1
+#endif
+#endif
+
+namespace kvcache {
+
+/// A caller's mistake, thrown where contract checks are on.
+class contract_violation : public std::logic_error {
+public:
+    using std::logic_error::logic_error;
+};
+
+/// Checks what a caller must hold. Off in release builds unless KVCACHE_CONTRACTS is 1.
+/// Throws: contract_violation, with `what` as its words.
+constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char* what) {
+#if KVCACHE_CONTRACTS
+    if (!holds)
+        throw contract_violation(what);
+#endif
+}
+
+} // namespace kvcache
+
+// ---- kvcache/core/shape.hpp ---------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The tokens of one tile: one SIMD vector of scores.
+inline constexpr std::uint32_t tile_tokens = 16;
+
+/// The extents of one page of keys and values.
+struct page_shape {
+    std::uint32_t layers = 1;
+    std::uint32_t kv_heads = 1;
+    std::uint32_t head_dim = 64;
+    std::uint32_t tokens = 64; ///< Positions a page; a multiple of 16.
+
+    friend constexpr bool operator==(const page_shape&, const page_shape&) = default;
+
+    /// Whether a page of this shape can exist.
+    [[nodiscard]] constexpr bool valid() const noexcept {
+        return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && tokens % tile_tokens == 0;
+    }
+};
+
+/// The memory a cache may fill with pages.
+struct budget {
+    std::size_t bytes = 0;
+};
+
+inline namespace literals {
+[[nodiscard]] constexpr std::size_t operator""_KiB(unsigned long long n) {
+    return std::size_t{n} << 10;
+}
+[[nodiscard]] constexpr std::size_t operator""_MiB(unsigned long long n) {
+    return std::size_t{n} << 20;
+}
+[[nodiscard]] constexpr std::size_t operator""_GiB(unsigned long long n) {
+    return std::size_t{n} << 30;
+}
+} // namespace literals
+
+} // namespace kvcache
+
+// ---- kvcache/codec/concept.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Where a row of keys and values stands inside a page.
+struct page_row {
+    layer_id layer = {};
+    head_id head = {};
+    std::uint32_t row = 0;
+};
+
+/// Where a tile of 16 rows stands inside a page.
+struct page_tile {
+    layer_id layer = {};
+    head_id head = {};
+    std::uint32_t tile = 0;
+};
+
+/// Which pages before its own a query reads as they were computed, not as they are coded.
+struct exact_pages {
+    std::size_t first = 0;  ///< The first pages of a sequence.
+    std::size_t recent = 0; ///< The pages right before the query's own.
+
+    /// Whether a query of page `own` reads page `page` exactly. Its own it always does.
+    [[nodiscard]] constexpr bool covers(std::size_t page, std::size_t own) const noexcept {
+        return page + recent >= own || page < first;
+    }
+
+    friend constexpr bool operator==(const exact_pages&, const exact_pages&) = default;
+};
+
+/// The numbers a row of values takes in a tile: head_dim, rounded up to whole vectors.
+[[nodiscard]] constexpr std::size_t value_width(std::size_t head_dim) noexcept {
+    return (head_dim + 15) / 16 * 16;
+}
+
+/// Gives a page's keys and values in tiles of 16 rows. `keys` and `values` return the tile, either where it lies in the
+/// page or decoded into `scratch`: keys as (head_dim, 16), values as (16, value_width(head_dim)).
+template <class S>
+concept page_reader = requires(const S s, std::span<const std::byte> bytes, page_tile tile, std::span<float> scratch) {
+    { s.page_bytes() } -> std::same_as<std::size_t>;
+    { s.name() } -> std::same_as<std::string>;
+    { s.keys(bytes, tile, scratch) } -> std::same_as<const float*>;
+    { s.values(bytes, tile, scratch) } -> std::same_as<const float*>;
+};
+
+/// Writes rows of keys and values into a page one by one, and loses nothing. `copy` takes the first `rows` rows to
+/// another page and reads no byte of the rows behind them, which somebody else may be writing.
+template <class S>
+concept row_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> bytes, page_row row,
+                              std::span<const float> numbers, std::size_t rows) {
+    s.encode(page, row, numbers, numbers);
+    s.copy(bytes, page, rows);
+};
+
+/// Writes a layer's head of a page once all its rows are there, as the plain codec lays them out; what it keeps may
+/// differ from what was computed. `turn_key` and `turn_value` turn a row before it is kept, exact or coded: queries are
+/// turned as keys, and what attention gives is turned back as values.
+template <class S>
+concept page_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> rows, layer_id layer,
+                               head_id head, std::span<float> row) {
+    s.encode(page, layer, head, rows);
+    s.turn_key(row);
+    s.turn_value(row);
+    s.turn_back(row);
+    { s.exact() } -> std::same_as<exact_pages>;
+    { s.shape() } -> std::same_as<page_shape>;
+};
+
+/// The working state of a codec.
+template <class S>
+concept codec_state = page_reader<S> &&(row_writer<S> || page_writer<S>);
+
+/// How the numbers of a page are kept.
+template <class P>
+concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape shape) {
+    p.open(shape);
+} && codec_state<opened_by<P, page_shape>>;
+
+} // namespace kvcache
+
+// ---- kvcache/codec/plain.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Keeps keys and values as float32, unchanged, so that what is read is what was computed, bit for bit.
+/// Keys lie transposed in tiles of 16 tokens, so that one vector is 16 scores; values lie row by row, padded with
+/// zeros to whole vectors:
+///
+///     layer, head:  [ keys: (tokens / 16, head_dim, 16) ][ values: (tokens, value_width) ]
+struct plain {
+    using role = codec_role;
+    class state;
+    [[nodiscard]] state open(page_shape shape) const;
+};
+
+class plain::state {
+public:
+    static constexpr bool in_place = true; ///< Tiles are read where they lie.
+
+    explicit state(page_shape shape) : shape_(shape) {}
+
+    [[nodiscard]] std::size_t page_bytes() const noexcept {
+        return std::size_t{shape_.layers} * shape_.kv_heads * head_numbers() * sizeof(float);
+    }
+
+    [[nodiscard]] std::string name() const { return "plain f32"; }
+
+    /// Writes one row. key, value: (head_dim)
+    void encode(std::span<std::byte> page, page_row at, std::span<const float> key,
+                std::span<const float> value) const {
+        float* keys = reinterpret_cast<float*>(page.data()) + offset(at.layer, at.head);
+        float* column = keys + std::size_t{at.row / tile_tokens} * shape_.head_dim * tile_tokens + at.row % tile_tokens;
+        for (std::size_t d = 0; d < shape_.head_dim; ++d)
+            column[d * tile_tokens] = key[d];
+        float* row = keys + key_numbers() + at.row * value_width(shape_.head_dim);
+        std::memcpy(row, value.data(), shape_.head_dim * sizeof(float));
+    }
+
+    /// Takes the first rows to another page: whole tiles at once, the lanes of the last one by one.
+    void copy(std::span<const std::byte> from, std::span<std::byte> to, std::size_t rows) const {
+        const std::size_t whole = rows / tile_tokens * tile_tokens, rest = rows % tile_tokens;
+        for (std::size_t head = 0; head < std::size_t{shape_.layers} * shape_.kv_heads; ++head) {
+            const float* source = reinterpret_cast<const float*>(from.data()) + head * head_numbers();
+            float* target = reinterpret_cast<float*>(to.data()) + head * head_numbers();
+            std::copy_n(source, whole * shape_.head_dim, target);
+            for (std::size_t d = 0; rest > 0 && d < shape_.head_dim; ++d) {
+                const std::size_t lane = whole * shape_.head_dim + d * tile_tokens;
+                std::copy_n(source + lane, rest, target + lane);
+            }
+            std::copy_n(source + key_numbers(), rows * value_width(shape_.head_dim), target + key_numbers());
+        }
+    }
+
+    /// The keys of a tile, in place. (head_dim, 16)
+    [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float>) const noexcept {
+        return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) +
+               std::size_t{at.tile} * shape_.head_dim * tile_tokens;
+    }
+
+    /// The values of a tile, in place. (16, value_width)
+    [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at, std::span<float>) const noexcept {
+        return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) + key_numbers() +
+               std::size_t{at.tile} * tile_tokens * value_width(shape_.head_dim);
+    }
+
+private:
+    [[nodiscard]] std::size_t key_numbers() const noexcept { return std::size_t{shape_.tokens} * shape_.head_dim; }
+    [[nodiscard]] std::size_t head_numbers() const noexcept {
+        return key_numbers() + std::size_t{shape_.tokens} * value_width(shape_.head_dim);
+    }
+    [[nodiscard]] std::size_t offset(layer_id layer, head_id head) const noexcept {
+        return (std::size_t{index_of(layer)} * shape_.kv_heads + index_of(head)) * head_numbers();
+    }
+
+    page_shape shape_;
+};
+
+inline plain::state plain::open(page_shape shape) const {
+    return state{shape};
+}
+
+static_assert(codec_policy<plain>);
+
+} // namespace kvcache
+
+// ---- kvcache/core/huge_pages.hpp ----------------------------------------------------------------------------------
+
+#include <sys/mman.h>
+
+namespace kvcache {
+
+/// The larger page that most 64-bit systems offer: one entry of the address cache in place of 512.
+inline constexpr std::size_t huge_page_bytes = std::size_t{1} << 21;
+
+/// Asks the system to put the whole huge pages inside [at, at + bytes) on huge pages, at once for memory that nobody
+/// touched yet and by and by for the rest. Returns whether the system takes such wishes; where it does not, nothing
+/// happens. What came of it says bytes_on_huge_pages().
+inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::size_t bytes) noexcept {
+#if defined(MADV_HUGEPAGE)
+    const auto from = reinterpret_cast<std::uintptr_t>(at);
+    const std::uintptr_t first = (from + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes;
+    const std::uintptr_t last = (from + bytes) / huge_page_bytes * huge_page_bytes;
+    return first < last && ::madvise(static_cast<std::byte*>(at) + (first - from), last - first, MADV_HUGEPAGE) == 0;
+#else
+    return false;
+#endif
+}
+
+namespace detail {
+
+/// The number behind the last blank-separated name of a line of /proc/self/smaps: "AnonHugePages:   2048 kB".
+[[nodiscard]] inline std::size_t smaps_kilobytes(std::string_view line) {
+    const std::size_t digit = line.find_first_of("0123456789");
+    std::size_t number = 0;
+    if (digit != line.npos)
+        std::from_chars(line.data() + digit, line.data() + line.size(), number);
+    return number;
+}
+
+} // namespace detail
+
+/// How many of these bytes the system keeps on huge pages now, as far as it tells: by whole mappings, of which it says
+/// only how much of each is huge. Zero where there is no /proc. Cost: reads the list of all mappings, milliseconds.
+[[nodiscard]] inline std::size_t bytes_on_huge_pages(std::span<const std::byte> bytes) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
+    std::ifstream mappings("/proc/self/smaps");
+    std::size_t huge = 0, inside = 0; // of the mapping at hand: how much of `bytes` lies in it
+    for (std::string line; std::getline(mappings, line);) {
+        std::uintptr_t from = 0, to = 0;
+        const char* const end = line.data() + line.size();
+        const auto [dash, wrong] = std::from_chars(line.data(), end, from, 16);
+        if (wrong == std::errc() && dash != end && *dash == '-' &&
+            std::from_chars(dash + 1, end, to, 16).ec == std::errc()) {
+            const std::uintptr_t first = std::max(from, begin), last = std::min(to, begin + bytes.size());
+            inside = first < last ? last - first : 0;
+        } else if (line.starts_with("AnonHugePages:") || line.starts_with("FilePmdMapped:")) {
+            const std::size_t more = std::min(inside, detail::smaps_kilobytes(line) * 1024);
+            huge += more;
+            inside -= more;
+        }
+    }
+    return huge;
+}
+
+} // namespace kvcache
+
+// ---- kvcache/core/aligned.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// One cache line, and one AVX-512 vector.
+inline constexpr std::size_t line_bytes = 64;
+
+/// The alignment that memory of `bytes` gets: a cache line, or a huge page for what fills two of them or more.
+[[nodiscard]] constexpr std::size_t alignment_for(std::size_t bytes) noexcept {
+    return bytes >= 2 * huge_page_bytes ? huge_page_bytes : line_bytes;
+}
+
+/// Allocates on cache-line boundaries; what is large on huge pages, where the system has them.
+template <class T>
+struct line_allocator {
+    using value_type = T;
+
+    line_allocator() = default;
+    template <class U>
+    line_allocator(const line_allocator<U>&) noexcept {}
+
+    [[nodiscard]] T* allocate(std::size_t n) {
+        const std::size_t bytes = n * sizeof(T), alignment = alignment_for(bytes);
+        void* const at = ::operator new (bytes, std::align_val_t{alignment});
+        if (alignment == huge_page_bytes)
+            want_huge_pages(at, bytes);
+        return static_cast<T*>(at);
+    }
+    void deallocate(T* at, std::size_t n) noexcept {
+        ::operator delete (at, std::align_val_t{alignment_for(n * sizeof(T))});
+    }
+
+    friend bool operator==(const line_allocator&, const line_allocator&) { return true; }
+};
+
+/// A vector that begins on a cache line.
+template <class T>
+using aligned_vector = std::vector<T, line_allocator<T>>;
+
+/// Memory of the size asked for, aligned likewise, that goes with its last holder; its content is anything. Null as
+/// `resource` means new and delete. Throws: what the resource throws.
+[[nodiscard]] inline std::shared_ptr<std::byte> shared_memory(std::size_t bytes, std::pmr::memory_resource* resource) {
+    std::pmr::memory_resource* const from = resource != nullptr ? resource : std::pmr::new_delete_resource();
+    const std::size_t alignment = alignment_for(bytes);
+    auto* const at = static_cast<std::byte*>(from->allocate(bytes, alignment));
+    if (alignment == huge_page_bytes)
+        want_huge_pages(at, bytes);
+    return {at, [=](std::byte* mine) { from->deallocate(mine, bytes, alignment); }};
+}
+
+} // namespace kvcache
+
+// ---- kvcache/codec/exact_page.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The rows of one page as they were computed, turned by its codec, until the page is coded and nobody reads them any
+/// more. They lie as the plain codec keeps them.
+class exact_page {
+public:
+    /// Throws: bad_alloc.
+    explicit exact_page(page_shape shape)
+        : shape_(shape), rows_(shape), bytes_(rows_.page_bytes()), written_(shape.layers) {}
+
+    /// The bytes that one takes.
+    [[nodiscard]] static std::size_t bytes_for(page_shape shape) noexcept { return plain::state(shape).page_bytes(); }
+
+    [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
+
+    /// Says that its first `rows` rows are there, in all layers, and no others.
+    void begin(std::uint32_t rows) noexcept {
+        for (auto& written : written_)
+            written.store(rows, std::memory_order_relaxed);
+    }
+
+    /// Takes the first rows of another.
+    void take(const exact_page& other, std::size_t rows) { rows_.copy(other.bytes_, bytes_, rows); }
+
+    /// Writes a row of a layer, and codes the layer into `page` with its last missing row. Rows may be written by
+    /// several threads, each once a layer. keys, values: (kv_heads, head_dim)
+    template <page_writer Codec>
+    void write(const Codec& codec, std::span<std::byte> page, layer_id layer, std::uint32_t row,
+               std::span<const float> keys, std::span<const float> values) {
+        const std::size_t dim = shape_.head_dim;
+        for (std::uint32_t head = 0; head < shape_.kv_heads; ++head) {
+            const page_tile at{layer, head_id{head}, row / tile_tokens};
+            // Where the value will be, the key is turned first.
+            float* const own = const_cast<float*>(rows_.values(bytes_, at, {})) + row % tile_tokens * value_width(dim);
+            float* const column = const_cast<float*>(rows_.keys(bytes_, at, {})) + row % tile_tokens;
+            std::copy_n(keys.data() + head * dim, dim, own);
+            codec.turn_key({own, dim});
+            for (std::size_t d = 0; d < dim; ++d)
+                column[d * tile_tokens] = own[d];
+            std::copy_n(values.data() + head * dim, dim, own);
+            codec.turn_value({own, dim});
+        }
+        auto& written = written_[index_of(layer)];
+        if (written.fetch_add(1, std::memory_order_acq_rel) + 1 < shape_.tokens)
+            return;
+        for (std::uint32_t head = 0; head < shape_.kv_heads; ++head)
+            codec.encode(page, layer, head_id{head}, bytes_);
+        written.store(0, std::memory_order_relaxed); // for the page that takes its place
+    }
+
+private:
+    page_shape shape_;
+    plain::state rows_;
+    aligned_vector<std::byte> bytes_;
+    std::vector<std::atomic<std::uint32_t>> written_; // rows, by layer
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/exact_ring.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The exact rows of the pages that a lease writes. Rows run in ascending order and so many at once at most, so pages
+/// far enough apart take one another's place; those that stay exact have a place of their own.
+struct exact_ring {
+    std::vector<std::shared_ptr<exact_page>> places = {};
+    std::size_t first = 0; ///< The table's entry that the first place is of.
+    std::size_t own = 0;   ///< Leading entries with a place of their own; the others share the places behind.
+
+    /// The place of a table's entry, from `first` on.
+    [[nodiscard]] std::size_t place_of(std::size_t entry) const noexcept {
+        const std::size_t i = entry - first;
+        return i < own ? i : own + (i - own) % (places.size() - own);
+    }
+    [[nodiscard]] exact_page* at(std::size_t entry) const noexcept { return places[place_of(entry)].get(); }
+
+    /// Whether none of a table's later entries has taken the place of this one.
+    [[nodiscard]] bool keeps(std::size_t entry, std::size_t entries) const noexcept {
+        const std::size_t i = entry - first;
+        return i < own || i + (places.size() - own) >= entries - first;
+    }
+
+    [[nodiscard]] std::shared_ptr<exact_page> take(std::size_t entry) noexcept {
+        return std::move(places[place_of(entry)]);
+    }
+
+    /// The places that `pages` new pages need, of which the first `own` have their own, if those that `at_once`
+    /// consecutive rows touch, and `recent` before them, are needed together.
+    [[nodiscard]] static std::size_t places_for(std::size_t pages, std::size_t own, std::size_t at_once,
+                                                std::size_t page_tokens, std::size_t recent) noexcept {
+        const std::size_t touched = at_once == 0 ? 0 : (at_once - 1) / page_tokens + 2;
+        return std::min(pages, own + touched + recent);
+    }
+};
+
+} // namespace kvcache
+
+// ---- kvcache/core/page_table.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// One entry of a sequence's page table: the rows [first, first + count) of a page, in the sequence's order.
+struct page_entry {
+    page_id page = {};
+    std::int64_t base = 0;   ///< The keys are rotated by (position - base); zero for a prefix computed in place.
+    std::uint32_t first = 0; ///< The first row in use.
+    std::uint32_t count = 0; ///< How many rows are in use.
+
+    friend bool operator==(const page_entry&, const page_entry&) = default;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/sequence_state.hpp -----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Where a row of a woven lease lies.
+struct woven_row {
+    page_id page = {};
+    std::uint32_t row = 0;
+    bool kept = false;     ///< Computed elsewhere, and not to be written.
+    std::int64_t base = 0; ///< The position its keys are rotated from.
+};
+
+/// The books of one sequence: its tokens, the pages that hold them, and what a lease has under way. Every live one is
+/// on a ring of its cache, so that `check` can count every holder.
+struct sequence_state {
+    static constexpr std::size_t all = static_cast<std::size_t>(-1);
+
+    std::vector<token_id> tokens = {};
+    std::vector<page_entry> table = {};
+    std::size_t sealed = 0;   ///< Leading pages that are full and in the index.
+    std::size_t prompt = 0;   ///< Tokens of the request that it is opened for, until it has them; 0 if unknown.
+    std::uint32_t tenant = 0; ///< Whose it is; 0 in a cache without tenants.
+    std::size_t exact = all;  ///< Leading tokens that attended to nothing approximate; `all` if every one.
+    bool shares = true;       ///< False once the index had no memory for its pages: from there on they are its own.
+
+    /// Where the tokens move as they grow; then where they were, until the next lease: somebody may still look there.
+    std::vector<token_id> room = {};
+
+    /// Held beside the table: the pages that approximate rows were taken from, and what those continue, first.
+    std::vector<page_id> sources = {};
+
+    // A lease: rows behind `tokens` that the table has already, and how to take them back.
+    bool has_lease = false;
+    std::size_t leased = 0;
+    std::chrono::steady_clock::time_point leased_at = {};
+    std::size_t pages_before = 0;
+    std::vector<woven_row> woven = {};          ///< By row of the lease, where some are kept from elsewhere.
+    std::optional<page_entry> tail_before = {}; ///< The last entry as it was; if its page differs, it is still held.
+
+    exact_ring ring = {};                     ///< For a codec of whole pages: the exact rows of the pages it adds.
+    std::vector<exact_page*> exact_rows = {}; ///< By entry: what queries may read exactly.
+
+    sequence_state* previous = nullptr;
+    sequence_state* next = nullptr;
+
+    /// The rows in use of the last page if it has room for more; none if a next row begins a page.
+    [[nodiscard]] std::optional<std::uint32_t> open_rows(std::size_t page_tokens) const noexcept {
+        if (table.empty() || table.back().base != 0 || table.back().first + table.back().count == page_tokens)
+            return std::nullopt;
+        return table.back().first + table.back().count;
+    }
+
+    /// How many leading entries fill their pages.
+    [[nodiscard]] std::size_t full_entries(std::size_t page_tokens) const noexcept {
+        return table.size() - (open_rows(page_tokens) ? 1 : 0);
+    }
+
+    /// Shortens the entries to `rows` rows; returns how many entries stay, and leaves the others to the caller.
+    [[nodiscard]] std::size_t cut(std::size_t rows) noexcept {
+        std::size_t kept = 0;
+        for (; kept < table.size() && rows > 0; ++kept) {
+            table[kept].count = static_cast<std::uint32_t>(std::min<std::size_t>(table[kept].count, rows));
+            rows -= table[kept].count;
+        }
+        return kept;
+    }
+
+    /// Whether a lease has put a copy in the place of the last page.
+    [[nodiscard]] bool has_copied_tail() const noexcept {
+        return tail_before && tail_before->page != table[pages_before - 1].page;
+    }
+
+    /// The books of a sequence that begins with the first `count` tokens and pages of this one.
+    [[nodiscard]] std::unique_ptr<sequence_state> begin(std::size_t count, std::size_t page_tokens) const {
+        auto copy = std::make_unique<sequence_state>();
+        copy->tokens.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(count));
+        copy->table = table;
+        copy->table.resize(copy->cut(count));
+        copy->sealed = std::min(sealed, copy->full_entries(page_tokens));
+        copy->tenant = tenant;
+        copy->shares = shares;
+        if (count > exact) {
+            copy->exact = exact;
+            copy->sources = sources;
+        }
+        return copy;
+    }
+
+    /// Takes room for more pages and tokens, so that adding them cannot fail. Throws: bad_alloc, and the sequence is as
+    /// before then.
+    void prepare(std::size_t pages, std::size_t rows) {
+        if (table.capacity() - table.size() < pages)
+            table.reserve(std::max(table.size() + pages, 2 * table.capacity()));
+        const std::size_t needed = tokens.size() + rows;
+        const bool grows = needed > tokens.capacity();
+        if (grows && room.capacity() >= needed)
+            return;
+        room = std::vector<token_id>();
+        if (grows)
+            room.reserve(std::max(needed, 2 * tokens.capacity()));
+    }
+
+    /// Adds tokens that room was taken for; they may be some of its own, or of another sequence that has moved its
+    /// tokens since its own lease began.
+    void append(std::span<const token_id> more) noexcept {
+        const std::size_t old = tokens.size(), needed = old + more.size();
+        if (needed > tokens.capacity()) {
+            room.assign(tokens.begin(), tokens.end());
+            room.swap(tokens);
+        }
+        tokens.resize(needed);
+        std::ranges::copy(more, tokens.begin() + static_cast<std::ptrdiff_t>(old));
+    }
+
+    /// Ends a lease and forgets what it had under way.
+    void end_lease() noexcept {
+        has_lease = false;
+        woven.clear();
+        leased = 0;
+        tail_before.reset();
+        exact_rows.clear();
+    }
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/sequence.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A run of tokens and the pages that hold their keys and values, shared with other sequences where they agree.
+/// Destroying it releases its pages, tail first; what the index knows stays until room is needed.
+/// Requires: the cache outlives it.
+template <class Cache>
+class basic_sequence {
+public:
+    basic_sequence(basic_sequence&& other) noexcept = default;
+    /// Releases the pages it held before.
+    basic_sequence& operator=(basic_sequence&& other) noexcept {
+        basic_sequence taken(std::move(other));
+        std::swap(cache_, taken.cache_);
+        std::swap(state_, taken.state_);
+        return *this;
+    }
+    ~basic_sequence() {
+        if (state_)
+            cache_->release(*state_);
+    }
+
+    /// How many tokens have their keys and values in place.
+    [[nodiscard]] std::size_t size() const noexcept { return state_->tokens.size(); }
+    [[nodiscard]] std::span<const token_id> tokens() const noexcept { return state_->tokens; }
+    /// How many leading tokens are exact: the same bits as with nothing reused. Those behind came from another past, or
+    /// attended to such; nobody else is ever given them.
+    [[nodiscard]] std::size_t exact() const noexcept { return std::min(state_->exact, size()); }
+    [[nodiscard]] std::span<const page_entry> table() const noexcept { return state_->table; }
+
+    /// A sequence of its own that shares the first `tokens` tokens; a page cut in the middle is copied by whoever
+    /// writes to it first. Where the codec codes whole pages, a fork inside a coded one ends at that page's begin: its
+    /// size() says where to go on. Requires: tokens <= size(), no lease under way. Cost: O(pages).
+    [[nodiscard]] basic_sequence fork(std::size_t tokens) const { return cache_->fork(*state_, tokens); }
+
+    /// Keeps the first `tokens` tokens, or fewer, as a fork does. Requires: tokens <= size(), no lease under way.
+    void truncate(std::size_t tokens) { cache_->truncate(*state_, tokens); }
+
+private:
+    friend Cache;
+    template <class>
+    friend class basic_lease;
+    basic_sequence(Cache& cache, std::unique_ptr<sequence_state> state) : cache_(&cache), state_(std::move(state)) {}
+
+    Cache* cache_;
+    std::unique_ptr<sequence_state> state_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Which of a prompt's tokens run: [first, first + count); those before are reused.
+struct rerun {
+    std::size_t first = 0;
+    std::size_t count = 0;
+};
+
+/// Tokens of a prompt whose keys and values were computed behind another past.
+struct reused_run {
+    std::size_t first = 0; ///< In the prompt.
+    std::size_t count = 0;
+    std::uint32_t row = 0; ///< The row of its page that the first one lies in.
+
+    friend bool operator==(const reused_run&, const reused_run&) = default;
+};
+
+/// The working state of a recompute policy: of `total` tokens whose first `hit` are cached, the first that runs again.
+template <class S>
+concept recompute_state = requires(const S s, std::size_t tokens) {
+    { s.first_rerun(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
+};
+
+/// One that also reuses chunks behind other pasts: it adds the positions that run again, ascending, to `positions`.
+template <class S>
+concept chunk_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_run> runs, std::vector<std::size_t>& positions) {
+    s.select(runs, positions);
+};
+
+/// What is compared to see how far a reused token is off.
+enum class deviation_of { keys, values };
+
+/// One that chooses by how far tokens are off: it is told the squared distance between what a token's keys or values in
+/// one early layer are and what they were, run by run. All tokens go through the layers before that one.
+template <class S>
+concept deviation_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_run> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    s.select(runs, deviations, positions);
+    { s.compared() } -> std::same_as<deviation_of>;
+    { s.check_layer() } -> std::convertible_to<std::size_t>;
+};
+
+/// Which reused tokens run again.
+template <class P>
+concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
+    p.open(shape);
+} && recompute_state<opened_by<P, page_shape>>;
+
+} // namespace kvcache
+
+// ---- kvcache/cache/reuse.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What is known of a span of a prompt's tokens.
+enum class reuse_kind {
+    exact,       ///< Their keys and values, behind the very same past.
+    approximate, ///< Those that they had behind another past.
+    missing,     ///< Nothing.
+};
+
+/// A span of a prompt's tokens of which one thing is known.
+struct reuse_span {
+    reuse_kind kind = reuse_kind::missing;
+    std::size_t first = 0;
+    std::size_t count = 0;
+
+    friend bool operator==(const reuse_span&, const reuse_span&) = default;
+};
+
+/// What is known of a prompt, span by span. The spans lie end to end and cover it; approximate ones that lie side by
+/// side come from different places.
+struct reuse_map {
+    std::vector<reuse_span> spans = {};
+    std::vector<reused_run> runs = {};    ///< The approximate spans.
+    std::vector<page_entry> entries = {}; ///< Where their tokens lie, in order.
+
+    [[nodiscard]] std::size_t end() const noexcept {
+        return spans.empty() ? 0 : spans.back().first + spans.back().count;
+    }
+
+    /// How many tokens are of a kind.
+    [[nodiscard]] std::size_t tokens(reuse_kind kind) const noexcept {
+        std::size_t all = 0;
+        for (const reuse_span& one : spans)
+            all += one.kind == kind ? one.count : 0;
+        return all;
+    }
+
+    /// Adds a span of tokens that are not approximate.
+    void add(reuse_kind kind, std::size_t count) {
+        if (count > 0)
+            spans.push_back({kind, end(), count});
+    }
+
+    /// Adds the tokens of these pages, which were computed elsewhere. What goes on there where the last span ended
+    /// makes that longer.
+    void add_run(std::span<const page_entry> pages, bool goes_on) {
+        std::size_t count = 0;
+        for (const page_entry& entry : pages)
+            count += entry.count;
+        if (count == 0)
+            return;
+        if (goes_on) {
+            spans.back().count += count;
+            runs.back().count += count;
+        } else {
+            runs.push_back({end(), count, pages.front().first});
+            add(reuse_kind::approximate, count);
+        }
+        entries.insert(entries.end(), pages.begin(), pages.end());
+    }
+};
+
+/// What is known of a prompt, pinned.
+template <class Cache>
+class basic_reuse {
+public:
+    [[nodiscard]] const reuse_map& map() const noexcept { return map_; }
+
+private:
+    friend Cache;
+    basic_reuse(basic_sequence<Cache> pins, reuse_map map) : pins_(std::move(pins)), map_(std::move(map)) {}
+
+    basic_sequence<Cache> pins_; // of no tokens: it holds the pages, and what they continue
+    reuse_map map_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/index/concept.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Why a match went no further.
+enum class match_end {
+    complete,  ///< Every token was found.
+    unknown,   ///< Nothing is stored behind the last token found.
+    different, ///< Something is stored there, with another token.
+};
+
+/// The longest known run of tokens, and the pages that hold it in order; only the last page may be used in part.
+struct index_match {
+    std::vector<page_id> pages = {};
+    std::size_t tokens = 0;
+    match_end end = match_end::unknown;
+    std::optional<token_id> stored = {}; ///< With `different`: the token stored where the match ended.
+};
+
+/// What became of an insertion.
+struct insertion {
+    enum class outcome {
+        inserted, ///< The page is new in the index.
+        extended, ///< The page was there with fewer of its rows.
+        covered,  ///< `other` already holds the run, alone or at the start of a longer one; nothing changed.
+    };
+    outcome what = outcome::inserted;
+    std::optional<page_id> other = {}; ///< covered: who holds it. Else: a page whose run this one continues; it left.
+};
+
+/// The working state of an index: which pages hold which tokens after which past. A page's run continues its parent's,
+/// and a page with children is full and cannot leave. `insert` may throw bad_alloc and has changed nothing then;
+/// `erase` does not throw.
+template <class S>
+concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
+                               std::optional<page_id> parent) {
+    { c.match(tokens) } -> std::same_as<index_match>;
+    { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
+    s.erase(page);
+    { c.contains(page) } -> std::same_as<bool>;
+    { c.leaf(page) } -> std::same_as<bool>;
+    { c.parent(page) } -> std::same_as<std::optional<page_id>>;
+    { c.run(page) } -> std::same_as<std::span<const token_id>>;
+};
+
+/// A run of a prompt's tokens that is stored somewhere, behind whatever past.
+struct chunk_match {
+    std::size_t first = 0; ///< In the prompt.
+    std::size_t count = 0; ///< Tokens.
+    page_id last = {};     ///< The page of its last token; those before it are the page's ancestors.
+    std::uint32_t end = 0; ///< Rows of that page up to its end.
+
+    friend bool operator==(const chunk_match&, const chunk_match&) = default;
+};
+
+/// An index that also finds tokens by their content alone. Salts keep those apart who must not find each other's.
+template <class S>
+concept chunk_index_state = index_state<S> &&
+    requires(S s, const S c, std::span<const token_id> tokens, std::uint64_t salt, page_id page, std::uint32_t end,
+             std::size_t count) {
+    { s.note(salt, page, end, count) } -> std::same_as<bool>;
+    { c.chunks(salt, tokens, count) } -> std::same_as<std::vector<chunk_match>>;
+};
+
+/// How known tokens are found.
+template <class P>
+concept index_policy = plays<P, index_role> && requires(const P p, page_shape shape, std::size_t pages) {
+    p.open(shape, pages);
+} && index_state<opened_by<P, page_shape, std::size_t>>;
+
+} // namespace kvcache
+
+// ---- kvcache/cache/chunk_search.hpp -------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What a prompt may reuse, and the pages that must stay for it: those of the chunks, and all that they continue, from
+/// the first of a prompt on.
+struct chunk_search {
+    reuse_map found = {};
+    std::vector<page_id> sources = {};
+
+    /// Looks for chunks behind the first `known` tokens, which are exact. The last token is never reused.
+    template <class Index>
+    chunk_search(const Index& index, std::uint32_t tenant, std::size_t page_tokens, std::span<const token_id> tokens,
+                 std::size_t known) {
+        found.add(reuse_kind::exact, known);
+        std::optional<page_entry> before; // the last entry of the chunk before, uncut
+        for (const chunk_match& chunk : index.chunks(tenant, tokens, known)) {
+            const auto path = pages_of(index, chunk.last);
+            auto entries = entries_of(path, page_tokens, chunk);
+            const bool goes_on = before && chunk.first == found.end() && follows(path, *before, entries.front());
+            before = entries.back();
+            cut(entries, chunk.first, std::max(found.end(), chunk.first), tokens.size() - 1);
+            found.add(reuse_kind::missing, std::max(found.end(), chunk.first) - found.end());
+            if (entries.empty())
+                continue;
+            found.add_run(entries, goes_on && !found.runs.empty());
+            for (const page_id page : path)
+                if (std::ranges::find(sources, page) == sources.end())
+                    sources.push_back(page);
+        }
+        found.add(reuse_kind::missing, tokens.size() - found.end());
+    }
+
+private:
+    // A page and all that it continues, the first of the prompt first.
+    template <class Index>
+    [[nodiscard]] static std::vector<page_id> pages_of(const Index& index, page_id last) {
+        std::vector<page_id> path{last};
+        while (const auto parent = index.parent(path.back()))
+            path.push_back(*parent);
+        std::ranges::reverse(path);
+        return path;
+    }
+
+    [[nodiscard]] static std::vector<page_entry> entries_of(std::span<const page_id> path, std::size_t page_tokens,
+                                                            const chunk_match& chunk) {
+        const std::size_t behind = (path.size() - 1) * page_tokens + chunk.end, begin = behind - chunk.count;
+        const auto base = static_cast<std::int64_t>(chunk.first) - static_cast<std::int64_t>(begin);
+        std::vector<page_entry> made;
+        for (std::size_t at = begin; at < behind;) {
+            const std::size_t row = at % page_tokens, count = std::min(page_tokens - row, behind - at);
+            made.push_back(
+                {path[at / page_tokens], base, static_cast<std::uint32_t>(row), static_cast<std::uint32_t>(count)});
+            at += count;
+        }
+        return made;
+    }
+
+    // Whether an entry's first row lies right behind another's last one where both were computed.
+    [[nodiscard]] static bool follows(std::span<const page_id> path, const page_entry& before, const page_entry& next) {
+        if (before.base != next.base)
+            return false;
+        if (before.page == next.page)
+            return before.first + before.count == next.first;
+        const auto at = std::ranges::find(path, next.page);
+        return next.first == 0 && at != path.begin() && *std::prev(at) == before.page;
+    }
+
+    // Keeps of entries from `position` on what lies in [first, last).
+    static void cut(std::vector<page_entry>& entries, std::size_t position, std::size_t first, std::size_t last) {
+        std::vector<page_entry> kept;
+        for (page_entry entry : entries) {
+            const std::size_t begin = std::max(position, first), end = std::min(position + entry.count, last);
+            entry.first += static_cast<std::uint32_t>(begin - position);
+            position += entry.count;
+            if (begin < end) {
+                entry.count = static_cast<std::uint32_t>(end - begin);
+                kept.push_back(entry);
+            }
+        }
+        entries = std::move(kept);
+    }
+};
+
+} // namespace kvcache
+
+// ---- kvcache/attention/attention_job.hpp --------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What a plan knows of consecutive rows that ask: their sequence's pages, and where they stand.
+struct planned_rows {
+    std::span<const page_entry> table = {};
+    std::size_t position = 0; ///< Of the first row; each row attends to [0, its position].
+    std::size_t rows = 0;
+    const std::size_t* positions = nullptr; ///< Of each row, ascending, where they are not consecutive.
+    bool woven = false;                     ///< As paged_rows says.
+
+    [[nodiscard]] std::size_t position_of(std::size_t row) const noexcept {
+        return positions != nullptr ? positions[row] : position + row;
+    }
+};
+
+/// Consecutive rows of one part that stay together, with all query heads of a key and value head.
+struct attention_run {
+    static constexpr std::size_t none = static_cast<std::size_t>(-1);
+
+    std::uint32_t part = 0;
+    std::size_t first = 0; ///< Row of the part.
+    std::size_t rows = 0;
+    std::size_t end = 0;          ///< Positions that its last row sees.
+    std::size_t queries = 0;      ///< Of all runs before it; query `queries + i` is this run's i-th.
+    std::size_t partials = none;  ///< The first of its softmax partials among all, if several jobs make its output.
+    std::size_t same_entries = 0; ///< Leading page-table entries that equal those of the run before.
+};
+
+/// Page-table entries that the runs [first_run, last_run) have in common.
+struct attention_segment {
+    std::uint32_t part = 0; ///< Whose table says what the entries are.
+    std::size_t first = 0;  ///< Entries [first, last).
+    std::size_t last = 0;
+    std::size_t position = 0; ///< Of the first row of the first entry.
+    std::size_t first_run = 0;
+    std::size_t last_run = 0;
+};
+
+/// The runs [first_run, last_run) over the splits [first_split, last_split), segment by segment, for one thread.
+struct attention_job {
+    std::size_t first_segment = 0;
+    std::size_t last_segment = 0;
+    std::size_t first_run = 0;
+    std::size_t last_run = 0;
+    std::size_t first_split = 0;
+    std::size_t last_split = 0;
+    std::size_t cost = 0; ///< About, in queries times positions.
+};
+
+} // namespace kvcache
 
 // ---- kvcache/core/intrinsics.hpp ----------------------------------------------------------------------------------
 
@@ -646,77 +1727,6 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/core/contract.hpp ------------------------------------------------------------------------------------
-
-// On in debug builds; define KVCACHE_CONTRACTS as 1 or 0 to choose.
-#if !defined(KVCACHE_CONTRACTS)
-#if defined(NDEBUG)
-#define KVCACHE_CONTRACTS 0
-#else
-#define KVCACHE_CONTRACTS 1
-#endif
-#endif
-
-namespace kvcache {
-
-/// A caller's mistake, thrown where contract checks are on.
-class contract_violation : public std::logic_error {
-public:
-    using std::logic_error::logic_error;
-};
-
-/// Checks what a caller must hold. Off in release builds unless KVCACHE_CONTRACTS is 1.
-/// Throws: contract_violation, with `what` as its words.
-constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char* what) {
-#if KVCACHE_CONTRACTS
-    if (!holds)
-        throw contract_violation(what);
-#endif
-}
-
-} // namespace kvcache
-
-// ---- kvcache/core/shape.hpp ---------------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// The tokens of one tile: one SIMD vector of scores.
-inline constexpr std::uint32_t tile_tokens = 16;
-
-/// The extents of one page of keys and values.
-struct page_shape {
-    std::uint32_t layers = 1;
-    std::uint32_t kv_heads = 1;
-    std::uint32_t head_dim = 64;
-    std::uint32_t tokens = 64; ///< Positions a page; a multiple of 16.
-
-    friend constexpr bool operator==(const page_shape&, const page_shape&) = default;
-
-    /// Whether a page of this shape can exist.
-    [[nodiscard]] constexpr bool valid() const noexcept {
-        return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && tokens % tile_tokens == 0;
-    }
-};
-
-/// The memory a cache may fill with pages.
-struct budget {
-    std::size_t bytes = 0;
-};
-
-inline namespace literals {
-[[nodiscard]] constexpr std::size_t operator""_KiB(unsigned long long n) {
-    return std::size_t{n} << 10;
-}
-[[nodiscard]] constexpr std::size_t operator""_MiB(unsigned long long n) {
-    return std::size_t{n} << 20;
-}
-[[nodiscard]] constexpr std::size_t operator""_GiB(unsigned long long n) {
-    return std::size_t{n} << 30;
-}
-} // namespace literals
-
-} // namespace kvcache
-
 // ---- kvcache/attention/tile_kernels.hpp ---------------------------------------------------------------------------
 
 namespace kvcache {
@@ -728,6 +1738,7 @@ struct attention_tile {
     std::size_t first = 0;             ///< The first lane in use.
     std::size_t last = 0;              ///< Behind the last lane in use.
     std::size_t position = 0;          ///< Of the first lane in use.
+    const float* holes = nullptr;      ///< (16) Added to the scores: minus infinity for a lane that is not there.
     const float* ahead_keys = nullptr; ///< Of a tile that comes soon: fetched meanwhile; null for none.
     const float* ahead_values = nullptr;
 
@@ -938,291 +1949,6 @@ inline void add_values(const attention_tile* tiles, std::size_t begin, std::size
 
 } // namespace kvcache
 
-// ---- kvcache/core/id.hpp ------------------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// A page of keys and values in a page pool.
-enum class page_id : std::uint32_t {};
-
-/// An entry that an eviction policy ranks: a page, a session, a record of a tier.
-enum class slot_id : std::uint32_t {};
-
-/// A token of a tokenizer's vocabulary.
-enum class token_id : std::int32_t {};
-
-/// A layer of a model, counted from the input.
-enum class layer_id : std::uint32_t {};
-
-/// A key and value head.
-enum class head_id : std::uint32_t {};
-
-/// The number behind an identifier.
-[[nodiscard]] constexpr std::uint32_t index_of(page_id page) noexcept {
-    return static_cast<std::uint32_t>(page);
-}
-[[nodiscard]] constexpr std::uint32_t index_of(slot_id slot) noexcept {
-    return static_cast<std::uint32_t>(slot);
-}
-[[nodiscard]] constexpr std::int32_t index_of(token_id token) noexcept {
-    return static_cast<std::int32_t>(token);
-}
-[[nodiscard]] constexpr std::uint32_t index_of(layer_id layer) noexcept {
-    return static_cast<std::uint32_t>(layer);
-}
-[[nodiscard]] constexpr std::uint32_t index_of(head_id head) noexcept {
-    return static_cast<std::uint32_t>(head);
-}
-
-} // namespace kvcache
-
-// ---- kvcache/core/role.hpp ----------------------------------------------------------------------------------------
-
-namespace kvcache {
-
-struct codec_role;
-struct storage_role;
-struct hash_role;
-struct index_role;
-struct eviction_role;
-struct recompute_role;
-struct observer_role;
-struct locking_role;
-
-namespace detail {
-
-template <class Role, class... Roles>
-inline constexpr bool one_of_roles = (std::same_as<Role, Roles> || ...);
-
-template <class P>
-concept names_its_role = requires {
-    typename P::role;
-};
-
-} // namespace detail
-
-/// What a policy's `open` gives for arguments of these types.
-template <class P, class... Arguments>
-using opened_by = decltype(std::declval<const P&>().open(std::declval<const Arguments&>()...));
-
-/// The role a policy plays: `P::role`, unless specialised for a type you do not own.
-template <class P>
-struct role_of {};
-
-template <detail::names_its_role P>
-struct role_of<P> {
-    using type = typename P::role;
-};
-
-/// A role that a cache has.
-template <class Role>
-concept known_role = detail::one_of_roles<Role, codec_role, storage_role, hash_role, index_role, eviction_role,
-                                          recompute_role, observer_role, locking_role>;
-
-/// A type that names the role it plays.
-template <class P>
-concept policy = known_role<typename role_of<P>::type>;
-
-/// A policy of the given role.
-template <class P, class Role>
-concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
-
-} // namespace kvcache
-
-// ---- kvcache/codec/concept.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// Where a row of keys and values stands inside a page.
-struct page_row {
-    layer_id layer = {};
-    head_id head = {};
-    std::uint32_t row = 0;
-};
-
-/// Where a tile of 16 rows stands inside a page.
-struct page_tile {
-    layer_id layer = {};
-    head_id head = {};
-    std::uint32_t tile = 0;
-};
-
-/// Which pages before its own a query reads as they were computed, not as they are coded.
-struct exact_pages {
-    std::size_t first = 0;  ///< The first pages of a sequence.
-    std::size_t recent = 0; ///< The pages right before the query's own.
-
-    /// Whether a query of page `own` reads page `page` exactly. Its own it always does.
-    [[nodiscard]] constexpr bool covers(std::size_t page, std::size_t own) const noexcept {
-        return page + recent >= own || page < first;
-    }
-
-    friend constexpr bool operator==(const exact_pages&, const exact_pages&) = default;
-};
-
-/// The numbers a row of values takes in a tile: head_dim, rounded up to whole vectors.
-[[nodiscard]] constexpr std::size_t value_width(std::size_t head_dim) noexcept {
-    return (head_dim + 15) / 16 * 16;
-}
-
-/// Gives a page's keys and values in tiles of 16 rows. `keys` and `values` return the tile, either where it lies in the
-/// page or decoded into `scratch`: keys as (head_dim, 16), values as (16, value_width(head_dim)).
-template <class S>
-concept page_reader = requires(const S s, std::span<const std::byte> bytes, page_tile tile, std::span<float> scratch) {
-    { s.page_bytes() } -> std::same_as<std::size_t>;
-    { s.name() } -> std::same_as<std::string>;
-    { s.keys(bytes, tile, scratch) } -> std::same_as<const float*>;
-    { s.values(bytes, tile, scratch) } -> std::same_as<const float*>;
-};
-
-/// Writes rows of keys and values into a page one by one, and loses nothing. `copy` takes the first `rows` rows to
-/// another page and reads no byte of the rows behind them, which somebody else may be writing.
-template <class S>
-concept row_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> bytes, page_row row,
-                              std::span<const float> numbers, std::size_t rows) {
-    s.encode(page, row, numbers, numbers);
-    s.copy(bytes, page, rows);
-};
-
-/// Writes a layer's head of a page once all its rows are there, as the plain codec lays them out; what it keeps may
-/// differ from what was computed. `turn_key` and `turn_value` turn a row before it is kept, exact or coded: queries are
-/// turned as keys, and what attention gives is turned back as values.
-template <class S>
-concept page_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> rows, layer_id layer,
-                               head_id head, std::span<float> row) {
-    s.encode(page, layer, head, rows);
-    s.turn_key(row);
-    s.turn_value(row);
-    s.turn_back(row);
-    { s.exact() } -> std::same_as<exact_pages>;
-    { s.shape() } -> std::same_as<page_shape>;
-};
-
-/// The working state of a codec.
-template <class S>
-concept codec_state = page_reader<S> &&(row_writer<S> || page_writer<S>);
-
-/// How the numbers of a page are kept.
-template <class P>
-concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape shape) {
-    p.open(shape);
-} && codec_state<opened_by<P, page_shape>>;
-
-} // namespace kvcache
-
-// ---- kvcache/core/huge_pages.hpp ----------------------------------------------------------------------------------
-
-#include <sys/mman.h>
-
-namespace kvcache {
-
-/// The larger page that most 64-bit systems offer: one entry of the address cache in place of 512.
-inline constexpr std::size_t huge_page_bytes = std::size_t{1} << 21;
-
-/// Asks the system to put the whole huge pages inside [at, at + bytes) on huge pages, at once for memory that nobody
-/// touched yet and by and by for the rest. Returns whether the system takes such wishes; where it does not, nothing
-/// happens. What came of it says bytes_on_huge_pages().
-inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::size_t bytes) noexcept {
-#if defined(MADV_HUGEPAGE)
-    const auto from = reinterpret_cast<std::uintptr_t>(at);
-    const std::uintptr_t first = (from + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes;
-    const std::uintptr_t last = (from + bytes) / huge_page_bytes * huge_page_bytes;
-    return first < last && ::madvise(static_cast<std::byte*>(at) + (first - from), last - first, MADV_HUGEPAGE) == 0;
-#else
-    return false;
-#endif
-}
-
-namespace detail {
-
-/// The number behind the last blank-separated name of a line of /proc/self/smaps: "AnonHugePages:   2048 kB".
-[[nodiscard]] inline std::size_t smaps_kilobytes(std::string_view line) {
-    const std::size_t digit = line.find_first_of("0123456789");
-    std::size_t number = 0;
-    if (digit != line.npos)
-        std::from_chars(line.data() + digit, line.data() + line.size(), number);
-    return number;
-}
-
-} // namespace detail
-
-/// How many of these bytes the system keeps on huge pages now, as far as it tells: by whole mappings, of which it says
-/// only how much of each is huge. Zero where there is no /proc. Cost: reads the list of all mappings, milliseconds.
-[[nodiscard]] inline std::size_t bytes_on_huge_pages(std::span<const std::byte> bytes) {
-    const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
-    std::ifstream mappings("/proc/self/smaps");
-    std::size_t huge = 0, inside = 0; // of the mapping at hand: how much of `bytes` lies in it
-    for (std::string line; std::getline(mappings, line);) {
-        std::uintptr_t from = 0, to = 0;
-        const char* const end = line.data() + line.size();
-        const auto [dash, wrong] = std::from_chars(line.data(), end, from, 16);
-        if (wrong == std::errc() && dash != end && *dash == '-' &&
-            std::from_chars(dash + 1, end, to, 16).ec == std::errc()) {
-            const std::uintptr_t first = std::max(from, begin), last = std::min(to, begin + bytes.size());
-            inside = first < last ? last - first : 0;
-        } else if (line.starts_with("AnonHugePages:") || line.starts_with("FilePmdMapped:")) {
-            const std::size_t more = std::min(inside, detail::smaps_kilobytes(line) * 1024);
-            huge += more;
-            inside -= more;
-        }
-    }
-    return huge;
-}
-
-} // namespace kvcache
-
-// ---- kvcache/core/aligned.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// One cache line, and one AVX-512 vector.
-inline constexpr std::size_t line_bytes = 64;
-
-/// The alignment that memory of `bytes` gets: a cache line, or a huge page for what fills two of them or more.
-[[nodiscard]] constexpr std::size_t alignment_for(std::size_t bytes) noexcept {
-    return bytes >= 2 * huge_page_bytes ? huge_page_bytes : line_bytes;
-}
-
-/// Allocates on cache-line boundaries; what is large on huge pages, where the system has them.
-template <class T>
-struct line_allocator {
-    using value_type = T;
-
-    line_allocator() = default;
-    template <class U>
-    line_allocator(const line_allocator<U>&) noexcept {}
-
-    [[nodiscard]] T* allocate(std::size_t n) {
-        const std::size_t bytes = n * sizeof(T), alignment = alignment_for(bytes);
-        void* const at = ::operator new (bytes, std::align_val_t{alignment});
-        if (alignment == huge_page_bytes)
-            want_huge_pages(at, bytes);
-        return static_cast<T*>(at);
-    }
-    void deallocate(T* at, std::size_t n) noexcept {
-        ::operator delete (at, std::align_val_t{alignment_for(n * sizeof(T))});
-    }
-
-    friend bool operator==(const line_allocator&, const line_allocator&) { return true; }
-};
-
-/// A vector that begins on a cache line.
-template <class T>
-using aligned_vector = std::vector<T, line_allocator<T>>;
-
-/// Memory of the size asked for, aligned likewise, that goes with its last holder; its content is anything. Null as
-/// `resource` means new and delete. Throws: what the resource throws.
-[[nodiscard]] inline std::shared_ptr<std::byte> shared_memory(std::size_t bytes, std::pmr::memory_resource* resource) {
-    std::pmr::memory_resource* const from = resource != nullptr ? resource : std::pmr::new_delete_resource();
-    const std::size_t alignment = alignment_for(bytes);
-    auto* const at = static_cast<std::byte*>(from->allocate(bytes, alignment));
-    if (alignment == huge_page_bytes)
-        want_huge_pages(at, bytes);
-    return {at, [=](std::byte* mine) { from->deallocate(mine, bytes, alignment); }};
-}
-
-} // namespace kvcache
-
 // ---- kvcache/core/version.hpp -------------------------------------------------------------------------------------
 
 /// The one place where the version lives; CMake reads it from here.
@@ -1354,7 +2080,7 @@ public:
             to[d * size] = from[d] * scale;
     }
 
-    /// The selected queries take in tiles, which ascend in position.
+    /// The selected queries take in tiles, which ascend in position from split to split, and within a call.
     void attend(std::span<const attention_tile> tiles) {
         while (!tiles.empty()) {
             const std::size_t region = tiles.front().position / split;
@@ -1502,6 +2228,8 @@ private:
                     continue;
                 float* lanes = weights_.lanes[i][t];
                 f32x16 scores = f32x16::load(lanes);
+                if (tiles[t].holes != nullptr)
+                    scores = scores + f32x16::load(tiles[t].holes);
                 if (tiles[t].first != 0 || last != tile_tokens)
                     scores = within(scores, tiles[t].first, last, -std::numeric_limits<float>::infinity());
                 if (any_above(scores, top))
@@ -1510,6 +2238,10 @@ private:
                         weights_.rescaled[t] = true;
                         top = larger;
                     }
+                if (top == -std::numeric_limits<float>::infinity()) { // holes only, up to here
+                    f32x16::zero().store(lanes);
+                    continue;
+                }
                 const f32x16 weights = exp(scores - f32x16::broadcast(top));
                 weight = fma(weight, f32x16::broadcast(weights_.rescale[t][i]), weights);
                 weights.store(lanes);
@@ -1553,164 +2285,293 @@ extern template void query_block::dispatch<detail::most_together, false>(std::sp
 
 } // namespace kvcache
 
-// ---- kvcache/codec/plain.hpp --------------------------------------------------------------------------------------
+// ---- kvcache/attention/attention_plan.hpp -------------------------------------------------------------------------
 
 namespace kvcache {
 
-/// Keeps keys and values as float32, unchanged, so that what is read is what was computed, bit for bit.
-/// Keys lie transposed in tiles of 16 tokens, so that one vector is 16 scores; values lie row by row, padded with
-/// zeros to whole vectors:
+/// Who attends to what, and in which order, for the rows of a batch: once for all layers and heads.
 ///
-///     layer, head:  [ keys: (tokens / 16, head_dim, 16) ][ values: (tokens, value_width) ]
-struct plain {
-    using role = codec_role;
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
-};
-
-class plain::state {
+/// Rows whose page tables begin alike form a tree (as in Juravsky et al. 2024 and Ye et al. 2024): what they share is
+/// read once, for all of them together; then each goes on with pages of its own. Long contexts are cut at the fixed
+/// splits, and rows into blocks, until the threads have enough jobs of about one cost. None of it changes a bit.
+class attention_plan {
 public:
-    static constexpr bool in_place = true; ///< Tiles are read where they lie.
+    /// Positions of a woven table that are read together, base by base; a split is so many of them.
+    static constexpr std::size_t woven_block = 64;
+    static_assert(query_block::split % woven_block == 0);
 
-    explicit state(page_shape shape) : shape_(shape) {}
+    /// Queries that one job has, at most; more if a single row's group has more.
+    static constexpr std::size_t most_queries = 72;
 
-    [[nodiscard]] std::size_t page_bytes() const noexcept {
-        return std::size_t{shape_.layers} * shape_.kv_heads * head_numbers() * sizeof(float);
+    /// Makes the plan anew; memory it has is used again.
+    /// Cost: O(parts log parts + jobs) walks along page tables.
+    void deal(std::span<const planned_rows> parts, std::size_t group, std::size_t kv_heads, std::size_t threads) {
+        parts_ = parts;
+        group_ = group;
+        jobs_.clear();
+        segments_.clear();
+        partials_ = 0;
+        make_runs(kv_heads, threads);
+        target_ = attention_run::none;
+        if (threads > 1) {
+            const std::size_t all = for_roots([&](std::size_t first, std::size_t last) {
+                const std::size_t cost = place(first, last, {0, splits(first, last)});
+                segments_.clear();
+                return cost;
+            });
+            target_ = std::max<std::size_t>(1, all * kv_heads / (4 * threads));
+        }
+        for_roots([&](std::size_t first, std::size_t last) {
+            cut(first, last, {0, splits(first, last)});
+            return std::size_t{0};
+        });
+        // The longest first, so that the threads end together.
+        std::ranges::sort(jobs_, [](const attention_job& a, const attention_job& b) {
+            return a.cost != b.cost ? a.cost > b.cost : a.first_segment < b.first_segment;
+        });
     }
 
-    [[nodiscard]] std::string name() const { return "plain f32"; }
+    [[nodiscard]] std::span<const attention_run> runs() const noexcept { return runs_; }
+    [[nodiscard]] std::span<const attention_segment> segments() const noexcept { return segments_; }
+    [[nodiscard]] std::span<const attention_job> jobs() const noexcept { return jobs_; }
 
-    /// Writes one row. key, value: (head_dim)
-    void encode(std::span<std::byte> page, page_row at, std::span<const float> key,
-                std::span<const float> value) const {
-        float* keys = reinterpret_cast<float*>(page.data()) + offset(at.layer, at.head);
-        float* column = keys + std::size_t{at.row / tile_tokens} * shape_.head_dim * tile_tokens + at.row % tile_tokens;
-        for (std::size_t d = 0; d < shape_.head_dim; ++d)
-            column[d * tile_tokens] = key[d];
-        float* row = keys + key_numbers() + at.row * value_width(shape_.head_dim);
-        std::memcpy(row, value.data(), shape_.head_dim * sizeof(float));
+    /// Softmax partials of one key and value head that the jobs leave to be merged: for each query of a run, one a
+    /// split of the run's positions.
+    [[nodiscard]] std::size_t partials() const noexcept { return partials_; }
+
+    /// Queries of the largest job.
+    [[nodiscard]] static std::size_t capacity(std::size_t group) noexcept { return std::max(group, most_queries); }
+
+    /// Splits that positions [0, end) touch.
+    [[nodiscard]] static std::size_t splits(std::size_t end) noexcept {
+        return (end + query_block::split - 1) / query_block::split;
     }
 
-    /// Takes the first rows to another page: whole tiles at once, the lanes of the last one by one.
-    void copy(std::span<const std::byte> from, std::span<std::byte> to, std::size_t rows) const {
-        const std::size_t whole = rows / tile_tokens * tile_tokens, rest = rows % tile_tokens;
-        for (std::size_t head = 0; head < std::size_t{shape_.layers} * shape_.kv_heads; ++head) {
-            const float* source = reinterpret_cast<const float*>(from.data()) + head * head_numbers();
-            float* target = reinterpret_cast<float*>(to.data()) + head * head_numbers();
-            std::copy_n(source, whole * shape_.head_dim, target);
-            for (std::size_t d = 0; rest > 0 && d < shape_.head_dim; ++d) {
-                const std::size_t lane = whole * shape_.head_dim + d * tile_tokens;
-                std::copy_n(source + lane, rest, target + lane);
+private:
+    struct range {
+        std::size_t first, last;
+    };
+
+    // To read a key and value costs as much as some queries.
+    static constexpr std::size_t cost_of_reading = 4;
+
+    void make_runs(std::size_t kv_heads, std::size_t threads) {
+        order_.resize(parts_.size());
+        for (std::size_t p = 0; p < parts_.size(); ++p)
+            order_[p] = static_cast<std::uint32_t>(p);
+        std::ranges::sort(order_, [&](std::uint32_t a, std::uint32_t b) {
+            const std::size_t same = common(parts_[a].table, parts_[b].table);
+            if (same == std::min(parts_[a].table.size(), parts_[b].table.size()))
+                return parts_[a].table.size() != parts_[b].table.size()
+                           ? parts_[a].table.size() < parts_[b].table.size()
+                           : a < b;
+            return before(parts_[a].table[same], parts_[b].table[same]);
+        });
+        runs_.clear();
+        std::size_t queries = 0;
+        for (std::size_t i = 0; i < order_.size(); ++i) {
+            const planned_rows& part = parts_[order_[i]];
+            std::size_t same = i == 0 ? 0 : shared(parts_[order_[i - 1]], part);
+            const std::size_t at_once = rows_together(part.rows, kv_heads, threads);
+            for (std::size_t row = 0; row < part.rows; row += at_once) {
+                const std::size_t rows = std::min(at_once, part.rows - row);
+                runs_.push_back({.part = order_[i],
+                                 .first = row,
+                                 .rows = rows,
+                                 .end = part.position_of(row + rows - 1) + 1,
+                                 .queries = queries,
+                                 .same_entries = same});
+                queries += rows * group_;
+                same = part.table.size();
             }
-            std::copy_n(source + key_numbers(), rows * value_width(shape_.head_dim), target + key_numbers());
         }
     }
 
-    /// The keys of a tile, in place. (head_dim, 16)
-    [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float>) const noexcept {
-        return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) +
-               std::size_t{at.tile} * shape_.head_dim * tile_tokens;
+    // As many rows as fill a job; fewer where threads would wait, but enough to fill the kernels.
+    [[nodiscard]] std::size_t rows_together(std::size_t rows, std::size_t kv_heads, std::size_t threads) const {
+        const std::size_t most = std::max<std::size_t>(1, most_queries / group_);
+        if (threads == 1)
+            return most;
+        const std::size_t least = std::max<std::size_t>(1, 24 / group_), shares = 4 * threads;
+        const std::size_t some = std::clamp((rows * kv_heads + shares - 1) / shares, least, most);
+        const std::size_t runs = (rows + some - 1) / some;
+        return (rows + runs - 1) / runs;
     }
 
-    /// The values of a tile, in place. (16, value_width)
-    [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at, std::span<float>) const noexcept {
-        return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) + key_numbers() +
-               std::size_t{at.tile} * tile_tokens * value_width(shape_.head_dim);
+    [[nodiscard]] static std::size_t common(std::span<const page_entry> a, std::span<const page_entry> b) {
+        return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
+    }
+    // Leading entries that two parts read together: what is woven is read a block at a time, so it parts between them.
+    [[nodiscard]] static std::size_t shared(const planned_rows& a, const planned_rows& b) {
+        const std::size_t same = common(a.table, b.table);
+        if (!a.woven && !b.woven)
+            return same;
+        std::size_t whole = 0, position = 0;
+        for (std::size_t e = 0; e < same; ++e)
+            if ((position += a.table[e].count) % woven_block == 0)
+                whole = e + 1;
+        return whole;
+    }
+    [[nodiscard]] static bool before(const page_entry& a, const page_entry& b) {
+        return std::tuple(index_of(a.page), a.base, a.first, a.count) <
+               std::tuple(index_of(b.page), b.base, b.first, b.count);
     }
 
-private:
-    [[nodiscard]] std::size_t key_numbers() const noexcept { return std::size_t{shape_.tokens} * shape_.head_dim; }
-    [[nodiscard]] std::size_t head_numbers() const noexcept {
-        return key_numbers() + std::size_t{shape_.tokens} * value_width(shape_.head_dim);
-    }
-    [[nodiscard]] std::size_t offset(layer_id layer, head_id head) const noexcept {
-        return (std::size_t{index_of(layer)} * shape_.kv_heads + index_of(head)) * head_numbers();
+    [[nodiscard]] std::size_t splits(std::size_t first, std::size_t last) const {
+        std::size_t end = 0;
+        for (std::size_t r = first; r < last; ++r)
+            end = std::max(end, runs_[r].end);
+        return splits(end);
     }
 
-    page_shape shape_;
-};
-
-inline plain::state plain::open(page_shape shape) const {
-    return state{shape};
-}
-
-static_assert(codec_policy<plain>);
-
-} // namespace kvcache
-
-// ---- kvcache/codec/exact_page.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// The rows of one page as they were computed, turned by its codec, until the page is coded and nobody reads them any
-/// more. They lie as the plain codec keeps them.
-class exact_page {
-public:
-    /// Throws: bad_alloc.
-    explicit exact_page(page_shape shape)
-        : shape_(shape), rows_(shape), bytes_(rows_.page_bytes()), written_(shape.layers) {}
-
-    /// The bytes that one takes.
-    [[nodiscard]] static std::size_t bytes_for(page_shape shape) noexcept { return plain::state(shape).page_bytes(); }
-
-    [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
-
-    /// Says that its first `rows` rows are there, in all layers, and no others.
-    void begin(std::uint32_t rows) noexcept {
-        for (auto& written : written_)
-            written.store(rows, std::memory_order_relaxed);
-    }
-
-    /// Takes the first rows of another.
-    void take(const exact_page& other, std::size_t rows) { rows_.copy(other.bytes_, bytes_, rows); }
-
-    /// Writes a row of a layer, and codes the layer into `page` with its last missing row. Rows may be written by
-    /// several threads, each once a layer. keys, values: (kv_heads, head_dim)
-    template <page_writer Codec>
-    void write(const Codec& codec, std::span<std::byte> page, layer_id layer, std::uint32_t row,
-               std::span<const float> keys, std::span<const float> values) {
-        const std::size_t dim = shape_.head_dim;
-        for (std::uint32_t head = 0; head < shape_.kv_heads; ++head) {
-            const page_tile at{layer, head_id{head}, row / tile_tokens};
-            // Where the value will be, the key is turned first.
-            float* const own = const_cast<float*>(rows_.values(bytes_, at, {})) + row % tile_tokens * value_width(dim);
-            float* const column = const_cast<float*>(rows_.keys(bytes_, at, {})) + row % tile_tokens;
-            std::copy_n(keys.data() + head * dim, dim, own);
-            codec.turn_key({own, dim});
-            for (std::size_t d = 0; d < dim; ++d)
-                column[d * tile_tokens] = own[d];
-            std::copy_n(values.data() + head * dim, dim, own);
-            codec.turn_value({own, dim});
+    // Calls body(first, last) for the runs of each tree, and adds up what it returns.
+    template <class Body>
+    std::size_t for_roots(Body body) {
+        std::size_t all = 0;
+        for (std::size_t first = 0, last; first < runs_.size(); first = last) {
+            for (last = first + 1; last < runs_.size() && runs_[last].same_entries > 0;)
+                ++last;
+            all += body(first, last);
         }
-        auto& written = written_[index_of(layer)];
-        if (written.fetch_add(1, std::memory_order_acq_rel) + 1 < shape_.tokens)
+        return all;
+    }
+
+    // Makes the segments of a job, in ascending position for each run. Returns their cost.
+    std::size_t place(std::size_t first, std::size_t last, range of, std::size_t entry = 0, std::size_t position = 0) {
+        std::size_t shared = parts_[runs_[first].part].table.size(), end = runs_[first].end;
+        for (std::size_t r = first + 1; r < last; ++r) {
+            shared = std::min(shared, runs_[r].same_entries);
+            end = std::max(end, runs_[r].end);
+        }
+        const auto table = parts_[runs_[first].part].table;
+        attention_segment made{runs_[first].part, entry, entry, position, first, last};
+        const std::size_t from = of.first * query_block::split, to = std::min(end, of.last * query_block::split);
+        if (to <= from)
+            return 0;
+        std::size_t at = position;
+        for (; entry < shared && at < to; at += table[entry++].count)
+            if (at + table[entry].count <= from) {
+                made.first = entry + 1;
+                made.position = at + table[entry].count;
+            }
+        made.last = entry;
+        std::size_t cost = 0;
+        if (made.first < made.last) {
+            segments_.push_back(made);
+            cost = cost_of(made, std::max(from, made.position), std::min(at, to));
+        }
+        if (at >= to)
+            return cost;
+        for (std::size_t next = first, fork; next < last; next = fork) {
+            for (fork = next + 1; fork < last && runs_[fork].same_entries > shared;)
+                ++fork;
+            if (last - first > 1)
+                cost += place(next, fork, of, entry, at);
+        }
+        return cost;
+    }
+
+    [[nodiscard]] std::size_t cost_of(const attention_segment& segment, std::size_t from, std::size_t to) const {
+        std::size_t cost = cost_of_reading * (to - from);
+        for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
+            cost += runs_[r].rows * group_ * (std::clamp(runs_[r].end, from, to) - from);
+        return cost;
+    }
+
+    // Makes jobs of runs over splits: one, or several if it is too large.
+    void cut(std::size_t first, std::size_t last, range of) {
+        const std::size_t mark = segments_.size();
+        const std::size_t cost = place(first, last, of);
+        const std::size_t queries = runs_[last - 1].queries + runs_[last - 1].rows * group_ - runs_[first].queries;
+        const bool crowded = last - first > 1 && queries > most_queries;
+        if (!crowded && cost > target_ && of.last - of.first > 1) {
+            segments_.resize(mark);
+            const std::size_t middle = (of.first + of.last) / 2;
+            keep_partials(first, last);
+            cut(first, last, {of.first, middle});
+            cut(first, last, {middle, of.last});
             return;
-        for (std::uint32_t head = 0; head < shape_.kv_heads; ++head)
-            codec.encode(page, layer, head_id{head}, bytes_);
-        written.store(0, std::memory_order_relaxed); // for the page that takes its place
+        }
+        if (crowded || (last - first > 1 && cost > 2 * target_)) {
+            segments_.resize(mark);
+            const std::size_t middle = fork(first, last);
+            const std::size_t apart = place(first, middle, of) + place(middle, last, of);
+            segments_.resize(mark);
+            if (crowded || apart <= cost + cost / 8) {
+                cut(first, middle, of);
+                cut(middle, last, of);
+                return;
+            }
+            place(first, last, of);
+        }
+        jobs_.push_back({mark, segments_.size(), first, last, of.first, of.last, cost});
     }
 
-private:
-    page_shape shape_;
-    plain::state rows_;
-    aligned_vector<std::byte> bytes_;
-    std::vector<std::atomic<std::uint32_t>> written_; // rows, by layer
+    // Where runs share least; of several such places the middlemost.
+    [[nodiscard]] std::size_t fork(std::size_t first, std::size_t last) const {
+        const auto off = [&](std::size_t r) {
+            return r > first + last - r ? 2 * r - first - last : first + last - 2 * r;
+        };
+        std::size_t best = first + 1;
+        for (std::size_t r = first + 2; r < last; ++r)
+            if (runs_[r].same_entries < runs_[best].same_entries ||
+                (runs_[r].same_entries == runs_[best].same_entries && off(r) < off(best)))
+                best = r;
+        return best;
+    }
+
+    void keep_partials(std::size_t first, std::size_t last) {
+        for (std::size_t r = first; r < last; ++r)
+            if (runs_[r].partials == attention_run::none) {
+                runs_[r].partials = partials_;
+                partials_ += runs_[r].rows * group_ * splits(runs_[r].end);
+            }
+    }
+
+    std::span<const planned_rows> parts_;
+    std::size_t group_ = 1;
+    std::size_t target_ = 0; // cost of a job on one head that need not be cut
+    std::size_t partials_ = 0;
+    std::vector<std::uint32_t> order_; // of parts, by their tables
+    std::vector<attention_run> runs_;
+    std::vector<attention_segment> segments_;
+    std::vector<attention_job> jobs_;
 };
 
 } // namespace kvcache
 
-// ---- kvcache/core/page_table.hpp ----------------------------------------------------------------------------------
+// ---- kvcache/attention/attention_scratch.hpp ----------------------------------------------------------------------
 
 namespace kvcache {
 
-/// One entry of a sequence's page table: the rows [first, first + count) of a page, in the sequence's order.
-struct page_entry {
+/// Lanes of a tile in a woven table: `lanes` has a bit for each that stands there.
+struct woven_tile {
     page_id page = {};
-    std::int64_t base = 0;   ///< The keys are rotated by (position - base); zero for a prefix computed in place.
-    std::uint32_t first = 0; ///< The first row in use.
-    std::uint32_t count = 0; ///< How many rows are in use.
+    std::uint32_t tile = 0;
+    std::uint32_t lanes = 0;
+    std::int64_t base = 0;
+    std::int64_t origin = 0; ///< Position of lane 0, were it there.
 
-    friend bool operator==(const page_entry&, const page_entry&) = default;
+    [[nodiscard]] std::int64_t position() const noexcept { return origin + std::countr_zero(lanes); }
+};
+
+/// The working memory of one thread that attends, taken once.
+struct attention_scratch {
+    attention_scratch(std::size_t head_dim, std::size_t capacity)
+        : block(head_dim, capacity),
+          rotation(head_dim),
+          query(head_dim),
+          tiles(2 * query_block::most_tiles * (head_dim + value_width(head_dim)) * tile_tokens),
+          holes(2 * query_block::most_tiles * tile_tokens) {
+        woven.reserve(attention_plan::woven_block);
+    }
+
+    query_block block;
+    std::vector<float> rotation;
+    std::vector<float> query;
+    aligned_vector<float> tiles;   ///< Decoded, where a codec decodes. (2 most_tiles, keys and values of a tile)
+    aligned_vector<float> holes;   ///< (2 most_tiles, 16)
+    std::vector<woven_tile> woven; ///< Of the block that is read.
 };
 
 } // namespace kvcache
@@ -1869,7 +2730,7 @@ concept storage_policy = plays<P, storage_role> && requires(const P p, std::size
 
 } // namespace kvcache
 
-// ---- kvcache/attention/attention_part.hpp -------------------------------------------------------------------------
+// ---- kvcache/attention/paged_rows.hpp -----------------------------------------------------------------------------
 
 namespace kvcache {
 
@@ -1882,6 +2743,7 @@ struct paged_rows {
     /// By entry, for a codec of whole pages: the rows as they were computed, where a query of this sequence may read
     /// them; null elsewhere, and behind the last.
     std::span<const exact_page* const> exact = {};
+    bool woven = false; ///< Rows of one page may stand in several entries, and bases change often (see attention_walk).
 };
 
 /// How a model attends: its heads, and its rotation (null for a model without one).
@@ -1906,6 +2768,11 @@ struct query_rows {
     std::size_t out_stride = 0;
     std::size_t position = 0; ///< Of the first row; each row attends to [0, its position].
     std::size_t rows = 0;
+    const std::size_t* positions = nullptr; ///< Of each row, ascending, where they are not consecutive.
+
+    [[nodiscard]] std::size_t position_of(std::size_t row) const noexcept {
+        return positions != nullptr ? positions[row] : position + row;
+    }
 };
 
 /// Rows that ask, and the pages they ask.
@@ -1915,306 +2782,11 @@ struct attention_part {
     query_rows asked;
 };
 
-/// The working memory of one thread that attends, taken once.
-struct attention_scratch {
-    attention_scratch(std::size_t head_dim, std::size_t capacity)
-        : block(head_dim, capacity),
-          rotation(head_dim),
-          query(head_dim),
-          tiles(2 * query_block::most_tiles * (head_dim + value_width(head_dim)) * tile_tokens) {}
-
-    query_block block;
-    std::vector<float> rotation;
-    std::vector<float> query;
-    aligned_vector<float> tiles; ///< Decoded, where a codec decodes. (2 most_tiles, keys and values of a tile)
-};
-
-} // namespace kvcache
-
-// ---- kvcache/attention/attention_plan.hpp -------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// What a plan knows of consecutive rows that ask: their sequence's pages, and where they stand.
-struct planned_rows {
-    std::span<const page_entry> table = {};
-    std::size_t position = 0; ///< Of the first row; each row attends to [0, its position].
-    std::size_t rows = 0;
-};
-
-/// Consecutive rows of one part that stay together, with all query heads of a key and value head.
-struct attention_run {
-    static constexpr std::size_t none = static_cast<std::size_t>(-1);
-
-    std::uint32_t part = 0;
-    std::size_t first = 0; ///< Row of the part.
-    std::size_t rows = 0;
-    std::size_t end = 0;          ///< Positions that its last row sees.
-    std::size_t queries = 0;      ///< Of all runs before it; query `queries + i` is this run's i-th.
-    std::size_t partials = none;  ///< The first of its softmax partials among all, if several jobs make its output.
-    std::size_t same_entries = 0; ///< Leading page-table entries that equal those of the run before.
-};
-
-/// Page-table entries that the runs [first_run, last_run) have in common.
-struct attention_segment {
-    std::uint32_t part = 0; ///< Whose table says what the entries are.
-    std::size_t first = 0;  ///< Entries [first, last).
-    std::size_t last = 0;
-    std::size_t position = 0; ///< Of the first row of the first entry.
-    std::size_t first_run = 0;
-    std::size_t last_run = 0;
-};
-
-/// The runs [first_run, last_run) over the splits [first_split, last_split), segment by segment, for one thread.
-struct attention_job {
-    std::size_t first_segment = 0;
-    std::size_t last_segment = 0;
-    std::size_t first_run = 0;
-    std::size_t last_run = 0;
-    std::size_t first_split = 0;
-    std::size_t last_split = 0;
-    std::size_t cost = 0; ///< About, in queries times positions.
-};
-
-/// Who attends to what, and in which order, for the rows of a batch: once for all layers and heads.
-///
-/// Rows whose page tables begin alike form a tree (as in Juravsky et al. 2024 and Ye et al. 2024): what they share is
-/// read once, for all of them together; then each goes on with pages of its own. Long contexts are cut at the fixed
-/// splits, and rows into blocks, until the threads have enough jobs of about one cost. None of it changes a bit.
-class attention_plan {
-public:
-    /// Queries that one job has, at most; more if a single row's group has more.
-    static constexpr std::size_t most_queries = 72;
-
-    /// Makes the plan anew; memory it has is used again.
-    /// Cost: O(parts log parts + jobs) walks along page tables.
-    void deal(std::span<const planned_rows> parts, std::size_t group, std::size_t kv_heads, std::size_t threads) {
-        parts_ = parts;
-        group_ = group;
-        jobs_.clear();
-        segments_.clear();
-        partials_ = 0;
-        make_runs(kv_heads, threads);
-        target_ = attention_run::none;
-        if (threads > 1) {
-            const std::size_t all = for_roots([&](std::size_t first, std::size_t last) {
-                const std::size_t cost = place(first, last, {0, splits(first, last)});
-                segments_.clear();
-                return cost;
-            });
-            target_ = std::max<std::size_t>(1, all * kv_heads / (4 * threads));
-        }
-        for_roots([&](std::size_t first, std::size_t last) {
-            cut(first, last, {0, splits(first, last)});
-            return std::size_t{0};
-        });
-        // The longest first, so that the threads end together.
-        std::ranges::sort(jobs_, [](const attention_job& a, const attention_job& b) {
-            return a.cost != b.cost ? a.cost > b.cost : a.first_segment < b.first_segment;
-        });
-    }
-
-    [[nodiscard]] std::span<const attention_run> runs() const noexcept { return runs_; }
-    [[nodiscard]] std::span<const attention_segment> segments() const noexcept { return segments_; }
-    [[nodiscard]] std::span<const attention_job> jobs() const noexcept { return jobs_; }
-
-    /// Softmax partials of one key and value head that the jobs leave to be merged: for each query of a run, one a
-    /// split of the run's positions.
-    [[nodiscard]] std::size_t partials() const noexcept { return partials_; }
-
-    /// Queries of the largest job.
-    [[nodiscard]] static std::size_t capacity(std::size_t group) noexcept { return std::max(group, most_queries); }
-
-    /// Splits that positions [0, end) touch.
-    [[nodiscard]] static std::size_t splits(std::size_t end) noexcept {
-        return (end + query_block::split - 1) / query_block::split;
-    }
-
-private:
-    struct range {
-        std::size_t first, last;
-    };
-
-    // To read a key and value costs as much as some queries.
-    static constexpr std::size_t cost_of_reading = 4;
-
-    void make_runs(std::size_t kv_heads, std::size_t threads) {
-        order_.resize(parts_.size());
-        for (std::size_t p = 0; p < parts_.size(); ++p)
-            order_[p] = static_cast<std::uint32_t>(p);
-        std::ranges::sort(order_, [&](std::uint32_t a, std::uint32_t b) {
-            const std::size_t same = common(parts_[a].table, parts_[b].table);
-            if (same == std::min(parts_[a].table.size(), parts_[b].table.size()))
-                return parts_[a].table.size() != parts_[b].table.size()
-                           ? parts_[a].table.size() < parts_[b].table.size()
-                           : a < b;
-            return before(parts_[a].table[same], parts_[b].table[same]);
-        });
-        runs_.clear();
-        std::size_t queries = 0;
-        for (std::size_t i = 0; i < order_.size(); ++i) {
-            const planned_rows& part = parts_[order_[i]];
-            std::size_t same = i == 0 ? 0 : common(parts_[order_[i - 1]].table, part.table);
-            const std::size_t at_once = rows_together(part.rows, kv_heads, threads);
-            for (std::size_t row = 0; row < part.rows; row += at_once) {
-                const std::size_t rows = std::min(at_once, part.rows - row);
-                runs_.push_back({.part = order_[i],
-                                 .first = row,
-                                 .rows = rows,
-                                 .end = part.position + row + rows,
-                                 .queries = queries,
-                                 .same_entries = same});
-                queries += rows * group_;
-                same = part.table.size();
-            }
-        }
-    }
-
-    // As many rows as fill a job; fewer where threads would wait, but enough to fill the kernels.
-    [[nodiscard]] std::size_t rows_together(std::size_t rows, std::size_t kv_heads, std::size_t threads) const {
-        const std::size_t most = std::max<std::size_t>(1, most_queries / group_);
-        if (threads == 1)
-            return most;
-        const std::size_t least = std::max<std::size_t>(1, 24 / group_), shares = 4 * threads;
-        const std::size_t some = std::clamp((rows * kv_heads + shares - 1) / shares, least, most);
-        const std::size_t runs = (rows + some - 1) / some;
-        return (rows + runs - 1) / runs;
-    }
-
-    [[nodiscard]] static std::size_t common(std::span<const page_entry> a, std::span<const page_entry> b) {
-        return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
-    }
-    [[nodiscard]] static bool before(const page_entry& a, const page_entry& b) {
-        return std::tuple(index_of(a.page), a.base, a.first, a.count) <
-               std::tuple(index_of(b.page), b.base, b.first, b.count);
-    }
-
-    [[nodiscard]] std::size_t splits(std::size_t first, std::size_t last) const {
-        std::size_t end = 0;
-        for (std::size_t r = first; r < last; ++r)
-            end = std::max(end, runs_[r].end);
-        return splits(end);
-    }
-
-    // Calls body(first, last) for the runs of each tree, and adds up what it returns.
-    template <class Body>
-    std::size_t for_roots(Body body) {
-        std::size_t all = 0;
-        for (std::size_t first = 0, last; first < runs_.size(); first = last) {
-            for (last = first + 1; last < runs_.size() && runs_[last].same_entries > 0;)
-                ++last;
-            all += body(first, last);
-        }
-        return all;
-    }
-
-    // Makes the segments of a job, in ascending position for each run. Returns their cost.
-    std::size_t place(std::size_t first, std::size_t last, range of, std::size_t entry = 0, std::size_t position = 0) {
-        std::size_t shared = parts_[runs_[first].part].table.size(), end = runs_[first].end;
-        for (std::size_t r = first + 1; r < last; ++r) {
-            shared = std::min(shared, runs_[r].same_entries);
-            end = std::max(end, runs_[r].end);
-        }
-        const auto table = parts_[runs_[first].part].table;
-        attention_segment made{runs_[first].part, entry, entry, position, first, last};
-        const std::size_t from = of.first * query_block::split, to = std::min(end, of.last * query_block::split);
-        if (to <= from)
-            return 0;
-        std::size_t at = position;
-        for (; entry < shared && at < to; at += table[entry++].count)
-            if (at + table[entry].count <= from) {
-                made.first = entry + 1;
-                made.position = at + table[entry].count;
-            }
-        made.last = entry;
-        std::size_t cost = 0;
-        if (made.first < made.last) {
-            segments_.push_back(made);
-            cost = cost_of(made, std::max(from, made.position), std::min(at, to));
-        }
-        if (at >= to)
-            return cost;
-        for (std::size_t next = first, fork; next < last; next = fork) {
-            for (fork = next + 1; fork < last && runs_[fork].same_entries > shared;)
-                ++fork;
-            if (last - first > 1)
-                cost += place(next, fork, of, entry, at);
-        }
-        return cost;
-    }
-
-    [[nodiscard]] std::size_t cost_of(const attention_segment& segment, std::size_t from, std::size_t to) const {
-        std::size_t cost = cost_of_reading * (to - from);
-        for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
-            cost += runs_[r].rows * group_ * (std::clamp(runs_[r].end, from, to) - from);
-        return cost;
-    }
-
-    // Makes jobs of runs over splits: one, or several if it is too large.
-    void cut(std::size_t first, std::size_t last, range of) {
-        const std::size_t mark = segments_.size();
-        const std::size_t cost = place(first, last, of);
-        const std::size_t queries = runs_[last - 1].queries + runs_[last - 1].rows * group_ - runs_[first].queries;
-        const bool crowded = last - first > 1 && queries > most_queries;
-        if (!crowded && cost > target_ && of.last - of.first > 1) {
-            segments_.resize(mark);
-            const std::size_t middle = (of.first + of.last) / 2;
-            keep_partials(first, last);
-            cut(first, last, {of.first, middle});
-            cut(first, last, {middle, of.last});
-            return;
-        }
-        if (crowded || (last - first > 1 && cost > 2 * target_)) {
-            segments_.resize(mark);
-            const std::size_t middle = fork(first, last);
-            const std::size_t apart = place(first, middle, of) + place(middle, last, of);
-            segments_.resize(mark);
-            if (crowded || apart <= cost + cost / 8) {
-                cut(first, middle, of);
-                cut(middle, last, of);
-                return;
-            }
-            place(first, last, of);
-        }
-        jobs_.push_back({mark, segments_.size(), first, last, of.first, of.last, cost});
-    }
-
-    // Where runs share least; of several such places the middlemost.
-    [[nodiscard]] std::size_t fork(std::size_t first, std::size_t last) const {
-        const auto off = [&](std::size_t r) {
-            return r > first + last - r ? 2 * r - first - last : first + last - 2 * r;
-        };
-        std::size_t best = first + 1;
-        for (std::size_t r = first + 2; r < last; ++r)
-            if (runs_[r].same_entries < runs_[best].same_entries ||
-                (runs_[r].same_entries == runs_[best].same_entries && off(r) < off(best)))
-                best = r;
-        return best;
-    }
-
-    void keep_partials(std::size_t first, std::size_t last) {
-        for (std::size_t r = first; r < last; ++r)
-            if (runs_[r].partials == attention_run::none) {
-                runs_[r].partials = partials_;
-                partials_ += runs_[r].rows * group_ * splits(runs_[r].end);
-            }
-    }
-
-    std::span<const planned_rows> parts_;
-    std::size_t group_ = 1;
-    std::size_t target_ = 0; // cost of a job on one head that need not be cut
-    std::size_t partials_ = 0;
-    std::vector<std::uint32_t> order_; // of parts, by their tables
-    std::vector<attention_run> runs_;
-    std::vector<attention_segment> segments_;
-    std::vector<attention_job> jobs_;
-};
-
 } // namespace kvcache
 
 // ---- kvcache/attention/attention_walk.hpp -------------------------------------------------------------------------
 
-// Longer than 300 lines: one walk over pages that are read in place, decoded or exact.
+// Longer than 300 lines: one walk over pages that are read in place, decoded, exact or woven.
 
 namespace kvcache {
 
@@ -2274,7 +2846,6 @@ private:
         for (std::size_t r = job_.first_run; r < job_.last_run; ++r) {
             const attention_run& run = runs_[r];
             const std::size_t splits = attention_plan::splits(run.end);
-            const std::size_t position = parts_[run.part].asked.position + run.first;
             for (std::size_t i = 0; i < run.rows * shape_.group(); ++i) {
                 float* own = nullptr;
                 if (run.partials != attention_run::none) {
@@ -2282,7 +2853,7 @@ private:
                     for (std::size_t s = job_.first_split; s < std::min(job_.last_split, splits); ++s)
                         softmax_state(own + s * state, value_width(shape_.head_dim)).clear();
                 }
-                block_.add(position + i / shape_.group(), own);
+                block_.add(parts_[run.part].asked.position_of(run.first + i / shape_.group()), own);
             }
         }
     }
@@ -2311,6 +2882,8 @@ private:
 
         const auto& pages = parts_[segment.part].pages;
         std::size_t start = segment.position;
+        if (pages.woven)
+            return walk_woven(segment, end);
         for (std::size_t e = segment.first; e < segment.last; ++e) {
             const page_entry& entry = pages.table[e];
             if (e == segment.first || entry.base != pages.table[e - 1].base) {
@@ -2355,7 +2928,7 @@ private:
 
     // The position of a run's first row.
     [[nodiscard]] std::size_t position_of(std::size_t run) const noexcept {
-        return parts_[runs_[run].part].asked.position + runs_[run].first;
+        return parts_[runs_[run].part].asked.position_of(runs_[run].first);
     }
 
     // An entry for one run, of which some rows may read it exactly and others coded.
@@ -2391,31 +2964,101 @@ private:
         load(first_run, last_run + 1, base, wanted.first, wanted.last);
     }
 
-    // Queries [first, last) of these runs rotated by (position - base), scaled.
+    // Entries of a woven table, a block of positions at a time: in a block the tiles of one base come together, and
+    // what is left of a tile comes once, with holes. The order is a function of the table alone.
+    void walk_woven(const attention_segment& segment, std::size_t end) {
+        const auto& pages = parts_[segment.part].pages;
+        std::size_t start = segment.position, block = 0;
+        std::optional<std::int64_t> loaded;
+        for (std::size_t e = segment.first; e < segment.last && start < end; start += pages.table[e++].count) {
+            const page_entry& entry = pages.table[e];
+            const std::size_t count = std::min<std::size_t>(entry.count, end - start), last = entry.first + count;
+            for (std::size_t row = entry.first; row < last;) {
+                const std::size_t tile = row / tile_tokens, behind = std::min(last, (tile + 1) * tile_tokens);
+                const std::size_t position = start + row - entry.first;
+                if (position / attention_plan::woven_block != block) {
+                    take_block(segment, block, loaded);
+                    block = position / attention_plan::woven_block;
+                }
+                const std::size_t split = position / query_block::split;
+                if (split >= job_.first_split && split < job_.last_split)
+                    add_woven(entry, tile, row % tile_tokens, behind - row, position);
+                row = behind;
+            }
+        }
+        take_block(segment, block, loaded);
+        flush();
+    }
+
+    void add_woven(const page_entry& entry, std::size_t tile, std::size_t lane, std::size_t count,
+                   std::size_t position) {
+        const std::uint32_t lanes = ((1u << count) - 1u) << lane;
+        const auto origin = static_cast<std::int64_t>(position) - static_cast<std::int64_t>(lane);
+        for (woven_tile& known : scratch_.woven)
+            if (known.page == entry.page && known.tile == tile && known.base == entry.base && known.origin == origin) {
+                known.lanes |= lanes;
+                return;
+            }
+        scratch_.woven.push_back({entry.page, static_cast<std::uint32_t>(tile), lanes, entry.base, origin});
+    }
+
+    // By ascending base in one block and descending base in the next, so that queries are turned half as often.
+    void take_block(const attention_segment& segment, std::size_t block, std::optional<std::int64_t>& loaded) {
+        std::ranges::sort(scratch_.woven, [&](const woven_tile& a, const woven_tile& b) {
+            if (a.base != b.base)
+                return block % 2 == 0 ? a.base < b.base : a.base > b.base;
+            return a.position() < b.position();
+        });
+        for (const woven_tile& one : scratch_.woven) {
+            if (loaded != one.base) {
+                flush();
+                load(segment.first_run, segment.last_run, one.base, 0, block_.size());
+                loaded = one.base;
+            }
+            push_woven(parts_[segment.part].pages, one);
+        }
+        scratch_.woven.clear();
+    }
+
+    void push_woven(const paged_rows<Codec, Storage>& pages, const woven_tile& one) {
+        make_room();
+        const std::size_t slot = taken_ % tiles_.size(), keys = std::size_t{shape_.head_dim} * tile_tokens;
+        const auto scratch =
+            std::span(scratch_.tiles)
+                .subspan(slot * (scratch_.tiles.size() / tiles_.size()), scratch_.tiles.size() / tiles_.size());
+        const std::span<const std::byte> bytes = pages.storage->bytes(one.page);
+        const page_tile at{layer_, head_, one.tile};
+        attention_tile tile{.keys = pages.codec->keys(bytes, at, scratch.first(keys)),
+                            .values = pages.codec->values(bytes, at, scratch.subspan(keys)),
+                            .first = static_cast<std::size_t>(std::countr_zero(one.lanes)),
+                            .last = static_cast<std::size_t>(std::bit_width(one.lanes))};
+        tile.position = static_cast<std::size_t>(one.position());
+        if (static_cast<std::size_t>(std::popcount(one.lanes)) != tile.last - tile.first) {
+            float* holes = scratch_.holes.data() + slot * tile_tokens;
+            for (std::size_t lane = 0; lane < tile_tokens; ++lane)
+                holes[lane] = (one.lanes >> lane & 1u) != 0 ? 0.0f : -std::numeric_limits<float>::infinity();
+            tile.holes = holes;
+        }
+        ++taken_;
+        push(tile);
+    }
+
+    // Queries [first, last) of these runs rotated by (position - base), scaled: turned to their positions, and back by
+    // the base.
     void load(std::size_t first_run, std::size_t last_run, std::int64_t base, std::size_t first, std::size_t last) {
-        std::span<const float> rotation;
-        const query_rows* of = nullptr;
-        std::size_t turned = 0; // row that `rotation` is of
+        if (shape_.rotation != nullptr && base != 0)
+            shape_.rotation->fill(-base, scratch_.rotation);
         for_queries(
             first_run, last_run, [&](std::size_t q, const query_rows& asked, std::size_t row, std::size_t head, bool) {
                 if (q < first || q >= last)
                     return;
                 const std::span from(asked.queries + row * asked.stride + head * shape_.head_dim, shape_.head_dim);
-                if (shape_.rotation != nullptr && (of != &asked || turned != row)) {
-                    of = &asked;
-                    turned = row;
-                    if (base == 0) {
-                        rotation = {asked.rotations + row * shape_.head_dim, shape_.head_dim};
-                    } else {
-                        shape_.rotation->fill(static_cast<std::int64_t>(asked.position + row) - base,
-                                              scratch_.rotation);
-                        rotation = scratch_.rotation;
-                    }
-                }
-                if (rotation.empty())
+                if (shape_.rotation == nullptr)
                     std::ranges::copy(from, scratch_.query.begin());
                 else
-                    rotate_head(from, rotation, scratch_.query);
+                    rotate_head(from, {asked.rotations + row * shape_.head_dim, shape_.head_dim}, scratch_.query);
+                if (shape_.rotation != nullptr && base != 0)
+                    rotate_head(scratch_.query, scratch_.rotation, scratch_.query);
                 if constexpr (page_writer<Codec>)
                     parts_.front().pages.codec->turn_key(scratch_.query);
                 block_.place(q, scratch_.query, shape_.scale);
@@ -2521,7 +3164,7 @@ void attend(const attention_shape& shape, const paged_rows<Codec, Storage>& page
     const std::size_t at_once = scratch.block.capacity() / shape.group();
     for (std::size_t row = first; row < last; row += at_once) {
         const std::size_t rows = std::min(at_once, last - row);
-        const attention_run run{.first = row, .rows = rows, .end = asked.position + row + rows};
+        const attention_run run{.first = row, .rows = rows, .end = asked.position_of(row + rows - 1) + 1};
         const attention_segment segment{.last = pages.table.size(), .last_run = 1};
         detail::attention_walk<Codec, Storage> walk(shape, {&part, 1}, {&run, 1}, scratch);
         walk.run({.last_segment = 1, .last_run = 1, .last_split = attention_plan::splits(run.end)}, {&segment, 1},
@@ -2536,138 +3179,6 @@ void attend(const attention_shape& shape, const paged_rows<Codec, Storage>& page
     attention_scratch scratch(shape.head_dim, attention_plan::capacity(shape.group()));
     attend(shape, pages, layer, kv_head, asked, first, last, scratch);
 }
-
-} // namespace kvcache
-
-// ---- kvcache/cache/exact_ring.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// The exact rows of the pages that a lease writes. Rows run in ascending order and so many at once at most, so pages
-/// far enough apart take one another's place; those that stay exact have a place of their own.
-struct exact_ring {
-    std::vector<std::shared_ptr<exact_page>> places = {};
-    std::size_t first = 0; ///< The table's entry that the first place is of.
-    std::size_t own = 0;   ///< Leading entries with a place of their own; the others share the places behind.
-
-    /// The place of a table's entry, from `first` on.
-    [[nodiscard]] std::size_t place_of(std::size_t entry) const noexcept {
-        const std::size_t i = entry - first;
-        return i < own ? i : own + (i - own) % (places.size() - own);
-    }
-    [[nodiscard]] exact_page* at(std::size_t entry) const noexcept { return places[place_of(entry)].get(); }
-
-    /// Whether none of a table's later entries has taken the place of this one.
-    [[nodiscard]] bool keeps(std::size_t entry, std::size_t entries) const noexcept {
-        const std::size_t i = entry - first;
-        return i < own || i + (places.size() - own) >= entries - first;
-    }
-
-    [[nodiscard]] std::shared_ptr<exact_page> take(std::size_t entry) noexcept {
-        return std::move(places[place_of(entry)]);
-    }
-
-    /// The places that `pages` new pages need, of which the first `own` have their own, if those that `at_once`
-    /// consecutive rows touch, and `recent` before them, are needed together.
-    [[nodiscard]] static std::size_t places_for(std::size_t pages, std::size_t own, std::size_t at_once,
-                                                std::size_t page_tokens, std::size_t recent) noexcept {
-        const std::size_t touched = at_once == 0 ? 0 : (at_once - 1) / page_tokens + 2;
-        return std::min(pages, own + touched + recent);
-    }
-};
-
-} // namespace kvcache
-
-// ---- kvcache/cache/sequence_state.hpp -----------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// The books of one sequence: its tokens, the pages that hold them, and what a lease has under way. Every live one is
-/// on a ring of its cache, so that `check` can count every holder.
-struct sequence_state {
-    std::vector<token_id> tokens = {};
-    std::vector<page_entry> table = {};
-    std::size_t sealed = 0;   ///< Leading pages that are full and in the index.
-    std::size_t prompt = 0;   ///< Tokens of the request that it is opened for, until it has them; 0 if unknown.
-    std::uint32_t tenant = 0; ///< Whose it is; 0 in a cache without tenants.
-    bool shares = true;       ///< False once the index had no memory for its pages: from there on they are its own.
-
-    /// Where the tokens move as they grow; then where they were, until the next lease: somebody may still look there.
-    std::vector<token_id> room = {};
-
-    // A lease: rows behind `tokens` that the table has already, and how to take them back.
-    bool has_lease = false;
-    std::size_t leased = 0;
-    std::chrono::steady_clock::time_point leased_at = {};
-    std::size_t pages_before = 0;
-    std::optional<page_entry> tail_before = {}; ///< The last entry as it was; if its page differs, it is still held.
-
-    exact_ring ring = {};                ///< For a codec of whole pages: the exact rows of the pages it adds.
-    std::vector<exact_page*> exact = {}; ///< By entry: what queries may read exactly.
-
-    sequence_state* previous = nullptr;
-    sequence_state* next = nullptr;
-
-    /// The rows in use of the last page if it has room for more; none if a next row begins a page.
-    [[nodiscard]] std::optional<std::uint32_t> open_rows(std::size_t page_tokens) const noexcept {
-        if (table.empty() || table.back().first + table.back().count == page_tokens)
-            return std::nullopt;
-        return table.back().first + table.back().count;
-    }
-
-    /// How many leading entries fill their pages.
-    [[nodiscard]] std::size_t full_entries(std::size_t page_tokens) const noexcept {
-        return table.size() - (open_rows(page_tokens) ? 1 : 0);
-    }
-
-    /// Shortens the entries to `rows` rows; returns how many entries stay, and leaves the others to the caller.
-    [[nodiscard]] std::size_t cut(std::size_t rows) noexcept {
-        std::size_t kept = 0;
-        for (; kept < table.size() && rows > 0; ++kept) {
-            table[kept].count = static_cast<std::uint32_t>(std::min<std::size_t>(table[kept].count, rows));
-            rows -= table[kept].count;
-        }
-        return kept;
-    }
-
-    /// Whether a lease has put a copy in the place of the last page.
-    [[nodiscard]] bool has_copied_tail() const noexcept {
-        return tail_before && tail_before->page != table[pages_before - 1].page;
-    }
-
-    /// Takes room for more pages and tokens, so that adding them cannot fail. Throws: bad_alloc, and the sequence is as
-    /// before then.
-    void prepare(std::size_t pages, std::size_t rows) {
-        if (table.capacity() - table.size() < pages)
-            table.reserve(std::max(table.size() + pages, 2 * table.capacity()));
-        const std::size_t needed = tokens.size() + rows;
-        const bool grows = needed > tokens.capacity();
-        if (grows && room.capacity() >= needed)
-            return;
-        room = std::vector<token_id>();
-        if (grows)
-            room.reserve(std::max(needed, 2 * tokens.capacity()));
-    }
-
-    /// Adds tokens that room was taken for; they may be some of its own, or of another sequence that has moved its
-    /// tokens since its own lease began.
-    void append(std::span<const token_id> more) noexcept {
-        const std::size_t old = tokens.size(), needed = old + more.size();
-        if (needed > tokens.capacity()) {
-            room.assign(tokens.begin(), tokens.end());
-            room.swap(tokens);
-        }
-        tokens.resize(needed);
-        std::ranges::copy(more, tokens.begin() + static_cast<std::ptrdiff_t>(old));
-    }
-
-    void end_lease() noexcept {
-        has_lease = false;
-        leased = 0;
-        tail_before.reset();
-        exact.clear();
-    }
-};
 
 } // namespace kvcache
 
@@ -2706,14 +3217,16 @@ public:
         expects(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
         expects(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
                 "a row of keys or values has head_dim numbers for each KV head");
+        expects(!keeps(row), "a row that is kept from elsewhere is not written");
         const std::size_t tail = state_->pages_before - (state_->tail_before ? 1 : 0);
         const std::size_t used = state_->tail_before ? state_->tail_before->first + state_->tail_before->count : 0;
-        const page_entry& entry = state_->table[tail + (used + row) / shape.tokens];
-        const auto bytes = cache_->bytes(entry.page);
-        const auto at = static_cast<std::uint32_t>((used + row) % shape.tokens);
+        const bool woven = !state_->woven.empty();
+        const page_id page = woven ? state_->woven[row].page : state_->table[tail + (used + row) / shape.tokens].page;
+        const auto bytes = cache_->bytes(page);
+        const auto at = woven ? state_->woven[row].row : static_cast<std::uint32_t>((used + row) % shape.tokens);
         if constexpr (page_writer<typename Cache::codec_type>) {
-            state_->exact[tail + (used + row) / shape.tokens]->write(cache_->codec(), bytes, layer, at, keys, values);
-            return;
+            state_->exact_rows[tail + (used + row) / shape.tokens]->write(cache_->codec(), bytes, layer, at, keys,
+                                                                          values);
         } else {
             for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
                 cache_->codec().encode(bytes, {layer, head_id{head}, at},
@@ -2722,11 +3235,23 @@ public:
         }
     }
 
+    [[nodiscard]] const page_shape& shape() const noexcept { return cache_->shape(); }
+
+    /// Whether a row is kept as it was computed elsewhere.
+    [[nodiscard]] bool keeps(std::size_t row) const noexcept {
+        return state_ != nullptr && row < state_->woven.size() && state_->woven[row].kept;
+    }
+    /// Where the rows of a woven lease lie; empty for another.
+    [[nodiscard]] std::span<const woven_row> woven() const noexcept {
+        return state_ != nullptr ? std::span<const woven_row>(state_->woven) : std::span<const woven_row>();
+    }
+
     /// The sequence's pages, reserved rows included, as attention reads them.
     [[nodiscard]] auto pages() const {
         expects(state_ != nullptr, "a lease shows its pages until it ends");
         return paged_rows<typename Cache::codec_type, typename Cache::storage_type>{
-            &cache_->codec(), &cache_->storage(), state_->table, state_->exact};
+            &cache_->codec(), &cache_->storage(), state_->table, state_->exact_rows,
+            state_->exact != sequence_state::all};
     }
 
     /// Publishes the first tokens.size() rows as these tokens, gives the others back, and ends the lease.
@@ -2735,6 +3260,7 @@ public:
     void commit(std::span<const token_id> tokens) {
         expects(state_ != nullptr, "a lease is committed once");
         expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
+        expects(state_->woven.empty() || tokens.size() == rows(), "a woven lease is committed whole");
         cache_->commit(*state_, tokens);
         state_ = nullptr;
     }
@@ -2753,107 +3279,6 @@ private:
     sequence_state* state_;
     std::size_t first_;
 };
-
-} // namespace kvcache
-
-// ---- kvcache/cache/sequence.hpp -----------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// A run of tokens and the pages that hold their keys and values, shared with other sequences where they agree.
-/// Destroying it releases its pages, tail first; what the index knows stays until room is needed.
-/// Requires: the cache outlives it.
-template <class Cache>
-class basic_sequence {
-public:
-    basic_sequence(basic_sequence&& other) noexcept = default;
-    /// Releases the pages it held before.
-    basic_sequence& operator=(basic_sequence&& other) noexcept {
-        basic_sequence taken(std::move(other));
-        std::swap(cache_, taken.cache_);
-        std::swap(state_, taken.state_);
-        return *this;
-    }
-    ~basic_sequence() {
-        if (state_)
-            cache_->release(*state_);
-    }
-
-    /// How many tokens have their keys and values in place.
-    [[nodiscard]] std::size_t size() const noexcept { return state_->tokens.size(); }
-    [[nodiscard]] std::span<const token_id> tokens() const noexcept { return state_->tokens; }
-    [[nodiscard]] std::span<const page_entry> table() const noexcept { return state_->table; }
-
-    /// A sequence of its own that shares the first `tokens` tokens; a page cut in the middle is copied by whoever
-    /// writes to it first. Where the codec codes whole pages, a fork inside a coded one ends at that page's begin: its
-    /// size() says where to go on. Requires: tokens <= size(), no lease under way. Cost: O(pages).
-    [[nodiscard]] basic_sequence fork(std::size_t tokens) const { return cache_->fork(*state_, tokens); }
-
-    /// Keeps the first `tokens` tokens, or fewer, as a fork does. Requires: tokens <= size(), no lease under way.
-    void truncate(std::size_t tokens) { cache_->truncate(*state_, tokens); }
-
-private:
-    friend Cache;
-    template <class>
-    friend class basic_lease;
-    basic_sequence(Cache& cache, std::unique_ptr<sequence_state> state) : cache_(&cache), state_(std::move(state)) {}
-
-    Cache* cache_;
-    std::unique_ptr<sequence_state> state_;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/index/concept.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// Why a match went no further.
-enum class match_end {
-    complete,  ///< Every token was found.
-    unknown,   ///< Nothing is stored behind the last token found.
-    different, ///< Something is stored there, with another token.
-};
-
-/// The longest known run of tokens, and the pages that hold it in order; only the last page may be used in part.
-struct index_match {
-    std::vector<page_id> pages = {};
-    std::size_t tokens = 0;
-    match_end end = match_end::unknown;
-    std::optional<token_id> stored = {}; ///< With `different`: the token stored where the match ended.
-};
-
-/// What became of an insertion.
-struct insertion {
-    enum class outcome {
-        inserted, ///< The page is new in the index.
-        extended, ///< The page was there with fewer of its rows.
-        covered,  ///< `other` already holds the run, alone or at the start of a longer one; nothing changed.
-    };
-    outcome what = outcome::inserted;
-    std::optional<page_id> other = {}; ///< covered: who holds it. Else: a page whose run this one continues; it left.
-};
-
-/// The working state of an index: which pages hold which tokens after which past. A page's run continues its parent's,
-/// and a page with children is full and cannot leave. `insert` may throw bad_alloc and has changed nothing then;
-/// `erase` does not throw.
-template <class S>
-concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
-                               std::optional<page_id> parent) {
-    { c.match(tokens) } -> std::same_as<index_match>;
-    { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
-    s.erase(page);
-    { c.contains(page) } -> std::same_as<bool>;
-    { c.leaf(page) } -> std::same_as<bool>;
-    { c.parent(page) } -> std::same_as<std::optional<page_id>>;
-    { c.run(page) } -> std::same_as<std::span<const token_id>>;
-};
-
-/// How known tokens are found.
-template <class P>
-concept index_policy = plays<P, index_role> && requires(const P p, page_shape shape, std::size_t pages) {
-    p.open(shape, pages);
-} && index_state<opened_by<P, page_shape, std::size_t>>;
 
 } // namespace kvcache
 
@@ -3507,6 +3932,16 @@ public:
     }
     [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return match(0, tokens); }
 
+    /// Chunks that a tenant has noted; where the index knows chunks.
+    [[nodiscard]] std::vector<chunk_match> chunks(std::uint32_t tenant, std::span<const token_id> tokens,
+                                                  std::size_t known) const requires chunk_index_state<Index> {
+        return index_.chunks(tenant, tokens, known);
+    }
+    bool note(std::uint32_t tenant, page_id last, std::uint32_t end,
+              std::size_t count) requires chunk_index_state<Index> {
+        return index_.note(tenant, last, end, count);
+    }
+
     insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
         return index_.insert(parent, tokens, page);
     }
@@ -3815,6 +4250,9 @@ public:
         return true;
     }
 
+    /// The index, to note chunks in.
+    [[nodiscard]] rooted_index<Index>& chunks() noexcept { return index_; }
+
     void hold(page_id page) noexcept {
         if (pool_.holders(page) == 0)
             wake(page);
@@ -4023,8 +4461,14 @@ public:
         for (std::size_t i = 0; i < state.table.size(); ++i) {
             const page_entry& entry = state.table[i];
             ++held_[index_of(entry.page)];
-            if (i + 1 < state.table.size() && entry.count != page_tokens_)
+            const bool plain = rows < state.exact; // what is woven behind may use any rows of a page
+            if (plain && i + 1 < state.table.size() && rows + page_tokens_ <= state.exact &&
+                entry.count != page_tokens_)
                 return broken("has a page in its middle that is not full");
+            if (plain && (entry.base != 0 || entry.first != 0))
+                return broken("counts a page as exact that was computed elsewhere");
+            if (i < state.sealed && rows + entry.count > state.exact)
+                return broken("has made an approximate page known");
             if (i < state.sealed && index_.run(entry.page).size() != page_tokens_)
                 return broken("counts on a page in the index that is not there");
             if (!agree(entry, state, rows))
@@ -4032,6 +4476,8 @@ public:
                               std::to_string(index_of(entry.page)));
             rows += entry.count;
         }
+        for (const page_id page : state.sources)
+            ++held_[index_of(page)];
         if (state.has_copied_tail())
             ++held_[index_of(state.tail_before->page)];
         if (rows != state.tokens.size() + state.leased)
@@ -4045,7 +4491,8 @@ private:
     [[nodiscard]] bool agree(const page_entry& entry, const sequence_state& state, std::size_t rows) const {
         if (rows >= state.tokens.size())
             return true;
-        const auto known = index_.run(entry.page);
+        const auto run = index_.run(entry.page);
+        const auto known = run.subspan(std::min<std::size_t>(entry.first, run.size()));
         const auto own = std::span<const token_id>(state.tokens).subspan(rows);
         const std::size_t both = std::min<std::size_t>({known.size(), entry.count, own.size()});
         return std::ranges::equal(known.first(both), own.first(both));
@@ -4120,15 +4567,15 @@ public:
                 ring.places.back() = pages_.exact().make();
                 ring.places.back()->begin(0);
             }
-            state.exact.resize(state.table.size());
+            state.exact_rows.resize(state.table.size());
         } catch (const std::bad_alloc&) {
             std::erase(state.ring.places, nullptr);
             return false;
         }
         for (std::size_t i = 0; i < state.table.size(); ++i)
-            state.exact[i] = i < state.pages_before ? pages_.exact().of(state.table[i].page) : state.ring.at(i);
+            state.exact_rows[i] = i < state.pages_before ? pages_.exact().of(state.table[i].page) : state.ring.at(i);
         if (state.tail_before)
-            state.exact[state.pages_before - 1]->begin(used);
+            state.exact_rows[state.pages_before - 1]->begin(used);
         return pages_.keep_free(pages_.exact().aside());
     }
 
@@ -4182,6 +4629,94 @@ private:
 
 } // namespace kvcache
 
+// ---- kvcache/cache/weaver.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Puts rows of a prompt behind a sequence: those of runs that were computed elsewhere stay in their pages, which are
+/// shared, not copied; the others get rows of pages of their own, at the place in the page that their position has in
+/// any sequence.
+///
+///     run       [c0 c1 c2 c3 c4 c5 c6 c7]  in pages A B of 4, from position 40 on; c0 and c5 run again
+///     table     P[0,1) A[1,4) B[0,1) Q[1,2) B[2,4)             P, Q: own pages
+class weaver {
+public:
+    /// Rows [0, rows) of a lease whose first has position `first`. Rows of `rerun`, and those of no run, get pages of
+    /// their own. Requires: runs and positions ascend; `entries` are the runs' pages in order.
+    weaver(std::size_t first, std::size_t rows, std::span<const reused_run> runs, std::span<const page_entry> entries,
+           std::span<const std::size_t> rerun)
+        : first_(first), rows_(rows) {
+        std::size_t of_entry = 0;
+        for (const reused_run& run : runs)
+            for (std::size_t i = 0; i < run.count; ++i) {
+                expects(!entries.empty(), "every reused token lies in a page");
+                const page_entry& entry = entries.front();
+                if (run.first + i >= first && run.first + i < first + rows)
+                    rows_[run.first + i - first] = {entry.page, static_cast<std::uint32_t>(entry.first + of_entry),
+                                                    true, entry.base};
+                if (++of_entry == entry.count) {
+                    entries = entries.subspan(1);
+                    of_entry = 0;
+                }
+            }
+        for (const std::size_t position : rerun)
+            if (position >= first && position < first + rows)
+                rows_[position - first] = {};
+    }
+
+    /// The position of the first row that is kept; behind the last row if none is.
+    [[nodiscard]] std::size_t first_kept() const {
+        return first_ + static_cast<std::size_t>(std::ranges::find_if(rows_, &woven_row::kept) - rows_.begin());
+    }
+
+    /// How many pages of their own the other rows need.
+    [[nodiscard]] std::size_t own_pages(std::size_t page_tokens) const {
+        std::size_t pages = 0, block = 0;
+        for (std::size_t row = 0; row < rows_.size(); ++row)
+            if (!rows_[row].kept && (pages == 0 || (first_ + row) / page_tokens != block)) {
+                block = (first_ + row) / page_tokens;
+                ++pages;
+            }
+        return pages;
+    }
+
+    /// Gives the rows the pages taken for them, one for each block of positions that has such rows.
+    void take(std::span<const page_id> pages, std::size_t page_tokens) {
+        std::size_t block = 0;
+        const page_id* own = nullptr;
+        for (std::size_t row = 0; row < rows_.size(); ++row) {
+            if (rows_[row].kept)
+                continue;
+            const std::size_t position = first_ + row;
+            if (own == nullptr || position / page_tokens != block) {
+                block = position / page_tokens;
+                own = own == nullptr ? pages.data() : own + 1;
+            }
+            rows_[row] = {*own, static_cast<std::uint32_t>(position % page_tokens), false, 0};
+        }
+    }
+
+    /// The page table of the rows. (entries)
+    [[nodiscard]] std::vector<page_entry> table() const {
+        std::vector<page_entry> made;
+        for (const woven_row& one : rows_)
+            if (!made.empty() && made.back().page == one.page && made.back().base == one.base &&
+                made.back().first + made.back().count == one.row)
+                ++made.back().count;
+            else
+                made.push_back({one.page, one.base, one.row, 1});
+        return made;
+    }
+
+    [[nodiscard]] std::vector<woven_row>& rows() noexcept { return rows_; }
+
+private:
+    std::size_t first_;
+    std::vector<woven_row> rows_;
+};
+
+} // namespace kvcache
+
 // ---- kvcache/cache/sequence_books.hpp -----------------------------------------------------------------------------
 
 namespace kvcache {
@@ -4214,6 +4749,8 @@ public:
 
     /// Enters a sequence, which from now on holds the pages of its table.
     void enter(sequence_state& state) noexcept {
+        for (const page_id page : state.sources)
+            pages_.hold(page);
         for (const page_entry& entry : state.table)
             pages_.hold(entry.page);
         for (auto entry = state.table.rbegin(); entry != state.table.rend(); ++entry)
@@ -4228,6 +4765,7 @@ public:
         undo(state);
         for (; !state.table.empty(); state.table.pop_back())
             pages_.drop(state.table.back().page);
+        forget_sources(state);
         state.previous->next = state.next;
         state.next->previous = state.previous;
     }
@@ -4239,6 +4777,105 @@ public:
         for (; state.table.size() > kept; state.table.pop_back())
             pages_.drop(state.table.back().page);
         state.sealed = std::min(state.sealed, state.full_entries(page_tokens_));
+        if (tokens <= state.exact && !state.has_lease) {
+            state.exact = sequence_state::all; // what was approximate is gone
+            forget_sources(state);
+        }
+    }
+
+    /// Gives the table `in_tail` rows of the last page, copied if its first `copied` rows are not to be written over,
+    /// and `behind` rows of new pages. False if the storage refuses.
+    template <class Codec>
+    [[nodiscard]] bool take_rows(sequence_state& state, const Codec& codec, std::size_t in_tail, std::size_t behind,
+                                 std::size_t copied) {
+        if (copied > 0) {
+            const auto own = pages_.allocate(state.tenant);
+            if (!own)
+                return false;
+            const page_id shared = std::exchange(state.table.back().page, *own);
+            if constexpr (row_writer<Codec>)
+                codec.copy(pages_.pool().bytes(shared), pages_.pool().bytes(*own), copied);
+            const page_id pair[] = {shared, *own};
+            pages_.tell({event_kind::copied, copied, 0, 1, pair});
+        }
+        if (in_tail > 0)
+            state.table.back().count += static_cast<std::uint32_t>(in_tail);
+        while (behind > 0) {
+            const auto page = pages_.allocate(state.tenant);
+            if (!page)
+                return false;
+            const std::size_t count = std::min<std::size_t>(behind, page_tokens_);
+            state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
+            behind -= count;
+        }
+        return true;
+    }
+
+    /// Puts woven rows behind a sequence, as a lease, and holds what they were taken from. False, and nothing has
+    /// changed, if the storage refuses. Throws: bad_alloc, likewise.
+    [[nodiscard]] bool weave(sequence_state& state, weaver& woven, std::span<const page_id> sources) {
+        std::vector<page_id> own;
+        const std::size_t needed = woven.own_pages(page_tokens_);
+        own.reserve(needed);
+        const auto give_back = [&] {
+            for (const page_id page : own)
+                pages_.drop(page);
+        };
+        while (own.size() < needed) {
+            const auto page = pages_.allocate(state.tenant);
+            if (!page) {
+                give_back();
+                return false;
+            }
+            own.push_back(*page);
+            std::ranges::fill(pages_.pool().bytes(*page), std::byte{}); // rows nobody writes are read, with no weight
+        }
+        try {
+            woven.take(own, page_tokens_);
+            const std::vector<page_entry> table = woven.table();
+            state.prepare(table.size(), woven.rows().size());
+            state.sources.assign(sources.begin(), sources.end());
+            state.pages_before = state.table.size();
+            state.table.insert(state.table.end(), table.begin(), table.end());
+        } catch (...) {
+            state.sources.clear();
+            give_back();
+            throw;
+        }
+        for (const page_id page : state.sources)
+            pages_.hold(page);
+        for (std::size_t i = state.pages_before; i < state.table.size(); ++i)
+            pages_.hold(state.table[i].page);
+        give_back(); // the entries hold them now
+        state.tail_before.reset();
+        state.woven = std::move(woven.rows());
+        state.leased = state.woven.size();
+        state.exact = state.tokens.size();
+        state.has_lease = true;
+        return true;
+    }
+
+    /// Tells of rows that find no pages, and why.
+    [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages,
+                               std::size_t page_bytes) {
+        pages_.tell({event_kind::refused, 0, rows, pages});
+        const bool over_quota = pages_.room(state.tenant) < pages_.available();
+        const std::size_t all = over_quota ? pages_.tenants().usage(state.tenant).quota : pages_.pool().pages();
+        return {error_code::out_of_memory, over_quota ? "quota" : "pages",
+                std::to_string(rows) + " tokens need " + std::to_string(pages) + " pages of " +
+                    std::to_string(page_bytes) + " bytes; " + std::to_string(pages_.room(state.tenant)) + " of " +
+                    std::to_string(all) + " can be had"};
+    }
+
+    /// Makes tokens of a sequence known as a chunk. False if they lie in no known page, or the index has no memory.
+    bool note(const sequence_state& state, std::size_t first, std::size_t count) {
+        const std::size_t last = first + count - 1;
+        try {
+            return pages_.chunks().note(state.tenant, state.table[last / page_tokens_].page,
+                                        static_cast<std::uint32_t>(last % page_tokens_ + 1), count);
+        } catch (const std::bad_alloc&) {
+            return false;
+        }
     }
 
     /// Ends a lease: its first rows are these tokens, the others are given back. Of a codec of whole pages, rows of a
@@ -4271,6 +4908,7 @@ public:
             state.table.back() = *state.tail_before;
         exact_.end(state.ring);
         state.end_lease();
+        truncate(state, state.tokens.size());
     }
 
     /// Proves the books of sequences and pages.
@@ -4298,6 +4936,8 @@ private:
             page_entry& entry = state.table[i];
             if (whole_ && entry.count < page_tokens_)
                 break;
+            if (i * page_tokens_ + entry.count > state.exact) // approximate from here on: never known
+                return;
             const auto run = std::span<const token_id>(state.tokens).subspan(i * page_tokens_, entry.count);
             const auto parent = i > 0 ? std::optional(state.table[i - 1].page) : pages_.index().root_of(state.tenant);
             try {
@@ -4308,6 +4948,11 @@ private:
                 state.shares = false;
             }
         }
+    }
+
+    void forget_sources(sequence_state& state) noexcept {
+        for (; !state.sources.empty(); state.sources.pop_back())
+            pages_.drop(state.sources.back());
     }
 
     PageBooks& pages_;
@@ -4338,6 +4983,16 @@ struct cache_stats {
     friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;
 };
 
+/// How full a cache of these pages is, for people.
+[[nodiscard]] inline std::string describe_pages(const page_shape& shape, const std::string& codec,
+                                                const cache_stats& now) {
+    const auto number = [](std::size_t n) { return std::to_string(n); };
+    return number(shape.layers) + " layers, " + number(shape.kv_heads) + " KV heads of " + number(shape.head_dim) +
+           ", pages of " + number(shape.tokens) + " tokens and " + number(now.page_bytes) + " bytes (" + codec + "); " +
+           number(now.pages) + " pages: " + number(now.held) + " held by " + number(now.sequences) + " sequences, " +
+           number(now.idle) + " idle, " + number(now.free) + " free";
+}
+
 } // namespace kvcache
 
 // ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
@@ -4358,30 +5013,6 @@ concept locking_policy =
 
 } // namespace kvcache
 
-// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// Which of a prompt's tokens run: [first, first + count); those before are reused.
-struct rerun {
-    std::size_t first = 0;
-    std::size_t count = 0;
-};
-
-/// The working state of a recompute policy: of `total` tokens whose first `hit` are cached, the first that runs again.
-template <class S>
-concept recompute_state = requires(const S s, std::size_t tokens) {
-    { s.first_rerun(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
-};
-
-/// Which reused tokens run again.
-template <class P>
-concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
-    p.open(shape);
-} && recompute_state<opened_by<P, page_shape>>;
-
-} // namespace kvcache
-
 // ---- kvcache/cache/basic_cache.hpp --------------------------------------------------------------------------------
 
 // Longer than 300 lines: the composition, of short functions that each join several books.
@@ -4399,7 +5030,12 @@ public:
     using sequence = basic_sequence<basic_cache>;
     using match_type = basic_match<basic_cache>;
     using lease = basic_lease<basic_cache>;
+    using reuse_type = basic_reuse<basic_cache>;
     using locking_type = typename Locking::state;
+
+    /// Whether the index finds chunks by their content, and the codec keeps row by row.
+    static constexpr bool knows_chunks =
+        row_writer<codec_type> && chunk_index_state<decltype(std::declval<const Index&>().open(page_shape{}, 0))>;
 
     /// `tenants` is how many there may be; zero for a cache that its user alone has.
     basic_cache(std::size_t tenants, identity id, page_shape shape, budget limit, Codec codec, Storage storage,
@@ -4479,7 +5115,7 @@ public:
         const std::size_t exact = sequences_.exact().needed(copies, state.table.size(), fresh, at_once);
         const std::size_t needed = fresh + (copies ? 1 : 0) + books_.exact().more_aside(exact);
         if (needed > books_.room(state.tenant))
-            return refuse(state, rows, needed);
+            return sequences_.refuse(state, rows, needed, codec_.page_bytes());
 
         state.prepare(fresh, rows);
         state.pages_before = state.table.size();
@@ -4488,17 +5124,56 @@ public:
         state.has_lease = true;
         state.leased_at = std::chrono::steady_clock::now();
         try {
-            if (take_rows(state, in_tail, behind, copies ? used : 0) && sequences_.exact().open(state, used, at_once))
+            if (sequences_.take_rows(state, codec_, in_tail, behind, copies ? used : 0) &&
+                sequences_.exact().open(state, used, at_once))
                 return lease(*this, state);
         } catch (...) {
             sequences_.undo(state);
             throw;
         }
         sequences_.undo(state);
-        return refuse(state, rows, needed);
+        return sequences_.refuse(state, rows, needed, codec_.page_bytes());
+    }
+
+    /// What is known of a prompt behind the tokens of a sequence, which begins it: chunks that `note` was told of,
+    /// anywhere in it. Pinned. Cost: O(tokens).
+    [[nodiscard]] reuse_type find(const sequence& behind, std::span<const token_id> tokens) requires knows_chunks {
+        const std::lock_guard guard(lock_);
+        chunk_search search(books_.index(), behind.state_->tenant, shape_.tokens, tokens, behind.size());
+        auto pins = std::make_unique<sequence_state>();
+        pins->tenant = behind.state_->tenant;
+        pins->sources = std::move(search.sources);
+        return {adopt(std::move(pins)), std::move(search.found)};
+    }
+
+    /// Remembers the exact tokens [first, first + count) of a sequence as a chunk, for as long as their pages stay.
+    /// Returns whether it is known now: not one that is shorter than the index wants, or whose pages are not known.
+    bool note(const sequence& of, std::size_t first, std::size_t count) requires knows_chunks {
+        expects(count > 0 && first + count <= of.exact(), "a chunk is of exact tokens");
+        const std::lock_guard guard(lock_);
+        return sequences_.note(*of.state_, first, count);
+    }
+
+    /// As above for `rows` rows of which some are kept as they were found: those of its approximate spans that are not
+    /// among the positions of `rerun`, which ascend. The lease writes the others. Requires: the sequence is exact, and
+    /// begins the prompt that was looked for.
+    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, const reuse_type& found,
+                                        std::span<const std::size_t> rerun) {
+        const std::lock_guard guard(lock_);
+        sequence_state& state = *to.state_;
+        expects(!state.has_lease && state.exact == sequence_state::all, "rows are woven behind an exact sequence");
+        weaver woven(state.tokens.size(), rows, found.map().runs, found.map().entries, rerun);
+        const std::size_t needed = woven.own_pages(shape_.tokens);
+        if (needed > books_.room(state.tenant))
+            return sequences_.refuse(state, rows, needed, codec_.page_bytes());
+        if (sequences_.weave(state, woven, found.pins_.state_->sources))
+            return lease(*this, state);
+        return sequences_.refuse(state, rows, needed, codec_.page_bytes());
     }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
+    /// What the recompute policy has opened.
+    [[nodiscard]] const auto& recompute() const noexcept { return recompute_; }
     [[nodiscard]] const identity& id() const noexcept { return identity_; }
     [[nodiscard]] const codec_type& codec() const noexcept { return codec_; }
     [[nodiscard]] const storage_type& storage() const noexcept { return books_.pool().storage(); }
@@ -4527,13 +5202,8 @@ public:
 
     /// A paragraph for people: shape, codec, how full, identity.
     [[nodiscard]] std::string describe() const {
-        const cache_stats now = stats();
-        const auto number = [](std::size_t n) { return std::to_string(n); };
-        return "kvcache: " + number(shape_.layers) + " layers, " + number(shape_.kv_heads) + " KV heads of " +
-               number(shape_.head_dim) + ", pages of " + number(shape_.tokens) + " tokens and " +
-               number(now.page_bytes) + " bytes (" + codec_.name() + "); " + number(now.pages) +
-               " pages: " + number(now.held) + " held by " + number(now.sequences) + " sequences, " + number(now.idle) +
-               " idle, " + number(now.free) + " free; identity " + to_string(digest_of(identity_));
+        return "kvcache: " + describe_pages(shape_, codec_.name(), stats()) + "; identity " +
+               to_string(digest_of(identity_));
     }
 
     /// Proves the books: every page is free, held or idle, every holder is counted, every run is what its holders say.
@@ -4579,15 +5249,7 @@ public:
     [[nodiscard]] sequence fork(const sequence_state& from, std::size_t tokens) {
         expects(tokens <= from.tokens.size() && !from.has_lease, "a fork lies inside a sequence without a lease");
         const std::lock_guard guard(lock_);
-        tokens = sequences_.exact().kept(from, tokens);
-        auto copy = std::make_unique<sequence_state>();
-        copy->tokens.assign(from.tokens.begin(), from.tokens.begin() + static_cast<std::ptrdiff_t>(tokens));
-        copy->table = from.table;
-        copy->table.resize(copy->cut(tokens));
-        copy->sealed = std::min(from.sealed, copy->full_entries(shape_.tokens));
-        copy->tenant = from.tenant;
-        copy->shares = from.shares;
-        return adopt(std::move(copy));
+        return adopt(from.begin(sequences_.exact().kept(from, tokens), shape_.tokens));
     }
 
     void truncate(sequence_state& state, std::size_t tokens) {
@@ -4643,42 +5305,6 @@ private:
     [[nodiscard]] sequence adopt(std::unique_ptr<sequence_state> state) noexcept {
         sequences_.enter(*state);
         return {*this, std::move(state)};
-    }
-
-    // Gives the table `in_tail` rows of the last page, copied if its first `copied` rows are not to be written over,
-    // and `behind` rows of new pages. False if the storage refuses.
-    [[nodiscard]] bool take_rows(sequence_state& state, std::size_t in_tail, std::size_t behind, std::size_t copied) {
-        if (copied > 0) {
-            const auto own = books_.allocate(state.tenant);
-            if (!own)
-                return false;
-            const page_id shared = std::exchange(state.table.back().page, *own);
-            if constexpr (row_writer<codec_type>)
-                codec_.copy(bytes(shared), bytes(*own), copied);
-            const page_id pair[] = {shared, *own};
-            books_.tell({event_kind::copied, copied, 0, 1, pair});
-        }
-        if (in_tail > 0)
-            state.table.back().count += static_cast<std::uint32_t>(in_tail);
-        while (behind > 0) {
-            const auto page = books_.allocate(state.tenant);
-            if (!page)
-                return false;
-            const std::size_t count = std::min<std::size_t>(behind, shape_.tokens);
-            state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
-            behind -= count;
-        }
-        return true;
-    }
-
-    [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages) {
-        books_.tell({event_kind::refused, 0, rows, pages});
-        const bool over_quota = books_.room(state.tenant) < books_.available();
-        const std::size_t all = over_quota ? books_.tenants().usage(state.tenant).quota : books_.pool().pages();
-        return {error_code::out_of_memory, over_quota ? "quota" : "pages",
-                std::to_string(rows) + " tokens need " + std::to_string(pages) + " pages of " +
-                    std::to_string(codec_.page_bytes()) + " bytes; " + std::to_string(books_.room(state.tenant)) +
-                    " of " + std::to_string(all) + " can be had"};
     }
 
     page_shape shape_;
@@ -9489,6 +10115,291 @@ using hash_policies = std::tuple<xxh3>;
 
 } // namespace kvcache
 
+// ---- kvcache/index/rolling_hash.hpp -------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The hash of any run of some tokens, known once those of all beginnings are: a polynomial modulo 2^64, then mixed.
+/// Not for an adversary: equal hashes are a hint that tokens must confirm. Cost: O(n), then O(1) a run.
+class rolling_hash {
+public:
+    rolling_hash(std::span<const token_id> tokens, std::uint64_t salt)
+        : salt_(mix(salt)), sums_(tokens.size() + 1), powers_(tokens.size() + 1) {
+        powers_[0] = 1;
+        for (std::size_t i = 0; i < tokens.size(); ++i) {
+            sums_[i + 1] = sums_[i] * factor + mix(static_cast<std::uint64_t>(index_of(tokens[i])));
+            powers_[i + 1] = powers_[i] * factor;
+        }
+    }
+
+    /// Of the tokens [first, last).
+    [[nodiscard]] std::uint64_t operator()(std::size_t first, std::size_t last) const noexcept {
+        return mix((sums_[last] - sums_[first] * powers_[last - first]) ^ salt_);
+    }
+
+private:
+    static constexpr std::uint64_t factor = 0x9e3779b97f4a7c15u;
+
+    // The finaliser of splitmix64 (Steele, Lea & Flood 2014).
+    [[nodiscard]] static constexpr std::uint64_t mix(std::uint64_t x) noexcept {
+        x += factor;
+        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+        x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+        return x ^ (x >> 31);
+    }
+
+    std::uint64_t salt_;
+    std::vector<std::uint64_t> sums_, powers_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/index/chunk_table.hpp --------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Chunks by their content: where they end in a tree of pages, under a hash of all their tokens, and which lengths
+/// begin with which first tokens. It remembers no token: those of the tree are compared on every hit.
+class chunk_table {
+public:
+    chunk_table(std::size_t least, std::size_t page_tokens, std::size_t pages)
+        : least_(least), page_tokens_(page_tokens), of_page_(pages) {
+        expects(least > 0, "the shortest chunk has a token");
+    }
+
+    /// Whether the chunk is known now. Throws: bad_alloc, and nothing has changed then.
+    template <index_state Tree>
+    bool insert(const Tree& tree, std::uint64_t salt, const chunk_match& where) {
+        if (where.count < least_ || where.end == 0 || index_of(where.last) >= of_page_.size())
+            return false;
+        const auto tokens = tokens_of(tree, where);
+        if (tokens.empty())
+            return false;
+        const rolling_hash hashes(tokens, salt);
+        const record made{hashes(0, least_), hashes(0, where.count), where};
+        auto& own = of_page_[index_of(where.last)];
+        for (const record& known : own)
+            if (known.content == made.content && known.where.end == where.end && known.where.count == where.count)
+                return true;
+        own.push_back(made);
+        try {
+            ++lengths_[made.begin][where.count];
+            contents_.emplace(made.content, where);
+        } catch (...) {
+            forget_length(made);
+            own.pop_back();
+            throw;
+        }
+        return true;
+    }
+
+    /// Forgets the chunks that end in a page.
+    void erase(page_id page) noexcept {
+        if (index_of(page) >= of_page_.size())
+            return;
+        for (const record& gone : of_page_[index_of(page)]) {
+            forget_length(gone);
+            contents_.erase(place(gone));
+        }
+        of_page_[index_of(page)].clear();
+    }
+
+    /// What ended in one page ends in another from now on, at the same rows.
+    void move(page_id from, page_id to) {
+        auto records = std::exchange(of_page_[index_of(from)], {});
+        for (record& one : records) {
+            place(one)->second.last = to;
+            one.where.last = to;
+        }
+        of_page_[index_of(to)] = std::move(records); // a page that takes over is new in the tree
+    }
+
+    template <index_state Tree>
+    [[nodiscard]] std::vector<chunk_match> find(const Tree& tree, std::uint64_t salt, std::span<const token_id> tokens,
+                                                std::size_t known) const {
+        std::vector<chunk_match> found;
+        if (contents_.empty() || tokens.size() < least_)
+            return found;
+        const rolling_hash hashes(tokens, salt);
+        std::size_t covered = known; // a chunk may begin before
+        for (std::size_t at = 0; at + least_ <= tokens.size();) {
+            const auto begin = lengths_.find(hashes(at, at + least_));
+            std::optional<chunk_match> best;
+            if (begin != lengths_.end())
+                for (auto length = begin->second.rbegin(); !best && length != begin->second.rend(); ++length)
+                    if (at + length->first > covered && at + length->first <= tokens.size())
+                        best = look_up(tree, hashes(at, at + length->first), tokens.subspan(at, length->first),
+                                       found.empty() ? nullptr : &found.back());
+            if (best) {
+                best->first = at;
+                found.push_back(*best);
+                at = covered = at + best->count;
+            } else {
+                ++at;
+            }
+        }
+        return found;
+    }
+
+private:
+    struct record {
+        std::uint64_t begin = 0, content = 0; // hashes
+        chunk_match where;
+    };
+    using contents = std::unordered_multimap<std::uint64_t, chunk_match>;
+
+    // Of the chunks with these tokens one that continues `before`, or any.
+    template <index_state Tree>
+    [[nodiscard]] std::optional<chunk_match>
+    look_up(const Tree& tree, std::uint64_t hash, std::span<const token_id> tokens, const chunk_match* before) const {
+        std::optional<chunk_match> best;
+        const auto [first, last] = contents_.equal_range(hash);
+        for (auto one = first; one != last; ++one) {
+            if (one->second.count != tokens.size() || !std::ranges::equal(tokens_of(tree, one->second), tokens))
+                continue;
+            if (before != nullptr && continues(tree, one->second, *before))
+                return one->second;
+            best = one->second;
+        }
+        return best;
+    }
+
+    // The tokens that lie at a chunk's place; none if there are not as many.
+    template <index_state Tree>
+    [[nodiscard]] std::vector<token_id> tokens_of(const Tree& tree, const chunk_match& where) const {
+        std::vector<token_id> tokens(where.count);
+        std::optional<page_id> page = where.last;
+        std::size_t left = where.count;
+        for (std::size_t end = where.end; left > 0; end = page_tokens_, page = tree.parent(*page)) {
+            if (!page || tree.run(*page).size() < end)
+                return {};
+            const std::size_t rows = std::min(end, left);
+            left -= rows;
+            std::ranges::copy(tree.run(*page).subspan(end - rows, rows),
+                              tokens.begin() + static_cast<std::ptrdiff_t>(left));
+            if (left > 0 && !tree.parent(*page))
+                return {};
+        }
+        return tokens;
+    }
+
+    // Whether a chunk's first token lies right behind the last one of another.
+    template <index_state Tree>
+    [[nodiscard]] bool continues(const Tree& tree, const chunk_match& chunk, const chunk_match& before) const {
+        page_id page = chunk.last;
+        std::size_t end = chunk.end, left = chunk.count;
+        for (; left > end || (left == end && page != before.last); end = page_tokens_) {
+            const auto parent = tree.parent(page);
+            if (!parent)
+                return false;
+            left -= end;
+            page = *parent;
+            if (left == 0)
+                return page == before.last && before.end == page_tokens_;
+        }
+        return page == before.last && before.end == end - left;
+    }
+
+    [[nodiscard]] contents::iterator place(const record& of) noexcept {
+        auto [at, last] = contents_.equal_range(of.content);
+        return std::find_if(at, last, [&](const auto& one) {
+            return one.second.last == of.where.last && one.second.end == of.where.end &&
+                   one.second.count == of.where.count;
+        });
+    }
+
+    void forget_length(const record& of) noexcept {
+        const auto begin = lengths_.find(of.begin);
+        if (begin == lengths_.end())
+            return;
+        if (const auto length = begin->second.find(of.where.count);
+            length != begin->second.end() && --length->second == 0)
+            begin->second.erase(length);
+        if (begin->second.empty())
+            lengths_.erase(begin);
+    }
+
+    std::size_t least_;
+    std::size_t page_tokens_;
+    std::vector<std::vector<record>> of_page_; // by page: chunks that end there
+    contents contents_;
+    std::unordered_map<std::uint64_t, std::map<std::size_t, std::size_t>> lengths_; // by first tokens: how many
+};
+
+} // namespace kvcache
+
+// ---- kvcache/index/chunk.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A radix index that also finds runs of tokens by their content alone, behind whatever past they stand. A chunk is
+/// noted where it lies: the page of its last token, whose ancestors hold the rest; it is forgotten when that page
+/// leaves. In a prompt every place is looked at, under the rolling hash of as many tokens as the shortest chunk has; a
+/// hash only leads to candidates, whose tokens are compared (Rabin & Karp 1987).
+///
+///     noted: [... Norvik lies | near the sea .]     prompt: [Q : | Norvik lies near the sea . | Who ...]
+///                  a chunk of two pages                            found, five rows on
+struct chunk {
+    using role = index_role;
+    std::size_t least = 32; ///< Tokens of the shortest chunk.
+    class state;
+    [[nodiscard]] state open(page_shape shape, std::size_t pages) const;
+};
+
+/// Cost: as radix; `note` O(chunk tokens); `chunks` O(n), and for a place where chunks begin, their lengths.
+class chunk::state {
+public:
+    state(std::size_t least, page_shape shape, std::size_t pages)
+        : tree_(radix{}.open(shape, pages)), table_(least, shape.tokens, pages) {}
+
+    [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return tree_.match(tokens); }
+
+    /// Requires: as radix.
+    insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
+        const insertion done = tree_.insert(parent, tokens, page);
+        if (done.what != insertion::outcome::covered && done.other)
+            table_.move(*done.other, page); // whose run goes on in this one
+        return done;
+    }
+
+    /// Requires: the page is a leaf of the index.
+    void erase(page_id page) {
+        tree_.erase(page);
+        table_.erase(page);
+    }
+
+    [[nodiscard]] bool contains(page_id page) const { return tree_.contains(page); }
+    [[nodiscard]] bool leaf(page_id page) const { return tree_.leaf(page); }
+    [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
+    [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
+
+    /// Remembers the `count` tokens up to row `end` of a page as a chunk, for whoever asks with the same salt. Returns
+    /// whether it is known now: not one that is too short, longer than what lies there, or of no page.
+    /// Throws: bad_alloc, and nothing has changed then.
+    bool note(std::uint64_t salt, page_id last, std::uint32_t end, std::size_t count) {
+        return table_.insert(tree_, salt, {.count = count, .last = last, .end = end});
+    }
+
+    /// The chunks of a prompt that end behind its first `known` tokens, in order, none over another: at each place the
+    /// longest, and of several with one content the one that goes on where the chunk before ended.
+    [[nodiscard]] std::vector<chunk_match> chunks(std::uint64_t salt, std::span<const token_id> tokens,
+                                                  std::size_t known) const {
+        return table_.find(tree_, salt, tokens, known);
+    }
+
+private:
+    radix::state tree_;
+    chunk_table table_;
+};
+
+inline chunk::state chunk::open(page_shape shape, std::size_t pages) const {
+    return {least, shape, pages};
+}
+
+static_assert(index_policy<chunk> && chunk_index_state<chunk::state>);
+
+} // namespace kvcache
+
 // ---- kvcache/index/hash_slots.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -9649,7 +10560,7 @@ static_assert(index_policy<hash_chain>);
 namespace kvcache {
 
 /// Every index policy of the library, with its standard options.
-using index_policies = std::tuple<radix, hash_chain>;
+using index_policies = std::tuple<radix, hash_chain, chunk>;
 
 } // namespace kvcache
 
@@ -10224,8 +11135,10 @@ public:
         planned_.clear();
         work_ = 0;
         for (const part& one : parts_) {
-            planned_.push_back({one.pages.table, one.asked.position, one.asked.rows});
-            work_ += one.asked.rows * (one.asked.position + one.asked.rows) * shape.heads * shape.head_dim;
+            planned_.push_back(
+                {one.pages.table, one.asked.position, one.asked.rows, one.asked.positions, one.pages.woven});
+            const std::size_t seen = one.asked.rows > 0 ? one.asked.position_of(one.asked.rows - 1) + 1 : 0;
+            work_ += one.asked.rows * seen * shape.heads * shape.head_dim;
         }
         const bool alone = work_ < team::worth_sharing;
         plan_.deal(planned_, shape.group(), shape.kv_heads, alone ? 1 : threads.threads());
@@ -10301,16 +11214,22 @@ namespace kvcache {
 /// Which rows of a part want logits.
 enum class logits_of { none, last, all };
 
-/// Consecutive rows of one sequence in a batch: tokens that run at the lease's rows [row, row + tokens.size()).
+/// Rows of one sequence in a batch: tokens that run at the lease's rows [row, row + tokens.size()), or at `rows`.
 template <class Lease>
 struct batch_part {
     const Lease* lease = nullptr;
     std::size_t row = 0;
     std::span<const token_id> tokens = {};
     logits_of wanted = logits_of::last;
+    std::span<const std::size_t> rows = {};   ///< The lease's rows, ascending, where they are not consecutive.
+    std::span<const std::size_t> limits = {}; ///< The last position each token sees; none: its own, which is right.
 
+    /// The lease's row of its token `i`.
+    [[nodiscard]] std::size_t row_of(std::size_t i) const noexcept { return rows.empty() ? row + i : rows[i]; }
     /// The position of its token `i`.
-    [[nodiscard]] std::size_t position(std::size_t i) const { return lease->first() + row + i; }
+    [[nodiscard]] std::size_t position(std::size_t i) const { return lease->first() + row_of(i); }
+    /// The last position that its token `i` sees.
+    [[nodiscard]] std::size_t limit(std::size_t i) const { return limits.empty() ? position(i) : limits[i]; }
 
     /// How many of its last rows want logits.
     [[nodiscard]] std::size_t wanted_rows() const noexcept {
@@ -10334,10 +11253,18 @@ public:
     void deal(const attention_shape& shape, std::span<const batch_part<Lease>> batch, const query_rows& rows,
               const team& threads) {
         parts_.clear();
+        limits_.clear();
+        std::size_t scattered = 0;
+        for (const auto& part : batch)
+            scattered += part.rows.empty() ? 0 : part.tokens.size();
+        limits_.reserve(scattered); // so that they stay where they are
         query_rows asked = rows;
         for (const auto& part : batch) {
             asked.position = part.position(0);
             asked.rows = part.tokens.size();
+            asked.positions = part.rows.empty() ? nullptr : limits_.data() + limits_.size();
+            for (std::size_t i = 0; i < part.rows.size(); ++i)
+                limits_.push_back(part.limit(i));
             parts_.push_back({part.lease->pages(), asked});
             asked.queries += asked.rows * asked.stride;
             asked.rotations += asked.rows * shape.head_dim;
@@ -10355,6 +11282,7 @@ private:
     using attention = decltype(over(std::declval<const Lease&>().pages()));
 
     std::vector<typename attention::part> parts_;
+    std::vector<std::size_t> limits_; // of the rows of parts that are not consecutive
     attention attention_;
 };
 
@@ -11670,13 +12598,29 @@ public:
                         threads_);
     }
 
-    /// Runs one block: writes its keys and values into the leases, and attends to them and all before.
+    /// Makes the keys and values of one block, and writes them nowhere. Behind it, no other block can run.
+    void project(layer_id layer) {
+        const block_weights& w = model_.weights.layers[index_of(layer)];
+        for_rows(x_.columns(), [&](std::size_t row) { norm(row, w.attention_norm); });
+        w.qkv.apply(normed_.in(rows_.size()), qkv_.out(), threads_, int8_);
+        if (model_.config.qk_norm)
+            for_rows(qkv_.columns(), [&](std::size_t row) {
+                norm_heads(qkv_.row(row).first(q_), w.q_norm);
+                norm_heads(qkv_.row(row).subspan(q_, kv_), w.k_norm);
+            });
+    }
+
+    /// What `project` made of a row of the batch, not rotated. (kv_heads, head_dim)
+    [[nodiscard]] std::span<const float> keys(std::size_t row) { return qkv_.row(row).subspan(q_, kv_); }
+    [[nodiscard]] std::span<const float> values(std::size_t row) { return qkv_.row(row).subspan(q_ + kv_); }
+
+    /// Runs one block: writes its keys and values into the leases, and attends to them and all before. A row that its
+    /// lease keeps from elsewhere is not written: it asks.
     void forward(layer_id layer) {
         const block_weights& w = model_.weights.layers[index_of(layer)];
         const std::size_t rows = rows_.size(), inner = model_.config.intermediate_size;
-        for_rows(x_.columns(), [&](std::size_t row) { norm(row, w.attention_norm); });
-        w.qkv.apply(normed_.in(rows), qkv_.out(), threads_, int8_);
-        for_rows(qkv_.columns(), [&](std::size_t row) { place(layer, w, row); });
+        project(layer);
+        for_rows(qkv_.columns(), [&](std::size_t row) { place(layer, row); });
         attention_.attend(layer, threads_);
         w.output.apply(attended_.in(rows), normed_.out(), threads_, int8_);
         for_rows(2 * x_.columns(), [&](std::size_t row) {
@@ -11748,19 +12692,17 @@ private:
         rms_norm(x_.row(row), weight, model_.config.rms_norm_eps, normed_.row(row));
     }
 
-    // Normalises heads where the model does, rotates the keys, and writes keys and values into the pages.
-    void place(layer_id layer, const block_weights& w, std::size_t row) {
+    // Rotates the keys, and writes keys and values into the pages.
+    void place(layer_id layer, std::size_t row) {
         const std::size_t dim = model_.config.head_dim;
-        const auto heads = qkv_.row(row).first(q_), keys = qkv_.row(row).subspan(q_, kv_),
-                   values = qkv_.row(row).subspan(q_ + kv_);
-        if (model_.config.qk_norm) {
-            norm_heads(heads, w.q_norm);
-            norm_heads(keys, w.k_norm);
-        }
+        const auto& part = batch_[rows_[row].part];
+        const std::size_t to = part.row_of(rows_[row].row);
+        if (part.lease->keeps(to))
+            return;
+        const auto keys = qkv_.row(row).subspan(q_, kv_), values = qkv_.row(row).subspan(q_ + kv_);
         for (std::size_t at = 0; at < kv_; at += dim)
             rotate_head(keys.subspan(at, dim), rotation(row), keys.subspan(at, dim));
-        const auto& part = batch_[rows_[row].part];
-        part.lease->write(layer, part.row + rows_[row].row, keys, values);
+        part.lease->write(layer, to, keys, values);
     }
 
     void norm_heads(std::span<float> heads, std::span<const float> weight) const {
@@ -11852,6 +12794,21 @@ public:
         return {static_cast<std::uint32_t>(config_.layers), static_cast<std::uint32_t>(config_.kv_heads),
                 static_cast<std::uint32_t>(config_.head_dim), tokens};
     }
+
+    /// Whether keys that were rotated for one position can serve at another: where positions only ever rotate.
+    /// Errors: unsupported, with what stands against it.
+    [[nodiscard]] result<void> keys_can_move() const {
+        switch (config_.rope.scaling) {
+        case rope_config::kind::none:
+        case rope_config::kind::linear:
+        case rope_config::kind::llama3:
+            return {};
+        }
+        return error{error_code::unsupported, "rope.scaling",
+                     "this scaling of RoPE is not known to be a pure rotation"};
+    }
+    /// What rotates its queries and keys.
+    [[nodiscard]] const rope& rotation() const noexcept { return rope_; }
 
     /// What makes this model's pages its own; `weights` is the digest of its checkpoint.
     [[nodiscard]] identity id(digest weights) const {
@@ -12284,12 +13241,239 @@ using observer_policies = std::tuple<silent, counting, events, metrics, tracing>
 
 } // namespace kvcache
 
+// ---- kvcache/recompute/blend.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Runs those tokens again whose keys or values are furthest off in the second layer (CacheBlend, Yao et al. 2025): the
+/// first layer's depend on nothing but the token and its place, so all tokens go through that one, and its output says
+/// what the second's should be. Of equal tokens the earlier runs.
+struct blend {
+    using role = recompute_role;
+    double fraction = 0.15;                       ///< Of the reused tokens.
+    deviation_of compares = deviation_of::values; ///< What says how far off a token is.
+    std::size_t layer = 1;                        ///< Whose: all tokens go through those before it.
+    class state;
+    [[nodiscard]] state open(page_shape shape) const;
+};
+
+class blend::state : public exact_prefix::state {
+public:
+    explicit state(const blend& options) : options_(options) {}
+
+    [[nodiscard]] deviation_of compared() const noexcept { return options_.compares; }
+    [[nodiscard]] std::size_t check_layer() const noexcept { return options_.layer; }
+
+    void select(std::span<const reused_run> runs, std::span<const float> deviations,
+                std::vector<std::size_t>& positions) const {
+        std::vector<std::size_t> order(deviations.size());
+        std::iota(order.begin(), order.end(), std::size_t{0});
+        const auto most = static_cast<std::size_t>(options_.fraction * static_cast<double>(order.size()));
+        std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return deviations[a] > deviations[b]; });
+        order.resize(std::min(order.size(), std::max<std::size_t>(most, options_.fraction > 0.0 ? 1 : 0)));
+        std::ranges::sort(order);
+        auto next = order.begin();
+        std::size_t before = 0; // tokens of the runs before
+        for (const reused_run& run : runs) {
+            for (; next != order.end() && *next < before + run.count; ++next)
+                positions.push_back(run.first + *next - before);
+            before += run.count;
+        }
+    }
+
+private:
+    blend options_;
+};
+
+inline blend::state blend::open(page_shape) const {
+    return state(*this);
+}
+
+static_assert(recompute_policy<blend> && deviation_recompute_state<blend::state>);
+
+} // namespace kvcache
+
+// ---- kvcache/recompute/everything.hpp -----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Runs every token again that is not exact: the same bits as with no chunk reused, and as slow. For comparisons.
+struct everything {
+    using role = recompute_role;
+    class state;
+    [[nodiscard]] state open(page_shape shape) const;
+};
+
+class everything::state : public exact_prefix::state {
+public:
+    void select(std::span<const reused_run> runs, std::vector<std::size_t>& positions) const {
+        for (const reused_run& run : runs)
+            for (std::size_t i = 0; i < run.count; ++i)
+                positions.push_back(run.first + i);
+    }
+};
+
+inline everything::state everything::open(page_shape) const {
+    return {};
+}
+
+static_assert(recompute_policy<everything> && chunk_recompute_state<everything::state>);
+
+} // namespace kvcache
+
+// ---- kvcache/recompute/head.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Runs the first tokens of every reused run again: read alone a run makes them a sink of attention, which they are not
+/// behind others (EPIC's LegoLink, Hu et al. 2025). Up to the end of a page, so that the pages behind stay whole and
+/// shared (MEPIC).
+struct head {
+    using role = recompute_role;
+    std::size_t rows = 32;    ///< Of each run, at least.
+    bool page_aligned = true; ///< Go on to the end of the last one's page.
+    class state;
+    [[nodiscard]] state open(page_shape shape) const;
+};
+
+class head::state : public exact_prefix::state {
+public:
+    state(std::size_t rows, std::size_t page) : rows_(rows), page_(page) {}
+
+    void select(std::span<const reused_run> runs, std::vector<std::size_t>& positions) const {
+        for (const reused_run& run : runs) {
+            const std::size_t behind = (run.row + rows_ + page_ - 1) / page_ * page_; // row of the first page
+            const std::size_t count = rows_ == 0 ? 0 : std::min(run.count, behind - run.row);
+            for (std::size_t i = 0; i < count; ++i)
+                positions.push_back(run.first + i);
+        }
+    }
+
+private:
+    std::size_t rows_;
+    std::size_t page_; // rows are rounded up to so many
+};
+
+inline head::state head::open(page_shape shape) const {
+    return {rows, page_aligned ? shape.tokens : 1};
+}
+
+static_assert(recompute_policy<head> && chunk_recompute_state<head::state>);
+
+} // namespace kvcache
+
+// ---- kvcache/recompute/none.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Reuses every chunk as it is: its keys are moved to their place, and it has never seen what comes before it now.
+/// Approximate, the cheapest and the worst.
+struct none {
+    using role = recompute_role;
+    class state;
+    [[nodiscard]] state open(page_shape shape) const;
+};
+
+class none::state : public exact_prefix::state {
+public:
+    void select(std::span<const reused_run>, std::vector<std::size_t>&) const {}
+};
+
+inline none::state none::open(page_shape) const {
+    return {};
+}
+
+static_assert(recompute_policy<none> && chunk_recompute_state<none::state>);
+
+} // namespace kvcache
+
+// ---- kvcache/recompute/random_rows.hpp ----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Runs a share of the reused tokens again that are drawn by lot: what any choice has to beat. The lots are a function
+/// of the seed and the token's position.
+struct random_rows {
+    using role = recompute_role;
+    double fraction = 0.15; ///< Of the reused tokens.
+    std::uint64_t seed = 1;
+    class state;
+    [[nodiscard]] state open(page_shape shape) const;
+};
+
+class random_rows::state : public exact_prefix::state {
+public:
+    state(double fraction, std::uint64_t seed) : fraction_(fraction), seed_(seed) {}
+
+    void select(std::span<const reused_run> runs, std::vector<std::size_t>& positions) const {
+        std::vector<std::pair<std::uint64_t, std::size_t>> lots;
+        for (const reused_run& run : runs)
+            for (std::size_t at = run.first; at < run.first + run.count; ++at) {
+                const std::array<std::uint64_t, 1> drawn{at};
+                lots.emplace_back(seeded_hash(seed_, std::as_bytes(std::span(drawn))), at);
+            }
+        std::ranges::sort(lots);
+        lots.resize(static_cast<std::size_t>(std::clamp(fraction_, 0.0, 1.0) * static_cast<double>(lots.size())));
+        const std::size_t old = positions.size();
+        for (const auto& lot : lots)
+            positions.push_back(lot.second);
+        std::sort(positions.begin() + static_cast<std::ptrdiff_t>(old), positions.end());
+    }
+
+private:
+    double fraction_;
+    std::uint64_t seed_;
+};
+
+inline random_rows::state random_rows::open(page_shape) const {
+    return {fraction, seed};
+}
+
+static_assert(recompute_policy<random_rows> && chunk_recompute_state<random_rows::state>);
+
+} // namespace kvcache
+
+// ---- kvcache/recompute/seam.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Runs the last tokens of every reused run again, those before the seam to what follows (KVBoost's selective
+/// recompute). It mends the wrong side: see `head`.
+struct seam {
+    using role = recompute_role;
+    std::size_t rows = 16; ///< Before each seam.
+    class state;
+    [[nodiscard]] state open(page_shape shape) const;
+};
+
+class seam::state : public exact_prefix::state {
+public:
+    explicit state(std::size_t rows) : rows_(rows) {}
+
+    void select(std::span<const reused_run> runs, std::vector<std::size_t>& positions) const {
+        for (const reused_run& run : runs)
+            for (std::size_t left = std::min(rows_, run.count); left > 0; --left)
+                positions.push_back(run.first + run.count - left);
+    }
+
+private:
+    std::size_t rows_;
+};
+
+inline seam::state seam::open(page_shape) const {
+    return state(rows);
+}
+
+static_assert(recompute_policy<seam> && chunk_recompute_state<seam::state>);
+
+} // namespace kvcache
+
 // ---- kvcache/recompute/all.hpp ------------------------------------------------------------------------------------
 
 namespace kvcache {
 
 /// Every recompute policy of the library, with its standard options.
-using recompute_policies = std::tuple<exact_prefix>;
+using recompute_policies = std::tuple<exact_prefix, none, seam, head, blend, random_rows, everything>;
 
 } // namespace kvcache
 
@@ -12312,6 +13496,75 @@ using matrix_view = Eigen::Ref<const matrix>;
 [[nodiscard]] inline std::span<float> row_of(matrix& m, std::size_t row) {
     return {m.data() + row * static_cast<std::size_t>(m.cols()), static_cast<std::size_t>(m.cols())};
 }
+
+} // namespace kvcache
+
+// ---- kvcache/index/chunking.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Consecutive tokens of a text.
+struct token_run {
+    std::size_t first = 0;
+    std::size_t count = 0;
+
+    friend bool operator==(const token_run&, const token_run&) = default;
+};
+
+/// Where a text is cut into chunks: before every document's marker; then after so many tokens, or after the nearest
+/// token that ends a sentence, if one is near.
+struct chunking {
+    std::size_t size = 128;            ///< Tokens of a chunk; zero for whole documents.
+    std::size_t least = 32;            ///< No sentence's end makes a chunk shorter than this.
+    std::size_t window = 0;            ///< How far from `size` a sentence's end is looked for; at most half of it.
+    std::vector<token_id> ends = {};   ///< Tokens that end a sentence: those of ". \n ; ? !". Sorted.
+    std::vector<token_id> marker = {}; ///< Tokens that a document begins with; empty for none.
+
+    /// The chunks, which lie end to end and cover the text. Cost: O(n log ends).
+    [[nodiscard]] std::vector<token_run> split(std::span<const token_id> text) const {
+        expects(std::ranges::is_sorted(ends), "the tokens that end a sentence are sorted");
+        std::vector<token_run> chunks;
+        for (std::size_t first = 0, behind; first < text.size(); first = behind) {
+            behind = next_document(text, first);
+            cut(text, first, behind, chunks);
+        }
+        return chunks;
+    }
+
+private:
+    // Where the next document begins, or the text ends.
+    [[nodiscard]] std::size_t next_document(std::span<const token_id> text, std::size_t first) const {
+        if (marker.empty())
+            return text.size();
+        const auto rest = text.subspan(first + 1);
+        return first + 1 + static_cast<std::size_t>(std::ranges::search(rest, marker).begin() - rest.begin());
+    }
+
+    void cut(std::span<const token_id> text, std::size_t first, std::size_t last, std::vector<token_run>& to) const {
+        while (size > 0 && last - first > size) {
+            const std::size_t behind = sentence_end(text, first, last);
+            to.push_back({first, behind - first});
+            first = behind;
+        }
+        to.push_back({first, last - first});
+    }
+
+    // Behind the token that ends a sentence nearest to first + size, the earlier of two; there if none is near.
+    [[nodiscard]] std::size_t sentence_end(std::span<const token_id> text, std::size_t first, std::size_t last) const {
+        const std::size_t target = first + size, near = std::min(window, size / 2);
+        const auto ends_one = [&](std::size_t behind) {
+            return behind >= first + std::max<std::size_t>(1, least) && behind <= last &&
+                   std::ranges::binary_search(ends, text[behind - 1]);
+        };
+        for (std::size_t off = 0; off <= near; ++off) {
+            if (ends_one(target - off))
+                return target - off;
+            if (ends_one(target + off))
+                return target + off;
+        }
+        return target;
+    }
+};
 
 } // namespace kvcache
 
@@ -12404,16 +13657,7 @@ public:
         return {};
     }
 
-    /// Positions the model can tell apart.
-    [[nodiscard]] std::size_t max_positions() const noexcept { return model_.max_positions(); }
-
-private:
-    // Takes back, however a call ends, the leases that were not committed.
-    struct ending {
-        std::vector<lease>& leases;
-        ~ending() { leases.clear(); }
-    };
-
+    /// Whether tokens can run behind `before` others. Errors: out_of_range.
     [[nodiscard]] result<void> check(std::size_t before, std::span<const token_id> tokens) const {
         if (tokens.empty())
             return error{error_code::out_of_range, "tokens", "there is no token to run"};
@@ -12428,6 +13672,16 @@ private:
                                  std::to_string(model_.vocabulary())};
         return {};
     }
+
+    /// Positions the model can tell apart.
+    [[nodiscard]] std::size_t max_positions() const noexcept { return model_.max_positions(); }
+
+private:
+    // Takes back, however a call ends, the leases that were not committed.
+    struct ending {
+        std::vector<lease>& leases;
+        ~ending() { leases.clear(); }
+    };
 
     // A lease for each of the batch. Errors: some have none.
     [[nodiscard]] result<void> reserve(std::span<const extension<Cache>> batch) {
@@ -12487,6 +13741,364 @@ private:
     decltype(std::declval<const Model&>().template passes<lease>(std::declval<team&>())) pass_;
     std::vector<lease> leases_; // of the call that runs
     std::vector<batch_part<lease>> parts_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/session/weaving.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Forward passes over some rows of a lease, those between them being kept. Rows run in ascending order, at most
+/// `split` a pass; each sees what comes before it.
+template <class Lease, class Model>
+class weaving {
+public:
+    weaving(const Model& model, team& threads, std::size_t split)
+        : model_(model), split_(split), pass_(model.template passes<Lease>(threads)) {}
+
+    /// Rows times layers that have run so far.
+    [[nodiscard]] std::size_t layer_rows() const noexcept { return layer_rows_; }
+
+    /// Runs the rows that the lease does not keep, and writes the logits of the last. `tokens` are those of the lease's
+    /// rows. With `bottom_right` the j-th of m rows from the end sees all but the last m - j positions, later ones
+    /// included, as CacheBlend has it; then all rows go in one pass.
+    void run(const Lease& lease, std::span<const token_id> tokens, bool bottom_right, std::span<float> logits) {
+        rows_.clear();
+        for (std::size_t row = 0; row < tokens.size(); ++row)
+            if (!lease.keeps(row))
+                rows_.push_back(row);
+        limits_.clear();
+        for (std::size_t j = 0; bottom_right && j < rows_.size(); ++j)
+            limits_.push_back(lease.first() + tokens.size() - rows_.size() + j);
+        const std::size_t most = bottom_right ? rows_.size() : split_;
+        for (std::size_t at = 0; at < rows_.size(); at += most) {
+            const bool last = at + most >= rows_.size();
+            begin(lease, tokens, at, most, last ? logits_of::last : logits_of::none);
+            for (const layer_id layer : model_.layers())
+                pass_.forward(layer);
+            layer_rows_ += part_.tokens.size() * model_.layers().size();
+            if (last)
+                pass_.logits(logits);
+        }
+    }
+
+    /// How far each kept row's keys or values in one layer are from what they would be, if all layers before it had
+    /// run: squared distances, in ascending order of rows. Of the rows that are not kept those between run too.
+    [[nodiscard]] std::vector<float> deviations(const Lease& lease, std::span<const token_id> tokens, std::size_t layer,
+                                                deviation_of compared, const rope* rotation) {
+        expects(layer < model_.layers().size(), "the layer that is compared is one of the model's");
+        rows_.clear();
+        limits_.clear();
+        std::size_t behind = 0;
+        for (std::size_t row = 0; row < tokens.size(); ++row)
+            behind = lease.keeps(row) ? row + 1 : behind;
+        for (std::size_t row = 0; row < behind; ++row)
+            rows_.push_back(row);
+        std::vector<float> made;
+        for (std::size_t at = 0; at < rows_.size(); at += split_) {
+            begin(lease, tokens, at, split_, logits_of::none);
+            for (std::size_t i = 0; i < layer; ++i)
+                pass_.forward(model_.layers()[i]);
+            pass_.project(model_.layers()[layer]);
+            layer_rows_ += part_.tokens.size() * layer;
+            for (std::size_t i = 0; i < part_.rows.size(); ++i)
+                if (lease.keeps(part_.rows[i]))
+                    made.push_back(distance(lease, part_.rows[i], model_.layers()[layer],
+                                            compared == deviation_of::keys ? pass_.keys(i) : pass_.values(i), compared,
+                                            rotation));
+        }
+        return made;
+    }
+
+private:
+    void begin(const Lease& lease, std::span<const token_id> tokens, std::size_t at, std::size_t most,
+               logits_of wanted) {
+        const std::size_t count = std::min(most, rows_.size() - at);
+        ids_.clear();
+        for (std::size_t i = at; i < at + count; ++i)
+            ids_.push_back(tokens[rows_[i]]);
+        part_ = {.lease = &lease,
+                 .row = rows_[at],
+                 .tokens = ids_,
+                 .wanted = wanted,
+                 .rows = std::span(rows_).subspan(at, count),
+                 .limits = limits_.empty() ? std::span<const std::size_t>() : std::span(limits_).subspan(at, count)};
+        pass_.begin(std::span(&part_, 1));
+    }
+
+    // fresh: (kv_heads, head_dim), keys not rotated.
+    [[nodiscard]] float distance(const Lease& lease, std::size_t row, layer_id layer, std::span<const float> fresh,
+                                 deviation_of compared, const rope* rotation) {
+        const woven_row& at = lease.woven()[row];
+        const auto pages = lease.pages();
+        const std::size_t heads = lease.shape().kv_heads, dim = lease.shape().head_dim;
+        const std::size_t lane = at.row % tile_tokens;
+        scratch_.resize(std::max(dim, value_width(dim)) * tile_tokens);
+        turn_.resize(dim);
+        fresh_.resize(dim);
+        const bool keys = compared == deviation_of::keys;
+        if (keys && rotation != nullptr)
+            rotation->fill(static_cast<std::int64_t>(lease.first() + row) - at.base, turn_);
+        float sum = 0.0f;
+        for (std::size_t head = 0; head < heads; ++head) {
+            const auto now = fresh.subspan(head * dim, dim);
+            const page_tile tile{layer, head_id{static_cast<std::uint32_t>(head)}, at.row / tile_tokens};
+            const auto bytes = std::span<const std::byte>(pages.storage->bytes(at.page));
+            const float* stored =
+                keys ? pages.codec->keys(bytes, tile, scratch_) : pages.codec->values(bytes, tile, scratch_);
+            if (keys && rotation != nullptr)
+                rotate_head(now, turn_, fresh_);
+            else
+                std::ranges::copy(now, fresh_.begin());
+            for (std::size_t d = 0; d < dim; ++d) {
+                const float off =
+                    fresh_[d] - (keys ? stored[d * tile_tokens + lane] : stored[lane * value_width(dim) + d]);
+                sum = std::fma(off, off, sum);
+            }
+        }
+        return sum;
+    }
+
+    const Model& model_;
+    std::size_t split_;
+    decltype(std::declval<const Model&>().template passes<Lease>(std::declval<team&>())) pass_;
+    std::size_t layer_rows_ = 0;
+    batch_part<Lease> part_;
+    std::vector<std::size_t> rows_, limits_;
+    std::vector<token_id> ids_;
+    std::vector<float> scratch_, turn_, fresh_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/session/chunk_pipeline.hpp ---------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What of a prompt may come from the cache.
+enum class reuse_mode {
+    baseline, ///< Nothing.
+    prefix,   ///< What is exact: its longest known beginning.
+    chunks,   ///< Chunks too, wherever they stand; what follows one is approximate.
+};
+
+/// What a prompt took, in tokens.
+struct reuse_counts {
+    std::size_t prompt = 0;
+    std::size_t exact = 0;       ///< Reused, the same bits as if computed.
+    std::size_t approximate = 0; ///< Reused as they were elsewhere.
+    std::size_t recomputed = 0;  ///< Known from elsewhere, and run again.
+    std::size_t prefilled = 0;   ///< Not known, and run.
+    std::size_t layer_rows = 0;  ///< Rows times layers that ran, for repair too.
+};
+
+/// A prompt that has run, parts of it reused from anywhere.
+template <class Cache>
+struct woven_prompt {
+    typename Cache::sequence sequence;
+    matrix logits; ///< Of the last token. (1, vocabulary)
+    reuse_counts counts = {};
+    std::vector<reuse_span> spans = {}; ///< What was found; empty for the baseline.
+};
+
+/// How a text's chunks are run before they are stored.
+struct warming {
+    bool alone = true;           ///< Each by itself; else in the text, behind what comes before it.
+    std::size_t sink_tokens = 0; ///< Alone: behind the text's first tokens, which are not stored with it.
+    std::size_t overlap = 0;     ///< Alone: behind the last tokens before it, likewise.
+};
+
+/// What `warm` has stored.
+struct warmed {
+    std::size_t chunks = 0;
+    std::size_t tokens = 0;    ///< Of the text.
+    std::size_t left_over = 0; ///< Tokens of chunks that are too short to be found again.
+    std::string warning = {};  ///< What somebody should change; empty if all is stored.
+};
+
+/// A pipeline that also reuses chunks: tokens in, logits out. What a prompt shares with the cache's index of prefixes
+/// is exact, as in `pipeline`; chunks that stand elsewhere are woven in, and the cache's recompute policy says which of
+/// their tokens run again. The repair is part of the call. One call at a time.
+template <class Cache, class Model>
+    requires(Cache::knows_chunks)
+class chunk_pipeline {
+public:
+    struct options {
+        chunking split = {};
+        bool store = true;         ///< Remember the chunks of what was computed exactly.
+        std::size_t rows = 256;    ///< Of one forward pass, at most.
+        bool bottom_right = false; ///< The mask of CacheBlend, for comparisons: tokens that run again see later ones.
+    };
+
+    chunk_pipeline(Cache& cache, const Model& model, team& threads, options how)
+        : cache_(cache),
+          model_(model),
+          how_(std::move(how)),
+          exact_(cache, model, threads, how_.rows),
+          weaving_(model, threads, how_.rows) {}
+
+    /// What has been asked of prompts before, and of their answers.
+    [[nodiscard]] pipeline<Cache, Model>& exact() noexcept { return exact_; }
+
+    /// Runs a prompt on top of what is known of it. Errors: as pipeline::feed; unsupported, in the mode chunks, if the
+    /// model's keys cannot move. Then no more is stored than exact tokens.
+    [[nodiscard]] result<woven_prompt<Cache>> feed(std::span<const token_id> tokens, reuse_mode mode) {
+        if (auto valid = exact_.check(0, tokens); !valid)
+            return valid.error();
+        if (mode == reuse_mode::chunks)
+            if (auto can = movable(); !can)
+                return can.error();
+        auto sequence = mode == reuse_mode::baseline ? cache_.open() : known_prefix(tokens);
+        woven_prompt<Cache> made{std::move(sequence), {}, {.prompt = tokens.size()}, {}};
+        made.counts.exact = made.sequence.size();
+        const std::size_t before = weaving_.layer_rows();
+        auto ran = mode == reuse_mode::chunks ? weave(made, tokens) : finish(made, tokens);
+        if (!ran)
+            return ran.error();
+        made.counts.layer_rows += weaving_.layer_rows() - before;
+        made.counts.prefilled = tokens.size() - made.counts.exact - made.counts.approximate - made.counts.recomputed;
+        if (how_.store)
+            store(made.sequence);
+        return made;
+    }
+
+    /// Runs a text's chunks and stores them, to be found in any prompt. Errors: as feed.
+    [[nodiscard]] result<warmed> warm(std::span<const token_id> text, const warming& how) {
+        if (auto valid = exact_.check(0, text); !valid)
+            return valid.error();
+        warmed done{.tokens = text.size()};
+        for (const token_run& chunk : how_.split.split(text)) {
+            std::vector<token_id> prompt;
+            if (how.alone) {
+                const std::size_t sinks = std::min(how.sink_tokens, chunk.first);
+                const std::size_t overlap = std::min(how.overlap, chunk.first - sinks);
+                prompt.assign(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(sinks));
+                append(prompt, text.subspan(chunk.first - overlap, overlap + chunk.count));
+            } else {
+                append(prompt, text.first(chunk.first + chunk.count));
+            }
+            auto ran = exact_.feed(prompt);
+            if (!ran)
+                return ran.error();
+            if (cache_.note(ran->sequence, prompt.size() - chunk.count, chunk.count))
+                ++done.chunks;
+            else
+                done.left_over += chunk.count;
+        }
+        if (done.left_over > 0)
+            done.warning = std::to_string(done.left_over) + " of " + std::to_string(done.tokens) +
+                           " tokens are in chunks too short to be found again; they run with every prompt";
+        return done;
+    }
+
+private:
+    static void append(std::vector<token_id>& to, std::span<const token_id> more) {
+        to.insert(to.end(), more.begin(), more.end());
+    }
+
+    [[nodiscard]] result<void> movable() const {
+        if constexpr (requires { model_.keys_can_move(); })
+            return model_.keys_can_move();
+        else
+            return error{error_code::unsupported, "rope",
+                         "the model does not say whether keys of one position can serve at another (keys_can_move)"};
+    }
+
+    [[nodiscard]] typename Cache::sequence known_prefix(std::span<const token_id> tokens) {
+        auto found = cache_.match(tokens);
+        const rerun plan = cache_.plan(found);
+        return cache_.open(std::move(found), plan);
+    }
+
+    // Runs what is left of the tokens, exactly.
+    [[nodiscard]] result<void> finish(woven_prompt<Cache>& made, std::span<const token_id> tokens) {
+        return extend(made, tokens, tokens.size());
+    }
+
+    // Runs the tokens up to `last`, behind the sequence.
+    [[nodiscard]] result<void> extend(woven_prompt<Cache>& made, std::span<const token_id> tokens, std::size_t last) {
+        const std::size_t first = made.sequence.size();
+        if (first >= last)
+            return {};
+        made.counts.layer_rows += (last - first) * model_.layers().size();
+        return exact_.extend(made.sequence, tokens.subspan(first, last - first),
+                             last == tokens.size() ? logits_of::last : logits_of::none, made.logits);
+    }
+
+    [[nodiscard]] result<void> weave(woven_prompt<Cache>& made, std::span<const token_id> tokens) {
+        const typename Cache::reuse_type found = cache_.find(made.sequence, tokens);
+        const reuse_map& map = found.map();
+        made.spans = map.spans;
+        if (map.runs.empty())
+            return finish(made, tokens);
+        // What runs before the first token that is kept is exact, and becomes known.
+        if (auto ran = extend(made, tokens, map.runs.front().first); !ran)
+            return ran;
+        std::vector<std::size_t> again;
+        if (auto chosen = choose(made, tokens, found, again); !chosen)
+            return chosen;
+        made.counts.recomputed = again.size();
+        made.counts.approximate = map.tokens(reuse_kind::approximate) - again.size();
+        if (auto ran = extend(made, tokens, first_kept(map, again, tokens.size())); !ran)
+            return ran;
+        if (made.sequence.size() == tokens.size())
+            return {};
+        auto lease = cache_.reserve(made.sequence, tokens.size() - made.sequence.size(), found, again);
+        if (!lease)
+            return lease.error();
+        made.logits.resize(1, static_cast<Eigen::Index>(model_.vocabulary()));
+        const auto rest = tokens.subspan(lease->first());
+        weaving_.run(*lease, rest, how_.bottom_right, {made.logits.data(), model_.vocabulary()});
+        lease->commit(rest);
+        return {};
+    }
+
+    // Asks the recompute policy which tokens run again.
+    [[nodiscard]] result<void> choose(woven_prompt<Cache>& made, std::span<const token_id> tokens,
+                                      const typename Cache::reuse_type& found, std::vector<std::size_t>& again) {
+        const auto& policy = cache_.recompute();
+        using state = std::remove_cvref_t<decltype(policy)>;
+        if constexpr (deviation_recompute_state<state>) {
+            // Everything kept, for now.
+            auto lease = cache_.reserve(made.sequence, tokens.size() - made.sequence.size(), found, again);
+            if (!lease)
+                return lease.error();
+            const auto off = weaving_.deviations(*lease, tokens.subspan(lease->first()), policy.check_layer(),
+                                                 policy.compared(), &model_.rotation());
+            policy.select(found.map().runs, off, again);
+        } else if constexpr (chunk_recompute_state<state>) {
+            policy.select(found.map().runs, again);
+        } else {
+            for (const reused_run& run : found.map().runs) // a policy of exact prefixes keeps nothing else
+                for (std::size_t i = 0; i < run.count; ++i)
+                    again.push_back(run.first + i);
+        }
+        return {};
+    }
+
+    [[nodiscard]] static std::size_t first_kept(const reuse_map& map, std::span<const std::size_t> again,
+                                                std::size_t none) {
+        for (const reused_run& run : map.runs)
+            for (std::size_t at = run.first; at < run.first + run.count; ++at) {
+                if (again.empty() || again.front() != at)
+                    return at;
+                again = again.subspan(1);
+            }
+        return none;
+    }
+
+    void store(const typename Cache::sequence& from) {
+        for (const token_run& chunk : how_.split.split(from.tokens()))
+            if (chunk.first + chunk.count <= from.exact())
+                static_cast<void>(cache_.note(from, chunk.first, chunk.count));
+    }
+
+    Cache& cache_;
+    const Model& model_;
+    options how_;
+    pipeline<Cache, Model> exact_;
+    weaving<typename Cache::lease, Model> weaving_;
 };
 
 } // namespace kvcache
@@ -12565,6 +14177,32 @@ struct answer {
     bool stopped = false; ///< By a stop token, not by the length or the caller.
 };
 
+/// Says tokens one by one behind a sequence whose last logits are `next`, (1, vocabulary), and adds them to `ids`: each
+/// is drawn, handed to `say`, and run, unless it is the last. Returns whether a stop token ended them. Errors: as
+/// generate.
+template <class Cache, class Model, class Say>
+[[nodiscard]] result<bool> say_on(pipeline<Cache, Model>& through, typename Cache::sequence& behind, matrix next,
+                                  const sampler& draw, const stopping& until, std::vector<token_id>& ids, Say say) {
+    // The last token is said and not run, so it needs no position.
+    const std::size_t most = std::min(until.max_tokens, through.max_positions() - behind.size() + 1);
+    bool stopped = false;
+    while (ids.size() < most) {
+        const auto logits = row_of(std::as_const(next), 0);
+        if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); }))
+            return error{error_code::malformed, "logits",
+                         "the model gave a logit that is no finite number; its weights are damaged"};
+        const token_id token = draw.draw(logits, ids.size());
+        ids.push_back(token);
+        const bool go_on = say(token, logits);
+        stopped = std::ranges::find(until.stop, token) != until.stop.end();
+        if (stopped || !go_on || ids.size() == most)
+            break;
+        if (auto ran = through.extend(behind, {&ids.back(), 1}, logits_of::last, next); !ran)
+            return ran.error();
+    }
+    return stopped;
+}
+
 /// Runs a prompt and says tokens one by one: each is drawn, handed to `say`, and run, unless it is the last.
 /// `say(token, logits)` is given the logits it was drawn from, (vocabulary), and returns whether to go on. Errors:
 /// those of pipeline::feed; an error after some tokens were said (no page left) is returned too.
@@ -12576,23 +14214,135 @@ template <class Cache, class Model, class Say>
     if (!begun)
         return begun.error();
     answer<Cache> made{std::move(*begun)};
-    matrix next = made.prompt.logits.bottomRows(1);
-    // The last token is said and not run, so it needs no position.
-    const std::size_t most = std::min(until.max_tokens, through.max_positions() - prompt.size() + 1);
-    while (made.ids.size() < most) {
-        const auto logits = row_of(std::as_const(next), 0);
-        if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); }))
-            return error{error_code::malformed, "logits",
-                         "the model gave a logit that is no finite number; its weights are damaged"};
-        const token_id token = draw.draw(logits, made.ids.size());
-        made.ids.push_back(token);
-        const bool go_on = say(token, logits);
-        made.stopped = std::ranges::find(until.stop, token) != until.stop.end();
-        if (made.stopped || !go_on || made.ids.size() == most)
-            break;
-        if (auto ran = through.extend(made.prompt.sequence, {&made.ids.back(), 1}, logits_of::last, next); !ran)
-            return ran.error();
+    const auto said =
+        say_on(through, made.prompt.sequence, made.prompt.logits.bottomRows(1), draw, until, made.ids, std::move(say));
+    if (!said)
+        return said.error();
+    made.stopped = *said;
+    return made;
+}
+
+} // namespace kvcache
+
+// ---- kvcache/session/chunk_generate.hpp ---------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// An answer to a prompt that reused chunks, and what it took: one clock, from the request in, look-up and repair
+/// included.
+template <class Cache>
+struct woven_answer {
+    woven_prompt<Cache> prompt;
+    std::vector<token_id> ids = {};
+    bool stopped = false;     ///< By a stop token, not by the length or the caller.
+    double first_token = 0.0; ///< Seconds until the first token was drawn.
+    double total = 0.0;       ///< Seconds until the last was.
+
+    /// Of the answer, those behind the first.
+    [[nodiscard]] double tokens_a_second() const noexcept {
+        return ids.size() > 1 && total > first_token ? static_cast<double>(ids.size() - 1) / (total - first_token)
+                                                     : 0.0;
     }
+};
+
+/// As the other `generate`, with what `mode` lets the prompt reuse.
+template <class Cache, class Model, class Say>
+[[nodiscard]] result<woven_answer<Cache>> generate(chunk_pipeline<Cache, Model>& through,
+                                                   std::span<const token_id> prompt, reuse_mode mode,
+                                                   const sampler& draw, const stopping& until, Say say) {
+    const auto began = std::chrono::steady_clock::now();
+    const auto seconds = [&] {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    };
+    auto fed = through.feed(prompt, mode);
+    if (!fed)
+        return fed.error();
+    woven_answer<Cache> made{std::move(*fed)};
+    const auto timed = [&](token_id token, std::span<const float> logits) {
+        made.total = seconds();
+        if (made.ids.size() == 1)
+            made.first_token = made.total;
+        return static_cast<bool>(say(token, logits));
+    };
+    const auto said = say_on(through.exact(), made.prompt.sequence, made.prompt.logits, draw, until, made.ids, timed);
+    if (!said)
+        return said.error();
+    made.stopped = *said;
+    return made;
+}
+
+} // namespace kvcache
+
+// ---- kvcache/session/verify.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What a mode of reuse did to the logits of a prompt's last token and of all tokens of its answer.
+struct verification {
+    bool same_bits = false;        ///< They are, bit for bit, those of a prefill of everything.
+    double kl = 0.0;               ///< Mean Kullback-Leibler divergence from those, in nats a token.
+    double argmax_agreement = 0.0; ///< The share of tokens whose likeliest successor is the same.
+    std::size_t tokens = 0;        ///< That were compared.
+    reuse_counts counts = {};      ///< What was reused: a comparison in which nothing was says nothing.
+};
+
+/// KL(p || q) of two rows of logits, in nats. Cost: O(vocabulary).
+[[nodiscard]] inline double divergence(std::span<const float> p, std::span<const float> q) {
+    expects(p.size() == q.size() && !p.empty(), "distributions over one vocabulary are compared");
+    const auto log_total = [](std::span<const float> row) {
+        const auto top = static_cast<double>(*std::ranges::max_element(row));
+        double sum = 0.0;
+        for (const float x : row)
+            sum += std::exp(static_cast<double>(x) - top);
+        return top + std::log(sum);
+    };
+    const double of_p = log_total(p), of_q = log_total(q);
+    double sum = 0.0;
+    for (std::size_t i = 0; i < p.size(); ++i) {
+        const double log_p = static_cast<double>(p[i]) - of_p;
+        sum += std::exp(log_p) * (log_p - (static_cast<double>(q[i]) - of_q));
+    }
+    return std::max(sum, 0.0);
+}
+
+/// Runs a prompt and an answer with reuse, then again without any, and compares. The prompt is known afterwards.
+/// Errors: those of chunk_pipeline::feed. Cost: a prefill more than the answer takes.
+template <class Cache, class Model>
+[[nodiscard]] result<verification> verify(chunk_pipeline<Cache, Model>& through, std::span<const token_id> prompt,
+                                          std::span<const token_id> answer, reuse_mode mode) {
+    const auto run = [&](reuse_mode how, reuse_counts& counts) -> result<matrix> {
+        auto fed = through.feed(prompt, how);
+        if (!fed)
+            return fed.error();
+        counts = fed->counts;
+        if (answer.empty())
+            return std::move(fed->logits);
+        auto behind = through.exact().extend(fed->sequence, answer, logits_of::all);
+        if (!behind)
+            return behind.error();
+        matrix all(behind->rows() + 1, behind->cols());
+        all << fed->logits, *behind;
+        return all;
+    };
+    verification made{.tokens = answer.size() + 1};
+    reuse_counts nothing;
+    const auto reused = run(mode, made.counts);
+    if (!reused)
+        return reused.error();
+    const auto truth = run(reuse_mode::baseline, nothing);
+    if (!truth)
+        return truth.error();
+    made.same_bits =
+        std::memcmp(reused->data(), truth->data(), static_cast<std::size_t>(truth->size()) * sizeof(float)) == 0;
+    for (Eigen::Index i = 0; i < truth->rows(); ++i) {
+        const auto row = static_cast<std::size_t>(i);
+        const auto p = row_of(*truth, row), q = row_of(*reused, row);
+        made.kl += divergence(p, q);
+        const bool agree = std::ranges::max_element(p) - p.begin() == std::ranges::max_element(q) - q.begin();
+        made.argmax_agreement += agree ? 1.0 : 0.0;
+    }
+    made.kl /= static_cast<double>(made.tokens);
+    made.argmax_agreement /= static_cast<double>(made.tokens);
     return made;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/attention/attention_job.hpp>
 #include <kvcache/attention/query_block.hpp>
 #include <kvcache/core/page_table.hpp>
 
@@ -13,47 +14,6 @@
 
 namespace kvcache {
 
-/// What a plan knows of consecutive rows that ask: their sequence's pages, and where they stand.
-struct planned_rows {
-    std::span<const page_entry> table = {};
-    std::size_t position = 0; ///< Of the first row; each row attends to [0, its position].
-    std::size_t rows = 0;
-};
-
-/// Consecutive rows of one part that stay together, with all query heads of a key and value head.
-struct attention_run {
-    static constexpr std::size_t none = static_cast<std::size_t>(-1);
-
-    std::uint32_t part = 0;
-    std::size_t first = 0; ///< Row of the part.
-    std::size_t rows = 0;
-    std::size_t end = 0;          ///< Positions that its last row sees.
-    std::size_t queries = 0;      ///< Of all runs before it; query `queries + i` is this run's i-th.
-    std::size_t partials = none;  ///< The first of its softmax partials among all, if several jobs make its output.
-    std::size_t same_entries = 0; ///< Leading page-table entries that equal those of the run before.
-};
-
-/// Page-table entries that the runs [first_run, last_run) have in common.
-struct attention_segment {
-    std::uint32_t part = 0; ///< Whose table says what the entries are.
-    std::size_t first = 0;  ///< Entries [first, last).
-    std::size_t last = 0;
-    std::size_t position = 0; ///< Of the first row of the first entry.
-    std::size_t first_run = 0;
-    std::size_t last_run = 0;
-};
-
-/// The runs [first_run, last_run) over the splits [first_split, last_split), segment by segment, for one thread.
-struct attention_job {
-    std::size_t first_segment = 0;
-    std::size_t last_segment = 0;
-    std::size_t first_run = 0;
-    std::size_t last_run = 0;
-    std::size_t first_split = 0;
-    std::size_t last_split = 0;
-    std::size_t cost = 0; ///< About, in queries times positions.
-};
-
 /// Who attends to what, and in which order, for the rows of a batch: once for all layers and heads.
 ///
 /// Rows whose page tables begin alike form a tree (as in Juravsky et al. 2024 and Ye et al. 2024): what they share is
@@ -61,6 +21,10 @@ struct attention_job {
 /// splits, and rows into blocks, until the threads have enough jobs of about one cost. None of it changes a bit.
 class attention_plan {
 public:
+    /// Positions of a woven table that are read together, base by base; a split is so many of them.
+    static constexpr std::size_t woven_block = 64;
+    static_assert(query_block::split % woven_block == 0);
+
     /// Queries that one job has, at most; more if a single row's group has more.
     static constexpr std::size_t most_queries = 72;
 
@@ -132,14 +96,14 @@ private:
         std::size_t queries = 0;
         for (std::size_t i = 0; i < order_.size(); ++i) {
             const planned_rows& part = parts_[order_[i]];
-            std::size_t same = i == 0 ? 0 : common(parts_[order_[i - 1]].table, part.table);
+            std::size_t same = i == 0 ? 0 : shared(parts_[order_[i - 1]], part);
             const std::size_t at_once = rows_together(part.rows, kv_heads, threads);
             for (std::size_t row = 0; row < part.rows; row += at_once) {
                 const std::size_t rows = std::min(at_once, part.rows - row);
                 runs_.push_back({.part = order_[i],
                                  .first = row,
                                  .rows = rows,
-                                 .end = part.position + row + rows,
+                                 .end = part.position_of(row + rows - 1) + 1,
                                  .queries = queries,
                                  .same_entries = same});
                 queries += rows * group_;
@@ -161,6 +125,17 @@ private:
 
     [[nodiscard]] static std::size_t common(std::span<const page_entry> a, std::span<const page_entry> b) {
         return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
+    }
+    // Leading entries that two parts read together: what is woven is read a block at a time, so it parts between them.
+    [[nodiscard]] static std::size_t shared(const planned_rows& a, const planned_rows& b) {
+        const std::size_t same = common(a.table, b.table);
+        if (!a.woven && !b.woven)
+            return same;
+        std::size_t whole = 0, position = 0;
+        for (std::size_t e = 0; e < same; ++e)
+            if ((position += a.table[e].count) % woven_block == 0)
+                whole = e + 1;
+        return whole;
     }
     [[nodiscard]] static bool before(const page_entry& a, const page_entry& b) {
         return std::tuple(index_of(a.page), a.base, a.first, a.count) <

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Longer than 300 lines: one walk over pages that are read in place, decoded or exact.
+// Longer than 300 lines: one walk over pages that are read in place, decoded, exact or woven.
 
-#include <kvcache/attention/attention_part.hpp>
 #include <kvcache/attention/attention_plan.hpp>
+#include <kvcache/attention/attention_scratch.hpp>
+#include <kvcache/attention/paged_rows.hpp>
 #include <kvcache/attention/query_block.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/plain.hpp>
 #include <kvcache/core/contract.hpp>
-#include <kvcache/core/page_table.hpp>
-#include <kvcache/storage/concept.hpp>
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 
 namespace kvcache {
@@ -77,7 +78,6 @@ private:
         for (std::size_t r = job_.first_run; r < job_.last_run; ++r) {
             const attention_run& run = runs_[r];
             const std::size_t splits = attention_plan::splits(run.end);
-            const std::size_t position = parts_[run.part].asked.position + run.first;
             for (std::size_t i = 0; i < run.rows * shape_.group(); ++i) {
                 float* own = nullptr;
                 if (run.partials != attention_run::none) {
@@ -85,7 +85,7 @@ private:
                     for (std::size_t s = job_.first_split; s < std::min(job_.last_split, splits); ++s)
                         softmax_state(own + s * state, value_width(shape_.head_dim)).clear();
                 }
-                block_.add(position + i / shape_.group(), own);
+                block_.add(parts_[run.part].asked.position_of(run.first + i / shape_.group()), own);
             }
         }
     }
@@ -114,6 +114,8 @@ private:
 
         const auto& pages = parts_[segment.part].pages;
         std::size_t start = segment.position;
+        if (pages.woven)
+            return walk_woven(segment, end);
         for (std::size_t e = segment.first; e < segment.last; ++e) {
             const page_entry& entry = pages.table[e];
             if (e == segment.first || entry.base != pages.table[e - 1].base) {
@@ -158,7 +160,7 @@ private:
 
     // The position of a run's first row.
     [[nodiscard]] std::size_t position_of(std::size_t run) const noexcept {
-        return parts_[runs_[run].part].asked.position + runs_[run].first;
+        return parts_[runs_[run].part].asked.position_of(runs_[run].first);
     }
 
     // An entry for one run, of which some rows may read it exactly and others coded.
@@ -194,31 +196,101 @@ private:
         load(first_run, last_run + 1, base, wanted.first, wanted.last);
     }
 
-    // Queries [first, last) of these runs rotated by (position - base), scaled.
+    // Entries of a woven table, a block of positions at a time: in a block the tiles of one base come together, and
+    // what is left of a tile comes once, with holes. The order is a function of the table alone.
+    void walk_woven(const attention_segment& segment, std::size_t end) {
+        const auto& pages = parts_[segment.part].pages;
+        std::size_t start = segment.position, block = 0;
+        std::optional<std::int64_t> loaded;
+        for (std::size_t e = segment.first; e < segment.last && start < end; start += pages.table[e++].count) {
+            const page_entry& entry = pages.table[e];
+            const std::size_t count = std::min<std::size_t>(entry.count, end - start), last = entry.first + count;
+            for (std::size_t row = entry.first; row < last;) {
+                const std::size_t tile = row / tile_tokens, behind = std::min(last, (tile + 1) * tile_tokens);
+                const std::size_t position = start + row - entry.first;
+                if (position / attention_plan::woven_block != block) {
+                    take_block(segment, block, loaded);
+                    block = position / attention_plan::woven_block;
+                }
+                const std::size_t split = position / query_block::split;
+                if (split >= job_.first_split && split < job_.last_split)
+                    add_woven(entry, tile, row % tile_tokens, behind - row, position);
+                row = behind;
+            }
+        }
+        take_block(segment, block, loaded);
+        flush();
+    }
+
+    void add_woven(const page_entry& entry, std::size_t tile, std::size_t lane, std::size_t count,
+                   std::size_t position) {
+        const std::uint32_t lanes = ((1u << count) - 1u) << lane;
+        const auto origin = static_cast<std::int64_t>(position) - static_cast<std::int64_t>(lane);
+        for (woven_tile& known : scratch_.woven)
+            if (known.page == entry.page && known.tile == tile && known.base == entry.base && known.origin == origin) {
+                known.lanes |= lanes;
+                return;
+            }
+        scratch_.woven.push_back({entry.page, static_cast<std::uint32_t>(tile), lanes, entry.base, origin});
+    }
+
+    // By ascending base in one block and descending base in the next, so that queries are turned half as often.
+    void take_block(const attention_segment& segment, std::size_t block, std::optional<std::int64_t>& loaded) {
+        std::ranges::sort(scratch_.woven, [&](const woven_tile& a, const woven_tile& b) {
+            if (a.base != b.base)
+                return block % 2 == 0 ? a.base < b.base : a.base > b.base;
+            return a.position() < b.position();
+        });
+        for (const woven_tile& one : scratch_.woven) {
+            if (loaded != one.base) {
+                flush();
+                load(segment.first_run, segment.last_run, one.base, 0, block_.size());
+                loaded = one.base;
+            }
+            push_woven(parts_[segment.part].pages, one);
+        }
+        scratch_.woven.clear();
+    }
+
+    void push_woven(const paged_rows<Codec, Storage>& pages, const woven_tile& one) {
+        make_room();
+        const std::size_t slot = taken_ % tiles_.size(), keys = std::size_t{shape_.head_dim} * tile_tokens;
+        const auto scratch =
+            std::span(scratch_.tiles)
+                .subspan(slot * (scratch_.tiles.size() / tiles_.size()), scratch_.tiles.size() / tiles_.size());
+        const std::span<const std::byte> bytes = pages.storage->bytes(one.page);
+        const page_tile at{layer_, head_, one.tile};
+        attention_tile tile{.keys = pages.codec->keys(bytes, at, scratch.first(keys)),
+                            .values = pages.codec->values(bytes, at, scratch.subspan(keys)),
+                            .first = static_cast<std::size_t>(std::countr_zero(one.lanes)),
+                            .last = static_cast<std::size_t>(std::bit_width(one.lanes))};
+        tile.position = static_cast<std::size_t>(one.position());
+        if (static_cast<std::size_t>(std::popcount(one.lanes)) != tile.last - tile.first) {
+            float* holes = scratch_.holes.data() + slot * tile_tokens;
+            for (std::size_t lane = 0; lane < tile_tokens; ++lane)
+                holes[lane] = (one.lanes >> lane & 1u) != 0 ? 0.0f : -std::numeric_limits<float>::infinity();
+            tile.holes = holes;
+        }
+        ++taken_;
+        push(tile);
+    }
+
+    // Queries [first, last) of these runs rotated by (position - base), scaled: turned to their positions, and back by
+    // the base.
     void load(std::size_t first_run, std::size_t last_run, std::int64_t base, std::size_t first, std::size_t last) {
-        std::span<const float> rotation;
-        const query_rows* of = nullptr;
-        std::size_t turned = 0; // row that `rotation` is of
+        if (shape_.rotation != nullptr && base != 0)
+            shape_.rotation->fill(-base, scratch_.rotation);
         for_queries(
             first_run, last_run, [&](std::size_t q, const query_rows& asked, std::size_t row, std::size_t head, bool) {
                 if (q < first || q >= last)
                     return;
                 const std::span from(asked.queries + row * asked.stride + head * shape_.head_dim, shape_.head_dim);
-                if (shape_.rotation != nullptr && (of != &asked || turned != row)) {
-                    of = &asked;
-                    turned = row;
-                    if (base == 0) {
-                        rotation = {asked.rotations + row * shape_.head_dim, shape_.head_dim};
-                    } else {
-                        shape_.rotation->fill(static_cast<std::int64_t>(asked.position + row) - base,
-                                              scratch_.rotation);
-                        rotation = scratch_.rotation;
-                    }
-                }
-                if (rotation.empty())
+                if (shape_.rotation == nullptr)
                     std::ranges::copy(from, scratch_.query.begin());
                 else
-                    rotate_head(from, rotation, scratch_.query);
+                    rotate_head(from, {asked.rotations + row * shape_.head_dim, shape_.head_dim}, scratch_.query);
+                if (shape_.rotation != nullptr && base != 0)
+                    rotate_head(scratch_.query, scratch_.rotation, scratch_.query);
                 if constexpr (page_writer<Codec>)
                     parts_.front().pages.codec->turn_key(scratch_.query);
                 block_.place(q, scratch_.query, shape_.scale);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/attention/attention_part.hpp>
 #include <kvcache/attention/attention_plan.hpp>
 #include <kvcache/attention/attention_walk.hpp>
 #include <kvcache/attention/softmax_state.hpp>
@@ -39,8 +38,10 @@ public:
         planned_.clear();
         work_ = 0;
         for (const part& one : parts_) {
-            planned_.push_back({one.pages.table, one.asked.position, one.asked.rows});
-            work_ += one.asked.rows * (one.asked.position + one.asked.rows) * shape.heads * shape.head_dim;
+            planned_.push_back(
+                {one.pages.table, one.asked.position, one.asked.rows, one.asked.positions, one.pages.woven});
+            const std::size_t seen = one.asked.rows > 0 ? one.asked.position_of(one.asked.rows - 1) + 1 : 0;
+            work_ += one.asked.rows * seen * shape.heads * shape.head_dim;
         }
         const bool alone = work_ < team::worth_sharing;
         plan_.deal(planned_, shape.group(), shape.kv_heads, alone ? 1 : threads.threads());

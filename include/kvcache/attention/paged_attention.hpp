@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/attention/attention_part.hpp>
 #include <kvcache/attention/attention_plan.hpp>
 #include <kvcache/attention/attention_walk.hpp>
+#include <kvcache/attention/paged_rows.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/storage/concept.hpp>
 
@@ -24,7 +24,7 @@ void attend(const attention_shape& shape, const paged_rows<Codec, Storage>& page
     const std::size_t at_once = scratch.block.capacity() / shape.group();
     for (std::size_t row = first; row < last; row += at_once) {
         const std::size_t rows = std::min(at_once, last - row);
-        const attention_run run{.first = row, .rows = rows, .end = asked.position + row + rows};
+        const attention_run run{.first = row, .rows = rows, .end = asked.position_of(row + rows - 1) + 1};
         const attention_segment segment{.last = pages.table.size(), .last_run = 1};
         detail::attention_walk<Codec, Storage> walk(shape, {&part, 1}, {&run, 1}, scratch);
         walk.run({.last_segment = 1, .last_run = 1, .last_split = attention_plan::splits(run.end)}, {&segment, 1},

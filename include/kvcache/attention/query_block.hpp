@@ -87,7 +87,7 @@ public:
             to[d * size] = from[d] * scale;
     }
 
-    /// The selected queries take in tiles, which ascend in position.
+    /// The selected queries take in tiles, which ascend in position from split to split, and within a call.
     void attend(std::span<const attention_tile> tiles) {
         while (!tiles.empty()) {
             const std::size_t region = tiles.front().position / split;
@@ -235,6 +235,8 @@ private:
                     continue;
                 float* lanes = weights_.lanes[i][t];
                 f32x16 scores = f32x16::load(lanes);
+                if (tiles[t].holes != nullptr)
+                    scores = scores + f32x16::load(tiles[t].holes);
                 if (tiles[t].first != 0 || last != tile_tokens)
                     scores = within(scores, tiles[t].first, last, -std::numeric_limits<float>::infinity());
                 if (any_above(scores, top))
@@ -243,6 +245,10 @@ private:
                         weights_.rescaled[t] = true;
                         top = larger;
                     }
+                if (top == -std::numeric_limits<float>::infinity()) { // holes only, up to here
+                    f32x16::zero().store(lanes);
+                    continue;
+                }
                 const f32x16 weights = exp(scores - f32x16::broadcast(top));
                 weight = fma(weight, f32x16::broadcast(weights_.rescale[t][i]), weights);
                 weights.store(lanes);

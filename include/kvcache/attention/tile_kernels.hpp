@@ -17,6 +17,7 @@ struct attention_tile {
     std::size_t first = 0;             ///< The first lane in use.
     std::size_t last = 0;              ///< Behind the last lane in use.
     std::size_t position = 0;          ///< Of the first lane in use.
+    const float* holes = nullptr;      ///< (16) Added to the scores: minus infinity for a lane that is not there.
     const float* ahead_keys = nullptr; ///< Of a tile that comes soon: fetched meanwhile; null for none.
     const float* ahead_values = nullptr;
 

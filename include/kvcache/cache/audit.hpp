@@ -30,8 +30,14 @@ public:
         for (std::size_t i = 0; i < state.table.size(); ++i) {
             const page_entry& entry = state.table[i];
             ++held_[index_of(entry.page)];
-            if (i + 1 < state.table.size() && entry.count != page_tokens_)
+            const bool plain = rows < state.exact; // what is woven behind may use any rows of a page
+            if (plain && i + 1 < state.table.size() && rows + page_tokens_ <= state.exact &&
+                entry.count != page_tokens_)
                 return broken("has a page in its middle that is not full");
+            if (plain && (entry.base != 0 || entry.first != 0))
+                return broken("counts a page as exact that was computed elsewhere");
+            if (i < state.sealed && rows + entry.count > state.exact)
+                return broken("has made an approximate page known");
             if (i < state.sealed && index_.run(entry.page).size() != page_tokens_)
                 return broken("counts on a page in the index that is not there");
             if (!agree(entry, state, rows))
@@ -39,6 +45,8 @@ public:
                               std::to_string(index_of(entry.page)));
             rows += entry.count;
         }
+        for (const page_id page : state.sources)
+            ++held_[index_of(page)];
         if (state.has_copied_tail())
             ++held_[index_of(state.tail_before->page)];
         if (rows != state.tokens.size() + state.leased)
@@ -52,7 +60,8 @@ private:
     [[nodiscard]] bool agree(const page_entry& entry, const sequence_state& state, std::size_t rows) const {
         if (rows >= state.tokens.size())
             return true;
-        const auto known = index_.run(entry.page);
+        const auto run = index_.run(entry.page);
+        const auto known = run.subspan(std::min<std::size_t>(entry.first, run.size()));
         const auto own = std::span<const token_id>(state.tokens).subspan(rows);
         const std::size_t both = std::min<std::size_t>({known.size(), entry.count, own.size()});
         return std::ranges::equal(known.first(both), own.first(both));

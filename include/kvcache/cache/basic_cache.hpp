@@ -3,12 +3,15 @@
 
 // Longer than 300 lines: the composition, of short functions that each join several books.
 
+#include <kvcache/cache/chunk_search.hpp>
 #include <kvcache/cache/lease.hpp>
 #include <kvcache/cache/match.hpp>
 #include <kvcache/cache/page_books.hpp>
+#include <kvcache/cache/reuse.hpp>
 #include <kvcache/cache/sequence.hpp>
 #include <kvcache/cache/sequence_books.hpp>
 #include <kvcache/cache/stats.hpp>
+#include <kvcache/cache/weaver.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/identity.hpp>
 #include <kvcache/locking/concept.hpp>
@@ -38,7 +41,12 @@ public:
     using sequence = basic_sequence<basic_cache>;
     using match_type = basic_match<basic_cache>;
     using lease = basic_lease<basic_cache>;
+    using reuse_type = basic_reuse<basic_cache>;
     using locking_type = typename Locking::state;
+
+    /// Whether the index finds chunks by their content, and the codec keeps row by row.
+    static constexpr bool knows_chunks =
+        row_writer<codec_type> && chunk_index_state<decltype(std::declval<const Index&>().open(page_shape{}, 0))>;
 
     /// `tenants` is how many there may be; zero for a cache that its user alone has.
     basic_cache(std::size_t tenants, identity id, page_shape shape, budget limit, Codec codec, Storage storage,
@@ -118,7 +126,7 @@ public:
         const std::size_t exact = sequences_.exact().needed(copies, state.table.size(), fresh, at_once);
         const std::size_t needed = fresh + (copies ? 1 : 0) + books_.exact().more_aside(exact);
         if (needed > books_.room(state.tenant))
-            return refuse(state, rows, needed);
+            return sequences_.refuse(state, rows, needed, codec_.page_bytes());
 
         state.prepare(fresh, rows);
         state.pages_before = state.table.size();
@@ -127,17 +135,56 @@ public:
         state.has_lease = true;
         state.leased_at = std::chrono::steady_clock::now();
         try {
-            if (take_rows(state, in_tail, behind, copies ? used : 0) && sequences_.exact().open(state, used, at_once))
+            if (sequences_.take_rows(state, codec_, in_tail, behind, copies ? used : 0) &&
+                sequences_.exact().open(state, used, at_once))
                 return lease(*this, state);
         } catch (...) {
             sequences_.undo(state);
             throw;
         }
         sequences_.undo(state);
-        return refuse(state, rows, needed);
+        return sequences_.refuse(state, rows, needed, codec_.page_bytes());
+    }
+
+    /// What is known of a prompt behind the tokens of a sequence, which begins it: chunks that `note` was told of,
+    /// anywhere in it. Pinned. Cost: O(tokens).
+    [[nodiscard]] reuse_type find(const sequence& behind, std::span<const token_id> tokens) requires knows_chunks {
+        const std::lock_guard guard(lock_);
+        chunk_search search(books_.index(), behind.state_->tenant, shape_.tokens, tokens, behind.size());
+        auto pins = std::make_unique<sequence_state>();
+        pins->tenant = behind.state_->tenant;
+        pins->sources = std::move(search.sources);
+        return {adopt(std::move(pins)), std::move(search.found)};
+    }
+
+    /// Remembers the exact tokens [first, first + count) of a sequence as a chunk, for as long as their pages stay.
+    /// Returns whether it is known now: not one that is shorter than the index wants, or whose pages are not known.
+    bool note(const sequence& of, std::size_t first, std::size_t count) requires knows_chunks {
+        expects(count > 0 && first + count <= of.exact(), "a chunk is of exact tokens");
+        const std::lock_guard guard(lock_);
+        return sequences_.note(*of.state_, first, count);
+    }
+
+    /// As above for `rows` rows of which some are kept as they were found: those of its approximate spans that are not
+    /// among the positions of `rerun`, which ascend. The lease writes the others. Requires: the sequence is exact, and
+    /// begins the prompt that was looked for.
+    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, const reuse_type& found,
+                                        std::span<const std::size_t> rerun) {
+        const std::lock_guard guard(lock_);
+        sequence_state& state = *to.state_;
+        expects(!state.has_lease && state.exact == sequence_state::all, "rows are woven behind an exact sequence");
+        weaver woven(state.tokens.size(), rows, found.map().runs, found.map().entries, rerun);
+        const std::size_t needed = woven.own_pages(shape_.tokens);
+        if (needed > books_.room(state.tenant))
+            return sequences_.refuse(state, rows, needed, codec_.page_bytes());
+        if (sequences_.weave(state, woven, found.pins_.state_->sources))
+            return lease(*this, state);
+        return sequences_.refuse(state, rows, needed, codec_.page_bytes());
     }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
+    /// What the recompute policy has opened.
+    [[nodiscard]] const auto& recompute() const noexcept { return recompute_; }
     [[nodiscard]] const identity& id() const noexcept { return identity_; }
     [[nodiscard]] const codec_type& codec() const noexcept { return codec_; }
     [[nodiscard]] const storage_type& storage() const noexcept { return books_.pool().storage(); }
@@ -166,13 +213,8 @@ public:
 
     /// A paragraph for people: shape, codec, how full, identity.
     [[nodiscard]] std::string describe() const {
-        const cache_stats now = stats();
-        const auto number = [](std::size_t n) { return std::to_string(n); };
-        return "kvcache: " + number(shape_.layers) + " layers, " + number(shape_.kv_heads) + " KV heads of " +
-               number(shape_.head_dim) + ", pages of " + number(shape_.tokens) + " tokens and " +
-               number(now.page_bytes) + " bytes (" + codec_.name() + "); " + number(now.pages) +
-               " pages: " + number(now.held) + " held by " + number(now.sequences) + " sequences, " + number(now.idle) +
-               " idle, " + number(now.free) + " free; identity " + to_string(digest_of(identity_));
+        return "kvcache: " + describe_pages(shape_, codec_.name(), stats()) + "; identity " +
+               to_string(digest_of(identity_));
     }
 
     /// Proves the books: every page is free, held or idle, every holder is counted, every run is what its holders say.
@@ -218,15 +260,7 @@ public:
     [[nodiscard]] sequence fork(const sequence_state& from, std::size_t tokens) {
         expects(tokens <= from.tokens.size() && !from.has_lease, "a fork lies inside a sequence without a lease");
         const std::lock_guard guard(lock_);
-        tokens = sequences_.exact().kept(from, tokens);
-        auto copy = std::make_unique<sequence_state>();
-        copy->tokens.assign(from.tokens.begin(), from.tokens.begin() + static_cast<std::ptrdiff_t>(tokens));
-        copy->table = from.table;
-        copy->table.resize(copy->cut(tokens));
-        copy->sealed = std::min(from.sealed, copy->full_entries(shape_.tokens));
-        copy->tenant = from.tenant;
-        copy->shares = from.shares;
-        return adopt(std::move(copy));
+        return adopt(from.begin(sequences_.exact().kept(from, tokens), shape_.tokens));
     }
 
     void truncate(sequence_state& state, std::size_t tokens) {
@@ -282,42 +316,6 @@ private:
     [[nodiscard]] sequence adopt(std::unique_ptr<sequence_state> state) noexcept {
         sequences_.enter(*state);
         return {*this, std::move(state)};
-    }
-
-    // Gives the table `in_tail` rows of the last page, copied if its first `copied` rows are not to be written over,
-    // and `behind` rows of new pages. False if the storage refuses.
-    [[nodiscard]] bool take_rows(sequence_state& state, std::size_t in_tail, std::size_t behind, std::size_t copied) {
-        if (copied > 0) {
-            const auto own = books_.allocate(state.tenant);
-            if (!own)
-                return false;
-            const page_id shared = std::exchange(state.table.back().page, *own);
-            if constexpr (row_writer<codec_type>)
-                codec_.copy(bytes(shared), bytes(*own), copied);
-            const page_id pair[] = {shared, *own};
-            books_.tell({event_kind::copied, copied, 0, 1, pair});
-        }
-        if (in_tail > 0)
-            state.table.back().count += static_cast<std::uint32_t>(in_tail);
-        while (behind > 0) {
-            const auto page = books_.allocate(state.tenant);
-            if (!page)
-                return false;
-            const std::size_t count = std::min<std::size_t>(behind, shape_.tokens);
-            state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
-            behind -= count;
-        }
-        return true;
-    }
-
-    [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages) {
-        books_.tell({event_kind::refused, 0, rows, pages});
-        const bool over_quota = books_.room(state.tenant) < books_.available();
-        const std::size_t all = over_quota ? books_.tenants().usage(state.tenant).quota : books_.pool().pages();
-        return {error_code::out_of_memory, over_quota ? "quota" : "pages",
-                std::to_string(rows) + " tokens need " + std::to_string(pages) + " pages of " +
-                    std::to_string(codec_.page_bytes()) + " bytes; " + std::to_string(books_.room(state.tenant)) +
-                    " of " + std::to_string(all) + " can be had"};
     }
 
     page_shape shape_;

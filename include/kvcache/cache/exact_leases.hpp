@@ -68,15 +68,15 @@ public:
                 ring.places.back() = pages_.exact().make();
                 ring.places.back()->begin(0);
             }
-            state.exact.resize(state.table.size());
+            state.exact_rows.resize(state.table.size());
         } catch (const std::bad_alloc&) {
             std::erase(state.ring.places, nullptr);
             return false;
         }
         for (std::size_t i = 0; i < state.table.size(); ++i)
-            state.exact[i] = i < state.pages_before ? pages_.exact().of(state.table[i].page) : state.ring.at(i);
+            state.exact_rows[i] = i < state.pages_before ? pages_.exact().of(state.table[i].page) : state.ring.at(i);
         if (state.tail_before)
-            state.exact[state.pages_before - 1]->begin(used);
+            state.exact_rows[state.pages_before - 1]->begin(used);
         return pages_.keep_free(pages_.exact().aside());
     }
 

@@ -42,14 +42,16 @@ public:
         expects(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
         expects(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
                 "a row of keys or values has head_dim numbers for each KV head");
+        expects(!keeps(row), "a row that is kept from elsewhere is not written");
         const std::size_t tail = state_->pages_before - (state_->tail_before ? 1 : 0);
         const std::size_t used = state_->tail_before ? state_->tail_before->first + state_->tail_before->count : 0;
-        const page_entry& entry = state_->table[tail + (used + row) / shape.tokens];
-        const auto bytes = cache_->bytes(entry.page);
-        const auto at = static_cast<std::uint32_t>((used + row) % shape.tokens);
+        const bool woven = !state_->woven.empty();
+        const page_id page = woven ? state_->woven[row].page : state_->table[tail + (used + row) / shape.tokens].page;
+        const auto bytes = cache_->bytes(page);
+        const auto at = woven ? state_->woven[row].row : static_cast<std::uint32_t>((used + row) % shape.tokens);
         if constexpr (page_writer<typename Cache::codec_type>) {
-            state_->exact[tail + (used + row) / shape.tokens]->write(cache_->codec(), bytes, layer, at, keys, values);
-            return;
+            state_->exact_rows[tail + (used + row) / shape.tokens]->write(cache_->codec(), bytes, layer, at, keys,
+                                                                          values);
         } else {
             for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
                 cache_->codec().encode(bytes, {layer, head_id{head}, at},
@@ -58,11 +60,23 @@ public:
         }
     }
 
+    [[nodiscard]] const page_shape& shape() const noexcept { return cache_->shape(); }
+
+    /// Whether a row is kept as it was computed elsewhere.
+    [[nodiscard]] bool keeps(std::size_t row) const noexcept {
+        return state_ != nullptr && row < state_->woven.size() && state_->woven[row].kept;
+    }
+    /// Where the rows of a woven lease lie; empty for another.
+    [[nodiscard]] std::span<const woven_row> woven() const noexcept {
+        return state_ != nullptr ? std::span<const woven_row>(state_->woven) : std::span<const woven_row>();
+    }
+
     /// The sequence's pages, reserved rows included, as attention reads them.
     [[nodiscard]] auto pages() const {
         expects(state_ != nullptr, "a lease shows its pages until it ends");
         return paged_rows<typename Cache::codec_type, typename Cache::storage_type>{
-            &cache_->codec(), &cache_->storage(), state_->table, state_->exact};
+            &cache_->codec(), &cache_->storage(), state_->table, state_->exact_rows,
+            state_->exact != sequence_state::all};
     }
 
     /// Publishes the first tokens.size() rows as these tokens, gives the others back, and ends the lease.
@@ -71,6 +85,7 @@ public:
     void commit(std::span<const token_id> tokens) {
         expects(state_ != nullptr, "a lease is committed once");
         expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
+        expects(state_->woven.empty() || tokens.size() == rows(), "a woven lease is committed whole");
         cache_->commit(*state_, tokens);
         state_ = nullptr;
     }

@@ -103,6 +103,9 @@ public:
         return true;
     }
 
+    /// The index, to note chunks in.
+    [[nodiscard]] rooted_index<Index>& chunks() noexcept { return index_; }
+
     void hold(page_id page) noexcept {
         if (pool_.holders(page) == 0)
             wake(page);

@@ -41,6 +41,16 @@ public:
     }
     [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return match(0, tokens); }
 
+    /// Chunks that a tenant has noted; where the index knows chunks.
+    [[nodiscard]] std::vector<chunk_match> chunks(std::uint32_t tenant, std::span<const token_id> tokens,
+                                                  std::size_t known) const requires chunk_index_state<Index> {
+        return index_.chunks(tenant, tokens, known);
+    }
+    bool note(std::uint32_t tenant, page_id last, std::uint32_t end,
+              std::size_t count) requires chunk_index_state<Index> {
+        return index_.note(tenant, last, end, count);
+    }
+
     insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
         return index_.insert(parent, tokens, page);
     }

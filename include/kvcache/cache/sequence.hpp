@@ -4,6 +4,8 @@
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/core/contract.hpp>
 
+#include <algorithm>
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <utility>
@@ -32,6 +34,9 @@ public:
     /// How many tokens have their keys and values in place.
     [[nodiscard]] std::size_t size() const noexcept { return state_->tokens.size(); }
     [[nodiscard]] std::span<const token_id> tokens() const noexcept { return state_->tokens; }
+    /// How many leading tokens are exact: the same bits as with nothing reused. Those behind came from another past, or
+    /// attended to such; nobody else is ever given them.
+    [[nodiscard]] std::size_t exact() const noexcept { return std::min(state_->exact, size()); }
     [[nodiscard]] std::span<const page_entry> table() const noexcept { return state_->table; }
 
     /// A sequence of its own that shares the first `tokens` tokens; a page cut in the middle is copied by whoever

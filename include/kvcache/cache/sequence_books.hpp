@@ -4,6 +4,7 @@
 #include <kvcache/cache/audit.hpp>
 #include <kvcache/cache/exact_leases.hpp>
 #include <kvcache/cache/sequence_state.hpp>
+#include <kvcache/cache/weaver.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/page_table.hpp>
 #include <kvcache/core/result.hpp>
@@ -15,7 +16,9 @@
 #include <new>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace kvcache {
 
@@ -47,6 +50,8 @@ public:
 
     /// Enters a sequence, which from now on holds the pages of its table.
     void enter(sequence_state& state) noexcept {
+        for (const page_id page : state.sources)
+            pages_.hold(page);
         for (const page_entry& entry : state.table)
             pages_.hold(entry.page);
         for (auto entry = state.table.rbegin(); entry != state.table.rend(); ++entry)
@@ -61,6 +66,7 @@ public:
         undo(state);
         for (; !state.table.empty(); state.table.pop_back())
             pages_.drop(state.table.back().page);
+        forget_sources(state);
         state.previous->next = state.next;
         state.next->previous = state.previous;
     }
@@ -72,6 +78,105 @@ public:
         for (; state.table.size() > kept; state.table.pop_back())
             pages_.drop(state.table.back().page);
         state.sealed = std::min(state.sealed, state.full_entries(page_tokens_));
+        if (tokens <= state.exact && !state.has_lease) {
+            state.exact = sequence_state::all; // what was approximate is gone
+            forget_sources(state);
+        }
+    }
+
+    /// Gives the table `in_tail` rows of the last page, copied if its first `copied` rows are not to be written over,
+    /// and `behind` rows of new pages. False if the storage refuses.
+    template <class Codec>
+    [[nodiscard]] bool take_rows(sequence_state& state, const Codec& codec, std::size_t in_tail, std::size_t behind,
+                                 std::size_t copied) {
+        if (copied > 0) {
+            const auto own = pages_.allocate(state.tenant);
+            if (!own)
+                return false;
+            const page_id shared = std::exchange(state.table.back().page, *own);
+            if constexpr (row_writer<Codec>)
+                codec.copy(pages_.pool().bytes(shared), pages_.pool().bytes(*own), copied);
+            const page_id pair[] = {shared, *own};
+            pages_.tell({event_kind::copied, copied, 0, 1, pair});
+        }
+        if (in_tail > 0)
+            state.table.back().count += static_cast<std::uint32_t>(in_tail);
+        while (behind > 0) {
+            const auto page = pages_.allocate(state.tenant);
+            if (!page)
+                return false;
+            const std::size_t count = std::min<std::size_t>(behind, page_tokens_);
+            state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
+            behind -= count;
+        }
+        return true;
+    }
+
+    /// Puts woven rows behind a sequence, as a lease, and holds what they were taken from. False, and nothing has
+    /// changed, if the storage refuses. Throws: bad_alloc, likewise.
+    [[nodiscard]] bool weave(sequence_state& state, weaver& woven, std::span<const page_id> sources) {
+        std::vector<page_id> own;
+        const std::size_t needed = woven.own_pages(page_tokens_);
+        own.reserve(needed);
+        const auto give_back = [&] {
+            for (const page_id page : own)
+                pages_.drop(page);
+        };
+        while (own.size() < needed) {
+            const auto page = pages_.allocate(state.tenant);
+            if (!page) {
+                give_back();
+                return false;
+            }
+            own.push_back(*page);
+            std::ranges::fill(pages_.pool().bytes(*page), std::byte{}); // rows nobody writes are read, with no weight
+        }
+        try {
+            woven.take(own, page_tokens_);
+            const std::vector<page_entry> table = woven.table();
+            state.prepare(table.size(), woven.rows().size());
+            state.sources.assign(sources.begin(), sources.end());
+            state.pages_before = state.table.size();
+            state.table.insert(state.table.end(), table.begin(), table.end());
+        } catch (...) {
+            state.sources.clear();
+            give_back();
+            throw;
+        }
+        for (const page_id page : state.sources)
+            pages_.hold(page);
+        for (std::size_t i = state.pages_before; i < state.table.size(); ++i)
+            pages_.hold(state.table[i].page);
+        give_back(); // the entries hold them now
+        state.tail_before.reset();
+        state.woven = std::move(woven.rows());
+        state.leased = state.woven.size();
+        state.exact = state.tokens.size();
+        state.has_lease = true;
+        return true;
+    }
+
+    /// Tells of rows that find no pages, and why.
+    [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages,
+                               std::size_t page_bytes) {
+        pages_.tell({event_kind::refused, 0, rows, pages});
+        const bool over_quota = pages_.room(state.tenant) < pages_.available();
+        const std::size_t all = over_quota ? pages_.tenants().usage(state.tenant).quota : pages_.pool().pages();
+        return {error_code::out_of_memory, over_quota ? "quota" : "pages",
+                std::to_string(rows) + " tokens need " + std::to_string(pages) + " pages of " +
+                    std::to_string(page_bytes) + " bytes; " + std::to_string(pages_.room(state.tenant)) + " of " +
+                    std::to_string(all) + " can be had"};
+    }
+
+    /// Makes tokens of a sequence known as a chunk. False if they lie in no known page, or the index has no memory.
+    bool note(const sequence_state& state, std::size_t first, std::size_t count) {
+        const std::size_t last = first + count - 1;
+        try {
+            return pages_.chunks().note(state.tenant, state.table[last / page_tokens_].page,
+                                        static_cast<std::uint32_t>(last % page_tokens_ + 1), count);
+        } catch (const std::bad_alloc&) {
+            return false;
+        }
     }
 
     /// Ends a lease: its first rows are these tokens, the others are given back. Of a codec of whole pages, rows of a
@@ -104,6 +209,7 @@ public:
             state.table.back() = *state.tail_before;
         exact_.end(state.ring);
         state.end_lease();
+        truncate(state, state.tokens.size());
     }
 
     /// Proves the books of sequences and pages.
@@ -131,6 +237,8 @@ private:
             page_entry& entry = state.table[i];
             if (whole_ && entry.count < page_tokens_)
                 break;
+            if (i * page_tokens_ + entry.count > state.exact) // approximate from here on: never known
+                return;
             const auto run = std::span<const token_id>(state.tokens).subspan(i * page_tokens_, entry.count);
             const auto parent = i > 0 ? std::optional(state.table[i - 1].page) : pages_.index().root_of(state.tenant);
             try {
@@ -141,6 +249,11 @@ private:
                 state.shares = false;
             }
         }
+    }
+
+    void forget_sources(sequence_state& state) noexcept {
+        for (; !state.sources.empty(); state.sources.pop_back())
+            pages_.drop(state.sources.back());
     }
 
     PageBooks& pages_;

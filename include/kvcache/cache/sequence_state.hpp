@@ -9,41 +9,57 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 namespace kvcache {
 
+/// Where a row of a woven lease lies.
+struct woven_row {
+    page_id page = {};
+    std::uint32_t row = 0;
+    bool kept = false;     ///< Computed elsewhere, and not to be written.
+    std::int64_t base = 0; ///< The position its keys are rotated from.
+};
+
 /// The books of one sequence: its tokens, the pages that hold them, and what a lease has under way. Every live one is
 /// on a ring of its cache, so that `check` can count every holder.
 struct sequence_state {
+    static constexpr std::size_t all = static_cast<std::size_t>(-1);
+
     std::vector<token_id> tokens = {};
     std::vector<page_entry> table = {};
     std::size_t sealed = 0;   ///< Leading pages that are full and in the index.
     std::size_t prompt = 0;   ///< Tokens of the request that it is opened for, until it has them; 0 if unknown.
     std::uint32_t tenant = 0; ///< Whose it is; 0 in a cache without tenants.
+    std::size_t exact = all;  ///< Leading tokens that attended to nothing approximate; `all` if every one.
     bool shares = true;       ///< False once the index had no memory for its pages: from there on they are its own.
 
     /// Where the tokens move as they grow; then where they were, until the next lease: somebody may still look there.
     std::vector<token_id> room = {};
+
+    /// Held beside the table: the pages that approximate rows were taken from, and what those continue, first.
+    std::vector<page_id> sources = {};
 
     // A lease: rows behind `tokens` that the table has already, and how to take them back.
     bool has_lease = false;
     std::size_t leased = 0;
     std::chrono::steady_clock::time_point leased_at = {};
     std::size_t pages_before = 0;
+    std::vector<woven_row> woven = {};          ///< By row of the lease, where some are kept from elsewhere.
     std::optional<page_entry> tail_before = {}; ///< The last entry as it was; if its page differs, it is still held.
 
-    exact_ring ring = {};                ///< For a codec of whole pages: the exact rows of the pages it adds.
-    std::vector<exact_page*> exact = {}; ///< By entry: what queries may read exactly.
+    exact_ring ring = {};                     ///< For a codec of whole pages: the exact rows of the pages it adds.
+    std::vector<exact_page*> exact_rows = {}; ///< By entry: what queries may read exactly.
 
     sequence_state* previous = nullptr;
     sequence_state* next = nullptr;
 
     /// The rows in use of the last page if it has room for more; none if a next row begins a page.
     [[nodiscard]] std::optional<std::uint32_t> open_rows(std::size_t page_tokens) const noexcept {
-        if (table.empty() || table.back().first + table.back().count == page_tokens)
+        if (table.empty() || table.back().base != 0 || table.back().first + table.back().count == page_tokens)
             return std::nullopt;
         return table.back().first + table.back().count;
     }
@@ -66,6 +82,22 @@ struct sequence_state {
     /// Whether a lease has put a copy in the place of the last page.
     [[nodiscard]] bool has_copied_tail() const noexcept {
         return tail_before && tail_before->page != table[pages_before - 1].page;
+    }
+
+    /// The books of a sequence that begins with the first `count` tokens and pages of this one.
+    [[nodiscard]] std::unique_ptr<sequence_state> begin(std::size_t count, std::size_t page_tokens) const {
+        auto copy = std::make_unique<sequence_state>();
+        copy->tokens.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(count));
+        copy->table = table;
+        copy->table.resize(copy->cut(count));
+        copy->sealed = std::min(sealed, copy->full_entries(page_tokens));
+        copy->tenant = tenant;
+        copy->shares = shares;
+        if (count > exact) {
+            copy->exact = exact;
+            copy->sources = sources;
+        }
+        return copy;
     }
 
     /// Takes room for more pages and tokens, so that adding them cannot fail. Throws: bad_alloc, and the sequence is as
@@ -94,11 +126,13 @@ struct sequence_state {
         std::ranges::copy(more, tokens.begin() + static_cast<std::ptrdiff_t>(old));
     }
 
+    /// Ends a lease and forgets what it had under way.
     void end_lease() noexcept {
         has_lease = false;
+        woven.clear();
         leased = 0;
         tail_before.reset();
-        exact.clear();
+        exact_rows.clear();
     }
 };
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/shape.hpp>
+
 #include <cstddef>
+#include <string>
 
 namespace kvcache {
 
@@ -19,5 +22,15 @@ struct cache_stats {
 
     friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;
 };
+
+/// How full a cache of these pages is, for people.
+[[nodiscard]] inline std::string describe_pages(const page_shape& shape, const std::string& codec,
+                                                const cache_stats& now) {
+    const auto number = [](std::size_t n) { return std::to_string(n); };
+    return number(shape.layers) + " layers, " + number(shape.kv_heads) + " KV heads of " + number(shape.head_dim) +
+           ", pages of " + number(shape.tokens) + " tokens and " + number(now.page_bytes) + " bytes (" + codec + "); " +
+           number(now.pages) + " pages: " + number(now.held) + " held by " + number(now.sequences) + " sequences, " +
+           number(now.idle) + " idle, " + number(now.free) + " free";
+}
 
 } // namespace kvcache

@@ -39,6 +39,8 @@ public:
     using sequence = typename Cache::sequence;
     using match_type = typename Cache::match_type;
     using lease = typename Cache::lease;
+    using reuse_type = typename Cache::reuse_type;
+    static constexpr bool knows_chunks = Cache::knows_chunks;
 
     /// The longest run of `tokens` that this tenant has stored, pinned.
     [[nodiscard]] match_type match(std::span<const token_id> tokens) const { return cache_->match_as(number_, tokens); }
@@ -52,6 +54,20 @@ public:
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, std::size_t at_once) const {
         return cache_->reserve(to, rows, at_once);
     }
+
+    /// As the cache's, within what this tenant has stored.
+    [[nodiscard]] reuse_type find(const sequence& behind,
+                                  std::span<const token_id> tokens) const requires Cache::knows_chunks {
+        return cache_->find(behind, tokens);
+    }
+    bool note(const sequence& of, std::size_t first, std::size_t count) const requires Cache::knows_chunks {
+        return cache_->note(of, first, count);
+    }
+    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, const reuse_type& found,
+                                        std::span<const std::size_t> rerun) const {
+        return cache_->reserve(to, rows, found, rerun);
+    }
+    [[nodiscard]] const auto& recompute() const noexcept { return cache_->recompute(); }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return cache_->shape(); }
     [[nodiscard]] const codec_type& codec() const noexcept { return cache_->codec(); }

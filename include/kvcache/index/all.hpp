@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/index/chunk.hpp>
 #include <kvcache/index/concept.hpp>
 #include <kvcache/index/hash_chain.hpp>
 #include <kvcache/index/radix.hpp>
@@ -10,6 +11,6 @@
 namespace kvcache {
 
 /// Every index policy of the library, with its standard options.
-using index_policies = std::tuple<radix, hash_chain>;
+using index_policies = std::tuple<radix, hash_chain, chunk>;
 
 } // namespace kvcache

@@ -7,6 +7,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <vector>
@@ -52,6 +53,25 @@ concept index_state = requires(S s, const S c, std::span<const token_id> tokens,
     { c.leaf(page) } -> std::same_as<bool>;
     { c.parent(page) } -> std::same_as<std::optional<page_id>>;
     { c.run(page) } -> std::same_as<std::span<const token_id>>;
+};
+
+/// A run of a prompt's tokens that is stored somewhere, behind whatever past.
+struct chunk_match {
+    std::size_t first = 0; ///< In the prompt.
+    std::size_t count = 0; ///< Tokens.
+    page_id last = {};     ///< The page of its last token; those before it are the page's ancestors.
+    std::uint32_t end = 0; ///< Rows of that page up to its end.
+
+    friend bool operator==(const chunk_match&, const chunk_match&) = default;
+};
+
+/// An index that also finds tokens by their content alone. Salts keep those apart who must not find each other's.
+template <class S>
+concept chunk_index_state = index_state<S> &&
+    requires(S s, const S c, std::span<const token_id> tokens, std::uint64_t salt, page_id page, std::uint32_t end,
+             std::size_t count) {
+    { s.note(salt, page, end, count) } -> std::same_as<bool>;
+    { c.chunks(salt, tokens, count) } -> std::same_as<std::vector<chunk_match>>;
 };
 
 /// How known tokens are found.

@@ -23,10 +23,18 @@ public:
     void deal(const attention_shape& shape, std::span<const batch_part<Lease>> batch, const query_rows& rows,
               const team& threads) {
         parts_.clear();
+        limits_.clear();
+        std::size_t scattered = 0;
+        for (const auto& part : batch)
+            scattered += part.rows.empty() ? 0 : part.tokens.size();
+        limits_.reserve(scattered); // so that they stay where they are
         query_rows asked = rows;
         for (const auto& part : batch) {
             asked.position = part.position(0);
             asked.rows = part.tokens.size();
+            asked.positions = part.rows.empty() ? nullptr : limits_.data() + limits_.size();
+            for (std::size_t i = 0; i < part.rows.size(); ++i)
+                limits_.push_back(part.limit(i));
             parts_.push_back({part.lease->pages(), asked});
             asked.queries += asked.rows * asked.stride;
             asked.rotations += asked.rows * shape.head_dim;
@@ -44,6 +52,7 @@ private:
     using attention = decltype(over(std::declval<const Lease&>().pages()));
 
     std::vector<typename attention::part> parts_;
+    std::vector<std::size_t> limits_; // of the rows of parts that are not consecutive
     attention attention_;
 };
 

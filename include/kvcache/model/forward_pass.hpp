@@ -66,13 +66,29 @@ public:
                         threads_);
     }
 
-    /// Runs one block: writes its keys and values into the leases, and attends to them and all before.
+    /// Makes the keys and values of one block, and writes them nowhere. Behind it, no other block can run.
+    void project(layer_id layer) {
+        const block_weights& w = model_.weights.layers[index_of(layer)];
+        for_rows(x_.columns(), [&](std::size_t row) { norm(row, w.attention_norm); });
+        w.qkv.apply(normed_.in(rows_.size()), qkv_.out(), threads_, int8_);
+        if (model_.config.qk_norm)
+            for_rows(qkv_.columns(), [&](std::size_t row) {
+                norm_heads(qkv_.row(row).first(q_), w.q_norm);
+                norm_heads(qkv_.row(row).subspan(q_, kv_), w.k_norm);
+            });
+    }
+
+    /// What `project` made of a row of the batch, not rotated. (kv_heads, head_dim)
+    [[nodiscard]] std::span<const float> keys(std::size_t row) { return qkv_.row(row).subspan(q_, kv_); }
+    [[nodiscard]] std::span<const float> values(std::size_t row) { return qkv_.row(row).subspan(q_ + kv_); }
+
+    /// Runs one block: writes its keys and values into the leases, and attends to them and all before. A row that its
+    /// lease keeps from elsewhere is not written: it asks.
     void forward(layer_id layer) {
         const block_weights& w = model_.weights.layers[index_of(layer)];
         const std::size_t rows = rows_.size(), inner = model_.config.intermediate_size;
-        for_rows(x_.columns(), [&](std::size_t row) { norm(row, w.attention_norm); });
-        w.qkv.apply(normed_.in(rows), qkv_.out(), threads_, int8_);
-        for_rows(qkv_.columns(), [&](std::size_t row) { place(layer, w, row); });
+        project(layer);
+        for_rows(qkv_.columns(), [&](std::size_t row) { place(layer, row); });
         attention_.attend(layer, threads_);
         w.output.apply(attended_.in(rows), normed_.out(), threads_, int8_);
         for_rows(2 * x_.columns(), [&](std::size_t row) {
@@ -144,19 +160,17 @@ private:
         rms_norm(x_.row(row), weight, model_.config.rms_norm_eps, normed_.row(row));
     }
 
-    // Normalises heads where the model does, rotates the keys, and writes keys and values into the pages.
-    void place(layer_id layer, const block_weights& w, std::size_t row) {
+    // Rotates the keys, and writes keys and values into the pages.
+    void place(layer_id layer, std::size_t row) {
         const std::size_t dim = model_.config.head_dim;
-        const auto heads = qkv_.row(row).first(q_), keys = qkv_.row(row).subspan(q_, kv_),
-                   values = qkv_.row(row).subspan(q_ + kv_);
-        if (model_.config.qk_norm) {
-            norm_heads(heads, w.q_norm);
-            norm_heads(keys, w.k_norm);
-        }
+        const auto& part = batch_[rows_[row].part];
+        const std::size_t to = part.row_of(rows_[row].row);
+        if (part.lease->keeps(to))
+            return;
+        const auto keys = qkv_.row(row).subspan(q_, kv_), values = qkv_.row(row).subspan(q_ + kv_);
         for (std::size_t at = 0; at < kv_; at += dim)
             rotate_head(keys.subspan(at, dim), rotation(row), keys.subspan(at, dim));
-        const auto& part = batch_[rows_[row].part];
-        part.lease->write(layer, part.row + rows_[row].row, keys, values);
+        part.lease->write(layer, to, keys, values);
     }
 
     void norm_heads(std::span<float> heads, std::span<const float> weight) const {

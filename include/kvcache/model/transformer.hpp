@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/identity.hpp>
+#include <kvcache/core/result.hpp>
 #include <kvcache/core/shape.hpp>
 #include <kvcache/model/forward_pass.hpp>
 #include <kvcache/model/rope_frequencies.hpp>
@@ -39,6 +40,21 @@ public:
         return {static_cast<std::uint32_t>(config_.layers), static_cast<std::uint32_t>(config_.kv_heads),
                 static_cast<std::uint32_t>(config_.head_dim), tokens};
     }
+
+    /// Whether keys that were rotated for one position can serve at another: where positions only ever rotate.
+    /// Errors: unsupported, with what stands against it.
+    [[nodiscard]] result<void> keys_can_move() const {
+        switch (config_.rope.scaling) {
+        case rope_config::kind::none:
+        case rope_config::kind::linear:
+        case rope_config::kind::llama3:
+            return {};
+        }
+        return error{error_code::unsupported, "rope.scaling",
+                     "this scaling of RoPE is not known to be a pure rotation"};
+    }
+    /// What rotates its queries and keys.
+    [[nodiscard]] const rope& rotation() const noexcept { return rope_; }
 
     /// What makes this model's pages its own; `weights` is the digest of its checkpoint.
     [[nodiscard]] identity id(digest weights) const {

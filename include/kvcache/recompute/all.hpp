@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/recompute/blend.hpp>
 #include <kvcache/recompute/concept.hpp>
+#include <kvcache/recompute/everything.hpp>
 #include <kvcache/recompute/exact_prefix.hpp>
+#include <kvcache/recompute/head.hpp>
+#include <kvcache/recompute/none.hpp>
+#include <kvcache/recompute/random_rows.hpp>
+#include <kvcache/recompute/seam.hpp>
 
 #include <tuple>
 
 namespace kvcache {
 
 /// Every recompute policy of the library, with its standard options.
-using recompute_policies = std::tuple<exact_prefix>;
+using recompute_policies = std::tuple<exact_prefix, none, seam, head, blend, random_rows, everything>;
 
 } // namespace kvcache

@@ -29,6 +29,32 @@ struct answer {
     bool stopped = false; ///< By a stop token, not by the length or the caller.
 };
 
+/// Says tokens one by one behind a sequence whose last logits are `next`, (1, vocabulary), and adds them to `ids`: each
+/// is drawn, handed to `say`, and run, unless it is the last. Returns whether a stop token ended them. Errors: as
+/// generate.
+template <class Cache, class Model, class Say>
+[[nodiscard]] result<bool> say_on(pipeline<Cache, Model>& through, typename Cache::sequence& behind, matrix next,
+                                  const sampler& draw, const stopping& until, std::vector<token_id>& ids, Say say) {
+    // The last token is said and not run, so it needs no position.
+    const std::size_t most = std::min(until.max_tokens, through.max_positions() - behind.size() + 1);
+    bool stopped = false;
+    while (ids.size() < most) {
+        const auto logits = row_of(std::as_const(next), 0);
+        if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); }))
+            return error{error_code::malformed, "logits",
+                         "the model gave a logit that is no finite number; its weights are damaged"};
+        const token_id token = draw.draw(logits, ids.size());
+        ids.push_back(token);
+        const bool go_on = say(token, logits);
+        stopped = std::ranges::find(until.stop, token) != until.stop.end();
+        if (stopped || !go_on || ids.size() == most)
+            break;
+        if (auto ran = through.extend(behind, {&ids.back(), 1}, logits_of::last, next); !ran)
+            return ran.error();
+    }
+    return stopped;
+}
+
 /// Runs a prompt and says tokens one by one: each is drawn, handed to `say`, and run, unless it is the last.
 /// `say(token, logits)` is given the logits it was drawn from, (vocabulary), and returns whether to go on. Errors:
 /// those of pipeline::feed; an error after some tokens were said (no page left) is returned too.
@@ -40,23 +66,11 @@ template <class Cache, class Model, class Say>
     if (!begun)
         return begun.error();
     answer<Cache> made{std::move(*begun)};
-    matrix next = made.prompt.logits.bottomRows(1);
-    // The last token is said and not run, so it needs no position.
-    const std::size_t most = std::min(until.max_tokens, through.max_positions() - prompt.size() + 1);
-    while (made.ids.size() < most) {
-        const auto logits = row_of(std::as_const(next), 0);
-        if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); }))
-            return error{error_code::malformed, "logits",
-                         "the model gave a logit that is no finite number; its weights are damaged"};
-        const token_id token = draw.draw(logits, made.ids.size());
-        made.ids.push_back(token);
-        const bool go_on = say(token, logits);
-        made.stopped = std::ranges::find(until.stop, token) != until.stop.end();
-        if (made.stopped || !go_on || made.ids.size() == most)
-            break;
-        if (auto ran = through.extend(made.prompt.sequence, {&made.ids.back(), 1}, logits_of::last, next); !ran)
-            return ran.error();
-    }
+    const auto said =
+        say_on(through, made.prompt.sequence, made.prompt.logits.bottomRows(1), draw, until, made.ids, std::move(say));
+    if (!said)
+        return said.error();
+    made.stopped = *said;
     return made;
 }
 

@@ -101,16 +101,7 @@ public:
         return {};
     }
 
-    /// Positions the model can tell apart.
-    [[nodiscard]] std::size_t max_positions() const noexcept { return model_.max_positions(); }
-
-private:
-    // Takes back, however a call ends, the leases that were not committed.
-    struct ending {
-        std::vector<lease>& leases;
-        ~ending() { leases.clear(); }
-    };
-
+    /// Whether tokens can run behind `before` others. Errors: out_of_range.
     [[nodiscard]] result<void> check(std::size_t before, std::span<const token_id> tokens) const {
         if (tokens.empty())
             return error{error_code::out_of_range, "tokens", "there is no token to run"};
@@ -125,6 +116,16 @@ private:
                                  std::to_string(model_.vocabulary())};
         return {};
     }
+
+    /// Positions the model can tell apart.
+    [[nodiscard]] std::size_t max_positions() const noexcept { return model_.max_positions(); }
+
+private:
+    // Takes back, however a call ends, the leases that were not committed.
+    struct ending {
+        std::vector<lease>& leases;
+        ~ending() { leases.clear(); }
+    };
 
     // A lease for each of the batch. Errors: some have none.
     [[nodiscard]] result<void> reserve(std::span<const extension<Cache>> batch) {

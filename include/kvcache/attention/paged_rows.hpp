@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/attention/query_block.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/exact_page.hpp>
-#include <kvcache/core/aligned.hpp>
 #include <kvcache/core/page_table.hpp>
 #include <kvcache/kernel/rope.hpp>
 #include <kvcache/storage/concept.hpp>
@@ -12,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 namespace kvcache {
 
@@ -25,6 +22,7 @@ struct paged_rows {
     /// By entry, for a codec of whole pages: the rows as they were computed, where a query of this sequence may read
     /// them; null elsewhere, and behind the last.
     std::span<const exact_page* const> exact = {};
+    bool woven = false; ///< Rows of one page may stand in several entries, and bases change often (see attention_walk).
 };
 
 /// How a model attends: its heads, and its rotation (null for a model without one).
@@ -49,6 +47,11 @@ struct query_rows {
     std::size_t out_stride = 0;
     std::size_t position = 0; ///< Of the first row; each row attends to [0, its position].
     std::size_t rows = 0;
+    const std::size_t* positions = nullptr; ///< Of each row, ascending, where they are not consecutive.
+
+    [[nodiscard]] std::size_t position_of(std::size_t row) const noexcept {
+        return positions != nullptr ? positions[row] : position + row;
+    }
 };
 
 /// Rows that ask, and the pages they ask.
@@ -56,20 +59,6 @@ template <codec_state Codec, storage_state Storage>
 struct attention_part {
     paged_rows<Codec, Storage> pages;
     query_rows asked;
-};
-
-/// The working memory of one thread that attends, taken once.
-struct attention_scratch {
-    attention_scratch(std::size_t head_dim, std::size_t capacity)
-        : block(head_dim, capacity),
-          rotation(head_dim),
-          query(head_dim),
-          tiles(2 * query_block::most_tiles * (head_dim + value_width(head_dim)) * tile_tokens) {}
-
-    query_block block;
-    std::vector<float> rotation;
-    std::vector<float> query;
-    aligned_vector<float> tiles; ///< Decoded, where a codec decodes. (2 most_tiles, keys and values of a tile)
 };
 
 } // namespace kvcache

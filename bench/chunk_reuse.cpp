@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: MIT
+//
+// What reusing chunks saves and what it costs: the time to the first token of documents that were read alone, repair
+// included, beside a prefill of everything; and what each strategy does to the answers of a trained model.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "chunks/arms.hpp"
+#include "chunks/plot.hpp"
+#include "chunks/quality.hpp"
+#include "chunks/speed.hpp"
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+namespace {
+
+struct flags {
+    std::vector<std::string> parts{"speed", "quality"}, kinds{"two"};
+    std::string model = "examples/models/worlds-2m", json, svg;
+    std::size_t threads = 1, rounds = 2, orders = 3, chunks = 8, size = 512;
+};
+
+void print(const bench::chunk_row& r) {
+    if (r.part == "speed") {
+        std::printf("%-20s ttft %9.1f ms  full %9.1f ms  %6.2fx  forward tokens %7.1f of %6.0f (bound %5.1fx)  "
+                    "recomputed %5.1f%%  shared %6.1f MiB\n",
+                    r.strategy.c_str(), r.ttft_ms, r.full_ttft_ms, r.full_ttft_ms / r.ttft_ms, r.forward_tokens,
+                    r.full_forward_tokens, r.full_forward_tokens / r.forward_tokens, 100.0 * r.recomputed_share,
+                    r.shared_mib);
+    } else {
+        const double gap = r.full_accuracy - r.none_accuracy;
+        std::printf("%-20s recomputed %5.1f%%  kl %.5f (%+6.1f%%)  argmax %6.2f%%  accuracy %6.2f%% of %6.2f%%  gap "
+                    "closed %s  p(random) %.4f  ttft %6.2f of %6.2f ms\n",
+                    r.strategy.c_str(), 100.0 * r.recomputed_share, r.kl,
+                    100.0 * (r.kl / std::max(r.kl_none, 1e-30) - 1.0), 100.0 * r.argmax_agreement, 100.0 * r.accuracy,
+                    100.0 * r.full_accuracy,
+                    gap > 0.0 ? (std::to_string(100.0 * (r.accuracy - r.none_accuracy) / gap) + "%").c_str() : "-",
+                    r.p_random, r.ttft_ms, r.full_ttft_ms);
+    }
+    std::fflush(stdout);
+}
+
+bool write_json(const std::string& file, const std::vector<bench::chunk_row>& rows) {
+    auto list = nlohmann::json::array();
+    for (const bench::chunk_row& r : rows)
+        list.push_back({{"part", r.part},
+                        {"strategy", r.strategy},
+                        {"ttft_ms", r.ttft_ms},
+                        {"full_ttft_ms", r.full_ttft_ms},
+                        {"speedup", r.full_ttft_ms / r.ttft_ms},
+                        {"forward_tokens", r.forward_tokens},
+                        {"full_forward_tokens", r.full_forward_tokens},
+                        {"recomputed_share", r.recomputed_share},
+                        {"shared_mib", r.shared_mib},
+                        {"kl", r.kl},
+                        {"kl_none", r.kl_none},
+                        {"argmax_agreement", r.argmax_agreement},
+                        {"accuracy", r.accuracy},
+                        {"full_accuracy", r.full_accuracy},
+                        {"p_random", r.p_random},
+                        {"questions", r.questions}});
+    std::ofstream out(file);
+    out << list.dump(1) << '\n';
+    out.close();
+    return !out.fail();
+}
+
+int run(const flags& f) {
+    std::vector<bench::chunk_row> all;
+    const auto wanted = [&](const char* part) { return std::ranges::find(f.parts, part) != f.parts.end(); };
+    if (wanted("speed")) {
+        bench::chunk_speed speed(f.threads, f.rounds, f.chunks, f.size);
+        std::vector<bench::chunk_row> rows;
+        const auto time = [&](const char* name, auto policy) {
+            speed.run(name, policy, rows);
+            print(rows.back());
+        };
+        time("none", kvcache::none{});
+        time("head 32", kvcache::head{});
+        time("first page", kvcache::head{.rows = 16});
+        time("blend 15 %", kvcache::blend{});
+        time("seam 16", kvcache::seam{});
+        time("random 15 %", kvcache::random_rows{});
+        speed.zero_reuse(1024, 8, rows);
+        print(rows.back());
+        all.insert(all.end(), rows.begin(), rows.end());
+    }
+    if (wanted("quality")) {
+        bench::chunk_quality quality(f.model, f.kinds, f.orders, f.threads);
+        std::vector<bench::chunk_row> rows;
+        const auto ask = [&](const char* name, auto policy, bool bottom_right = false) {
+            quality.run(name, policy, bottom_right, rows);
+            print(rows.back());
+        };
+        ask("none", kvcache::none{});
+        ask("random", kvcache::random_rows{});
+        ask("head 2", kvcache::head{.rows = 2, .page_aligned = false});
+        ask("head 4", kvcache::head{.rows = 4, .page_aligned = false});
+        ask("head 8", kvcache::head{.rows = 8, .page_aligned = false});
+        ask("seam 4", kvcache::seam{.rows = 4});
+        ask("blend", kvcache::blend{});
+        ask("blend of keys", kvcache::blend{.compares = kvcache::deviation_of::keys});
+        ask("blend bottom-right", kvcache::blend{}, true);
+        ask("blend 50 %", kvcache::blend{.fraction = 0.5});
+        ask("everything", kvcache::everything{});
+        std::printf("%zu questions; exact against bottom-right mask: p %.4f\n", quality.questions(),
+                    quality.p_between("blend", "blend bottom-right"));
+        if (!f.svg.empty() && !bench::write_text(f.svg, bench::repair_plot(rows)))
+            return std::fprintf(stderr, "chunk_reuse: %s cannot be written\n", f.svg.c_str()), 1;
+        all.insert(all.end(), rows.begin(), rows.end());
+    }
+    if (!f.json.empty() && !write_json(f.json, all))
+        return std::fprintf(stderr, "chunk_reuse: %s cannot be written\n", f.json.c_str()), 1;
+    return 0;
+}
+
+} // namespace
+
+int main(int count, char** words) {
+    flags f;
+    CLI::App app("What reusing chunks saves and what it costs");
+    app.add_option("--part", f.parts)->delimiter(',')->check(CLI::IsMember(f.parts))->capture_default_str();
+    app.add_option("--model", f.model, "A directory with a model and questions.jsonl")->capture_default_str();
+    app.add_option("--kinds", f.kinds, "Kinds of questions")->delimiter(',')->capture_default_str();
+    app.add_option("--orders", f.orders, "Orders of its documents that each question is asked with")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    app.add_option("--chunks", f.chunks)->check(CLI::Range(2, 1024))->capture_default_str();
+    app.add_option("--size", f.size, "Tokens of a chunk")->check(CLI::Range(32, 65536))->capture_default_str();
+    app.add_option("--threads", f.threads)->check(CLI::Range(1, 1024))->capture_default_str();
+    app.add_option("--rounds", f.rounds)->check(CLI::Range(1, 1000))->capture_default_str();
+    app.add_option("--svg", f.svg, "Draws what each strategy leaves of the divergence here");
+    app.add_option("--json", f.json, "Writes the rows here");
+    CLI11_PARSE(app, count, words);
+    try {
+        return run(f);
+    } catch (const std::exception& fault) {
+        std::fprintf(stderr, "chunk_reuse: %s\n", fault.what());
+        return 1;
+    }
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/model/huggingface/load.hpp>
+#include <kvcache/text/tokenizer.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../support/machine.hpp"
+#include "../support/rows.hpp"
+#include "arms.hpp"
+#include <nlohmann/json.hpp>
+
+namespace bench {
+
+/// Questions about documents that were each read alone, in an order of their own for every question.
+class chunk_quality {
+public:
+    chunk_quality(const std::filesystem::path& directory, const std::vector<std::string>& kinds, std::size_t orders,
+                  std::size_t threads)
+        : model_(must(kvcache::load_model(directory)).model),
+          words_(must(kvcache::tokenizer::open(directory))),
+          threads_(threads) {
+        read(directory / "questions.jsonl", kinds, orders);
+        stop_ = encode("<|im_end|>").at(0);
+        ask_all();
+    }
+
+    [[nodiscard]] std::size_t questions() const { return asked_.size(); }
+    [[nodiscard]] double full_accuracy() const { return full_right_ / static_cast<double>(asked_.size()); }
+
+    /// What a strategy does to the answers. The first arm's KL is what `kl_none` stands for; one called "random" is
+    /// what the others' differences are tested against.
+    template <class Policy>
+    void run(const std::string& name, Policy policy, bool bottom_right, std::vector<chunk_row>& to) {
+        chunk_row row{
+            .part = "quality", .strategy = name, .full_accuracy = full_accuracy(), .questions = asked_.size()};
+        std::vector<double> divergence;
+        double right = 0.0, agree = 0.0, said = 0.0, again = 0.0, found = 0.0;
+        samples warm, full;
+        for (const question& one : asked_) {
+            arm<Policy> here(model_, threads_, policy, 8192, 8, 16,
+                             {.split = {.size = 0}, .store = false, .rows = 2048, .bottom_right = bottom_right});
+            for (const tokens& document : one.documents)
+                static_cast<void>(must(here.through.warm(document, {})));
+            const stopwatch cold;
+            static_cast<void>(must(here.through.feed(one.prompt_elsewhere, kvcache::reuse_mode::baseline)));
+            full.add(1e3 * cold.seconds());
+            const stopwatch watch;
+            auto fed = must(here.through.feed(one.prompt, kvcache::reuse_mode::chunks));
+            warm.add(1e3 * watch.seconds());
+            again += static_cast<double>(fed.counts.recomputed);
+            found += static_cast<double>(fed.counts.recomputed + fed.counts.approximate);
+            row.forward_tokens += static_cast<double>(fed.counts.layer_rows) /
+                                  static_cast<double>(model_.layers().size() * asked_.size());
+            row.full_forward_tokens += static_cast<double>(fed.counts.prompt) / static_cast<double>(asked_.size());
+            row.shared_mib += here.mib(fed.counts.exact + fed.counts.approximate) / static_cast<double>(asked_.size());
+            auto fork = fed.sequence.fork(fed.sequence.size());
+            const auto logits = answer_logits(here.through.exact(), fork, fed.logits, one.exact_answer);
+            double sum = 0.0;
+            for (Eigen::Index i = 0; i < logits.rows(); ++i) {
+                sum += kvcache::divergence(kvcache::row_of(one.exact_logits, static_cast<std::size_t>(i)),
+                                           kvcache::row_of(logits, static_cast<std::size_t>(i)));
+                agree += best(one.exact_logits.row(i)) == best(logits.row(i));
+            }
+            said += static_cast<double>(logits.rows());
+            divergence.push_back(sum / static_cast<double>(logits.rows()));
+            right += words_.decode(greedy(here.through.exact(), fed.sequence, fed.logits), {}) == one.answer;
+        }
+        const auto n = static_cast<double>(asked_.size());
+        row.ttft_ms = warm.median();
+        row.full_ttft_ms = full.median();
+        row.recomputed_share = again / found;
+        row.kl = mean(divergence);
+        row.argmax_agreement = agree / said;
+        row.accuracy = right / n;
+        if (to.empty()) {
+            none_kl_ = row.kl;
+            none_accuracy_ = row.accuracy;
+        }
+        row.kl_none = none_kl_;
+        row.none_accuracy = none_accuracy_;
+        if (name == "random")
+            random_ = divergence;
+        if (!random_.empty())
+            row.p_random = paired(divergence, random_);
+        by_name_.emplace_back(name, divergence);
+        to.push_back(row);
+    }
+
+    /// How likely a difference in KL as large as that between two arms is by chance.
+    [[nodiscard]] double p_between(const std::string& a, const std::string& b) const { return paired(of(a), of(b)); }
+
+private:
+    struct question {
+        std::vector<tokens> documents;
+        tokens prompt, prompt_elsewhere;
+        std::string answer;
+        tokens exact_answer;
+        kvcache::matrix exact_logits; // (answer, vocabulary)
+    };
+    using plain_cache = kvcache::cache<>;
+
+    [[nodiscard]] tokens encode(const std::string& text) const {
+        return must(words_.encode(text, {.add_special_tokens = false}));
+    }
+    static void append(tokens& to, const tokens& more) { to.insert(to.end(), more.begin(), more.end()); }
+
+    void read(const std::filesystem::path& file, const std::vector<std::string>& kinds, std::size_t orders) {
+        std::ifstream in(file);
+        if (!in)
+            throw std::runtime_error(file.string() + " cannot be read");
+        std::mt19937 dice(1);
+        for (std::string line; std::getline(in, line);) {
+            const auto item = nlohmann::json::parse(line);
+            if (std::ranges::find(kinds, item.at("kind").get<std::string>()) == kinds.end() ||
+                !item.at("history").empty())
+                continue;
+            for (std::size_t i = 0; i < orders; ++i) {
+                question one{{}, {}, {}, item.at("answer"), {}, {}};
+                for (const auto& text : item.at("documents"))
+                    one.documents.push_back(encode("\n" + text.get<std::string>()));
+                const tokens end = encode("<|im_end|>\n<|im_start|>user\n" + item.at("question").get<std::string>() +
+                                          "<|im_end|>\n<|im_start|>assistant\n");
+                for (tokens* prompt : {&one.prompt, &one.prompt_elsewhere}) {
+                    *prompt = encode("<|im_start|>system\nYou answer questions about the notes.");
+                    for (std::size_t j = one.documents.size(); j > 1; --j)
+                        std::swap(one.documents[j - 1], one.documents[dice() % j]);
+                    for (const tokens& document : one.documents)
+                        append(*prompt, document);
+                    append(*prompt, end);
+                }
+                asked_.push_back(std::move(one));
+            }
+        }
+        if (asked_.empty())
+            throw std::runtime_error(file.string() + " has no question of these kinds");
+    }
+
+    // The exact answers, and the logits behind every token of them.
+    void ask_all() {
+        auto store = kvcache::make_cache(model_.shape(16), {.bytes = std::size_t{1} << 28});
+        kvcache::pipeline<plain_cache, kvcache::transformer> through(store, model_, threads_);
+        for (question& one : asked_) {
+            auto fed = must(through.feed(one.prompt));
+            auto fork = fed.sequence.fork(fed.sequence.size());
+            one.exact_answer = greedy(through, fork, fed.logits);
+            one.exact_logits = answer_logits(through, fed.sequence, fed.logits, one.exact_answer);
+            full_right_ += words_.decode(one.exact_answer, {}) == one.answer;
+        }
+    }
+
+    template <class Pipeline, class Sequence>
+    [[nodiscard]] kvcache::matrix answer_logits(Pipeline& through, Sequence& behind, const kvcache::matrix& first,
+                                                const tokens& answer) {
+        kvcache::matrix all(static_cast<Eigen::Index>(answer.size() + 1), first.cols());
+        all.row(0) = first.row(0);
+        if (!answer.empty())
+            all.bottomRows(static_cast<Eigen::Index>(answer.size())) =
+                must(through.extend(behind, answer, kvcache::logits_of::all));
+        return all;
+    }
+
+    template <class Pipeline, class Sequence>
+    [[nodiscard]] tokens greedy(Pipeline& through, Sequence& behind, kvcache::matrix logits) {
+        tokens said;
+        while (said.size() < 64) {
+            const auto token = kvcache::token_id{static_cast<std::int32_t>(best(logits.row(0)))};
+            if (token == stop_)
+                break;
+            said.push_back(token);
+            logits = must(through.extend(behind, {&said.back(), 1}));
+        }
+        return said;
+    }
+
+    template <class Row>
+    [[nodiscard]] static Eigen::Index best(const Row& row) {
+        Eigen::Index at = 0;
+        row.maxCoeff(&at);
+        return at;
+    }
+
+    [[nodiscard]] static double mean(const std::vector<double>& of) {
+        double sum = 0.0;
+        for (const double x : of)
+            sum += x;
+        return sum / static_cast<double>(of.size());
+    }
+
+    // Two-sided, by 20000 draws of signs of the paired differences (Fisher's randomisation test).
+    [[nodiscard]] static double paired(const std::vector<double>& a, const std::vector<double>& b) {
+        std::vector<double> off(a.size());
+        for (std::size_t i = 0; i < a.size(); ++i)
+            off[i] = a[i] - b[i];
+        const double seen = std::abs(mean(off));
+        std::mt19937 dice(1);
+        std::size_t as_large = 0;
+        constexpr std::size_t draws = 20000;
+        for (std::size_t i = 0; i < draws; ++i) {
+            double sum = 0.0;
+            for (const double x : off)
+                sum += (dice() & 1u) != 0 ? x : -x;
+            as_large += std::abs(sum / static_cast<double>(off.size())) >= seen;
+        }
+        return static_cast<double>(as_large + 1) / static_cast<double>(draws + 1);
+    }
+
+    [[nodiscard]] const std::vector<double>& of(const std::string& name) const {
+        return std::ranges::find(by_name_, name, &std::pair<std::string, std::vector<double>>::first)->second;
+    }
+
+    kvcache::transformer model_;
+    kvcache::tokenizer words_;
+    kvcache::team threads_;
+    kvcache::token_id stop_ = {};
+    std::vector<question> asked_;
+    double full_right_ = 0.0, none_kl_ = 0.0, none_accuracy_ = 0.0;
+    std::vector<double> random_;
+    std::vector<std::pair<std::string, std::vector<double>>> by_name_;
+};
+
+} // namespace bench

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/testing/random_weights.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../support/machine.hpp"
+#include "../support/rows.hpp"
+#include "arms.hpp"
+
+namespace bench {
+
+/// Time to the first token of documents that were each read alone, in an order nobody saw, behind a new question.
+class chunk_speed {
+public:
+    chunk_speed(std::size_t threads, std::size_t rounds, std::size_t chunks, std::size_t size)
+        : model_(kvcache::make_random_model({.hidden_size = 512,
+                                             .intermediate_size = 1408,
+                                             .layers = 16,
+                                             .heads = 8,
+                                             .kv_heads = 2,
+                                             .head_dim = 64,
+                                             .vocabulary = 4096,
+                                             .max_positions = 16384,
+                                             .rope = {},
+                                             .tied_head = true,
+                                             .bos = {},
+                                             .eos = {}},
+                                            1)),
+          threads_(threads),
+          rounds_(rounds),
+          size_(size) {
+        for (std::size_t i = 0; i < chunks; ++i)
+            documents_.push_back(fresh(size));
+    }
+
+    template <class Policy>
+    void run(const std::string& name, Policy policy, std::vector<chunk_row>& to) {
+        const std::size_t length = documents_.size() * size_ + question;
+        arm<Policy> one(model_, threads_, std::move(policy), 4 * length, 32, 16,
+                        {.split = {.size = size_}, .store = false});
+        for (const tokens& document : documents_)
+            static_cast<void>(must(one.through.warm(document, {})));
+        chunk_row row{.part = "speed", .strategy = name};
+        samples ratio, warm, full;
+        for (std::size_t round = 0; round < rounds_; ++round) {
+            tokens prompt;
+            for (std::size_t i = 0; i < documents_.size(); ++i)
+                append(prompt, documents_[(i * 3 + round) % documents_.size()]); // neighbours nobody saw together
+            append(prompt, fresh(question));
+            const tokens strange = fresh(length);
+            const stopwatch cold_watch;
+            static_cast<void>(must(one.through.feed(strange, kvcache::reuse_mode::baseline)));
+            full.add(1e3 * cold_watch.seconds());
+            const stopwatch watch;
+            const auto fed = must(one.through.feed(prompt, kvcache::reuse_mode::chunks));
+            warm.add(1e3 * watch.seconds());
+            const auto& counts = fed.counts;
+            row.forward_tokens = static_cast<double>(counts.layer_rows) / static_cast<double>(model_.layers().size());
+            row.full_forward_tokens = static_cast<double>(length);
+            row.recomputed_share =
+                static_cast<double>(counts.recomputed) / static_cast<double>(counts.recomputed + counts.approximate);
+            row.shared_mib = one.mib(counts.exact + counts.approximate);
+        }
+        row.ttft_ms = warm.median();
+        row.full_ttft_ms = full.median();
+        to.push_back(row);
+    }
+
+    /// What a prompt costs that finds nothing, looked for and not: a ratio of medians, by turns.
+    void zero_reuse(std::size_t length, std::size_t times, std::vector<chunk_row>& to) {
+        arm<kvcache::head> one(model_, threads_, {}, 4 * length, 32, 16, {.split = {}});
+        for (const tokens& document : documents_)
+            static_cast<void>(must(one.through.warm(std::span(document).first(64), {})));
+        samples with, without;
+        for (std::size_t i = 0; i < times; ++i) {
+            const tokens first = fresh(length), second = fresh(length);
+            const stopwatch watch;
+            static_cast<void>(must(one.through.feed(first, kvcache::reuse_mode::chunks)));
+            with.add(1e3 * watch.seconds());
+            without.add(1e3 * alone(one, second));
+        }
+        to.push_back({.part = "speed",
+                      .strategy = "nothing to reuse",
+                      .ttft_ms = with.least(),
+                      .full_ttft_ms = without.least(),
+                      .forward_tokens = static_cast<double>(length),
+                      .full_forward_tokens = static_cast<double>(length)});
+    }
+
+    static constexpr std::size_t question = 64;
+
+private:
+    static void append(tokens& to, const tokens& more) { to.insert(to.end(), more.begin(), more.end()); }
+
+    // The forward passes alone: no index asked, none told.
+    template <class Arm>
+    double alone(Arm& one, const tokens& prompt) {
+        auto pass = model_.passes<typename Arm::cache::lease>(threads_);
+        kvcache::matrix logits(1, static_cast<Eigen::Index>(model_.vocabulary()));
+        auto nothing = one.store.open();
+        const stopwatch watch;
+        auto lease = must(one.store.reserve(nothing, prompt.size()));
+        for (std::size_t row = 0; row < prompt.size(); row += 256) {
+            const auto part = std::span(prompt).subspan(row, std::min<std::size_t>(256, prompt.size() - row));
+            const bool last = row + part.size() == prompt.size();
+            const kvcache::batch_part<typename Arm::cache::lease> rows{
+                &lease, row, part, last ? kvcache::logits_of::last : kvcache::logits_of::none, {}, {}};
+            pass.begin(std::span(&rows, 1));
+            for (const auto layer : model_.layers())
+                pass.forward(layer);
+            if (last)
+                pass.logits({logits.data(), model_.vocabulary()});
+        }
+        return watch.seconds();
+    }
+
+    [[nodiscard]] tokens fresh(std::size_t count) {
+        tokens made;
+        for (std::size_t i = 0; i < count; ++i) {
+            salt_ = salt_ * 6364136223846793005u + 1442695040888963407u;
+            made.push_back(kvcache::token_id{static_cast<std::int32_t>((salt_ >> 33) % model_.vocabulary())});
+        }
+        return made;
+    }
+
+    kvcache::transformer model_;
+    kvcache::team threads_;
+    std::size_t rounds_, size_;
+    std::vector<tokens> documents_;
+    std::uint64_t salt_ = 1;
+};
+
+} // namespace bench

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/reuse.hpp>
+#include <kvcache/core/id.hpp>
+#include <kvcache/core/page_table.hpp>
+#include <kvcache/index/concept.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace kvcache {
+
+/// What a prompt may reuse, and the pages that must stay for it: those of the chunks, and all that they continue, from
+/// the first of a prompt on.
+struct chunk_search {
+    reuse_map found = {};
+    std::vector<page_id> sources = {};
+
+    /// Looks for chunks behind the first `known` tokens, which are exact. The last token is never reused.
+    template <class Index>
+    chunk_search(const Index& index, std::uint32_t tenant, std::size_t page_tokens, std::span<const token_id> tokens,
+                 std::size_t known) {
+        found.add(reuse_kind::exact, known);
+        std::optional<page_entry> before; // the last entry of the chunk before, uncut
+        for (const chunk_match& chunk : index.chunks(tenant, tokens, known)) {
+            const auto path = pages_of(index, chunk.last);
+            auto entries = entries_of(path, page_tokens, chunk);
+            const bool goes_on = before && chunk.first == found.end() && follows(path, *before, entries.front());
+            before = entries.back();
+            cut(entries, chunk.first, std::max(found.end(), chunk.first), tokens.size() - 1);
+            found.add(reuse_kind::missing, std::max(found.end(), chunk.first) - found.end());
+            if (entries.empty())
+                continue;
+            found.add_run(entries, goes_on && !found.runs.empty());
+            for (const page_id page : path)
+                if (std::ranges::find(sources, page) == sources.end())
+                    sources.push_back(page);
+        }
+        found.add(reuse_kind::missing, tokens.size() - found.end());
+    }
+
+private:
+    // A page and all that it continues, the first of the prompt first.
+    template <class Index>
+    [[nodiscard]] static std::vector<page_id> pages_of(const Index& index, page_id last) {
+        std::vector<page_id> path{last};
+        while (const auto parent = index.parent(path.back()))
+            path.push_back(*parent);
+        std::ranges::reverse(path);
+        return path;
+    }
+
+    [[nodiscard]] static std::vector<page_entry> entries_of(std::span<const page_id> path, std::size_t page_tokens,
+                                                            const chunk_match& chunk) {
+        const std::size_t behind = (path.size() - 1) * page_tokens + chunk.end, begin = behind - chunk.count;
+        const auto base = static_cast<std::int64_t>(chunk.first) - static_cast<std::int64_t>(begin);
+        std::vector<page_entry> made;
+        for (std::size_t at = begin; at < behind;) {
+            const std::size_t row = at % page_tokens, count = std::min(page_tokens - row, behind - at);
+            made.push_back(
+                {path[at / page_tokens], base, static_cast<std::uint32_t>(row), static_cast<std::uint32_t>(count)});
+            at += count;
+        }
+        return made;
+    }
+
+    // Whether an entry's first row lies right behind another's last one where both were computed.
+    [[nodiscard]] static bool follows(std::span<const page_id> path, const page_entry& before, const page_entry& next) {
+        if (before.base != next.base)
+            return false;
+        if (before.page == next.page)
+            return before.first + before.count == next.first;
+        const auto at = std::ranges::find(path, next.page);
+        return next.first == 0 && at != path.begin() && *std::prev(at) == before.page;
+    }
+
+    // Keeps of entries from `position` on what lies in [first, last).
+    static void cut(std::vector<page_entry>& entries, std::size_t position, std::size_t first, std::size_t last) {
+        std::vector<page_entry> kept;
+        for (page_entry entry : entries) {
+            const std::size_t begin = std::max(position, first), end = std::min(position + entry.count, last);
+            entry.first += static_cast<std::uint32_t>(begin - position);
+            position += entry.count;
+            if (begin < end) {
+                entry.count = static_cast<std::uint32_t>(end - begin);
+                kept.push_back(entry);
+            }
+        }
+        entries = std::move(kept);
+    }
+};
+
+} // namespace kvcache

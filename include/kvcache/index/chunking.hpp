@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+#include <kvcache/core/id.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace kvcache {
+
+/// Consecutive tokens of a text.
+struct token_run {
+    std::size_t first = 0;
+    std::size_t count = 0;
+
+    friend bool operator==(const token_run&, const token_run&) = default;
+};
+
+/// Where a text is cut into chunks: before every document's marker; then after so many tokens, or after the nearest
+/// token that ends a sentence, if one is near.
+struct chunking {
+    std::size_t size = 128;            ///< Tokens of a chunk; zero for whole documents.
+    std::size_t least = 32;            ///< No sentence's end makes a chunk shorter than this.
+    std::size_t window = 0;            ///< How far from `size` a sentence's end is looked for; at most half of it.
+    std::vector<token_id> ends = {};   ///< Tokens that end a sentence: those of ". \n ; ? !". Sorted.
+    std::vector<token_id> marker = {}; ///< Tokens that a document begins with; empty for none.
+
+    /// The chunks, which lie end to end and cover the text. Cost: O(n log ends).
+    [[nodiscard]] std::vector<token_run> split(std::span<const token_id> text) const {
+        expects(std::ranges::is_sorted(ends), "the tokens that end a sentence are sorted");
+        std::vector<token_run> chunks;
+        for (std::size_t first = 0, behind; first < text.size(); first = behind) {
+            behind = next_document(text, first);
+            cut(text, first, behind, chunks);
+        }
+        return chunks;
+    }
+
+private:
+    // Where the next document begins, or the text ends.
+    [[nodiscard]] std::size_t next_document(std::span<const token_id> text, std::size_t first) const {
+        if (marker.empty())
+            return text.size();
+        const auto rest = text.subspan(first + 1);
+        return first + 1 + static_cast<std::size_t>(std::ranges::search(rest, marker).begin() - rest.begin());
+    }
+
+    void cut(std::span<const token_id> text, std::size_t first, std::size_t last, std::vector<token_run>& to) const {
+        while (size > 0 && last - first > size) {
+            const std::size_t behind = sentence_end(text, first, last);
+            to.push_back({first, behind - first});
+            first = behind;
+        }
+        to.push_back({first, last - first});
+    }
+
+    // Behind the token that ends a sentence nearest to first + size, the earlier of two; there if none is near.
+    [[nodiscard]] std::size_t sentence_end(std::span<const token_id> text, std::size_t first, std::size_t last) const {
+        const std::size_t target = first + size, near = std::min(window, size / 2);
+        const auto ends_one = [&](std::size_t behind) {
+            return behind >= first + std::max<std::size_t>(1, least) && behind <= last &&
+                   std::ranges::binary_search(ends, text[behind - 1]);
+        };
+        for (std::size_t off = 0; off <= near; ++off) {
+            if (ends_one(target - off))
+                return target - off;
+            if (ends_one(target + off))
+                return target + off;
+        }
+        return target;
+    }
+};
+
+} // namespace kvcache

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/recompute/all.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+namespace {
+
+using positions = std::vector<std::size_t>;
+
+template <class Policy>
+positions chosen(const Policy& policy, const std::vector<kv::reused_run>& runs) {
+    positions made;
+    policy.open({.tokens = 16}).select(runs, made);
+    return made;
+}
+
+positions from(std::size_t first, std::size_t count) {
+    positions made(count);
+    std::iota(made.begin(), made.end(), first);
+    return made;
+}
+
+positions joined(positions a, const positions& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+}
+
+const std::vector<kv::reused_run> two{{10, 60, 5}, {100, 20, 0}};
+
+} // namespace
+
+TEST_CASE("none runs nothing again, everything all") {
+    CHECK(chosen(kv::none{}, two).empty());
+    CHECK(chosen(kv::everything{}, two) == joined(from(10, 60), from(100, 20)));
+}
+
+TEST_CASE("seam runs what lies before a run's end, head what lies behind its beginning") {
+    CHECK(chosen(kv::seam{}, two) == joined(from(54, 16), from(104, 16)));
+    CHECK(chosen(kv::seam{.rows = 30}, two) == joined(from(40, 30), from(100, 20)));
+    CHECK(chosen(kv::head{.rows = 4, .page_aligned = false}, two) == joined(from(10, 4), from(100, 4)));
+    CHECK(chosen(kv::head{.rows = 30, .page_aligned = false}, two) == joined(from(10, 30), from(100, 20)));
+}
+
+TEST_CASE("an aligned head ends where a page of the run does") {
+    CHECK(chosen(kv::head{.rows = 16}, two) == joined(from(10, 27), from(100, 16))); // rows 5 to 32, and 0 to 16
+    CHECK(chosen(kv::head{.rows = 11}, two) == joined(from(10, 11), from(100, 16)));
+    CHECK(chosen(kv::head{.rows = 0}, two).empty());
+}
+
+TEST_CASE("blend runs those that are furthest off, of equal ones the earlier") {
+    std::vector<float> off(80, 0.0f);
+    off[3] = 2.0f;
+    off[59] = 1.0f;
+    off[60] = 3.0f;
+    off[79] = 1.0f;
+    const auto pick = [&](double fraction) {
+        positions made;
+        kv::blend{.fraction = fraction}.open({}).select(two, off, made);
+        return made;
+    };
+    CHECK(pick(0.05) == positions{13, 69, 100, 119});
+    CHECK(pick(0.0375) == positions{13, 69, 100});
+    CHECK(pick(0.0) == positions{});
+    CHECK(pick(0.001) == positions{100});
+    CHECK(pick(1.0) == joined(from(10, 60), from(100, 20)));
+    CHECK(pick(7.0) == joined(from(10, 60), from(100, 20)));
+}
+
+TEST_CASE("rows drawn by lot are as many as asked, ascend, and are the same each time") {
+    const positions some = chosen(kv::random_rows{.fraction = 0.25}, two);
+    CHECK(some.size() == 20);
+    CHECK(std::ranges::is_sorted(some));
+    CHECK(some == chosen(kv::random_rows{.fraction = 0.25}, two));
+    CHECK(some != chosen(kv::random_rows{.fraction = 0.25, .seed = 2}, two));
+    CHECK(std::ranges::all_of(some, [](std::size_t at) { return (at >= 10 && at < 70) || (at >= 100 && at < 120); }));
+}

@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/cache/compose.hpp>
+#include <kvcache/index/chunk.hpp>
+#include <kvcache/recompute/all.hpp>
+#include <kvcache/session/chunk_generate.hpp>
+#include <kvcache/session/chunk_pipeline.hpp>
+#include <kvcache/session/verify.hpp>
+#include <kvcache/testing/random_weights.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+namespace {
+
+using tokens = std::vector<kv::token_id>;
+
+const kv::transformer& model() {
+    static const kv::transformer made = kv::make_random_model({.hidden_size = 48,
+                                                               .intermediate_size = 80,
+                                                               .layers = 3,
+                                                               .heads = 6,
+                                                               .kv_heads = 2,
+                                                               .head_dim = 24,
+                                                               .vocabulary = 131,
+                                                               .max_positions = 4096,
+                                                               .rope = {},
+                                                               .tied_head = true,
+                                                               .bos = {},
+                                                               .eos = {}},
+                                                              7);
+    return made;
+}
+
+tokens some(std::size_t count, unsigned seed) {
+    std::mt19937 dice(seed);
+    tokens made;
+    for (; count > 0; --count)
+        made.push_back(kv::token_id{static_cast<std::int32_t>(dice() % 131)});
+    return made;
+}
+
+tokens joined(std::initializer_list<tokens> parts) {
+    tokens all;
+    for (const tokens& part : parts)
+        all.insert(all.end(), part.begin(), part.end());
+    return all;
+}
+
+// A user's own policy: every other token of a run.
+struct every_other {
+    using role = kv::recompute_role;
+    struct state {
+        [[nodiscard]] std::size_t first_rerun(std::size_t hit, std::size_t total) const {
+            return total == 0 ? 0 : std::min(hit, total - 1);
+        }
+        void select(std::span<const kv::reused_run> runs, std::vector<std::size_t>& positions) const {
+            for (const kv::reused_run& run : runs)
+                for (std::size_t i = 0; i < run.count; i += 2)
+                    positions.push_back(run.first + i);
+        }
+    };
+    [[nodiscard]] state open(kv::page_shape) const { return {}; }
+};
+static_assert(kv::recompute_policy<every_other> && kv::chunk_recompute_state<every_other::state>);
+
+template <class Policy>
+struct host {
+    using cache = kv::cache<kv::chunk, Policy>;
+    using pipeline = kv::chunk_pipeline<cache, kv::transformer>;
+
+    explicit host(Policy policy = {}, std::size_t rows = 64, std::size_t threads = 1, std::size_t pages = 400)
+        : team(threads),
+          store(kv::make_cache(model().shape(16), {.bytes = pages * kv::plain{}.open(model().shape(16)).page_bytes()},
+                               kv::chunk{.least = 8}, std::move(policy))),
+          through(store, model(), team, {.split = {.size = 48, .least = 8}, .rows = rows}) {}
+    ~host() {
+        const auto sound = store.check();
+        CHECK((sound ? std::string() : sound.error().field + " " + sound.error().message) == "");
+    }
+
+    kv::woven_prompt<cache> feed(const tokens& prompt, kv::reuse_mode mode = kv::reuse_mode::chunks) {
+        auto done = through.feed(prompt, mode);
+        REQUIRE(done.has_value());
+        return std::move(*done);
+    }
+    void warm(const tokens& text, kv::warming how = {}) {
+        auto done = through.warm(text, how);
+        REQUIRE(done.has_value());
+        REQUIRE(done->chunks > 0);
+    }
+
+    kv::team team;
+    cache store;
+    pipeline through;
+};
+
+kv::matrix cold(const tokens& prompt) {
+    host<kv::none> fresh;
+    return fresh.feed(prompt, kv::reuse_mode::baseline).logits;
+}
+
+bool same(const kv::matrix& a, const kv::matrix& b) {
+    return a.size() == b.size() && a.size() > 0 &&
+           std::memcmp(a.data(), b.data(), static_cast<std::size_t>(a.size()) * sizeof(float)) == 0;
+}
+
+float off(const kv::matrix& a, const kv::matrix& b) {
+    return (a - b).cwiseAbs().maxCoeff();
+}
+
+const tokens a = some(45, 1), b = some(33, 2), c = some(48, 3), question = some(9, 4), gap = some(7, 5);
+
+} // namespace
+
+TEST_CASE("chunks are found anywhere, with gaps, and reported span by span") {
+    host<kv::none> h;
+    for (const tokens& one : {a, b, c})
+        h.warm(one);
+    const auto fed = h.feed(joined({a, gap, c, b, question}));
+    using kind = kv::reuse_kind;
+    const std::vector<kv::reuse_span> expected{{kind::exact, 0, 45},
+                                               {kind::missing, 45, 7},
+                                               {kind::approximate, 52, 48},
+                                               {kind::approximate, 100, 33},
+                                               {kind::missing, 133, 9}};
+    CHECK(fed.spans == expected);
+    CHECK(fed.counts.exact == 45);
+    CHECK(fed.counts.approximate == 81);
+    CHECK(fed.counts.prefilled == 16);
+    CHECK(fed.counts.recomputed == 0);
+    CHECK(fed.counts.layer_rows == 16 * 3);
+    CHECK(fed.sequence.size() == 142);
+    CHECK(fed.sequence.exact() == 52);
+}
+
+TEST_CASE("a prompt of which every token runs again has the bits of a prefill, and is exact") {
+    host<kv::everything> h;
+    for (const tokens& one : {a, b, c})
+        h.warm(one);
+    for (const tokens& prompt : {joined({c, a, b, question}), joined({gap, b, a}), joined({question, a, gap, c})}) {
+        const auto fed = h.feed(prompt);
+        CHECK(fed.counts.recomputed > 0);
+        CHECK(same(fed.logits, cold(prompt)));
+        CHECK(fed.sequence.exact() == prompt.size());
+    }
+}
+
+TEST_CASE("where no chunk has moved, chunk reuse is prefix reuse") {
+    host<kv::none> h;
+    const tokens prompt = joined({a, b, c, question});
+    h.warm(joined({a, b, c}), {.alone = false});
+    const auto fed = h.feed(prompt);
+    CHECK(fed.counts.approximate == 0);
+    CHECK(fed.counts.exact == 126);
+    CHECK(same(fed.logits, cold(prompt)));
+    CHECK(same(h.feed(prompt, kv::reuse_mode::prefix).logits, cold(prompt)));
+}
+
+TEST_CASE("tokens cut from one prefill that move together are one run, and need no repair inside") {
+    host<kv::none> h;
+    h.warm(joined({some(48, 50), c, a}), {.alone = false}); // chunks of 48, 48 and 45
+    const auto fed = h.feed(joined({gap, c, a, question}));
+    const kv::reuse_span moved{kv::reuse_kind::approximate, 7, 93};
+    REQUIRE(fed.spans.size() == 3);
+    CHECK(fed.spans[1] == moved);
+}
+
+TEST_CASE("a reused chunk is its pages: nothing is copied, nothing is written") {
+    host<kv::none> h;
+    h.warm(c);
+    const auto known = h.store.match(c);
+    const std::size_t taken = h.store.stats().pages - h.store.stats().free;
+    const auto fed = h.feed(joined({gap, c, question}));
+    std::size_t shared = 0;
+    for (const kv::page_entry& entry : fed.sequence.table())
+        if (entry.base == 7)
+            shared += entry.count;
+    CHECK(shared == 48);
+    // Seven rows before it and nine behind it, in the blocks 0 and 3 of positions.
+    CHECK(h.store.stats().pages - h.store.stats().free == taken + 2);
+}
+
+TEST_CASE("a repaired prompt does O(k) work: rows that ran, times layers") {
+    const tokens prompt = joined({gap, a, c, b, question});
+    const std::size_t reused = 45 + 48 + 33;
+    const auto counts = [&](auto policy) {
+        host h(policy);
+        for (const tokens& one : {a, b, c})
+            h.warm(one);
+        const auto fed = h.feed(prompt).counts;
+        CHECK(fed.prompt == prompt.size());
+        CHECK(fed.exact + fed.approximate + fed.recomputed + fed.prefilled == prompt.size());
+        return fed;
+    };
+    const auto head = counts(kv::head{.rows = 16});
+    CHECK(head.recomputed == 48);
+    CHECK(head.layer_rows == (48 + 16) * 3);
+    const auto seam = counts(kv::seam{.rows = 4});
+    CHECK(seam.recomputed == 12);
+    CHECK(seam.layer_rows == (12 + 16) * 3);
+    const auto random = counts(kv::random_rows{.fraction = 0.25});
+    CHECK(random.recomputed == reused / 4);
+    CHECK(random.layer_rows == (reused / 4 + 16) * 3);
+    const auto blend = counts(kv::blend{.fraction = 0.25});
+    CHECK(blend.recomputed == reused / 4);
+    CHECK(blend.layer_rows == (reused / 4 + 16) * 3 + reused); // and all reused tokens through the first layer
+    const auto own = counts(every_other{});
+    CHECK(own.recomputed == 23 + 24 + 17);
+}
+
+TEST_CASE("repair mends, and where every token runs again it is exact") {
+    const tokens prompt = joined({gap, a, c, b, question});
+    const kv::matrix truth = cold(prompt);
+    const auto error = [&](auto policy) {
+        host h(policy);
+        for (const tokens& one : {a, b, c})
+            h.warm(one);
+        return off(h.feed(prompt).logits, truth);
+    };
+    CHECK(error(kv::none{}) > 1e-3f);
+    CHECK(error(kv::blend{.fraction = 0.6}) < error(kv::none{}));
+    CHECK(error(kv::head{.rows = 200}) == 0.0f);
+}
+
+TEST_CASE("one approximate chunk alone is repaired") {
+    host h(kv::head{.rows = 16});
+    h.warm(c);
+    CHECK(h.feed(joined({gap, c, question})).counts.recomputed == 16);
+}
+
+TEST_CASE("a moved prefix keeps its own answers: only rotations differ") {
+    // The first layer's keys and values depend on token and place alone, so a model of one layer is exact.
+    static const kv::transformer flat = kv::make_random_model({.hidden_size = 32,
+                                                               .intermediate_size = 48,
+                                                               .layers = 1,
+                                                               .heads = 4,
+                                                               .kv_heads = 2,
+                                                               .head_dim = 16,
+                                                               .vocabulary = 131,
+                                                               .max_positions = 100000,
+                                                               .rope = {},
+                                                               .bos = {},
+                                                               .eos = {}},
+                                                              3);
+    kv::team team;
+    auto store = kv::make_cache(flat.shape(16), {.bytes = 1 << 22}, kv::chunk{.least = 8}, kv::none{});
+    kv::chunk_pipeline<decltype(store), kv::transformer> through(store, flat, team, {.split = {.size = 48}});
+    for (const tokens& one : {a, b, c})
+        REQUIRE(through.warm(one, {}).has_value());
+    const tokens prompt = joined({some(3000, 9), b, a, gap, c, question});
+    const auto woven = through.feed(prompt, kv::reuse_mode::chunks);
+    const auto plain = through.feed(prompt, kv::reuse_mode::baseline);
+    REQUIRE((woven.has_value() && plain.has_value()));
+    CHECK(woven->counts.approximate == 126);
+    CHECK(off(woven->logits, plain->logits) < 1e-5f * plain->logits.norm());
+}
+
+TEST_CASE("what is approximate is given to nobody: not through the index, a fork, a chunk or a cut") {
+    host h(kv::head{.rows = 4, .page_aligned = false});
+    for (const tokens& one : {a, b, c})
+        h.warm(one);
+    const tokens prompt = joined({a, gap, c, b, question}), more = some(40, 8);
+    auto fed = h.feed(prompt);
+    const std::size_t exact = fed.sequence.exact();
+    CHECK(exact == 45 + 7 + 4); // the first recomputed tokens have an exact past
+    CHECK(h.store.match(prompt).tokens() == exact);
+    CHECK(same(h.feed(prompt, kv::reuse_mode::prefix).logits, cold(prompt)));
+
+    REQUIRE(h.through.exact().extend(fed.sequence, more).has_value());
+    CHECK(fed.sequence.exact() == exact);
+
+    auto fork = fed.sequence.fork(prompt.size());
+    REQUIRE(h.through.exact().extend(fork, more).has_value());
+    CHECK(fork.exact() == exact);
+
+    auto shorter = fed.sequence.fork(exact);
+    CHECK(shorter.exact() == exact);
+    REQUIRE(h.through.exact().extend(shorter, more).has_value());
+    CHECK(shorter.exact() == exact + 40); // nothing approximate is before it
+    fed.sequence.truncate(exact + 1);
+    CHECK(fed.sequence.exact() == exact);
+    fed.sequence.truncate(exact);
+    REQUIRE(h.through.exact().extend(fed.sequence, more).has_value());
+    CHECK(fed.sequence.exact() == exact + 40);
+
+    const tokens whole = joined({prompt, more});
+    CHECK(same(h.feed(whole, kv::reuse_mode::prefix).logits, cold(whole)));
+    const tokens exactly = joined({tokens(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(exact)), more});
+    const auto again = h.feed(exactly, kv::reuse_mode::prefix);
+    CHECK(again.counts.exact == exactly.size() - 1);
+    CHECK(same(again.logits, cold(exactly)));
+}
+
+TEST_CASE("an approximate answer has the same bits however it is split, on any threads, alone or in a batch") {
+    const tokens prompt = joined({gap, a, c, gap, b, question}), more = some(20, 8);
+    const auto answer = [&](std::size_t rows, std::size_t threads) {
+        host h(kv::random_rows{.fraction = 0.3}, rows, threads);
+        for (const tokens& one : {a, b, c})
+            h.warm(one);
+        auto fed = h.feed(prompt);
+        auto next = h.through.exact().extend(fed.sequence, more, kv::logits_of::all);
+        REQUIRE(next.has_value());
+        kv::matrix both(21, 131);
+        both << fed.logits, *next;
+        return both;
+    };
+    const kv::matrix one = answer(64, 1);
+    for (const std::size_t rows : {1u, 7u, 256u})
+        CHECK(same(answer(rows, 1), one));
+    CHECK(same(answer(64, 3), one));
+
+    host h(kv::random_rows{.fraction = 0.3});
+    for (const tokens& each : {a, b, c})
+        h.warm(each);
+    auto first = h.feed(prompt), second = h.feed(joined({gap, a, c, question}));
+    auto third = first.sequence.fork(prompt.size());
+    const std::vector<kv::extension<decltype(h.store)>> batch{{&second.sequence, more, kv::logits_of::all},
+                                                              {&first.sequence, more, kv::logits_of::all},
+                                                              {&third, more, kv::logits_of::all}};
+    const auto rows = h.through.exact().extend(batch);
+    REQUIRE(rows.has_value());
+    CHECK(same(rows->middleRows(20, 20), one.bottomRows(20)));
+    CHECK(same(rows->bottomRows(20), one.bottomRows(20)));
+}
+
+TEST_CASE("a model that does not say that its keys can move is refused chunks, and served the rest") {
+    struct stubborn : kv::transformer {
+        explicit stubborn(const kv::transformer& of) : kv::transformer(of) {}
+        [[nodiscard]] kv::result<void> keys_can_move() const {
+            return kv::error{kv::error_code::unsupported, "rope.scaling", "yarn scales the scores by length"};
+        }
+    };
+    static const stubborn still(model());
+    kv::team team;
+    auto store = kv::make_cache(still.shape(16), {.bytes = 1 << 22}, kv::chunk{.least = 8}, kv::none{});
+    kv::chunk_pipeline<decltype(store), stubborn> through(store, still, team, {});
+    const auto refused = through.feed(a, kv::reuse_mode::chunks);
+    REQUIRE_FALSE(refused.has_value());
+    CHECK(refused.error().code == kv::error_code::unsupported);
+    CHECK(refused.error().field == "rope.scaling");
+    CHECK(same(through.feed(a, kv::reuse_mode::prefix)->logits, cold(a)));
+}
+
+TEST_CASE("a prompt that finds no page is refused, and nothing is lost") {
+    host<kv::none> h({}, 64, 1, 13);
+    for (const tokens& one : {b, c})
+        h.warm(one);
+    const auto held = h.store.stats();
+    const auto refused = h.through.feed(joined({gap, c, some(150, 6), b, some(60, 7)}), kv::reuse_mode::chunks);
+    REQUIRE_FALSE(refused.has_value());
+    CHECK(refused.error().code == kv::error_code::out_of_memory);
+    CHECK(h.store.stats().held == 0);
+    CHECK(h.store.check().has_value());
+    CHECK(h.store.stats().pages == held.pages);
+    CHECK(h.feed(joined({gap, b, question})).counts.approximate == 33);
+}
+
+TEST_CASE("a chunk that was encoded behind its text's first tokens is stored without them") {
+    host<kv::none> h;
+    h.warm(joined({c, a}), {.sink_tokens = 4, .overlap = 6});
+    const auto fed = h.feed(joined({gap, a, question}));
+    CHECK(fed.counts.approximate == 45);
+    const auto warned = h.through.warm(joined({c, gap}), {});
+    REQUIRE(warned.has_value());
+    CHECK(warned->chunks == 1);
+    CHECK(warned->left_over == 7);
+    CHECK(warned->warning.find("7 of 55") == 0);
+}
+
+TEST_CASE("under random prompts the books stay sound, and the exact world stays exact") {
+    const unsigned seed = GENERATE(21u, 22u);
+    INFO("seed " << seed);
+    std::mt19937 dice(seed);
+    host h(kv::random_rows{.fraction = 0.2}, 64, 1, 60);
+    const std::vector<tokens> parts{a, b, c, gap, question, some(20, 31), some(64, 32)};
+    std::vector<kv::woven_prompt<decltype(h.store)>> alive;
+    for (int round = 0; round < 60; ++round) {
+        tokens prompt;
+        for (std::size_t n = 1 + dice() % 4; n > 0; --n)
+            prompt = joined({prompt, parts[dice() % parts.size()]});
+        prompt.resize(1 + dice() % prompt.size());
+        auto fed = h.through.feed(prompt, dice() % 4 == 0 ? kv::reuse_mode::prefix : kv::reuse_mode::chunks);
+        if (fed) {
+            if (fed->sequence.exact() == prompt.size())
+                CHECK(same(fed->logits, cold(prompt)));
+            alive.push_back(std::move(*fed));
+        }
+        if (!alive.empty() && dice() % 3 == 0)
+            alive[dice() % alive.size()].sequence.truncate(0);
+        if (alive.size() > 4)
+            alive.erase(alive.begin());
+        const auto sound = h.store.check();
+        INFO((sound ? std::string() : sound.error().field + ": " + sound.error().message));
+        REQUIRE(sound.has_value());
+    }
+}
+
+TEST_CASE("an exact mode is verified to the bit, an approximate one says how far it is off") {
+    const tokens prompt = joined({gap, a, c, question}), said = some(12, 77);
+    host<kv::none> h;
+    for (const tokens& one : {a, c})
+        h.warm(one);
+    const auto near = kv::verify(h.through, prompt, said, kv::reuse_mode::chunks);
+    REQUIRE(near.has_value());
+    CHECK(near->counts.approximate == 93);
+    CHECK_FALSE(near->same_bits);
+    CHECK(near->kl > 0.0);
+    CHECK(near->tokens == 13);
+    const auto exact = kv::verify(h.through, prompt, said, kv::reuse_mode::prefix);
+    REQUIRE(exact.has_value());
+    CHECK(exact->counts.exact == prompt.size() - 1);
+    CHECK(exact->same_bits);
+    CHECK(exact->kl == 0.0);
+    CHECK(exact->argmax_agreement == 1.0);
+}
+
+TEST_CASE("an answer is said in every mode, at temperature 0 the likeliest tokens") {
+    host h(kv::head{});
+    h.warm(c);
+    const tokens prompt = joined({gap, c, question});
+    for (const kv::reuse_mode mode : {kv::reuse_mode::chunks, kv::reuse_mode::baseline, kv::reuse_mode::prefix}) {
+        const auto made = kv::generate(h.through, prompt, mode, kv::sampler{}, {.max_tokens = 5},
+                                       [](kv::token_id, std::span<const float>) { return true; });
+        REQUIRE(made.has_value());
+        CHECK(made->ids.size() == 5);
+        CHECK(made->prompt.sequence.size() == prompt.size() + 4);
+        CHECK(made->first_token <= made->total);
+        Eigen::Index best = 0;
+        made->prompt.logits.row(0).maxCoeff(&best);
+        CHECK(kv::index_of(made->ids[0]) == best);
+    }
+}
