@@ -163,7 +163,7 @@ TEST_CASE("under random use all that is found lies there, and a noted chunk is f
                                    pages[(first + count - 1) / page_tokens]);
             }
         } else if (next > 0) {
-            const kv::page_id page{dice() % next};
+            const kv::page_id page{static_cast<std::uint32_t>(dice() % next)};
             if (index.contains(page) && index.leaf(page))
                 index.erase(page);
         }

@@ -5,9 +5,11 @@
 #include <kvcache/cache/exact_leases.hpp>
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/cache/weaver.hpp>
+#include <kvcache/codec/concept.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/page_table.hpp>
 #include <kvcache/core/result.hpp>
+#include <kvcache/observer/concept.hpp>
 
 #include <algorithm>
 #include <chrono>
