@@ -13546,7 +13546,8 @@ private:
             to.push_back({first, behind - first});
             first = behind;
         }
-        to.push_back({first, last - first});
+        if (first < last) // no sentence ended right there
+            to.push_back({first, last - first});
     }
 
     // Behind the token that ends a sentence nearest to first + size, the earlier of two; there if none is near.

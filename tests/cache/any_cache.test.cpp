@@ -44,7 +44,7 @@ TEST_CASE("a name that nobody has is told with those that there are") {
     REQUIRE_FALSE(none);
     CHECK(none.error().code == kv::error_code::not_found);
     CHECK(none.error().field == "index");
-    CHECK(none.error().message == "no index policy is named \"b_tree\"; there are radix, hash_chain");
+    CHECK(none.error().message == "no index policy is named \"b_tree\"; there are radix, hash_chain, chunk");
     CHECK(kv::make_any_cache({.eviction = "Lru"}, {}, small, budget).error().field == "eviction");
     CHECK(kv::make_any_cache({.hash = ""}, {}, small, budget).error().field == "hash");
     CHECK(kv::make_any_cache({.storage = "heap "}, {}, small, budget).error().field == "storage");
