@@ -13537,7 +13537,9 @@ private:
         if (marker.empty())
             return text.size();
         const auto rest = text.subspan(first + 1);
-        return first + 1 + static_cast<std::size_t>(std::ranges::search(rest, marker).begin() - rest.begin());
+        return first + 1 +
+               static_cast<std::size_t>(std::search(rest.begin(), rest.end(), marker.begin(), marker.end()) -
+                                        rest.begin());
     }
 
     void cut(std::span<const token_id> text, std::size_t first, std::size_t last, std::vector<token_run>& to) const {

@@ -144,7 +144,7 @@ TEST_CASE("a chunk at a text's end stays known when a longer text takes its page
 }
 
 TEST_CASE("under random use all that is found lies there, and a noted chunk is found while its page stays") {
-    const std::uint64_t seed = GENERATE(11, 12, 13);
+    const std::uint64_t seed = GENERATE(11u, 12u, 13u);
     INFO("seed " << seed);
     std::mt19937 dice(static_cast<unsigned>(seed));
     auto index = kv::chunk{.least = 3}.open(shape, 400);
