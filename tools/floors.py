@@ -33,6 +33,7 @@ DEPENDENCIES = {  # what an include opens with: the headers or folders that may 
     "utf8proc.h": ("text/unicode.hpp",),
     "openssl/": ("hash/sha256.hpp",),
     "xxhash.h": ("hash/", "core/"),  # one header, whichever it is
+    "cxxabi.h": ("core/type_name.hpp",),
     "immintrin.h": ("core/intrinsics.hpp",),
     "arm_neon.h": ("core/intrinsics.hpp",),
     "cuda": ("cuda/",),

@@ -6,10 +6,15 @@
 
 namespace mine {
 struct policy {};
+template <unsigned Bits, long Shift, class Inner = policy>
+struct wrapper {};
+struct x4u {};
 } // namespace mine
 
 TEST_CASE("a type has the name that it is written with") {
     CHECK(kvcache::type_name<kvcache::heap>() == "heap");
     CHECK(kvcache::type_name<kvcache::zeroising<kvcache::heap>>() == "zeroising<heap>");
     CHECK(kvcache::type_name<mine::policy>() == "mine::policy");
+    CHECK(kvcache::type_name<mine::wrapper<4, -12>>() == "mine::wrapper<4, -12, mine::policy>");
+    CHECK(kvcache::type_name<mine::wrapper<0, 7, mine::x4u>>() == "mine::wrapper<0, 7, mine::x4u>");
 }

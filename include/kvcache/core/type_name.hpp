@@ -1,32 +1,50 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <typeinfo>
+
+#include <cxxabi.h>
 
 namespace kvcache {
 
 namespace detail {
 
-template <class T>
-[[nodiscard]] constexpr std::string_view signature() {
-    return __PRETTY_FUNCTION__; // "... [with T = kvcache::lru; ...]" by GCC, "... [T = kvcache::lru]" by Clang
+// "codebook<4u>" becomes "codebook<4>": a number is written without the letters of its type.
+inline void drop_number_suffixes(std::string& name) {
+    for (std::size_t at = name.find_first_of("0123456789"); at != name.npos;
+         at = name.find_first_of("0123456789", at)) {
+        const bool begins = at > 0 && (name[at - 1] == '<' || name[at - 1] == ' ' || name[at - 1] == '-');
+        at = std::min(name.find_first_not_of("0123456789", at), name.size());
+        const std::size_t behind = std::min(name.find_first_not_of("ul", at), name.size());
+        if (begins && behind < name.size() && (name[behind] == ',' || name[behind] == '>'))
+            name.erase(at, behind - at);
+    }
 }
 
 } // namespace detail
 
 /// The name of a type as it is written, without this library's namespace: "lru", "zeroising<heap>", "mine::policy".
+/// Every argument is named, defaults included, and alike by every compiler of the Itanium ABI (a compiler's own
+/// `__PRETTY_FUNCTION__` leaves defaults out or keeps them as it likes). It needs RTTI and allocates.
 template <class T>
 [[nodiscard]] std::string type_name() {
-    const std::string_view whole = detail::signature<T>();
-    const std::size_t from = whole.find("T = ") + 4;
-    std::string name(whole.substr(from, whole.find_first_of(";]", from) - from));
+    int status = 0;
+    const std::unique_ptr<char, decltype(&std::free)> whole(
+        abi::__cxa_demangle(typeid(T).name(), nullptr, nullptr, &status), &std::free);
+    std::string name = status == 0 ? whole.get() : typeid(T).name();
     constexpr std::string_view own = "kvcache::";
     for (std::size_t at = name.find(own); at != name.npos; at = name.find(own, at))
         if (at == 0 || name[at - 1] == '<' || name[at - 1] == ' ' || name[at - 1] == ',')
             name.erase(at, own.size());
         else
             ++at;
+    detail::drop_number_suffixes(name);
     return name;
 }
 
