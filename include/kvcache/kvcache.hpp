@@ -17,8 +17,10 @@
 #include <kvcache/session/chunk_generate.hpp>
 #include <kvcache/session/chunk_pipeline.hpp>
 #include <kvcache/session/generate.hpp>
+#include <kvcache/session/log_probabilities.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/sampler.hpp>
+#include <kvcache/session/stop_strings.hpp>
 #include <kvcache/session/verify.hpp>
 #include <kvcache/storage/all.hpp>
 #include <kvcache/testing/all.hpp>

@@ -14108,42 +14108,114 @@ private:
 
 } // namespace kvcache
 
+// ---- kvcache/session/token_counts.hpp -----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// How often tokens were said in an answer, and which stood in its prompt: what the penalties of a sampler go by.
+class token_counts {
+public:
+    struct count {
+        token_id token = {};
+        bool in_prompt = false;
+        std::uint32_t said = 0; ///< Times in the answer.
+    };
+
+    /// Nothing was said yet.
+    token_counts() = default;
+    explicit token_counts(std::span<const token_id> prompt) {
+        for (const token_id token : prompt)
+            of(token).in_prompt = true;
+    }
+
+    /// The answer goes on with `token`. Cost: O(1).
+    void say(token_id token) { ++of(token).said; }
+
+    /// Every token that occurs, once, in the order of its first place.
+    [[nodiscard]] std::span<const count> all() const noexcept { return counts_; }
+
+private:
+    [[nodiscard]] count& of(token_id token) {
+        const auto [at, is_new] = places_.try_emplace(index_of(token), counts_.size());
+        if (is_new)
+            counts_.push_back({.token = token});
+        return counts_[at->second];
+    }
+
+    std::vector<count> counts_;
+    std::unordered_map<std::int32_t, std::size_t> places_;
+};
+
+} // namespace kvcache
+
 // ---- kvcache/session/sampler.hpp ----------------------------------------------------------------------------------
 
 namespace kvcache {
 
+/// What is added to a token's logit.
+struct token_bias {
+    token_id token = {};
+    float bias = 0.0f; ///< Minus infinity: never said.
+};
+
 /// Chooses tokens from logits. Token i of choice c is drawn with a number that is a function of (seed, c, i) alone, so
-/// neither batching nor a cancelled draft changes what is said.
+/// neither batching nor a cancelled draft changes what is said. In this order: bias, penalties, temperature, top_k,
+/// top_p of what is left, min_p. A limit that cuts nothing changes no draw.
 struct sampler {
     float temperature = 0.0f; ///< Zero or less: always the most likely token.
     std::uint64_t seed = 0;
-    std::uint64_t choice = 0; ///< Which of several answers to one prompt.
+    std::uint64_t choice = 0;        ///< Which of several answers to one prompt.
+    std::size_t top_k = 0;           ///< Only the k likeliest, of equals the first; zero for all.
+    float top_p = 1.0f;              ///< Only the fewest likeliest with this share together (Holtzman et al. 2020).
+    float min_p = 0.0f;              ///< Only those with this share of the likeliest's probability.
+    float repetition_penalty = 1.0f; ///< Divides the logits of what was said or asked (Keskar et al. 2019).
+    float frequency_penalty = 0.0f;  ///< Taken from a logit for each time the answer said the token.
+    float presence_penalty = 0.0f;   ///< Taken from a logit if the answer said the token.
+    std::vector<token_bias> bias = {};
+
+    /// Whether the options are of this world. Errors: out_of_range, with the option's name.
+    [[nodiscard]] result<void> check(std::size_t vocabulary) const {
+        const auto refuse = [](const char* field, const char* must) {
+            return error{error_code::out_of_range, field, std::string(field) + " must be " + must};
+        };
+        if (!std::isfinite(temperature) || temperature < 0.0f)
+            return refuse("temperature", "zero or more");
+        if (!(top_p > 0.0f && top_p <= 1.0f))
+            return refuse("top_p", "above 0 and at most 1");
+        if (!(min_p >= 0.0f && min_p <= 1.0f))
+            return refuse("min_p", "from 0 to 1");
+        if (!std::isfinite(repetition_penalty) || !(repetition_penalty > 0.0f))
+            return refuse("repetition_penalty", "above 0");
+        if (!std::isfinite(frequency_penalty))
+            return refuse("frequency_penalty", "a number");
+        if (!std::isfinite(presence_penalty))
+            return refuse("presence_penalty", "a number");
+        for (const token_bias& one : bias) {
+            if (index_of(one.token) < 0 || static_cast<std::size_t>(index_of(one.token)) >= vocabulary)
+                return refuse("logit_bias", "for tokens of the vocabulary");
+            if (!(one.bias < std::numeric_limits<float>::infinity()))
+                return refuse("logit_bias", "a number, or minus infinity");
+        }
+        return {};
+    }
+
+    /// Whether a draw depends on what was said before.
+    [[nodiscard]] bool penalises() const noexcept {
+        return repetition_penalty != 1.0f || frequency_penalty != 0.0f || presence_penalty != 0.0f;
+    }
 
     /// The token at place `index` of the answer. Requires: logits is not empty. Cost: O(vocabulary).
     [[nodiscard]] token_id draw(std::span<const float> logits, std::uint64_t index) const {
+        return draw(logits, index, token_counts());
+    }
+    /// The same after what `before` counts.
+    [[nodiscard]] token_id draw(std::span<const float> logits, std::uint64_t index, const token_counts& before) const {
         expects(!logits.empty(), "a token is drawn from logits");
-        const auto top = std::max_element(logits.begin(), logits.end());
-        const auto best = static_cast<std::int32_t>(top - logits.begin());
-        if (!(temperature > 0.0f))
-            return token_id{best};
-
-        std::vector<float> weights(logits.size());
-        const f32x16 scale = f32x16::broadcast(1.0f / temperature), largest = f32x16::broadcast(*top);
-        detail::by_sixteen(logits.size(), [&](std::size_t i, std::size_t n) {
-            const f32x16 x = f32x16::load_up_to(logits.data() + i, n);
-            exp((x - largest) * scale).store_up_to(weights.data() + i, n);
-        });
-        double total = 0.0;
-        for (const float w : weights)
-            total += static_cast<double>(w);
-        const double target = uniform(index) * total;
-        double below = 0.0; // compared with the target, not taken from it: nothing to contract
-        for (std::size_t i = 0; i < weights.size(); ++i) {
-            below += static_cast<double>(weights[i]);
-            if (target < below)
-                return token_id{static_cast<std::int32_t>(i)};
-        }
-        return token_id{best};
+        if (bias.empty() && !penalises())
+            return pick(logits, index);
+        std::vector<float> adjusted(logits.begin(), logits.end());
+        adjust(adjusted, before);
+        return pick(adjusted, index);
     }
 
     /// The number in [0, 1) that decides place `index`.
@@ -14159,6 +14231,83 @@ private:
         x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
         x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
         return x ^ (x >> 31);
+    }
+
+    // Products are fused on purpose: their bits do not hang on the compiler's -ffp-contract.
+    void adjust(std::span<float> logits, const token_counts& before) const {
+        for (const token_bias& one : bias)
+            if (static_cast<std::size_t>(index_of(one.token)) < logits.size())
+                logits[static_cast<std::size_t>(index_of(one.token))] += one.bias;
+        if (!penalises())
+            return;
+        for (const auto& seen : before.all()) {
+            if (static_cast<std::size_t>(index_of(seen.token)) >= logits.size())
+                continue;
+            float& logit = logits[static_cast<std::size_t>(index_of(seen.token))];
+            logit = logit > 0.0f ? logit / repetition_penalty : logit * repetition_penalty;
+            if (seen.said > 0)
+                logit = std::fma(-frequency_penalty, static_cast<float>(seen.said), logit - presence_penalty);
+        }
+    }
+
+    [[nodiscard]] token_id pick(std::span<const float> logits, std::uint64_t index) const {
+        const auto top = std::max_element(logits.begin(), logits.end());
+        const auto best = static_cast<std::int32_t>(top - logits.begin());
+        if (!(temperature > 0.0f) || !std::isfinite(*top))
+            return token_id{best};
+
+        std::vector<float> weights(logits.size());
+        const f32x16 scale = f32x16::broadcast(1.0f / temperature), largest = f32x16::broadcast(*top);
+        detail::by_sixteen(logits.size(), [&](std::size_t i, std::size_t n) {
+            const f32x16 x = f32x16::load_up_to(logits.data() + i, n);
+            exp((x - largest) * scale).store_up_to(weights.data() + i, n);
+        });
+        if ((top_k > 0 && top_k < logits.size()) || top_p < 1.0f || min_p > 0.0f)
+            limit(logits, weights);
+        double total = 0.0;
+        for (const float w : weights)
+            total += static_cast<double>(w);
+        const double target = uniform(index) * total;
+        double below = 0.0; // compared with the target, not taken from it: nothing to contract
+        for (std::size_t i = 0; i < weights.size(); ++i) {
+            below += static_cast<double>(weights[i]);
+            if (target < below)
+                return token_id{static_cast<std::int32_t>(i)};
+        }
+        return token_id{best};
+    }
+
+    // Takes the weight of every token that the limits cut. The likeliest always stays.
+    void limit(std::span<const float> logits, std::span<float> weights) const {
+        std::vector<std::uint32_t> kept(logits.size());
+        std::iota(kept.begin(), kept.end(), 0u);
+        const auto likelier = [&](std::uint32_t a, std::uint32_t b) {
+            return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+        };
+        if (top_k > 0 && top_k < kept.size()) {
+            std::nth_element(kept.begin(), kept.begin() + static_cast<std::ptrdiff_t>(top_k) - 1, kept.end(), likelier);
+            kept.resize(top_k);
+            std::ranges::sort(kept);
+        }
+        if (top_p < 1.0f) {
+            double total = 0.0;
+            for (const std::uint32_t i : kept)
+                total += static_cast<double>(weights[i]);
+            const double enough = static_cast<double>(top_p) * total;
+            const auto later = [&](std::uint32_t a, std::uint32_t b) { return likelier(b, a); };
+            std::ranges::make_heap(kept, later);
+            auto end = kept.end();
+            for (double share = 0.0; end != kept.begin() && share < enough;) {
+                std::pop_heap(kept.begin(), end--, later);
+                share += static_cast<double>(weights[*end]);
+            }
+            kept.erase(kept.begin(), end);
+        }
+        std::vector<float> cut(weights.size(), 0.0f);
+        for (const std::uint32_t i : kept)
+            if (weights[i] >= min_p) // the likeliest weighs one
+                cut[i] = weights[i];
+        std::ranges::copy(cut, weights.begin());
     }
 };
 
@@ -14182,21 +14331,26 @@ struct answer {
     bool stopped = false; ///< By a stop token, not by the length or the caller.
 };
 
-/// Says tokens one by one behind a sequence whose last logits are `next`, (1, vocabulary), and adds them to `ids`: each
-/// is drawn, handed to `say`, and run, unless it is the last. Returns whether a stop token ended them. Errors: as
-/// generate.
+/// Says tokens one by one behind a sequence whose last logits are `next`, (1, vocabulary), and adds them to `ids`, which
+/// is empty: each is drawn, handed to `say`, and run, unless it is the last. Returns whether a stop token ended them.
+/// Errors: as generate.
 template <class Cache, class Model, class Say>
 [[nodiscard]] result<bool> say_on(pipeline<Cache, Model>& through, typename Cache::sequence& behind, matrix next,
                                   const sampler& draw, const stopping& until, std::vector<token_id>& ids, Say say) {
     // The last token is said and not run, so it needs no position.
     const std::size_t most = std::min(until.max_tokens, through.max_positions() - behind.size() + 1);
+    token_counts counts;
+    if (draw.penalises())
+        counts = token_counts(behind.tokens());
     bool stopped = false;
     while (ids.size() < most) {
         const auto logits = row_of(std::as_const(next), 0);
         if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); }))
             return error{error_code::malformed, "logits",
                          "the model gave a logit that is no finite number; its weights are damaged"};
-        const token_id token = draw.draw(logits, ids.size());
+        const token_id token = draw.draw(logits, ids.size(), counts);
+        if (draw.penalises())
+            counts.say(token);
         ids.push_back(token);
         const bool go_on = say(token, logits);
         stopped = std::ranges::find(until.stop, token) != until.stop.end();
@@ -14208,9 +14362,23 @@ template <class Cache, class Model, class Say>
     return stopped;
 }
 
-/// Runs a prompt and says tokens one by one: each is drawn, handed to `say`, and run, unless it is the last.
+/// Says tokens one by one behind a prompt that has run: each is drawn, handed to `say`, and run, unless it is the last.
 /// `say(token, logits)` is given the logits it was drawn from, (vocabulary), and returns whether to go on. Errors:
-/// those of pipeline::feed; an error after some tokens were said (no page left) is returned too.
+/// those of pipeline::extend; an error after some tokens were said (no page left) is returned too.
+/// Requires: the sequence holds the whole prompt, and the last row of its logits is the one behind it.
+template <class Cache, class Model, class Say>
+[[nodiscard]] result<answer<Cache>> generate(pipeline<Cache, Model>& through, fed<Cache> begun, const sampler& draw,
+                                             const stopping& until, Say say) {
+    answer<Cache> made{std::move(begun)};
+    const auto said =
+        say_on(through, made.prompt.sequence, made.prompt.logits.bottomRows(1), draw, until, made.ids, std::move(say));
+    if (!said)
+        return said.error();
+    made.stopped = *said;
+    return made;
+}
+
+/// Runs a prompt on top of what the cache knows of it, and answers it as above. Errors: also those of pipeline::feed.
 template <class Cache, class Model, class Say>
 [[nodiscard]] result<answer<Cache>> generate(pipeline<Cache, Model>& through, std::span<const token_id> prompt,
                                              const sampler& draw, const stopping& until, Say say,
@@ -14218,13 +14386,7 @@ template <class Cache, class Model, class Say>
     auto begun = through.feed(prompt, wanted == logits_of::none ? logits_of::last : wanted);
     if (!begun)
         return begun.error();
-    answer<Cache> made{std::move(*begun)};
-    const auto said =
-        say_on(through, made.prompt.sequence, made.prompt.logits.bottomRows(1), draw, until, made.ids, std::move(say));
-    if (!said)
-        return said.error();
-    made.stopped = *said;
-    return made;
+    return generate(through, std::move(*begun), draw, until, std::move(say));
 }
 
 } // namespace kvcache
@@ -14275,6 +14437,169 @@ template <class Cache, class Model, class Say>
     made.stopped = *said;
     return made;
 }
+
+} // namespace kvcache
+
+// ---- kvcache/session/log_probabilities.hpp ------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A token and the natural logarithm of its probability.
+struct token_score {
+    token_id token = {};
+    float log_probability = 0.0f;
+
+    friend bool operator==(const token_score&, const token_score&) = default;
+};
+
+namespace detail {
+
+/// The natural logarithm of a positive normal number, within a few units in the last place: the same bits from every
+/// C library.
+[[nodiscard]] inline double logarithm(double x) {
+    int exponent = 0;
+    double m = std::frexp(x, &exponent); // exact; [0.5, 1)
+    if (m < 0.70710678118654752) {
+        m += m;
+        --exponent;
+    }
+    // 2 atanh s by its series; s is at most 0.1716, so the term after the last is under 1e-18.
+    const double s = (m - 1.0) / (m + 1.0), square = s * s;
+    double series = 1.0 / 23.0;
+    for (int odd = 21; odd >= 1; odd -= 2)
+        series = std::fma(series, square, 1.0 / odd);
+    return std::fma(static_cast<double>(exponent), 0.69314718055994531, (s + s) * series);
+}
+
+} // namespace detail
+
+/// What the model gives each token, before any bias, penalty or temperature. Requires: the logits stay where they are.
+class log_probabilities {
+public:
+    /// Cost: O(vocabulary), one exponential each.
+    explicit log_probabilities(std::span<const float> logits) : logits_(logits) {
+        expects(!logits.empty(), "probabilities are those of some tokens");
+        const float top = *std::max_element(logits.begin(), logits.end());
+        const f32x16 largest = f32x16::broadcast(top);
+        double total = 0.0;
+        alignas(64) float lanes[16];
+        detail::by_sixteen(logits.size(), [&](std::size_t i, std::size_t n) {
+            exp(f32x16::load_up_to(logits.data() + i, n) - largest).store(lanes);
+            for (std::size_t lane = 0; lane < n; ++lane)
+                total += static_cast<double>(lanes[lane]);
+        });
+        log_total_ = static_cast<double>(top) + detail::logarithm(total);
+    }
+
+    [[nodiscard]] float of(token_id token) const {
+        expects(static_cast<std::size_t>(index_of(token)) < logits_.size(), "a token has a logit");
+        return static_cast<float>(static_cast<double>(logits_[static_cast<std::size_t>(index_of(token))]) - log_total_);
+    }
+
+    /// The `n` likeliest, in order; of equals the first.
+    [[nodiscard]] std::vector<token_score> top(std::size_t n) const {
+        std::vector<std::int32_t> ids(logits_.size());
+        std::iota(ids.begin(), ids.end(), 0);
+        const auto end = ids.begin() + static_cast<std::ptrdiff_t>(std::min(n, ids.size()));
+        std::partial_sort(ids.begin(), end, ids.end(), [&](std::int32_t a, std::int32_t b) {
+            const float x = logits_[static_cast<std::size_t>(a)], y = logits_[static_cast<std::size_t>(b)];
+            return x != y ? x > y : a < b;
+        });
+        std::vector<token_score> made;
+        for (auto at = ids.begin(); at != end; ++at)
+            made.push_back({token_id{*at}, of(token_id{*at})});
+        return made;
+    }
+
+private:
+    std::span<const float> logits_;
+    double log_total_ = 0.0;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/session/stop_strings.hpp -----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Ends a text before the first of some strings, and holds back only what could still become one of them. Which string
+/// ends it, and where, does not depend on how the text is cut into pieces: the one that is complete first, of those the
+/// longest. Whole code points stay whole.
+class stop_strings {
+public:
+    /// Ends nothing.
+    stop_strings() = default;
+    /// Empty strings are left out.
+    explicit stop_strings(const std::vector<std::string>& strings) {
+        for (const std::string& each : strings)
+            if (!each.empty())
+                patterns_.push_back(make(each));
+    }
+
+    /// Takes the next piece. Returns: the text that is now sure, nothing once the text has ended.
+    /// Cost: O(bytes x strings).
+    [[nodiscard]] std::string push(std::string_view piece) {
+        for (std::size_t i = 0; i < piece.size() && !stopped_; ++i) {
+            held_ += piece[i];
+            std::size_t longest = 0;
+            for (pattern& each : patterns_)
+                if (each.take(piece[i])) {
+                    longest = std::max(longest, each.text.size());
+                    stopped_ = true;
+                }
+            held_.resize(held_.size() - longest);
+        }
+        std::size_t keep = 0;
+        for (const pattern& each : patterns_)
+            keep = std::max(keep, stopped_ ? 0 : each.matched);
+        std::string sure = held_.substr(0, held_.size() - keep);
+        held_.erase(0, sure.size());
+        return sure;
+    }
+
+    /// The text is over. Returns: what was held back.
+    [[nodiscard]] std::string flush() {
+        for (pattern& each : patterns_)
+            each.matched = 0;
+        return std::exchange(held_, std::string());
+    }
+
+    /// Whether one of the strings has ended the text.
+    [[nodiscard]] bool stopped() const noexcept { return stopped_; }
+    /// Bytes held back.
+    [[nodiscard]] std::size_t held() const noexcept { return held_.size(); }
+
+private:
+    // Knuth, Morris & Pratt 1977: the longest suffix of the text that begins the string.
+    struct pattern {
+        std::string text;
+        std::vector<std::size_t> border; // of the first i bytes
+        std::size_t matched = 0;
+
+        // Whether the string is complete.
+        bool take(char next) {
+            while (matched > 0 && text[matched] != next)
+                matched = border[matched];
+            matched += text[matched] == next;
+            return matched == text.size();
+        }
+    };
+
+    [[nodiscard]] static pattern make(const std::string& text) {
+        pattern made{text, std::vector<std::size_t>(text.size() + 1, 0)};
+        for (std::size_t i = 1, k = 0; i < text.size(); ++i) {
+            while (k > 0 && text[k] != text[i])
+                k = made.border[k];
+            k += text[k] == text[i];
+            made.border[i + 1] = k;
+        }
+        return made;
+    }
+
+    std::vector<pattern> patterns_;
+    std::string held_;
+    bool stopped_ = false;
+};
 
 } // namespace kvcache
 

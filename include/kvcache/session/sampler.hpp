@@ -3,48 +3,86 @@
 
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/result.hpp>
 #include <kvcache/kernel/math.hpp>
+#include <kvcache/session/token_counts.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <numeric>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace kvcache {
 
+/// What is added to a token's logit.
+struct token_bias {
+    token_id token = {};
+    float bias = 0.0f; ///< Minus infinity: never said.
+};
+
 /// Chooses tokens from logits. Token i of choice c is drawn with a number that is a function of (seed, c, i) alone, so
-/// neither batching nor a cancelled draft changes what is said.
+/// neither batching nor a cancelled draft changes what is said. In this order: bias, penalties, temperature, top_k,
+/// top_p of what is left, min_p. A limit that cuts nothing changes no draw.
 struct sampler {
     float temperature = 0.0f; ///< Zero or less: always the most likely token.
     std::uint64_t seed = 0;
-    std::uint64_t choice = 0; ///< Which of several answers to one prompt.
+    std::uint64_t choice = 0;        ///< Which of several answers to one prompt.
+    std::size_t top_k = 0;           ///< Only the k likeliest, of equals the first; zero for all.
+    float top_p = 1.0f;              ///< Only the fewest likeliest with this share together (Holtzman et al. 2020).
+    float min_p = 0.0f;              ///< Only those with this share of the likeliest's probability.
+    float repetition_penalty = 1.0f; ///< Divides the logits of what was said or asked (Keskar et al. 2019).
+    float frequency_penalty = 0.0f;  ///< Taken from a logit for each time the answer said the token.
+    float presence_penalty = 0.0f;   ///< Taken from a logit if the answer said the token.
+    std::vector<token_bias> bias = {};
+
+    /// Whether the options are of this world. Errors: out_of_range, with the option's name.
+    [[nodiscard]] result<void> check(std::size_t vocabulary) const {
+        const auto refuse = [](const char* field, const char* must) {
+            return error{error_code::out_of_range, field, std::string(field) + " must be " + must};
+        };
+        if (!std::isfinite(temperature) || temperature < 0.0f)
+            return refuse("temperature", "zero or more");
+        if (!(top_p > 0.0f && top_p <= 1.0f))
+            return refuse("top_p", "above 0 and at most 1");
+        if (!(min_p >= 0.0f && min_p <= 1.0f))
+            return refuse("min_p", "from 0 to 1");
+        if (!std::isfinite(repetition_penalty) || !(repetition_penalty > 0.0f))
+            return refuse("repetition_penalty", "above 0");
+        if (!std::isfinite(frequency_penalty))
+            return refuse("frequency_penalty", "a number");
+        if (!std::isfinite(presence_penalty))
+            return refuse("presence_penalty", "a number");
+        for (const token_bias& one : bias) {
+            if (index_of(one.token) < 0 || static_cast<std::size_t>(index_of(one.token)) >= vocabulary)
+                return refuse("logit_bias", "for tokens of the vocabulary");
+            if (!(one.bias < std::numeric_limits<float>::infinity()))
+                return refuse("logit_bias", "a number, or minus infinity");
+        }
+        return {};
+    }
+
+    /// Whether a draw depends on what was said before.
+    [[nodiscard]] bool penalises() const noexcept {
+        return repetition_penalty != 1.0f || frequency_penalty != 0.0f || presence_penalty != 0.0f;
+    }
 
     /// The token at place `index` of the answer. Requires: logits is not empty. Cost: O(vocabulary).
     [[nodiscard]] token_id draw(std::span<const float> logits, std::uint64_t index) const {
+        return draw(logits, index, token_counts());
+    }
+    /// The same after what `before` counts.
+    [[nodiscard]] token_id draw(std::span<const float> logits, std::uint64_t index, const token_counts& before) const {
         expects(!logits.empty(), "a token is drawn from logits");
-        const auto top = std::max_element(logits.begin(), logits.end());
-        const auto best = static_cast<std::int32_t>(top - logits.begin());
-        if (!(temperature > 0.0f))
-            return token_id{best};
-
-        std::vector<float> weights(logits.size());
-        const f32x16 scale = f32x16::broadcast(1.0f / temperature), largest = f32x16::broadcast(*top);
-        detail::by_sixteen(logits.size(), [&](std::size_t i, std::size_t n) {
-            const f32x16 x = f32x16::load_up_to(logits.data() + i, n);
-            exp((x - largest) * scale).store_up_to(weights.data() + i, n);
-        });
-        double total = 0.0;
-        for (const float w : weights)
-            total += static_cast<double>(w);
-        const double target = uniform(index) * total;
-        double below = 0.0; // compared with the target, not taken from it: nothing to contract
-        for (std::size_t i = 0; i < weights.size(); ++i) {
-            below += static_cast<double>(weights[i]);
-            if (target < below)
-                return token_id{static_cast<std::int32_t>(i)};
-        }
-        return token_id{best};
+        if (bias.empty() && !penalises())
+            return pick(logits, index);
+        std::vector<float> adjusted(logits.begin(), logits.end());
+        adjust(adjusted, before);
+        return pick(adjusted, index);
     }
 
     /// The number in [0, 1) that decides place `index`.
@@ -60,6 +98,83 @@ private:
         x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
         x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
         return x ^ (x >> 31);
+    }
+
+    // Products are fused on purpose: their bits do not hang on the compiler's -ffp-contract.
+    void adjust(std::span<float> logits, const token_counts& before) const {
+        for (const token_bias& one : bias)
+            if (static_cast<std::size_t>(index_of(one.token)) < logits.size())
+                logits[static_cast<std::size_t>(index_of(one.token))] += one.bias;
+        if (!penalises())
+            return;
+        for (const auto& seen : before.all()) {
+            if (static_cast<std::size_t>(index_of(seen.token)) >= logits.size())
+                continue;
+            float& logit = logits[static_cast<std::size_t>(index_of(seen.token))];
+            logit = logit > 0.0f ? logit / repetition_penalty : logit * repetition_penalty;
+            if (seen.said > 0)
+                logit = std::fma(-frequency_penalty, static_cast<float>(seen.said), logit - presence_penalty);
+        }
+    }
+
+    [[nodiscard]] token_id pick(std::span<const float> logits, std::uint64_t index) const {
+        const auto top = std::max_element(logits.begin(), logits.end());
+        const auto best = static_cast<std::int32_t>(top - logits.begin());
+        if (!(temperature > 0.0f) || !std::isfinite(*top))
+            return token_id{best};
+
+        std::vector<float> weights(logits.size());
+        const f32x16 scale = f32x16::broadcast(1.0f / temperature), largest = f32x16::broadcast(*top);
+        detail::by_sixteen(logits.size(), [&](std::size_t i, std::size_t n) {
+            const f32x16 x = f32x16::load_up_to(logits.data() + i, n);
+            exp((x - largest) * scale).store_up_to(weights.data() + i, n);
+        });
+        if ((top_k > 0 && top_k < logits.size()) || top_p < 1.0f || min_p > 0.0f)
+            limit(logits, weights);
+        double total = 0.0;
+        for (const float w : weights)
+            total += static_cast<double>(w);
+        const double target = uniform(index) * total;
+        double below = 0.0; // compared with the target, not taken from it: nothing to contract
+        for (std::size_t i = 0; i < weights.size(); ++i) {
+            below += static_cast<double>(weights[i]);
+            if (target < below)
+                return token_id{static_cast<std::int32_t>(i)};
+        }
+        return token_id{best};
+    }
+
+    // Takes the weight of every token that the limits cut. The likeliest always stays.
+    void limit(std::span<const float> logits, std::span<float> weights) const {
+        std::vector<std::uint32_t> kept(logits.size());
+        std::iota(kept.begin(), kept.end(), 0u);
+        const auto likelier = [&](std::uint32_t a, std::uint32_t b) {
+            return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+        };
+        if (top_k > 0 && top_k < kept.size()) {
+            std::nth_element(kept.begin(), kept.begin() + static_cast<std::ptrdiff_t>(top_k) - 1, kept.end(), likelier);
+            kept.resize(top_k);
+            std::ranges::sort(kept);
+        }
+        if (top_p < 1.0f) {
+            double total = 0.0;
+            for (const std::uint32_t i : kept)
+                total += static_cast<double>(weights[i]);
+            const double enough = static_cast<double>(top_p) * total;
+            const auto later = [&](std::uint32_t a, std::uint32_t b) { return likelier(b, a); };
+            std::ranges::make_heap(kept, later);
+            auto end = kept.end();
+            for (double share = 0.0; end != kept.begin() && share < enough;) {
+                std::pop_heap(kept.begin(), end--, later);
+                share += static_cast<double>(weights[*end]);
+            }
+            kept.erase(kept.begin(), end);
+        }
+        std::vector<float> cut(weights.size(), 0.0f);
+        for (const std::uint32_t i : kept)
+            if (weights[i] >= min_p) // the likeliest weighs one
+                cut[i] = weights[i];
+        std::ranges::copy(cut, weights.begin());
     }
 };
 
