@@ -47,6 +47,10 @@ public:
     /// Keeps the first `tokens` tokens, or fewer, as a fork does. Requires: tokens <= size(), no lease under way.
     void truncate(std::size_t tokens) { cache_->truncate(*state_, tokens); }
 
+    /// Lets no page behind the first `tokens` tokens become known to other sequences; forks inherit it. What is known
+    /// already stays so.
+    void share_at_most(std::size_t tokens) noexcept { state_->cacheable = tokens; }
+
 private:
     friend Cache;
     template <class>
