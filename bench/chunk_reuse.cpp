@@ -21,18 +21,18 @@
 namespace {
 
 struct flags {
-    std::vector<std::string> parts{"speed", "quality"}, kinds{"two", "refer"};
+    std::vector<std::string> parts{"speed", "presets", "quality"}, kinds{"two", "refer"};
     std::string model = "examples/models/worlds-2m", json, svg;
     std::size_t threads = 1, rounds = 2, orders = 3, chunks = 8, size = 512;
 };
 
 void print(const bench::chunk_row& r) {
-    if (r.part == "speed") {
+    if (r.part != "quality") {
         std::printf("%-20s ttft %9.1f ms  full %9.1f ms  %6.2fx  forward tokens %7.1f of %6.0f (bound %5.1fx)  "
-                    "recomputed %5.1f%%  shared %6.1f MiB\n",
+                    "recomputed %5.1f%%  shared %6.1f MiB  kl %.5f\n",
                     r.strategy.c_str(), r.ttft_ms, r.full_ttft_ms, r.full_ttft_ms / r.ttft_ms, r.forward_tokens,
                     r.full_forward_tokens, r.full_forward_tokens / r.forward_tokens, 100.0 * r.recomputed_share,
-                    r.shared_mib);
+                    r.shared_mib, r.kl);
     } else {
         const double gap = r.full_accuracy - r.none_accuracy;
         std::printf("%-20s recomputed %5.1f%%  kl %.5f (%+6.1f%%)  argmax %6.2f%%  accuracy %6.2f%% of %6.2f%%  gap "
@@ -89,6 +89,15 @@ int run(const flags& f) {
         time("random 15 %", kvcache::random_rows{});
         speed.zero_reuse(1024, 8, rows);
         print(rows.back());
+        all.insert(all.end(), rows.begin(), rows.end());
+    }
+    if (wanted("presets")) {
+        bench::chunk_speed speed(f.threads, f.rounds, f.chunks, f.size);
+        std::vector<bench::chunk_row> rows;
+        kvcache::for_presets([&](const auto& as) {
+            speed.run(as, rows);
+            print(rows.back());
+        });
         all.insert(all.end(), rows.begin(), rows.end());
     }
     if (wanted("quality")) {

@@ -42,35 +42,13 @@ public:
 
     template <class Policy>
     void run(const std::string& name, Policy policy, std::vector<chunk_row>& to) {
-        const std::size_t length = documents_.size() * size_ + question;
-        arm<Policy> one(model_, threads_, std::move(policy), 4 * length, 32, 16,
-                        {.split = {.size = size_}, .store = false});
-        for (const tokens& document : documents_)
-            static_cast<void>(must(one.through.warm(document, {})));
-        chunk_row row{.part = "speed", .strategy = name};
-        samples ratio, warm, full;
-        for (std::size_t round = 0; round < rounds_; ++round) {
-            tokens prompt;
-            for (std::size_t i = 0; i < documents_.size(); ++i)
-                append(prompt, documents_[(i * 3 + round) % documents_.size()]); // neighbours nobody saw together
-            append(prompt, fresh(question));
-            const tokens strange = fresh(length);
-            const stopwatch cold_watch;
-            static_cast<void>(must(one.through.feed(strange, kvcache::reuse_mode::baseline)));
-            full.add(1e3 * cold_watch.seconds());
-            const stopwatch watch;
-            const auto fed = must(one.through.feed(prompt, kvcache::reuse_mode::chunks));
-            warm.add(1e3 * watch.seconds());
-            const auto& counts = fed.counts;
-            row.forward_tokens = static_cast<double>(counts.layer_rows) / static_cast<double>(model_.layers().size());
-            row.full_forward_tokens = static_cast<double>(length);
-            row.recomputed_share =
-                static_cast<double>(counts.recomputed) / static_cast<double>(counts.recomputed + counts.approximate);
-            row.shared_mib = one.mib(counts.exact + counts.approximate);
-        }
-        row.ttft_ms = warm.median();
-        row.full_ttft_ms = full.median();
-        to.push_back(row);
+        run("speed", name, std::move(policy), {.size = size_}, {}, kvcache::reuse_mode::chunks, to);
+    }
+
+    /// As a published system reuses; with the divergence of the next token from that of a prefill.
+    template <class Recompute>
+    void run(const kvcache::preset<Recompute>& as, std::vector<chunk_row>& to) {
+        run("presets", std::string(as.name), as.recompute, as.split, as.warm, as.mode, to);
     }
 
     /// What a prompt costs that finds nothing, looked for and not: a ratio of medians, by turns.
@@ -97,6 +75,43 @@ public:
     static constexpr std::size_t question = 64;
 
 private:
+    template <class Policy>
+    void run(const char* part, const std::string& name, Policy policy, const kvcache::chunking& split,
+             const kvcache::warming& how, kvcache::reuse_mode mode, std::vector<chunk_row>& to) {
+        const std::size_t length = documents_.size() * size_ + question;
+        arm<Policy> one(model_, threads_, std::move(policy), 4 * length, 32, 16, {.split = split, .store = false});
+        for (const tokens& document : documents_)
+            static_cast<void>(must(one.through.warm(document, how)));
+        chunk_row row{.part = part, .strategy = name};
+        samples warm, full, off;
+        for (std::size_t round = 0; round < rounds_; ++round) {
+            tokens prompt;
+            for (std::size_t i = 0; i < documents_.size(); ++i)
+                append(prompt, documents_[(i * 3 + round) % documents_.size()]); // neighbours nobody saw together
+            append(prompt, fresh(question));
+            const stopwatch cold_watch;
+            const auto truth = must(one.through.feed(prompt, kvcache::reuse_mode::baseline, 0));
+            full.add(1e3 * cold_watch.seconds());
+            const stopwatch watch;
+            const auto fed = must(one.through.feed(prompt, mode, 0));
+            warm.add(1e3 * watch.seconds());
+            off.add(kvcache::divergence(kvcache::row_of(truth.logits, 0), kvcache::row_of(fed.logits, 0)));
+            const auto& counts = fed.counts;
+            row.forward_tokens = static_cast<double>(counts.layer_rows) / static_cast<double>(model_.layers().size());
+            row.full_forward_tokens = static_cast<double>(length);
+            row.recomputed_share = static_cast<double>(counts.recomputed) /
+                                   std::max(static_cast<double>(counts.recomputed + counts.approximate), 1.0);
+            row.shared_mib = one.mib(counts.exact + counts.approximate);
+        }
+        row.ttft_ms = warm.median();
+        row.full_ttft_ms = full.median();
+        row.kl = off.median();
+        if (to.empty())
+            none_kl_ = row.kl;
+        row.kl_none = none_kl_;
+        to.push_back(row);
+    }
+
     static void append(tokens& to, const tokens& more) { to.insert(to.end(), more.begin(), more.end()); }
 
     // The forward passes alone: no index asked, none told.
@@ -135,6 +150,7 @@ private:
     std::size_t rounds_, size_;
     std::vector<tokens> documents_;
     std::uint64_t salt_ = 1;
+    double none_kl_ = 0.0;
 };
 
 } // namespace bench

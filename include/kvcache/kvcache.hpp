@@ -21,6 +21,7 @@
 #include <kvcache/session/generate_many.hpp>
 #include <kvcache/session/log_probabilities.hpp>
 #include <kvcache/session/pipeline.hpp>
+#include <kvcache/session/presets.hpp>
 #include <kvcache/session/sampler.hpp>
 #include <kvcache/session/stop_strings.hpp>
 #include <kvcache/session/verify.hpp>

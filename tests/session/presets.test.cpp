@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/cache/compose.hpp>
+#include <kvcache/session/presets.hpp>
+#include <kvcache/session/verify.hpp>
+#include <kvcache/testing/random_weights.hpp>
+
+#include <cstddef>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+namespace {
+
+using tokens = std::vector<kv::token_id>;
+
+tokens some(std::size_t count, unsigned seed) {
+    std::mt19937 dice(seed);
+    tokens made;
+    for (; count > 0; --count)
+        made.push_back(kv::token_id{static_cast<std::int32_t>(dice() % 61)});
+    return made;
+}
+
+} // namespace
+
+TEST_CASE("every preset reuses what it says: a prefix exactly, or documents of 128 that stand elsewhere") {
+    const kv::transformer model = kv::make_random_model({.hidden_size = 32,
+                                                         .intermediate_size = 48,
+                                                         .layers = 3,
+                                                         .heads = 4,
+                                                         .kv_heads = 2,
+                                                         .head_dim = 16,
+                                                         .vocabulary = 61,
+                                                         .max_positions = 512,
+                                                         .rope = {},
+                                                         .tied_head = true,
+                                                         .bos = {},
+                                                         .eos = {}},
+                                                        3);
+    const tokens first = some(128, 1), second = some(128, 2);
+    tokens prompt = second;
+    prompt.insert(prompt.end(), first.begin(), first.end());
+    const tokens question = some(9, 3);
+    prompt.insert(prompt.end(), question.begin(), question.end());
+    kv::for_presets([&](const auto& as) {
+        INFO(as.name);
+        using recompute = std::remove_cvref_t<decltype(as.recompute)>;
+        using cache = kv::cache<kv::chunk, kv::lru, recompute>;
+        auto store =
+            kv::make_cache(model.shape(16), {.bytes = std::size_t{1} << 22}, as.index, as.eviction, as.recompute);
+        kv::team team(1);
+        kv::chunk_pipeline<cache, kv::transformer> through(store, model, team, {.split = as.split, .store = false});
+        for (const tokens& document : {first, second})
+            REQUIRE(through.warm(document, as.warm)->chunks == 1);
+        const auto seen = kv::verify(through, prompt, some(4, 5), as.mode);
+        REQUIRE(seen.has_value());
+        CHECK(seen->counts.exact >= 128);
+        CHECK(seen->same_bits == (as.mode == kv::reuse_mode::prefix));
+        const std::size_t elsewhere = seen->counts.approximate + seen->counts.recomputed;
+        CHECK(elsewhere == (as.mode == kv::reuse_mode::prefix ? 0u : 128u));
+        if constexpr (std::is_same_v<recompute, kv::seam>)
+            CHECK(seen->counts.recomputed == 16);
+        if constexpr (std::is_same_v<recompute, kv::head>)
+            CHECK(seen->counts.recomputed == as.recompute.rows);
+        if constexpr (std::is_same_v<recompute, kv::blend>)
+            CHECK(seen->counts.recomputed == 19);
+    });
+}
