@@ -16,6 +16,7 @@
 #include <kvcache/recompute/all.hpp>
 #include <kvcache/session/chunk_generate.hpp>
 #include <kvcache/session/chunk_pipeline.hpp>
+#include <kvcache/session/engine.hpp>
 #include <kvcache/session/generate.hpp>
 #include <kvcache/session/log_probabilities.hpp>
 #include <kvcache/session/pipeline.hpp>

@@ -11,15 +11,18 @@
 #include <chrono>
 #include <cmath>
 #include <concepts>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <initializer_list>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
@@ -31,6 +34,7 @@
 #include <set>
 #include <span>
 #include <stdexcept>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -14329,9 +14333,9 @@ struct answer {
     bool stopped = false; ///< By a stop token, not by the length or the caller.
 };
 
-/// Says tokens one by one behind a sequence whose last logits are `next`, (1, vocabulary), and adds them to `ids`, which
-/// is empty: each is drawn, handed to `say`, and run, unless it is the last. Returns whether a stop token ended them.
-/// Errors: as generate.
+/// Says tokens one by one behind a sequence whose last logits are `next`, (1, vocabulary), and adds them to `ids`,
+/// which is empty: each is drawn, handed to `say`, and run, unless it is the last. Returns whether a stop token ended
+/// them. Errors: as generate.
 template <class Cache, class Model, class Say>
 [[nodiscard]] result<bool> say_on(pipeline<Cache, Model>& through, typename Cache::sequence& behind, matrix next,
                                   const sampler& draw, const stopping& until, std::vector<token_id>& ids, Say say) {
@@ -14512,6 +14516,716 @@ public:
 private:
     std::span<const float> logits_;
     double log_total_ = 0.0;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/session/engine_request.hpp ---------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A request of an engine, in the order of arrival.
+enum class request_id : std::uint64_t {};
+
+/// A token of an answer, as it is said.
+struct said_token {
+    std::size_t choice = 0;
+    std::size_t index = 0; ///< Its place in the answer.
+    token_id token = {};
+    std::optional<float> log_probability = {}; ///< By the model's own logits, where the request asked.
+    std::vector<token_score> top = {};         ///< The likeliest instead.
+};
+
+/// What a listener says to a token.
+enum class hearing {
+    go_on,
+    enough, ///< This answer ends here, and is complete.
+    cancel, ///< The whole request ends here.
+};
+
+/// Why an answer ended.
+enum class finish_reason {
+    stopped,   ///< By a stop token, or because the listener had enough.
+    length,    ///< By max_tokens, or the model's last position.
+    cancelled, ///< On the caller's request.
+    expired,   ///< Its deadline passed.
+    failed,    ///< See the error.
+};
+
+/// One of a request's answers. Its last token was said and never run, so the sequence ends before it.
+template <class Cache>
+struct engine_answer {
+    std::vector<token_id> ids = {};
+    finish_reason why = finish_reason::cancelled;
+    std::optional<typename Cache::sequence> sequence = {}; ///< What of prompt and answer ran.
+};
+
+/// How a request ended.
+template <class Cache>
+struct engine_outcome {
+    std::vector<engine_answer<Cache>> answers = {};
+    std::optional<error> failure = {};
+    std::size_t reused = 0;    ///< Tokens of the prompt whose keys and values were known.
+    std::size_t prefilled = 0; ///< Tokens of the prompt that ran, again after it had to make way too.
+    std::size_t drafted = 0;
+    std::size_t accepted = 0; ///< Of the drafted tokens.
+};
+
+/// What an engine is asked. The listeners are called by the thread that steps the engine, and must not throw.
+template <class Cache>
+struct engine_request {
+    std::vector<token_id> prompt = {};
+    std::optional<typename Cache::sequence> known = {}; ///< Holds the first tokens of the prompt, not all; or none.
+    sampler draw = {};                                  ///< Answer c draws as its choice + c.
+    stopping until = {};
+    std::size_t choices = 1;
+    std::size_t draft = 0; ///< Most tokens that are guessed ahead by prompt lookup; they change no token.
+    std::optional<std::size_t> log_probabilities = {}; ///< Wanted, with so many of the likeliest tokens.
+    std::optional<std::chrono::steady_clock::time_point> deadline = {};
+    std::function<hearing(const said_token&)> hear = {};
+    std::function<void(engine_outcome<Cache>&&)> done = {}; ///< Called once, whatever happens.
+};
+
+/// Bounds of an engine.
+struct engine_limits {
+    std::size_t rows = 256;    ///< Of a step's forward pass.
+    std::size_t lanes = 64;    ///< Answers under way at once.
+    std::size_t waiting = 256; ///< Requests in the queue; more are refused.
+};
+
+/// What an engine has done.
+struct engine_stats {
+    std::size_t waiting = 0; ///< Requests.
+    std::size_t running = 0; ///< Requests.
+    std::size_t finished = 0;
+    std::size_t refused = 0;
+    std::size_t preempted = 0; ///< Times a request made way for an older one, to run again.
+    std::size_t steps = 0;
+    std::size_t reused = 0; ///< Tokens, from here on.
+    std::size_t prefilled = 0;
+    std::size_t said = 0;
+    std::size_t drafted = 0;
+    std::size_t accepted = 0;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/session/prompt_lookup.hpp ----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Guesses how a text goes on: as it did behind the latest earlier place where its last three tokens stood, or two, or
+/// one (Saxena 2023, prompt lookup decoding). Returns: at most `most` of the text's own tokens. Cost: O(tokens).
+[[nodiscard]] inline std::span<const token_id> prompt_lookup(std::span<const token_id> text, std::size_t most) {
+    for (std::size_t n = std::min<std::size_t>(3, text.size()); n > 0; --n) {
+        const auto tail = text.last(n);
+        const auto before = text.first(text.size() - 1); // an earlier place ends before the text does
+        const auto found = std::ranges::find_end(before, tail);
+        if (!found.empty()) {
+            const auto at = static_cast<std::size_t>(found.begin() - before.begin()) + n;
+            return text.subspan(at, std::min(most, text.size() - at));
+        }
+    }
+    return {};
+}
+
+} // namespace kvcache
+
+// ---- kvcache/session/engine_job.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::detail {
+
+/// An answer under way: its tokens, and the sequence that holds the first of them.
+template <class Cache>
+struct engine_lane {
+    std::vector<token_id> tokens = {}; // the prompt and the answer so far
+    std::optional<typename Cache::sequence> sequence = {};
+    sampler draw = {};
+    token_counts counts = {};
+    std::optional<finish_reason> ended = {};
+
+    // Rows of the step under way.
+    std::size_t rows = 0;               // of tokens
+    std::vector<token_id> drafted = {}; // the last token, and what is guessed behind it; empty without a guess
+
+    [[nodiscard]] std::size_t held() const { return sequence ? sequence->size() : 0; }
+    [[nodiscard]] std::size_t pending() const { return tokens.size() - held(); }
+    [[nodiscard]] bool active() const { return !ended && sequence.has_value(); }
+
+    /// The rows of the step that has run.
+    std::size_t run_rows = 0;
+
+    /// What runs in this step.
+    [[nodiscard]] std::span<const token_id> run() const {
+        return drafted.empty() ? std::span(tokens).subspan(held(), rows) : std::span<const token_id>(drafted);
+    }
+};
+
+/// A request under way.
+template <class Cache>
+struct engine_job {
+    request_id id = {};
+    engine_request<Cache> request = {};
+    std::size_t most = 0; // tokens of an answer
+    std::vector<engine_lane<Cache>> lanes = {};
+    engine_outcome<Cache> outcome = {};
+    bool counted = false; // what it reused
+
+    engine_job(request_id name, engine_request<Cache> asked, std::size_t max_positions)
+        : id(name), request(std::move(asked)) {
+        most = std::min(request.until.max_tokens, max_positions - request.prompt.size() + 1);
+        lanes.resize(request.choices);
+        for (auto& lane : lanes) {
+            lane.tokens = request.prompt;
+            lane.draw = request.draw;
+            lane.draw.choice += static_cast<std::uint64_t>(&lane - lanes.data());
+            if (request.draw.penalises())
+                lane.counts = token_counts(request.prompt);
+        }
+    }
+
+    [[nodiscard]] std::size_t said(const engine_lane<Cache>& lane) const {
+        return lane.tokens.size() - request.prompt.size();
+    }
+    [[nodiscard]] bool over() const {
+        return std::ranges::all_of(lanes, [](const auto& lane) { return lane.ended.has_value(); });
+    }
+    /// A further answer takes its prompt from the first, once that has run.
+    [[nodiscard]] bool follows(std::size_t choice) const { return choice > 0 && said(lanes[choice]) == 0; }
+
+    void end(finish_reason why) {
+        for (auto& lane : lanes)
+            if (!lane.ended)
+                lane.ended = why;
+    }
+    void fail(error reason) {
+        end(finish_reason::failed);
+        if (!outcome.failure)
+            outcome.failure = std::move(reason);
+    }
+
+    /// Guesses how a lane goes on, `room` tokens at most.
+    void draft(engine_lane<Cache>& lane, std::size_t room) const {
+        lane.drafted.clear();
+        const std::size_t left = most - said(lane); // the last of them is never run
+        if (request.draft == 0 || left < 2)
+            return;
+        const auto guess = prompt_lookup(lane.tokens, std::min({request.draft, room, left - 1}));
+        if (guess.empty())
+            return;
+        lane.drafted.push_back(lane.tokens.back());
+        lane.drafted.insert(lane.drafted.end(), guess.begin(), guess.end());
+    }
+
+    /// The rows of a lane have run, and `logits` are those of the rows from `first` on that it asked for.
+    void hear(std::size_t choice, const matrix& logits, std::size_t first) {
+        auto& lane = lanes[choice];
+        const std::size_t drafts = lane.drafted.empty() ? 0 : lane.drafted.size() - 1;
+        const std::vector<token_id> guess = std::exchange(lane.drafted, {});
+        if (lane.held() < lane.tokens.size())
+            return; // its prompt goes on in a next step
+        outcome.drafted += drafts;
+        for (std::size_t i = 0; i <= drafts; ++i) {
+            say(choice, row_of(logits, first + i));
+            if (lane.ended || i == drafts || lane.tokens.back() != guess[i + 1])
+                break;
+            ++outcome.accepted;
+        }
+        if (lane.held() >= lane.tokens.size() && said(lane) > 0)
+            lane.sequence->truncate(lane.tokens.size() - 1);
+    }
+
+    /// The request has ended: hands everything over.
+    void tell() {
+        for (auto& lane : lanes) {
+            if (lane.held() > lane.tokens.size())
+                lane.sequence->truncate(lane.tokens.size()); // guesses of a step that was cancelled
+            const auto answer = std::span(std::as_const(lane.tokens)).subspan(request.prompt.size());
+            outcome.answers.push_back({{answer.begin(), answer.end()}, *lane.ended, std::move(lane.sequence)});
+        }
+        if (request.done)
+            request.done(std::move(outcome));
+    }
+
+    /// The first lane has run the prompt: the others fork from it and say their first token.
+    void follow(const matrix& logits, std::size_t row) {
+        for (std::size_t choice = 1; choice < lanes.size(); ++choice)
+            if (follows(choice) && !lanes[choice].ended) {
+                lanes[choice].sequence = lanes[0].sequence->fork(request.prompt.size());
+                say(choice, row_of(logits, row));
+            }
+    }
+
+private:
+    // Draws a lane's next token and lets it be heard.
+    void say(std::size_t choice, std::span<const float> logits) {
+        auto& lane = lanes[choice];
+        if (said(lane) == most) {
+            lane.ended = finish_reason::length;
+            return;
+        }
+        if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); })) {
+            fail({error_code::malformed, "logits",
+                  "the model gave a logit that is no finite number; its weights are damaged"});
+            return;
+        }
+        said_token token{.choice = choice, .index = said(lane)};
+        token.token = lane.draw.draw(logits, token.index, lane.counts);
+        if (lane.draw.penalises())
+            lane.counts.say(token.token);
+        if (request.log_probabilities) {
+            const kvcache::log_probabilities scores(logits);
+            token.log_probability = scores.of(token.token);
+            token.top = scores.top(*request.log_probabilities);
+        }
+        lane.tokens.push_back(token.token);
+        const hearing heard = request.hear ? request.hear(token) : hearing::go_on;
+        if (heard == hearing::cancel)
+            end(finish_reason::cancelled);
+        else if (heard == hearing::enough ||
+                 std::ranges::find(request.until.stop, token.token) != request.until.stop.end())
+            lane.ended = finish_reason::stopped;
+        else if (said(lane) == most)
+            lane.ended = finish_reason::length;
+    }
+};
+
+} // namespace kvcache::detail
+
+// ---- kvcache/session/engine_schedule.hpp --------------------------------------------------------------------------
+
+namespace kvcache::detail {
+
+/// The requests under way, and what of them runs in a forward pass. Of one thread.
+template <class Cache, class Model>
+class engine_schedule {
+public:
+    using job = engine_job<Cache>;
+    using job_list = std::deque<std::unique_ptr<job>>; // in order of arrival
+
+    engine_schedule(Cache& cache, const Model& model, pipeline<Cache, Model>& through, std::size_t rows)
+        : cache_(cache), model_(model), through_(through), rows_(rows) {}
+
+    [[nodiscard]] job_list& running() noexcept { return running_; }
+    /// Requests that gave their pages back, to wait.
+    [[nodiscard]] job_list& made_way() noexcept { return made_way_; }
+    void set_relief(std::function<bool()> relief) { relief_ = std::move(relief); }
+
+    /// Runs what fits a step. Where there is no page, idle sessions go, then the youngest request waits.
+    void run() {
+        while (true) {
+            std::optional<error> short_of;
+            try {
+                if (!plan())
+                    return;
+                if (auto ran = through_.extend(batch_, logits_); !ran)
+                    short_of = ran.error();
+            } catch (const std::bad_alloc&) {
+                short_of = no_memory();
+            }
+            if (!short_of)
+                return hear();
+            if (short_of->code == error_code::out_of_memory && relief_ && relief_())
+                continue;
+            make_way(std::move(*short_of));
+        }
+    }
+
+private:
+    using lane = engine_lane<Cache>;
+    struct part {
+        job* of = nullptr;
+        std::size_t choice = 0;
+        std::size_t wanted = 0; // rows of logits
+    };
+
+    // The batch of a step; false if nothing is to run.
+    [[nodiscard]] bool plan() {
+        parts_.clear();
+        batch_.clear();
+        std::size_t left = rows_;
+        const auto lanes_do = [&](auto&& body) {
+            for (std::size_t i = 0; i < running_.size(); ++i) {
+                job& each = *running_[(i + turn_) % running_.size()];
+                for (std::size_t c = 0; c < each.lanes.size(); ++c)
+                    if (each.lanes[c].active() && each.lanes[c].pending() == 1)
+                        body(each, c);
+            }
+        };
+        // A quarter of the rows is for prompts, so that answers never keep them out.
+        const bool prompts = std::ranges::any_of(running_, [](const auto& each) {
+            return std::ranges::any_of(each->lanes, [](const lane& l) { return !l.ended && l.pending() > 1; });
+        });
+        std::size_t for_answers = prompts ? left - std::max<std::size_t>(1, left / 4) : left, answers = 0;
+        lanes_do([&](job&, std::size_t) { ++answers; });
+        lanes_do([&](job& each, std::size_t c) {
+            if (for_answers == 0)
+                return;
+            --answers;
+            lane& one = each.lanes[c];
+            const std::size_t spare = for_answers - 1 > answers ? for_answers - 1 - answers : 0;
+            one.rows = 1;
+            each.draft(one, std::min(spare, model_.max_positions() - one.tokens.size()));
+            const std::size_t rows = one.run().size();
+            add(each, c, rows);
+            for_answers -= rows;
+            left -= rows;
+        });
+        ++turn_;
+        for (auto& each : running_)
+            for (std::size_t c = 0; c < each->lanes.size() && left > 0; ++c) {
+                lane& one = each->lanes[c];
+                if (one.ended || each->follows(c) || (!one.sequence && !start(*each, c)) ||
+                    (one.pending() == 1 && in_batch(one)))
+                    continue;
+                one.rows = std::min(left, one.pending());
+                one.drafted.clear();
+                add(*each, c, one.rows == one.pending() ? 1 : 0);
+                left -= one.rows;
+            }
+        return !batch_.empty();
+    }
+
+    void add(job& each, std::size_t choice, std::size_t wanted) {
+        lane& one = each.lanes[choice];
+        one.run_rows = one.run().size();
+        parts_.push_back({&each, choice, wanted});
+        batch_.push_back({&*one.sequence, one.run(),
+                          wanted == 0   ? logits_of::none
+                          : wanted == 1 ? logits_of::last
+                                        : logits_of::all});
+    }
+
+    [[nodiscard]] bool in_batch(const lane& one) const {
+        return std::ranges::any_of(batch_, [&](const auto& each) { return each.sequence == &*one.sequence; });
+    }
+
+    // Gives a lane the longest known begin of its tokens: of its session, the index, or another lane. False while an
+    // older prompt is running more of it.
+    [[nodiscard]] bool start(job& each, std::size_t choice) {
+        lane& one = each.lanes[choice];
+        auto found = cache_.match(one.tokens);
+        const rerun plan = cache_.plan(found);
+        auto& given = each.request.known;
+        const bool own = given && given->size() >= plan.first && given->size() < one.tokens.size();
+        const std::size_t known = own ? given->size() : plan.first;
+        const lane* nearest = nullptr;
+        std::size_t held = known, coming = known; // tokens in common
+        for (const auto& other : running_)
+            for (const lane& its : other->lanes) {
+                if (&its == &one || !its.active())
+                    continue;
+                const std::size_t common = in_common(its, one);
+                if (std::min(common, shared(its.held())) > held) {
+                    held = std::min(common, shared(its.held()));
+                    nearest = &its;
+                }
+                if (its.pending() > 1)
+                    coming = std::max(coming, common);
+            }
+        // To wait is a step lost for both, so it must save a page, or most of what is left.
+        if (coming > held && (coming - held >= cache_.shape().tokens || 2 * coming >= held + one.tokens.size()))
+            return false;
+        if (nearest != nullptr)
+            one.sequence = nearest->sequence->fork(held);
+        else
+            one.sequence = own ? std::move(*given) : cache_.open(std::move(found), plan);
+        given.reset();
+        if (!each.counted)
+            each.outcome.reused = std::min(held, each.request.prompt.size());
+        each.counted = true;
+        return true;
+    }
+
+    // Tokens, of `n`, that another can go on from: whole pages where the codec codes whole pages.
+    [[nodiscard]] std::size_t shared(std::size_t n) const {
+        return page_writer<typename Cache::codec_type> ? n - n % cache_.shape().tokens : n;
+    }
+
+    // Tokens that a lane can have from another; its last one always runs.
+    [[nodiscard]] std::size_t in_common(const lane& its, const lane& one) const {
+        const auto same = std::ranges::mismatch(its.tokens, one.tokens);
+        return shared(std::min(static_cast<std::size_t>(same.in2 - one.tokens.begin()), one.tokens.size() - 1));
+    }
+
+    [[nodiscard]] static error no_memory() {
+        return {error_code::out_of_memory, "memory", "the system has not that much memory"};
+    }
+
+    // Hands out the logits of a step. Whoever cannot take them for want of memory has failed.
+    void hear() {
+        try {
+            hand_out();
+        } catch (const std::bad_alloc&) {
+            for (const part& one : parts_)
+                one.of->fail(no_memory());
+        }
+    }
+
+    void hand_out() {
+        std::size_t row = 0;
+        for (const part& one : parts_) {
+            lane& heard = one.of->lanes[one.choice];
+            const std::size_t before = heard.held() - heard.run_rows;
+            const std::size_t prompt = one.of->request.prompt.size();
+            one.of->outcome.prefilled += std::min(heard.held(), prompt) - std::min(before, prompt);
+            const bool first = one.wanted > 0 && one.choice == 0 && one.of->said(heard) == 0;
+            if (!heard.ended)
+                one.of->hear(one.choice, logits_, row);
+            if (first)
+                one.of->follow(logits_, row);
+            row += one.wanted;
+        }
+    }
+
+    // The youngest request gives its pages back and waits; alone, it has failed.
+    void make_way(error reason) {
+        const auto youngest = std::ranges::max_element(running_, {}, [](const auto& each) {
+            return std::ranges::any_of(each->lanes, &lane::active) ? index(each->id) + 1 : 0;
+        });
+        const auto holders = std::ranges::count_if(
+            running_, [](const auto& each) { return std::ranges::any_of(each->lanes, &lane::active); });
+        expects(youngest != running_.end(), "a step that failed was somebody's");
+        if (reason.code != error_code::out_of_memory || holders < 2) {
+            (*youngest)->fail(std::move(reason));
+            for (lane& one : (*youngest)->lanes)
+                one.sequence.reset();
+            return;
+        }
+        for (lane& one : (*youngest)->lanes)
+            if (!one.ended)
+                one.sequence.reset();
+        made_way_.push_back(std::move(*youngest));
+        running_.erase(youngest);
+    }
+
+    [[nodiscard]] static std::uint64_t index(request_id id) noexcept { return static_cast<std::uint64_t>(id); }
+
+    Cache& cache_;
+    const Model& model_;
+    pipeline<Cache, Model>& through_;
+    std::size_t rows_;
+    std::function<bool()> relief_;
+    job_list running_;
+    job_list made_way_;
+    std::vector<part> parts_;
+    std::vector<extension<Cache>> batch_;
+    matrix logits_; // (rows wanted, vocabulary)
+    std::size_t turn_ = 0;
+};
+
+} // namespace kvcache::detail
+
+// ---- kvcache/session/engine.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Answers many requests in shared forward passes. A step runs one row of every answer under way, and with the rows
+/// left the prompts, in order of arrival and in pieces: a long prompt never stops an answer. Prompts that begin alike
+/// are run once, also when they arrive together. Where pages run out the youngest request makes way and runs again
+/// later. None of it changes a bit of what a request is answered: not its company, nor what was reused or guessed.
+///
+/// submit, cancel and stats are for any thread; step and run for one. Requires: the cache outlives it; it alone uses
+/// the pipeline; a cache that others use too is `mutexed`.
+template <class Cache, class Model>
+class engine {
+public:
+    using clock = std::chrono::steady_clock;
+    using request = engine_request<Cache>;
+
+    engine(Cache& cache, const Model& model, pipeline<Cache, Model>& through, engine_limits limits = {})
+        : model_(model), limits_(limits), schedule_(cache, model, through, limits.rows) {
+        expects(limits.rows > 1 && limits.lanes > 0, "an engine has a row for an answer and one for a prompt");
+    }
+
+    /// Called when pages are short: gives some back, and says whether it did. For whoever keeps idle sessions.
+    void set_relief(std::function<bool()> relief) { schedule_.set_relief(std::move(relief)); }
+
+    /// Queues a request. Errors: out_of_range, for one that can never run; out_of_memory, when the queue is full;
+    /// cancelled, once it is closed. `done` is not called then.
+    [[nodiscard]] result<request_id> submit(request asked) {
+        if (auto valid = check(asked); !valid)
+            return valid.error();
+        const std::lock_guard guard(lock_);
+        if (closed_)
+            return error{error_code::cancelled, "engine", "the engine takes no more requests"};
+        if (stats_.waiting >= limits_.waiting) {
+            ++stats_.refused;
+            return error{error_code::out_of_memory, "queue",
+                         "the queue is full: " + std::to_string(stats_.waiting) + " requests wait"};
+        }
+        const request_id id{next_++};
+        inbox_.push_back(std::make_unique<job>(id, std::move(asked), model_.max_positions()));
+        ++stats_.waiting;
+        arrived_.notify_one();
+        return id;
+    }
+
+    /// Ends a request at the next step. Nothing happens if it has ended.
+    void cancel(request_id id) {
+        const std::lock_guard guard(lock_);
+        cancelled_.push_back(id);
+        arrived_.notify_one();
+    }
+
+    [[nodiscard]] engine_stats stats() const {
+        const std::lock_guard guard(lock_);
+        return stats_;
+    }
+
+    /// One forward pass, and all that comes of it. Returns: whether there is more to do. Where memory is short an
+    /// answer fails; the others go on.
+    bool step(clock::time_point now) {
+        take_in(now);
+        admit();
+        schedule_.run();
+        queue_again();
+        settle();
+        return !schedule_.running().empty() || !queue_.empty();
+    }
+
+    /// Steps until asked to stop, and sleeps where there is nothing to do. What is under way then is cancelled.
+    void run(const std::stop_token& stop) {
+        const std::stop_callback wake(stop, [this] {
+            const std::lock_guard guard(lock_);
+            arrived_.notify_one();
+        });
+        while (!stop.stop_requested())
+            if (!step(clock::now())) {
+                std::unique_lock guard(lock_);
+                arrived_.wait(guard, [&] { return stop.stop_requested() || !inbox_.empty() || !cancelled_.empty(); });
+            }
+        close();
+    }
+
+    /// Cancels all there is, and refuses all that is asked from now on. For the thread that steps.
+    void close() {
+        {
+            const std::lock_guard guard(lock_);
+            closed_ = true;
+        }
+        take_in(clock::time_point::min());
+        for (auto* list : {&schedule_.running(), &queue_})
+            for (auto& each : *list)
+                each->end(finish_reason::cancelled);
+        settle();
+    }
+
+private:
+    using job = detail::engine_job<Cache>;
+
+    [[nodiscard]] result<void> check(const request& asked) const {
+        const auto refuse = [](const char* field, std::string words) {
+            return error{error_code::out_of_range, field, std::move(words)};
+        };
+        if (asked.prompt.empty())
+            return refuse("prompt", "there is no token to run");
+        if (asked.prompt.size() > model_.max_positions())
+            return refuse("max_positions", "the maximum context length is " + std::to_string(model_.max_positions()) +
+                                               " tokens; the prompt takes " + std::to_string(asked.prompt.size()));
+        for (const token_id token : asked.prompt)
+            if (index_of(token) < 0 || static_cast<std::size_t>(index_of(token)) >= model_.vocabulary())
+                return refuse("prompt", "token " + std::to_string(index_of(token)) + " is outside the vocabulary of " +
+                                            std::to_string(model_.vocabulary()));
+        if (asked.known &&
+            (asked.known->size() >= asked.prompt.size() ||
+             !std::ranges::equal(asked.known->tokens(), std::span(asked.prompt).first(asked.known->size()))))
+            return refuse("known", "a known sequence holds the first tokens of the prompt, and not all");
+        if (asked.choices == 0 || asked.choices > limits_.lanes)
+            return refuse("n", "1 to " + std::to_string(limits_.lanes) + " answers can be had");
+        return asked.draw.check(model_.vocabulary());
+    }
+
+    // What arrived, was cancelled, or is late.
+    void take_in(clock::time_point now) {
+        std::vector<request_id> cancelled;
+        {
+            const std::lock_guard guard(lock_);
+            for (auto& each : inbox_)
+                queue_.push_back(std::move(each));
+            inbox_.clear();
+            cancelled.swap(cancelled_);
+        }
+        for (auto* list : {&schedule_.running(), &queue_})
+            for (auto& each : *list) {
+                if (std::ranges::find(cancelled, each->id) != cancelled.end())
+                    each->end(finish_reason::cancelled);
+                if (each->request.deadline && now >= *each->request.deadline)
+                    each->end(finish_reason::expired);
+            }
+    }
+
+    // From the queue, while lanes are free. Whoever made way waits until another request has ended.
+    void admit() {
+        std::size_t lanes = 0;
+        for (const auto& each : schedule_.running())
+            lanes += each->lanes.size();
+        while (!queue_.empty() && !crowded_ && lanes + queue_.front()->lanes.size() <= limits_.lanes) {
+            lanes += queue_.front()->lanes.size();
+            schedule_.running().push_back(std::move(queue_.front()));
+            queue_.pop_front();
+        }
+    }
+
+    // Whoever made way waits at its place, before those who came later.
+    void queue_again() {
+        const std::size_t many = schedule_.made_way().size();
+        for (auto& each : schedule_.made_way()) {
+            const auto later = std::ranges::find_if(queue_, [&](const auto& other) { return other->id > each->id; });
+            queue_.insert(later, std::move(each));
+        }
+        schedule_.made_way().clear();
+        crowded_ = crowded_ || many > 0;
+        const std::lock_guard guard(lock_);
+        stats_.preempted += many;
+    }
+
+    // Tells those who have ended.
+    void settle() {
+        std::vector<std::unique_ptr<job>> over;
+        for (auto* list : {&schedule_.running(), &queue_}) {
+            const auto ended =
+                std::stable_partition(list->begin(), list->end(), [](const auto& each) { return !each->over(); });
+            std::move(ended, list->end(), std::back_inserter(over));
+            list->erase(ended, list->end());
+        }
+        if (!over.empty() || schedule_.running().empty())
+            crowded_ = false;
+        {
+            const std::lock_guard guard(lock_);
+            ++stats_.steps;
+            stats_.waiting = queue_.size() + inbox_.size();
+            stats_.running = schedule_.running().size();
+            stats_.finished += over.size();
+            for (const auto& each : over) {
+                stats_.reused += each->outcome.reused;
+                stats_.prefilled += each->outcome.prefilled;
+                stats_.drafted += each->outcome.drafted;
+                stats_.accepted += each->outcome.accepted;
+                for (const auto& one : each->lanes)
+                    stats_.said += each->said(one);
+            }
+        }
+        for (auto& each : over)
+            each->tell();
+    }
+
+    const Model& model_;
+    engine_limits limits_;
+
+    // Of the thread that steps.
+    detail::engine_schedule<Cache, Model> schedule_;
+    std::deque<std::unique_ptr<job>> queue_; // in order of arrival
+    bool crowded_ = false;                   // somebody made way, and nobody has ended since
+
+    // Of all.
+    mutable std::mutex lock_;
+    std::condition_variable arrived_;
+    std::vector<std::unique_ptr<job>> inbox_;
+    std::vector<request_id> cancelled_;
+    engine_stats stats_;
+    std::uint64_t next_ = 0;
+    bool closed_ = false;
 };
 
 } // namespace kvcache

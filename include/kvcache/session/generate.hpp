@@ -29,9 +29,9 @@ struct answer {
     bool stopped = false; ///< By a stop token, not by the length or the caller.
 };
 
-/// Says tokens one by one behind a sequence whose last logits are `next`, (1, vocabulary), and adds them to `ids`, which
-/// is empty: each is drawn, handed to `say`, and run, unless it is the last. Returns whether a stop token ended them.
-/// Errors: as generate.
+/// Says tokens one by one behind a sequence whose last logits are `next`, (1, vocabulary), and adds them to `ids`,
+/// which is empty: each is drawn, handed to `say`, and run, unless it is the last. Returns whether a stop token ended
+/// them. Errors: as generate.
 template <class Cache, class Model, class Say>
 [[nodiscard]] result<bool> say_on(pipeline<Cache, Model>& through, typename Cache::sequence& behind, matrix next,
                                   const sampler& draw, const stopping& until, std::vector<token_id>& ids, Say say) {
