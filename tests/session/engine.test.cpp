@@ -99,7 +99,7 @@ struct room {
 told plainly(const kv::transformer& model, const asked& what) {
     told made;
     for (std::size_t c = 0; c < what.choices; ++c) {
-        host alone(model);
+        host alone(model, 16, 1, 64, 64);
         kv::sampler draw = what.draw;
         draw.choice += c;
         made.scores.emplace_back();
@@ -166,7 +166,7 @@ TEST_CASE("a request's tokens and their scores do not depend on its company") {
         room alone(model);
         check_same(alone.answer({all[i]}), {wanted[i]});
     }
-    for (const std::size_t rows : {2u, 7u, 64u, 400u}) {
+    for (const std::size_t rows : {2u, 48u, 400u}) {
         INFO(rows << " rows a step");
         room busy(model, {.rows = rows});
         check_same(busy.answer(all), wanted);    // cold, together
@@ -188,11 +188,12 @@ TEST_CASE("where pages are short the youngest waits, and nobody's answer changes
     for (const std::size_t draft : {0u, 3u}) {
         room wide(model, {.rows = 64});
         check_same(wide.answer(all, draft), wanted);
-        for (const std::size_t pages : {std::size_t{14}, std::size_t{18}, wide.peak - 1, wide.peak}) {
+        CHECK(wide.runs.stats().preempted == 0);
+        for (const std::size_t pages : {std::size_t{14}, std::size_t{18}, wide.peak - 1}) {
             INFO(pages << " pages of " << wide.peak << ", guessing " << draft);
             room tight(model, {.rows = 64}, pages);
             check_same(tight.answer(all, draft), wanted);
-            CHECK((tight.runs.stats().preempted > 0) == (pages < wide.peak));
+            CHECK(tight.runs.stats().preempted > 0);
         }
     }
 }

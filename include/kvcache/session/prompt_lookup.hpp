@@ -15,9 +15,9 @@ namespace kvcache {
     for (std::size_t n = std::min<std::size_t>(3, text.size()); n > 0; --n) {
         const auto tail = text.last(n);
         const auto before = text.first(text.size() - 1); // an earlier place ends before the text does
-        const auto found = std::ranges::find_end(before, tail);
-        if (!found.empty()) {
-            const auto at = static_cast<std::size_t>(found.begin() - before.begin()) + n;
+        const auto found = std::find_end(before.begin(), before.end(), tail.begin(), tail.end());
+        if (found != before.end()) {
+            const auto at = static_cast<std::size_t>(found - before.begin()) + n;
             return text.subspan(at, std::min(most, text.size() - at));
         }
     }
