@@ -691,6 +691,31 @@ struct sequence_state {
         return copy;
     }
 
+    /// For the begin of `from` up to `first`: adds the tokens behind the `count` that are left out. Returns: where
+    /// their rows lie, moved down; the table has room for as many. From `first` on it is approximate, and its own.
+    [[nodiscard]] std::vector<page_entry> leave_out(const sequence_state& from, std::size_t first, std::size_t count) {
+        std::vector<page_entry> behind;
+        std::size_t row = 0;
+        for (page_entry entry : from.table) {
+            const std::size_t skipped = std::clamp(first + count, row, row + entry.count) - row;
+            row += entry.count;
+            if (skipped == entry.count)
+                continue;
+            entry.first += static_cast<std::uint32_t>(skipped);
+            entry.count -= static_cast<std::uint32_t>(skipped);
+            entry.base -= static_cast<std::int64_t>(count);
+            behind.push_back(entry);
+        }
+        table.reserve(table.size() + behind.size());
+        tokens.insert(tokens.end(), from.tokens.begin() + static_cast<std::ptrdiff_t>(first + count),
+                      from.tokens.end());
+        if (!behind.empty()) {
+            exact = std::min(exact, first);
+            shares = false;
+        }
+        return behind;
+    }
+
     /// Takes room for more pages and tokens, so that adding them cannot fail. Throws: bad_alloc, and the sequence is as
     /// before then.
     void prepare(std::size_t pages, std::size_t rows) {
@@ -725,6 +750,94 @@ struct sequence_state {
         tail_before.reset();
         exact_rows.clear();
     }
+};
+
+} // namespace kvcache
+
+// ---- kvcache/core/result.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What kind of fault of the world an error reports.
+enum class error_code {
+    not_found,     ///< A file, tensor or field that is not there.
+    io,            ///< The system refused to open, read, map or write.
+    truncated,     ///< Shorter than its own header says.
+    malformed,     ///< Not of the format: syntax, offsets, encodings.
+    mismatched,    ///< Well formed, but not what was asked for: dtype, shape, identity.
+    unsupported,   ///< Well formed, and something this library does not run.
+    out_of_memory, ///< No page or memory left, and nothing that may leave.
+    out_of_range,  ///< A token, position or length past its limit.
+    cancelled,     ///< Stopped on the caller's request.
+};
+
+/// A typed error: its kind, the name of the failing field or file, and words a user can act on.
+struct error {
+    error_code code = error_code::malformed;
+    std::string field = {};   ///< "rope_scaling.type", "model.safetensors", "pages": what failed.
+    std::string message = {}; ///< One sentence, with the numbers.
+
+    friend bool operator==(const error&, const error&) = default;
+};
+
+/// A value, or the error that kept it from being made.
+template <class T>
+class [[nodiscard]] result {
+public:
+    using value_type = T;
+
+    result(T value) : held_(std::in_place_index<0>, std::move(value)) {}
+    result(kvcache::error reason) : held_(std::in_place_index<1>, std::move(reason)) {}
+
+    [[nodiscard]] bool has_value() const noexcept { return held_.index() == 0; }
+    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
+
+    /// Requires: has_value().
+    [[nodiscard]] T& operator*() & { return value(); }
+    [[nodiscard]] const T& operator*() const& { return value(); }
+    [[nodiscard]] T&& operator*() && { return std::move(value()); }
+    [[nodiscard]] T* operator->() { return &value(); }
+    [[nodiscard]] const T* operator->() const { return &value(); }
+
+    /// Requires: !has_value().
+    [[nodiscard]] const kvcache::error& error() const {
+        expects(!has_value(), "a result is asked for its error only when it has no value");
+        return *std::get_if<1>(&held_);
+    }
+
+private:
+    [[nodiscard]] T& value() {
+        expects(has_value(), "a result is read only when it has a value");
+        return *std::get_if<0>(&held_);
+    }
+    [[nodiscard]] const T& value() const {
+        expects(has_value(), "a result is read only when it has a value");
+        return *std::get_if<0>(&held_);
+    }
+
+    std::variant<T, kvcache::error> held_;
+};
+
+/// Success, or the error that prevented it.
+template <>
+class [[nodiscard]] result<void> {
+public:
+    using value_type = void;
+
+    result() = default;
+    result(kvcache::error reason) : held_(std::move(reason)) {}
+
+    [[nodiscard]] bool has_value() const noexcept { return held_.index() == 0; }
+    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
+
+    /// Requires: !has_value().
+    [[nodiscard]] const kvcache::error& error() const {
+        expects(!has_value(), "a result is asked for its error only when it has no value");
+        return *std::get_if<1>(&held_);
+    }
+
+private:
+    std::variant<std::monostate, kvcache::error> held_;
 };
 
 } // namespace kvcache
@@ -767,6 +880,15 @@ public:
 
     /// Keeps the first `tokens` tokens, or fewer, as a fork does. Requires: tokens <= size(), no lease under way.
     void truncate(std::size_t tokens) { cache_->truncate(*state_, tokens); }
+
+    /// A sequence of its own without `count` tokens from `first` on. Those behind move down, their keys and values as
+    /// they were, in pages of their own: from `first` on it is approximate (StreamingLLM, Xiao et al. 2024). Only where
+    /// the codec keeps row by row. Errors: out_of_memory. Requires: first + count <= size(), no lease under way.
+    /// Cost: O(bytes of the tokens behind).
+    [[nodiscard]] result<basic_sequence> without(std::size_t first,
+                                                 std::size_t count) const requires Cache::writes_rows {
+        return cache_->without(*state_, first, count);
+    }
 
 private:
     friend Cache;
@@ -4035,94 +4157,6 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/core/result.hpp --------------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// What kind of fault of the world an error reports.
-enum class error_code {
-    not_found,     ///< A file, tensor or field that is not there.
-    io,            ///< The system refused to open, read, map or write.
-    truncated,     ///< Shorter than its own header says.
-    malformed,     ///< Not of the format: syntax, offsets, encodings.
-    mismatched,    ///< Well formed, but not what was asked for: dtype, shape, identity.
-    unsupported,   ///< Well formed, and something this library does not run.
-    out_of_memory, ///< No page or memory left, and nothing that may leave.
-    out_of_range,  ///< A token, position or length past its limit.
-    cancelled,     ///< Stopped on the caller's request.
-};
-
-/// A typed error: its kind, the name of the failing field or file, and words a user can act on.
-struct error {
-    error_code code = error_code::malformed;
-    std::string field = {};   ///< "rope_scaling.type", "model.safetensors", "pages": what failed.
-    std::string message = {}; ///< One sentence, with the numbers.
-
-    friend bool operator==(const error&, const error&) = default;
-};
-
-/// A value, or the error that kept it from being made.
-template <class T>
-class [[nodiscard]] result {
-public:
-    using value_type = T;
-
-    result(T value) : held_(std::in_place_index<0>, std::move(value)) {}
-    result(kvcache::error reason) : held_(std::in_place_index<1>, std::move(reason)) {}
-
-    [[nodiscard]] bool has_value() const noexcept { return held_.index() == 0; }
-    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
-
-    /// Requires: has_value().
-    [[nodiscard]] T& operator*() & { return value(); }
-    [[nodiscard]] const T& operator*() const& { return value(); }
-    [[nodiscard]] T&& operator*() && { return std::move(value()); }
-    [[nodiscard]] T* operator->() { return &value(); }
-    [[nodiscard]] const T* operator->() const { return &value(); }
-
-    /// Requires: !has_value().
-    [[nodiscard]] const kvcache::error& error() const {
-        expects(!has_value(), "a result is asked for its error only when it has no value");
-        return *std::get_if<1>(&held_);
-    }
-
-private:
-    [[nodiscard]] T& value() {
-        expects(has_value(), "a result is read only when it has a value");
-        return *std::get_if<0>(&held_);
-    }
-    [[nodiscard]] const T& value() const {
-        expects(has_value(), "a result is read only when it has a value");
-        return *std::get_if<0>(&held_);
-    }
-
-    std::variant<T, kvcache::error> held_;
-};
-
-/// Success, or the error that prevented it.
-template <>
-class [[nodiscard]] result<void> {
-public:
-    using value_type = void;
-
-    result() = default;
-    result(kvcache::error reason) : held_(std::move(reason)) {}
-
-    [[nodiscard]] bool has_value() const noexcept { return held_.index() == 0; }
-    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
-
-    /// Requires: !has_value().
-    [[nodiscard]] const kvcache::error& error() const {
-        expects(!has_value(), "a result is asked for its error only when it has no value");
-        return *std::get_if<1>(&held_);
-    }
-
-private:
-    std::variant<std::monostate, kvcache::error> held_;
-};
-
-} // namespace kvcache
-
 // ---- kvcache/observer/concept.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -4815,6 +4849,23 @@ public:
         return true;
     }
 
+    /// Puts copies of rows behind a sequence: `entries` are where they lie, and what the copies' will be. False, and
+    /// some are there, if the storage refuses. Requires: the table has room for them.
+    template <class Codec>
+    [[nodiscard]] bool copy_rows(sequence_state& state, const Codec& codec, std::span<const page_entry> entries) {
+        for (const page_entry& entry : entries) {
+            const auto own = pages_.allocate(state.tenant);
+            if (!own)
+                return false;
+            std::ranges::fill(pages_.pool().bytes(*own), std::byte{}); // rows nobody writes are read, with no weight
+            codec.copy(pages_.pool().bytes(entry.page), pages_.pool().bytes(*own), entry.first + entry.count);
+            const page_id pair[] = {entry.page, *own};
+            pages_.tell({event_kind::copied, entry.count, 0, 1, pair});
+            state.table.push_back({*own, entry.base, entry.first, entry.count});
+        }
+        return true;
+    }
+
     /// Puts woven rows behind a sequence, as a lease, and holds what they were taken from. False, and nothing has
     /// changed, if the storage refuses. Throws: bad_alloc, likewise.
     [[nodiscard]] bool weave(sequence_state& state, weaver& woven, std::span<const page_id> sources) {
@@ -5037,6 +5088,8 @@ public:
     using reuse_type = basic_reuse<basic_cache>;
     using locking_type = typename Locking::state;
 
+    /// Whether the codec keeps row by row.
+    static constexpr bool writes_rows = row_writer<codec_type>;
     /// Whether the index finds chunks by their content, and the codec keeps row by row.
     static constexpr bool knows_chunks =
         row_writer<codec_type> && chunk_index_state<decltype(std::declval<const Index&>().open(page_shape{}, 0))>;
@@ -5254,6 +5307,21 @@ public:
         expects(tokens <= from.tokens.size() && !from.has_lease, "a fork lies inside a sequence without a lease");
         const std::lock_guard guard(lock_);
         return adopt(from.begin(sequences_.exact().kept(from, tokens), shape_.tokens));
+    }
+
+    [[nodiscard]] result<sequence> without(const sequence_state& from, std::size_t first, std::size_t count) {
+        expects(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.has_lease,
+                "what is left out lies inside a sequence without a lease");
+        const std::lock_guard guard(lock_);
+        auto kept = from.begin(first, shape_.tokens);
+        const auto behind = kept->leave_out(from, first, count);
+        sequences_.enter(*kept);
+        if (behind.size() > books_.room(from.tenant) || !sequences_.copy_rows(*kept, codec_, behind)) {
+            sequences_.leave(*kept);
+            return sequences_.refuse(from, from.tokens.size() - first - count, behind.size(), codec_.page_bytes());
+        }
+        sequence made{*this, std::move(kept)};
+        return made;
     }
 
     void truncate(sequence_state& state, std::size_t tokens) {
@@ -14575,8 +14643,10 @@ struct engine_outcome {
 template <class Cache>
 struct engine_request {
     std::vector<token_id> prompt = {};
-    std::optional<typename Cache::sequence> known = {}; ///< Holds the first tokens of the prompt, not all; or none.
-    sampler draw = {};                                  ///< Answer c draws as its choice + c.
+    /// Holds the first tokens of the prompt, not all; or none. If it is approximate so is the answer, unless pages run
+    /// out and the request runs again from its tokens.
+    std::optional<typename Cache::sequence> known = {};
+    sampler draw = {}; ///< Answer c draws as its choice + c.
     stopping until = {};
     std::size_t choices = 1;
     std::size_t draft = 0; ///< Most tokens that are guessed ahead by prompt lookup; they change no token.
@@ -14942,10 +15012,12 @@ private:
         return page_writer<typename Cache::codec_type> ? n - n % cache_.shape().tokens : n;
     }
 
-    // Tokens that a lane can have from another; its last one always runs.
+    // Tokens that a lane can have from another: exact ones, and not its last, which always runs.
     [[nodiscard]] std::size_t in_common(const lane& its, const lane& one) const {
         const auto same = std::ranges::mismatch(its.tokens, one.tokens);
-        return shared(std::min(static_cast<std::size_t>(same.in2 - one.tokens.begin()), one.tokens.size() - 1));
+        const std::size_t exact = its.sequence->exact();
+        const std::size_t most = exact == its.held() ? one.tokens.size() - 1 : exact;
+        return shared(std::min({static_cast<std::size_t>(same.in2 - one.tokens.begin()), one.tokens.size() - 1, most}));
     }
 
     [[nodiscard]] static error no_memory() {

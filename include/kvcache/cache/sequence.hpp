@@ -3,6 +3,7 @@
 
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/core/contract.hpp>
+#include <kvcache/core/result.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -46,6 +47,15 @@ public:
 
     /// Keeps the first `tokens` tokens, or fewer, as a fork does. Requires: tokens <= size(), no lease under way.
     void truncate(std::size_t tokens) { cache_->truncate(*state_, tokens); }
+
+    /// A sequence of its own without `count` tokens from `first` on. Those behind move down, their keys and values as
+    /// they were, in pages of their own: from `first` on it is approximate (StreamingLLM, Xiao et al. 2024). Only where
+    /// the codec keeps row by row. Errors: out_of_memory. Requires: first + count <= size(), no lease under way.
+    /// Cost: O(bytes of the tokens behind).
+    [[nodiscard]] result<basic_sequence> without(std::size_t first,
+                                                 std::size_t count) const requires Cache::writes_rows {
+        return cache_->without(*state_, first, count);
+    }
 
 private:
     friend Cache;

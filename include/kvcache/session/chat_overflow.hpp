@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 namespace kvcache {
@@ -39,6 +40,22 @@ struct slide_overflow {
     }
 };
 
+/// A policy under which tokens in the middle may go, with the keys and values of the others as they are: how many first
+/// tokens stay then, or none if it does not come to that.
+template <class P>
+concept drops_tokens = requires(const P p) {
+    { p.sinks() } -> std::same_as<std::optional<std::size_t>>;
+};
+
+/// The oldest tokens behind the first few go, and nothing is computed again: an approximation, of a model that attends
+/// to its first tokens whatever they are (StreamingLLM, Xiao et al. 2024).
+struct sinks_overflow {
+    std::size_t first = 4; ///< Tokens that stay; as many as the system prompt takes keep that, too.
+    [[nodiscard]] bool shorten(std::vector<chat_message>&) const noexcept { return false; }
+    [[nodiscard]] std::optional<std::size_t> sinks() const noexcept { return first; }
+};
+
+static_assert(chat_overflow_policy<sinks_overflow> && drops_tokens<sinks_overflow>);
 static_assert(chat_overflow_policy<refuse_overflow> && chat_overflow_policy<slide_overflow>);
 
 } // namespace kvcache

@@ -6,6 +6,7 @@
 #include <kvcache/session/chat_overflow.hpp>
 #include <kvcache/session/chat_text.hpp>
 #include <kvcache/session/chat_transcript.hpp>
+#include <kvcache/session/chat_turn.hpp>
 #include <kvcache/session/generate.hpp>
 #include <kvcache/text/chat_template.hpp>
 #include <kvcache/text/tokenizer.hpp>
@@ -19,47 +20,6 @@
 #include <vector>
 
 namespace kvcache {
-
-/// What a conversation is held with. Cheap to copy.
-struct chat_form {
-    tokenizer words;
-    chat_template form;
-    chat_options rendering = {};
-};
-
-/// How a conversation stands. ids = cached + pending, always.
-struct chat_info {
-    std::size_t messages = 0;
-    std::size_t ids = 0;     ///< Tokens of what was said.
-    std::size_t cached = 0;  ///< Of them, those with keys and values.
-    std::size_t pending = 0; ///< 0 or 1: the token said last has not run. More after guesses, if pages are coded.
-    std::size_t context = 0; ///< Tokens it may grow to.
-    std::size_t turns = 0;   ///< Finished since it began.
-};
-
-/// A turn that begins: what is to run, on top of what is known. The session does not change until it is finished.
-template <class Cache>
-struct chat_turn {
-    std::vector<chat_message> messages; ///< After the overflow policy.
-    rendered_chat rendered;
-    std::vector<token_id> prompt;
-    typename Cache::sequence sequence; ///< Holds the first tokens of the prompt, at least one fewer than all.
-    bool extends = false;              ///< Only what is new was encoded.
-    std::size_t dropped = 0;           ///< Messages that the overflow policy took away.
-};
-
-/// How a turn went.
-struct chat_reply {
-    std::string text = {};
-    std::vector<token_id> ids = {}; ///< As they were sampled.
-    std::size_t prompt = 0;         ///< Tokens.
-    std::size_t reused = 0;
-    std::size_t prefilled = 0;
-    std::size_t dropped = 0; ///< Messages that did not fit.
-    bool extends = false;
-    bool stopped = false;                ///< By a stop token or string, not by the length.
-    std::vector<std::string> notes = {}; ///< In strict mode: what looks odd. Nothing depends on it.
-};
 
 /// A conversation over a cache. It owns the tokens of what was said, as they were sampled, and their keys and values; a
 /// next turn runs only what is new. Where a rendering differs (an edit, a template that rewrites earlier turns), it
@@ -82,7 +42,13 @@ public:
 
     [[nodiscard]] chat_info info() const {
         const std::size_t cached = sequence_ ? sequence_->size() : 0;
-        return {messages_.size(), said_.ids().size(), cached, said_.ids().size() - cached, context_, turns_};
+        return {messages_.size(),
+                said_.ids().size(),
+                cached,
+                said_.ids().size() - cached,
+                context_,
+                turns_,
+                !sequence_ || sequence_->exact() == cached};
     }
 
     /// Reports turns that end in the middle or do not extend the one before; off to begin with.
@@ -139,11 +105,19 @@ public:
                 return chat_turn<Cache>{std::move(messages), std::move(*rendered), std::move(tokens->ids),
                                         std::move(known),    tokens->extends,      dropped};
             }
-            if (!overflow_.shorten(messages))
-                return error{error_code::out_of_range, "context",
-                             "the maximum context length is " + std::to_string(context_) +
-                                 " tokens; the messages take " + std::to_string(tokens->ids.size()) +
-                                 " and the answer may take " + std::to_string(room)};
+            if (overflow_.shorten(messages))
+                continue;
+            if (auto shorter = forget_some(tokens->ids, room); !shorter)
+                return shorter.error();
+            else if (shorter->count > 0) {
+                auto known = shorter->known ? std::move(*shorter->known) : known_of(tokens->ids);
+                return chat_turn<Cache>{std::move(messages), std::move(*rendered), std::move(tokens->ids),
+                                        std::move(known),    tokens->extends,      given - messages.size(),
+                                        shorter->count};
+            }
+            return error{error_code::out_of_range, "context",
+                         "the maximum context length is " + std::to_string(context_) + " tokens; the messages take " +
+                             std::to_string(tokens->ids.size()) + " and the answer may take " + std::to_string(room)};
         }
     }
 
@@ -195,9 +169,11 @@ public:
                         .reused = turn->sequence.size(),
                         .prefilled = turn->prompt.size() - turn->sequence.size(),
                         .dropped = turn->dropped,
+                        .forgotten = turn->forgotten,
+                        .exact = turn->sequence.exact() == turn->sequence.size(),
                         .extends = turn->extends};
         if (strict_)
-            made.notes = oddities(*turn);
+            made.notes = oddities_of(*turn, info(), complete_);
         const std::span<const token_id> prompt = turn->prompt;
         auto logits = through.extend(turn->sequence, prompt.subspan(made.reused));
         if (!logits)
@@ -236,6 +212,38 @@ private:
         return cache_.open(std::move(found), plan);
     }
 
+    struct forgotten {
+        std::size_t count = 0;
+        std::optional<typename Cache::sequence> known = {}; // what ran of the rest, as it was
+    };
+
+    // Takes tokens out of a prompt behind its first few, where the overflow policy does, until `room` more fit.
+    [[nodiscard]] result<forgotten> forget_some(std::vector<token_id>& prompt, std::size_t room) {
+        forgotten made;
+        if constexpr (drops_tokens<Overflow> && Cache::writes_rows) {
+            const std::size_t first = overflow_.sinks().value_or(0);
+            if (first == 0 || first >= context_ || room >= context_ - first)
+                return made;
+            const std::size_t count = prompt.size() - std::min(context_ - room, prompt.size());
+            if (count == 0 || first + count >= prompt.size())
+                return made;
+            if (sequence_) {
+                const auto mine = sequence_->tokens();
+                const auto same = static_cast<std::size_t>(std::ranges::mismatch(mine, prompt).in1 - mine.begin());
+                if (same > first + count) {
+                    auto rest = sequence_->fork(std::min(same, prompt.size() - 1)).without(first, count);
+                    if (!rest)
+                        return rest.error();
+                    made.known.emplace(std::move(*rest));
+                }
+            }
+            const auto at = prompt.begin() + static_cast<std::ptrdiff_t>(first);
+            prompt.erase(at, at + static_cast<std::ptrdiff_t>(count));
+            made.count = count;
+        }
+        return made;
+    }
+
     // The tokens that every conversation with this system prompt begins with: what two of them have in common, since
     // some templates write no system message alone.
     [[nodiscard]] result<std::vector<token_id>> system_tokens() const {
@@ -265,17 +273,6 @@ private:
         else
             sequence_->truncate(tokens);
         said_.cut(sequence_ ? sequence_->size() : 0);
-    }
-
-    [[nodiscard]] std::vector<std::string> oddities(const chat_turn<Cache>& turn) const {
-        std::vector<std::string> notes;
-        if (!complete_)
-            notes.push_back("the answer before was cut by its length, not ended by the model");
-        if (!turn.extends && turns_ > 0)
-            notes.push_back("the messages do not extend the conversation: token " +
-                            std::to_string(turn.sequence.size()) + " of " + std::to_string(said_.ids().size()) +
-                            " is the first that runs again");
-        return notes;
     }
 
     Cache& cache_;

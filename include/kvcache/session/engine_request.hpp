@@ -67,8 +67,10 @@ struct engine_outcome {
 template <class Cache>
 struct engine_request {
     std::vector<token_id> prompt = {};
-    std::optional<typename Cache::sequence> known = {}; ///< Holds the first tokens of the prompt, not all; or none.
-    sampler draw = {};                                  ///< Answer c draws as its choice + c.
+    /// Holds the first tokens of the prompt, not all; or none. If it is approximate so is the answer, unless pages run
+    /// out and the request runs again from its tokens.
+    std::optional<typename Cache::sequence> known = {};
+    sampler draw = {}; ///< Answer c draws as its choice + c.
     stopping until = {};
     std::size_t choices = 1;
     std::size_t draft = 0; ///< Most tokens that are guessed ahead by prompt lookup; they change no token.
