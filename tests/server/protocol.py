@@ -243,6 +243,26 @@ def loads(at):
     check(failed["failures"]["by_label"] == {"Context Window": 4}, failed["failures"])
 
 
+def overflows():
+    """A conversation that no longer fits goes on, where the server was told how."""
+    for how in ("slide", "sinks"):
+        at = Server("--overflow", how)
+        messages, most = [{"role": "system", "content": "Be brief."}], 0
+        for turn in range(9):
+            messages.append({"role": "user", "content": f"Number {turn}: " + "The kite stands in the library. " * 40})
+            status, got = at.post("/v1/chat/completions", messages=messages, user="ann", temperature=0, max_tokens=8)
+            check(status == 200, (how, turn, got))
+            usage = got["usage"]
+            most = max(most, usage["total_tokens"])
+            if how == "sinks" and turn > 0:
+                ran = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+                check(ran < 400, f"turn {turn} runs what is new alone, {usage}")
+            messages.append({"role": "assistant", "content": got["choices"][0]["message"]["content"]})
+        limit = at.ask("GET", "/v1/models")[1]["data"][0]["max_model_len"]
+        check(limit * 3 // 4 < most <= limit, (how, most, limit))
+        at.stop()
+
+
 def bare():
     """A model without a chat template completes texts."""
     at = Server(model=str(DATA / "models" / "stories260k"))
@@ -277,6 +297,7 @@ def main():
     check(all(g[2].getheader("Retry-After") for g in got if g[0] == 429), "429 says when to come again")
     check(len({g[1]["choices"][0]["text"] for g in got if g[0] == 200}) > 0, "some are answered")
     keyed.stop()
+    overflows()
     if DATA:
         bare()
     print(f"protocol.py: {checks} checks hold")
