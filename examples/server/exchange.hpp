@@ -104,15 +104,15 @@ public:
         for (const auto& each : end.answers)
             took.said += each.ids.size();
         at_.times.add(took);
-        if (at_.with.debug)
-            std::fprintf(stderr, "prefix_hit=%zu prefill=%zu generated=%zu cached=%zu\n", end.reused, end.prefilled,
-                         took.said, held_ ? (*held_)->info().cached : 0);
         if (held_ && !failure() && end.answers[0].sequence) {
             auto& first = end.answers[0];
             (*held_)->finish(std::move(*turn_), std::move(*first.sequence), first.ids, texts_[0].text(),
                              first.why == kvcache::finish_reason::stopped);
             held_->set_bytes(((*held_)->info().cached / at_.with.page + 1) * at_.cache.codec().page_bytes());
         }
+        if (at_.with.debug)
+            std::fprintf(stderr, "prefix_hit=%zu prefill=%zu generated=%zu cached=%zu\n", end.reused, end.prefilled,
+                         took.said, held_ ? (*held_)->info().cached : 0);
         held_.reset();
         turn_.reset();
         for (auto& each : end.answers)

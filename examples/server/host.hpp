@@ -62,12 +62,13 @@ public:
 
     /// Makes a conversation. Requires: there is a form.
     [[nodiscard]] auto make_session() {
-        return [this] {
-            return std::make_unique<session>(cache, *form, model.max_positions(), std::string(), overflow(with));
-        };
+        return [this] { return std::make_unique<session>(cache, *form, context(), std::string(), overflow(with)); };
     }
 
-    [[nodiscard]] std::size_t context() const { return model.max_positions(); }
+    /// Tokens that a prompt and its answer may take.
+    [[nodiscard]] std::size_t context() const {
+        return with.context == 0 ? model.max_positions() : std::min(with.context, model.max_positions());
+    }
 
     options with;
     std::string name;

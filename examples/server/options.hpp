@@ -22,6 +22,7 @@ struct options {
     std::size_t rows = 256;
     std::size_t lanes = 64;
     std::size_t queue = 256;
+    std::size_t context = 0; ///< Tokens of a prompt and its answer; 0 for as many as the model has positions.
     std::size_t sessions = 64;
     std::size_t connections = 2048;
     std::size_t body_mib = 8;
@@ -46,6 +47,9 @@ inline void add_flags(CLI::App& app, options& o) {
     app.add_option("--rows", o.rows, "Rows of a forward pass")->check(whole(2, 65536))->capture_default_str();
     app.add_option("--lanes", o.lanes, "Answers under way at once")->check(whole(1, 4096))->capture_default_str();
     app.add_option("--queue", o.queue, "Requests that may wait")->check(whole(1, 65536))->capture_default_str();
+    app.add_option("--context", o.context, "Tokens that prompt and answer may take (0: the model's positions)")
+        ->check(whole())
+        ->capture_default_str();
     app.add_option("--sessions", o.sessions, "Conversations kept")->check(whole(1, 65536))->capture_default_str();
     app.add_option("--connections", o.connections, "Open at once")->check(whole(1, 20000))->capture_default_str();
     app.add_option("--body-mib", o.body_mib, "Largest request body")->check(whole(1, 1024))->capture_default_str();

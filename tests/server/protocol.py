@@ -222,17 +222,17 @@ def loads(at):
         return json.loads(done.stdout)
 
     here = ("--url", f"http://127.0.0.1:{at.port}")
-    lengths = ("--system-prompt-len", "30", "--question-len", "6", "--output-len", "5")
-    said = run(0, *here, *lengths, "--chat", "--multi-turn", "--num-prompts-per-group", "3", "--requests", "24",
+    lengths = ("--system-prompt-len", "12", "--question-len", "3", "--output-len", "5")
+    said = run(0, *here, *lengths, "--chat", "--multi-turn", "--num-prompts-per-group", "3", "--requests", "18",
                "--concurrency", "3")
     good = said["successes"]
-    check(good["count"] == 24 and said["failures"] == {"count": 0, "by_label": {}}, said["failures"])
+    check(good["count"] == 18 and said["failures"] == {"count": 0, "by_label": {}}, said["failures"])
     check(good["output_len"]["min"] == good["output_len"]["max"] == 5, good["output_len"])
-    check([(t["turn"], t["count"]) for t in said["turns"]] == [(0, 6), (1, 6), (2, 6), (3, 6)], said["turns"])
+    check([(t["turn"], t["count"]) for t in said["turns"]] == [(0, 6), (1, 6), (2, 6)], said["turns"])
     check(good["kv_cache_hit_percent"] > 50, good["kv_cache_hit_percent"])
     latency = good["latency"]
     check(latency["time_to_first_token"]["max"] <= latency["request_latency"]["max"], latency)
-    cold = run(0, *here, *lengths, "--chat", "--multi-turn", "--num-prompts-per-group", "3", "--requests", "24", "--cold")
+    cold = run(0, *here, *lengths, "--chat", "--multi-turn", "--num-prompts-per-group", "3", "--requests", "18", "--cold")
     check(cold["successes"]["kv_cache_hit_percent"] < good["kv_cache_hit_percent"], cold["successes"])
     parts = run(0, *here, *lengths, "--poisson", "--stage", "40:0.25", "--stage", "x2:6", "--question-len-std", "3")
     check([p["load_summary"]["count"] for p in parts["stages"]] == [10, 6], parts["stages"])
@@ -246,17 +246,17 @@ def loads(at):
 def overflows():
     """A conversation that no longer fits goes on, where the server was told how."""
     for how in ("slide", "sinks"):
-        at = Server("--overflow", how)
+        at = Server("--overflow", how, "--context", "300")
         messages, most = [{"role": "system", "content": "Be brief."}], 0
         for turn in range(9):
-            messages.append({"role": "user", "content": f"Number {turn}: " + "The kite stands in the library. " * 40})
+            messages.append({"role": "user", "content": f"Number {turn}: " + "The kite stands in the library. " * 5})
             status, got = at.post("/v1/chat/completions", messages=messages, user="ann", temperature=0, max_tokens=8)
             check(status == 200, (how, turn, got))
             usage = got["usage"]
             most = max(most, usage["total_tokens"])
             if how == "sinks" and turn > 0:
                 ran = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
-                check(ran < 400, f"turn {turn} runs what is new alone, {usage}")
+                check(ran < 80, f"turn {turn} runs what is new alone, {usage}")
             messages.append({"role": "assistant", "content": got["choices"][0]["message"]["content"]})
         limit = at.ask("GET", "/v1/models")[1]["data"][0]["max_model_len"]
         check(limit * 3 // 4 < most <= limit, (how, most, limit))
