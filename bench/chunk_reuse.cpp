@@ -21,7 +21,7 @@
 namespace {
 
 struct flags {
-    std::vector<std::string> parts{"speed", "quality"}, kinds{"two"};
+    std::vector<std::string> parts{"speed", "quality"}, kinds{"two", "refer"};
     std::string model = "examples/models/worlds-2m", json, svg;
     std::size_t threads = 1, rounds = 2, orders = 3, chunks = 8, size = 512;
 };
@@ -101,11 +101,13 @@ int run(const flags& f) {
         ask("none", kvcache::none{});
         ask("random", kvcache::random_rows{});
         ask("head 2", kvcache::head{.rows = 2, .page_aligned = false});
+        ask("head 3", kvcache::head{.rows = 3, .page_aligned = false});
         ask("head 4", kvcache::head{.rows = 4, .page_aligned = false});
         ask("head 8", kvcache::head{.rows = 8, .page_aligned = false});
+        ask("seam 2", kvcache::seam{.rows = 2});
         ask("seam 4", kvcache::seam{.rows = 4});
         ask("blend", kvcache::blend{});
-        ask("blend of keys", kvcache::blend{.compares = kvcache::deviation_of::keys});
+        ask("blend of values", kvcache::blend{.compares = kvcache::deviation_of::values});
         ask("blend bottom-right", kvcache::blend{}, true);
         ask("blend 50 %", kvcache::blend{.fraction = 0.5});
         ask("everything", kvcache::everything{});

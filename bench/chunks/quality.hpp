@@ -114,6 +114,10 @@ private:
     [[nodiscard]] tokens encode(const std::string& text) const {
         return must(words_.encode(text, {.add_special_tokens = false}));
     }
+    // Whether a note says of whom it speaks only by what stands before it.
+    [[nodiscard]] static bool leans(const std::string& note) {
+        return note.starts_with("- She ") || note.starts_with("- He ") || note.starts_with("- It ");
+    }
     static void append(tokens& to, const tokens& more) { to.insert(to.end(), more.begin(), more.end()); }
 
     void read(const std::filesystem::path& file, const std::vector<std::string>& kinds, std::size_t orders) {
@@ -128,16 +132,22 @@ private:
                 continue;
             for (std::size_t i = 0; i < orders; ++i) {
                 question one{{}, {}, {}, item.at("answer"), {}, {}};
-                for (const auto& text : item.at("documents"))
-                    one.documents.push_back(encode("\n" + text.get<std::string>()));
+                std::vector<std::vector<std::size_t>> order; // a note that leans on the one before stays behind it
+                for (const std::string text : item.at("documents")) {
+                    if (order.empty() || !leans(text))
+                        order.emplace_back();
+                    order.back().push_back(one.documents.size());
+                    one.documents.push_back(encode("\n" + text));
+                }
                 const tokens end = encode("<|im_end|>\n<|im_start|>user\n" + item.at("question").get<std::string>() +
                                           "<|im_end|>\n<|im_start|>assistant\n");
                 for (tokens* prompt : {&one.prompt, &one.prompt_elsewhere}) {
                     *prompt = encode("<|im_start|>system\nYou answer questions about the notes.");
-                    for (std::size_t j = one.documents.size(); j > 1; --j)
-                        std::swap(one.documents[j - 1], one.documents[dice() % j]);
-                    for (const tokens& document : one.documents)
-                        append(*prompt, document);
+                    for (std::size_t j = order.size(); j > 1; --j)
+                        std::swap(order[j - 1], order[dice() % j]);
+                    for (const auto& group : order)
+                        for (const std::size_t document : group)
+                            append(*prompt, one.documents[document]);
                     append(*prompt, end);
                 }
                 asked_.push_back(std::move(one));

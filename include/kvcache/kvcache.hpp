@@ -15,10 +15,12 @@
 #include <kvcache/model/transformer.hpp>
 #include <kvcache/observer/all.hpp>
 #include <kvcache/recompute/all.hpp>
+#include <kvcache/session/answering.hpp>
 #include <kvcache/session/chunk_generate.hpp>
 #include <kvcache/session/chunk_pipeline.hpp>
 #include <kvcache/session/engine.hpp>
 #include <kvcache/session/generate.hpp>
+#include <kvcache/session/generate_many.hpp>
 #include <kvcache/session/log_probabilities.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/sampler.hpp>

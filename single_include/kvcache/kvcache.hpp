@@ -24,6 +24,7 @@
 #include <initializer_list>
 #include <iterator>
 #include <limits>
+#include <list>
 #include <map>
 #include <memory>
 #include <memory_resource>
@@ -622,11 +623,12 @@ struct sequence_state {
 
     std::vector<token_id> tokens = {};
     std::vector<page_entry> table = {};
-    std::size_t sealed = 0;   ///< Leading pages that are full and in the index.
-    std::size_t prompt = 0;   ///< Tokens of the request that it is opened for, until it has them; 0 if unknown.
-    std::uint32_t tenant = 0; ///< Whose it is; 0 in a cache without tenants.
-    std::size_t exact = all;  ///< Leading tokens that attended to nothing approximate; `all` if every one.
-    bool shares = true;       ///< False once the index had no memory for its pages: from there on they are its own.
+    std::size_t sealed = 0;      ///< Leading pages that are full and in the index.
+    std::size_t prompt = 0;      ///< Tokens of the request that it is opened for, until it has them; 0 if unknown.
+    std::uint32_t tenant = 0;    ///< Whose it is; 0 in a cache without tenants.
+    std::size_t exact = all;     ///< Leading tokens that attended to nothing approximate; `all` if every one.
+    std::size_t cacheable = all; ///< Leading tokens that may become known to others.
+    bool shares = true;          ///< False once the index had no memory for its pages: from there on they are its own.
 
     /// Where the tokens move as they grow; then where they were, until the next lease: somebody may still look there.
     std::vector<token_id> room = {};
@@ -683,6 +685,7 @@ struct sequence_state {
         copy->table.resize(copy->cut(count));
         copy->sealed = std::min(sealed, copy->full_entries(page_tokens));
         copy->tenant = tenant;
+        copy->cacheable = cacheable;
         copy->shares = shares;
         if (count > exact) {
             copy->exact = exact;
@@ -880,6 +883,12 @@ public:
 
     /// Keeps the first `tokens` tokens, or fewer, as a fork does. Requires: tokens <= size(), no lease under way.
     void truncate(std::size_t tokens) { cache_->truncate(*state_, tokens); }
+
+    /// Lets no page behind the first `tokens` tokens become known to other sequences; forks inherit it. What is known
+    /// already stays so.
+    void share_at_most(std::size_t tokens) noexcept { state_->cacheable = tokens; }
+    /// How many leading tokens others may be given, at most.
+    [[nodiscard]] std::size_t shared_at_most() const noexcept { return std::min(state_->exact, state_->cacheable); }
 
     /// A sequence of its own without `count` tokens from `first` on. Those behind move down, their keys and values as
     /// they were, in pages of their own: from `first` on it is approximate (StreamingLLM, Xiao et al. 2024). Only where
@@ -1482,10 +1491,11 @@ struct f32x16 {
         return v;
     }
 
-    /// Reads the first `count` < 16 numbers; the other lanes are zero.
+    /// Reads the first `count` < 16 numbers; the other lanes are zero. Of none, `from` may be null.
     [[nodiscard]] static f32x16 load_first(const float* from, std::size_t count) noexcept {
         alignas(64) float whole[lanes] = {};
-        std::memcpy(whole, from, count * sizeof(float));
+        if (count > 0)
+            std::memcpy(whole, from, count * sizeof(float));
         return load(whole);
     }
 
@@ -1558,7 +1568,8 @@ struct f32x16 {
     void store_first(float* to, std::size_t count) const noexcept {
         alignas(64) float whole[lanes];
         store(whole);
-        std::memcpy(to, whole, count * sizeof(float));
+        if (count > 0)
+            std::memcpy(to, whole, count * sizeof(float));
     }
 
     /// Writes 16 lanes where there is room for as many, or the first that there is room for.
@@ -4991,7 +5002,7 @@ private:
             page_entry& entry = state.table[i];
             if (whole_ && entry.count < page_tokens_)
                 break;
-            if (i * page_tokens_ + entry.count > state.exact) // approximate from here on: never known
+            if (i * page_tokens_ + entry.count > std::min(state.exact, state.cacheable)) // approximate: never known
                 return;
             const auto run = std::span<const token_id>(state.tokens).subspan(i * page_tokens_, entry.count);
             const auto parent = i > 0 ? std::optional(state.table[i - 1].page) : pages_.index().root_of(state.tenant);
@@ -13322,9 +13333,9 @@ namespace kvcache {
 /// what the second's should be. Of equal tokens the earlier runs.
 struct blend {
     using role = recompute_role;
-    double fraction = 0.15;                       ///< Of the reused tokens.
-    deviation_of compares = deviation_of::values; ///< What says how far off a token is.
-    std::size_t layer = 1;                        ///< Whose: all tokens go through those before it.
+    double fraction = 0.15;                     ///< Of the reused tokens.
+    deviation_of compares = deviation_of::keys; ///< What says how far off a token is.
+    std::size_t layer = 1;                      ///< Whose: all tokens go through those before it.
     class state;
     [[nodiscard]] state open(page_shape shape) const;
 };
@@ -13546,6 +13557,261 @@ namespace kvcache {
 
 /// Every recompute policy of the library, with its standard options.
 using recompute_policies = std::tuple<exact_prefix, none, seam, head, blend, random_rows, everything>;
+
+} // namespace kvcache
+
+// ---- kvcache/session/token_counts.hpp -----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// How often tokens were said in an answer, and which stood in its prompt: what the penalties of a sampler go by.
+class token_counts {
+public:
+    struct count {
+        token_id token = {};
+        bool in_prompt = false;
+        std::uint32_t said = 0; ///< Times in the answer.
+    };
+
+    /// Nothing was said yet.
+    token_counts() = default;
+    explicit token_counts(std::span<const token_id> prompt) {
+        for (const token_id token : prompt)
+            of(token).in_prompt = true;
+    }
+
+    /// The answer goes on with `token`. Cost: O(1).
+    void say(token_id token) { ++of(token).said; }
+
+    /// Every token that occurs, once, in the order of its first place.
+    [[nodiscard]] std::span<const count> all() const noexcept { return counts_; }
+
+private:
+    [[nodiscard]] count& of(token_id token) {
+        const auto [at, is_new] = places_.try_emplace(index_of(token), counts_.size());
+        if (is_new)
+            counts_.push_back({.token = token});
+        return counts_[at->second];
+    }
+
+    std::vector<count> counts_;
+    std::unordered_map<std::int32_t, std::size_t> places_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/session/sampler.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What is added to a token's logit.
+struct token_bias {
+    token_id token = {};
+    float bias = 0.0f; ///< Minus infinity: never said.
+};
+
+/// Chooses tokens from logits. Token i of choice c is drawn with a number that is a function of (seed, c, i) alone, so
+/// neither batching nor a cancelled draft changes what is said. In this order: bias, penalties, temperature, top_k,
+/// top_p of what is left, min_p. A limit that cuts nothing changes no draw.
+struct sampler {
+    float temperature = 0.0f; ///< Zero or less: always the most likely token.
+    std::uint64_t seed = 0;
+    std::uint64_t choice = 0;        ///< Which of several answers to one prompt.
+    std::size_t top_k = 0;           ///< Only the k likeliest, of equals the first; zero for all.
+    float top_p = 1.0f;              ///< Only the fewest likeliest with this share together (Holtzman et al. 2020).
+    float min_p = 0.0f;              ///< Only those with this share of the likeliest's probability.
+    float repetition_penalty = 1.0f; ///< Divides the logits of what was said or asked (Keskar et al. 2019).
+    float frequency_penalty = 0.0f;  ///< Taken from a logit for each time the answer said the token.
+    float presence_penalty = 0.0f;   ///< Taken from a logit if the answer said the token.
+    std::vector<token_bias> bias = {};
+
+    /// Whether the options are of this world. Errors: out_of_range, with the option's name.
+    [[nodiscard]] result<void> check(std::size_t vocabulary) const {
+        const auto refuse = [](const char* field, const char* must) {
+            return error{error_code::out_of_range, field, std::string(field) + " must be " + must};
+        };
+        if (!std::isfinite(temperature) || temperature < 0.0f)
+            return refuse("temperature", "zero or more");
+        if (!(top_p > 0.0f && top_p <= 1.0f))
+            return refuse("top_p", "above 0 and at most 1");
+        if (!(min_p >= 0.0f && min_p <= 1.0f))
+            return refuse("min_p", "from 0 to 1");
+        if (!std::isfinite(repetition_penalty) || !(repetition_penalty > 0.0f))
+            return refuse("repetition_penalty", "above 0");
+        if (!std::isfinite(frequency_penalty))
+            return refuse("frequency_penalty", "a number");
+        if (!std::isfinite(presence_penalty))
+            return refuse("presence_penalty", "a number");
+        for (const token_bias& one : bias) {
+            if (index_of(one.token) < 0 || static_cast<std::size_t>(index_of(one.token)) >= vocabulary)
+                return refuse("logit_bias", "for tokens of the vocabulary");
+            if (!(one.bias < std::numeric_limits<float>::infinity()))
+                return refuse("logit_bias", "a number, or minus infinity");
+        }
+        return {};
+    }
+
+    /// Whether a draw depends on what was said before.
+    [[nodiscard]] bool penalises() const noexcept {
+        return repetition_penalty != 1.0f || frequency_penalty != 0.0f || presence_penalty != 0.0f;
+    }
+
+    /// The token at place `index` of the answer. Requires: logits is not empty. Cost: O(vocabulary).
+    [[nodiscard]] token_id draw(std::span<const float> logits, std::uint64_t index) const {
+        return draw(logits, index, token_counts());
+    }
+    /// The same after what `before` counts.
+    [[nodiscard]] token_id draw(std::span<const float> logits, std::uint64_t index, const token_counts& before) const {
+        expects(!logits.empty(), "a token is drawn from logits");
+        if (bias.empty() && !penalises())
+            return pick(logits, index);
+        std::vector<float> adjusted(logits.begin(), logits.end());
+        adjust(adjusted, before);
+        return pick(adjusted, index);
+    }
+
+    /// The number in [0, 1) that decides place `index`.
+    [[nodiscard]] double uniform(std::uint64_t index) const noexcept {
+        const std::uint64_t bits = mix(mix(mix(seed) ^ choice) ^ index);
+        return static_cast<double>(bits >> 11) * 0x1p-53;
+    }
+
+private:
+    // The finaliser of splitmix64 (Steele, Lea & Flood 2014).
+    [[nodiscard]] static std::uint64_t mix(std::uint64_t x) noexcept {
+        x += 0x9e3779b97f4a7c15u;
+        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+        x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+        return x ^ (x >> 31);
+    }
+
+    // Products are fused on purpose: their bits do not hang on the compiler's -ffp-contract.
+    void adjust(std::span<float> logits, const token_counts& before) const {
+        for (const token_bias& one : bias)
+            if (static_cast<std::size_t>(index_of(one.token)) < logits.size())
+                logits[static_cast<std::size_t>(index_of(one.token))] += one.bias;
+        if (!penalises())
+            return;
+        for (const auto& seen : before.all()) {
+            if (static_cast<std::size_t>(index_of(seen.token)) >= logits.size())
+                continue;
+            float& logit = logits[static_cast<std::size_t>(index_of(seen.token))];
+            logit = logit > 0.0f ? logit / repetition_penalty : logit * repetition_penalty;
+            if (seen.said > 0)
+                logit = std::fma(-frequency_penalty, static_cast<float>(seen.said), logit - presence_penalty);
+        }
+    }
+
+    [[nodiscard]] token_id pick(std::span<const float> logits, std::uint64_t index) const {
+        const auto top = std::max_element(logits.begin(), logits.end());
+        const auto best = static_cast<std::int32_t>(top - logits.begin());
+        if (!(temperature > 0.0f) || !std::isfinite(*top))
+            return token_id{best};
+
+        std::vector<float> weights(logits.size());
+        const f32x16 scale = f32x16::broadcast(1.0f / temperature), largest = f32x16::broadcast(*top);
+        detail::by_sixteen(logits.size(), [&](std::size_t i, std::size_t n) {
+            const f32x16 x = f32x16::load_up_to(logits.data() + i, n);
+            exp((x - largest) * scale).store_up_to(weights.data() + i, n);
+        });
+        if ((top_k > 0 && top_k < logits.size()) || top_p < 1.0f || min_p > 0.0f)
+            limit(logits, weights);
+        double total = 0.0;
+        for (const float w : weights)
+            total += static_cast<double>(w);
+        const double target = uniform(index) * total;
+        double below = 0.0; // compared with the target, not taken from it: nothing to contract
+        for (std::size_t i = 0; i < weights.size(); ++i) {
+            below += static_cast<double>(weights[i]);
+            if (target < below)
+                return token_id{static_cast<std::int32_t>(i)};
+        }
+        return token_id{best};
+    }
+
+    // Takes the weight of every token that the limits cut. The likeliest always stays.
+    void limit(std::span<const float> logits, std::span<float> weights) const {
+        std::vector<std::uint32_t> kept(logits.size());
+        std::iota(kept.begin(), kept.end(), 0u);
+        const auto likelier = [&](std::uint32_t a, std::uint32_t b) {
+            return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+        };
+        if (top_k > 0 && top_k < kept.size()) {
+            std::nth_element(kept.begin(), kept.begin() + static_cast<std::ptrdiff_t>(top_k) - 1, kept.end(), likelier);
+            kept.resize(top_k);
+            std::ranges::sort(kept);
+        }
+        if (top_p < 1.0f) {
+            double total = 0.0;
+            for (const std::uint32_t i : kept)
+                total += static_cast<double>(weights[i]);
+            const double enough = static_cast<double>(top_p) * total;
+            const auto later = [&](std::uint32_t a, std::uint32_t b) { return likelier(b, a); };
+            std::ranges::make_heap(kept, later);
+            auto end = kept.end();
+            for (double share = 0.0; end != kept.begin() && share < enough;) {
+                std::pop_heap(kept.begin(), end--, later);
+                share += static_cast<double>(weights[*end]);
+            }
+            kept.erase(kept.begin(), end);
+        }
+        std::vector<float> cut(weights.size(), 0.0f);
+        for (const std::uint32_t i : kept)
+            if (weights[i] >= min_p) // the likeliest weighs one
+                cut[i] = weights[i];
+        std::ranges::copy(cut, weights.begin());
+    }
+};
+
+} // namespace kvcache
+
+// ---- kvcache/session/answering.hpp --------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// When an answer ends.
+struct stopping {
+    std::size_t max_tokens = 256;    ///< Or as many as the model has positions for.
+    std::vector<token_id> stop = {}; ///< Ends the answer, and is its last token.
+};
+
+/// Draws an answer's tokens, and knows when it ends. The caller runs each token but the last, which has no keys.
+/// Requires: `draw` and `until` outlive it.
+class answering {
+public:
+    /// Of a prompt for which the model has `positions` positions in all.
+    answering(const sampler& draw, const stopping& until, std::span<const token_id> prompt, std::size_t positions)
+        : draw_(draw), until_(until), most_(std::min(until.max_tokens, positions - prompt.size() + 1)) {
+        if (draw.penalises())
+            counts_ = token_counts(prompt);
+    }
+
+    /// Whether no further token is drawn.
+    [[nodiscard]] bool over() const noexcept { return stopped_ || drawn_ >= most_; }
+    /// Whether a stop token ended it.
+    [[nodiscard]] bool stopped() const noexcept { return stopped_; }
+
+    /// The next token, from the logits of the one before it, (vocabulary). Requires: !over().
+    /// Errors: malformed, for a logit that is no finite number. Cost: O(vocabulary).
+    [[nodiscard]] result<token_id> next(std::span<const float> logits) {
+        if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); }))
+            return error{error_code::malformed, "logits",
+                         "the model gave a logit that is no finite number; its weights are damaged"};
+        const token_id token = draw_.draw(logits, drawn_++, counts_);
+        if (draw_.penalises())
+            counts_.say(token);
+        stopped_ = std::ranges::find(until_.stop, token) != until_.stop.end();
+        return token;
+    }
+
+private:
+    const sampler& draw_;
+    const stopping& until_;
+    std::size_t most_;
+    std::size_t drawn_ = 0;
+    bool stopped_ = false;
+    token_counts counts_;
+};
 
 } // namespace kvcache
 
@@ -14016,15 +14282,18 @@ public:
     /// What has been asked of prompts before, and of their answers.
     [[nodiscard]] pipeline<Cache, Model>& exact() noexcept { return exact_; }
 
-    /// Runs a prompt on top of what is known of it. Errors: as pipeline::feed; unsupported, in the mode chunks, if the
-    /// model's keys cannot move. Then no more is stored than exact tokens.
-    [[nodiscard]] result<woven_prompt<Cache>> feed(std::span<const token_id> tokens, reuse_mode mode) {
+    /// Runs a prompt on top of what is known of it; of its own tokens the first `cacheable` may become known to later
+    /// prompts. Errors: as pipeline::feed; unsupported, in the mode chunks, if the model's keys cannot move. Then no
+    /// more is stored than exact tokens.
+    [[nodiscard]] result<woven_prompt<Cache>> feed(std::span<const token_id> tokens, reuse_mode mode,
+                                                   std::size_t cacheable = static_cast<std::size_t>(-1)) {
         if (auto valid = exact_.check(0, tokens); !valid)
             return valid.error();
         if (mode == reuse_mode::chunks)
             if (auto can = movable(); !can)
                 return can.error();
         auto sequence = mode == reuse_mode::baseline ? cache_.open() : known_prefix(tokens);
+        sequence.share_at_most(cacheable);
         woven_prompt<Cache> made{std::move(sequence), {}, {.prompt = tokens.size()}, {}};
         made.counts.exact = made.sequence.size();
         const std::size_t before = weaving_.layer_rows();
@@ -14034,7 +14303,7 @@ public:
         made.counts.layer_rows += weaving_.layer_rows() - before;
         made.counts.prefilled = tokens.size() - made.counts.exact - made.counts.approximate - made.counts.recomputed;
         if (how_.store)
-            store(made.sequence);
+            store(made.sequence, std::min(made.sequence.exact(), cacheable));
         return made;
     }
 
@@ -14163,9 +14432,9 @@ private:
         return none;
     }
 
-    void store(const typename Cache::sequence& from) {
+    void store(const typename Cache::sequence& from, std::size_t tokens) {
         for (const token_run& chunk : how_.split.split(from.tokens()))
-            if (chunk.first + chunk.count <= from.exact())
+            if (chunk.first + chunk.count <= tokens)
                 static_cast<void>(cache_.note(from, chunk.first, chunk.count));
     }
 
@@ -14178,220 +14447,9 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/session/token_counts.hpp -----------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// How often tokens were said in an answer, and which stood in its prompt: what the penalties of a sampler go by.
-class token_counts {
-public:
-    struct count {
-        token_id token = {};
-        bool in_prompt = false;
-        std::uint32_t said = 0; ///< Times in the answer.
-    };
-
-    /// Nothing was said yet.
-    token_counts() = default;
-    explicit token_counts(std::span<const token_id> prompt) {
-        for (const token_id token : prompt)
-            of(token).in_prompt = true;
-    }
-
-    /// The answer goes on with `token`. Cost: O(1).
-    void say(token_id token) { ++of(token).said; }
-
-    /// Every token that occurs, once, in the order of its first place.
-    [[nodiscard]] std::span<const count> all() const noexcept { return counts_; }
-
-private:
-    [[nodiscard]] count& of(token_id token) {
-        const auto [at, is_new] = places_.try_emplace(index_of(token), counts_.size());
-        if (is_new)
-            counts_.push_back({.token = token});
-        return counts_[at->second];
-    }
-
-    std::vector<count> counts_;
-    std::unordered_map<std::int32_t, std::size_t> places_;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/session/sampler.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// What is added to a token's logit.
-struct token_bias {
-    token_id token = {};
-    float bias = 0.0f; ///< Minus infinity: never said.
-};
-
-/// Chooses tokens from logits. Token i of choice c is drawn with a number that is a function of (seed, c, i) alone, so
-/// neither batching nor a cancelled draft changes what is said. In this order: bias, penalties, temperature, top_k,
-/// top_p of what is left, min_p. A limit that cuts nothing changes no draw.
-struct sampler {
-    float temperature = 0.0f; ///< Zero or less: always the most likely token.
-    std::uint64_t seed = 0;
-    std::uint64_t choice = 0;        ///< Which of several answers to one prompt.
-    std::size_t top_k = 0;           ///< Only the k likeliest, of equals the first; zero for all.
-    float top_p = 1.0f;              ///< Only the fewest likeliest with this share together (Holtzman et al. 2020).
-    float min_p = 0.0f;              ///< Only those with this share of the likeliest's probability.
-    float repetition_penalty = 1.0f; ///< Divides the logits of what was said or asked (Keskar et al. 2019).
-    float frequency_penalty = 0.0f;  ///< Taken from a logit for each time the answer said the token.
-    float presence_penalty = 0.0f;   ///< Taken from a logit if the answer said the token.
-    std::vector<token_bias> bias = {};
-
-    /// Whether the options are of this world. Errors: out_of_range, with the option's name.
-    [[nodiscard]] result<void> check(std::size_t vocabulary) const {
-        const auto refuse = [](const char* field, const char* must) {
-            return error{error_code::out_of_range, field, std::string(field) + " must be " + must};
-        };
-        if (!std::isfinite(temperature) || temperature < 0.0f)
-            return refuse("temperature", "zero or more");
-        if (!(top_p > 0.0f && top_p <= 1.0f))
-            return refuse("top_p", "above 0 and at most 1");
-        if (!(min_p >= 0.0f && min_p <= 1.0f))
-            return refuse("min_p", "from 0 to 1");
-        if (!std::isfinite(repetition_penalty) || !(repetition_penalty > 0.0f))
-            return refuse("repetition_penalty", "above 0");
-        if (!std::isfinite(frequency_penalty))
-            return refuse("frequency_penalty", "a number");
-        if (!std::isfinite(presence_penalty))
-            return refuse("presence_penalty", "a number");
-        for (const token_bias& one : bias) {
-            if (index_of(one.token) < 0 || static_cast<std::size_t>(index_of(one.token)) >= vocabulary)
-                return refuse("logit_bias", "for tokens of the vocabulary");
-            if (!(one.bias < std::numeric_limits<float>::infinity()))
-                return refuse("logit_bias", "a number, or minus infinity");
-        }
-        return {};
-    }
-
-    /// Whether a draw depends on what was said before.
-    [[nodiscard]] bool penalises() const noexcept {
-        return repetition_penalty != 1.0f || frequency_penalty != 0.0f || presence_penalty != 0.0f;
-    }
-
-    /// The token at place `index` of the answer. Requires: logits is not empty. Cost: O(vocabulary).
-    [[nodiscard]] token_id draw(std::span<const float> logits, std::uint64_t index) const {
-        return draw(logits, index, token_counts());
-    }
-    /// The same after what `before` counts.
-    [[nodiscard]] token_id draw(std::span<const float> logits, std::uint64_t index, const token_counts& before) const {
-        expects(!logits.empty(), "a token is drawn from logits");
-        if (bias.empty() && !penalises())
-            return pick(logits, index);
-        std::vector<float> adjusted(logits.begin(), logits.end());
-        adjust(adjusted, before);
-        return pick(adjusted, index);
-    }
-
-    /// The number in [0, 1) that decides place `index`.
-    [[nodiscard]] double uniform(std::uint64_t index) const noexcept {
-        const std::uint64_t bits = mix(mix(mix(seed) ^ choice) ^ index);
-        return static_cast<double>(bits >> 11) * 0x1p-53;
-    }
-
-private:
-    // The finaliser of splitmix64 (Steele, Lea & Flood 2014).
-    [[nodiscard]] static std::uint64_t mix(std::uint64_t x) noexcept {
-        x += 0x9e3779b97f4a7c15u;
-        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-        x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-        return x ^ (x >> 31);
-    }
-
-    // Products are fused on purpose: their bits do not hang on the compiler's -ffp-contract.
-    void adjust(std::span<float> logits, const token_counts& before) const {
-        for (const token_bias& one : bias)
-            if (static_cast<std::size_t>(index_of(one.token)) < logits.size())
-                logits[static_cast<std::size_t>(index_of(one.token))] += one.bias;
-        if (!penalises())
-            return;
-        for (const auto& seen : before.all()) {
-            if (static_cast<std::size_t>(index_of(seen.token)) >= logits.size())
-                continue;
-            float& logit = logits[static_cast<std::size_t>(index_of(seen.token))];
-            logit = logit > 0.0f ? logit / repetition_penalty : logit * repetition_penalty;
-            if (seen.said > 0)
-                logit = std::fma(-frequency_penalty, static_cast<float>(seen.said), logit - presence_penalty);
-        }
-    }
-
-    [[nodiscard]] token_id pick(std::span<const float> logits, std::uint64_t index) const {
-        const auto top = std::max_element(logits.begin(), logits.end());
-        const auto best = static_cast<std::int32_t>(top - logits.begin());
-        if (!(temperature > 0.0f) || !std::isfinite(*top))
-            return token_id{best};
-
-        std::vector<float> weights(logits.size());
-        const f32x16 scale = f32x16::broadcast(1.0f / temperature), largest = f32x16::broadcast(*top);
-        detail::by_sixteen(logits.size(), [&](std::size_t i, std::size_t n) {
-            const f32x16 x = f32x16::load_up_to(logits.data() + i, n);
-            exp((x - largest) * scale).store_up_to(weights.data() + i, n);
-        });
-        if ((top_k > 0 && top_k < logits.size()) || top_p < 1.0f || min_p > 0.0f)
-            limit(logits, weights);
-        double total = 0.0;
-        for (const float w : weights)
-            total += static_cast<double>(w);
-        const double target = uniform(index) * total;
-        double below = 0.0; // compared with the target, not taken from it: nothing to contract
-        for (std::size_t i = 0; i < weights.size(); ++i) {
-            below += static_cast<double>(weights[i]);
-            if (target < below)
-                return token_id{static_cast<std::int32_t>(i)};
-        }
-        return token_id{best};
-    }
-
-    // Takes the weight of every token that the limits cut. The likeliest always stays.
-    void limit(std::span<const float> logits, std::span<float> weights) const {
-        std::vector<std::uint32_t> kept(logits.size());
-        std::iota(kept.begin(), kept.end(), 0u);
-        const auto likelier = [&](std::uint32_t a, std::uint32_t b) {
-            return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-        };
-        if (top_k > 0 && top_k < kept.size()) {
-            std::nth_element(kept.begin(), kept.begin() + static_cast<std::ptrdiff_t>(top_k) - 1, kept.end(), likelier);
-            kept.resize(top_k);
-            std::ranges::sort(kept);
-        }
-        if (top_p < 1.0f) {
-            double total = 0.0;
-            for (const std::uint32_t i : kept)
-                total += static_cast<double>(weights[i]);
-            const double enough = static_cast<double>(top_p) * total;
-            const auto later = [&](std::uint32_t a, std::uint32_t b) { return likelier(b, a); };
-            std::ranges::make_heap(kept, later);
-            auto end = kept.end();
-            for (double share = 0.0; end != kept.begin() && share < enough;) {
-                std::pop_heap(kept.begin(), end--, later);
-                share += static_cast<double>(weights[*end]);
-            }
-            kept.erase(kept.begin(), end);
-        }
-        std::vector<float> cut(weights.size(), 0.0f);
-        for (const std::uint32_t i : kept)
-            if (weights[i] >= min_p) // the likeliest weighs one
-                cut[i] = weights[i];
-        std::ranges::copy(cut, weights.begin());
-    }
-};
-
-} // namespace kvcache
-
 // ---- kvcache/session/generate.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache {
-
-/// When an answer ends.
-struct stopping {
-    std::size_t max_tokens = 256;    ///< Or as many as the model has positions for.
-    std::vector<token_id> stop = {}; ///< Ends the answer, and is its last token.
-};
 
 /// An answer and what it took. The last token of `ids` has no keys yet: it was said, and never run.
 template <class Cache>
@@ -14407,29 +14465,19 @@ struct answer {
 template <class Cache, class Model, class Say>
 [[nodiscard]] result<bool> say_on(pipeline<Cache, Model>& through, typename Cache::sequence& behind, matrix next,
                                   const sampler& draw, const stopping& until, std::vector<token_id>& ids, Say say) {
-    // The last token is said and not run, so it needs no position.
-    const std::size_t most = std::min(until.max_tokens, through.max_positions() - behind.size() + 1);
-    token_counts counts;
-    if (draw.penalises())
-        counts = token_counts(behind.tokens());
-    bool stopped = false;
-    while (ids.size() < most) {
+    answering under_way(draw, until, behind.tokens(), through.max_positions());
+    while (!under_way.over()) {
         const auto logits = row_of(std::as_const(next), 0);
-        if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); }))
-            return error{error_code::malformed, "logits",
-                         "the model gave a logit that is no finite number; its weights are damaged"};
-        const token_id token = draw.draw(logits, ids.size(), counts);
-        if (draw.penalises())
-            counts.say(token);
-        ids.push_back(token);
-        const bool go_on = say(token, logits);
-        stopped = std::ranges::find(until.stop, token) != until.stop.end();
-        if (stopped || !go_on || ids.size() == most)
+        const auto token = under_way.next(logits);
+        if (!token)
+            return token.error();
+        ids.push_back(*token);
+        if (!say(*token, logits) || under_way.over())
             break;
         if (auto ran = through.extend(behind, {&ids.back(), 1}, logits_of::last, next); !ran)
             return ran.error();
     }
-    return stopped;
+    return under_way.stopped();
 }
 
 /// Says tokens one by one behind a prompt that has run: each is drawn, handed to `say`, and run, unless it is the last.
@@ -14465,13 +14513,11 @@ template <class Cache, class Model, class Say>
 
 namespace kvcache {
 
-/// An answer to a prompt that reused chunks, and what it took: one clock, from the request in, look-up and repair
-/// included.
-template <class Cache>
-struct woven_answer {
-    woven_prompt<Cache> prompt;
+/// An answer and what it took: one clock, from the request in, look-up and repair included.
+struct timed_answer {
     std::vector<token_id> ids = {};
     bool stopped = false;     ///< By a stop token, not by the length or the caller.
+    reuse_counts counts = {}; ///< Of the prompt.
     double first_token = 0.0; ///< Seconds until the first token was drawn.
     double total = 0.0;       ///< Seconds until the last was.
 
@@ -14480,6 +14526,14 @@ struct woven_answer {
         return ids.size() > 1 && total > first_token ? static_cast<double>(ids.size() - 1) / (total - first_token)
                                                      : 0.0;
     }
+};
+
+/// An answer to a prompt that reused chunks, to be continued.
+template <class Cache>
+struct woven_answer : timed_answer {
+    explicit woven_answer(woven_prompt<Cache> fed) : prompt(std::move(fed)) { counts = prompt.counts; }
+
+    woven_prompt<Cache> prompt;
 };
 
 /// As the other `generate`, with what `mode` lets the prompt reuse.
@@ -15012,12 +15066,11 @@ private:
         return page_writer<typename Cache::codec_type> ? n - n % cache_.shape().tokens : n;
     }
 
-    // Tokens that a lane can have from another: exact ones, and not its last, which always runs.
+    // Tokens that a lane can have from another: those that it shares, and not its last, which always runs.
     [[nodiscard]] std::size_t in_common(const lane& its, const lane& one) const {
         const auto same = std::ranges::mismatch(its.tokens, one.tokens);
-        const std::size_t exact = its.sequence->exact();
-        const std::size_t most = exact == its.held() ? one.tokens.size() - 1 : exact;
-        return shared(std::min({static_cast<std::size_t>(same.in2 - one.tokens.begin()), one.tokens.size() - 1, most}));
+        return shared(std::min({static_cast<std::size_t>(same.in2 - one.tokens.begin()), one.tokens.size() - 1,
+                                its.sequence->shared_at_most()}));
     }
 
     [[nodiscard]] static error no_memory() {
@@ -15299,6 +15352,156 @@ private:
     std::uint64_t next_ = 0;
     bool closed_ = false;
 };
+
+} // namespace kvcache
+
+// ---- kvcache/session/generate_many.hpp ----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Answers to several prompts, in the prompts' order; one that could not be had does not keep the others.
+using timed_answers = std::vector<result<timed_answer>>;
+
+namespace detail {
+
+// Prompts of a batch, whose answers are said in shared forward passes.
+template <class Cache, class Model>
+class answers_together {
+public:
+    using ending = std::optional<result<timed_answer>>;
+
+    answers_together(chunk_pipeline<Cache, Model>& through, const sampler& draw, const stopping& until)
+        : through_(through), draw_(draw), until_(until), began_(std::chrono::steady_clock::now()) {}
+
+    /// Runs a prompt, whose answer goes to `to`. False, and nothing has changed, if pages are short that others of the
+    /// batch hold.
+    [[nodiscard]] bool feed(std::size_t prompt, std::span<const token_id> tokens, reuse_mode mode, ending& to) {
+        auto fed = through_.feed(tokens, mode);
+        if (!fed && fed.error().code == error_code::out_of_memory && !lanes_.empty())
+            return false;
+        if (!fed) {
+            to.emplace(fed.error());
+            return true;
+        }
+        timed_answer made;
+        made.counts = fed->counts;
+        lanes_.push_back({prompt, to, std::move(fed->sequence), std::move(made),
+                          answering(draw_, until_, tokens, through_.exact().max_positions())});
+        lane& one = lanes_.back();
+        if (!one.under_way.over())
+            say(one, row_of(std::as_const(fed->logits), 0));
+        settle();
+        return true;
+    }
+
+    /// Says all answers to their ends, a token of each in a pass. Returns: the prompts that made way for others of the
+    /// batch, because pages were short.
+    [[nodiscard]] std::vector<std::size_t> run() {
+        std::vector<std::size_t> again;
+        for (std::vector<extension<Cache>> batch; !lanes_.empty(); batch.clear()) {
+            for (lane& one : lanes_)
+                batch.push_back({&one.sequence, {&one.made.ids.back(), 1}, logits_of::last});
+            const auto ran = through_.exact().extend(batch, logits_);
+            if (ran) {
+                std::size_t row = 0;
+                for (lane& one : lanes_)
+                    say(one, row_of(std::as_const(logits_), row++));
+            } else if (ran.error().code == error_code::out_of_memory && lanes_.size() > 1) {
+                again.push_back(lanes_.back().prompt);
+                lanes_.pop_back();
+            } else {
+                for (lane& one : lanes_)
+                    one.failed = ran.error();
+            }
+            settle();
+        }
+        return again;
+    }
+
+private:
+    struct lane {
+        std::size_t prompt;
+        ending& to;
+        typename Cache::sequence sequence;
+        timed_answer made;
+        answering under_way;
+        std::optional<error> failed = {};
+    };
+
+    void say(lane& one, std::span<const float> logits) {
+        const auto token = one.under_way.next(logits);
+        if (!token) {
+            one.failed = token.error();
+            return;
+        }
+        one.made.ids.push_back(*token);
+        one.made.total = std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
+        if (one.made.ids.size() == 1)
+            one.made.first_token = one.made.total;
+    }
+
+    // Hands out what has ended.
+    void settle() {
+        lanes_.remove_if([](lane& one) {
+            if (!one.failed && !one.under_way.over())
+                return false;
+            one.made.stopped = one.under_way.stopped();
+            if (one.failed)
+                one.to.emplace(*one.failed);
+            else
+                one.to.emplace(std::move(one.made));
+            return true;
+        });
+    }
+
+    chunk_pipeline<Cache, Model>& through_;
+    const sampler& draw_;
+    const stopping& until_;
+    std::chrono::steady_clock::time_point began_;
+    std::list<lane> lanes_;
+    matrix logits_;
+};
+
+} // namespace detail
+
+/// Answers prompts, at most `lanes` at a time: those that begin alike come together and run what they share once, and
+/// the answers are said in shared forward passes, each with the bits and tokens that it has alone. Where pages are
+/// short the last of a batch makes way, and is answered later; one that was answered keeps none. Seconds count from the
+/// beginning of the prompt's batch. Errors, each in its prompt's place: those of chunk_pipeline::feed. Requires: lanes
+/// > 0.
+template <class Cache, class Model>
+[[nodiscard]] timed_answers generate_many(chunk_pipeline<Cache, Model>& through,
+                                          std::span<const std::vector<token_id>> prompts, reuse_mode mode,
+                                          const sampler& draw, const stopping& until, std::size_t lanes) {
+    expects(lanes > 0, "an answer needs a lane");
+    std::vector<std::size_t> left(prompts.size()); // the next one last
+    std::iota(left.rbegin(), left.rend(), std::size_t{0});
+    std::stable_sort(left.rbegin(), left.rend(), [&](std::size_t a, std::size_t b) { return prompts[a] < prompts[b]; });
+    std::vector<std::optional<result<timed_answer>>> made(prompts.size());
+    while (!left.empty()) {
+        detail::answers_together<Cache, Model> batch(through, draw, until);
+        for (std::size_t taken = 0; taken < lanes && !left.empty(); ++taken) {
+            if (!batch.feed(left.back(), prompts[left.back()], mode, made[left.back()]))
+                break;
+            left.pop_back();
+        }
+        const auto again = batch.run();
+        left.insert(left.end(), again.begin(), again.end());
+    }
+    timed_answers all;
+    all.reserve(made.size());
+    for (auto& one : made)
+        all.push_back(std::move(*one));
+    return all;
+}
+
+/// Answers prompts all at once, as above.
+template <class Cache, class Model>
+[[nodiscard]] timed_answers generate_batch(chunk_pipeline<Cache, Model>& through,
+                                           std::span<const std::vector<token_id>> prompts, reuse_mode mode,
+                                           const sampler& draw, const stopping& until) {
+    return generate_many(through, prompts, mode, draw, until, std::max<std::size_t>(prompts.size(), 1));
+}
 
 } // namespace kvcache
 

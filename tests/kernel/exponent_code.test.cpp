@@ -39,7 +39,7 @@ using number_of = typename Code::number_type;
 
 template <class Number>
 bool same(const std::vector<Number>& a, const std::vector<Number>& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(Number)) == 0;
+    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(Number)) == 0);
 }
 
 } // namespace

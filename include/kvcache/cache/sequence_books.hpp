@@ -256,7 +256,7 @@ private:
             page_entry& entry = state.table[i];
             if (whole_ && entry.count < page_tokens_)
                 break;
-            if (i * page_tokens_ + entry.count > state.exact) // approximate from here on: never known
+            if (i * page_tokens_ + entry.count > std::min(state.exact, state.cacheable)) // approximate: never known
                 return;
             const auto run = std::span<const token_id>(state.tokens).subspan(i * page_tokens_, entry.count);
             const auto parent = i > 0 ? std::optional(state.table[i - 1].page) : pages_.index().root_of(state.tenant);

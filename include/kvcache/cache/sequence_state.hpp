@@ -31,11 +31,12 @@ struct sequence_state {
 
     std::vector<token_id> tokens = {};
     std::vector<page_entry> table = {};
-    std::size_t sealed = 0;   ///< Leading pages that are full and in the index.
-    std::size_t prompt = 0;   ///< Tokens of the request that it is opened for, until it has them; 0 if unknown.
-    std::uint32_t tenant = 0; ///< Whose it is; 0 in a cache without tenants.
-    std::size_t exact = all;  ///< Leading tokens that attended to nothing approximate; `all` if every one.
-    bool shares = true;       ///< False once the index had no memory for its pages: from there on they are its own.
+    std::size_t sealed = 0;      ///< Leading pages that are full and in the index.
+    std::size_t prompt = 0;      ///< Tokens of the request that it is opened for, until it has them; 0 if unknown.
+    std::uint32_t tenant = 0;    ///< Whose it is; 0 in a cache without tenants.
+    std::size_t exact = all;     ///< Leading tokens that attended to nothing approximate; `all` if every one.
+    std::size_t cacheable = all; ///< Leading tokens that may become known to others.
+    bool shares = true;          ///< False once the index had no memory for its pages: from there on they are its own.
 
     /// Where the tokens move as they grow; then where they were, until the next lease: somebody may still look there.
     std::vector<token_id> room = {};
@@ -92,6 +93,7 @@ struct sequence_state {
         copy->table.resize(copy->cut(count));
         copy->sealed = std::min(sealed, copy->full_entries(page_tokens));
         copy->tenant = tenant;
+        copy->cacheable = cacheable;
         copy->shares = shares;
         if (count > exact) {
             copy->exact = exact;

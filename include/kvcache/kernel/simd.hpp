@@ -27,10 +27,11 @@ struct f32x16 {
         return v;
     }
 
-    /// Reads the first `count` < 16 numbers; the other lanes are zero.
+    /// Reads the first `count` < 16 numbers; the other lanes are zero. Of none, `from` may be null.
     [[nodiscard]] static f32x16 load_first(const float* from, std::size_t count) noexcept {
         alignas(64) float whole[lanes] = {};
-        std::memcpy(whole, from, count * sizeof(float));
+        if (count > 0)
+            std::memcpy(whole, from, count * sizeof(float));
         return load(whole);
     }
 
@@ -103,7 +104,8 @@ struct f32x16 {
     void store_first(float* to, std::size_t count) const noexcept {
         alignas(64) float whole[lanes];
         store(whole);
-        std::memcpy(to, whole, count * sizeof(float));
+        if (count > 0)
+            std::memcpy(to, whole, count * sizeof(float));
     }
 
     /// Writes 16 lanes where there is room for as many, or the first that there is room for.

@@ -17,9 +17,9 @@ namespace kvcache {
 /// what the second's should be. Of equal tokens the earlier runs.
 struct blend {
     using role = recompute_role;
-    double fraction = 0.15;                       ///< Of the reused tokens.
-    deviation_of compares = deviation_of::values; ///< What says how far off a token is.
-    std::size_t layer = 1;                        ///< Whose: all tokens go through those before it.
+    double fraction = 0.15;                     ///< Of the reused tokens.
+    deviation_of compares = deviation_of::keys; ///< What says how far off a token is.
+    std::size_t layer = 1;                      ///< Whose: all tokens go through those before it.
     class state;
     [[nodiscard]] state open(page_shape shape) const;
 };

@@ -14,13 +14,11 @@
 
 namespace kvcache {
 
-/// An answer to a prompt that reused chunks, and what it took: one clock, from the request in, look-up and repair
-/// included.
-template <class Cache>
-struct woven_answer {
-    woven_prompt<Cache> prompt;
+/// An answer and what it took: one clock, from the request in, look-up and repair included.
+struct timed_answer {
     std::vector<token_id> ids = {};
     bool stopped = false;     ///< By a stop token, not by the length or the caller.
+    reuse_counts counts = {}; ///< Of the prompt.
     double first_token = 0.0; ///< Seconds until the first token was drawn.
     double total = 0.0;       ///< Seconds until the last was.
 
@@ -29,6 +27,14 @@ struct woven_answer {
         return ids.size() > 1 && total > first_token ? static_cast<double>(ids.size() - 1) / (total - first_token)
                                                      : 0.0;
     }
+};
+
+/// An answer to a prompt that reused chunks, to be continued.
+template <class Cache>
+struct woven_answer : timed_answer {
+    explicit woven_answer(woven_prompt<Cache> fed) : prompt(std::move(fed)) { counts = prompt.counts; }
+
+    woven_prompt<Cache> prompt;
 };
 
 /// As the other `generate`, with what `mode` lets the prompt reuse.

@@ -84,15 +84,18 @@ public:
     /// What has been asked of prompts before, and of their answers.
     [[nodiscard]] pipeline<Cache, Model>& exact() noexcept { return exact_; }
 
-    /// Runs a prompt on top of what is known of it. Errors: as pipeline::feed; unsupported, in the mode chunks, if the
-    /// model's keys cannot move. Then no more is stored than exact tokens.
-    [[nodiscard]] result<woven_prompt<Cache>> feed(std::span<const token_id> tokens, reuse_mode mode) {
+    /// Runs a prompt on top of what is known of it; of its own tokens the first `cacheable` may become known to later
+    /// prompts. Errors: as pipeline::feed; unsupported, in the mode chunks, if the model's keys cannot move. Then no
+    /// more is stored than exact tokens.
+    [[nodiscard]] result<woven_prompt<Cache>> feed(std::span<const token_id> tokens, reuse_mode mode,
+                                                   std::size_t cacheable = static_cast<std::size_t>(-1)) {
         if (auto valid = exact_.check(0, tokens); !valid)
             return valid.error();
         if (mode == reuse_mode::chunks)
             if (auto can = movable(); !can)
                 return can.error();
         auto sequence = mode == reuse_mode::baseline ? cache_.open() : known_prefix(tokens);
+        sequence.share_at_most(cacheable);
         woven_prompt<Cache> made{std::move(sequence), {}, {.prompt = tokens.size()}, {}};
         made.counts.exact = made.sequence.size();
         const std::size_t before = weaving_.layer_rows();
@@ -102,7 +105,7 @@ public:
         made.counts.layer_rows += weaving_.layer_rows() - before;
         made.counts.prefilled = tokens.size() - made.counts.exact - made.counts.approximate - made.counts.recomputed;
         if (how_.store)
-            store(made.sequence);
+            store(made.sequence, std::min(made.sequence.exact(), cacheable));
         return made;
     }
 
@@ -231,9 +234,9 @@ private:
         return none;
     }
 
-    void store(const typename Cache::sequence& from) {
+    void store(const typename Cache::sequence& from, std::size_t tokens) {
         for (const token_run& chunk : how_.split.split(from.tokens()))
-            if (chunk.first + chunk.count <= from.exact())
+            if (chunk.first + chunk.count <= tokens)
                 static_cast<void>(cache_.note(from, chunk.first, chunk.count));
     }
 

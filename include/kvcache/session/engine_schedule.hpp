@@ -167,12 +167,11 @@ private:
         return page_writer<typename Cache::codec_type> ? n - n % cache_.shape().tokens : n;
     }
 
-    // Tokens that a lane can have from another: exact ones, and not its last, which always runs.
+    // Tokens that a lane can have from another: those that it shares, and not its last, which always runs.
     [[nodiscard]] std::size_t in_common(const lane& its, const lane& one) const {
         const auto same = std::ranges::mismatch(its.tokens, one.tokens);
-        const std::size_t exact = its.sequence->exact();
-        const std::size_t most = exact == its.held() ? one.tokens.size() - 1 : exact;
-        return shared(std::min({static_cast<std::size_t>(same.in2 - one.tokens.begin()), one.tokens.size() - 1, most}));
+        return shared(std::min({static_cast<std::size_t>(same.in2 - one.tokens.begin()), one.tokens.size() - 1,
+                                its.sequence->shared_at_most()}));
     }
 
     [[nodiscard]] static error no_memory() {

@@ -3,23 +3,16 @@
 
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/tensor.hpp>
+#include <kvcache/session/answering.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/sampler.hpp>
 
-#include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <span>
 #include <utility>
 #include <vector>
 
 namespace kvcache {
-
-/// When an answer ends.
-struct stopping {
-    std::size_t max_tokens = 256;    ///< Or as many as the model has positions for.
-    std::vector<token_id> stop = {}; ///< Ends the answer, and is its last token.
-};
 
 /// An answer and what it took. The last token of `ids` has no keys yet: it was said, and never run.
 template <class Cache>
@@ -35,29 +28,19 @@ struct answer {
 template <class Cache, class Model, class Say>
 [[nodiscard]] result<bool> say_on(pipeline<Cache, Model>& through, typename Cache::sequence& behind, matrix next,
                                   const sampler& draw, const stopping& until, std::vector<token_id>& ids, Say say) {
-    // The last token is said and not run, so it needs no position.
-    const std::size_t most = std::min(until.max_tokens, through.max_positions() - behind.size() + 1);
-    token_counts counts;
-    if (draw.penalises())
-        counts = token_counts(behind.tokens());
-    bool stopped = false;
-    while (ids.size() < most) {
+    answering under_way(draw, until, behind.tokens(), through.max_positions());
+    while (!under_way.over()) {
         const auto logits = row_of(std::as_const(next), 0);
-        if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); }))
-            return error{error_code::malformed, "logits",
-                         "the model gave a logit that is no finite number; its weights are damaged"};
-        const token_id token = draw.draw(logits, ids.size(), counts);
-        if (draw.penalises())
-            counts.say(token);
-        ids.push_back(token);
-        const bool go_on = say(token, logits);
-        stopped = std::ranges::find(until.stop, token) != until.stop.end();
-        if (stopped || !go_on || ids.size() == most)
+        const auto token = under_way.next(logits);
+        if (!token)
+            return token.error();
+        ids.push_back(*token);
+        if (!say(*token, logits) || under_way.over())
             break;
         if (auto ran = through.extend(behind, {&ids.back(), 1}, logits_of::last, next); !ran)
             return ran.error();
     }
-    return stopped;
+    return under_way.stopped();
 }
 
 /// Says tokens one by one behind a prompt that has run: each is drawn, handed to `say`, and run, unless it is the last.
