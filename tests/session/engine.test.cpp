@@ -338,6 +338,31 @@ TEST_CASE("an engine goes on from a sequence that it is given") {
     CHECK_FALSE(here.runs.submit(std::move(foreign)).has_value());
 }
 
+TEST_CASE("what a request goes on from is another's only as far as it is exact and shared") {
+    const auto& model = random_model();
+    for (const bool forgets : {true, false}) {
+        room here(model);
+        auto held = here.here.feed(some_tokens(model, 100, 1), kv::logits_of::last);
+        auto own = forgets ? held.sequence.without(4, 40) : kv::result<cache::sequence>(here.here.store.open());
+        REQUIRE(own.has_value());
+        if (!forgets) {
+            own->share_at_most(20);
+            (void)here.here.extend(*own, some_tokens(model, 70, 2));
+        }
+        const tokens prompt = joined({own->tokens().begin(), own->tokens().end()}, some_tokens(model, 9, 3));
+        const asked what{.prompt = prompt, .until = {.max_tokens = 8}};
+        told first, second;
+        auto asks = here.make(what, first);
+        asks.known = std::move(*own);
+        REQUIRE(here.runs.submit(std::move(asks)).has_value());
+        REQUIRE(here.runs.submit(here.make(what, second)).has_value());
+        while (here.runs.step(at{})) {
+        }
+        check_same({second}, {plainly(model, what)});
+        CHECK(second.reused <= (forgets ? 4u : 20u));
+    }
+}
+
 TEST_CASE("many threads ask one engine") {
     const auto& model = random_model();
     const auto all = a_day(model);
