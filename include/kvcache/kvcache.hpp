@@ -2,7 +2,8 @@
 #pragma once
 
 // Everything that needs only Eigen, xsimd and xxhash. Checkpoints are read by <kvcache/model/huggingface/load.hpp>
-// (component json), text by <kvcache/text/...> (component text).
+// (component json); text is read by <kvcache/text/...>, and conversations are held by
+// <kvcache/session/chat_session.hpp> (component text).
 
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/codec/all.hpp>
@@ -17,12 +18,14 @@
 #include <kvcache/session/answering.hpp>
 #include <kvcache/session/chunk_generate.hpp>
 #include <kvcache/session/chunk_pipeline.hpp>
+#include <kvcache/session/engine.hpp>
 #include <kvcache/session/generate.hpp>
 #include <kvcache/session/generate_many.hpp>
 #include <kvcache/session/log_probabilities.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/presets.hpp>
 #include <kvcache/session/sampler.hpp>
+#include <kvcache/session/session_table.hpp>
 #include <kvcache/session/stop_strings.hpp>
 #include <kvcache/session/verify.hpp>
 #include <kvcache/storage/all.hpp>

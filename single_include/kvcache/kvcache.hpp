@@ -11,15 +11,18 @@
 #include <chrono>
 #include <cmath>
 #include <concepts>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <initializer_list>
+#include <iterator>
 #include <limits>
 #include <list>
 #include <map>
@@ -32,6 +35,7 @@
 #include <set>
 #include <span>
 #include <stdexcept>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -690,6 +694,31 @@ struct sequence_state {
         return copy;
     }
 
+    /// For the begin of `from` up to `first`: adds the tokens behind the `count` that are left out. Returns: where
+    /// their rows lie, moved down; the table has room for as many. From `first` on it is approximate, and its own.
+    [[nodiscard]] std::vector<page_entry> leave_out(const sequence_state& from, std::size_t first, std::size_t count) {
+        std::vector<page_entry> behind;
+        std::size_t row = 0;
+        for (page_entry entry : from.table) {
+            const std::size_t skipped = std::clamp(first + count, row, row + entry.count) - row;
+            row += entry.count;
+            if (skipped == entry.count)
+                continue;
+            entry.first += static_cast<std::uint32_t>(skipped);
+            entry.count -= static_cast<std::uint32_t>(skipped);
+            entry.base -= static_cast<std::int64_t>(count);
+            behind.push_back(entry);
+        }
+        table.reserve(table.size() + behind.size());
+        tokens.insert(tokens.end(), from.tokens.begin() + static_cast<std::ptrdiff_t>(first + count),
+                      from.tokens.end());
+        if (!behind.empty()) {
+            exact = std::min(exact, first);
+            shares = false;
+        }
+        return behind;
+    }
+
     /// Takes room for more pages and tokens, so that adding them cannot fail. Throws: bad_alloc, and the sequence is as
     /// before then.
     void prepare(std::size_t pages, std::size_t rows) {
@@ -724,6 +753,94 @@ struct sequence_state {
         tail_before.reset();
         exact_rows.clear();
     }
+};
+
+} // namespace kvcache
+
+// ---- kvcache/core/result.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What kind of fault of the world an error reports.
+enum class error_code {
+    not_found,     ///< A file, tensor or field that is not there.
+    io,            ///< The system refused to open, read, map or write.
+    truncated,     ///< Shorter than its own header says.
+    malformed,     ///< Not of the format: syntax, offsets, encodings.
+    mismatched,    ///< Well formed, but not what was asked for: dtype, shape, identity.
+    unsupported,   ///< Well formed, and something this library does not run.
+    out_of_memory, ///< No page or memory left, and nothing that may leave.
+    out_of_range,  ///< A token, position or length past its limit.
+    cancelled,     ///< Stopped on the caller's request.
+};
+
+/// A typed error: its kind, the name of the failing field or file, and words a user can act on.
+struct error {
+    error_code code = error_code::malformed;
+    std::string field = {};   ///< "rope_scaling.type", "model.safetensors", "pages": what failed.
+    std::string message = {}; ///< One sentence, with the numbers.
+
+    friend bool operator==(const error&, const error&) = default;
+};
+
+/// A value, or the error that kept it from being made.
+template <class T>
+class [[nodiscard]] result {
+public:
+    using value_type = T;
+
+    result(T value) : held_(std::in_place_index<0>, std::move(value)) {}
+    result(kvcache::error reason) : held_(std::in_place_index<1>, std::move(reason)) {}
+
+    [[nodiscard]] bool has_value() const noexcept { return held_.index() == 0; }
+    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
+
+    /// Requires: has_value().
+    [[nodiscard]] T& operator*() & { return value(); }
+    [[nodiscard]] const T& operator*() const& { return value(); }
+    [[nodiscard]] T&& operator*() && { return std::move(value()); }
+    [[nodiscard]] T* operator->() { return &value(); }
+    [[nodiscard]] const T* operator->() const { return &value(); }
+
+    /// Requires: !has_value().
+    [[nodiscard]] const kvcache::error& error() const {
+        expects(!has_value(), "a result is asked for its error only when it has no value");
+        return *std::get_if<1>(&held_);
+    }
+
+private:
+    [[nodiscard]] T& value() {
+        expects(has_value(), "a result is read only when it has a value");
+        return *std::get_if<0>(&held_);
+    }
+    [[nodiscard]] const T& value() const {
+        expects(has_value(), "a result is read only when it has a value");
+        return *std::get_if<0>(&held_);
+    }
+
+    std::variant<T, kvcache::error> held_;
+};
+
+/// Success, or the error that prevented it.
+template <>
+class [[nodiscard]] result<void> {
+public:
+    using value_type = void;
+
+    result() = default;
+    result(kvcache::error reason) : held_(std::move(reason)) {}
+
+    [[nodiscard]] bool has_value() const noexcept { return held_.index() == 0; }
+    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
+
+    /// Requires: !has_value().
+    [[nodiscard]] const kvcache::error& error() const {
+        expects(!has_value(), "a result is asked for its error only when it has no value");
+        return *std::get_if<1>(&held_);
+    }
+
+private:
+    std::variant<std::monostate, kvcache::error> held_;
 };
 
 } // namespace kvcache
@@ -770,6 +887,17 @@ public:
     /// Lets no page behind the first `tokens` tokens become known to other sequences; forks inherit it. What is known
     /// already stays so.
     void share_at_most(std::size_t tokens) noexcept { state_->cacheable = tokens; }
+    /// How many leading tokens others may be given, at most.
+    [[nodiscard]] std::size_t shared_at_most() const noexcept { return std::min(state_->exact, state_->cacheable); }
+
+    /// A sequence of its own without `count` tokens from `first` on. Those behind move down, their keys and values as
+    /// they were, in pages of their own: from `first` on it is approximate (StreamingLLM, Xiao et al. 2024). Only where
+    /// the codec keeps row by row. Errors: out_of_memory. Requires: first + count <= size(), no lease under way.
+    /// Cost: O(bytes of the tokens behind).
+    [[nodiscard]] result<basic_sequence> without(std::size_t first,
+                                                 std::size_t count) const requires Cache::writes_rows {
+        return cache_->without(*state_, first, count);
+    }
 
 private:
     friend Cache;
@@ -4040,94 +4168,6 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/core/result.hpp --------------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// What kind of fault of the world an error reports.
-enum class error_code {
-    not_found,     ///< A file, tensor or field that is not there.
-    io,            ///< The system refused to open, read, map or write.
-    truncated,     ///< Shorter than its own header says.
-    malformed,     ///< Not of the format: syntax, offsets, encodings.
-    mismatched,    ///< Well formed, but not what was asked for: dtype, shape, identity.
-    unsupported,   ///< Well formed, and something this library does not run.
-    out_of_memory, ///< No page or memory left, and nothing that may leave.
-    out_of_range,  ///< A token, position or length past its limit.
-    cancelled,     ///< Stopped on the caller's request.
-};
-
-/// A typed error: its kind, the name of the failing field or file, and words a user can act on.
-struct error {
-    error_code code = error_code::malformed;
-    std::string field = {};   ///< "rope_scaling.type", "model.safetensors", "pages": what failed.
-    std::string message = {}; ///< One sentence, with the numbers.
-
-    friend bool operator==(const error&, const error&) = default;
-};
-
-/// A value, or the error that kept it from being made.
-template <class T>
-class [[nodiscard]] result {
-public:
-    using value_type = T;
-
-    result(T value) : held_(std::in_place_index<0>, std::move(value)) {}
-    result(kvcache::error reason) : held_(std::in_place_index<1>, std::move(reason)) {}
-
-    [[nodiscard]] bool has_value() const noexcept { return held_.index() == 0; }
-    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
-
-    /// Requires: has_value().
-    [[nodiscard]] T& operator*() & { return value(); }
-    [[nodiscard]] const T& operator*() const& { return value(); }
-    [[nodiscard]] T&& operator*() && { return std::move(value()); }
-    [[nodiscard]] T* operator->() { return &value(); }
-    [[nodiscard]] const T* operator->() const { return &value(); }
-
-    /// Requires: !has_value().
-    [[nodiscard]] const kvcache::error& error() const {
-        expects(!has_value(), "a result is asked for its error only when it has no value");
-        return *std::get_if<1>(&held_);
-    }
-
-private:
-    [[nodiscard]] T& value() {
-        expects(has_value(), "a result is read only when it has a value");
-        return *std::get_if<0>(&held_);
-    }
-    [[nodiscard]] const T& value() const {
-        expects(has_value(), "a result is read only when it has a value");
-        return *std::get_if<0>(&held_);
-    }
-
-    std::variant<T, kvcache::error> held_;
-};
-
-/// Success, or the error that prevented it.
-template <>
-class [[nodiscard]] result<void> {
-public:
-    using value_type = void;
-
-    result() = default;
-    result(kvcache::error reason) : held_(std::move(reason)) {}
-
-    [[nodiscard]] bool has_value() const noexcept { return held_.index() == 0; }
-    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
-
-    /// Requires: !has_value().
-    [[nodiscard]] const kvcache::error& error() const {
-        expects(!has_value(), "a result is asked for its error only when it has no value");
-        return *std::get_if<1>(&held_);
-    }
-
-private:
-    std::variant<std::monostate, kvcache::error> held_;
-};
-
-} // namespace kvcache
-
 // ---- kvcache/observer/concept.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -4820,6 +4860,23 @@ public:
         return true;
     }
 
+    /// Puts copies of rows behind a sequence: `entries` are where they lie, and what the copies' will be. False, and
+    /// some are there, if the storage refuses. Requires: the table has room for them.
+    template <class Codec>
+    [[nodiscard]] bool copy_rows(sequence_state& state, const Codec& codec, std::span<const page_entry> entries) {
+        for (const page_entry& entry : entries) {
+            const auto own = pages_.allocate(state.tenant);
+            if (!own)
+                return false;
+            std::ranges::fill(pages_.pool().bytes(*own), std::byte{}); // rows nobody writes are read, with no weight
+            codec.copy(pages_.pool().bytes(entry.page), pages_.pool().bytes(*own), entry.first + entry.count);
+            const page_id pair[] = {entry.page, *own};
+            pages_.tell({event_kind::copied, entry.count, 0, 1, pair});
+            state.table.push_back({*own, entry.base, entry.first, entry.count});
+        }
+        return true;
+    }
+
     /// Puts woven rows behind a sequence, as a lease, and holds what they were taken from. False, and nothing has
     /// changed, if the storage refuses. Throws: bad_alloc, likewise.
     [[nodiscard]] bool weave(sequence_state& state, weaver& woven, std::span<const page_id> sources) {
@@ -5042,6 +5099,8 @@ public:
     using reuse_type = basic_reuse<basic_cache>;
     using locking_type = typename Locking::state;
 
+    /// Whether the codec keeps row by row.
+    static constexpr bool writes_rows = row_writer<codec_type>;
     /// Whether the index finds chunks by their content, and the codec keeps row by row.
     static constexpr bool knows_chunks =
         row_writer<codec_type> && chunk_index_state<decltype(std::declval<const Index&>().open(page_shape{}, 0))>;
@@ -5259,6 +5318,21 @@ public:
         expects(tokens <= from.tokens.size() && !from.has_lease, "a fork lies inside a sequence without a lease");
         const std::lock_guard guard(lock_);
         return adopt(from.begin(sequences_.exact().kept(from, tokens), shape_.tokens));
+    }
+
+    [[nodiscard]] result<sequence> without(const sequence_state& from, std::size_t first, std::size_t count) {
+        expects(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.has_lease,
+                "what is left out lies inside a sequence without a lease");
+        const std::lock_guard guard(lock_);
+        auto kept = from.begin(first, shape_.tokens);
+        const auto behind = kept->leave_out(from, first, count);
+        sequences_.enter(*kept);
+        if (behind.size() > books_.room(from.tenant) || !sequences_.copy_rows(*kept, codec_, behind)) {
+            sequences_.leave(*kept);
+            return sequences_.refuse(from, from.tokens.size() - first - count, behind.size(), codec_.page_bytes());
+        }
+        sequence made{*this, std::move(kept)};
+        return made;
     }
 
     void truncate(sequence_state& state, std::size_t tokens) {
@@ -14490,6 +14564,797 @@ template <class Cache, class Model, class Say>
 
 } // namespace kvcache
 
+// ---- kvcache/session/log_probabilities.hpp ------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A token and the natural logarithm of its probability.
+struct token_score {
+    token_id token = {};
+    float log_probability = 0.0f;
+
+    friend bool operator==(const token_score&, const token_score&) = default;
+};
+
+namespace detail {
+
+/// The natural logarithm of a positive normal number, within a few units in the last place: the same bits from every
+/// C library.
+[[nodiscard]] inline double logarithm(double x) {
+    int exponent = 0;
+    double m = std::frexp(x, &exponent); // exact; [0.5, 1)
+    if (m < 0.70710678118654752) {
+        m += m;
+        --exponent;
+    }
+    // 2 atanh s by its series; s is at most 0.1716, so the term after the last is under 1e-18.
+    const double s = (m - 1.0) / (m + 1.0), square = s * s;
+    double series = 1.0 / 23.0;
+    for (int odd = 21; odd >= 1; odd -= 2)
+        series = std::fma(series, square, 1.0 / odd);
+    return std::fma(static_cast<double>(exponent), 0.69314718055994531, (s + s) * series);
+}
+
+} // namespace detail
+
+/// What the model gives each token, before any bias, penalty or temperature. Requires: the logits stay where they are.
+class log_probabilities {
+public:
+    /// Cost: O(vocabulary), one exponential each.
+    explicit log_probabilities(std::span<const float> logits) : logits_(logits) {
+        expects(!logits.empty(), "probabilities are those of some tokens");
+        const float top = *std::max_element(logits.begin(), logits.end());
+        const f32x16 largest = f32x16::broadcast(top);
+        double total = 0.0;
+        alignas(64) float lanes[16];
+        detail::by_sixteen(logits.size(), [&](std::size_t i, std::size_t n) {
+            exp(f32x16::load_up_to(logits.data() + i, n) - largest).store(lanes);
+            for (std::size_t lane = 0; lane < n; ++lane)
+                total += static_cast<double>(lanes[lane]);
+        });
+        log_total_ = static_cast<double>(top) + detail::logarithm(total);
+    }
+
+    [[nodiscard]] float of(token_id token) const {
+        expects(static_cast<std::size_t>(index_of(token)) < logits_.size(), "a token has a logit");
+        return static_cast<float>(static_cast<double>(logits_[static_cast<std::size_t>(index_of(token))]) - log_total_);
+    }
+
+    /// The `n` likeliest, in order; of equals the first.
+    [[nodiscard]] std::vector<token_score> top(std::size_t n) const {
+        std::vector<std::int32_t> ids(logits_.size());
+        std::iota(ids.begin(), ids.end(), 0);
+        const auto end = ids.begin() + static_cast<std::ptrdiff_t>(std::min(n, ids.size()));
+        std::partial_sort(ids.begin(), end, ids.end(), [&](std::int32_t a, std::int32_t b) {
+            const float x = logits_[static_cast<std::size_t>(a)], y = logits_[static_cast<std::size_t>(b)];
+            return x != y ? x > y : a < b;
+        });
+        std::vector<token_score> made;
+        for (auto at = ids.begin(); at != end; ++at)
+            made.push_back({token_id{*at}, of(token_id{*at})});
+        return made;
+    }
+
+private:
+    std::span<const float> logits_;
+    double log_total_ = 0.0;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/session/engine_request.hpp ---------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A request of an engine, in the order of arrival.
+enum class request_id : std::uint64_t {};
+
+/// A token of an answer, as it is said.
+struct said_token {
+    std::size_t choice = 0;
+    std::size_t index = 0; ///< Its place in the answer.
+    token_id token = {};
+    std::optional<float> log_probability = {}; ///< By the model's own logits, where the request asked.
+    std::vector<token_score> top = {};         ///< The likeliest instead.
+};
+
+/// What a listener says to a token.
+enum class hearing {
+    go_on,
+    enough, ///< This answer ends here, and is complete.
+    cancel, ///< The whole request ends here.
+};
+
+/// Why an answer ended.
+enum class finish_reason {
+    stopped,   ///< By a stop token, or because the listener had enough.
+    length,    ///< By max_tokens, or the model's last position.
+    cancelled, ///< On the caller's request.
+    expired,   ///< Its deadline passed.
+    failed,    ///< See the error.
+};
+
+/// One of a request's answers. Its last token was said and never run, so the sequence ends before it.
+template <class Cache>
+struct engine_answer {
+    std::vector<token_id> ids = {};
+    finish_reason why = finish_reason::cancelled;
+    std::optional<typename Cache::sequence> sequence = {}; ///< What of prompt and answer ran.
+};
+
+/// How a request ended.
+template <class Cache>
+struct engine_outcome {
+    std::vector<engine_answer<Cache>> answers = {};
+    std::optional<error> failure = {};
+    std::size_t reused = 0;    ///< Tokens of the prompt whose keys and values were known.
+    std::size_t prefilled = 0; ///< Tokens of the prompt that ran, again after it had to make way too.
+    std::size_t drafted = 0;
+    std::size_t accepted = 0; ///< Of the drafted tokens.
+};
+
+/// What an engine is asked. The listeners are called by the thread that steps the engine, and must not throw.
+template <class Cache>
+struct engine_request {
+    std::vector<token_id> prompt = {};
+    /// Holds the first tokens of the prompt, not all; or none. If it is approximate so is the answer, unless pages run
+    /// out and the request runs again from its tokens.
+    std::optional<typename Cache::sequence> known = {};
+    sampler draw = {}; ///< Answer c draws as its choice + c.
+    stopping until = {};
+    std::size_t choices = 1;
+    std::size_t draft = 0; ///< Most tokens that are guessed ahead by prompt lookup; they change no token.
+    std::optional<std::size_t> log_probabilities = {}; ///< Wanted, with so many of the likeliest tokens.
+    std::optional<std::chrono::steady_clock::time_point> deadline = {};
+    std::function<hearing(const said_token&)> hear = {};
+    std::function<void(engine_outcome<Cache>&&)> done = {}; ///< Called once, whatever happens.
+};
+
+/// Bounds of an engine.
+struct engine_limits {
+    std::size_t rows = 256;    ///< Of a step's forward pass.
+    std::size_t lanes = 64;    ///< Answers under way at once.
+    std::size_t waiting = 256; ///< Requests in the queue; more are refused.
+};
+
+/// What an engine has done.
+struct engine_stats {
+    std::size_t waiting = 0; ///< Requests.
+    std::size_t running = 0; ///< Requests.
+    std::size_t finished = 0;
+    std::size_t refused = 0;
+    std::size_t preempted = 0; ///< Times a request made way for an older one, to run again.
+    std::size_t steps = 0;
+    std::size_t reused = 0; ///< Tokens, from here on.
+    std::size_t prefilled = 0;
+    std::size_t said = 0;
+    std::size_t drafted = 0;
+    std::size_t accepted = 0;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/session/prompt_lookup.hpp ----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Guesses how a text goes on: as it did behind the latest earlier place where its last three tokens stood, or two, or
+/// one (Saxena 2023, prompt lookup decoding). Returns: at most `most` of the text's own tokens. Cost: O(tokens).
+[[nodiscard]] inline std::span<const token_id> prompt_lookup(std::span<const token_id> text, std::size_t most) {
+    for (std::size_t n = std::min<std::size_t>(3, text.size()); n > 0; --n) {
+        const auto tail = text.last(n);
+        const auto before = text.first(text.size() - 1); // an earlier place ends before the text does
+        const auto found = std::find_end(before.begin(), before.end(), tail.begin(), tail.end());
+        if (found != before.end()) {
+            const auto at = static_cast<std::size_t>(found - before.begin()) + n;
+            return text.subspan(at, std::min(most, text.size() - at));
+        }
+    }
+    return {};
+}
+
+} // namespace kvcache
+
+// ---- kvcache/session/engine_job.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::detail {
+
+/// An answer under way: its tokens, and the sequence that holds the first of them.
+template <class Cache>
+struct engine_lane {
+    std::vector<token_id> tokens = {}; // the prompt and the answer so far
+    std::optional<typename Cache::sequence> sequence = {};
+    sampler draw = {};
+    token_counts counts = {};
+    std::optional<finish_reason> ended = {};
+
+    // Rows of the step under way.
+    std::size_t rows = 0;               // of tokens
+    std::vector<token_id> drafted = {}; // the last token, and what is guessed behind it; empty without a guess
+
+    [[nodiscard]] std::size_t held() const { return sequence ? sequence->size() : 0; }
+    [[nodiscard]] std::size_t pending() const { return tokens.size() - held(); }
+    [[nodiscard]] bool active() const { return !ended && sequence.has_value(); }
+
+    /// The rows of the step that has run.
+    std::size_t run_rows = 0;
+
+    /// What runs in this step.
+    [[nodiscard]] std::span<const token_id> run() const {
+        return drafted.empty() ? std::span(tokens).subspan(held(), rows) : std::span<const token_id>(drafted);
+    }
+};
+
+/// A request under way.
+template <class Cache>
+struct engine_job {
+    request_id id = {};
+    engine_request<Cache> request = {};
+    std::size_t most = 0; // tokens of an answer
+    std::vector<engine_lane<Cache>> lanes = {};
+    engine_outcome<Cache> outcome = {};
+    bool counted = false; // what it reused
+
+    engine_job(request_id name, engine_request<Cache> asked, std::size_t max_positions)
+        : id(name), request(std::move(asked)) {
+        most = std::min(request.until.max_tokens, max_positions - request.prompt.size() + 1);
+        lanes.resize(request.choices);
+        for (auto& lane : lanes) {
+            lane.tokens = request.prompt;
+            lane.draw = request.draw;
+            lane.draw.choice += static_cast<std::uint64_t>(&lane - lanes.data());
+            if (request.draw.penalises())
+                lane.counts = token_counts(request.prompt);
+        }
+    }
+
+    [[nodiscard]] std::size_t said(const engine_lane<Cache>& lane) const {
+        return lane.tokens.size() - request.prompt.size();
+    }
+    [[nodiscard]] bool over() const {
+        return std::ranges::all_of(lanes, [](const auto& lane) { return lane.ended.has_value(); });
+    }
+    /// A further answer takes its prompt from the first, once that has run.
+    [[nodiscard]] bool follows(std::size_t choice) const { return choice > 0 && said(lanes[choice]) == 0; }
+
+    void end(finish_reason why) {
+        for (auto& lane : lanes)
+            if (!lane.ended)
+                lane.ended = why;
+    }
+    void fail(error reason) {
+        end(finish_reason::failed);
+        if (!outcome.failure)
+            outcome.failure = std::move(reason);
+    }
+
+    /// Guesses how a lane goes on, `room` tokens at most.
+    void draft(engine_lane<Cache>& lane, std::size_t room) const {
+        lane.drafted.clear();
+        const std::size_t left = most - said(lane); // the last of them is never run
+        if (request.draft == 0 || left < 2)
+            return;
+        const auto guess = prompt_lookup(lane.tokens, std::min({request.draft, room, left - 1}));
+        if (guess.empty())
+            return;
+        lane.drafted.push_back(lane.tokens.back());
+        lane.drafted.insert(lane.drafted.end(), guess.begin(), guess.end());
+    }
+
+    /// The rows of a lane have run, and `logits` are those of the rows from `first` on that it asked for.
+    void hear(std::size_t choice, const matrix& logits, std::size_t first) {
+        auto& lane = lanes[choice];
+        const std::size_t drafts = lane.drafted.empty() ? 0 : lane.drafted.size() - 1;
+        const std::vector<token_id> guess = std::exchange(lane.drafted, {});
+        if (lane.held() < lane.tokens.size())
+            return; // its prompt goes on in a next step
+        outcome.drafted += drafts;
+        for (std::size_t i = 0; i <= drafts; ++i) {
+            say(choice, row_of(logits, first + i));
+            if (lane.ended || i == drafts || lane.tokens.back() != guess[i + 1])
+                break;
+            ++outcome.accepted;
+        }
+        if (lane.held() >= lane.tokens.size() && said(lane) > 0)
+            lane.sequence->truncate(lane.tokens.size() - 1);
+    }
+
+    /// The request has ended: hands everything over.
+    void tell() {
+        for (auto& lane : lanes) {
+            if (lane.held() > lane.tokens.size())
+                lane.sequence->truncate(lane.tokens.size()); // guesses of a step that was cancelled
+            const auto answer = std::span(std::as_const(lane.tokens)).subspan(request.prompt.size());
+            outcome.answers.push_back({{answer.begin(), answer.end()}, *lane.ended, std::move(lane.sequence)});
+        }
+        if (request.done)
+            request.done(std::move(outcome));
+    }
+
+    /// The first lane has run the prompt: the others fork from it and say their first token.
+    void follow(const matrix& logits, std::size_t row) {
+        for (std::size_t choice = 1; choice < lanes.size(); ++choice)
+            if (follows(choice) && !lanes[choice].ended) {
+                lanes[choice].sequence = lanes[0].sequence->fork(request.prompt.size());
+                say(choice, row_of(logits, row));
+            }
+    }
+
+private:
+    // Draws a lane's next token and lets it be heard.
+    void say(std::size_t choice, std::span<const float> logits) {
+        auto& lane = lanes[choice];
+        if (said(lane) == most) {
+            lane.ended = finish_reason::length;
+            return;
+        }
+        if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); })) {
+            fail({error_code::malformed, "logits",
+                  "the model gave a logit that is no finite number; its weights are damaged"});
+            return;
+        }
+        said_token token{.choice = choice, .index = said(lane)};
+        token.token = lane.draw.draw(logits, token.index, lane.counts);
+        if (lane.draw.penalises())
+            lane.counts.say(token.token);
+        if (request.log_probabilities) {
+            const kvcache::log_probabilities scores(logits);
+            token.log_probability = scores.of(token.token);
+            token.top = scores.top(*request.log_probabilities);
+        }
+        lane.tokens.push_back(token.token);
+        const hearing heard = request.hear ? request.hear(token) : hearing::go_on;
+        if (heard == hearing::cancel)
+            end(finish_reason::cancelled);
+        else if (heard == hearing::enough ||
+                 std::ranges::find(request.until.stop, token.token) != request.until.stop.end())
+            lane.ended = finish_reason::stopped;
+        else if (said(lane) == most)
+            lane.ended = finish_reason::length;
+    }
+};
+
+} // namespace kvcache::detail
+
+// ---- kvcache/session/engine_schedule.hpp --------------------------------------------------------------------------
+
+namespace kvcache::detail {
+
+/// The requests under way, and what of them runs in a forward pass. Of one thread.
+template <class Cache, class Model>
+class engine_schedule {
+public:
+    using job = engine_job<Cache>;
+    using job_list = std::deque<std::unique_ptr<job>>; // in order of arrival
+
+    engine_schedule(Cache& cache, const Model& model, pipeline<Cache, Model>& through, std::size_t rows)
+        : cache_(cache), model_(model), through_(through), rows_(rows) {}
+
+    [[nodiscard]] job_list& running() noexcept { return running_; }
+    /// Requests that gave their pages back, to wait.
+    [[nodiscard]] job_list& made_way() noexcept { return made_way_; }
+    void set_relief(std::function<bool()> relief) { relief_ = std::move(relief); }
+
+    /// Runs what fits a step. Where there is no page, idle sessions go, then the youngest request waits.
+    void run() {
+        while (true) {
+            std::optional<error> short_of;
+            try {
+                if (!plan())
+                    return;
+                if (auto ran = through_.extend(batch_, logits_); !ran)
+                    short_of = ran.error();
+            } catch (const std::bad_alloc&) {
+                short_of = no_memory();
+            }
+            if (!short_of)
+                return hear();
+            if (short_of->code == error_code::out_of_memory && relief_ && relief_())
+                continue;
+            make_way(std::move(*short_of));
+        }
+    }
+
+private:
+    using lane = engine_lane<Cache>;
+    struct part {
+        job* of = nullptr;
+        std::size_t choice = 0;
+        std::size_t wanted = 0; // rows of logits
+    };
+
+    // The batch of a step; false if nothing is to run.
+    [[nodiscard]] bool plan() {
+        parts_.clear();
+        batch_.clear();
+        std::size_t left = rows_;
+        const auto lanes_do = [&](auto&& body) {
+            for (std::size_t i = 0; i < running_.size(); ++i) {
+                job& each = *running_[(i + turn_) % running_.size()];
+                for (std::size_t c = 0; c < each.lanes.size(); ++c)
+                    if (each.lanes[c].active() && each.lanes[c].pending() == 1)
+                        body(each, c);
+            }
+        };
+        // A quarter of the rows is for prompts, so that answers never keep them out.
+        const bool prompts = std::ranges::any_of(running_, [](const auto& each) {
+            return std::ranges::any_of(each->lanes, [](const lane& l) { return !l.ended && l.pending() > 1; });
+        });
+        std::size_t for_answers = prompts ? left - std::max<std::size_t>(1, left / 4) : left, answers = 0;
+        lanes_do([&](job&, std::size_t) { ++answers; });
+        lanes_do([&](job& each, std::size_t c) {
+            if (for_answers == 0)
+                return;
+            --answers;
+            lane& one = each.lanes[c];
+            const std::size_t spare = for_answers - 1 > answers ? for_answers - 1 - answers : 0;
+            one.rows = 1;
+            each.draft(one, std::min(spare, model_.max_positions() - one.tokens.size()));
+            const std::size_t rows = one.run().size();
+            add(each, c, rows);
+            for_answers -= rows;
+            left -= rows;
+        });
+        ++turn_;
+        for (auto& each : running_)
+            for (std::size_t c = 0; c < each->lanes.size() && left > 0; ++c) {
+                lane& one = each->lanes[c];
+                if (one.ended || each->follows(c) || (!one.sequence && !start(*each, c)) ||
+                    (one.pending() == 1 && in_batch(one)))
+                    continue;
+                one.rows = std::min(left, one.pending());
+                one.drafted.clear();
+                add(*each, c, one.rows == one.pending() ? 1 : 0);
+                left -= one.rows;
+            }
+        return !batch_.empty();
+    }
+
+    void add(job& each, std::size_t choice, std::size_t wanted) {
+        lane& one = each.lanes[choice];
+        one.run_rows = one.run().size();
+        parts_.push_back({&each, choice, wanted});
+        batch_.push_back({&*one.sequence, one.run(),
+                          wanted == 0   ? logits_of::none
+                          : wanted == 1 ? logits_of::last
+                                        : logits_of::all});
+    }
+
+    [[nodiscard]] bool in_batch(const lane& one) const {
+        return std::ranges::any_of(batch_, [&](const auto& each) { return each.sequence == &*one.sequence; });
+    }
+
+    // Gives a lane the longest known begin of its tokens: of its session, the index, or another lane. False while an
+    // older prompt is running more of it.
+    [[nodiscard]] bool start(job& each, std::size_t choice) {
+        lane& one = each.lanes[choice];
+        auto found = cache_.match(one.tokens);
+        const rerun plan = cache_.plan(found);
+        auto& given = each.request.known;
+        const bool own = given && given->size() >= plan.first && given->size() < one.tokens.size();
+        const std::size_t known = own ? given->size() : plan.first;
+        const lane* nearest = nullptr;
+        std::size_t held = known, coming = known; // tokens in common
+        for (const auto& other : running_)
+            for (const lane& its : other->lanes) {
+                if (&its == &one || !its.active())
+                    continue;
+                const std::size_t common = in_common(its, one);
+                if (std::min(common, shared(its.held())) > held) {
+                    held = std::min(common, shared(its.held()));
+                    nearest = &its;
+                }
+                if (its.pending() > 1)
+                    coming = std::max(coming, common);
+            }
+        // To wait is a step lost for both, so it must save a page, or most of what is left.
+        if (coming > held && (coming - held >= cache_.shape().tokens || 2 * coming >= held + one.tokens.size()))
+            return false;
+        if (nearest != nullptr)
+            one.sequence = nearest->sequence->fork(held);
+        else
+            one.sequence = own ? std::move(*given) : cache_.open(std::move(found), plan);
+        given.reset();
+        if (!each.counted)
+            each.outcome.reused = std::min(held, each.request.prompt.size());
+        each.counted = true;
+        return true;
+    }
+
+    // Tokens, of `n`, that another can go on from: whole pages where the codec codes whole pages.
+    [[nodiscard]] std::size_t shared(std::size_t n) const {
+        return page_writer<typename Cache::codec_type> ? n - n % cache_.shape().tokens : n;
+    }
+
+    // Tokens that a lane can have from another: those that it shares, and not its last, which always runs.
+    [[nodiscard]] std::size_t in_common(const lane& its, const lane& one) const {
+        const auto same = std::ranges::mismatch(its.tokens, one.tokens);
+        return shared(std::min({static_cast<std::size_t>(same.in2 - one.tokens.begin()), one.tokens.size() - 1,
+                                its.sequence->shared_at_most()}));
+    }
+
+    [[nodiscard]] static error no_memory() {
+        return {error_code::out_of_memory, "memory", "the system has not that much memory"};
+    }
+
+    // Hands out the logits of a step. Whoever cannot take them for want of memory has failed.
+    void hear() {
+        try {
+            hand_out();
+        } catch (const std::bad_alloc&) {
+            for (const part& one : parts_)
+                one.of->fail(no_memory());
+        }
+    }
+
+    void hand_out() {
+        std::size_t row = 0;
+        for (const part& one : parts_) {
+            lane& heard = one.of->lanes[one.choice];
+            const std::size_t before = heard.held() - heard.run_rows;
+            const std::size_t prompt = one.of->request.prompt.size();
+            one.of->outcome.prefilled += std::min(heard.held(), prompt) - std::min(before, prompt);
+            const bool first = one.wanted > 0 && one.choice == 0 && one.of->said(heard) == 0;
+            if (!heard.ended)
+                one.of->hear(one.choice, logits_, row);
+            if (first)
+                one.of->follow(logits_, row);
+            row += one.wanted;
+        }
+    }
+
+    // The youngest request gives its pages back and waits; alone, it has failed.
+    void make_way(error reason) {
+        const auto youngest = std::ranges::max_element(running_, {}, [](const auto& each) {
+            return std::ranges::any_of(each->lanes, &lane::active) ? index(each->id) + 1 : 0;
+        });
+        const auto holders = std::ranges::count_if(
+            running_, [](const auto& each) { return std::ranges::any_of(each->lanes, &lane::active); });
+        expects(youngest != running_.end(), "a step that failed was somebody's");
+        if (reason.code != error_code::out_of_memory || holders < 2) {
+            (*youngest)->fail(std::move(reason));
+            for (lane& one : (*youngest)->lanes)
+                one.sequence.reset();
+            return;
+        }
+        for (lane& one : (*youngest)->lanes)
+            if (!one.ended)
+                one.sequence.reset();
+        made_way_.push_back(std::move(*youngest));
+        running_.erase(youngest);
+    }
+
+    [[nodiscard]] static std::uint64_t index(request_id id) noexcept { return static_cast<std::uint64_t>(id); }
+
+    Cache& cache_;
+    const Model& model_;
+    pipeline<Cache, Model>& through_;
+    std::size_t rows_;
+    std::function<bool()> relief_;
+    job_list running_;
+    job_list made_way_;
+    std::vector<part> parts_;
+    std::vector<extension<Cache>> batch_;
+    matrix logits_; // (rows wanted, vocabulary)
+    std::size_t turn_ = 0;
+};
+
+} // namespace kvcache::detail
+
+// ---- kvcache/session/engine.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Answers many requests in shared forward passes. A step runs one row of every answer under way, and with the rows
+/// left the prompts, in order of arrival and in pieces: a long prompt never stops an answer. Prompts that begin alike
+/// are run once, also when they arrive together. Where pages run out the youngest request makes way and runs again
+/// later. None of it changes a bit of what a request is answered: not its company, nor what was reused or guessed.
+///
+/// submit, cancel and stats are for any thread; step and run for one. Requires: the cache outlives it; it alone uses
+/// the pipeline; a cache that others use too is `mutexed`.
+template <class Cache, class Model>
+class engine {
+public:
+    using clock = std::chrono::steady_clock;
+    using request = engine_request<Cache>;
+
+    engine(Cache& cache, const Model& model, pipeline<Cache, Model>& through, engine_limits limits = {})
+        : model_(model), limits_(limits), schedule_(cache, model, through, limits.rows) {
+        expects(limits.rows > 1 && limits.lanes > 0, "an engine has a row for an answer and one for a prompt");
+    }
+
+    /// Called when pages are short: gives some back, and says whether it did. For whoever keeps idle sessions.
+    void set_relief(std::function<bool()> relief) { schedule_.set_relief(std::move(relief)); }
+
+    /// Queues a request. Errors: out_of_range, for one that can never run; out_of_memory, when the queue is full;
+    /// cancelled, once it is closed. `done` is not called then.
+    [[nodiscard]] result<request_id> submit(request asked) {
+        if (auto valid = check(asked); !valid)
+            return valid.error();
+        const std::lock_guard guard(lock_);
+        if (closed_)
+            return error{error_code::cancelled, "engine", "the engine takes no more requests"};
+        if (stats_.waiting >= limits_.waiting) {
+            ++stats_.refused;
+            return error{error_code::out_of_memory, "queue",
+                         "the queue is full: " + std::to_string(stats_.waiting) + " requests wait"};
+        }
+        const request_id id{next_++};
+        inbox_.push_back(std::make_unique<job>(id, std::move(asked), model_.max_positions()));
+        ++stats_.waiting;
+        arrived_.notify_one();
+        return id;
+    }
+
+    /// Ends a request at the next step. Nothing happens if it has ended.
+    void cancel(request_id id) {
+        const std::lock_guard guard(lock_);
+        cancelled_.push_back(id);
+        arrived_.notify_one();
+    }
+
+    [[nodiscard]] engine_stats stats() const {
+        const std::lock_guard guard(lock_);
+        return stats_;
+    }
+
+    /// One forward pass, and all that comes of it. Returns: whether there is more to do. Where memory is short an
+    /// answer fails; the others go on.
+    bool step(clock::time_point now) {
+        take_in(now);
+        admit();
+        schedule_.run();
+        queue_again();
+        settle();
+        return !schedule_.running().empty() || !queue_.empty();
+    }
+
+    /// Steps until asked to stop, and sleeps where there is nothing to do. What is under way then is cancelled.
+    void run(const std::stop_token& stop) {
+        const std::stop_callback wake(stop, [this] {
+            const std::lock_guard guard(lock_);
+            arrived_.notify_one();
+        });
+        while (!stop.stop_requested())
+            if (!step(clock::now())) {
+                std::unique_lock guard(lock_);
+                arrived_.wait(guard, [&] { return stop.stop_requested() || !inbox_.empty() || !cancelled_.empty(); });
+            }
+        close();
+    }
+
+    /// Cancels all there is, and refuses all that is asked from now on. For the thread that steps.
+    void close() {
+        {
+            const std::lock_guard guard(lock_);
+            closed_ = true;
+        }
+        take_in(clock::time_point::min());
+        for (auto* list : {&schedule_.running(), &queue_})
+            for (auto& each : *list)
+                each->end(finish_reason::cancelled);
+        settle();
+    }
+
+private:
+    using job = detail::engine_job<Cache>;
+
+    [[nodiscard]] result<void> check(const request& asked) const {
+        const auto refuse = [](const char* field, std::string words) {
+            return error{error_code::out_of_range, field, std::move(words)};
+        };
+        if (asked.prompt.empty())
+            return refuse("prompt", "there is no token to run");
+        if (asked.prompt.size() > model_.max_positions())
+            return refuse("max_positions", "the maximum context length is " + std::to_string(model_.max_positions()) +
+                                               " tokens; the prompt takes " + std::to_string(asked.prompt.size()));
+        for (const token_id token : asked.prompt)
+            if (index_of(token) < 0 || static_cast<std::size_t>(index_of(token)) >= model_.vocabulary())
+                return refuse("prompt", "token " + std::to_string(index_of(token)) + " is outside the vocabulary of " +
+                                            std::to_string(model_.vocabulary()));
+        if (asked.known &&
+            (asked.known->size() >= asked.prompt.size() ||
+             !std::ranges::equal(asked.known->tokens(), std::span(asked.prompt).first(asked.known->size()))))
+            return refuse("known", "a known sequence holds the first tokens of the prompt, and not all");
+        if (asked.choices == 0 || asked.choices > limits_.lanes)
+            return refuse("n", "1 to " + std::to_string(limits_.lanes) + " answers can be had");
+        return asked.draw.check(model_.vocabulary());
+    }
+
+    // What arrived, was cancelled, or is late.
+    void take_in(clock::time_point now) {
+        std::vector<request_id> cancelled;
+        {
+            const std::lock_guard guard(lock_);
+            for (auto& each : inbox_)
+                queue_.push_back(std::move(each));
+            inbox_.clear();
+            cancelled.swap(cancelled_);
+        }
+        for (auto* list : {&schedule_.running(), &queue_})
+            for (auto& each : *list) {
+                if (std::ranges::find(cancelled, each->id) != cancelled.end())
+                    each->end(finish_reason::cancelled);
+                if (each->request.deadline && now >= *each->request.deadline)
+                    each->end(finish_reason::expired);
+            }
+    }
+
+    // From the queue, while lanes are free. Whoever made way waits until another request has ended.
+    void admit() {
+        std::size_t lanes = 0;
+        for (const auto& each : schedule_.running())
+            lanes += each->lanes.size();
+        while (!queue_.empty() && !crowded_ && lanes + queue_.front()->lanes.size() <= limits_.lanes) {
+            lanes += queue_.front()->lanes.size();
+            schedule_.running().push_back(std::move(queue_.front()));
+            queue_.pop_front();
+        }
+    }
+
+    // Whoever made way waits at its place, before those who came later.
+    void queue_again() {
+        const std::size_t many = schedule_.made_way().size();
+        for (auto& each : schedule_.made_way()) {
+            const auto later = std::ranges::find_if(queue_, [&](const auto& other) { return other->id > each->id; });
+            queue_.insert(later, std::move(each));
+        }
+        schedule_.made_way().clear();
+        crowded_ = crowded_ || many > 0;
+        const std::lock_guard guard(lock_);
+        stats_.preempted += many;
+    }
+
+    // Tells those who have ended.
+    void settle() {
+        std::vector<std::unique_ptr<job>> over;
+        for (auto* list : {&schedule_.running(), &queue_}) {
+            const auto ended =
+                std::stable_partition(list->begin(), list->end(), [](const auto& each) { return !each->over(); });
+            std::move(ended, list->end(), std::back_inserter(over));
+            list->erase(ended, list->end());
+        }
+        if (!over.empty() || schedule_.running().empty())
+            crowded_ = false;
+        {
+            const std::lock_guard guard(lock_);
+            ++stats_.steps;
+            stats_.waiting = queue_.size() + inbox_.size();
+            stats_.running = schedule_.running().size();
+            stats_.finished += over.size();
+            for (const auto& each : over) {
+                stats_.reused += each->outcome.reused;
+                stats_.prefilled += each->outcome.prefilled;
+                stats_.drafted += each->outcome.drafted;
+                stats_.accepted += each->outcome.accepted;
+                for (const auto& one : each->lanes)
+                    stats_.said += each->said(one);
+            }
+        }
+        for (auto& each : over)
+            each->tell();
+    }
+
+    const Model& model_;
+    engine_limits limits_;
+
+    // Of the thread that steps.
+    detail::engine_schedule<Cache, Model> schedule_;
+    std::deque<std::unique_ptr<job>> queue_; // in order of arrival
+    bool crowded_ = false;                   // somebody made way, and nobody has ended since
+
+    // Of all.
+    mutable std::mutex lock_;
+    std::condition_variable arrived_;
+    std::vector<std::unique_ptr<job>> inbox_;
+    std::vector<request_id> cancelled_;
+    engine_stats stats_;
+    std::uint64_t next_ = 0;
+    bool closed_ = false;
+};
+
+} // namespace kvcache
+
 // ---- kvcache/session/generate_many.hpp ----------------------------------------------------------------------------
 
 namespace kvcache {
@@ -14640,80 +15505,292 @@ template <class Cache, class Model>
 
 } // namespace kvcache
 
-// ---- kvcache/session/log_probabilities.hpp ------------------------------------------------------------------------
+// ---- kvcache/session/session_limits.hpp ---------------------------------------------------------------------------
 
 namespace kvcache {
 
-/// A token and the natural logarithm of its probability.
-struct token_score {
-    token_id token = {};
-    float log_probability = 0.0f;
-
-    friend bool operator==(const token_score&, const token_score&) = default;
+/// Bounds of a session table.
+struct session_limits {
+    std::size_t sessions = 64;
+    std::size_t bytes = std::numeric_limits<std::size_t>::max(); ///< Of idle sessions, as their holders told.
 };
 
-namespace detail {
+/// A session as a list shows it.
+struct session_entry {
+    std::string key = {};
+    std::size_t uses = 0; ///< Requests so far.
+    std::size_t bytes = 0;
+    bool in_use = false;
+};
 
-/// The natural logarithm of a positive normal number, within a few units in the last place: the same bits from every
-/// C library.
-[[nodiscard]] inline double logarithm(double x) {
-    int exponent = 0;
-    double m = std::frexp(x, &exponent); // exact; [0.5, 1)
-    if (m < 0.70710678118654752) {
-        m += m;
-        --exponent;
-    }
-    // 2 atanh s by its series; s is at most 0.1716, so the term after the last is under 1e-18.
-    const double s = (m - 1.0) / (m + 1.0), square = s * s;
-    double series = 1.0 / 23.0;
-    for (int odd = 21; odd >= 1; odd -= 2)
-        series = std::fma(series, square, 1.0 / odd);
-    return std::fma(static_cast<double>(exponent), 0.69314718055994531, (s + s) * series);
+/// Least recently used, and sessions that were used once before those that were used again: a stray request evicts no
+/// conversation.
+using conversations_last = prioritised<lru>;
+[[nodiscard]] inline conversations_last conversations_stay() {
+    return {.rule = {{{{.first = 1, .count = std::numeric_limits<std::uint32_t>::max() - 1, .level = 1}}}}};
 }
 
-} // namespace detail
+} // namespace kvcache
 
-/// What the model gives each token, before any bias, penalty or temperature. Requires: the logits stay where they are.
-class log_probabilities {
+// ---- kvcache/session/session_table.hpp ----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Sessions by model and key, within bounds of count and bytes, evicted by any eviction policy: an entry's depth is 0
+/// at its first use, and 1 once it was used again. One request holds a session at a time; others wait, in the order of
+/// their arrival. Any thread may call it.
+template <class Session, eviction_policy Eviction = conversations_last>
+class session_table {
+    struct slot;
+
 public:
-    /// Cost: O(vocabulary), one exponential each.
-    explicit log_probabilities(std::span<const float> logits) : logits_(logits) {
-        expects(!logits.empty(), "probabilities are those of some tokens");
-        const float top = *std::max_element(logits.begin(), logits.end());
-        const f32x16 largest = f32x16::broadcast(top);
-        double total = 0.0;
-        alignas(64) float lanes[16];
-        detail::by_sixteen(logits.size(), [&](std::size_t i, std::size_t n) {
-            exp(f32x16::load_up_to(logits.data() + i, n) - largest).store(lanes);
-            for (std::size_t lane = 0; lane < n; ++lane)
-                total += static_cast<double>(lanes[lane]);
-        });
-        log_total_ = static_cast<double>(top) + detail::logarithm(total);
+    /// A session in use. Lets the next request have it when it goes.
+    class hold {
+    public:
+        hold(hold&& other) noexcept
+            : table_(std::exchange(other.table_, nullptr)), slot_(other.slot_), bytes_(other.bytes_) {}
+        /// Lets go of the session it held before.
+        hold& operator=(hold&& other) noexcept {
+            hold taken(std::move(other));
+            std::swap(table_, taken.table_);
+            std::swap(slot_, taken.slot_);
+            std::swap(bytes_, taken.bytes_);
+            return *this;
+        }
+        ~hold() {
+            if (table_ != nullptr)
+                table_->release(slot_, bytes_);
+        }
+
+        [[nodiscard]] Session& operator*() const noexcept { return *slot_->session; }
+        [[nodiscard]] Session* operator->() const noexcept { return slot_->session.get(); }
+
+        /// How much the session keeps when it is let go.
+        void set_bytes(std::size_t bytes) noexcept { bytes_ = bytes; }
+
+    private:
+        friend session_table;
+        hold(session_table& table, slot& of) : table_(&table), slot_(&of), bytes_(of.bytes) {}
+
+        session_table* table_;
+        slot* slot_;
+        std::size_t bytes_;
+    };
+
+    explicit session_table(session_limits limits, Eviction eviction)
+        : limits_(limits), order_(eviction.open({limits.sessions, limits.sessions})), slots_(limits.sessions) {
+        expects(limits.sessions > 0, "a table has room for a session");
+    }
+    explicit session_table(session_limits limits = {}) requires std::same_as<Eviction, conversations_last>
+        : session_table(limits, conversations_stay()) {}
+
+    /// The session of a key, once those before have let it go; a new one, `make()` as a unique_ptr, if there is none.
+    /// Errors: out_of_memory, where all sessions are in use.
+    template <class Make>
+    [[nodiscard]] result<hold> acquire(const digest& model, std::string_view key, Make make) {
+        std::unique_ptr<Session> gone; // destroyed when the lock is free
+        std::unique_lock guard(lock_);
+        auto found = names_.find({model, std::string(key)});
+        if (found == names_.end()) {
+            const auto free = room(gone);
+            if (!free)
+                return error{error_code::out_of_memory, "sessions",
+                             "all " + std::to_string(limits_.sessions) + " sessions are in use"};
+            found = enter(*free, model, key);
+        } else
+            again(found->second);
+        slot& of = *slots_[index_of(found->second)];
+        wait(of, guard);
+        if (!of.session)
+            try {
+                of.session = make();
+            } catch (...) {
+                leave(of, gone);
+                throw;
+            }
+        return hold(*this, of);
     }
 
-    [[nodiscard]] float of(token_id token) const {
-        expects(static_cast<std::size_t>(index_of(token)) < logits_.size(), "a token has a logit");
-        return static_cast<float>(static_cast<double>(logits_[static_cast<std::size_t>(index_of(token))]) - log_total_);
+    /// As acquire, but returns nothing where somebody holds the session or no room can be made.
+    template <class Make>
+    [[nodiscard]] std::optional<hold> try_acquire(const digest& model, std::string_view key, Make make) {
+        {
+            const std::lock_guard guard(lock_);
+            const auto found = names_.find({model, std::string(key)});
+            if (found != names_.end() && slots_[index_of(found->second)]->busy())
+                return std::nullopt;
+        }
+        auto held = acquire(model, key, std::move(make)); // it may wait here for one who came between
+        return held ? std::optional<hold>(std::move(*held)) : std::nullopt;
     }
 
-    /// The `n` likeliest, in order; of equals the first.
-    [[nodiscard]] std::vector<token_score> top(std::size_t n) const {
-        std::vector<std::int32_t> ids(logits_.size());
-        std::iota(ids.begin(), ids.end(), 0);
-        const auto end = ids.begin() + static_cast<std::ptrdiff_t>(std::min(n, ids.size()));
-        std::partial_sort(ids.begin(), end, ids.end(), [&](std::int32_t a, std::int32_t b) {
-            const float x = logits_[static_cast<std::size_t>(a)], y = logits_[static_cast<std::size_t>(b)];
-            return x != y ? x > y : a < b;
-        });
-        std::vector<token_score> made;
-        for (auto at = ids.begin(); at != end; ++at)
-            made.push_back({token_id{*at}, of(token_id{*at})});
+    /// Takes a session away, after those who wait for it. False if there is none.
+    bool remove(const digest& model, std::string_view key) {
+        std::unique_ptr<Session> gone;
+        std::unique_lock guard(lock_);
+        const auto found = names_.find({model, std::string(key)});
+        if (found == names_.end())
+            return false;
+        slot& of = *slots_[index_of(found->second)];
+        wait(of, guard);
+        gone = std::move(of.session);
+        bytes_ -= std::exchange(of.bytes, 0);
+        std::unique_ptr<Session> none;
+        leave(of, none);
+        return true;
+    }
+
+    /// Takes the session away that the policy names. False if all are in use.
+    bool evict() {
+        std::unique_ptr<Session> gone;
+        const std::lock_guard guard(lock_);
+        return evict_one(gone);
+    }
+
+    /// Takes away all that nobody uses.
+    void clear() {
+        while (evict()) {
+        }
+    }
+
+    /// The sessions of a model, by key.
+    [[nodiscard]] std::vector<session_entry> list(const digest& model) const {
+        const std::lock_guard guard(lock_);
+        std::vector<session_entry> made;
+        for (const auto& [whose, place] : names_)
+            if (whose.first == model) {
+                const slot& of = *slots_[index_of(place)];
+                made.push_back({whose.second, of.uses, of.bytes, of.busy()});
+            }
         return made;
     }
 
+    [[nodiscard]] std::size_t size() const {
+        const std::lock_guard guard(lock_);
+        return names_.size();
+    }
+    [[nodiscard]] std::size_t bytes() const {
+        const std::lock_guard guard(lock_);
+        return bytes_;
+    }
+
 private:
-    std::span<const float> logits_;
-    double log_total_ = 0.0;
+    using name = std::pair<digest, std::string>;
+    using names = std::map<name, slot_id>;
+
+    struct slot {
+        typename names::iterator place = {};
+        std::unique_ptr<Session> session = {};
+        std::size_t bytes = 0;
+        std::size_t uses = 0;
+        std::uint64_t next = 0;    // ticket of the next to come
+        std::uint64_t serving = 0; // ticket of who holds it
+
+        [[nodiscard]] bool busy() const noexcept { return next != serving; }
+    };
+
+    // A slot that is free, made so if need be.
+    [[nodiscard]] std::optional<slot_id> room(std::unique_ptr<Session>& gone) {
+        if (names_.size() == limits_.sessions && !evict_one(gone))
+            return std::nullopt;
+        for (std::size_t i = 0; i < slots_.size(); ++i)
+            if (!slots_[i])
+                return slot_id{static_cast<std::uint32_t>(i)};
+        return std::nullopt;
+    }
+
+    [[nodiscard]] typename names::iterator enter(slot_id at, const digest& model, std::string_view key) {
+        auto made = std::make_unique<slot>();
+        const auto place = names_.emplace(name{model, std::string(key)}, at).first;
+        try {
+            admit(at, 0);
+        } catch (...) {
+            names_.erase(place);
+            throw;
+        }
+        made->place = place;
+        made->uses = 1;
+        slots_[index_of(at)] = std::move(made);
+        return place;
+    }
+
+    void admit(slot_id at, std::uint32_t depth) {
+        const entry newcomer{.key = index_of(at), .bytes = 1, .cost = 1.0, .depth = depth};
+        announce(order_, newcomer);
+        order_.admit(at, newcomer);
+    }
+
+    // A session is used again.
+    void again(slot_id at) {
+        slot& of = *slots_[index_of(at)];
+        if (++of.uses == 2) {
+            order_.erase(at);
+            try {
+                admit(at, 1);
+            } catch (...) {
+                of.uses = 1;
+                admit(at, 0); // where it was: the memory is there
+                throw;
+            }
+        }
+        order_.touch(at);
+    }
+
+    void wait(slot& of, std::unique_lock<std::mutex>& guard) {
+        const std::uint64_t ticket = of.next++;
+        free_.wait(guard, [&] { return of.serving == ticket; });
+    }
+
+    // Whoever holds a slot is done with it; without a session and a next it is free.
+    void leave(slot& of, std::unique_ptr<Session>& gone) {
+        ++of.serving;
+        free_.notify_all();
+        if (!of.session && !of.busy()) {
+            const slot_id at = of.place->second;
+            order_.erase(at);
+            forget(at, gone);
+        }
+    }
+
+    void release(slot* of, std::size_t bytes) {
+        std::vector<std::unique_ptr<Session>> gone;
+        const std::lock_guard guard(lock_);
+        bytes_ = bytes_ - of->bytes + bytes;
+        of->bytes = bytes;
+        settle(order_, of->place->second);
+        std::unique_ptr<Session> none;
+        leave(*of, none);
+        while (bytes_ > limits_.bytes) {
+            gone.emplace_back();
+            if (!evict_one(gone.back()))
+                break;
+        }
+    }
+
+    bool evict_one(std::unique_ptr<Session>& gone) {
+        const auto victim = order_.victim([&](slot_id at) { return !slots_[index_of(at)]->busy(); });
+        if (!victim)
+            return false;
+        kvcache::evict(order_, *victim);
+        forget(*victim, gone);
+        return true;
+    }
+
+    void forget(slot_id at, std::unique_ptr<Session>& gone) {
+        slot& of = *slots_[index_of(at)];
+        bytes_ -= of.bytes;
+        gone = std::move(of.session);
+        names_.erase(of.place);
+        slots_[index_of(at)].reset();
+    }
+
+    session_limits limits_;
+    mutable std::mutex lock_;
+    std::condition_variable free_;
+    decltype(std::declval<const Eviction&>().open(eviction_room{})) order_;
+    names names_;
+    std::vector<std::unique_ptr<slot>> slots_;
+    std::size_t bytes_ = 0;
 };
 
 } // namespace kvcache
@@ -16363,4 +17440,5 @@ template <storage_policy Policy>
 // ---- kvcache/kvcache.hpp ------------------------------------------------------------------------------------------
 
 // Everything that needs only Eigen, xsimd and xxhash. Checkpoints are read by <kvcache/model/huggingface/load.hpp>
-// (component json), text by <kvcache/text/...> (component text).
+// (component json); text is read by <kvcache/text/...>, and conversations are held by
+// <kvcache/session/chat_session.hpp> (component text).

@@ -44,6 +44,8 @@ public:
     using reuse_type = basic_reuse<basic_cache>;
     using locking_type = typename Locking::state;
 
+    /// Whether the codec keeps row by row.
+    static constexpr bool writes_rows = row_writer<codec_type>;
     /// Whether the index finds chunks by their content, and the codec keeps row by row.
     static constexpr bool knows_chunks =
         row_writer<codec_type> && chunk_index_state<decltype(std::declval<const Index&>().open(page_shape{}, 0))>;
@@ -261,6 +263,21 @@ public:
         expects(tokens <= from.tokens.size() && !from.has_lease, "a fork lies inside a sequence without a lease");
         const std::lock_guard guard(lock_);
         return adopt(from.begin(sequences_.exact().kept(from, tokens), shape_.tokens));
+    }
+
+    [[nodiscard]] result<sequence> without(const sequence_state& from, std::size_t first, std::size_t count) {
+        expects(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.has_lease,
+                "what is left out lies inside a sequence without a lease");
+        const std::lock_guard guard(lock_);
+        auto kept = from.begin(first, shape_.tokens);
+        const auto behind = kept->leave_out(from, first, count);
+        sequences_.enter(*kept);
+        if (behind.size() > books_.room(from.tenant) || !sequences_.copy_rows(*kept, codec_, behind)) {
+            sequences_.leave(*kept);
+            return sequences_.refuse(from, from.tokens.size() - first - count, behind.size(), codec_.page_bytes());
+        }
+        sequence made{*this, std::move(kept)};
+        return made;
     }
 
     void truncate(sequence_state& state, std::size_t tokens) {

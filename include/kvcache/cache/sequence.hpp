@@ -3,6 +3,7 @@
 
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/core/contract.hpp>
+#include <kvcache/core/result.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -50,6 +51,17 @@ public:
     /// Lets no page behind the first `tokens` tokens become known to other sequences; forks inherit it. What is known
     /// already stays so.
     void share_at_most(std::size_t tokens) noexcept { state_->cacheable = tokens; }
+    /// How many leading tokens others may be given, at most.
+    [[nodiscard]] std::size_t shared_at_most() const noexcept { return std::min(state_->exact, state_->cacheable); }
+
+    /// A sequence of its own without `count` tokens from `first` on. Those behind move down, their keys and values as
+    /// they were, in pages of their own: from `first` on it is approximate (StreamingLLM, Xiao et al. 2024). Only where
+    /// the codec keeps row by row. Errors: out_of_memory. Requires: first + count <= size(), no lease under way.
+    /// Cost: O(bytes of the tokens behind).
+    [[nodiscard]] result<basic_sequence> without(std::size_t first,
+                                                 std::size_t count) const requires Cache::writes_rows {
+        return cache_->without(*state_, first, count);
+    }
 
 private:
     friend Cache;

@@ -114,6 +114,23 @@ public:
         return true;
     }
 
+    /// Puts copies of rows behind a sequence: `entries` are where they lie, and what the copies' will be. False, and
+    /// some are there, if the storage refuses. Requires: the table has room for them.
+    template <class Codec>
+    [[nodiscard]] bool copy_rows(sequence_state& state, const Codec& codec, std::span<const page_entry> entries) {
+        for (const page_entry& entry : entries) {
+            const auto own = pages_.allocate(state.tenant);
+            if (!own)
+                return false;
+            std::ranges::fill(pages_.pool().bytes(*own), std::byte{}); // rows nobody writes are read, with no weight
+            codec.copy(pages_.pool().bytes(entry.page), pages_.pool().bytes(*own), entry.first + entry.count);
+            const page_id pair[] = {entry.page, *own};
+            pages_.tell({event_kind::copied, entry.count, 0, 1, pair});
+            state.table.push_back({*own, entry.base, entry.first, entry.count});
+        }
+        return true;
+    }
+
     /// Puts woven rows behind a sequence, as a lease, and holds what they were taken from. False, and nothing has
     /// changed, if the storage refuses. Throws: bad_alloc, likewise.
     [[nodiscard]] bool weave(sequence_state& state, weaver& woven, std::span<const page_id> sources) {

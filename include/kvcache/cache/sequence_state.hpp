@@ -102,6 +102,31 @@ struct sequence_state {
         return copy;
     }
 
+    /// For the begin of `from` up to `first`: adds the tokens behind the `count` that are left out. Returns: where
+    /// their rows lie, moved down; the table has room for as many. From `first` on it is approximate, and its own.
+    [[nodiscard]] std::vector<page_entry> leave_out(const sequence_state& from, std::size_t first, std::size_t count) {
+        std::vector<page_entry> behind;
+        std::size_t row = 0;
+        for (page_entry entry : from.table) {
+            const std::size_t skipped = std::clamp(first + count, row, row + entry.count) - row;
+            row += entry.count;
+            if (skipped == entry.count)
+                continue;
+            entry.first += static_cast<std::uint32_t>(skipped);
+            entry.count -= static_cast<std::uint32_t>(skipped);
+            entry.base -= static_cast<std::int64_t>(count);
+            behind.push_back(entry);
+        }
+        table.reserve(table.size() + behind.size());
+        tokens.insert(tokens.end(), from.tokens.begin() + static_cast<std::ptrdiff_t>(first + count),
+                      from.tokens.end());
+        if (!behind.empty()) {
+            exact = std::min(exact, first);
+            shares = false;
+        }
+        return behind;
+    }
+
     /// Takes room for more pages and tokens, so that adding them cannot fail. Throws: bad_alloc, and the sequence is as
     /// before then.
     void prepare(std::size_t pages, std::size_t rows) {

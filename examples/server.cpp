@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+// Serves a model directory to clients of OpenAI's API, with a page to watch at /.
+// test: --help
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <memory>
+#include <thread>
+
+#include "server/host.hpp"
+#include "server/options.hpp"
+#include "server/routes.hpp"
+#include "server/thread_per_client.hpp"
+#include "support/flags.hpp"
+#include "support/model_directory.hpp"
+#include <CLI/CLI.hpp>
+#include <httplib.h>
+
+namespace {
+
+int run(const server::options& with) {
+    // Every thread leaves the signals to the one that waits for them; a client that is gone is no reason to end.
+    sigset_t ends;
+    sigemptyset(&ends);
+    sigaddset(&ends, SIGINT);
+    sigaddset(&ends, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &ends, nullptr);
+    std::signal(SIGPIPE, SIG_IGN);
+
+    auto opened = server::host::open(with);
+    if (!opened)
+        return support::report("server", opened.error());
+    server::host& at = **opened;
+
+    httplib::Server web;
+    server::routes paths(at);
+    paths.put_on(web);
+    web.new_task_queue = [&] { return new server::thread_per_client(with.connections); };
+    web.set_payload_max_length(with.body_mib << 20);
+    web.set_tcp_nodelay(true);
+    web.set_keep_alive_max_count(1u << 30);
+    web.set_keep_alive_timeout(10); // the longest that an idle client delays the end
+    web.set_read_timeout(30);
+    web.set_write_timeout(30);
+    // The library's own backlog is 5, and it lets two servers have one port.
+    int listener = -1;
+    web.set_socket_options([&](int of) {
+        const int yes = 1;
+        setsockopt(of, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+        listener = of;
+    });
+    const int port =
+        with.port == 0 ? web.bind_to_any_port(with.host) : (web.bind_to_port(with.host, with.port) ? with.port : -1);
+    if (port < 0 || listen(listener, 1024) != 0)
+        return support::report("server", {kvcache::error_code::io, "--port",
+                                          "--port: " + with.host + ":" + std::to_string(with.port) + " cannot be had"});
+    std::printf("%s\nlistening on http://%s:%d\n", at.cache.describe().c_str(), with.host.c_str(), port);
+    std::fflush(stdout);
+    std::jthread waiting([&](const std::stop_token& stop) {
+        const timespec moment{.tv_sec = 0, .tv_nsec = 100'000'000};
+        while (!stop.stop_requested())
+            if (sigtimedwait(&ends, nullptr, &moment) > 0) {
+                at.stop(); // answers under way end, and their clients are told
+                web.stop();
+                return;
+            }
+    });
+    const bool served = web.listen_after_bind();
+    waiting.request_stop();
+    waiting.join();
+    at.stop();
+    at.sessions.clear();
+    if (const auto sound = at.cache.check(); !sound)
+        return support::report("server", sound.error());
+    const auto rest = at.cache.stats();
+    std::printf("ended; %zu pages held, books in order\n", rest.held);
+    return served && rest.held == 0 ? 0 : 1;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    server::options with;
+    CLI::App app{"Serves a model directory to clients of OpenAI's API."};
+    server::add_flags(app, with);
+    return support::guarded("server", app, argc, argv, [&] { return run(with); });
+}

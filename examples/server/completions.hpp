@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "answer_json.hpp"
+#include "exchange.hpp"
+#include "problem.hpp"
+#include "question.hpp"
+
+namespace server {
+
+/// Answers chats and completions, streamed and not.
+class completions {
+public:
+    explicit completions(host& at) : at_(at) {}
+
+    void answer(const httplib::Request& in, httplib::Response& out, bool chat) {
+        const auto body = kvcache::parse_json(in.body, "invalid json");
+        if (!body)
+            return refuse(out, problem_of(body.error()));
+        auto asked = read_question(*body, chat);
+        if (!asked)
+            return refuse(out, problem_of(asked.error()));
+        if (!asked->model.empty() && asked->model != at_.name)
+            return refuse(out, {404, "invalid_request_error", "model_not_found",
+                                "model not found: " + asked->model + "; this server has " + at_.name});
+        const std::string header = in.get_header_value("x-session-id");
+        const std::string key = header.empty() ? asked->user : header;
+        if (key.size() > 256)
+            return refuse(out, {400, "invalid_request_error", "user", "user has more than 256 bytes"});
+        const bool streams = asked->stream;
+        const auto talk = std::make_shared<exchange>(at_, std::move(*asked));
+        if (auto begun = talk->ask(key); !begun)
+            return refuse(out, problem_of(begun.error()));
+        const std::string id = (chat ? "chatcmpl-" : "cmpl-") + std::to_string(++count_);
+        if (streams)
+            stream(talk, id, out);
+        else
+            whole(talk, id, out);
+    }
+
+private:
+    static void whole(const std::shared_ptr<exchange>& talk, const std::string& id, httplib::Response& out) {
+        talk->wait();
+        std::vector<piece> pieces;
+        while (auto each = talk->next(std::chrono::milliseconds(0)))
+            pieces.push_back(std::move(*each));
+        talk->finish();
+        if (const auto failed = talk->failure())
+            return refuse(out, problem_of(*failed));
+        reply(out, answer_json(*talk, id).whole(pieces));
+    }
+
+    // What a stream sends, an event at a time.
+    struct streaming {
+        std::shared_ptr<exchange> talk;
+        answer_json write;
+        bool opened = false;
+
+        streaming(std::shared_ptr<exchange> with, std::string id)
+            : talk(std::move(with)), write(*talk, std::move(id)) {}
+
+        bool send(httplib::DataSink& to, const json& body) const {
+            const std::string event = "data: " + body.dump(-1, ' ', false, json::error_handler_t::replace) + "\n\n";
+            return to.write(event.data(), event.size());
+        }
+
+        // One step; false ends the connection.
+        bool step(httplib::DataSink& to) {
+            if (!opened && talk->asked().chat)
+                for (std::size_t i = 0; i < talk->asked().choices; ++i)
+                    if (!send(to, write.opening(i)))
+                        return false;
+            opened = true;
+            if (const auto said = talk->next(std::chrono::milliseconds(100))) {
+                const bool empty = said->text.empty() && !talk->asked().log_probabilities;
+                return empty || send(to, write.chunk_of(*said));
+            }
+            if (!talk->over())
+                return to.is_writable(); // nothing was said for a while: is somebody there?
+            talk->finish();
+            if (const auto failed = talk->failure()) {
+                (void)send(to, problem_of(*failed).body());
+                return false;
+            }
+            for (std::size_t i = 0; i < talk->asked().choices; ++i)
+                if (!send(to, write.ending(i)))
+                    return false;
+            if ((talk->asked().include_usage || talk->asked().show_tokens) && !send(to, write.usage_chunk()))
+                return false;
+            constexpr std::string_view end = "data: [DONE]\n\n";
+            if (!to.write(end.data(), end.size()))
+                return false;
+            to.done();
+            return true;
+        }
+    };
+
+    static void stream(const std::shared_ptr<exchange>& talk, const std::string& id, httplib::Response& out) {
+        const auto to = std::make_shared<streaming>(talk, id);
+        out.set_header("Cache-Control", "no-cache");
+        out.set_chunked_content_provider(
+            "text/event-stream", [to](std::size_t, httplib::DataSink& sink) { return to->step(sink); },
+            [talk](bool) { talk->abandon(); }); // nothing happens if it is over
+    }
+
+    host& at_;
+    std::atomic<std::uint64_t> count_ = 0;
+};
+
+} // namespace server

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/session/chat_text.hpp>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "host.hpp"
+#include "question.hpp"
+
+namespace server {
+
+/// A piece of an answer: the text that a token made sure, which may be none.
+struct piece {
+    std::size_t choice = 0;
+    std::string text = {};
+    kvcache::said_token token = {};
+    bool has_token = true; ///< False for what was held back until the end.
+};
+
+/// A request between the thread that computes and the one that talks to the client. Made by ask; both hold it.
+class exchange : public std::enable_shared_from_this<exchange> {
+public:
+    exchange(host& at, question asked) : at_(at), asked_(std::move(asked)) {}
+
+    /// Hands the question to the engine. Errors: what cannot be asked, and a queue that is full.
+    [[nodiscard]] kvcache::result<void> ask(const std::string& session_key) {
+        if (auto begun = asked_.chat ? begin_chat(session_key) : begin_completion(); !begun)
+            return begun;
+        kvcache::stopping until{.max_tokens = asked_.max_tokens.value_or(at_.context() - prompt_.size())};
+        if (until.max_tokens > at_.context() - prompt_.size() && asked_.max_tokens)
+            return too_long();
+        if (!asked_.ignore_eos)
+            until.stop = at_.model.config().eos;
+        for (std::size_t i = 0; i < asked_.choices; ++i)
+            texts_.emplace_back(at_.words, prompt_, asked_.stop);
+        const auto self = shared_from_this();
+        kvcache::engine_request<store> request{
+            .prompt = prompt_,
+            .draw = asked_.draw,
+            .until = std::move(until),
+            .choices = asked_.choices,
+            .draft = at_.with.draft,
+            .log_probabilities = asked_.log_probabilities,
+            .deadline = began_ + std::chrono::seconds(at_.with.timeout_s),
+            .hear = [self](const kvcache::said_token& token) { return self->hear(token); },
+            .done = [self](kvcache::engine_outcome<store>&& end) { self->done(std::move(end)); }};
+        if (turn_ && turn_->sequence.size() > 0)
+            request.known = std::move(turn_->sequence);
+        auto id = at_.engine().submit(std::move(request));
+        if (!id)
+            return id.error();
+        id_ = *id;
+        return {};
+    }
+
+    /// The next piece; none after `patience`, or once all is said (see over).
+    [[nodiscard]] std::optional<piece> next(std::chrono::milliseconds patience) {
+        std::unique_lock guard(lock_);
+        said_.wait_for(guard, patience, [&] { return !pieces_.empty() || outcome_; });
+        if (pieces_.empty())
+            return std::nullopt;
+        piece first = std::move(pieces_.front());
+        pieces_.pop_front();
+        return first;
+    }
+
+    /// Whether all is said and was taken.
+    [[nodiscard]] bool over() const {
+        const std::lock_guard guard(lock_);
+        return outcome_ && pieces_.empty();
+    }
+
+    void wait() {
+        std::unique_lock guard(lock_);
+        said_.wait(guard, [&] { return outcome_.has_value(); });
+    }
+
+    /// The client is gone.
+    void abandon() {
+        const std::lock_guard guard(lock_);
+        abandoned_ = true;
+        if (id_ && !outcome_)
+            at_.engine().cancel(*id_);
+    }
+
+    /// Once over: gives the conversation its new turn, and lets the next request have it.
+    void finish() {
+        auto& end = *outcome_;
+        latencies::request took{.first_token = first_.value_or(0.0),
+                                .whole = seconds(),
+                                .prompt = prompt_.size(),
+                                .reused = end.reused,
+                                .succeeded = !failure()};
+        for (const auto& each : end.answers)
+            took.said += each.ids.size();
+        at_.times.add(took);
+        if (held_ && !failure() && end.answers[0].sequence) {
+            auto& first = end.answers[0];
+            (*held_)->finish(std::move(*turn_), std::move(*first.sequence), first.ids, texts_[0].text(),
+                             first.why == kvcache::finish_reason::stopped);
+            held_->set_bytes(((*held_)->info().cached / at_.with.page + 1) * at_.cache.codec().page_bytes());
+        }
+        if (at_.with.debug)
+            std::fprintf(stderr, "prefix_hit=%zu prefill=%zu generated=%zu cached=%zu\n", end.reused, end.prefilled,
+                         took.said, held_ ? (*held_)->info().cached : 0);
+        held_.reset();
+        turn_.reset();
+        for (auto& each : end.answers)
+            each.sequence.reset();
+    }
+
+    /// Why there is no answer, if there is none. Once over.
+    [[nodiscard]] std::optional<kvcache::error> failure() const {
+        const auto& end = *outcome_;
+        if (end.failure)
+            return end.failure;
+        for (const auto& each : end.answers) {
+            if (each.why == kvcache::finish_reason::cancelled)
+                return kvcache::error{kvcache::error_code::cancelled, "request", "the request was cancelled"};
+            if (each.why == kvcache::finish_reason::expired)
+                return kvcache::error{kvcache::error_code::cancelled, "timeout", "timeout: the request took too long"};
+        }
+        return std::nullopt;
+    }
+
+    [[nodiscard]] const question& asked() const noexcept { return asked_; }
+    [[nodiscard]] host& at() const noexcept { return at_; }
+    [[nodiscard]] const std::vector<kvcache::token_id>& prompt() const noexcept { return prompt_; }
+    [[nodiscard]] std::size_t known_before() const noexcept { return known_before_; }
+    [[nodiscard]] const std::string& text(std::size_t choice) const { return texts_[choice].text(); }
+    [[nodiscard]] const kvcache::engine_outcome<store>& outcome() const { return *outcome_; }
+    [[nodiscard]] double seconds() const {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
+    }
+    [[nodiscard]] double first_token() const noexcept { return first_.value_or(0.0); }
+
+private:
+    using table = kvcache::session_table<session>;
+
+    // A request without a key has the conversation "default", where it is free; else none.
+    [[nodiscard]] kvcache::result<void> begin_chat(const std::string& key) {
+        if (!at_.form)
+            return kvcache::error{kvcache::error_code::malformed, "messages",
+                                  "messages cannot be written for this model: " + at_.no_form};
+        if (key.empty())
+            held_ = at_.sessions.try_acquire(at_.fingerprint, "default", at_.make_session());
+        else if (auto held = at_.sessions.acquire(at_.fingerprint, key, at_.make_session()))
+            held_.emplace(std::move(*held));
+        else
+            return held.error();
+        session alone(at_.cache, *at_.form, at_.context(), {}, overflow(at_.with));
+        session& with = held_ ? **held_ : alone;
+        known_before_ = with.ids().size();
+        auto begun = with.begin(asked_.messages, asked_.max_tokens.value_or(1));
+        if (!begun)
+            return begun.error();
+        prompt_ = begun->prompt;
+        turn_.emplace(std::move(*begun));
+        return {};
+    }
+
+    [[nodiscard]] kvcache::result<void> begin_completion() {
+        if (!asked_.prompt_ids.empty())
+            prompt_ = asked_.prompt_ids;
+        else if (auto encoded = at_.words.encode(asked_.prompt, {}))
+            prompt_ = std::move(*encoded);
+        else
+            return encoded.error();
+        if (prompt_.empty())
+            return kvcache::error{kvcache::error_code::malformed, "prompt", "prompt must hold at least one token"};
+        return prompt_.size() > at_.context() ? too_long() : kvcache::result<void>();
+    }
+
+    [[nodiscard]] kvcache::error too_long() const {
+        return {kvcache::error_code::out_of_range, "context",
+                "the maximum context length is " + std::to_string(at_.context()) + " tokens; the prompt takes " +
+                    std::to_string(prompt_.size()) + " and the answer may take " +
+                    std::to_string(asked_.max_tokens.value_or(1))};
+    }
+
+    // Called by the thread that computes.
+    [[nodiscard]] kvcache::hearing hear(const kvcache::said_token& token) {
+        auto& text = texts_[token.choice];
+        const std::lock_guard guard(lock_);
+        if (!first_)
+            first_ = seconds();
+        pieces_.push_back({token.choice, text.push(token.token), token});
+        said_.notify_one();
+        return abandoned_       ? kvcache::hearing::cancel
+               : text.stopped() ? kvcache::hearing::enough
+                                : kvcache::hearing::go_on;
+    }
+
+    void done(kvcache::engine_outcome<store>&& end) {
+        const std::lock_guard guard(lock_);
+        for (std::size_t i = 0; i < texts_.size(); ++i)
+            if (std::string rest = texts_[i].flush(); !rest.empty())
+                pieces_.push_back({i, std::move(rest), {}, false});
+        outcome_.emplace(std::move(end));
+        said_.notify_one();
+    }
+
+    host& at_;
+    question asked_;
+    std::vector<kvcache::token_id> prompt_;
+    std::size_t known_before_ = 0;
+    std::optional<table::hold> held_;
+    std::optional<kvcache::chat_turn<store>> turn_;
+    std::vector<kvcache::chat_text> texts_;
+    std::optional<kvcache::request_id> id_;
+    std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
+
+    mutable std::mutex lock_;
+    std::condition_variable said_;
+    std::deque<piece> pieces_;
+    std::optional<kvcache::engine_outcome<store>> outcome_;
+    std::optional<double> first_;
+    bool abandoned_ = false;
+};
+
+} // namespace server

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/kvcache.hpp>
+#include <kvcache/session/chat_session.hpp>
+#include <kvcache/session/engine.hpp>
+#include <kvcache/session/session_table.hpp>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../support/model_directory.hpp"
+#include "latencies.hpp"
+#include "options.hpp"
+
+namespace server {
+
+using store = kvcache::cache<kvcache::plain, kvcache::mutexed>;
+
+/// What a chat does that is too long.
+struct overflow {
+    bool slides = false;
+    bool forgets = false;
+    explicit overflow(const options& with) : slides(with.overflow == "slide"), forgets(with.overflow == "sinks") {}
+    [[nodiscard]] bool shorten(std::vector<kvcache::chat_message>& messages) const {
+        return slides && kvcache::slide_overflow{}.shorten(messages);
+    }
+    [[nodiscard]] std::optional<std::size_t> sinks() const {
+        return forgets ? kvcache::sinks_overflow{}.sinks() : std::nullopt;
+    }
+};
+using session = kvcache::chat_session<store, overflow>;
+
+/// A model, its cache, its conversations, and the thread that computes.
+class host {
+public:
+    /// Errors: those of the model directory.
+    [[nodiscard]] static kvcache::result<std::unique_ptr<host>> open(const options& with) {
+        auto loaded = support::open_model(with.model, with.packed_cache, with.int8);
+        if (!loaded)
+            return loaded.error();
+        auto words = kvcache::tokenizer::open(with.model);
+        if (!words)
+            return words.error();
+        return std::unique_ptr<host>(new host(with, std::move(*loaded), *words));
+    }
+
+    ~host() { stop(); }
+
+    /// Ends all that is under way.
+    void stop() {
+        computing_.request_stop();
+        if (computing_.joinable())
+            computing_.join();
+    }
+
+    /// Makes a conversation. Requires: there is a form.
+    [[nodiscard]] auto make_session() {
+        return [this] { return std::make_unique<session>(cache, *form, context(), std::string(), overflow(with)); };
+    }
+
+    /// Tokens that a prompt and its answer may take.
+    [[nodiscard]] std::size_t context() const {
+        return with.context == 0 ? model.max_positions() : std::min(with.context, model.max_positions());
+    }
+
+    options with;
+    std::string name;
+    kvcache::transformer model;
+    kvcache::tokenizer words;
+    std::optional<kvcache::chat_form> form; ///< None for a model without a chat template.
+    std::string no_form;                    ///< Why there is none.
+    store cache;
+    kvcache::digest fingerprint;
+    kvcache::session_table<session> sessions;
+    latencies times;
+
+private:
+    host(options o, kvcache::loaded_model loaded, kvcache::tokenizer speaks)
+        : with(std::move(o)),
+          name(!with.name.empty() ? with.name : std::filesystem::canonical(with.model).filename().string()),
+          model(std::move(loaded.model)),
+          words(std::move(speaks)),
+          cache(kvcache::make_cache(identity(loaded.weights), model.shape(with.page), {.bytes = with.cache_mib << 20},
+                                    kvcache::mutexed{})),
+          fingerprint(kvcache::digest_of(cache.id())),
+          // Idle conversations hold at most three quarters of the pages.
+          sessions({.sessions = with.sessions, .bytes = (with.cache_mib << 20) / 4 * 3}),
+          threads_(with.threads),
+          through_(cache, model, threads_, with.rows),
+          engine_(cache, model, through_, {.rows = with.rows, .lanes = with.lanes, .waiting = with.queue}) {
+        if (auto read = kvcache::chat_template::open(words, "default"))
+            form.emplace(kvcache::chat_form{words, std::move(*read)});
+        else
+            no_form = read.error().message;
+        engine_.set_relief([this] { return sessions.evict(); });
+        computing_ = std::jthread([this](const std::stop_token& stop) { engine_.run(stop); });
+    }
+
+    [[nodiscard]] kvcache::identity identity(kvcache::digest weights) const {
+        auto id = model.id(weights);
+        id.tokenizer = words.digest();
+        return id;
+    }
+
+    kvcache::team threads_;
+    kvcache::pipeline<store, kvcache::transformer> through_;
+    kvcache::engine<store, kvcache::transformer> engine_;
+    std::jthread computing_;
+
+public:
+    [[nodiscard]] auto& engine() noexcept { return engine_; }
+};
+
+} // namespace server

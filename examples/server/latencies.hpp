@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <string_view>
+
+namespace server {
+
+/// How often something took how long, as Prometheus counts it.
+class histogram {
+public:
+    void add(double seconds) {
+        for (std::size_t i = 0; i < bounds.size(); ++i)
+            counts_[i] += seconds <= bounds[i];
+        ++count_;
+        sum_ += seconds;
+    }
+
+    void write(std::ostream& to, std::string_view name, std::string_view help, const std::string& label) const {
+        to << "# HELP " << name << ' ' << help << "\n# TYPE " << name << " histogram\n";
+        for (std::size_t i = 0; i < bounds.size(); ++i)
+            to << name << "_bucket{" << label << ",le=\"" << bounds[i] << "\"} " << counts_[i] << '\n';
+        to << name << "_bucket{" << label << ",le=\"+Inf\"} " << count_ << '\n';
+        to << name << "_sum{" << label << "} " << sum_ << '\n' << name << "_count{" << label << "} " << count_ << '\n';
+    }
+
+private:
+    static constexpr std::array<double, 16> bounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,  0.25,
+                                                      0.5,   1.0,    2.5,   5.0,  10.0,  30.0, 60.0, 120.0};
+    std::array<std::uint64_t, bounds.size()> counts_ = {};
+    std::uint64_t count_ = 0;
+    double sum_ = 0.0;
+};
+
+/// What requests took, for any thread.
+class latencies {
+public:
+    struct request {
+        double first_token = 0.0; ///< Seconds from the request; none if nothing was said.
+        double whole = 0.0;
+        std::size_t prompt = 0;
+        std::size_t reused = 0;
+        std::size_t said = 0;
+        bool succeeded = false;
+    };
+
+    void add(const request& one) {
+        const std::lock_guard guard(lock_);
+        succeeded_ += one.succeeded;
+        failed_ += !one.succeeded;
+        prompt_ += one.prompt;
+        reused_ += one.reused;
+        said_ += one.said;
+        if (!one.succeeded)
+            return;
+        whole_.add(one.whole);
+        if (one.said > 0)
+            first_.add(one.first_token);
+        if (one.said > 1)
+            each_.add((one.whole - one.first_token) / static_cast<double>(one.said - 1));
+    }
+
+    /// vLLM's names, where they mean the same.
+    [[nodiscard]] std::string text(const std::string& label) const {
+        const std::lock_guard guard(lock_);
+        std::ostringstream to;
+        const auto counter = [&](std::string_view name, std::string_view help, std::uint64_t value) {
+            to << "# HELP " << name << ' ' << help << "\n# TYPE " << name << " counter\n"
+               << name << '{' << label << "} " << value << '\n';
+        };
+        counter("vllm:request_success_total", "Requests that were answered.", succeeded_);
+        counter("kvcache:request_failure_total", "Requests that were not.", failed_);
+        counter("vllm:prompt_tokens_total", "Tokens of prompts.", prompt_);
+        counter("vllm:generation_tokens_total", "Tokens of answers.", said_);
+        counter("vllm:prefix_cache_queries_total", "Tokens of prompts that were looked up.", prompt_);
+        counter("vllm:prefix_cache_hits_total", "Of them, those that were known.", reused_);
+        first_.write(to, "vllm:time_to_first_token_seconds", "From the request to its first token.", label);
+        each_.write(to, "vllm:request_time_per_output_token_seconds", "Between two tokens, by request.", label);
+        whole_.write(to, "vllm:e2e_request_latency_seconds", "From the request to its end.", label);
+        return to.str();
+    }
+
+private:
+    mutable std::mutex lock_;
+    std::uint64_t succeeded_ = 0, failed_ = 0, prompt_ = 0, reused_ = 0, said_ = 0;
+    histogram first_, each_, whole_;
+};
+
+} // namespace server

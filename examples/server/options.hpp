@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "../support/flags.hpp"
+#include <CLI/CLI.hpp>
+
+namespace server {
+
+/// How the server was started.
+struct options {
+    std::string model;
+    std::string name;               ///< What clients call the model; its directory's name if empty.
+    std::string host = "127.0.0.1"; ///< Loopback unless told otherwise.
+    int port = 8080;
+    std::string api_key;
+    std::size_t threads = 2;
+    std::size_t cache_mib = 1024;
+    std::uint32_t page = 64;
+    std::size_t rows = 256;
+    std::size_t lanes = 64;
+    std::size_t queue = 256;
+    std::size_t context = 0; ///< Tokens of a prompt and its answer; 0 for as many as the model has positions.
+    std::size_t sessions = 64;
+    std::size_t connections = 2048;
+    std::size_t body_mib = 8;
+    std::size_t timeout_s = 600; ///< Of a request.
+    std::size_t draft = 0;
+    std::string overflow = "refuse";
+    bool packed_cache = false;
+    bool int8 = false;
+    bool debug = false;
+};
+
+inline void add_flags(CLI::App& app, options& o) {
+    using support::whole;
+    app.add_option("--model", o.model, "Hugging Face model directory")->required()->check(CLI::ExistingDirectory);
+    app.add_option("--name", o.name, "What clients call the model (its directory's name)");
+    app.add_option("--host", o.host, "Address to listen on")->capture_default_str();
+    app.add_option("--port", o.port, "0: any that is free")->check(CLI::Range(0, 65535))->capture_default_str();
+    app.add_option("--api-key", o.api_key, "Clients must send it as a bearer token");
+    app.add_option("--threads", o.threads, "Threads that compute")->check(whole(1, 1024))->capture_default_str();
+    app.add_option("--cache-mib", o.cache_mib, "MiB for pages")->check(whole(1, 1u << 20))->capture_default_str();
+    app.add_option("--page", o.page, "Tokens a page")->check(support::page_size())->capture_default_str();
+    app.add_option("--rows", o.rows, "Rows of a forward pass")->check(whole(2, 65536))->capture_default_str();
+    app.add_option("--lanes", o.lanes, "Answers under way at once")->check(whole(1, 4096))->capture_default_str();
+    app.add_option("--queue", o.queue, "Requests that may wait")->check(whole(1, 65536))->capture_default_str();
+    app.add_option("--context", o.context, "Tokens that prompt and answer may take (0: the model's positions)")
+        ->check(whole())
+        ->capture_default_str();
+    app.add_option("--sessions", o.sessions, "Conversations kept")->check(whole(1, 65536))->capture_default_str();
+    app.add_option("--connections", o.connections, "Open at once")->check(whole(1, 20000))->capture_default_str();
+    app.add_option("--body-mib", o.body_mib, "Largest request body")->check(whole(1, 1024))->capture_default_str();
+    app.add_option("--timeout", o.timeout_s, "Seconds a request may take")
+        ->check(whole(1, 86400))
+        ->capture_default_str();
+    app.add_option("--draft", o.draft, "Tokens guessed ahead by prompt lookup")
+        ->check(whole(0, 64))
+        ->capture_default_str();
+    app.add_option(
+           "--overflow", o.overflow,
+           "A chat that is too long is refused, or drops its oldest turns (slide) or tokens (sinks: approximate)")
+        ->check(CLI::IsMember({"refuse", "slide", "sinks"}))
+        ->capture_default_str();
+    app.add_flag("--packed-cache", o.packed_cache, "Keep the packed weights beside the model");
+    app.add_flag("--int8", o.int8, "Round weights and activations to int8");
+    app.add_flag("--debug", o.debug, "Say on standard error what each request reused");
+}
+
+} // namespace server

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/json.hpp>
+#include <kvcache/core/result.hpp>
+
+#include <string>
+#include <utility>
+
+#include <httplib.h>
+
+namespace server {
+
+using kvcache::json;
+
+/// What a client is told when a request cannot be answered.
+struct problem {
+    int status = 400;
+    std::string type = "invalid_request_error";
+    std::string code = {};
+    std::string message = {};
+
+    [[nodiscard]] json body() const {
+        return {{"error", {{"message", message}, {"type", type}, {"param", nullptr}, {"code", code}}}};
+    }
+};
+
+/// The status of an error: 400 for what the client can mend, 429 where it may come again, 500 else.
+[[nodiscard]] inline problem problem_of(const kvcache::error& fault) {
+    using enum kvcache::error_code;
+    problem made{.code = fault.field, .message = fault.message};
+    if (fault.message.find("maximum context length") != std::string::npos)
+        made.code = "context_length_exceeded";
+    else if (fault.message.find(fault.field) == std::string::npos)
+        made.message = fault.field + ": " + fault.message;
+    if (fault.code == out_of_memory) {
+        made.status = fault.field == "queue" || fault.field == "sessions" ? 429 : 503;
+        made.type = made.status == 429 ? "rate_limit_error" : "overloaded_error";
+    } else if (fault.code == cancelled) {
+        made.status = 503;
+        made.type = "server_error";
+    } else if (fault.field == "logits") {
+        made.status = 500;
+        made.type = "server_error";
+    }
+    return made;
+}
+
+inline void reply(httplib::Response& out, const json& body) {
+    out.set_content(body.dump(-1, ' ', false, json::error_handler_t::replace), "application/json");
+}
+
+inline void refuse(httplib::Response& out, const problem& why) {
+    out.status = why.status;
+    if (why.status == 429 || why.status == 503)
+        out.set_header("Retry-After", "1");
+    reply(out, why.body());
+}
+
+} // namespace server

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/result.hpp>
+#include <kvcache/text/chat_template.hpp>
+#include <kvcache/text/stream_decoder.hpp>
+#include <kvcache/text/tokenizer.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// What a conversation was so far: the tokens that ran, sampled ones included, and the text they stand for, every byte
+/// of which knows whether it may be read as control tokens. A next rendering that begins with that text keeps the
+/// tokens, and only the rest is encoded.
+class chat_transcript {
+public:
+    /// A rendered chat as tokens.
+    struct prompt {
+        std::vector<token_id> ids = {};
+        bool extends = false; ///< The text so far was found at its begin, and its tokens were kept.
+    };
+
+    [[nodiscard]] std::span<const token_id> ids() const noexcept { return ids_; }
+    [[nodiscard]] bool empty() const noexcept { return ids_.empty(); }
+
+    /// The tokens of `chat`. The tokens so far are kept if their text is its begin, byte for byte and mark for mark,
+    /// and a control token stands at the seam, so that no token could have grown across it. Errors: those of
+    /// tokenizer::encode. Cost: O(bytes), of which the known ones are compared only.
+    [[nodiscard]] result<prompt> tokens_of(const tokenizer& words, const rendered_chat& chat) const {
+        if (const auto rest = behind(chat.segments)) {
+            auto more = suffix(words, *rest);
+            if (!more)
+                return more.error();
+            if (more->extends) {
+                more->ids.insert(more->ids.begin(), ids_.begin(), ids_.end());
+                return more;
+            }
+        }
+        auto all = words.encode(chat.segments, false);
+        if (!all)
+            return all.error();
+        return prompt{std::move(*all), false};
+    }
+
+    /// The transcript behind `chat`, which ran as `ids`, and `answer`, which was sampled behind it.
+    [[nodiscard]] static chat_transcript of(const tokenizer& words, const rendered_chat& chat,
+                                            std::span<const token_id> ids, std::span<const token_id> answer) {
+        chat_transcript made;
+        for (const text_segment& each : chat.segments)
+            made.append(each.text, each.is_control);
+        stream_decoder text(words, {});
+        if (!ids.empty())
+            (void)text.push(ids.back()); // an answer is no begin of a text
+        for (const token_id token : answer) {
+            const bool control = words.is_control(token);
+            if (control) // what was held back is of the tokens before
+                made.append(text.flush(), false);
+            made.append(control ? *words.try_piece(token) : text.push(token), control);
+        }
+        made.append(text.flush(), false);
+        made.ids_.assign(ids.begin(), ids.end());
+        made.ids_.insert(made.ids_.end(), answer.begin(), answer.end());
+        return made;
+    }
+
+    /// Keeps the first `tokens` tokens. What text they are is no longer known: the next rendering is encoded whole.
+    void cut(std::size_t tokens) {
+        ids_.resize(std::min(tokens, ids_.size()));
+        text_.clear();
+        control_.clear();
+    }
+
+private:
+    // The segments behind the text so far, if it is the begin of these.
+    [[nodiscard]] std::optional<std::vector<text_segment>> behind(std::span<const text_segment> segments) const {
+        if (ids_.empty() || text_.empty())
+            return std::nullopt;
+        std::size_t at = 0;
+        std::vector<text_segment> rest;
+        for (const text_segment& each : segments) {
+            const std::size_t n = std::min(each.text.size(), text_.size() - at);
+            if (text_.compare(at, n, each.text, 0, n) != 0)
+                return std::nullopt;
+            for (std::size_t i = at; i < at + n; ++i)
+                if (control_[i] != each.is_control)
+                    return std::nullopt;
+            at += n;
+            if (n < each.text.size())
+                rest.push_back({each.text.substr(n), each.is_control});
+        }
+        return at == text_.size() ? std::optional(std::move(rest)) : std::nullopt;
+    }
+
+    // The tokens of what follows, if a control token stands at the seam.
+    [[nodiscard]] result<prompt> suffix(const tokenizer& words, std::vector<text_segment> rest) const {
+        if (rest.empty())
+            return prompt{{}, true};
+        const bool behind_control = words.is_control(ids_.back());
+        if (behind_control)
+            rest.insert(rest.begin(), {*words.try_piece(ids_.back()), true});
+        auto more = words.encode(rest, false);
+        if (!more)
+            return more.error();
+        if (more->empty() || (behind_control ? more->front() != ids_.back() : !words.is_control(more->front())))
+            return prompt{};
+        if (behind_control)
+            more->erase(more->begin());
+        return prompt{std::move(*more), true};
+    }
+
+    void append(const std::string& text, bool control) {
+        text_ += text;
+        control_.resize(text_.size(), control);
+    }
+
+    std::vector<token_id> ids_;
+    std::string text_;
+    std::vector<bool> control_; // a byte of text_
+};
+
+} // namespace kvcache

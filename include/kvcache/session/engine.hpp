@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+#include <kvcache/session/engine_request.hpp>
+#include <kvcache/session/engine_schedule.hpp>
+#include <kvcache/session/pipeline.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// Answers many requests in shared forward passes. A step runs one row of every answer under way, and with the rows
+/// left the prompts, in order of arrival and in pieces: a long prompt never stops an answer. Prompts that begin alike
+/// are run once, also when they arrive together. Where pages run out the youngest request makes way and runs again
+/// later. None of it changes a bit of what a request is answered: not its company, nor what was reused or guessed.
+///
+/// submit, cancel and stats are for any thread; step and run for one. Requires: the cache outlives it; it alone uses
+/// the pipeline; a cache that others use too is `mutexed`.
+template <class Cache, class Model>
+class engine {
+public:
+    using clock = std::chrono::steady_clock;
+    using request = engine_request<Cache>;
+
+    engine(Cache& cache, const Model& model, pipeline<Cache, Model>& through, engine_limits limits = {})
+        : model_(model), limits_(limits), schedule_(cache, model, through, limits.rows) {
+        expects(limits.rows > 1 && limits.lanes > 0, "an engine has a row for an answer and one for a prompt");
+    }
+
+    /// Called when pages are short: gives some back, and says whether it did. For whoever keeps idle sessions.
+    void set_relief(std::function<bool()> relief) { schedule_.set_relief(std::move(relief)); }
+
+    /// Queues a request. Errors: out_of_range, for one that can never run; out_of_memory, when the queue is full;
+    /// cancelled, once it is closed. `done` is not called then.
+    [[nodiscard]] result<request_id> submit(request asked) {
+        if (auto valid = check(asked); !valid)
+            return valid.error();
+        const std::lock_guard guard(lock_);
+        if (closed_)
+            return error{error_code::cancelled, "engine", "the engine takes no more requests"};
+        if (stats_.waiting >= limits_.waiting) {
+            ++stats_.refused;
+            return error{error_code::out_of_memory, "queue",
+                         "the queue is full: " + std::to_string(stats_.waiting) + " requests wait"};
+        }
+        const request_id id{next_++};
+        inbox_.push_back(std::make_unique<job>(id, std::move(asked), model_.max_positions()));
+        ++stats_.waiting;
+        arrived_.notify_one();
+        return id;
+    }
+
+    /// Ends a request at the next step. Nothing happens if it has ended.
+    void cancel(request_id id) {
+        const std::lock_guard guard(lock_);
+        cancelled_.push_back(id);
+        arrived_.notify_one();
+    }
+
+    [[nodiscard]] engine_stats stats() const {
+        const std::lock_guard guard(lock_);
+        return stats_;
+    }
+
+    /// One forward pass, and all that comes of it. Returns: whether there is more to do. Where memory is short an
+    /// answer fails; the others go on.
+    bool step(clock::time_point now) {
+        take_in(now);
+        admit();
+        schedule_.run();
+        queue_again();
+        settle();
+        return !schedule_.running().empty() || !queue_.empty();
+    }
+
+    /// Steps until asked to stop, and sleeps where there is nothing to do. What is under way then is cancelled.
+    void run(const std::stop_token& stop) {
+        const std::stop_callback wake(stop, [this] {
+            const std::lock_guard guard(lock_);
+            arrived_.notify_one();
+        });
+        while (!stop.stop_requested())
+            if (!step(clock::now())) {
+                std::unique_lock guard(lock_);
+                arrived_.wait(guard, [&] { return stop.stop_requested() || !inbox_.empty() || !cancelled_.empty(); });
+            }
+        close();
+    }
+
+    /// Cancels all there is, and refuses all that is asked from now on. For the thread that steps.
+    void close() {
+        {
+            const std::lock_guard guard(lock_);
+            closed_ = true;
+        }
+        take_in(clock::time_point::min());
+        for (auto* list : {&schedule_.running(), &queue_})
+            for (auto& each : *list)
+                each->end(finish_reason::cancelled);
+        settle();
+    }
+
+private:
+    using job = detail::engine_job<Cache>;
+
+    [[nodiscard]] result<void> check(const request& asked) const {
+        const auto refuse = [](const char* field, std::string words) {
+            return error{error_code::out_of_range, field, std::move(words)};
+        };
+        if (asked.prompt.empty())
+            return refuse("prompt", "there is no token to run");
+        if (asked.prompt.size() > model_.max_positions())
+            return refuse("max_positions", "the maximum context length is " + std::to_string(model_.max_positions()) +
+                                               " tokens; the prompt takes " + std::to_string(asked.prompt.size()));
+        for (const token_id token : asked.prompt)
+            if (index_of(token) < 0 || static_cast<std::size_t>(index_of(token)) >= model_.vocabulary())
+                return refuse("prompt", "token " + std::to_string(index_of(token)) + " is outside the vocabulary of " +
+                                            std::to_string(model_.vocabulary()));
+        if (asked.known &&
+            (asked.known->size() >= asked.prompt.size() ||
+             !std::ranges::equal(asked.known->tokens(), std::span(asked.prompt).first(asked.known->size()))))
+            return refuse("known", "a known sequence holds the first tokens of the prompt, and not all");
+        if (asked.choices == 0 || asked.choices > limits_.lanes)
+            return refuse("n", "1 to " + std::to_string(limits_.lanes) + " answers can be had");
+        return asked.draw.check(model_.vocabulary());
+    }
+
+    // What arrived, was cancelled, or is late.
+    void take_in(clock::time_point now) {
+        std::vector<request_id> cancelled;
+        {
+            const std::lock_guard guard(lock_);
+            for (auto& each : inbox_)
+                queue_.push_back(std::move(each));
+            inbox_.clear();
+            cancelled.swap(cancelled_);
+        }
+        for (auto* list : {&schedule_.running(), &queue_})
+            for (auto& each : *list) {
+                if (std::ranges::find(cancelled, each->id) != cancelled.end())
+                    each->end(finish_reason::cancelled);
+                if (each->request.deadline && now >= *each->request.deadline)
+                    each->end(finish_reason::expired);
+            }
+    }
+
+    // From the queue, while lanes are free. Whoever made way waits until another request has ended.
+    void admit() {
+        std::size_t lanes = 0;
+        for (const auto& each : schedule_.running())
+            lanes += each->lanes.size();
+        while (!queue_.empty() && !crowded_ && lanes + queue_.front()->lanes.size() <= limits_.lanes) {
+            lanes += queue_.front()->lanes.size();
+            schedule_.running().push_back(std::move(queue_.front()));
+            queue_.pop_front();
+        }
+    }
+
+    // Whoever made way waits at its place, before those who came later.
+    void queue_again() {
+        const std::size_t many = schedule_.made_way().size();
+        for (auto& each : schedule_.made_way()) {
+            const auto later = std::ranges::find_if(queue_, [&](const auto& other) { return other->id > each->id; });
+            queue_.insert(later, std::move(each));
+        }
+        schedule_.made_way().clear();
+        crowded_ = crowded_ || many > 0;
+        const std::lock_guard guard(lock_);
+        stats_.preempted += many;
+    }
+
+    // Tells those who have ended.
+    void settle() {
+        std::vector<std::unique_ptr<job>> over;
+        for (auto* list : {&schedule_.running(), &queue_}) {
+            const auto ended =
+                std::stable_partition(list->begin(), list->end(), [](const auto& each) { return !each->over(); });
+            std::move(ended, list->end(), std::back_inserter(over));
+            list->erase(ended, list->end());
+        }
+        if (!over.empty() || schedule_.running().empty())
+            crowded_ = false;
+        {
+            const std::lock_guard guard(lock_);
+            ++stats_.steps;
+            stats_.waiting = queue_.size() + inbox_.size();
+            stats_.running = schedule_.running().size();
+            stats_.finished += over.size();
+            for (const auto& each : over) {
+                stats_.reused += each->outcome.reused;
+                stats_.prefilled += each->outcome.prefilled;
+                stats_.drafted += each->outcome.drafted;
+                stats_.accepted += each->outcome.accepted;
+                for (const auto& one : each->lanes)
+                    stats_.said += each->said(one);
+            }
+        }
+        for (auto& each : over)
+            each->tell();
+    }
+
+    const Model& model_;
+    engine_limits limits_;
+
+    // Of the thread that steps.
+    detail::engine_schedule<Cache, Model> schedule_;
+    std::deque<std::unique_ptr<job>> queue_; // in order of arrival
+    bool crowded_ = false;                   // somebody made way, and nobody has ended since
+
+    // Of all.
+    mutable std::mutex lock_;
+    std::condition_variable arrived_;
+    std::vector<std::unique_ptr<job>> inbox_;
+    std::vector<request_id> cancelled_;
+    engine_stats stats_;
+    std::uint64_t next_ = 0;
+    bool closed_ = false;
+};
+
+} // namespace kvcache

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/tensor.hpp>
+#include <kvcache/session/engine_request.hpp>
+#include <kvcache/session/prompt_lookup.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace kvcache::detail {
+
+/// An answer under way: its tokens, and the sequence that holds the first of them.
+template <class Cache>
+struct engine_lane {
+    std::vector<token_id> tokens = {}; // the prompt and the answer so far
+    std::optional<typename Cache::sequence> sequence = {};
+    sampler draw = {};
+    token_counts counts = {};
+    std::optional<finish_reason> ended = {};
+
+    // Rows of the step under way.
+    std::size_t rows = 0;               // of tokens
+    std::vector<token_id> drafted = {}; // the last token, and what is guessed behind it; empty without a guess
+
+    [[nodiscard]] std::size_t held() const { return sequence ? sequence->size() : 0; }
+    [[nodiscard]] std::size_t pending() const { return tokens.size() - held(); }
+    [[nodiscard]] bool active() const { return !ended && sequence.has_value(); }
+
+    /// The rows of the step that has run.
+    std::size_t run_rows = 0;
+
+    /// What runs in this step.
+    [[nodiscard]] std::span<const token_id> run() const {
+        return drafted.empty() ? std::span(tokens).subspan(held(), rows) : std::span<const token_id>(drafted);
+    }
+};
+
+/// A request under way.
+template <class Cache>
+struct engine_job {
+    request_id id = {};
+    engine_request<Cache> request = {};
+    std::size_t most = 0; // tokens of an answer
+    std::vector<engine_lane<Cache>> lanes = {};
+    engine_outcome<Cache> outcome = {};
+    bool counted = false; // what it reused
+
+    engine_job(request_id name, engine_request<Cache> asked, std::size_t max_positions)
+        : id(name), request(std::move(asked)) {
+        most = std::min(request.until.max_tokens, max_positions - request.prompt.size() + 1);
+        lanes.resize(request.choices);
+        for (auto& lane : lanes) {
+            lane.tokens = request.prompt;
+            lane.draw = request.draw;
+            lane.draw.choice += static_cast<std::uint64_t>(&lane - lanes.data());
+            if (request.draw.penalises())
+                lane.counts = token_counts(request.prompt);
+        }
+    }
+
+    [[nodiscard]] std::size_t said(const engine_lane<Cache>& lane) const {
+        return lane.tokens.size() - request.prompt.size();
+    }
+    [[nodiscard]] bool over() const {
+        return std::ranges::all_of(lanes, [](const auto& lane) { return lane.ended.has_value(); });
+    }
+    /// A further answer takes its prompt from the first, once that has run.
+    [[nodiscard]] bool follows(std::size_t choice) const { return choice > 0 && said(lanes[choice]) == 0; }
+
+    void end(finish_reason why) {
+        for (auto& lane : lanes)
+            if (!lane.ended)
+                lane.ended = why;
+    }
+    void fail(error reason) {
+        end(finish_reason::failed);
+        if (!outcome.failure)
+            outcome.failure = std::move(reason);
+    }
+
+    /// Guesses how a lane goes on, `room` tokens at most.
+    void draft(engine_lane<Cache>& lane, std::size_t room) const {
+        lane.drafted.clear();
+        const std::size_t left = most - said(lane); // the last of them is never run
+        if (request.draft == 0 || left < 2)
+            return;
+        const auto guess = prompt_lookup(lane.tokens, std::min({request.draft, room, left - 1}));
+        if (guess.empty())
+            return;
+        lane.drafted.push_back(lane.tokens.back());
+        lane.drafted.insert(lane.drafted.end(), guess.begin(), guess.end());
+    }
+
+    /// The rows of a lane have run, and `logits` are those of the rows from `first` on that it asked for.
+    void hear(std::size_t choice, const matrix& logits, std::size_t first) {
+        auto& lane = lanes[choice];
+        const std::size_t drafts = lane.drafted.empty() ? 0 : lane.drafted.size() - 1;
+        const std::vector<token_id> guess = std::exchange(lane.drafted, {});
+        if (lane.held() < lane.tokens.size())
+            return; // its prompt goes on in a next step
+        outcome.drafted += drafts;
+        for (std::size_t i = 0; i <= drafts; ++i) {
+            say(choice, row_of(logits, first + i));
+            if (lane.ended || i == drafts || lane.tokens.back() != guess[i + 1])
+                break;
+            ++outcome.accepted;
+        }
+        if (lane.held() >= lane.tokens.size() && said(lane) > 0)
+            lane.sequence->truncate(lane.tokens.size() - 1);
+    }
+
+    /// The request has ended: hands everything over.
+    void tell() {
+        for (auto& lane : lanes) {
+            if (lane.held() > lane.tokens.size())
+                lane.sequence->truncate(lane.tokens.size()); // guesses of a step that was cancelled
+            const auto answer = std::span(std::as_const(lane.tokens)).subspan(request.prompt.size());
+            outcome.answers.push_back({{answer.begin(), answer.end()}, *lane.ended, std::move(lane.sequence)});
+        }
+        if (request.done)
+            request.done(std::move(outcome));
+    }
+
+    /// The first lane has run the prompt: the others fork from it and say their first token.
+    void follow(const matrix& logits, std::size_t row) {
+        for (std::size_t choice = 1; choice < lanes.size(); ++choice)
+            if (follows(choice) && !lanes[choice].ended) {
+                lanes[choice].sequence = lanes[0].sequence->fork(request.prompt.size());
+                say(choice, row_of(logits, row));
+            }
+    }
+
+private:
+    // Draws a lane's next token and lets it be heard.
+    void say(std::size_t choice, std::span<const float> logits) {
+        auto& lane = lanes[choice];
+        if (said(lane) == most) {
+            lane.ended = finish_reason::length;
+            return;
+        }
+        if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); })) {
+            fail({error_code::malformed, "logits",
+                  "the model gave a logit that is no finite number; its weights are damaged"});
+            return;
+        }
+        said_token token{.choice = choice, .index = said(lane)};
+        token.token = lane.draw.draw(logits, token.index, lane.counts);
+        if (lane.draw.penalises())
+            lane.counts.say(token.token);
+        if (request.log_probabilities) {
+            const kvcache::log_probabilities scores(logits);
+            token.log_probability = scores.of(token.token);
+            token.top = scores.top(*request.log_probabilities);
+        }
+        lane.tokens.push_back(token.token);
+        const hearing heard = request.hear ? request.hear(token) : hearing::go_on;
+        if (heard == hearing::cancel)
+            end(finish_reason::cancelled);
+        else if (heard == hearing::enough ||
+                 std::ranges::find(request.until.stop, token.token) != request.until.stop.end())
+            lane.ended = finish_reason::stopped;
+        else if (said(lane) == most)
+            lane.ended = finish_reason::length;
+    }
+};
+
+} // namespace kvcache::detail

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/codec/concept.hpp>
+#include <kvcache/core/contract.hpp>
+#include <kvcache/session/engine_job.hpp>
+#include <kvcache/session/engine_request.hpp>
+#include <kvcache/session/pipeline.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvcache::detail {
+
+/// The requests under way, and what of them runs in a forward pass. Of one thread.
+template <class Cache, class Model>
+class engine_schedule {
+public:
+    using job = engine_job<Cache>;
+    using job_list = std::deque<std::unique_ptr<job>>; // in order of arrival
+
+    engine_schedule(Cache& cache, const Model& model, pipeline<Cache, Model>& through, std::size_t rows)
+        : cache_(cache), model_(model), through_(through), rows_(rows) {}
+
+    [[nodiscard]] job_list& running() noexcept { return running_; }
+    /// Requests that gave their pages back, to wait.
+    [[nodiscard]] job_list& made_way() noexcept { return made_way_; }
+    void set_relief(std::function<bool()> relief) { relief_ = std::move(relief); }
+
+    /// Runs what fits a step. Where there is no page, idle sessions go, then the youngest request waits.
+    void run() {
+        while (true) {
+            std::optional<error> short_of;
+            try {
+                if (!plan())
+                    return;
+                if (auto ran = through_.extend(batch_, logits_); !ran)
+                    short_of = ran.error();
+            } catch (const std::bad_alloc&) {
+                short_of = no_memory();
+            }
+            if (!short_of)
+                return hear();
+            if (short_of->code == error_code::out_of_memory && relief_ && relief_())
+                continue;
+            make_way(std::move(*short_of));
+        }
+    }
+
+private:
+    using lane = engine_lane<Cache>;
+    struct part {
+        job* of = nullptr;
+        std::size_t choice = 0;
+        std::size_t wanted = 0; // rows of logits
+    };
+
+    // The batch of a step; false if nothing is to run.
+    [[nodiscard]] bool plan() {
+        parts_.clear();
+        batch_.clear();
+        std::size_t left = rows_;
+        const auto lanes_do = [&](auto&& body) {
+            for (std::size_t i = 0; i < running_.size(); ++i) {
+                job& each = *running_[(i + turn_) % running_.size()];
+                for (std::size_t c = 0; c < each.lanes.size(); ++c)
+                    if (each.lanes[c].active() && each.lanes[c].pending() == 1)
+                        body(each, c);
+            }
+        };
+        // A quarter of the rows is for prompts, so that answers never keep them out.
+        const bool prompts = std::ranges::any_of(running_, [](const auto& each) {
+            return std::ranges::any_of(each->lanes, [](const lane& l) { return !l.ended && l.pending() > 1; });
+        });
+        std::size_t for_answers = prompts ? left - std::max<std::size_t>(1, left / 4) : left, answers = 0;
+        lanes_do([&](job&, std::size_t) { ++answers; });
+        lanes_do([&](job& each, std::size_t c) {
+            if (for_answers == 0)
+                return;
+            --answers;
+            lane& one = each.lanes[c];
+            const std::size_t spare = for_answers - 1 > answers ? for_answers - 1 - answers : 0;
+            one.rows = 1;
+            each.draft(one, std::min(spare, model_.max_positions() - one.tokens.size()));
+            const std::size_t rows = one.run().size();
+            add(each, c, rows);
+            for_answers -= rows;
+            left -= rows;
+        });
+        ++turn_;
+        for (auto& each : running_)
+            for (std::size_t c = 0; c < each->lanes.size() && left > 0; ++c) {
+                lane& one = each->lanes[c];
+                if (one.ended || each->follows(c) || (!one.sequence && !start(*each, c)) ||
+                    (one.pending() == 1 && in_batch(one)))
+                    continue;
+                one.rows = std::min(left, one.pending());
+                one.drafted.clear();
+                add(*each, c, one.rows == one.pending() ? 1 : 0);
+                left -= one.rows;
+            }
+        return !batch_.empty();
+    }
+
+    void add(job& each, std::size_t choice, std::size_t wanted) {
+        lane& one = each.lanes[choice];
+        one.run_rows = one.run().size();
+        parts_.push_back({&each, choice, wanted});
+        batch_.push_back({&*one.sequence, one.run(),
+                          wanted == 0   ? logits_of::none
+                          : wanted == 1 ? logits_of::last
+                                        : logits_of::all});
+    }
+
+    [[nodiscard]] bool in_batch(const lane& one) const {
+        return std::ranges::any_of(batch_, [&](const auto& each) { return each.sequence == &*one.sequence; });
+    }
+
+    // Gives a lane the longest known begin of its tokens: of its session, the index, or another lane. False while an
+    // older prompt is running more of it.
+    [[nodiscard]] bool start(job& each, std::size_t choice) {
+        lane& one = each.lanes[choice];
+        auto found = cache_.match(one.tokens);
+        const rerun plan = cache_.plan(found);
+        auto& given = each.request.known;
+        const bool own = given && given->size() >= plan.first && given->size() < one.tokens.size();
+        const std::size_t known = own ? given->size() : plan.first;
+        const lane* nearest = nullptr;
+        std::size_t held = known, coming = known; // tokens in common
+        for (const auto& other : running_)
+            for (const lane& its : other->lanes) {
+                if (&its == &one || !its.active())
+                    continue;
+                const std::size_t common = in_common(its, one);
+                if (std::min(common, shared(its.held())) > held) {
+                    held = std::min(common, shared(its.held()));
+                    nearest = &its;
+                }
+                if (its.pending() > 1)
+                    coming = std::max(coming, common);
+            }
+        // To wait is a step lost for both, so it must save a page, or most of what is left.
+        if (coming > held && (coming - held >= cache_.shape().tokens || 2 * coming >= held + one.tokens.size()))
+            return false;
+        if (nearest != nullptr)
+            one.sequence = nearest->sequence->fork(held);
+        else
+            one.sequence = own ? std::move(*given) : cache_.open(std::move(found), plan);
+        given.reset();
+        if (!each.counted)
+            each.outcome.reused = std::min(held, each.request.prompt.size());
+        each.counted = true;
+        return true;
+    }
+
+    // Tokens, of `n`, that another can go on from: whole pages where the codec codes whole pages.
+    [[nodiscard]] std::size_t shared(std::size_t n) const {
+        return page_writer<typename Cache::codec_type> ? n - n % cache_.shape().tokens : n;
+    }
+
+    // Tokens that a lane can have from another: those that it shares, and not its last, which always runs.
+    [[nodiscard]] std::size_t in_common(const lane& its, const lane& one) const {
+        const auto same = std::ranges::mismatch(its.tokens, one.tokens);
+        return shared(std::min({static_cast<std::size_t>(same.in2 - one.tokens.begin()), one.tokens.size() - 1,
+                                its.sequence->shared_at_most()}));
+    }
+
+    [[nodiscard]] static error no_memory() {
+        return {error_code::out_of_memory, "memory", "the system has not that much memory"};
+    }
+
+    // Hands out the logits of a step. Whoever cannot take them for want of memory has failed.
+    void hear() {
+        try {
+            hand_out();
+        } catch (const std::bad_alloc&) {
+            for (const part& one : parts_)
+                one.of->fail(no_memory());
+        }
+    }
+
+    void hand_out() {
+        std::size_t row = 0;
+        for (const part& one : parts_) {
+            lane& heard = one.of->lanes[one.choice];
+            const std::size_t before = heard.held() - heard.run_rows;
+            const std::size_t prompt = one.of->request.prompt.size();
+            one.of->outcome.prefilled += std::min(heard.held(), prompt) - std::min(before, prompt);
+            const bool first = one.wanted > 0 && one.choice == 0 && one.of->said(heard) == 0;
+            if (!heard.ended)
+                one.of->hear(one.choice, logits_, row);
+            if (first)
+                one.of->follow(logits_, row);
+            row += one.wanted;
+        }
+    }
+
+    // The youngest request gives its pages back and waits; alone, it has failed.
+    void make_way(error reason) {
+        const auto youngest = std::ranges::max_element(running_, {}, [](const auto& each) {
+            return std::ranges::any_of(each->lanes, &lane::active) ? index(each->id) + 1 : 0;
+        });
+        const auto holders = std::ranges::count_if(
+            running_, [](const auto& each) { return std::ranges::any_of(each->lanes, &lane::active); });
+        expects(youngest != running_.end(), "a step that failed was somebody's");
+        if (reason.code != error_code::out_of_memory || holders < 2) {
+            (*youngest)->fail(std::move(reason));
+            for (lane& one : (*youngest)->lanes)
+                one.sequence.reset();
+            return;
+        }
+        for (lane& one : (*youngest)->lanes)
+            if (!one.ended)
+                one.sequence.reset();
+        made_way_.push_back(std::move(*youngest));
+        running_.erase(youngest);
+    }
+
+    [[nodiscard]] static std::uint64_t index(request_id id) noexcept { return static_cast<std::uint64_t>(id); }
+
+    Cache& cache_;
+    const Model& model_;
+    pipeline<Cache, Model>& through_;
+    std::size_t rows_;
+    std::function<bool()> relief_;
+    job_list running_;
+    job_list made_way_;
+    std::vector<part> parts_;
+    std::vector<extension<Cache>> batch_;
+    matrix logits_; // (rows wanted, vocabulary)
+    std::size_t turn_ = 0;
+};
+
+} // namespace kvcache::detail

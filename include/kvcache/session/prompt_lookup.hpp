@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/id.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+
+namespace kvcache {
+
+/// Guesses how a text goes on: as it did behind the latest earlier place where its last three tokens stood, or two, or
+/// one (Saxena 2023, prompt lookup decoding). Returns: at most `most` of the text's own tokens. Cost: O(tokens).
+[[nodiscard]] inline std::span<const token_id> prompt_lookup(std::span<const token_id> text, std::size_t most) {
+    for (std::size_t n = std::min<std::size_t>(3, text.size()); n > 0; --n) {
+        const auto tail = text.last(n);
+        const auto before = text.first(text.size() - 1); // an earlier place ends before the text does
+        const auto found = std::find_end(before.begin(), before.end(), tail.begin(), tail.end());
+        if (found != before.end()) {
+            const auto at = static_cast<std::size_t>(found - before.begin()) + n;
+            return text.subspan(at, std::min(most, text.size() - at));
+        }
+    }
+    return {};
+}
+
+} // namespace kvcache

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+#include <kvcache/core/digest.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/eviction/concept.hpp>
+#include <kvcache/session/session_limits.hpp>
+
+#include <concepts>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// Sessions by model and key, within bounds of count and bytes, evicted by any eviction policy: an entry's depth is 0
+/// at its first use, and 1 once it was used again. One request holds a session at a time; others wait, in the order of
+/// their arrival. Any thread may call it.
+template <class Session, eviction_policy Eviction = conversations_last>
+class session_table {
+    struct slot;
+
+public:
+    /// A session in use. Lets the next request have it when it goes.
+    class hold {
+    public:
+        hold(hold&& other) noexcept
+            : table_(std::exchange(other.table_, nullptr)), slot_(other.slot_), bytes_(other.bytes_) {}
+        /// Lets go of the session it held before.
+        hold& operator=(hold&& other) noexcept {
+            hold taken(std::move(other));
+            std::swap(table_, taken.table_);
+            std::swap(slot_, taken.slot_);
+            std::swap(bytes_, taken.bytes_);
+            return *this;
+        }
+        ~hold() {
+            if (table_ != nullptr)
+                table_->release(slot_, bytes_);
+        }
+
+        [[nodiscard]] Session& operator*() const noexcept { return *slot_->session; }
+        [[nodiscard]] Session* operator->() const noexcept { return slot_->session.get(); }
+
+        /// How much the session keeps when it is let go.
+        void set_bytes(std::size_t bytes) noexcept { bytes_ = bytes; }
+
+    private:
+        friend session_table;
+        hold(session_table& table, slot& of) : table_(&table), slot_(&of), bytes_(of.bytes) {}
+
+        session_table* table_;
+        slot* slot_;
+        std::size_t bytes_;
+    };
+
+    explicit session_table(session_limits limits, Eviction eviction)
+        : limits_(limits), order_(eviction.open({limits.sessions, limits.sessions})), slots_(limits.sessions) {
+        expects(limits.sessions > 0, "a table has room for a session");
+    }
+    explicit session_table(session_limits limits = {}) requires std::same_as<Eviction, conversations_last>
+        : session_table(limits, conversations_stay()) {}
+
+    /// The session of a key, once those before have let it go; a new one, `make()` as a unique_ptr, if there is none.
+    /// Errors: out_of_memory, where all sessions are in use.
+    template <class Make>
+    [[nodiscard]] result<hold> acquire(const digest& model, std::string_view key, Make make) {
+        std::unique_ptr<Session> gone; // destroyed when the lock is free
+        std::unique_lock guard(lock_);
+        auto found = names_.find({model, std::string(key)});
+        if (found == names_.end()) {
+            const auto free = room(gone);
+            if (!free)
+                return error{error_code::out_of_memory, "sessions",
+                             "all " + std::to_string(limits_.sessions) + " sessions are in use"};
+            found = enter(*free, model, key);
+        } else
+            again(found->second);
+        slot& of = *slots_[index_of(found->second)];
+        wait(of, guard);
+        if (!of.session)
+            try {
+                of.session = make();
+            } catch (...) {
+                leave(of, gone);
+                throw;
+            }
+        return hold(*this, of);
+    }
+
+    /// As acquire, but returns nothing where somebody holds the session or no room can be made.
+    template <class Make>
+    [[nodiscard]] std::optional<hold> try_acquire(const digest& model, std::string_view key, Make make) {
+        {
+            const std::lock_guard guard(lock_);
+            const auto found = names_.find({model, std::string(key)});
+            if (found != names_.end() && slots_[index_of(found->second)]->busy())
+                return std::nullopt;
+        }
+        auto held = acquire(model, key, std::move(make)); // it may wait here for one who came between
+        return held ? std::optional<hold>(std::move(*held)) : std::nullopt;
+    }
+
+    /// Takes a session away, after those who wait for it. False if there is none.
+    bool remove(const digest& model, std::string_view key) {
+        std::unique_ptr<Session> gone;
+        std::unique_lock guard(lock_);
+        const auto found = names_.find({model, std::string(key)});
+        if (found == names_.end())
+            return false;
+        slot& of = *slots_[index_of(found->second)];
+        wait(of, guard);
+        gone = std::move(of.session);
+        bytes_ -= std::exchange(of.bytes, 0);
+        std::unique_ptr<Session> none;
+        leave(of, none);
+        return true;
+    }
+
+    /// Takes the session away that the policy names. False if all are in use.
+    bool evict() {
+        std::unique_ptr<Session> gone;
+        const std::lock_guard guard(lock_);
+        return evict_one(gone);
+    }
+
+    /// Takes away all that nobody uses.
+    void clear() {
+        while (evict()) {
+        }
+    }
+
+    /// The sessions of a model, by key.
+    [[nodiscard]] std::vector<session_entry> list(const digest& model) const {
+        const std::lock_guard guard(lock_);
+        std::vector<session_entry> made;
+        for (const auto& [whose, place] : names_)
+            if (whose.first == model) {
+                const slot& of = *slots_[index_of(place)];
+                made.push_back({whose.second, of.uses, of.bytes, of.busy()});
+            }
+        return made;
+    }
+
+    [[nodiscard]] std::size_t size() const {
+        const std::lock_guard guard(lock_);
+        return names_.size();
+    }
+    [[nodiscard]] std::size_t bytes() const {
+        const std::lock_guard guard(lock_);
+        return bytes_;
+    }
+
+private:
+    using name = std::pair<digest, std::string>;
+    using names = std::map<name, slot_id>;
+
+    struct slot {
+        typename names::iterator place = {};
+        std::unique_ptr<Session> session = {};
+        std::size_t bytes = 0;
+        std::size_t uses = 0;
+        std::uint64_t next = 0;    // ticket of the next to come
+        std::uint64_t serving = 0; // ticket of who holds it
+
+        [[nodiscard]] bool busy() const noexcept { return next != serving; }
+    };
+
+    // A slot that is free, made so if need be.
+    [[nodiscard]] std::optional<slot_id> room(std::unique_ptr<Session>& gone) {
+        if (names_.size() == limits_.sessions && !evict_one(gone))
+            return std::nullopt;
+        for (std::size_t i = 0; i < slots_.size(); ++i)
+            if (!slots_[i])
+                return slot_id{static_cast<std::uint32_t>(i)};
+        return std::nullopt;
+    }
+
+    [[nodiscard]] typename names::iterator enter(slot_id at, const digest& model, std::string_view key) {
+        auto made = std::make_unique<slot>();
+        const auto place = names_.emplace(name{model, std::string(key)}, at).first;
+        try {
+            admit(at, 0);
+        } catch (...) {
+            names_.erase(place);
+            throw;
+        }
+        made->place = place;
+        made->uses = 1;
+        slots_[index_of(at)] = std::move(made);
+        return place;
+    }
+
+    void admit(slot_id at, std::uint32_t depth) {
+        const entry newcomer{.key = index_of(at), .bytes = 1, .cost = 1.0, .depth = depth};
+        announce(order_, newcomer);
+        order_.admit(at, newcomer);
+    }
+
+    // A session is used again.
+    void again(slot_id at) {
+        slot& of = *slots_[index_of(at)];
+        if (++of.uses == 2) {
+            order_.erase(at);
+            try {
+                admit(at, 1);
+            } catch (...) {
+                of.uses = 1;
+                admit(at, 0); // where it was: the memory is there
+                throw;
+            }
+        }
+        order_.touch(at);
+    }
+
+    void wait(slot& of, std::unique_lock<std::mutex>& guard) {
+        const std::uint64_t ticket = of.next++;
+        free_.wait(guard, [&] { return of.serving == ticket; });
+    }
+
+    // Whoever holds a slot is done with it; without a session and a next it is free.
+    void leave(slot& of, std::unique_ptr<Session>& gone) {
+        ++of.serving;
+        free_.notify_all();
+        if (!of.session && !of.busy()) {
+            const slot_id at = of.place->second;
+            order_.erase(at);
+            forget(at, gone);
+        }
+    }
+
+    void release(slot* of, std::size_t bytes) {
+        std::vector<std::unique_ptr<Session>> gone;
+        const std::lock_guard guard(lock_);
+        bytes_ = bytes_ - of->bytes + bytes;
+        of->bytes = bytes;
+        settle(order_, of->place->second);
+        std::unique_ptr<Session> none;
+        leave(*of, none);
+        while (bytes_ > limits_.bytes) {
+            gone.emplace_back();
+            if (!evict_one(gone.back()))
+                break;
+        }
+    }
+
+    bool evict_one(std::unique_ptr<Session>& gone) {
+        const auto victim = order_.victim([&](slot_id at) { return !slots_[index_of(at)]->busy(); });
+        if (!victim)
+            return false;
+        kvcache::evict(order_, *victim);
+        forget(*victim, gone);
+        return true;
+    }
+
+    void forget(slot_id at, std::unique_ptr<Session>& gone) {
+        slot& of = *slots_[index_of(at)];
+        bytes_ -= of.bytes;
+        gone = std::move(of.session);
+        names_.erase(of.place);
+        slots_[index_of(at)].reset();
+    }
+
+    session_limits limits_;
+    mutable std::mutex lock_;
+    std::condition_variable free_;
+    decltype(std::declval<const Eviction&>().open(eviction_room{})) order_;
+    names names_;
+    std::vector<std::unique_ptr<slot>> slots_;
+    std::size_t bytes_ = 0;
+};
+
+} // namespace kvcache

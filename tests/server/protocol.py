@@ -1,0 +1,306 @@
+#!/usr/bin/env python3
+"""What clients meet: starts a server, and asks it rightly, wrongly, all at once, and half.
+
+    protocol.py SERVER MODEL [DATA [LOAD]]
+
+DATA is the folder of real data; without it the cases of JSONTestSuite are left out. LOAD is the load generator.
+"""
+import atexit
+import http.client
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+SERVER, MODEL = sys.argv[1:3]
+DATA = Path(sys.argv[3]) if len(sys.argv) > 3 and Path(sys.argv[3]).is_dir() else None
+LOAD = sys.argv[4] if len(sys.argv) > 4 else None
+checks = 0
+
+
+def check(condition, words):
+    global checks
+    checks += 1
+    if not condition:
+        raise SystemExit(f"protocol.py: FAILED: {words}")
+
+
+class Server:
+    def __init__(self, *flags, model=MODEL):
+        self.process = subprocess.Popen([SERVER, "--model", model, "--port", "0", "--cache-mib", "64", "--page", "16",
+                                         *flags], stdout=subprocess.PIPE, text=True)
+        atexit.register(self.process.kill)  # nothing stays behind a failure
+        while True:
+            line = self.process.stdout.readline()
+            check(line, "the server starts")
+            found = re.match(r"listening on http://127\.0\.0\.1:(\d+)", line)
+            if found:
+                self.port = int(found[1])
+                return
+
+    def ask(self, method, path, body=None, headers=None):
+        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        if body is not None and not isinstance(body, (bytes, str)):
+            body = json.dumps(body)
+        link.request(method, path, body, {"Content-Type": "application/json", **(headers or {})})
+        got = link.getresponse()
+        raw = got.read()
+        link.close()
+        return got.status, (json.loads(raw) if "json" in got.getheader("Content-Type", "") else raw), got
+
+    def post(self, path, **body):
+        status, reply, _ = self.ask("POST", path, body)
+        return status, reply
+
+    def chat(self, text, **more):
+        return self.post("/v1/chat/completions", messages=[{"role": "user", "content": text}],
+                         **{"temperature": 0, "max_tokens": 16, **more})
+
+    def stream(self, path, **body):
+        """The events of a stream, each checked to be whole UTF-8 and to end in a blank line."""
+        _, raw, got = self.ask("POST", path, {**body, "stream": True})
+        check(got.getheader("Content-Type").startswith("text/event-stream"), "a stream says what it is")
+        check(isinstance(raw, bytes) and raw.endswith(b"data: [DONE]\n\n") and b"\r" not in raw, "a stream ends in [DONE]")
+        events = raw.decode("utf-8").split("\n\n")
+        check(events[-1] == "" and all(e.startswith("data: ") for e in events[:-1]), "events stand apart")
+        return [json.loads(e[6:]) for e in events[:-2]]
+
+    def gauge(self, name):
+        _, raw, _ = self.ask("GET", "/metrics")
+        return float(re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", raw.decode(), re.M)[1])
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        out, _ = self.process.communicate(timeout=60)
+        check(self.process.returncode == 0 and "0 pages held, books in order" in out, f"it ends in order: {out}")
+
+
+def shapes(at):
+    status, models, _ = at.ask("GET", "/v1/models")
+    check(status == 200 and models["data"][0]["object"] == "model", "models are listed")
+    name = models["data"][0]["id"]
+    status, one = at.chat("Where does Ella live?", model=name)
+    check(status == 200, one)
+    check(one["object"] == "chat.completion" and one["model"] == name and one["id"].startswith("chatcmpl-"), one)
+    choice = one["choices"][0]
+    check(choice["message"]["role"] == "assistant" and choice["finish_reason"] in ("stop", "length"), choice)
+    usage = one["usage"]
+    check(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"], usage)
+    check(usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"], usage)
+    # The same streamed, with the same bits.
+    events = at.stream("/v1/chat/completions", messages=[{"role": "user", "content": "Where does Ella live?"}],
+                       temperature=0, max_tokens=16, stream_options={"include_usage": True})
+    text = "".join(e["choices"][0]["delta"].get("content", "") for e in events if e["choices"])
+    check(text == choice["message"]["content"], (text, choice))
+    check(events[0]["choices"][0]["delta"]["role"] == "assistant", events[0])
+    check(events[-1]["choices"] == [] and events[-1]["usage"]["completion_tokens"] == usage["completion_tokens"], events[-1])
+    check(events[-2]["choices"][0]["finish_reason"] == choice["finish_reason"], events[-2])
+    check(events[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, "a second time is cached")
+    status, done = at.post("/v1/completions", prompt="Ella lives in", max_tokens=5, temperature=0, logprobs=3,
+                           ignore_eos=True)
+    check(status == 200 and done["object"] == "text_completion", done)
+    check(done["usage"]["completion_tokens"] == 5 and done["choices"][0]["finish_reason"] == "length", done)
+    check(len(done["choices"][0]["logprobs"]["token_logprobs"]) == 5, done)
+    status, scored = at.chat("Who?", logprobs=True, top_logprobs=2, max_tokens=3, ignore_eos=True)
+    content = scored["choices"][0]["logprobs"]["content"]
+    check(len(content) == 3 and all(len(c["top_logprobs"]) == 2 and c["logprob"] <= 0 for c in content), content)
+    check(all(c["logprob"] == c["top_logprobs"][0]["logprob"] for c in content), "the greedy token is the likeliest")
+
+
+def asks(at):
+    # The same seed gives the same words, alone, among many and streamed; n gives n.
+    body = dict(prompt="The kite is made of", max_tokens=12, temperature=1.1, seed=5, top_p=0.95, ignore_eos=True)
+    _, first = at.post("/v1/completions", **body)
+    _, several = at.post("/v1/completions", **body, n=3)
+    check([c["index"] for c in several["choices"]] == [0, 1, 2], several)
+    check(several["choices"][0]["text"] == first["choices"][0]["text"], "the first of n is the one alone")
+    texts = []
+    crowd = [threading.Thread(target=lambda: texts.append(at.post("/v1/completions", **body)[1]["choices"][0]["text"]))
+             for _ in range(24)]
+    for each in crowd:
+        each.start()
+    for each in crowd:
+        each.join()
+    check(texts == [first["choices"][0]["text"]] * 24, "company changes nothing")
+    events = at.stream("/v1/completions", **body)
+    check("".join(e["choices"][0]["text"] for e in events) == first["choices"][0]["text"], "nor does streaming")
+    whole = first["choices"][0]["text"]
+    stop = whole[4:7]
+    _, cut = at.post("/v1/completions", **body, stop=[stop, "never said"])
+    check(cut["choices"][0]["text"] == whole[:whole.find(stop)] and cut["choices"][0]["finish_reason"] == "stop", cut)
+    events = at.stream("/v1/completions", **body, stop=stop)
+    check("".join(e["choices"][0]["text"] for e in events) == whole[:whole.find(stop)], "a stop string is not heard")
+    _, ids = at.post("/tokenize", content="Ella \u00e9\U0001f600 lives")
+    status, text = at.post("/detokenize", tokens=ids["tokens"])
+    check(status == 200 and text["prompt"].endswith("Ella \u00e9\U0001f600 lives"), text)
+    _, by_ids = at.post("/v1/completions", **{**body, "prompt": at.post("/tokenize", content=body["prompt"])[1]["tokens"]})
+    check(by_ids["choices"][0]["text"] == whole, "a prompt may be token ids")
+    parts = [{"type": "text", "text": "Where does "}, {"type": "text", "text": "Ella live?"}]
+    _, by_parts = at.post("/v1/chat/completions", messages=[{"role": "user", "content": parts}], temperature=0, max_tokens=8)
+    check(by_parts["choices"][0]["message"]["content"] == at.chat("Where does Ella live?", max_tokens=8)[1]["choices"][0]
+          ["message"]["content"], "content may be parts")
+
+
+def sessions(at):
+    talks = {}
+    for turn in range(4):
+        for user in ("ann", "bob"):
+            messages = talks.setdefault(user, [{"role": "system", "content": "You answer questions about the notes."}])
+            messages.append({"role": "user", "content": f"{user}: where is the kite, number {turn}?"})
+            status, got = at.post("/v1/chat/completions", messages=messages, user=user, temperature=0, max_tokens=12)
+            check(status == 200, got)
+            cached, prompt = got["usage"]["prompt_tokens_details"]["cached_tokens"], got["usage"]["prompt_tokens"]
+            if turn > 0:
+                check(cached >= talks[user + " tokens"] - 1, f"turn {turn} of {user}: {cached} of {prompt} cached")
+            talks[user + " tokens"] = got["usage"]["total_tokens"]
+            messages.append({"role": "assistant", "content": got["choices"][0]["message"]["content"]})
+    listed = [s["id"] for s in at.ask("GET", "/v1/sessions")[1]["data"]]
+    check("ann" in listed and "bob" in listed, listed)
+    check(at.ask("DELETE", "/v1/sessions/ann")[0] == 200 and at.ask("DELETE", "/v1/sessions/ann")[0] == 404, "ann is forgotten")
+    status, warm = at.post("/v1/warm", text="A long text that many will begin with, over and over again.")
+    check(status == 200 and warm["token_count"] > 0, warm)
+
+
+def errors(at):
+    def refused(status, code, got):
+        check(got[0] == status and set(got[1]["error"]) >= {"message", "type", "code"}, got)
+        check(code in (got[1]["error"]["code"] or "") or code in got[1]["error"]["message"], got)
+
+    refused(404, "nothing", at.ask("GET", "/nowhere"))
+    refused(404, "model_not_found", at.chat("x", model="other"))
+    refused(400, "maximum context length", at.chat("library " * 3000))
+    refused(400, "maximum context length", at.chat("x", max_tokens=100000))
+    refused(400, "messages", at.post("/v1/chat/completions"))
+    refused(400, "messages", at.post("/v1/chat/completions", messages=[]))
+    refused(400, "role", at.post("/v1/chat/completions", messages=[{"content": "x"}]))
+    refused(400, "content", at.post("/v1/chat/completions", messages=[{"role": "user", "content": [{"type": "image_url"}]}]))
+    for field, value in (("temperature", -1), ("temperature", "hot"), ("top_p", 0), ("top_p", 1.5), ("n", 0), ("n", 1.5),
+                         ("max_tokens", -1), ("stop", 3), ("stop", [1]), ("stream", "yes"), ("logit_bias", {"x": 1}),
+                         ("logit_bias", {"99999999": 1}), ("seed", 1.5), ("stream_options", 3), ("top_logprobs", 3)):
+        refused(400, field, at.chat("x", **{field: value}))
+    refused(413, "large", at.ask("POST", "/v1/completions", b"x" * (9 << 20)))
+    if DATA:
+        for case in sorted((DATA / "protocol" / "JSONTestSuite" / "test_parsing").glob("*.json")):
+            status, reply, _ = at.ask("POST", "/v1/completions", case.read_bytes())
+            check(status == 400 and "error" in reply, f"{case.name}: {status}")
+
+
+def rude(at):
+    """Clients that hang up, send half, or nothing."""
+    body = json.dumps({"prompt": "Ella lives in", "max_tokens": 1500, "ignore_eos": True, "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    for _ in range(12):
+        link = socket.create_connection(("127.0.0.1", at.port))
+        link.sendall((head + body).encode())
+        check(link.recv(100).startswith(b"HTTP/1.1 200"), "a stream begins")
+        link.close()
+    halves = []
+    for cut in (0, 1, 10, 40, len(head), len(head) + 5):
+        link = socket.create_connection(("127.0.0.1", at.port))
+        link.sendall((head + body).encode()[:cut])
+        halves.append(link)
+    idle = [socket.create_connection(("127.0.0.1", at.port)) for _ in range(100)]
+    check(at.chat("Who?")[0] == 200, "others are served")
+    for link in halves + idle:
+        link.close()
+    for _ in range(200):
+        if at.gauge("vllm:num_requests_running") == 0:
+            break
+        threading.Event().wait(0.1)
+    check(at.gauge("vllm:num_requests_running") == 0, "who hangs up is no longer answered")
+
+
+def loads(at):
+    """What the load generator reports is what happened."""
+    def run(expected, *flags):
+        done = subprocess.run([LOAD, "--seed", "3", *flags], capture_output=True, text=True, timeout=60)
+        check(done.returncode == expected, (flags, done.returncode, done.stderr))
+        return json.loads(done.stdout)
+
+    here = ("--url", f"http://127.0.0.1:{at.port}")
+    lengths = ("--system-prompt-len", "12", "--question-len", "3", "--output-len", "5")
+    said = run(0, *here, *lengths, "--chat", "--multi-turn", "--num-prompts-per-group", "3", "--requests", "18",
+               "--concurrency", "3")
+    good = said["successes"]
+    check(good["count"] == 18 and said["failures"] == {"count": 0, "by_label": {}}, said["failures"])
+    check(good["output_len"]["min"] == good["output_len"]["max"] == 5, good["output_len"])
+    check([(t["turn"], t["count"]) for t in said["turns"]] == [(0, 6), (1, 6), (2, 6)], said["turns"])
+    check(good["kv_cache_hit_percent"] > 50, good["kv_cache_hit_percent"])
+    latency = good["latency"]
+    check(latency["time_to_first_token"]["max"] <= latency["request_latency"]["max"], latency)
+    cold = run(0, *here, *lengths, "--chat", "--multi-turn", "--num-prompts-per-group", "3", "--requests", "18", "--cold")
+    check(cold["successes"]["kv_cache_hit_percent"] < good["kv_cache_hit_percent"], cold["successes"])
+    parts = run(0, *here, *lengths, "--poisson", "--stage", "40:0.25", "--stage", "x2:6", "--question-len-std", "3")
+    check([p["load_summary"]["count"] for p in parts["stages"]] == [10, 6], parts["stages"])
+    check(parts["successes"]["prompt_len"]["min"] < parts["successes"]["prompt_len"]["max"], parts["successes"])
+    missed = run(1, "--url", "http://127.0.0.1:9", *lengths, "--requests", "2")
+    check(missed["failures"] == {"count": 2, "by_label": {"connection": 2}}, missed["failures"])
+    failed = run(1, *here, "--requests", "4", "--output-len", "1000000")
+    check(failed["failures"]["by_label"] == {"Context Window": 4}, failed["failures"])
+
+
+def overflows():
+    """A conversation that no longer fits goes on, where the server was told how."""
+    for how in ("slide", "sinks"):
+        at = Server("--overflow", how, "--context", "300")
+        messages, most = [{"role": "system", "content": "Be brief."}], 0
+        for turn in range(9):
+            messages.append({"role": "user", "content": f"Number {turn}: " + "The kite stands in the library. " * 5})
+            status, got = at.post("/v1/chat/completions", messages=messages, user="ann", temperature=0, max_tokens=8)
+            check(status == 200, (how, turn, got))
+            usage = got["usage"]
+            most = max(most, usage["total_tokens"])
+            if how == "sinks" and turn > 0:
+                ran = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+                check(ran < 80, f"turn {turn} runs what is new alone, {usage}")
+            messages.append({"role": "assistant", "content": got["choices"][0]["message"]["content"]})
+        limit = at.ask("GET", "/v1/models")[1]["data"][0]["max_model_len"]
+        check(limit * 3 // 4 < most <= limit, (how, most, limit))
+        at.stop()
+
+
+def bare():
+    """A model without a chat template completes texts."""
+    at = Server(model=str(DATA / "models" / "stories260k"))
+    status, done = at.post("/v1/completions", prompt="Once upon a time", max_tokens=10, temperature=0)
+    check(status == 200 and done["choices"][0]["text"], done)
+    status, refused = at.chat("Who?")
+    check(status == 400 and "chat template" in refused["error"]["message"], refused)
+    at.stop()
+
+
+def main():
+    at = Server()
+    for part in (shapes, asks, sessions, errors, rude):
+        part(at)
+    if LOAD:
+        loads(at)
+    page = at.ask("GET", "/")[1].decode()
+    check("<textarea" in page and "http" not in page.replace("http-equiv", ""), "the page needs nothing from outside")
+    at.stop()
+    keyed = Server("--api-key", "secret", "--queue", "1", "--lanes", "1", "--draft", "4")
+    check(keyed.chat("x")[0] == 401 and keyed.ask("GET", "/health")[0] == 200, "a key is asked for")
+    check(keyed.ask("GET", "/v1/models", None, {"Authorization": "Bearer secret"})[0] == 200, "and known")
+    body = {"prompt": "x", "max_tokens": 200, "ignore_eos": True}
+    got = []
+    crowd = [threading.Thread(target=lambda: got.append(keyed.ask("POST", "/v1/completions", body,
+                                                                  {"Authorization": "Bearer secret"}))) for _ in range(12)]
+    for each in crowd:
+        each.start()
+    for each in crowd:
+        each.join()
+    check({g[0] for g in got} == {200, 429}, [g[0] for g in got])
+    check(all(g[2].getheader("Retry-After") for g in got if g[0] == 429), "429 says when to come again")
+    check(len({g[1]["choices"][0]["text"] for g in got if g[0] == 200}) > 0, "some are answered")
+    keyed.stop()
+    overflows()
+    if DATA:
+        bare()
+    print(f"protocol.py: {checks} checks hold")
+
+
+main()

@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/session/engine.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "promise_fixture.hpp"
+#include <catch2/catch.hpp>
+
+using namespace promise;
+
+namespace {
+
+using request = kv::engine_request<cache>;
+using outcome = kv::engine_outcome<cache>;
+using engine = kv::engine<cache, kv::transformer>;
+using at = std::chrono::steady_clock::time_point;
+
+// What can be asked more than once.
+struct asked {
+    tokens prompt = {};
+    kv::sampler draw = {};
+    kv::stopping until = {};
+    std::size_t choices = 1;
+};
+
+struct told {
+    std::vector<tokens> ids = {};                // by choice
+    std::vector<std::vector<float>> scores = {}; // by choice
+    std::vector<kv::finish_reason> why = {};
+    std::optional<kv::error> failure = {};
+    std::size_t reused = 0, prefilled = 0, drafted = 0, accepted = 0;
+};
+
+// An engine, and what its requests were told.
+struct room {
+    explicit room(const kv::transformer& model, kv::engine_limits limits = {}, std::size_t pages = 4096,
+                  std::size_t threads = 1)
+        : here(model, 16, threads, 64, pages), runs(here.store, model, here.through, limits) {}
+    ~room() { CHECK(here.store.stats().held == 0); }
+
+    request make(const asked& what, told& into, std::size_t draft = 0) {
+        into = {};
+        into.ids.resize(what.choices);
+        into.scores.resize(what.choices);
+        return {.prompt = what.prompt,
+                .draw = what.draw,
+                .until = what.until,
+                .choices = what.choices,
+                .draft = draft,
+                .log_probabilities = 2,
+                .hear =
+                    [this, &into](const kv::said_token& token) {
+                        peak = std::max(peak, here.store.stats().held);
+                        CHECK(token.index == into.ids[token.choice].size());
+                        into.ids[token.choice].push_back(token.token);
+                        into.scores[token.choice].push_back(*token.log_probability);
+                        return kv::hearing::go_on;
+                    },
+                .done =
+                    [&into](outcome&& end) {
+                        for (std::size_t c = 0; c < end.answers.size(); ++c) {
+                            CHECK(end.answers[c].ids == into.ids[c]);
+                            into.why.push_back(end.answers[c].why);
+                        }
+                        into.failure = end.failure;
+                        into.reused = end.reused;
+                        into.prefilled = end.prefilled;
+                        into.drafted = end.drafted;
+                        into.accepted = end.accepted;
+                    }};
+    }
+
+    std::vector<told> answer(const std::vector<asked>& all, std::size_t draft = 0) {
+        std::vector<told> made(all.size());
+        for (std::size_t i = 0; i < all.size(); ++i)
+            REQUIRE(runs.submit(make(all[i], made[i], draft)).has_value());
+        for (std::size_t steps = 0; runs.step(at{}); ++steps) {
+            peak = std::max(peak, here.store.stats().held);
+            REQUIRE(steps < 10000);
+        }
+        return made;
+    }
+
+    host here;
+    engine runs;
+    std::size_t peak = 0; // pages held at once, in a step too
+};
+
+// The answer of a request that has the machine to itself, by the plain loop.
+told plainly(const kv::transformer& model, const asked& what) {
+    told made;
+    for (std::size_t c = 0; c < what.choices; ++c) {
+        host alone(model, 16, 1, 64, 64);
+        kv::sampler draw = what.draw;
+        draw.choice += c;
+        made.scores.emplace_back();
+        auto said = kv::generate(alone.through, what.prompt, draw, what.until,
+                                 [&](kv::token_id token, std::span<const float> logits) {
+                                     made.scores.back().push_back(kv::log_probabilities(logits).of(token));
+                                     return true;
+                                 });
+        REQUIRE(said.has_value());
+        made.ids.push_back(said->ids);
+        made.why.push_back(said->stopped ? kv::finish_reason::stopped : kv::finish_reason::length);
+    }
+    return made;
+}
+
+void check_same(const std::vector<told>& made, const std::vector<told>& wanted) {
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+        INFO("request " << i);
+        CHECK_FALSE(made[i].failure.has_value());
+        CHECK(made[i].ids == wanted[i].ids);
+        CHECK(made[i].scores == wanted[i].scores);
+        CHECK(made[i].why == wanted[i].why);
+    }
+}
+
+// Prompts that share their begins, and every kind of draw.
+std::vector<asked> a_day(const kv::transformer& model) {
+    const tokens common = some_tokens(model, 40, 1), other = some_tokens(model, 70, 2);
+    const tokens phrase = some_tokens(model, 6, 3);
+    tokens song;
+    for (int i = 0; i < 8; ++i)
+        song = joined(song, phrase);
+    return {
+        {.prompt = joined(common, some_tokens(model, 5, 4)), .until = {.max_tokens = 12}},
+        {.prompt = song, .until = {.max_tokens = 30}},
+        {.prompt = joined(common, some_tokens(model, 30, 5)),
+         .draw = {.temperature = 0.9f, .seed = 7, .top_k = 20, .top_p = 0.9f},
+         .until = {.max_tokens = 20}},
+        {.prompt = joined(song, phrase),
+         .draw = {.temperature = 0.3f, .seed = 8, .repetition_penalty = 1.1f, .frequency_penalty = 0.2f},
+         .until = {.max_tokens = 25}},
+        {.prompt = other,
+         .draw = {.temperature = 1.3f, .seed = 9, .min_p = 0.02f},
+         .until = {.max_tokens = 9},
+         .choices = 3},
+        {.prompt = common, .until = {.max_tokens = 0}},
+        {.prompt = joined(other, common),
+         .draw = {.temperature = 0.7f, .seed = 5},
+         .until = {.max_tokens = 40, .stop = {kv::token_id{3}, kv::token_id{17}, kv::token_id{90}}}},
+        {.prompt = {kv::token_id{1}}, .until = {.max_tokens = 5}, .choices = 2},
+    };
+}
+
+} // namespace
+
+TEST_CASE("a request's tokens and their scores do not depend on its company") {
+    const auto& model = each_model();
+    const auto all = a_day(model);
+    std::vector<told> wanted;
+    for (const asked& each : all)
+        wanted.push_back(plainly(model, each));
+
+    for (const std::size_t i : {std::size_t{0}, std::size_t{3}, std::size_t{4}}) {
+        room alone(model);
+        check_same(alone.answer({all[i]}), {wanted[i]});
+    }
+    for (const std::size_t rows : {2u, 48u, 400u}) {
+        INFO(rows << " rows a step");
+        room busy(model, {.rows = rows});
+        check_same(busy.answer(all), wanted);    // cold, together
+        check_same(busy.answer(all), wanted);    // warm
+        check_same(busy.answer(all, 5), wanted); // guessing
+    }
+    room guessing(model, {.rows = 50}, 4096, 2);
+    const auto guessed = guessing.answer(all, 4);
+    check_same(guessed, wanted);
+    CHECK(guessing.runs.stats().drafted > 0);
+}
+
+TEST_CASE("where pages are short the youngest waits, and nobody's answer changes") {
+    const auto& model = random_model();
+    const auto all = a_day(model);
+    std::vector<told> wanted;
+    for (const asked& each : all)
+        wanted.push_back(plainly(model, each));
+    for (const std::size_t draft : {0u, 3u}) {
+        room wide(model, {.rows = 64});
+        check_same(wide.answer(all, draft), wanted);
+        CHECK(wide.runs.stats().preempted == 0);
+        for (const std::size_t pages : {std::size_t{14}, std::size_t{18}, wide.peak - 1}) {
+            INFO(pages << " pages of " << wide.peak << ", guessing " << draft);
+            room tight(model, {.rows = 64}, pages);
+            check_same(tight.answer(all, draft), wanted);
+            CHECK(tight.runs.stats().preempted > 0);
+        }
+    }
+}
+
+TEST_CASE("prompt lookup guesses right where a text repeats itself") {
+    const auto& model = tiny_model();
+    tokens song;
+    for (int i = 0; i < 10; ++i)
+        song = joined(song, some_tokens(model, 5, 3));
+    room here(model);
+    const auto made = here.answer({{.prompt = song, .until = {.max_tokens = 60}}}, 6);
+    CHECK(made[0].accepted > 0);
+    CHECK(made[0].accepted <= made[0].drafted);
+}
+
+TEST_CASE("prompts that begin alike are run once, also when they arrive together") {
+    const auto& model = random_model();
+    const tokens common = some_tokens(model, 200, 1);
+    std::vector<asked> all;
+    for (int user = 0; user < 16; ++user)
+        all.push_back({.prompt = joined(joined(common, {kv::token_id{user}}),
+                                        some_tokens(model, 6, 10 + static_cast<unsigned>(user))),
+                       .until = {.max_tokens = 3}});
+    for (const std::size_t rows : {2u, 10u, 64u, 400u}) {
+        INFO(rows << " rows a step");
+        room here(model, {.rows = rows});
+        const auto made = here.answer(all);
+        std::size_t prefilled = 0;
+        for (const told& each : made) {
+            CHECK(each.reused + each.prefilled == 207);
+            prefilled += each.prefilled;
+        }
+        CHECK(prefilled == 207 + 15 * 7); // the middle of a page is shared, too
+    }
+}
+
+TEST_CASE("a request that cannot be had is refused by name, and nothing is called") {
+    const auto& model = random_model();
+    room here(model, {.lanes = 4, .waiting = 2});
+    const auto field = [&](asked what) {
+        told into;
+        auto asks = here.make(what, into);
+        asks.done = [](outcome&&) { FAIL("not to be called"); };
+        const auto made = here.runs.submit(std::move(asks));
+        return made ? std::string() : made.error().field;
+    };
+    CHECK(field({}) == "prompt");
+    CHECK(field({.prompt = {kv::token_id{131}}}) == "prompt");
+    CHECK(field({.prompt = {kv::token_id{-1}}}) == "prompt");
+    CHECK(field({.prompt = some_tokens(model, 4097, 1)}) == "max_positions");
+    CHECK(field({.prompt = {kv::token_id{1}}, .choices = 5}) == "n");
+    CHECK(field({.prompt = {kv::token_id{1}}, .choices = 0}) == "n");
+    CHECK(field({.prompt = {kv::token_id{1}}, .draw = {.top_p = 2.0f}}) == "top_p");
+    told a, b;
+    REQUIRE(here.runs.submit(here.make({.prompt = {kv::token_id{1}}, .until = {.max_tokens = 2}}, a)).has_value());
+    REQUIRE(here.runs.submit(here.make({.prompt = {kv::token_id{2}}, .until = {.max_tokens = 2}}, b)).has_value());
+    CHECK(field({.prompt = {kv::token_id{1}}}) == "queue");
+    while (here.runs.step(at{})) {
+    }
+    CHECK(a.ids[0].size() == 2);
+    CHECK(b.ids[0].size() == 2);
+    CHECK(here.runs.stats().refused == 1);
+}
+
+TEST_CASE("requests end when they are cancelled, late, heard enough, or too large, and others go on") {
+    const auto& model = random_model();
+    const asked longer{.prompt = some_tokens(model, 20, 1), .until = {.max_tokens = 50}};
+    const told wanted = plainly(model, longer);
+    room here(model, {.rows = 32}, 40);
+    told whole, cancelled, late, enough, stopped, large, refused;
+    REQUIRE(here.runs.submit(here.make(longer, whole)).has_value());
+    const auto id = here.runs.submit(here.make(longer, cancelled));
+    REQUIRE(id.has_value());
+    auto hurried = here.make(longer, late);
+    hurried.deadline = at{} + std::chrono::seconds(5);
+    REQUIRE(here.runs.submit(std::move(hurried)).has_value());
+    auto brief = here.make(longer, enough);
+    brief.hear = [&](const kv::said_token& token) {
+        enough.ids[0].push_back(token.token);
+        return token.index == 3 ? kv::hearing::enough : kv::hearing::go_on;
+    };
+    REQUIRE(here.runs.submit(std::move(brief)).has_value());
+    auto leaves = here.make({.prompt = longer.prompt, .until = {.max_tokens = 50}, .choices = 2}, stopped, 4);
+    leaves.hear = [&](const kv::said_token& token) {
+        stopped.ids[token.choice].push_back(token.token);
+        return token.index == 4 ? kv::hearing::cancel : kv::hearing::go_on;
+    };
+    REQUIRE(here.runs.submit(std::move(leaves)).has_value());
+    REQUIRE(here.runs.submit(here.make({.prompt = some_tokens(model, 900, 2)}, large)).has_value()); // 57 pages
+    for (int i = 0; i < 6; ++i)
+        (void)here.runs.step(at{});
+    here.runs.cancel(*id);
+    (void)here.runs.step(at{} + std::chrono::seconds(5));
+    while (here.runs.step(at{})) {
+    }
+    CHECK(whole.ids == wanted.ids);
+    CHECK(whole.scores == wanted.scores);
+    CHECK(cancelled.why == std::vector{kv::finish_reason::cancelled});
+    CHECK(late.why == std::vector{kv::finish_reason::expired});
+    CHECK(enough.why == std::vector{kv::finish_reason::stopped});
+    CHECK(enough.ids[0] == tokens(wanted.ids[0].begin(), wanted.ids[0].begin() + 4));
+    CHECK(stopped.why == std::vector(2, kv::finish_reason::cancelled));
+    CHECK(large.why == std::vector{kv::finish_reason::failed});
+    REQUIRE(large.failure.has_value());
+    CHECK(large.failure->code == kv::error_code::out_of_memory);
+    REQUIRE(here.runs.submit(here.make(longer, refused)).has_value());
+    here.runs.close();
+    CHECK(refused.why == std::vector{kv::finish_reason::cancelled});
+    CHECK(here.runs.submit(here.make(longer, refused)).error().field == "engine");
+}
+
+TEST_CASE("idle sessions give their pages before a request has to wait") {
+    const auto& model = random_model();
+    room here(model, {}, 12);
+    std::optional<fed> idle(here.here.feed(some_tokens(model, 150, 8), kv::logits_of::last));
+    here.runs.set_relief([&] {
+        const bool had = idle.has_value();
+        idle.reset();
+        return had;
+    });
+    const asked what{.prompt = some_tokens(model, 100, 1), .until = {.max_tokens = 5}};
+    check_same(here.answer({what}), {plainly(model, what)});
+    CHECK_FALSE(idle.has_value());
+}
+
+TEST_CASE("an engine goes on from a sequence that it is given") {
+    const auto& model = random_model();
+    const asked what{.prompt = some_tokens(model, 100, 1), .until = {.max_tokens = 5}};
+    room here(model);
+    auto held = here.here.feed(tokens(what.prompt.begin(), what.prompt.begin() + 75), kv::logits_of::last);
+    told into;
+    auto asks = here.make(what, into);
+    asks.known = held.sequence.fork(75);
+    REQUIRE(here.runs.submit(std::move(asks)).has_value());
+    while (here.runs.step(at{})) {
+    }
+    check_same({into}, {plainly(model, what)});
+    CHECK(into.reused == 75);
+    CHECK(into.prefilled == 25);
+    auto foreign = here.make({.prompt = some_tokens(model, 100, 2)}, into);
+    foreign.known = held.sequence.fork(75);
+    CHECK_FALSE(here.runs.submit(std::move(foreign)).has_value());
+}
+
+TEST_CASE("what a request goes on from is another's only as far as it is exact and shared") {
+    const auto& model = random_model();
+    for (const bool forgets : {true, false}) {
+        room here(model);
+        auto held = here.here.feed(some_tokens(model, 100, 1), kv::logits_of::last);
+        auto own = forgets ? held.sequence.without(4, 40) : kv::result<cache::sequence>(here.here.store.open());
+        REQUIRE(own.has_value());
+        if (!forgets) {
+            own->share_at_most(20);
+            (void)here.here.extend(*own, some_tokens(model, 70, 2));
+        }
+        const tokens prompt = joined({own->tokens().begin(), own->tokens().end()}, some_tokens(model, 9, 3));
+        const asked what{.prompt = prompt, .until = {.max_tokens = 8}};
+        told first, second;
+        auto asks = here.make(what, first);
+        asks.known = std::move(*own);
+        REQUIRE(here.runs.submit(std::move(asks)).has_value());
+        REQUIRE(here.runs.submit(here.make(what, second)).has_value());
+        while (here.runs.step(at{})) {
+        }
+        check_same({second}, {plainly(model, what)});
+        CHECK(second.reused <= (forgets ? 4u : 20u));
+    }
+}
+
+TEST_CASE("many threads ask one engine") {
+    const auto& model = random_model();
+    const auto all = a_day(model);
+    std::vector<told> wanted;
+    for (const asked& each : all)
+        wanted.push_back(plainly(model, each));
+    room here(model, {.rows = 48, .waiting = 1000}, 60);
+    std::vector<told> made(4 * all.size());
+    std::atomic<std::size_t> done = 0;
+    std::jthread running([&](std::stop_token stop) { here.runs.run(stop); });
+    {
+        std::vector<std::jthread> users;
+        for (std::size_t user = 0; user < 4; ++user)
+            users.emplace_back([&, user] {
+                for (std::size_t i = 0; i < all.size(); ++i) {
+                    told& into = made[user * all.size() + i];
+                    auto asks = here.make(all[i], into, user);
+                    asks.done = [&done, tell = std::move(asks.done)](outcome&& end) {
+                        tell(std::move(end));
+                        ++done;
+                        done.notify_one();
+                    };
+                    if (!here.runs.submit(std::move(asks)))
+                        std::abort();
+                }
+            });
+    }
+    for (std::size_t now = done; now < made.size(); now = done)
+        done.wait(now);
+    running.request_stop();
+    running.join();
+    for (std::size_t user = 0; user < 4; ++user)
+        check_same({made.begin() + static_cast<std::ptrdiff_t>(user * all.size()),
+                    made.begin() + static_cast<std::ptrdiff_t>((user + 1) * all.size())},
+                   wanted);
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/eviction/fifo.hpp>
+#include <kvcache/session/session_table.hpp>
+
+#include <atomic>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+namespace {
+
+struct session {
+    static inline std::atomic<int> alive = 0;
+    int said = 0;
+    bool in_use = false;
+    session() { ++alive; }
+    ~session() { --alive; }
+};
+
+const kv::digest model{.low = 1, .high = 0}, other{.low = 2, .high = 0};
+
+const auto fresh = [] { return std::make_unique<session>(); };
+
+template <class Table>
+void use(Table& table, const std::string& key, std::size_t bytes = 1, const kv::digest& of = model) {
+    auto held = table.acquire(of, key, fresh);
+    REQUIRE(held.has_value());
+    ++(*held)->said;
+    held->set_bytes(bytes);
+}
+
+template <class Table>
+std::string keys(const Table& table) {
+    std::string made;
+    for (const auto& each : table.list(model))
+        made += each.key + std::to_string(each.uses) + " ";
+    return made;
+}
+
+} // namespace
+
+TEST_CASE("a session is found by model and key") {
+    {
+        kv::session_table<session> table;
+        use(table, "ann");
+        use(table, "bob");
+        use(table, "ann");
+        use(table, "ann", 1, other);
+        CHECK(keys(table) == "ann2 bob1 ");
+        CHECK(table.list(other).size() == 1);
+        CHECK((*table.acquire(model, "ann", fresh))->said == 2);
+        CHECK(table.remove(model, "ann"));
+        CHECK_FALSE(table.remove(model, "ann"));
+        CHECK((*table.acquire(model, "ann", fresh))->said == 0);
+        table.clear();
+        CHECK(table.size() == 0);
+        CHECK(table.bytes() == 0);
+        CHECK(session::alive == 0);
+    }
+    CHECK(session::alive == 0);
+}
+
+TEST_CASE("strays leave before conversations, and those before the more recent") {
+    kv::session_table<session> table({.sessions = 3});
+    use(table, "ann");
+    use(table, "ann");
+    use(table, "bob");
+    use(table, "bob");
+    for (int stray = 0; stray < 10; ++stray)
+        use(table, "stray" + std::to_string(stray));
+    CHECK(keys(table) == "ann2 bob2 stray91 ");
+    use(table, "stray9");
+    use(table, "ann");
+    use(table, "zoe");
+    CHECK(keys(table) == "ann3 stray92 zoe1 "); // bob was the least recent
+
+    kv::session_table<session, kv::fifo> queue({.sessions = 2}, kv::fifo{});
+    use(queue, "a");
+    use(queue, "b");
+    use(queue, "c");
+    CHECK(keys(queue) == "b1 c1 ");
+}
+
+TEST_CASE("bytes are bounded, and sessions in use never leave") {
+    kv::session_table<session> table({.sessions = 2, .bytes = 100});
+    use(table, "ann", 60);
+    use(table, "bob", 50);
+    CHECK(keys(table) == "bob1 ");
+    CHECK(table.bytes() == 50);
+    {
+        const auto one = table.acquire(model, "bob", fresh), two = table.acquire(model, "cat", fresh);
+        REQUIRE(one.has_value());
+        REQUIRE(two.has_value());
+        const auto none = table.acquire(model, "dog", fresh);
+        REQUIRE_FALSE(none.has_value());
+        CHECK(none.error().field == "sessions");
+        CHECK_FALSE(table.evict());
+    }
+    use(table, "bob", 1000);
+    CHECK(table.size() == 0); // it alone is too large
+    CHECK(session::alive == 0);
+}
+
+TEST_CASE("a session that cannot be made leaves nothing behind") {
+    kv::session_table<session> table({.sessions = 1});
+    for (int time = 0; time < 3; ++time)
+        CHECK_THROWS_AS(table.acquire(model, "ann", []() -> std::unique_ptr<session> { throw 1; }), int);
+    CHECK(table.size() == 0);
+    use(table, "ann");
+    CHECK(keys(table) == "ann1 ");
+}
+
+TEST_CASE("one request holds a session at a time, whatever threads ask, remove and evict") {
+    kv::session_table<session> table({.sessions = 6, .bytes = 40});
+    std::atomic<int> clashes = 0, refused = 0;
+    {
+        std::vector<std::jthread> users;
+        for (unsigned user = 0; user < 6; ++user)
+            users.emplace_back([&, user] {
+                std::mt19937 dice(user);
+                for (int i = 0; i < 2000; ++i) {
+                    const std::string key(1, static_cast<char>('a' + dice() % 9));
+                    const auto what = dice() % 20;
+                    if (what == 0)
+                        (void)table.remove(model, key);
+                    else if (what == 1)
+                        (void)table.evict();
+                    else if (auto held = table.acquire(model, key, fresh)) {
+                        clashes += std::exchange((*held)->in_use, true);
+                        ++(*held)->said;
+                        held->set_bytes(dice() % 16);
+                        clashes += !std::exchange((*held)->in_use, false);
+                    } else
+                        ++refused;
+                }
+            });
+    }
+    CHECK(clashes == 0);
+    CHECK(table.bytes() <= 40);
+    CHECK(table.size() <= 6);
+    table.clear();
+    CHECK(table.bytes() == 0);
+    CHECK(session::alive == 0);
+}
+
+TEST_CASE("those who wait for a session have it in the order they came") {
+    kv::session_table<session> table;
+    std::vector<int> order;
+    std::vector<std::jthread> users;
+    {
+        auto first = table.acquire(model, "ann", fresh);
+        REQUIRE(first.has_value());
+        for (int user = 0; user < 5; ++user) {
+            users.emplace_back([&, user] {
+                auto held = table.acquire(model, "ann", fresh);
+                order.push_back(user); // guarded by the session
+            });
+            while (table.list(model)[0].uses < static_cast<std::size_t>(user) + 2)
+                std::this_thread::yield(); // until it has its place
+        }
+    }
+    users.clear();
+    CHECK(order == std::vector{0, 1, 2, 3, 4});
+}
