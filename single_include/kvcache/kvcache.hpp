@@ -1714,152 +1714,367 @@ template <class Op>
 
 } // namespace kvcache
 
-// ---- kvcache/kernel/math.hpp --------------------------------------------------------------------------------------
+// ---- kvcache/kernel/code_dot.hpp ----------------------------------------------------------------------------------
 
-namespace kvcache {
+/// Dot products of 16 rows of codes with whole numbers of 16 bits. Sums of int32 are exact, so every form gives the
+/// same numbers, whatever its order.
+///
+/// Codes lie in fours: 64 bytes hold four neighbours of 16 rows, row by row, or of shorter codes as many fours as fit,
+/// in ascending bits. Of 3-bit codes the lower two bits lie so, and the upper ones apart.
+namespace kvcache::detail {
 
-/// e to the power x, lane by lane, within 2 units in the last place; zero below -87 and for NaN, e^88 above 88.
-/// Cost: 10 fused operations. Same bits on every target.
-[[nodiscard]] inline f32x16 exp(const f32x16& x) noexcept {
-    constexpr float lowest = -87.0f, highest = 88.0f;
-    const f32x16 clamped = min(max(x, f32x16::broadcast(lowest)), f32x16::broadcast(highest));
-    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
-    const f32x16 shifted = fma(clamped, f32x16::broadcast(1.44269504088896341f), magic);
-    const f32x16 n = shifted - magic;
-    // ln 2 in two parts, the first with trailing zeros, so that n * part is exact.
-    f32x16 r = fma(n, f32x16::broadcast(-0.693359375f), clamped);
-    r = fma(n, f32x16::broadcast(2.12194440e-4f), r);
-    // Taylor to degree 7 on |r| <= 0.3466: the next term is under 1e-9.
-    f32x16 p = f32x16::broadcast(1.0f / 5040.0f);
-    p = fma(p, r, f32x16::broadcast(1.0f / 720.0f));
-    p = fma(p, r, f32x16::broadcast(1.0f / 120.0f));
-    p = fma(p, r, f32x16::broadcast(1.0f / 24.0f));
-    p = fma(p, r, f32x16::broadcast(1.0f / 6.0f));
-    p = fma(p, r, f32x16::broadcast(0.5f));
-    p = fma(p, r, f32x16::broadcast(1.0f));
-    p = fma(p, r, f32x16::broadcast(1.0f));
-    return zero_below(p * power_of_two(shifted), x, lowest);
+/// The largest size of a number that meets codes: both its bytes are int8 then, the lower one counted from -128 on.
+inline constexpr std::int32_t largest_whole = 127 * 256;
+
+/// Bytes of four numbers that meet codes.
+inline constexpr std::size_t whole_quad_bytes = 8;
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+
+/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as products of codes read them: the upper bytes
+/// of four, then the lower ones, as VNNI multiplies an unsigned byte with a signed one. to: 4 * whole_quad_bytes
+/// Returns: their sum.
+inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
+    const __m512i whole = _mm512_cvtps_epi32(x.part[0].data);
+    const __m128i lower = _mm512_cvtepi32_epi8(whole);
+    const __m128i upper = _mm512_cvtepi32_epi8(_mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8));
+    auto* const at = reinterpret_cast<__m128i*>(to);
+    _mm_storeu_si128(at, _mm_unpacklo_epi32(upper, lower));
+    _mm_storeu_si128(at + 1, _mm_unpackhi_epi32(upper, lower));
+    return _mm512_reduce_add_epi32(whole);
 }
 
-/// e to the power of one number: lane 0 of the vector form, so that scalars and vectors agree.
-[[nodiscard]] inline float exp_one(float x) noexcept {
-    alignas(64) float lane[16];
-    exp(f32x16::broadcast(x)).store(lane);
-    return lane[0];
+#elif defined(__AVX2__)
+
+/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as products of codes read them: of each four
+/// the even ones, then the odd ones. to: 4 * whole_quad_bytes. Returns: their sum.
+inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
+#if defined(__AVX512F__)
+    const __m512i all = _mm512_cvtps_epi32(x.part[0].data);
+    const __m256i first = _mm512_castsi512_si256(all), last = _mm512_extracti64x4_epi64(all, 1);
+#else
+    const __m256i first = _mm256_cvtps_epi32(x.part[0].data), last = _mm256_cvtps_epi32(x.part[1].data);
+#endif
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, last), 0b11'01'10'00);
+    const __m256i turned = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0b11'01'10'00), 0b11'01'10'00);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), turned);
+    const __m256i eight = _mm256_add_epi32(first, last);
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
 }
 
-/// x / (1 + e^-x), lane by lane; below -88 its value there, which is -5e-37.
-[[nodiscard]] inline f32x16 silu(const f32x16& x) noexcept {
-    // exp ends in a product with a power of two, which is exact: fused into this sum or not, the bits are the same.
-    return max(f32x16::broadcast(-88.0f), x) / (f32x16::broadcast(1.0f) + exp(-x));
-}
+#else
 
-namespace detail {
-
-/// Calls body(offset, count) for each run of 16 numbers and for the shorter rest.
-template <class Body>
-inline void by_sixteen(std::size_t size, Body body) {
-    std::size_t i = 0;
-    for (; i + 16 <= size; i += 16)
-        body(i, std::size_t{16});
-    if (i < size)
-        body(i, size - i);
-}
-
-} // namespace detail
-
-/// x / sqrt(mean(x^2) + epsilon) * weight (Zhang & Sennrich 2019). `out` may be `x`. (columns)
-/// The sum runs in 16 lanes ascending, then by one fixed tree.
-inline void rms_norm(std::span<const float> x, std::span<const float> weight, float epsilon, std::span<float> out) {
-    f32x16 squares = f32x16::zero();
-    detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
-        const f32x16 v = f32x16::load_up_to(x.data() + i, n);
-        squares = fma(v, v, squares);
-    });
-    const float mean = sum(squares) / static_cast<float>(x.size());
-    const f32x16 scale = f32x16::broadcast(1.0f / std::sqrt(mean + epsilon));
-    detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
-        const f32x16 v = f32x16::load_up_to(x.data() + i, n) * scale;
-        (v * f32x16::load_up_to(weight.data() + i, n)).store_up_to(out.data() + i, n);
-    });
-}
-
-/// silu(gate) * up, into `out`, which may be `gate` (Shazeer 2020, SwiGLU). (columns)
-inline void gated_silu(std::span<const float> gate, std::span<const float> up, std::span<float> out) {
-    detail::by_sixteen(gate.size(), [&](std::size_t i, std::size_t n) {
-        const f32x16 g = silu(f32x16::load_up_to(gate.data() + i, n));
-        (g * f32x16::load_up_to(up.data() + i, n)).store_up_to(out.data() + i, n);
-    });
-}
-
-/// to += from. (columns)
-inline void add_to(std::span<float> to, std::span<const float> from) {
-    detail::by_sixteen(to.size(), [&](std::size_t i, std::size_t n) {
-        (f32x16::load_up_to(to.data() + i, n) + f32x16::load_up_to(from.data() + i, n)).store_up_to(to.data() + i, n);
-    });
-}
-
-} // namespace kvcache
-
-// ---- kvcache/attention/softmax_state.hpp --------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// The partial softmax of one query over some of its positions, as it lies in memory: the weighted sums of the values,
-/// the weights in 16 lanes, and the largest score. (width, 16, 1), padded to whole cache lines.
-class softmax_state {
-public:
-    /// The numbers one takes, for values of `width` numbers.
-    [[nodiscard]] static constexpr std::size_t numbers(std::size_t width) noexcept { return width + 32; }
-
-    softmax_state(float* at, std::size_t width) noexcept : at_(at), width_(width) {}
-
-    [[nodiscard]] float* sums() const noexcept { return at_; }
-    [[nodiscard]] f32x16 weight() const noexcept { return f32x16::load(at_ + width_); }
-    [[nodiscard]] float& largest() const noexcept { return at_[width_ + 16]; }
-    void set_weight(const f32x16& weight) const noexcept { weight.store(at_ + width_); }
-
-    /// Whether it has seen no position.
-    [[nodiscard]] bool empty() const noexcept { return largest() == -std::numeric_limits<float>::infinity(); }
-
-    /// Makes it empty; its sums may be anything then.
-    void forget() const noexcept { largest() = -std::numeric_limits<float>::infinity(); }
-
-    /// Makes it empty, with sums of zero.
-    void clear() const noexcept {
-        std::fill_n(at_, width_ + 16, 0.0f);
-        forget();
+/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as int16. to: 4 * whole_quad_bytes
+/// Returns: their sum.
+inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
+    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: what is added to it loses its fraction
+    alignas(64) float each[16];
+    (x + magic - magic).store(each);
+    std::int32_t all = 0;
+    for (std::size_t i = 0; i < 16; ++i) {
+        const auto word = static_cast<std::int16_t>(each[i] >= -32768.0f && each[i] < 32768.0f ? each[i] : -32768.0f);
+        std::memcpy(to + 2 * i, &word, sizeof word);
+        all += word;
     }
+    return all;
+}
 
-    /// Takes in the state of later positions. Not associative in its last bits: always merge in ascending order.
-    void merge(const softmax_state& later) const noexcept {
-        if (later.empty())
-            return;
-        if (empty()) {
-            std::copy_n(later.at_, width_ + 17, at_);
-            return;
+#endif
+
+/// Where codes of `Bits` bits lie: places in a table, or the numbers themselves in 8 bits.
+template <unsigned Bits>
+struct code_quads {
+    static constexpr unsigned part = Bits == 3 ? 2 : Bits; ///< Bits that lie together.
+    static constexpr std::size_t per = 8 / part;           ///< Fours in 64 bytes.
+    const std::byte* codes;
+    const std::byte* upper;   ///< Of 3 bits the upper ones.
+    const std::int8_t* table; ///< (16)
+};
+
+#if defined(__AVX2__)
+
+/// Four bytes as one number.
+[[nodiscard]] KVCACHE_INLINE inline std::int32_t four_bytes(const std::byte* from) noexcept {
+    std::int32_t four;
+    std::memcpy(&four, from, sizeof four);
+    return four;
+}
+
+/// A four of eight rows: each number, and 128.
+template <unsigned Bits, std::size_t Place>
+[[nodiscard]] KVCACHE_INLINE inline __m256i quad_codes(const code_quads<Bits>& of, std::size_t quad, std::size_t half,
+                                                       __m256i table) noexcept {
+    using quads = code_quads<Bits>;
+    const auto load = [](const std::byte* from)
+                          KVCACHE_INLINE { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); };
+    __m256i x = load(of.codes + quad / quads::per * 64 + half * 32);
+    if constexpr (Bits == 8) {
+        return _mm256_xor_si256(x, table);
+    } else {
+        if constexpr (Place > 0)
+            x = _mm256_srli_epi16(x, Place * quads::part);
+        x = _mm256_and_si256(x, _mm256_set1_epi8((1 << quads::part) - 1));
+        if constexpr (Bits == 3) {
+            const __m256i above = _mm256_srl_epi16(load(of.upper + quad / 8 * 64 + half * 32),
+                                                   _mm_cvtsi32_si128(static_cast<int>(quad % 8)));
+            x = _mm256_or_si256(x, _mm256_slli_epi16(_mm256_and_si256(above, _mm256_set1_epi8(1)), 2));
         }
-        const float top = std::max(later.largest(), largest());
-        const f32x16 keep = f32x16::broadcast(exp_one(largest() - top));
-        const f32x16 add = f32x16::broadcast(exp_one(later.largest() - top));
-        largest() = top;
-        for (std::size_t i = 0; i < width_ + 16; i += 16) { // the sums, and the weights behind them
-            const f32x16 added = f32x16::load(later.at_ + i) * add;
-            fma(f32x16::load(at_ + i), keep, added).store(at_ + i);
-        }
+        return _mm256_shuffle_epi8(table, x);
     }
+}
 
-    /// Writes the output: sums over the total weight, which 16 lanes fold to by one fixed tree. (head_dim)
-    void finish(std::size_t head_dim, float* out) const noexcept {
-        const f32x16 total = f32x16::broadcast(sum(weight()));
-        detail::by_sixteen(head_dim, [&](std::size_t d, std::size_t n) {
-            (f32x16::load(sums() + d) / total).store_up_to(out + d, n);
+/// The numbers of a table, and 128; of none that 128.
+template <unsigned Bits>
+[[nodiscard]] KVCACHE_INLINE inline __m256i quad_table(const code_quads<Bits>& of) noexcept {
+    const __m256i sign = _mm256_set1_epi8(static_cast<char>(0x80));
+    if constexpr (Bits == 8)
+        return sign;
+    else
+        return _mm256_xor_si256(
+            _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(of.table))), sign);
+}
+
+#else
+
+template <unsigned Bits>
+[[nodiscard]] inline std::int32_t code_at(const code_quads<Bits>& of, std::size_t quad, std::size_t byte) noexcept {
+    using quads = code_quads<Bits>;
+    auto code = std::to_integer<unsigned>(of.codes[quad / quads::per * 64 + byte]);
+    if constexpr (Bits == 8) {
+        return static_cast<std::int8_t>(code);
+    } else {
+        code = code >> quad % quads::per * quads::part & ((1u << quads::part) - 1);
+        if constexpr (Bits == 3)
+            code |= (std::to_integer<unsigned>(of.upper[quad / 8 * 64 + byte]) >> quad % 8 & 1u) << 2;
+        return of.table[code];
+    }
+}
+
+#endif
+
+/// Calls body(quad, place in its 64 bytes) for the fours [begin, end). Requires: begin is the first of 64 bytes.
+template <unsigned Bits, class Body>
+KVCACHE_INLINE inline void for_quads(std::size_t begin, std::size_t end, const Body& body) {
+    constexpr std::size_t per = code_quads<Bits>::per;
+    std::size_t quad = begin;
+    for (; quad + per <= end; quad += per)
+        unrolled<per>([&](auto place) KVCACHE_INLINE { body(quad + place, place); });
+    if constexpr (per > 1)
+        unrolled<per - 1>([&](auto place) KVCACHE_INLINE {
+            if (quad + place < end)
+                body(quad + place, place);
         });
+}
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+
+/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum.
+template <unsigned Bits, std::size_t N>
+KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
+                                   const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
+                                   f32x16 (&to)[N]) noexcept {
+    using vector = std::int32_t __attribute__((vector_size(64))); // GCC 12 copies a running __m512i, which is of int64
+    vector upper[N], lower[N];
+    unrolled<N>([&](auto i) KVCACHE_INLINE { upper[i] = vector{}, lower[i] = vector{}; });
+    const __m256i table = quad_table(of);
+    for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
+        const __m512i x =
+            _mm512_inserti64x4(_mm512_castsi256_si512(quad_codes<Bits, decltype(place)::value>(of, quad, 0, table)),
+                               quad_codes<Bits, decltype(place)::value>(of, quad, 1, table), 1);
+        unrolled<N>([&](auto i) KVCACHE_INLINE {
+            const std::byte* const q = queries[i] + (quad - begin) * whole_quad_bytes;
+            upper[i] = reinterpret_cast<vector>(
+                _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(upper[i]), x, _mm512_set1_epi32(four_bytes(q))));
+            lower[i] = reinterpret_cast<vector>(
+                _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(lower[i]), x, _mm512_set1_epi32(four_bytes(q + 4))));
+        });
+    });
+    unrolled<N>([&](auto i) KVCACHE_INLINE {
+        const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(reinterpret_cast<__m512i>(upper[i]), 8),
+                                              reinterpret_cast<__m512i>(lower[i]));
+        to[i] = {{native_floats(_mm512_cvtepi32_ps(_mm512_sub_epi32(both, _mm512_set1_epi32(own[i] * 128))))}};
+    });
+}
+
+#elif defined(__AVX2__)
+
+/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum.
+template <unsigned Bits, std::size_t N>
+KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
+                                   const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
+                                   f32x16 (&to)[N]) noexcept {
+    __m256i sums[2 * N];
+    unrolled<2 * N>([&](auto i) KVCACHE_INLINE { sums[i] = _mm256_set1_epi32(own[i / 2] * -128); });
+    const __m256i table = quad_table(of);
+    for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
+        __m256i even[2], odd[2];
+        unrolled<2>([&](auto half) KVCACHE_INLINE {
+            const __m256i x = quad_codes<Bits, decltype(place)::value>(of, quad, half, table);
+            even[half] = _mm256_and_si256(x, _mm256_set1_epi16(0xFF));
+            odd[half] = _mm256_srli_epi16(x, 8);
+        });
+        unrolled<N>([&](auto i) KVCACHE_INLINE {
+            const std::byte* const q = queries[i] + (quad - begin) * whole_quad_bytes;
+            const __m256i of_even = _mm256_set1_epi32(four_bytes(q)), of_odd = _mm256_set1_epi32(four_bytes(q + 4));
+            unrolled<2>([&](auto half) KVCACHE_INLINE {
+                __m256i& sum = sums[2 * i + half];
+                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even[half], of_even));
+                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(odd[half], of_odd));
+            });
+        });
+    });
+    unrolled<N>([&](auto i) KVCACHE_INLINE {
+#if defined(__AVX512F__)
+        const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(sums[2 * i]), sums[2 * i + 1], 1);
+        to[i] = {{native_floats(_mm512_cvtepi32_ps(both))}};
+#else
+        to[i] = {{native_floats(_mm256_cvtepi32_ps(sums[2 * i])), native_floats(_mm256_cvtepi32_ps(sums[2 * i + 1]))}};
+#endif
+    });
+}
+
+#else
+
+/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum.
+template <unsigned Bits, std::size_t N>
+inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
+                    const std::byte* const (&queries)[N], const std::int32_t (&)[N], f32x16 (&to)[N]) noexcept {
+    std::int32_t sums[N][16] = {};
+    for (std::size_t quad = begin; quad < end; ++quad)
+        for (std::size_t byte = 0; byte < 64; ++byte)
+            for (std::size_t i = 0; i < N; ++i) {
+                std::int16_t word;
+                std::memcpy(&word, queries[i] + (quad - begin) * whole_quad_bytes + byte % 4 * 2, sizeof word);
+                sums[i][byte / 4] += code_at(of, quad, byte) * word;
+            }
+    for (std::size_t i = 0; i < N; ++i) {
+        alignas(64) float whole[16];
+        for (std::size_t row = 0; row < 16; ++row)
+            whole[row] = static_cast<float>(sums[i][row]);
+        to[i] = f32x16::load(whole);
     }
+}
+
+#endif
+
+/// The numbers of a four: each of 16 rows.
+template <unsigned Bits>
+inline void numbers_of(const code_quads<Bits>& of, std::size_t quad, f32x16 (&to)[4]) noexcept {
+    alignas(64) float each[4][16];
+#if defined(__AVX2__)
+    alignas(64) std::uint8_t bytes[64];
+    const __m256i table = quad_table(of);
+    const auto take = [&](auto place) {
+        for (std::size_t half = 0; half < 2; ++half)
+            _mm256_store_si256(reinterpret_cast<__m256i*>(bytes + 32 * half),
+                               quad_codes<Bits, decltype(place)::value>(of, quad, half, table));
+    };
+    unrolled<code_quads<Bits>::per>([&](auto place) {
+        if (quad % code_quads<Bits>::per == place)
+            take(place);
+    });
+    for (std::size_t byte = 0; byte < 64; ++byte)
+        each[byte % 4][byte / 4] = static_cast<float>(int{bytes[byte]} - 128);
+#else
+    for (std::size_t byte = 0; byte < 64; ++byte)
+        each[byte % 4][byte / 4] = static_cast<float>(code_at(of, quad, byte));
+#endif
+    for (std::size_t i = 0; i < 4; ++i)
+        to[i] = f32x16::load(each[i]);
+}
+
+} // namespace kvcache::detail
+
+// ---- kvcache/attention/coded_queries.hpp --------------------------------------------------------------------------
+
+namespace kvcache::detail {
+
+/// Queries as whole numbers of 16 bits, for keys that are whole numbers too: each with a scale, its largest size over
+/// the largest whole number. Sums of products of whole numbers are exact, so that their order is free, and what a
+/// query loses is a hundredth of what an int8 key does.
+class coded_queries {
+public:
+    coded_queries(std::size_t head_dim, std::size_t capacity)
+        : sixteens_((head_dim + 15) / 16),
+          // So that 127 times the largest, head_dim times, is an int32.
+          largest_(static_cast<float>(std::min<std::size_t>(largest_whole, 2147483647 / 127 / (head_dim + 1)))),
+          codes_(capacity * sixteens_ * 4 * whole_quad_bytes),
+          sums_(capacity * (sixteens_ + 1)),
+          scales_(capacity) {}
+
+    /// The query as products of codes read it, filled up with zeros. (sixteens, 4, whole_quad_bytes)
+    [[nodiscard]] const std::byte* codes(std::size_t q) const noexcept {
+        return codes_.data() + q * sixteens_ * 4 * whole_quad_bytes;
+    }
+    /// The sum of the numbers in the sixteens [begin, end).
+    [[nodiscard]] std::int32_t sum(std::size_t q, std::size_t begin, std::size_t end) const noexcept {
+        const std::int32_t* const before = sums_.data() + q * (sixteens_ + 1);
+        return before[end] - before[begin];
+    }
+    [[nodiscard]] float scale(std::size_t q) const noexcept { return scales_[q]; }
+
+    /// Codes query `q`, whose numbers are multiplied by `by` first. (head_dim, filled up with zeros to whole sixteens)
+    void place(std::size_t q, const float* numbers, float by) noexcept {
+        f32x16 most = f32x16::zero(), none = f32x16::zero();
+        for (std::size_t d = 0; d < sixteens_ * 16; d += 16) {
+            const f32x16 x = f32x16::load(numbers + d);
+            most = max(max(x, -x), most);
+            none = fma(x, f32x16::zero(), none); // a NaN where x is no number
+        }
+        const float top = kvcache::largest(most);
+        const f32x16 inverse = f32x16::broadcast(top > least_size ? largest_ / top : 0.0f);
+        std::byte* to = codes_.data() + q * sixteens_ * 4 * whole_quad_bytes;
+        std::int32_t* before = sums_.data() + q * (sixteens_ + 1);
+        *before = 0;
+        for (std::size_t d = 0; d < sixteens_ * 16; d += 16, to += 4 * whole_quad_bytes, ++before)
+            before[1] = before[0] + put_whole(f32x16::load(numbers + d) * inverse, to);
+        scales_[q] = top / largest_ * by + kvcache::sum(none);
+    }
+
+    static constexpr float least_size = 1e-30f; ///< Less is nothing: its inverse would not be a number.
 
 private:
-    float* at_;
-    std::size_t width_;
+    std::size_t sixteens_;
+    float largest_;
+    aligned_vector<std::byte> codes_; // (capacity, sixteens, 4, whole_quad_bytes)
+    std::vector<std::int32_t> sums_;  // of what is before each, and of all (capacity, sixteens + 1)
+    std::vector<float> scales_;
+};
+
+} // namespace kvcache::detail
+
+// ---- kvcache/codec/side_codes.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// How the numbers of one side of a tile lie in its bytes, so that attention reads them without decoding the tile.
+enum class code_format : std::uint8_t {
+    none,     ///< In no way that attention knows: the tile is decoded.
+    bf16,     ///< bfloat16 in the tile's order.
+    f16,      ///< binary16 in the tile's order.
+    int8,     ///< int8, and a scale for each group of a row.
+    four,     ///< Places in a table of int8, 4 bits each, and a scale for each group of a row.
+    three,    ///< The same of 3 bits.
+    two,      ///< The same of 2 bits.
+    channels, ///< 4 bits, with a step and a least number for each of head_dim.
+};
+
+/// One side of a tile as it is coded.
+struct side_codes {
+    code_format format = code_format::none;
+    const std::byte* codes = nullptr;
+    const half* scales = nullptr; ///< (groups, 16); of channels: the steps, then the least numbers, (2, value_width).
+    const std::int8_t* table = nullptr; ///< What places stand for. (16)
+    std::size_t group = 0;              ///< Numbers of head_dim that share a scale.
+    std::size_t bytes = 0;              ///< From `codes` on, about: what is fetched before the tile is read.
+};
+
+/// Both sides of a tile.
+struct coded_tile {
+    side_codes keys;
+    side_codes values;
 };
 
 } // namespace kvcache
@@ -1878,6 +2093,9 @@ struct attention_tile {
     const float* holes = nullptr;      ///< (16) Added to the scores: minus infinity for a lane that is not there.
     const float* ahead_keys = nullptr; ///< Of a tile that comes soon: fetched meanwhile; null for none.
     const float* ahead_values = nullptr;
+    const std::byte* ahead_key_codes = nullptr; ///< The same of a tile that is read as it is coded.
+    const std::byte* ahead_value_codes = nullptr;
+    coded_tile codes = {}; ///< A side that is read as it is coded has a format, and no numbers.
 
     /// The position behind its last lane.
     [[nodiscard]] std::size_t end() const noexcept { return position + (last - first); }
@@ -2086,6 +2304,678 @@ inline void add_values(const attention_tile* tiles, std::size_t begin, std::size
 
 } // namespace kvcache
 
+// ---- kvcache/codec/page_side.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What a coder writes: the keys of a page's heads or their values.
+enum class page_side : std::uint8_t { keys, values };
+
+/// Writes and reads one side of a page, `tokens()` rows at a time, in `bytes()` bytes. Both ways a tile of keys is
+/// (head_dim, 16), one of values (16, value_width(head_dim)), tile behind tile.
+template <class C>
+concept side_coder = requires(const C c, const float* from, std::byte* to, const std::byte* coded, std::size_t tile,
+                              float* out, std::span<float> row) {
+    { c.tokens() } -> std::same_as<std::size_t>;
+    { c.bytes() } -> std::same_as<std::size_t>;
+    { c.name() } -> std::same_as<std::string>;
+    c.encode(from, to);
+    c.decode(coded, tile, out);
+    c.turn(row);
+    c.turn_back(row);
+};
+
+/// A codec that says how it codes either side, so that others can be made of it.
+template <class P>
+concept sided_codec = plays<P, codec_role> && requires(const P p, page_side side, page_shape shape) {
+    { p.coder(side, shape) } -> side_coder;
+};
+
+namespace detail {
+
+/// A tile of either side as strips of 16 tokens, one for each number of head_dim.
+class tile_strips {
+public:
+    tile_strips(page_side side, std::size_t head_dim, const float* from) noexcept
+        : side_(side), width_(value_width(head_dim)), from_(from) {}
+
+    /// Number `d` of all 16 rows.
+    [[nodiscard]] f32x16 operator()(std::size_t d) const noexcept {
+        if (side_ == page_side::keys)
+            return f32x16::load(from_ + d * tile_tokens);
+        alignas(64) float lanes[tile_tokens];
+        for (std::size_t lane = 0; lane < tile_tokens; ++lane)
+            lanes[lane] = from_[lane * width_ + d];
+        return f32x16::load(lanes);
+    }
+
+private:
+    page_side side_;
+    std::size_t width_;
+    const float* from_;
+};
+
+/// The numbers of one tile of a side.
+[[nodiscard]] constexpr std::size_t tile_numbers(page_side side, std::size_t head_dim) noexcept {
+    return tile_tokens * (side == page_side::keys ? head_dim : value_width(head_dim));
+}
+
+} // namespace detail
+
+} // namespace kvcache
+
+// ---- kvcache/codec/packed_codes.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::detail {
+
+/// Codes of `Bits` bits for one tile, in fours for dot products: of keys four neighbours of head_dim, for 16 tokens; of
+/// values four tokens, for 16 neighbours of head_dim.
+///
+///     keys:    four d / 4                   of row token     its number d % 4
+///     values:  four d / 16 * 4 + token / 4  of row d % 16    its number token % 4
+///
+/// A four is 64 bytes, row by row. Of 4 and 2 bits the fours 0 and 1, or 0 to 3, share 64 bytes, in ascending bits; of
+/// 3 bits the lower two lie like 2 bits, and behind all of them the upper ones, eight fours in 64 bytes.
+template <unsigned Bits>
+class packed_codes {
+    static_assert(Bits == 2 || Bits == 3 || Bits == 4 || Bits == 8, "codes have 2, 3, 4 or 8 bits");
+    using quads = code_quads<Bits>;
+
+public:
+    packed_codes(page_side side, std::size_t head_dim) noexcept
+        : side_(side), quads_(side == page_side::keys ? (head_dim + 3) / 4 : value_width(head_dim) / 4) {}
+
+    [[nodiscard]] std::size_t bytes() const noexcept { return lower() + (Bits == 3 ? (quads_ + 7) / 8 * 64 : 0); }
+
+    /// Where the fours lie in a tile's bytes.
+    [[nodiscard]] quads view(const std::byte* from, const std::int8_t* table) const noexcept {
+        return {from, from + lower(), table};
+    }
+
+    /// Writes the code of number `d` of token `lane`. Requires: the bytes are zero where nothing was written.
+    void put(std::byte* to, std::size_t d, std::size_t lane, std::uint8_t code) const noexcept {
+        const bool keys = side_ == page_side::keys;
+        const std::size_t quad = keys ? d / 4 : d / 16 * 4 + lane / 4;
+        const std::size_t byte = keys ? lane * 4 + d % 4 : d % 16 * 4 + lane % 4;
+        const unsigned field = code & ((1u << quads::part) - 1);
+        to[quad / quads::per * 64 + byte] |= static_cast<std::byte>(field << quad % quads::per * quads::part);
+        if constexpr (Bits == 3)
+            to[lower() + quad / 8 * 64 + byte] |= static_cast<std::byte>((code >> 2 & 1u) << quad % 8);
+    }
+
+private:
+    [[nodiscard]] std::size_t lower() const noexcept { return (quads_ + quads::per - 1) / quads::per * 64; }
+
+    page_side side_;
+    std::size_t quads_;
+};
+
+/// The nearest whole number between two, of two as near the even one; `low` for a NaN.
+[[nodiscard]] inline f32x16 rounded(const f32x16& x, float low, float high) noexcept {
+    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: what is added to it loses its fraction
+    return min(max(x, f32x16::broadcast(low)), f32x16::broadcast(high)) + magic - magic;
+}
+
+} // namespace kvcache::detail
+
+// ---- kvcache/attention/code_kernels.hpp ---------------------------------------------------------------------------
+
+namespace kvcache::detail {
+
+/// Strips of a tile as numbers: of keys by number of head_dim, of values by 16 neighbours of a row.
+template <class Number>
+struct wide_reader {
+    const Number* numbers;
+    std::size_t columns = 0; ///< Of values.
+    [[nodiscard]] KVCACHE_INLINE f32x16 operator()(std::size_t d) const noexcept {
+        return f32x16::load(numbers + d * 16);
+    }
+    [[nodiscard]] KVCACHE_INLINE f32x16 operator()(std::size_t lane, std::size_t column) const noexcept {
+        return f32x16::load(numbers + (lane * columns + column) * 16);
+    }
+};
+
+/// Scores of N queries with Tiles tiles, each one chain over ascending head_dim, as `score` has them.
+/// queries: (head_dim, stride), scores: (N, most_tiles, 16)
+template <std::size_t N, std::size_t Tiles, class Reader>
+inline void score_strips(const float* queries, std::size_t stride, std::size_t head_dim, const Reader (&tiles)[Tiles],
+                         float* scores) noexcept {
+    constexpr std::size_t vectors = Tiles * native_parts;
+    native_floats sums[N * vectors];
+    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE { sums[i] = native_floats(0.0f); });
+    for (std::size_t d = 0; d < head_dim; ++d, queries += stride)
+        unrolled<Tiles>([&](auto t) KVCACHE_INLINE {
+            const f32x16 keys = tiles[t](d);
+            unrolled<N>([&](auto i) KVCACHE_INLINE {
+                const native_floats query(queries[i]);
+                unrolled<native_parts>([&](auto p) KVCACHE_INLINE {
+                    auto& sum = sums[i * vectors + t * native_parts + p];
+                    sum = fused(query, keys.part[p], sum);
+                });
+            });
+        });
+    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE {
+        sums[i].store_unaligned(scores + (i / vectors * most_tiles) * tile_tokens + i % vectors * native_lanes);
+    });
+}
+
+/// Scores of N queries from `first` on with a tile of whole-number keys: one chain over ascending groups.
+/// scores: (N, most_tiles, 16)
+template <unsigned Bits, std::size_t N>
+inline void score_dots(const coded_queries& queries, std::size_t first, const side_codes& keys, std::size_t head_dim,
+                       float* scores) noexcept {
+    const auto codes = packed_codes<Bits>(page_side::keys, head_dim).view(keys.codes, keys.table);
+    f32x16 sums[N];
+    for (std::size_t i = 0; i < N; ++i)
+        sums[i] = f32x16::zero();
+    std::size_t g = 0;
+    for (std::size_t begin = 0; begin < head_dim; begin += keys.group, ++g) {
+        const std::size_t end = std::min(begin + keys.group, head_dim);
+        const std::byte* asked[N];
+        std::int32_t own[N];
+        for (std::size_t i = 0; i < N; ++i) {
+            asked[i] = queries.codes(first + i) + begin / 4 * whole_quad_bytes;
+            own[i] = queries.sum(first + i, begin / 16, (end + 15) / 16);
+        }
+        f32x16 dots[N];
+        dots_of<Bits, N>(codes, begin / 4, (end + 3) / 4, asked, own, dots);
+        const f32x16 scales = f32x16::load(keys.scales + g * tile_tokens);
+        for (std::size_t i = 0; i < N; ++i)
+            sums[i] = fma(dots[i], scales, sums[i]);
+    }
+    for (std::size_t i = 0; i < N; ++i)
+        (sums[i] * f32x16::broadcast(queries.scale(first + i))).store(scores + i * most_tiles * tile_tokens);
+}
+
+/// The same where each of head_dim has a step and a least number: the steps are the queries' by now, and the products
+/// with the least numbers are added. least: (N)
+template <std::size_t N>
+inline void score_channels(const coded_queries& queries, const side_codes& keys, std::size_t head_dim,
+                           const float* least, float* scores) noexcept {
+    const auto codes = packed_codes<4>(page_side::keys, head_dim).view(keys.codes, keys.table);
+    const std::byte* asked[N];
+    std::int32_t own[N];
+    for (std::size_t i = 0; i < N; ++i) {
+        asked[i] = queries.codes(i);
+        own[i] = queries.sum(i, 0, (head_dim + 15) / 16);
+    }
+    f32x16 dots[N];
+    dots_of<4, N>(codes, 0, (head_dim + 3) / 4, asked, own, dots);
+    for (std::size_t i = 0; i < N; ++i)
+        fma(dots[i], f32x16::broadcast(queries.scale(i)), f32x16::broadcast(least[i]))
+            .store(scores + i * most_tiles * tile_tokens);
+}
+
+/// What values of a tile are weighted with, query by query. Lanes that a query does not see weigh nothing.
+template <std::size_t N>
+struct code_weights {
+    const float* lanes[N];
+    float rescale[N]; ///< What sums are multiplied by before.
+    bool rescaled;
+};
+
+/// Adds weighted values to the sums of N queries, in 16 * Columns numbers: one chain over ascending lanes.
+template <std::size_t N, std::size_t Columns, class Reader>
+inline void add_strips(const Reader& values, std::size_t column, const code_weights<N>& weights, float* to,
+                       std::size_t stride) noexcept {
+    constexpr std::size_t vectors = Columns * native_parts;
+    native_floats sums[N * vectors];
+    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE {
+        sums[i] = native_floats::load_unaligned(to + i / vectors * stride + i % vectors * native_lanes);
+    });
+    if (weights.rescaled)
+        unrolled<N * vectors>([&](auto i)
+                                  KVCACHE_INLINE { sums[i] = sums[i] * native_floats(weights.rescale[i / vectors]); });
+    for (std::size_t lane = 0; lane < tile_tokens; ++lane)
+        unrolled<Columns>([&](auto c) KVCACHE_INLINE {
+            const f32x16 numbers = values(lane, column + c);
+            unrolled<N>([&](auto i) KVCACHE_INLINE {
+                const native_floats weight(weights.lanes[i][lane]);
+                unrolled<native_parts>([&](auto p) KVCACHE_INLINE {
+                    auto& sum = sums[i * vectors + c * native_parts + p];
+                    sum = fused(weight, numbers.part[p], sum);
+                });
+            });
+        });
+    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE {
+        sums[i].store_unaligned(to + i / vectors * stride + i % vectors * native_lanes);
+    });
+}
+
+/// The same for columns [column, last), as many at once as fit.
+template <std::size_t N, std::size_t Columns, class Reader>
+inline void add_columns_of(const Reader& values, std::size_t column, std::size_t last, const code_weights<N>& weights,
+                           float* to, std::size_t stride) noexcept {
+    for (; column + Columns <= last; column += Columns)
+        add_strips<N, Columns>(values, column, weights, to + column * 16, stride);
+    if constexpr (Columns > 1)
+        add_columns_of<N, Columns / 2>(values, column, last, weights, to, stride);
+}
+
+/// Adds weighted whole-number values to the sums of N queries: exact over the lanes of a tile, one chain over tiles.
+/// Weights are whole numbers too, in units of their largest; they are multiplied by the lanes' scales of each group
+/// before, or the sums by the steps of each of head_dim behind.
+template <unsigned Bits, std::size_t N>
+inline void add_dots(const side_codes& values, std::size_t head_dim, const code_weights<N>& weights, float* to,
+                     std::size_t stride) noexcept {
+    constexpr auto limit = static_cast<float>(largest_whole);
+    const auto codes = packed_codes<Bits>(page_side::values, head_dim).view(values.codes, values.table);
+    const bool channels = values.format == code_format::channels;
+    const std::size_t columns = value_width(head_dim) / 16, each = channels ? columns : (values.group + 15) / 16;
+    f32x16 most = f32x16::broadcast(1.0f); // the largest size of a lane's scales
+    if (!channels) {
+        most = f32x16::zero();
+        for (std::size_t first = 0, g = 0; first < columns; first += each, ++g) {
+            const f32x16 scales = f32x16::load(values.scales + g * tile_tokens);
+            most = max(max(scales, -scales), most);
+        }
+    }
+    f32x16 lanes[N], units[N], all[N];
+    for (std::size_t i = 0; i < N; ++i) {
+        lanes[i] = f32x16::load(weights.lanes[i]);
+        const float top = largest(lanes[i] * most);
+        units[i] = f32x16::broadcast(top / limit);
+        all[i] = channels ? f32x16::broadcast(sum(lanes[i])) : f32x16::zero();
+        lanes[i] = lanes[i] * f32x16::broadcast(top > coded_queries::least_size ? limit / top : 0.0f);
+    }
+    alignas(64) std::byte whole[N][4 * whole_quad_bytes];
+    const std::byte* asked[N];
+    std::int32_t own[N];
+    for (std::size_t first = 0, g = 0; first < columns; first += each, ++g) {
+        for (std::size_t i = 0; i < N; ++i) {
+            own[i] =
+                put_whole(channels ? lanes[i] : lanes[i] * f32x16::load(values.scales + g * tile_tokens), whole[i]);
+            asked[i] = whole[i];
+        }
+        for (std::size_t c = first; c < std::min(first + each, columns); ++c) {
+            f32x16 dots[N];
+            dots_of<Bits, N>(codes, c * 4, c * 4 + 4, asked, own, dots);
+            for (std::size_t i = 0; i < N; ++i) {
+                float* const at = to + i * stride + c * 16;
+                f32x16 sums = f32x16::load(at);
+                if (weights.rescaled)
+                    sums = sums * f32x16::broadcast(weights.rescale[i]);
+                if (channels) {
+                    sums = fma(all[i], f32x16::load(values.scales + columns * 16 + c * 16), sums);
+                    fma(dots[i] * units[i], f32x16::load(values.scales + c * 16), sums).store(at);
+                } else {
+                    fma(dots[i], units[i], sums).store(at);
+                }
+            }
+        }
+    }
+}
+
+} // namespace kvcache::detail
+
+// ---- kvcache/attention/coded_tiles.hpp ----------------------------------------------------------------------------
+
+namespace kvcache::detail {
+
+/// Whether keys in a format meet queries that are whole numbers, as they are or turned.
+[[nodiscard]] constexpr bool wants_coded_queries(code_format format) noexcept {
+    return format == code_format::int8 || format == code_format::four || format == code_format::three ||
+           format == code_format::two || format == code_format::channels;
+}
+
+/// What queries do with tiles that are read as they are coded. A query's bits depend on no other, nor on how many tiles
+/// come at once; formats that hold numbers, not whole numbers and scales, give the bits that the decoded tile gives.
+class coded_tiles {
+public:
+    coded_tiles(std::size_t head_dim, std::size_t capacity)
+        : head_dim_(head_dim),
+          width_(value_width(head_dim)),
+          plain_(capacity * width_),
+          whole_(head_dim, capacity),
+          turned_(head_dim, 4),
+          steps_(2 * width_),
+          query_(width_) {}
+
+    /// Gives query `q` its numbers, which are multiplied by `scale`. (head_dim)
+    void place(std::size_t q, const float* numbers, float scale) noexcept {
+        float* const own = plain_.data() + q * width_;
+        for (std::size_t d = 0; d < head_dim_; ++d)
+            own[d] = numbers[d] * scale;
+        whole_.place(q, own, 1.0f);
+    }
+
+    /// Scores of `count` queries from `first` on with the tiles, all in the format of the first one's keys.
+    /// queries: (head_dim, count), scores: (count, most_tiles, 16)
+    void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first, std::size_t count,
+               float* scores);
+
+    /// Adds the weighted values of tile `t` to the sums of `count` queries, the first of which is `q` among the
+    /// weights; `stride` numbers from one query's sums to the next. A lane that a query does not see has a weight of
+    /// zero.
+    void add(const side_codes& values, const tile_weights& weights, std::size_t t, std::size_t q, std::size_t count,
+             float* to, std::size_t stride) const;
+
+private:
+    template <class Number>
+    void by_numbers(std::span<const attention_tile> tiles, const float* queries, std::size_t count, float* scores);
+    template <unsigned Bits>
+    void by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores) const;
+    void by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores);
+    template <class Some>
+    static void together(std::size_t count, const Some& some);
+
+    std::size_t head_dim_;
+    std::size_t width_;
+    aligned_vector<float> plain_; // queries (capacity, width)
+    coded_queries whole_;
+    coded_queries turned_;        // times the steps of channels
+    aligned_vector<float> steps_; // and the least numbers (2, width)
+    aligned_vector<float> query_;
+};
+
+[[nodiscard]] inline float* scores_of(float* scores, std::size_t q, std::size_t t) noexcept {
+    return scores + (q * most_tiles + t) * tile_tokens;
+}
+
+// Queries four, two and one at a time: some.operator()<N>(first).
+template <class Some>
+void coded_tiles::together(std::size_t count, const Some& some) {
+    std::size_t q = 0;
+    for (; q + 4 <= count; q += 4)
+        some.template operator()<4>(q);
+    for (; q + 2 <= count; q += 2)
+        some.template operator()<2>(q);
+    for (; q < count; ++q)
+        some.template operator()<1>(q);
+}
+
+// The fewer queries, the more tiles at once.
+template <class Number>
+void coded_tiles::by_numbers(std::span<const attention_tile> tiles, const float* queries, std::size_t count,
+                             float* scores) {
+    const auto reads = [&](std::size_t t) {
+        return wide_reader<Number>{reinterpret_cast<const Number*>(tiles[t].codes.keys.codes)};
+    };
+    together(count, [&]<std::size_t N>(std::size_t q) {
+        constexpr std::size_t many = tiles_together(N);
+        std::size_t t = 0;
+        for (; t + many <= tiles.size(); t += many)
+            [&]<std::size_t... I>(std::index_sequence<I...>) {
+                const wide_reader<Number> some[] = {reads(t + I)...};
+                score_strips<N, many>(queries + q, count, head_dim_, some, scores_of(scores, q, t));
+            }
+        (std::make_index_sequence<many>{});
+        for (; many > 1 && t < tiles.size(); ++t) {
+            const wide_reader<Number> alone[] = {reads(t)};
+            score_strips<N, 1>(queries + q, count, head_dim_, alone, scores_of(scores, q, t));
+        }
+    });
+}
+
+template <unsigned Bits>
+void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
+                          float* scores) const {
+    for (std::size_t t = 0; t < tiles.size(); ++t)
+        together(count, [&]<std::size_t N>(std::size_t q) {
+            score_dots<Bits, N>(whole_, first + q, tiles[t].codes.keys, head_dim_, scores_of(scores, q, t));
+        });
+}
+
+// Queries are turned once for the tiles that share their steps.
+inline void coded_tiles::by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
+                                     float* scores) {
+    for (std::size_t t = 0, last; t < tiles.size(); t = last) {
+        const half* const steps = tiles[t].codes.keys.scales;
+        for (last = t + 1; last < tiles.size() && tiles[last].codes.keys.scales == steps;)
+            ++last;
+        for (std::size_t i = 0; i < 2 * width_; i += 16)
+            f32x16::load(steps + i).store(steps_.data() + i);
+        together(count, [&]<std::size_t N>(std::size_t q) {
+            float least[N];
+            for (std::size_t i = 0; i < N; ++i) {
+                const float* const own = plain_.data() + (first + q + i) * width_;
+                f32x16 sums = f32x16::zero();
+                for (std::size_t d = 0; d < width_; d += 16) {
+                    const f32x16 x = f32x16::load(own + d);
+                    sums = fma(x, f32x16::load(steps_.data() + width_ + d), sums);
+                    (x * f32x16::load(steps_.data() + d)).store(query_.data() + d);
+                }
+                least[i] = sum(sums);
+                turned_.place(i, query_.data(), 1.0f);
+            }
+            for (std::size_t each = t; each < last; ++each)
+                score_channels<N>(turned_, tiles[each].codes.keys, head_dim_, least, scores_of(scores, q, each));
+        });
+    }
+}
+
+inline void coded_tiles::score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
+                               std::size_t count, float* scores) {
+    switch (tiles.front().codes.keys.format) {
+    case code_format::none:
+        break;
+    case code_format::bf16:
+        by_numbers<bfloat16>(tiles, queries, count, scores);
+        break;
+    case code_format::f16:
+        by_numbers<half>(tiles, queries, count, scores);
+        break;
+    case code_format::channels:
+        by_channels(tiles, first, count, scores);
+        break;
+    case code_format::int8:
+        by_dots<8>(tiles, first, count, scores);
+        break;
+    case code_format::four:
+        by_dots<4>(tiles, first, count, scores);
+        break;
+    case code_format::three:
+        by_dots<3>(tiles, first, count, scores);
+        break;
+    case code_format::two:
+        by_dots<2>(tiles, first, count, scores);
+        break;
+    }
+}
+
+inline void coded_tiles::add(const side_codes& values, const tile_weights& weights, std::size_t t, std::size_t q,
+                             std::size_t count, float* to, std::size_t stride) const {
+    const auto for_some = [&](const auto& body) {
+        together(count, [&]<std::size_t N>(std::size_t i) {
+            code_weights<N> own;
+            own.rescaled = weights.rescaled[t];
+            for (std::size_t n = 0; n < N; ++n) {
+                own.lanes[n] = weights.lanes[q + i + n][t];
+                own.rescale[n] = weights.rescale[t][q + i + n];
+            }
+            body(own, to + i * stride);
+        });
+    };
+    const auto by_numbers = [&](const auto& reader) {
+        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
+            add_columns_of<N, columns_together(N)>(reader, 0, width_ / 16, own, sums, stride);
+        });
+    };
+    switch (values.format) {
+    case code_format::none:
+        break;
+    case code_format::bf16:
+        by_numbers(wide_reader<bfloat16>{reinterpret_cast<const bfloat16*>(values.codes), width_ / 16});
+        break;
+    case code_format::f16:
+        by_numbers(wide_reader<half>{reinterpret_cast<const half*>(values.codes), width_ / 16});
+        break;
+    case code_format::int8:
+        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
+            add_dots<8, N>(values, head_dim_, own, sums, stride);
+        });
+        break;
+    case code_format::four:
+    case code_format::channels:
+        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
+            add_dots<4, N>(values, head_dim_, own, sums, stride);
+        });
+        break;
+    case code_format::three:
+        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
+            add_dots<3, N>(values, head_dim_, own, sums, stride);
+        });
+        break;
+    case code_format::two:
+        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
+            add_dots<2, N>(values, head_dim_, own, sums, stride);
+        });
+        break;
+    }
+}
+
+} // namespace kvcache::detail
+
+// ---- kvcache/kernel/math.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// e to the power x, lane by lane, within 2 units in the last place; zero below -87 and for NaN, e^88 above 88.
+/// Cost: 10 fused operations. Same bits on every target.
+[[nodiscard]] inline f32x16 exp(const f32x16& x) noexcept {
+    constexpr float lowest = -87.0f, highest = 88.0f;
+    const f32x16 clamped = min(max(x, f32x16::broadcast(lowest)), f32x16::broadcast(highest));
+    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
+    const f32x16 shifted = fma(clamped, f32x16::broadcast(1.44269504088896341f), magic);
+    const f32x16 n = shifted - magic;
+    // ln 2 in two parts, the first with trailing zeros, so that n * part is exact.
+    f32x16 r = fma(n, f32x16::broadcast(-0.693359375f), clamped);
+    r = fma(n, f32x16::broadcast(2.12194440e-4f), r);
+    // Taylor to degree 7 on |r| <= 0.3466: the next term is under 1e-9.
+    f32x16 p = f32x16::broadcast(1.0f / 5040.0f);
+    p = fma(p, r, f32x16::broadcast(1.0f / 720.0f));
+    p = fma(p, r, f32x16::broadcast(1.0f / 120.0f));
+    p = fma(p, r, f32x16::broadcast(1.0f / 24.0f));
+    p = fma(p, r, f32x16::broadcast(1.0f / 6.0f));
+    p = fma(p, r, f32x16::broadcast(0.5f));
+    p = fma(p, r, f32x16::broadcast(1.0f));
+    p = fma(p, r, f32x16::broadcast(1.0f));
+    return zero_below(p * power_of_two(shifted), x, lowest);
+}
+
+/// e to the power of one number: lane 0 of the vector form, so that scalars and vectors agree.
+[[nodiscard]] inline float exp_one(float x) noexcept {
+    alignas(64) float lane[16];
+    exp(f32x16::broadcast(x)).store(lane);
+    return lane[0];
+}
+
+/// x / (1 + e^-x), lane by lane; below -88 its value there, which is -5e-37.
+[[nodiscard]] inline f32x16 silu(const f32x16& x) noexcept {
+    // exp ends in a product with a power of two, which is exact: fused into this sum or not, the bits are the same.
+    return max(f32x16::broadcast(-88.0f), x) / (f32x16::broadcast(1.0f) + exp(-x));
+}
+
+namespace detail {
+
+/// Calls body(offset, count) for each run of 16 numbers and for the shorter rest.
+template <class Body>
+inline void by_sixteen(std::size_t size, Body body) {
+    std::size_t i = 0;
+    for (; i + 16 <= size; i += 16)
+        body(i, std::size_t{16});
+    if (i < size)
+        body(i, size - i);
+}
+
+} // namespace detail
+
+/// x / sqrt(mean(x^2) + epsilon) * weight (Zhang & Sennrich 2019). `out` may be `x`. (columns)
+/// The sum runs in 16 lanes ascending, then by one fixed tree.
+inline void rms_norm(std::span<const float> x, std::span<const float> weight, float epsilon, std::span<float> out) {
+    f32x16 squares = f32x16::zero();
+    detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
+        const f32x16 v = f32x16::load_up_to(x.data() + i, n);
+        squares = fma(v, v, squares);
+    });
+    const float mean = sum(squares) / static_cast<float>(x.size());
+    const f32x16 scale = f32x16::broadcast(1.0f / std::sqrt(mean + epsilon));
+    detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {
+        const f32x16 v = f32x16::load_up_to(x.data() + i, n) * scale;
+        (v * f32x16::load_up_to(weight.data() + i, n)).store_up_to(out.data() + i, n);
+    });
+}
+
+/// silu(gate) * up, into `out`, which may be `gate` (Shazeer 2020, SwiGLU). (columns)
+inline void gated_silu(std::span<const float> gate, std::span<const float> up, std::span<float> out) {
+    detail::by_sixteen(gate.size(), [&](std::size_t i, std::size_t n) {
+        const f32x16 g = silu(f32x16::load_up_to(gate.data() + i, n));
+        (g * f32x16::load_up_to(up.data() + i, n)).store_up_to(out.data() + i, n);
+    });
+}
+
+/// to += from. (columns)
+inline void add_to(std::span<float> to, std::span<const float> from) {
+    detail::by_sixteen(to.size(), [&](std::size_t i, std::size_t n) {
+        (f32x16::load_up_to(to.data() + i, n) + f32x16::load_up_to(from.data() + i, n)).store_up_to(to.data() + i, n);
+    });
+}
+
+} // namespace kvcache
+
+// ---- kvcache/attention/softmax_state.hpp --------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The partial softmax of one query over some of its positions, as it lies in memory: the weighted sums of the values,
+/// the weights in 16 lanes, and the largest score. (width, 16, 1), padded to whole cache lines.
+class softmax_state {
+public:
+    /// The numbers one takes, for values of `width` numbers.
+    [[nodiscard]] static constexpr std::size_t numbers(std::size_t width) noexcept { return width + 32; }
+
+    softmax_state(float* at, std::size_t width) noexcept : at_(at), width_(width) {}
+
+    [[nodiscard]] float* sums() const noexcept { return at_; }
+    [[nodiscard]] f32x16 weight() const noexcept { return f32x16::load(at_ + width_); }
+    [[nodiscard]] float& largest() const noexcept { return at_[width_ + 16]; }
+    void set_weight(const f32x16& weight) const noexcept { weight.store(at_ + width_); }
+
+    /// Whether it has seen no position.
+    [[nodiscard]] bool empty() const noexcept { return largest() == -std::numeric_limits<float>::infinity(); }
+
+    /// Makes it empty; its sums may be anything then.
+    void forget() const noexcept { largest() = -std::numeric_limits<float>::infinity(); }
+
+    /// Makes it empty, with sums of zero.
+    void clear() const noexcept {
+        std::fill_n(at_, width_ + 16, 0.0f);
+        forget();
+    }
+
+    /// Takes in the state of later positions. Not associative in its last bits: always merge in ascending order.
+    void merge(const softmax_state& later) const noexcept {
+        if (later.empty())
+            return;
+        if (empty()) {
+            std::copy_n(later.at_, width_ + 17, at_);
+            return;
+        }
+        const float top = std::max(later.largest(), largest());
+        const f32x16 keep = f32x16::broadcast(exp_one(largest() - top));
+        const f32x16 add = f32x16::broadcast(exp_one(later.largest() - top));
+        largest() = top;
+        for (std::size_t i = 0; i < width_ + 16; i += 16) { // the sums, and the weights behind them
+            const f32x16 added = f32x16::load(later.at_ + i) * add;
+            fma(f32x16::load(at_ + i), keep, added).store(at_ + i);
+        }
+    }
+
+    /// Writes the output: sums over the total weight, which 16 lanes fold to by one fixed tree. (head_dim)
+    void finish(std::size_t head_dim, float* out) const noexcept {
+        const f32x16 total = f32x16::broadcast(sum(weight()));
+        detail::by_sixteen(head_dim, [&](std::size_t d, std::size_t n) {
+            (f32x16::load(sums() + d) / total).store_up_to(out + d, n);
+        });
+    }
+
+private:
+    float* at_;
+    std::size_t width_;
+};
+
+} // namespace kvcache
+
 // ---- kvcache/core/version.hpp -------------------------------------------------------------------------------------
 
 /// The one place where the version lives; CMake reads it from here.
@@ -2146,6 +3036,8 @@ inline constexpr unsigned numeric_contract_revision = 1;
 
 // ---- kvcache/attention/query_block.hpp ----------------------------------------------------------------------------
 
+// Longer than 300 lines: one block, whose tiles are numbers or codes.
+
 namespace kvcache {
 
 namespace detail {
@@ -2176,7 +3068,8 @@ public:
           stride_(softmax_state::numbers(width_)),
           capacity_(capacity),
           packed_(capacity * head_dim),
-          states_(2 * capacity * stride_) {
+          states_(2 * capacity * stride_),
+          coded_(head_dim, capacity) {
         asked_.reserve(capacity);
     }
 
@@ -2215,19 +3108,36 @@ public:
         const float* from = numbers.data();
         for (std::size_t d = 0, dim = head_dim_; d < dim; ++d)
             to[d * size] = from[d] * scale;
+        if (wants_whole_)
+            coded_.place(selected, from, scale);
     }
 
+    /// Whether queries that are placed from now on are to meet keys of whole numbers.
+    void want_whole(bool wanted) noexcept { wants_whole_ = wanted; }
+
     /// The selected queries take in tiles, which ascend in position from split to split, and within a call.
+    /// `Coded`: some may be read as they are coded.
+    template <bool Coded = false>
     void attend(std::span<const attention_tile> tiles) {
         while (!tiles.empty()) {
             const std::size_t region = tiles.front().position / split;
             std::size_t count = 1;
-            while (count < std::min(tiles.size(), most_tiles) && tiles[count].position / split == region)
+            while (count < std::min(tiles.size(), most_tiles) && tiles[count].position / split == region &&
+                   (!Coded || alike(tiles[count], tiles.front())))
                 ++count;
             for (std::size_t q = first_; q < last_; ++q)
                 if (asked_[q].region != region) {
                     leave(q);
                     asked_[q].region = region;
+                }
+            if constexpr (Coded)
+                if (tiles.front().codes.keys.format != code_format::none) {
+                    for (std::size_t g = 0; g < groups_; ++g) {
+                        const auto [begin, end] = together(g);
+                        take_coded(tiles.first(count), begin, end - begin);
+                    }
+                    tiles = tiles.subspan(count);
+                    continue;
                 }
             const bool ahead = std::ranges::all_of(tiles.first(count), [](const auto& t) { return t.ahead_keys; });
             const std::size_t fetching = ahead ? std::min(groups_, count) : 0;
@@ -2242,7 +3152,7 @@ public:
             tiles = tiles.subspan(count);
         }
     }
-    void attend(const attention_tile& tile) { attend({&tile, 1}); }
+    void attend(const attention_tile& tile) { attend(std::span(&tile, 1)); }
 
     /// Ends a query that merges here: writes its output. (head_dim)
     void finish(std::size_t q, float* out) {
@@ -2329,6 +3239,44 @@ private:
             add_ragged<N>(tiles[t], t, q, least);
     }
 
+    // The same for tiles that are read as they are coded.
+    void take_coded(std::span<const attention_tile> tiles, std::size_t begin, std::size_t group) {
+        const std::size_t q = first_ + begin;
+        const auto [least, most] = std::ranges::minmax(std::span(asked_).subspan(q, group), {}, &question::limit);
+        std::size_t count = tiles.size();
+        while (count > 0 && tiles[count - 1].position > most.limit)
+            --count;
+        if (count == 0)
+            return;
+        coded_.score(tiles.first(count), packed_.data() + begin * head_dim_, begin, group, weights_.lanes[0][0]);
+        weigh(tiles.first(count), q, group);
+        for (std::size_t t = 0; t < count; ++t) {
+            const side_codes& values = tiles[t].codes.values;
+            if (begin == 0)
+                fetch_codes(tiles[t]);
+            if (tiles[t].end() <= least.limit + 1) {
+                coded_.add(values, weights_, t, 0, group, running(q).sums(), stride_);
+                continue;
+            }
+            for (std::size_t i = 0; i < group; ++i)
+                if (seen(tiles[t], asked_[q + i].limit) > tiles[t].first)
+                    coded_.add(values, weights_, t, i, 1, running(q + i).sums(), stride_);
+        }
+    }
+
+    // The codes of a tile that comes soon.
+    static void fetch_codes(const attention_tile& tile) noexcept {
+        for (std::size_t at = 0; tile.ahead_key_codes != nullptr && at < tile.codes.keys.bytes; at += 64)
+            prefetch(tile.ahead_key_codes, at);
+        for (std::size_t at = 0; tile.ahead_value_codes != nullptr && at < tile.codes.values.bytes; at += 64)
+            prefetch(tile.ahead_value_codes, at);
+    }
+
+    // Whether two tiles are read in one way.
+    [[nodiscard]] static bool alike(const attention_tile& a, const attention_tile& b) noexcept {
+        return a.codes.keys.format == b.codes.keys.format;
+    }
+
     // A tile that some see less of: the lanes of all together, then the others query by query.
     template <std::size_t N>
     void add_ragged(const attention_tile& tile, std::size_t t, std::size_t q, std::size_t least) {
@@ -2403,6 +3351,8 @@ private:
     aligned_vector<float> states_; // running, then merged: (2, capacity, stride)
     std::array<attention_tile, most_tiles> fetching_;
     detail::tile_weights weights_;
+    detail::coded_tiles coded_;
+    bool wants_whole_ = false;
 };
 
 template <std::size_t N, bool Ahead>
@@ -2935,6 +3885,12 @@ inline constexpr bool reads_in_place = requires {
     requires Codec::in_place;
 };
 
+/// Whether a codec says how a tile is coded: both sides, or neither.
+template <class Codec>
+inline constexpr bool gives_codes = requires(const Codec c, std::span<const std::byte> bytes, page_tile at) {
+    c.codes(bytes, at);
+};
+
 /// One job of a plan on one key and value head of a layer.
 template <codec_state Codec, storage_state Storage>
 class attention_walk {
@@ -3040,6 +3996,9 @@ private:
         const std::size_t page_tokens = pages.codec->shape().tokens;
         const exact_pages exact = pages.codec->exact();
         chosen_ = {};
+        if constexpr (gives_codes<Codec>)
+            block_.want_whole(detail::wants_coded_queries(
+                pages.codec->codes(pages.storage->bytes(pages.table[segment.first].page), {}).keys.format));
         std::size_t start = segment.position;
         for (std::size_t e = segment.first; e < segment.last; ++e) {
             const page_entry& entry = pages.table[e];
@@ -3229,11 +4188,16 @@ private:
                           .position = position});
                     continue;
                 }
-            push({.keys = pages.codec->keys(bytes, at, scratch.first(keys)),
-                  .values = pages.codec->values(bytes, at, scratch.subspan(keys)),
-                  .first = first_lane,
-                  .last = std::min<std::size_t>(tile_tokens, last - origin),
-                  .position = position});
+            attention_tile decoded{
+                .first = first_lane, .last = std::min<std::size_t>(tile_tokens, last - origin), .position = position};
+            if constexpr (gives_codes<Codec>)
+                decoded.codes = pages.codec->codes(bytes, at);
+            if (decoded.codes.keys.format == code_format::none || decoded.codes.values.format == code_format::none) {
+                decoded.codes = {};
+                decoded.keys = pages.codec->keys(bytes, at, scratch.first(keys));
+                decoded.values = pages.codec->values(bytes, at, scratch.subspan(keys));
+            }
+            push(decoded);
         }
     }
 
@@ -3241,7 +4205,7 @@ private:
     void make_room() {
         if (waiting_ < tiles_.size())
             return;
-        block_.attend(std::span(tiles_).first(at_once));
+        block_.template attend<gives_codes<Codec>>(std::span<const attention_tile>(tiles_).first(at_once));
         std::copy(tiles_.begin() + at_once, tiles_.end(), tiles_.begin());
         waiting_ -= at_once;
     }
@@ -3251,11 +4215,15 @@ private:
             tiles_[waiting_ - at_once].ahead_keys = tile.keys;
             tiles_[waiting_ - at_once].ahead_values = tile.values;
         }
+        if (gives_codes<Codec> && waiting_ >= at_once && tile.codes.keys.format != code_format::none) {
+            tiles_[waiting_ - at_once].ahead_key_codes = tile.codes.keys.codes;
+            tiles_[waiting_ - at_once].ahead_value_codes = tile.codes.values.codes;
+        }
         tiles_[waiting_++] = tile;
     }
 
     void flush() {
-        block_.attend(std::span(tiles_).first(waiting_));
+        block_.template attend<gives_codes<Codec>>(std::span<const attention_tile>(tiles_).first(waiting_));
         waiting_ = 0;
     }
 
@@ -6736,66 +7704,6 @@ template <policy... Ps>
 
 } // namespace kvcache
 
-// ---- kvcache/codec/page_side.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// What a coder writes: the keys of a page's heads or their values.
-enum class page_side : std::uint8_t { keys, values };
-
-/// Writes and reads one side of a page, `tokens()` rows at a time, in `bytes()` bytes. Both ways a tile of keys is
-/// (head_dim, 16), one of values (16, value_width(head_dim)), tile behind tile.
-template <class C>
-concept side_coder = requires(const C c, const float* from, std::byte* to, const std::byte* coded, std::size_t tile,
-                              float* out, std::span<float> row) {
-    { c.tokens() } -> std::same_as<std::size_t>;
-    { c.bytes() } -> std::same_as<std::size_t>;
-    { c.name() } -> std::same_as<std::string>;
-    c.encode(from, to);
-    c.decode(coded, tile, out);
-    c.turn(row);
-    c.turn_back(row);
-};
-
-/// A codec that says how it codes either side, so that others can be made of it.
-template <class P>
-concept sided_codec = plays<P, codec_role> && requires(const P p, page_side side, page_shape shape) {
-    { p.coder(side, shape) } -> side_coder;
-};
-
-namespace detail {
-
-/// A tile of either side as strips of 16 tokens, one for each number of head_dim.
-class tile_strips {
-public:
-    tile_strips(page_side side, std::size_t head_dim, const float* from) noexcept
-        : side_(side), width_(value_width(head_dim)), from_(from) {}
-
-    /// Number `d` of all 16 rows.
-    [[nodiscard]] f32x16 operator()(std::size_t d) const noexcept {
-        if (side_ == page_side::keys)
-            return f32x16::load(from_ + d * tile_tokens);
-        alignas(64) float lanes[tile_tokens];
-        for (std::size_t lane = 0; lane < tile_tokens; ++lane)
-            lanes[lane] = from_[lane * width_ + d];
-        return f32x16::load(lanes);
-    }
-
-private:
-    page_side side_;
-    std::size_t width_;
-    const float* from_;
-};
-
-/// The numbers of one tile of a side.
-[[nodiscard]] constexpr std::size_t tile_numbers(page_side side, std::size_t head_dim) noexcept {
-    return tile_tokens * (side == page_side::keys ? head_dim : value_width(head_dim));
-}
-
-} // namespace detail
-
-} // namespace kvcache
-
 // ---- kvcache/codec/coded_pages.hpp --------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -6853,6 +7761,12 @@ public:
             values_.encode(rows_.values(rows, tile_of(layer, head, row), {}), to);
     }
 
+    /// The sides of a tile as they are coded, where attention reads them so.
+    [[nodiscard]] coded_tile codes(std::span<const std::byte> page, page_tile at) const noexcept {
+        const std::byte* const from = page.data() + offset(at.layer, at.head);
+        return {codes_of(keys_, from, at.tile), codes_of(values_, from + key_bytes(), at.tile)};
+    }
+
     [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
         const std::size_t tiles = keys_.tokens() / tile_tokens;
         keys_.decode(page.data() + offset(at.layer, at.head) + at.tile / tiles * keys_.bytes(), at.tile % tiles,
@@ -6867,6 +7781,16 @@ public:
     }
 
 private:
+    template <class Coder>
+    [[nodiscard]] static side_codes codes_of(const Coder& coder, const std::byte* from, std::size_t tile) noexcept {
+        if constexpr (requires { coder.codes(from, tile); }) {
+            const std::size_t tiles = coder.tokens() / tile_tokens;
+            return coder.codes(from + tile / tiles * coder.bytes(), tile % tiles);
+        } else {
+            return {};
+        }
+    }
+
     [[nodiscard]] std::size_t key_bytes() const noexcept { return shape_.tokens / keys_.tokens() * keys_.bytes(); }
     [[nodiscard]] std::size_t value_bytes() const noexcept {
         return shape_.tokens / values_.tokens() * values_.bytes();
@@ -6928,6 +7852,13 @@ public:
             f32x16::load(numbers + i).store(to + i);
     }
 
+    /// Where the tile's numbers lie.
+    [[nodiscard]] side_codes codes(const std::byte* from, std::size_t) const noexcept {
+        return {.format = std::is_same_v<Number, half> ? code_format::f16 : code_format::bf16,
+                .codes = from,
+                .bytes = bytes()};
+    }
+
 private:
     std::size_t numbers_;
 };
@@ -6952,202 +7883,22 @@ static_assert(codec_policy<bf16>);
 
 } // namespace kvcache
 
-// ---- kvcache/kernel/code_bytes.hpp --------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// Sixteen small codes, a byte each, on their way to sixteen numbers.
-struct code_bytes {
-#if defined(__SSE2__)
-    __m128i bytes;
-#else
-    std::uint8_t bytes[16];
-#endif
-
-    /// Reads 16 bytes at any alignment.
-    [[nodiscard]] static code_bytes load(const std::byte* from) noexcept {
-#if defined(__SSE2__)
-        return {_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))};
-#else
-        code_bytes all;
-        std::memcpy(all.bytes, from, sizeof all.bytes);
-        return all;
-#endif
-    }
-
-    /// Of each byte the `Bits` bits from bit `shift` on.
-    template <unsigned Bits>
-    [[nodiscard]] code_bytes field(unsigned shift) const noexcept {
-#if defined(__SSE2__)
-        const __m128i moved = _mm_srl_epi16(bytes, _mm_cvtsi32_si128(static_cast<int>(shift)));
-        return {_mm_and_si128(moved, _mm_set1_epi8(static_cast<char>((1u << Bits) - 1)))};
-#else
-        code_bytes some;
-        for (std::size_t i = 0; i < 16; ++i)
-            some.bytes[i] = static_cast<std::uint8_t>(bytes[i] >> shift & ((1u << Bits) - 1));
-        return some;
-#endif
-    }
-
-    /// Each byte with the bits of `upper` above its own `shift` bits.
-    [[nodiscard]] code_bytes below(const code_bytes& upper, unsigned shift) const noexcept {
-#if defined(__SSE2__)
-        return {_mm_or_si128(bytes, _mm_sll_epi16(upper.bytes, _mm_cvtsi32_si128(static_cast<int>(shift))))};
-#else
-        code_bytes all;
-        for (std::size_t i = 0; i < 16; ++i)
-            all.bytes[i] = static_cast<std::uint8_t>(bytes[i] | upper.bytes[i] << shift);
-        return all;
-#endif
-    }
-
-    /// The bytes as numbers from 0 to 255.
-    [[nodiscard]] f32x16 numbers() const noexcept {
-#if defined(__AVX512F__)
-        return {{detail::native_floats(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)))}};
-#elif defined(__AVX2__)
-        return {{detail::native_floats(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes))),
-                 detail::native_floats(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(bytes, bytes))))}};
-#else
-        return each([](std::uint8_t byte) { return static_cast<float>(byte); });
-#endif
-    }
-
-    /// The bytes as numbers from -128 to 127.
-    [[nodiscard]] f32x16 signed_numbers() const noexcept {
-#if defined(__AVX512F__)
-        return {{detail::native_floats(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)))}};
-#elif defined(__AVX2__)
-        return {{detail::native_floats(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))),
-                 detail::native_floats(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes))))}};
-#else
-        return each([](std::uint8_t byte) { return static_cast<float>(static_cast<std::int8_t>(byte)); });
-#endif
-    }
-
-    /// The numbers of a table that the bytes, all below 16, are places in. (16)
-    [[nodiscard]] f32x16 looked_up(const float* table) const noexcept {
-#if defined(__AVX512F__)
-        return {{detail::native_floats(_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(bytes), _mm512_loadu_ps(table)))}};
-#elif defined(__AVX2__)
-        const __m256 lower = _mm256_loadu_ps(table), upper = _mm256_loadu_ps(table + 8);
-        const auto eight = [&](__m128i places) {
-            const __m256i wide = _mm256_cvtepu8_epi32(places);
-            return detail::native_floats(_mm256_blendv_ps(_mm256_permutevar8x32_ps(lower, wide),
-                                                          _mm256_permutevar8x32_ps(upper, wide),
-                                                          _mm256_castsi256_ps(_mm256_slli_epi32(wide, 28))));
-        };
-        return {{eight(bytes), eight(_mm_unpackhi_epi64(bytes, bytes))}};
-#else
-        return each([table](std::uint8_t byte) { return table[byte % 16]; });
-#endif
-    }
-
-private:
-    template <class Number>
-    [[nodiscard]] f32x16 each(Number number) const noexcept {
-        std::uint8_t from[16];
-        std::memcpy(from, &bytes, sizeof from);
-        alignas(64) float to[16];
-        for (std::size_t i = 0; i < 16; ++i)
-            to[i] = number(from[i]);
-        return f32x16::load(to);
-    }
-};
-
-} // namespace kvcache
-
-// ---- kvcache/codec/code_strips.hpp --------------------------------------------------------------------------------
-
-namespace kvcache::detail {
-
-/// Codes of `Bits` bits for one tile, in strips of 16: for keys the 16 tokens of a number of head_dim, for values 16
-/// neighbours of a row. Strips that share 16 bytes lie in ascending bits; of 3-bit codes the lower two come first, then
-/// the upper ones of all:
-///
-///     8 bits: strip s in bytes 16 s           4 bits: in bytes 16 (s / 2), from bit 4 (s % 2) on
-///     2 bits: in bytes 16 (s / 4), from bit 2 (s % 4) on     1 bit: in bytes 16 (s / 8), bit s % 8
-template <unsigned Bits>
-class code_strips {
-    static_assert(Bits == 2 || Bits == 3 || Bits == 4 || Bits == 8, "codes have 2, 3, 4 or 8 bits");
-
-public:
-    static constexpr unsigned lower = Bits == 3 ? 2 : Bits; ///< Bits of the first part.
-
-    code_strips(page_side side, std::size_t head_dim) noexcept
-        : side_(side),
-          columns_(value_width(head_dim) / 16),
-          strips_(side == page_side::keys ? head_dim : value_width(head_dim)) {}
-
-    [[nodiscard]] std::size_t strips() const noexcept { return strips_; }
-    /// The strips that a row of values has.
-    [[nodiscard]] std::size_t columns() const noexcept { return columns_; }
-
-    [[nodiscard]] std::size_t bytes() const noexcept {
-        return Bits == 3 ? part_bytes(2) + part_bytes(1) : part_bytes(Bits);
-    }
-
-    /// Writes the code of number `d` of row `lane`. Requires: the bytes are zero where nothing was written.
-    void put(std::byte* to, std::size_t d, std::size_t lane, std::uint8_t code) const noexcept {
-        const bool keys = side_ == page_side::keys;
-        const std::size_t strip = keys ? d : lane * columns_ + d / 16, place = keys ? lane : d % 16;
-        put_part<lower>(to, strip, place, code);
-        if constexpr (Bits == 3)
-            put_part<1>(to + part_bytes(2), strip, place, static_cast<std::uint8_t>(code >> 2));
-    }
-
-    [[nodiscard]] code_bytes get(const std::byte* from, std::size_t strip) const noexcept {
-        if constexpr (Bits == 8)
-            return code_bytes::load(from + 16 * strip);
-        else if constexpr (Bits == 3)
-            return get_part<2>(from, strip).below(get_part<1>(from + part_bytes(2), strip), 2);
-        else
-            return get_part<Bits>(from, strip);
-    }
-
-private:
-    [[nodiscard]] std::size_t part_bytes(std::size_t bits) const noexcept { return (strips_ * bits + 7) / 8 * 16; }
-
-    template <unsigned Part>
-    static void put_part(std::byte* to, std::size_t strip, std::size_t place, std::uint8_t code) noexcept {
-        constexpr std::size_t shared = 8 / Part;
-        const auto field = static_cast<std::uint8_t>(code & ((1u << Part) - 1));
-        to[strip / shared * 16 + place] |= static_cast<std::byte>(field << (strip % shared * Part));
-    }
-
-    template <unsigned Part>
-    [[nodiscard]] static code_bytes get_part(const std::byte* from, std::size_t strip) noexcept {
-        constexpr std::size_t shared = 8 / Part;
-        return code_bytes::load(from + strip / shared * 16)
-            .template field<Part>(static_cast<unsigned>(strip % shared * Part));
-    }
-
-    page_side side_;
-    std::size_t columns_;
-    std::size_t strips_;
-};
-
-/// The nearest whole number between two, of two as near the even one; `low` for a NaN.
-[[nodiscard]] inline f32x16 rounded(const f32x16& x, float low, float high) noexcept {
-    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: what is added to it loses its fraction
-    return min(max(x, f32x16::broadcast(low)), f32x16::broadcast(high)) + magic - magic;
-}
-
-} // namespace kvcache::detail
-
 // ---- kvcache/codec/token_coder.hpp --------------------------------------------------------------------------------
 
 namespace kvcache::detail {
 
-/// Codes each row by itself, in groups of neighbours that share a scale, by a formula. A tile is its codes, then the
-/// scales as binary16, 16 tokens of each group together:
+/// Codes each row by itself, in groups of neighbours that share a scale, as whole numbers from -127 to 127 times that
+/// scale: the numbers themselves in 8 bits, or places in a table of a few. A tile is its codes, then the scales as
+/// binary16, 16 tokens of each group together:
 ///
-///     [ codes, as code_strips has them ][ scales: (groups, 16) ]
+///     [ codes, as packed_codes has them ][ scales: (groups, 16) ]
 ///
-/// The formula says `bits`, `name`, `group` (0: the whole row), the scales that rows want, the codes of numbers that
-/// were divided by the scale, and the numbers that codes stand for in units of the scale.
+/// The formula says `bits`, `name`, `group` (0: the whole row), `scale` that rows want, `code` of numbers divided by
+/// it, and the `table`, where it has one.
 template <class Formula>
 class token_coder {
+    static constexpr unsigned bits = Formula::bits;
+
 public:
     token_coder(const Formula& formula, page_side side, std::size_t head_dim)
         : formula_(formula),
@@ -7169,7 +7920,7 @@ public:
             const std::size_t first = g * group_, last = std::min(first + group_, head_dim_);
             alignas(64) float scales[tile_tokens], inverse[tile_tokens];
             formula_.scale(strips, first, last).store(scales);
-            half* const kept = scales_of(to, g);
+            half* const kept = reinterpret_cast<half*>(to + codes_.bytes()) + g * tile_tokens;
             for (std::size_t lane = 0; lane < tile_tokens; ++lane) {
                 kept[lane] = to_half(scales[lane]);
                 const float scale = widen(kept[lane]);
@@ -7177,61 +7928,68 @@ public:
             }
             const f32x16 by = f32x16::load(inverse);
             for (std::size_t d = first; d < last; ++d) {
-                alignas(64) float codes[tile_tokens];
-                formula_.code(strips(d) * by).store(codes);
+                alignas(64) float whole[tile_tokens];
+                formula_.code(strips(d) * by).store(whole);
                 for (std::size_t lane = 0; lane < tile_tokens; ++lane)
-                    codes_.put(to, d, lane, static_cast<std::uint8_t>(static_cast<std::int32_t>(codes[lane])));
+                    codes_.put(to, d, lane, static_cast<std::uint8_t>(static_cast<std::int32_t>(whole[lane])));
             }
         }
     }
 
     void decode(const std::byte* from, std::size_t, float* to) const noexcept {
-        if (side_ == page_side::keys)
-            decode_keys(from, to);
-        else
-            decode_values(from, to);
+        const auto quads = codes_.view(from, table());
+        f32x16 four[4];
+        if (side_ == page_side::keys) {
+            for (std::size_t d = 0; d < head_dim_; d += 4) {
+                numbers_of(quads, d / 4, four);
+                for (std::size_t i = 0; i < 4 && d + i < head_dim_; ++i)
+                    (four[i] * f32x16::load(scales_of(from, (d + i) / group_))).store(to + (d + i) * tile_tokens);
+            }
+            return;
+        }
+        const std::size_t width = value_width(head_dim_);
+        for (std::size_t c = 0; c < width; c += 16) {
+            alignas(64) float scales[tile_tokens];
+            f32x16::load(scales_of(from, std::min(c / group_, groups() - 1))).store(scales);
+            for (std::size_t lane = 0; lane < tile_tokens; lane += 4) {
+                numbers_of(quads, (c + lane) / 4, four);
+                for (std::size_t i = 0; i < 4; ++i)
+                    (four[i] * f32x16::broadcast(scales[lane + i])).store(to + (lane + i) * width + c);
+            }
+        }
+    }
+
+    /// Where the tile's codes lie.
+    [[nodiscard]] side_codes codes(const std::byte* from, std::size_t) const noexcept {
+        constexpr auto format = bits == 8   ? code_format::int8
+                                : bits == 4 ? code_format::four
+                                : bits == 3 ? code_format::three
+                                            : code_format::two;
+        return {.format = format,
+                .codes = from,
+                .scales = scales_of(from, 0),
+                .table = table(),
+                .group = group_,
+                .bytes = bytes()};
     }
 
 private:
     [[nodiscard]] std::size_t groups() const noexcept { return (head_dim_ + group_ - 1) / group_; }
-    [[nodiscard]] half* scales_of(std::byte* tile, std::size_t g) const noexcept {
-        return reinterpret_cast<half*>(tile + codes_.bytes()) + g * tile_tokens;
-    }
     [[nodiscard]] const half* scales_of(const std::byte* tile, std::size_t g) const noexcept {
         return reinterpret_cast<const half*>(tile + codes_.bytes()) + g * tile_tokens;
     }
-
-    void decode_keys(const std::byte* from, float* to) const noexcept {
-        for (std::size_t g = 0; g < groups(); ++g) {
-            const f32x16 scales = f32x16::load(scales_of(from, g));
-            const std::size_t last = std::min((g + 1) * group_, head_dim_);
-            for (std::size_t d = g * group_; d < last; ++d)
-                (formula_.number(codes_.get(from, d)) * scales).store(to + d * tile_tokens);
-        }
-    }
-
-    // Column by column, so that a column's scales are read once.
-    void decode_values(const std::byte* from, float* to) const noexcept {
-        const std::size_t columns = codes_.columns(), width = columns * 16;
-        alignas(64) float scales[tile_tokens];
-        for (std::size_t first = 0; first < columns;) {
-            const std::size_t g = first * 16 / group_, last = std::min((g + 1) * group_ / 16, columns);
-            f32x16::load(scales_of(from, std::min(g, groups() - 1))).store(scales);
-            const std::size_t behind = std::max(last, first + 1);
-            for (std::size_t lane = 0; lane < tile_tokens; ++lane) {
-                const f32x16 scale = f32x16::broadcast(scales[lane]);
-                for (std::size_t c = first; c < behind; ++c)
-                    (formula_.number(codes_.get(from, lane * columns + c)) * scale).store(to + lane * width + c * 16);
-            }
-            first = behind;
-        }
+    [[nodiscard]] static constexpr const std::int8_t* table() noexcept {
+        if constexpr (bits == 8)
+            return nullptr;
+        else
+            return Formula::table;
     }
 
     Formula formula_;
     page_side side_;
     std::size_t head_dim_;
     std::size_t group_;
-    code_strips<Formula::bits> codes_;
+    packed_codes<bits> codes_;
 };
 
 /// The largest size among numbers [first, last) of each row.
@@ -7331,23 +8089,31 @@ namespace kvcache {
 
 namespace detail {
 
-/// The levels that code numbers of a standard normal distribution with the least mean squared error, above zero; those
-/// below are their mirror images. (Max 1960, table 1, recomputed to float32.)
+/// The levels that code numbers of a standard normal distribution with the least mean squared error (Max 1960, table 1,
+/// recomputed), in 127ths of the largest; that one in standard deviations; and both signs, ascending.
 template <unsigned Bits>
-inline constexpr float normal_levels[1 << (Bits - 1)] = {};
+struct normal_levels;
 template <>
-inline constexpr float normal_levels<2>[2] = {0.45278003f, 1.51041761f};
+struct normal_levels<2> {
+    static constexpr float largest = 1.51041761f;
+    static constexpr std::int8_t table[16] = {-127, -38, 38, 127};
+};
 template <>
-inline constexpr float normal_levels<3>[4] = {0.24509418f, 0.75600528f, 1.34390928f, 2.15194570f};
+struct normal_levels<3> {
+    static constexpr float largest = 2.15194570f;
+    static constexpr std::int8_t table[16] = {-127, -79, -45, -14, 14, 45, 79, 127};
+};
 template <>
-inline constexpr float normal_levels<4>[8] = {0.12839503f, 0.38804830f, 0.65675912f, 0.94234046f,
-                                              1.25623120f, 1.61804639f, 2.06901723f, 2.73258957f};
+struct normal_levels<4> {
+    static constexpr float largest = 2.73258957f;
+    static constexpr std::int8_t table[16] = {-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127};
+};
 
-/// The nearest level of a row in units of its root mean square.
+/// The nearest level of a row, its root mean square being one standard deviation.
 template <unsigned Bits>
 struct codebook_formula {
     static constexpr unsigned bits = Bits;
-    static constexpr std::size_t half_levels = std::size_t{1} << (Bits - 1);
+    static constexpr const std::int8_t (&table)[16] = normal_levels<Bits>::table;
     std::size_t group = 0;
 
     [[nodiscard]] std::string name() const { return "codebook of " + std::to_string(Bits) + " bits"; }
@@ -7361,31 +8127,16 @@ struct codebook_formula {
         alignas(64) float each[tile_tokens];
         (squares / f32x16::broadcast(static_cast<float>(last - first))).store(each);
         for (float& size : each)
-            size = std::sqrt(size);
+            size = std::sqrt(size) * (normal_levels<Bits>::largest / 127.0f);
         return f32x16::load(each);
     }
     [[nodiscard]] f32x16 code(const f32x16& x) const noexcept {
         const f32x16 one = f32x16::broadcast(1.0f);
         f32x16 place = f32x16::zero();
-        for (std::size_t i = 0; i + 1 < 2 * half_levels; ++i)
-            place = place + zero_below(one, x, (level(i) + level(i + 1)) * 0.5f);
+        for (std::size_t i = 0; i + 1 < std::size_t{1} << Bits; ++i) // past the middle of two levels
+            place = place + zero_below(one, x, static_cast<float>(table[i] + table[i + 1]) * 0.5f);
         return place;
     }
-    [[nodiscard]] f32x16 number(const code_bytes& codes) const noexcept { return codes.looked_up(table.levels); }
-
-private:
-    [[nodiscard]] static constexpr float level(std::size_t code) noexcept {
-        return code < half_levels ? -normal_levels<Bits>[half_levels - 1 - code]
-                                  : normal_levels<Bits>[code - half_levels];
-    }
-    struct levels_of {
-        alignas(64) float levels[16] = {};
-        constexpr levels_of() noexcept {
-            for (std::size_t i = 0; i < 2 * half_levels; ++i)
-                levels[i] = level(i);
-        }
-    };
-    static constexpr levels_of table = {};
 };
 
 /// Codes rows whose signs a seeded draw and a Hadamard matrix have mixed.
@@ -7482,9 +8233,7 @@ struct int4_formula {
     [[nodiscard]] f32x16 code(const f32x16& x) const noexcept {
         return rounded(x, -8.0f, 7.0f) + f32x16::broadcast(8.0f);
     }
-    [[nodiscard]] f32x16 number(const code_bytes& codes) const noexcept {
-        return codes.numbers() - f32x16::broadcast(8.0f);
-    }
+    static constexpr std::int8_t table[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 };
 
 } // namespace detail
@@ -7552,30 +8301,49 @@ public:
     }
 
     void decode(const std::byte* from, std::size_t tile, float* to) const noexcept {
-        const auto* const steps = reinterpret_cast<const half*>(from + 2 * codes_.bytes());
-        const std::byte* const codes = from + tile * codes_.bytes();
+        const half* const steps = steps_of(from);
+        const auto quads = codes_.view(from + tile * codes_.bytes(), table);
+        f32x16 four[4];
+        if (side_ == page_side::keys) {
+            for (std::size_t d = 0; d < head_dim_; d += 4) {
+                numbers_of(quads, d / 4, four);
+                for (std::size_t i = 0; i < 4 && d + i < head_dim_; ++i)
+                    fma(four[i], f32x16::broadcast(widen(steps[d + i])),
+                        f32x16::broadcast(widen(steps[width_ + d + i])))
+                        .store(to + (d + i) * tile_tokens);
+            }
+            return;
+        }
         for (std::size_t c = 0; c < width_; c += 16) {
             const f32x16 step = f32x16::load(steps + c), least = f32x16::load(steps + width_ + c);
-            if (side_ == page_side::values) {
-                for (std::size_t lane = 0; lane < tile_tokens; ++lane)
-                    fma(codes_.get(codes, lane * codes_.columns() + c / 16).numbers(), step, least)
-                        .store(to + lane * width_ + c);
-                continue;
+            for (std::size_t lane = 0; lane < tile_tokens; lane += 4) {
+                numbers_of(quads, (c + lane) / 4, four);
+                for (std::size_t i = 0; i < 4; ++i)
+                    fma(four[i], step, least).store(to + (lane + i) * width_ + c);
             }
-            alignas(64) float each[tile_tokens], lowest[tile_tokens];
-            step.store(each);
-            least.store(lowest);
-            for (std::size_t d = c; d < c + 16 && d < head_dim_; ++d)
-                fma(codes_.get(codes, d).numbers(), f32x16::broadcast(each[d - c]), f32x16::broadcast(lowest[d - c]))
-                    .store(to + d * tile_tokens);
         }
     }
 
+    /// Where a tile's codes lie.
+    [[nodiscard]] side_codes codes(const std::byte* from, std::size_t tile) const noexcept {
+        return {.format = code_format::channels,
+                .codes = from + tile * codes_.bytes(),
+                .scales = steps_of(from),
+                .table = table,
+                .bytes = bytes() / 2};
+    }
+
 private:
+    static constexpr std::int8_t table[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+    [[nodiscard]] const half* steps_of(const std::byte* from) const noexcept {
+        return reinterpret_cast<const half*>(from + 2 * codes_.bytes());
+    }
+
     page_side side_;
     std::size_t head_dim_;
     std::size_t width_;
-    code_strips<4> codes_;
+    packed_codes<4> codes_;
 };
 
 } // namespace detail
@@ -7612,7 +8380,6 @@ struct int8_formula {
         return largest_size(strips, first, last) / f32x16::broadcast(127.0f);
     }
     [[nodiscard]] f32x16 code(const f32x16& x) const noexcept { return rounded(x, -127.0f, 127.0f); }
-    [[nodiscard]] f32x16 number(const code_bytes& codes) const noexcept { return codes.signed_numbers(); }
 };
 
 } // namespace detail

@@ -30,6 +30,12 @@ inline constexpr bool reads_in_place = requires {
     requires Codec::in_place;
 };
 
+/// Whether a codec says how a tile is coded: both sides, or neither.
+template <class Codec>
+inline constexpr bool gives_codes = requires(const Codec c, std::span<const std::byte> bytes, page_tile at) {
+    c.codes(bytes, at);
+};
+
 /// One job of a plan on one key and value head of a layer.
 template <codec_state Codec, storage_state Storage>
 class attention_walk {
@@ -135,6 +141,9 @@ private:
         const std::size_t page_tokens = pages.codec->shape().tokens;
         const exact_pages exact = pages.codec->exact();
         chosen_ = {};
+        if constexpr (gives_codes<Codec>)
+            block_.want_whole(detail::wants_coded_queries(
+                pages.codec->codes(pages.storage->bytes(pages.table[segment.first].page), {}).keys.format));
         std::size_t start = segment.position;
         for (std::size_t e = segment.first; e < segment.last; ++e) {
             const page_entry& entry = pages.table[e];
@@ -324,11 +333,16 @@ private:
                           .position = position});
                     continue;
                 }
-            push({.keys = pages.codec->keys(bytes, at, scratch.first(keys)),
-                  .values = pages.codec->values(bytes, at, scratch.subspan(keys)),
-                  .first = first_lane,
-                  .last = std::min<std::size_t>(tile_tokens, last - origin),
-                  .position = position});
+            attention_tile decoded{
+                .first = first_lane, .last = std::min<std::size_t>(tile_tokens, last - origin), .position = position};
+            if constexpr (gives_codes<Codec>)
+                decoded.codes = pages.codec->codes(bytes, at);
+            if (decoded.codes.keys.format == code_format::none || decoded.codes.values.format == code_format::none) {
+                decoded.codes = {};
+                decoded.keys = pages.codec->keys(bytes, at, scratch.first(keys));
+                decoded.values = pages.codec->values(bytes, at, scratch.subspan(keys));
+            }
+            push(decoded);
         }
     }
 
@@ -336,7 +350,7 @@ private:
     void make_room() {
         if (waiting_ < tiles_.size())
             return;
-        block_.attend(std::span(tiles_).first(at_once));
+        block_.template attend<gives_codes<Codec>>(std::span<const attention_tile>(tiles_).first(at_once));
         std::copy(tiles_.begin() + at_once, tiles_.end(), tiles_.begin());
         waiting_ -= at_once;
     }
@@ -346,11 +360,15 @@ private:
             tiles_[waiting_ - at_once].ahead_keys = tile.keys;
             tiles_[waiting_ - at_once].ahead_values = tile.values;
         }
+        if (gives_codes<Codec> && waiting_ >= at_once && tile.codes.keys.format != code_format::none) {
+            tiles_[waiting_ - at_once].ahead_key_codes = tile.codes.keys.codes;
+            tiles_[waiting_ - at_once].ahead_value_codes = tile.codes.values.codes;
+        }
         tiles_[waiting_++] = tile;
     }
 
     void flush() {
-        block_.attend(std::span(tiles_).first(waiting_));
+        block_.template attend<gives_codes<Codec>>(std::span<const attention_tile>(tiles_).first(waiting_));
         waiting_ = 0;
     }
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+// Longer than 300 lines: one block, whose tiles are numbers or codes.
+
+#include <kvcache/attention/coded_tiles.hpp>
 #include <kvcache/attention/softmax_state.hpp>
 #include <kvcache/attention/tile_kernels.hpp>
 #include <kvcache/codec/concept.hpp>
@@ -46,7 +49,8 @@ public:
           stride_(softmax_state::numbers(width_)),
           capacity_(capacity),
           packed_(capacity * head_dim),
-          states_(2 * capacity * stride_) {
+          states_(2 * capacity * stride_),
+          coded_(head_dim, capacity) {
         asked_.reserve(capacity);
     }
 
@@ -85,19 +89,36 @@ public:
         const float* from = numbers.data();
         for (std::size_t d = 0, dim = head_dim_; d < dim; ++d)
             to[d * size] = from[d] * scale;
+        if (wants_whole_)
+            coded_.place(selected, from, scale);
     }
 
+    /// Whether queries that are placed from now on are to meet keys of whole numbers.
+    void want_whole(bool wanted) noexcept { wants_whole_ = wanted; }
+
     /// The selected queries take in tiles, which ascend in position from split to split, and within a call.
+    /// `Coded`: some may be read as they are coded.
+    template <bool Coded = false>
     void attend(std::span<const attention_tile> tiles) {
         while (!tiles.empty()) {
             const std::size_t region = tiles.front().position / split;
             std::size_t count = 1;
-            while (count < std::min(tiles.size(), most_tiles) && tiles[count].position / split == region)
+            while (count < std::min(tiles.size(), most_tiles) && tiles[count].position / split == region &&
+                   (!Coded || alike(tiles[count], tiles.front())))
                 ++count;
             for (std::size_t q = first_; q < last_; ++q)
                 if (asked_[q].region != region) {
                     leave(q);
                     asked_[q].region = region;
+                }
+            if constexpr (Coded)
+                if (tiles.front().codes.keys.format != code_format::none) {
+                    for (std::size_t g = 0; g < groups_; ++g) {
+                        const auto [begin, end] = together(g);
+                        take_coded(tiles.first(count), begin, end - begin);
+                    }
+                    tiles = tiles.subspan(count);
+                    continue;
                 }
             const bool ahead = std::ranges::all_of(tiles.first(count), [](const auto& t) { return t.ahead_keys; });
             const std::size_t fetching = ahead ? std::min(groups_, count) : 0;
@@ -112,7 +133,7 @@ public:
             tiles = tiles.subspan(count);
         }
     }
-    void attend(const attention_tile& tile) { attend({&tile, 1}); }
+    void attend(const attention_tile& tile) { attend(std::span(&tile, 1)); }
 
     /// Ends a query that merges here: writes its output. (head_dim)
     void finish(std::size_t q, float* out) {
@@ -199,6 +220,44 @@ private:
             add_ragged<N>(tiles[t], t, q, least);
     }
 
+    // The same for tiles that are read as they are coded.
+    void take_coded(std::span<const attention_tile> tiles, std::size_t begin, std::size_t group) {
+        const std::size_t q = first_ + begin;
+        const auto [least, most] = std::ranges::minmax(std::span(asked_).subspan(q, group), {}, &question::limit);
+        std::size_t count = tiles.size();
+        while (count > 0 && tiles[count - 1].position > most.limit)
+            --count;
+        if (count == 0)
+            return;
+        coded_.score(tiles.first(count), packed_.data() + begin * head_dim_, begin, group, weights_.lanes[0][0]);
+        weigh(tiles.first(count), q, group);
+        for (std::size_t t = 0; t < count; ++t) {
+            const side_codes& values = tiles[t].codes.values;
+            if (begin == 0)
+                fetch_codes(tiles[t]);
+            if (tiles[t].end() <= least.limit + 1) {
+                coded_.add(values, weights_, t, 0, group, running(q).sums(), stride_);
+                continue;
+            }
+            for (std::size_t i = 0; i < group; ++i)
+                if (seen(tiles[t], asked_[q + i].limit) > tiles[t].first)
+                    coded_.add(values, weights_, t, i, 1, running(q + i).sums(), stride_);
+        }
+    }
+
+    // The codes of a tile that comes soon.
+    static void fetch_codes(const attention_tile& tile) noexcept {
+        for (std::size_t at = 0; tile.ahead_key_codes != nullptr && at < tile.codes.keys.bytes; at += 64)
+            prefetch(tile.ahead_key_codes, at);
+        for (std::size_t at = 0; tile.ahead_value_codes != nullptr && at < tile.codes.values.bytes; at += 64)
+            prefetch(tile.ahead_value_codes, at);
+    }
+
+    // Whether two tiles are read in one way.
+    [[nodiscard]] static bool alike(const attention_tile& a, const attention_tile& b) noexcept {
+        return a.codes.keys.format == b.codes.keys.format;
+    }
+
     // A tile that some see less of: the lanes of all together, then the others query by query.
     template <std::size_t N>
     void add_ragged(const attention_tile& tile, std::size_t t, std::size_t q, std::size_t least) {
@@ -273,6 +332,8 @@ private:
     aligned_vector<float> states_; // running, then merged: (2, capacity, stride)
     std::array<attention_tile, most_tiles> fetching_;
     detail::tile_weights weights_;
+    detail::coded_tiles coded_;
+    bool wants_whole_ = false;
 };
 
 template <std::size_t N, bool Ahead>

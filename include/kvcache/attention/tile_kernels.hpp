@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/codec/side_codes.hpp>
 #include <kvcache/core/shape.hpp>
 #include <kvcache/kernel/simd.hpp>
 
@@ -20,6 +21,9 @@ struct attention_tile {
     const float* holes = nullptr;      ///< (16) Added to the scores: minus infinity for a lane that is not there.
     const float* ahead_keys = nullptr; ///< Of a tile that comes soon: fetched meanwhile; null for none.
     const float* ahead_values = nullptr;
+    const std::byte* ahead_key_codes = nullptr; ///< The same of a tile that is read as it is coded.
+    const std::byte* ahead_value_codes = nullptr;
+    coded_tile codes = {}; ///< A side that is read as it is coded has a format, and no numbers.
 
     /// The position behind its last lane.
     [[nodiscard]] std::size_t end() const noexcept { return position + (last - first); }

@@ -72,6 +72,14 @@ public:
         void encode(std::span<std::byte> page, layer_id layer, head_id head, std::span<const std::byte> rows) const {
             detail::with(one_, [&](const auto& one) { one.encode(page, layer, head, rows); });
         }
+        [[nodiscard]] coded_tile codes(std::span<const std::byte> page, page_tile at) const {
+            return detail::with(one_, [&](const auto& one) -> coded_tile {
+                if constexpr (requires { one.codes(page, at); })
+                    return one.codes(page, at);
+                else
+                    return {};
+            });
+        }
         [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
             return detail::with(one_, [&](const auto& one) -> const float* { return one.keys(page, at, scratch); });
         }

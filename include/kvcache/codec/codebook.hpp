@@ -5,7 +5,6 @@
 #include <kvcache/codec/token_coder.hpp>
 #include <kvcache/kernel/hadamard.hpp>
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -17,23 +16,31 @@ namespace kvcache {
 
 namespace detail {
 
-/// The levels that code numbers of a standard normal distribution with the least mean squared error, above zero; those
-/// below are their mirror images. (Max 1960, table 1, recomputed to float32.)
+/// The levels that code numbers of a standard normal distribution with the least mean squared error (Max 1960, table 1,
+/// recomputed), in 127ths of the largest; that one in standard deviations; and both signs, ascending.
 template <unsigned Bits>
-inline constexpr float normal_levels[1 << (Bits - 1)] = {};
+struct normal_levels;
 template <>
-inline constexpr float normal_levels<2>[2] = {0.45278003f, 1.51041761f};
+struct normal_levels<2> {
+    static constexpr float largest = 1.51041761f;
+    static constexpr std::int8_t table[16] = {-127, -38, 38, 127};
+};
 template <>
-inline constexpr float normal_levels<3>[4] = {0.24509418f, 0.75600528f, 1.34390928f, 2.15194570f};
+struct normal_levels<3> {
+    static constexpr float largest = 2.15194570f;
+    static constexpr std::int8_t table[16] = {-127, -79, -45, -14, 14, 45, 79, 127};
+};
 template <>
-inline constexpr float normal_levels<4>[8] = {0.12839503f, 0.38804830f, 0.65675912f, 0.94234046f,
-                                              1.25623120f, 1.61804639f, 2.06901723f, 2.73258957f};
+struct normal_levels<4> {
+    static constexpr float largest = 2.73258957f;
+    static constexpr std::int8_t table[16] = {-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127};
+};
 
-/// The nearest level of a row in units of its root mean square.
+/// The nearest level of a row, its root mean square being one standard deviation.
 template <unsigned Bits>
 struct codebook_formula {
     static constexpr unsigned bits = Bits;
-    static constexpr std::size_t half_levels = std::size_t{1} << (Bits - 1);
+    static constexpr const std::int8_t (&table)[16] = normal_levels<Bits>::table;
     std::size_t group = 0;
 
     [[nodiscard]] std::string name() const { return "codebook of " + std::to_string(Bits) + " bits"; }
@@ -47,31 +54,16 @@ struct codebook_formula {
         alignas(64) float each[tile_tokens];
         (squares / f32x16::broadcast(static_cast<float>(last - first))).store(each);
         for (float& size : each)
-            size = std::sqrt(size);
+            size = std::sqrt(size) * (normal_levels<Bits>::largest / 127.0f);
         return f32x16::load(each);
     }
     [[nodiscard]] f32x16 code(const f32x16& x) const noexcept {
         const f32x16 one = f32x16::broadcast(1.0f);
         f32x16 place = f32x16::zero();
-        for (std::size_t i = 0; i + 1 < 2 * half_levels; ++i)
-            place = place + zero_below(one, x, (level(i) + level(i + 1)) * 0.5f);
+        for (std::size_t i = 0; i + 1 < std::size_t{1} << Bits; ++i) // past the middle of two levels
+            place = place + zero_below(one, x, static_cast<float>(table[i] + table[i + 1]) * 0.5f);
         return place;
     }
-    [[nodiscard]] f32x16 number(const code_bytes& codes) const noexcept { return codes.looked_up(table.levels); }
-
-private:
-    [[nodiscard]] static constexpr float level(std::size_t code) noexcept {
-        return code < half_levels ? -normal_levels<Bits>[half_levels - 1 - code]
-                                  : normal_levels<Bits>[code - half_levels];
-    }
-    struct levels_of {
-        alignas(64) float levels[16] = {};
-        constexpr levels_of() noexcept {
-            for (std::size_t i = 0; i < 2 * half_levels; ++i)
-                levels[i] = level(i);
-        }
-    };
-    static constexpr levels_of table = {};
 };
 
 /// Codes rows whose signs a seeded draw and a Hadamard matrix have mixed.

@@ -65,6 +65,12 @@ public:
             values_.encode(rows_.values(rows, tile_of(layer, head, row), {}), to);
     }
 
+    /// The sides of a tile as they are coded, where attention reads them so.
+    [[nodiscard]] coded_tile codes(std::span<const std::byte> page, page_tile at) const noexcept {
+        const std::byte* const from = page.data() + offset(at.layer, at.head);
+        return {codes_of(keys_, from, at.tile), codes_of(values_, from + key_bytes(), at.tile)};
+    }
+
     [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
         const std::size_t tiles = keys_.tokens() / tile_tokens;
         keys_.decode(page.data() + offset(at.layer, at.head) + at.tile / tiles * keys_.bytes(), at.tile % tiles,
@@ -79,6 +85,16 @@ public:
     }
 
 private:
+    template <class Coder>
+    [[nodiscard]] static side_codes codes_of(const Coder& coder, const std::byte* from, std::size_t tile) noexcept {
+        if constexpr (requires { coder.codes(from, tile); }) {
+            const std::size_t tiles = coder.tokens() / tile_tokens;
+            return coder.codes(from + tile / tiles * coder.bytes(), tile % tiles);
+        } else {
+            return {};
+        }
+    }
+
     [[nodiscard]] std::size_t key_bytes() const noexcept { return shape_.tokens / keys_.tokens() * keys_.bytes(); }
     [[nodiscard]] std::size_t value_bytes() const noexcept {
         return shape_.tokens / values_.tokens() * values_.bytes();

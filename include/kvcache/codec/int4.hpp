@@ -6,6 +6,7 @@
 #include <kvcache/core/contract.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace kvcache {
@@ -37,9 +38,7 @@ struct int4_formula {
     [[nodiscard]] f32x16 code(const f32x16& x) const noexcept {
         return rounded(x, -8.0f, 7.0f) + f32x16::broadcast(8.0f);
     }
-    [[nodiscard]] f32x16 number(const code_bytes& codes) const noexcept {
-        return codes.numbers() - f32x16::broadcast(8.0f);
-    }
+    static constexpr std::int8_t table[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 };
 
 } // namespace detail

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/codec/code_strips.hpp>
 #include <kvcache/codec/coded_pages.hpp>
+#include <kvcache/codec/packed_codes.hpp>
 #include <kvcache/kernel/number_format.hpp>
 
 #include <cstddef>
@@ -55,30 +55,49 @@ public:
     }
 
     void decode(const std::byte* from, std::size_t tile, float* to) const noexcept {
-        const auto* const steps = reinterpret_cast<const half*>(from + 2 * codes_.bytes());
-        const std::byte* const codes = from + tile * codes_.bytes();
+        const half* const steps = steps_of(from);
+        const auto quads = codes_.view(from + tile * codes_.bytes(), table);
+        f32x16 four[4];
+        if (side_ == page_side::keys) {
+            for (std::size_t d = 0; d < head_dim_; d += 4) {
+                numbers_of(quads, d / 4, four);
+                for (std::size_t i = 0; i < 4 && d + i < head_dim_; ++i)
+                    fma(four[i], f32x16::broadcast(widen(steps[d + i])),
+                        f32x16::broadcast(widen(steps[width_ + d + i])))
+                        .store(to + (d + i) * tile_tokens);
+            }
+            return;
+        }
         for (std::size_t c = 0; c < width_; c += 16) {
             const f32x16 step = f32x16::load(steps + c), least = f32x16::load(steps + width_ + c);
-            if (side_ == page_side::values) {
-                for (std::size_t lane = 0; lane < tile_tokens; ++lane)
-                    fma(codes_.get(codes, lane * codes_.columns() + c / 16).numbers(), step, least)
-                        .store(to + lane * width_ + c);
-                continue;
+            for (std::size_t lane = 0; lane < tile_tokens; lane += 4) {
+                numbers_of(quads, (c + lane) / 4, four);
+                for (std::size_t i = 0; i < 4; ++i)
+                    fma(four[i], step, least).store(to + (lane + i) * width_ + c);
             }
-            alignas(64) float each[tile_tokens], lowest[tile_tokens];
-            step.store(each);
-            least.store(lowest);
-            for (std::size_t d = c; d < c + 16 && d < head_dim_; ++d)
-                fma(codes_.get(codes, d).numbers(), f32x16::broadcast(each[d - c]), f32x16::broadcast(lowest[d - c]))
-                    .store(to + d * tile_tokens);
         }
     }
 
+    /// Where a tile's codes lie.
+    [[nodiscard]] side_codes codes(const std::byte* from, std::size_t tile) const noexcept {
+        return {.format = code_format::channels,
+                .codes = from + tile * codes_.bytes(),
+                .scales = steps_of(from),
+                .table = table,
+                .bytes = bytes() / 2};
+    }
+
 private:
+    static constexpr std::int8_t table[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+    [[nodiscard]] const half* steps_of(const std::byte* from) const noexcept {
+        return reinterpret_cast<const half*>(from + 2 * codes_.bytes());
+    }
+
     page_side side_;
     std::size_t head_dim_;
     std::size_t width_;
-    code_strips<4> codes_;
+    packed_codes<4> codes_;
 };
 
 } // namespace detail

@@ -22,7 +22,6 @@ struct int8_formula {
         return largest_size(strips, first, last) / f32x16::broadcast(127.0f);
     }
     [[nodiscard]] f32x16 code(const f32x16& x) const noexcept { return rounded(x, -127.0f, 127.0f); }
-    [[nodiscard]] f32x16 number(const code_bytes& codes) const noexcept { return codes.signed_numbers(); }
 };
 
 } // namespace detail

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/codec/concept.hpp>
+#include <kvcache/codec/side_codes.hpp>
 #include <kvcache/kernel/simd.hpp>
 
 #include <concepts>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/codec/code_strips.hpp>
+#include <kvcache/codec/packed_codes.hpp>
 #include <kvcache/kernel/number_format.hpp>
 
 #include <algorithm>
@@ -13,15 +13,18 @@
 
 namespace kvcache::detail {
 
-/// Codes each row by itself, in groups of neighbours that share a scale, by a formula. A tile is its codes, then the
-/// scales as binary16, 16 tokens of each group together:
+/// Codes each row by itself, in groups of neighbours that share a scale, as whole numbers from -127 to 127 times that
+/// scale: the numbers themselves in 8 bits, or places in a table of a few. A tile is its codes, then the scales as
+/// binary16, 16 tokens of each group together:
 ///
-///     [ codes, as code_strips has them ][ scales: (groups, 16) ]
+///     [ codes, as packed_codes has them ][ scales: (groups, 16) ]
 ///
-/// The formula says `bits`, `name`, `group` (0: the whole row), the scales that rows want, the codes of numbers that
-/// were divided by the scale, and the numbers that codes stand for in units of the scale.
+/// The formula says `bits`, `name`, `group` (0: the whole row), `scale` that rows want, `code` of numbers divided by
+/// it, and the `table`, where it has one.
 template <class Formula>
 class token_coder {
+    static constexpr unsigned bits = Formula::bits;
+
 public:
     token_coder(const Formula& formula, page_side side, std::size_t head_dim)
         : formula_(formula),
@@ -43,7 +46,7 @@ public:
             const std::size_t first = g * group_, last = std::min(first + group_, head_dim_);
             alignas(64) float scales[tile_tokens], inverse[tile_tokens];
             formula_.scale(strips, first, last).store(scales);
-            half* const kept = scales_of(to, g);
+            half* const kept = reinterpret_cast<half*>(to + codes_.bytes()) + g * tile_tokens;
             for (std::size_t lane = 0; lane < tile_tokens; ++lane) {
                 kept[lane] = to_half(scales[lane]);
                 const float scale = widen(kept[lane]);
@@ -51,61 +54,68 @@ public:
             }
             const f32x16 by = f32x16::load(inverse);
             for (std::size_t d = first; d < last; ++d) {
-                alignas(64) float codes[tile_tokens];
-                formula_.code(strips(d) * by).store(codes);
+                alignas(64) float whole[tile_tokens];
+                formula_.code(strips(d) * by).store(whole);
                 for (std::size_t lane = 0; lane < tile_tokens; ++lane)
-                    codes_.put(to, d, lane, static_cast<std::uint8_t>(static_cast<std::int32_t>(codes[lane])));
+                    codes_.put(to, d, lane, static_cast<std::uint8_t>(static_cast<std::int32_t>(whole[lane])));
             }
         }
     }
 
     void decode(const std::byte* from, std::size_t, float* to) const noexcept {
-        if (side_ == page_side::keys)
-            decode_keys(from, to);
-        else
-            decode_values(from, to);
+        const auto quads = codes_.view(from, table());
+        f32x16 four[4];
+        if (side_ == page_side::keys) {
+            for (std::size_t d = 0; d < head_dim_; d += 4) {
+                numbers_of(quads, d / 4, four);
+                for (std::size_t i = 0; i < 4 && d + i < head_dim_; ++i)
+                    (four[i] * f32x16::load(scales_of(from, (d + i) / group_))).store(to + (d + i) * tile_tokens);
+            }
+            return;
+        }
+        const std::size_t width = value_width(head_dim_);
+        for (std::size_t c = 0; c < width; c += 16) {
+            alignas(64) float scales[tile_tokens];
+            f32x16::load(scales_of(from, std::min(c / group_, groups() - 1))).store(scales);
+            for (std::size_t lane = 0; lane < tile_tokens; lane += 4) {
+                numbers_of(quads, (c + lane) / 4, four);
+                for (std::size_t i = 0; i < 4; ++i)
+                    (four[i] * f32x16::broadcast(scales[lane + i])).store(to + (lane + i) * width + c);
+            }
+        }
+    }
+
+    /// Where the tile's codes lie.
+    [[nodiscard]] side_codes codes(const std::byte* from, std::size_t) const noexcept {
+        constexpr auto format = bits == 8   ? code_format::int8
+                                : bits == 4 ? code_format::four
+                                : bits == 3 ? code_format::three
+                                            : code_format::two;
+        return {.format = format,
+                .codes = from,
+                .scales = scales_of(from, 0),
+                .table = table(),
+                .group = group_,
+                .bytes = bytes()};
     }
 
 private:
     [[nodiscard]] std::size_t groups() const noexcept { return (head_dim_ + group_ - 1) / group_; }
-    [[nodiscard]] half* scales_of(std::byte* tile, std::size_t g) const noexcept {
-        return reinterpret_cast<half*>(tile + codes_.bytes()) + g * tile_tokens;
-    }
     [[nodiscard]] const half* scales_of(const std::byte* tile, std::size_t g) const noexcept {
         return reinterpret_cast<const half*>(tile + codes_.bytes()) + g * tile_tokens;
     }
-
-    void decode_keys(const std::byte* from, float* to) const noexcept {
-        for (std::size_t g = 0; g < groups(); ++g) {
-            const f32x16 scales = f32x16::load(scales_of(from, g));
-            const std::size_t last = std::min((g + 1) * group_, head_dim_);
-            for (std::size_t d = g * group_; d < last; ++d)
-                (formula_.number(codes_.get(from, d)) * scales).store(to + d * tile_tokens);
-        }
-    }
-
-    // Column by column, so that a column's scales are read once.
-    void decode_values(const std::byte* from, float* to) const noexcept {
-        const std::size_t columns = codes_.columns(), width = columns * 16;
-        alignas(64) float scales[tile_tokens];
-        for (std::size_t first = 0; first < columns;) {
-            const std::size_t g = first * 16 / group_, last = std::min((g + 1) * group_ / 16, columns);
-            f32x16::load(scales_of(from, std::min(g, groups() - 1))).store(scales);
-            const std::size_t behind = std::max(last, first + 1);
-            for (std::size_t lane = 0; lane < tile_tokens; ++lane) {
-                const f32x16 scale = f32x16::broadcast(scales[lane]);
-                for (std::size_t c = first; c < behind; ++c)
-                    (formula_.number(codes_.get(from, lane * columns + c)) * scale).store(to + lane * width + c * 16);
-            }
-            first = behind;
-        }
+    [[nodiscard]] static constexpr const std::int8_t* table() noexcept {
+        if constexpr (bits == 8)
+            return nullptr;
+        else
+            return Formula::table;
     }
 
     Formula formula_;
     page_side side_;
     std::size_t head_dim_;
     std::size_t group_;
-    code_strips<Formula::bits> codes_;
+    packed_codes<bits> codes_;
 };
 
 /// The largest size among numbers [first, last) of each row.

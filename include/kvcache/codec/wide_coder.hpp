@@ -38,6 +38,13 @@ public:
             f32x16::load(numbers + i).store(to + i);
     }
 
+    /// Where the tile's numbers lie.
+    [[nodiscard]] side_codes codes(const std::byte* from, std::size_t) const noexcept {
+        return {.format = std::is_same_v<Number, half> ? code_format::f16 : code_format::bf16,
+                .codes = from,
+                .bytes = bytes()};
+    }
+
 private:
     std::size_t numbers_;
 };

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/attention/coded_queries.hpp>
+#include <kvcache/attention/tile_kernels.hpp>
+#include <kvcache/codec/packed_codes.hpp>
+#include <kvcache/codec/side_codes.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace kvcache::detail {
+
+/// Strips of a tile as numbers: of keys by number of head_dim, of values by 16 neighbours of a row.
+template <class Number>
+struct wide_reader {
+    const Number* numbers;
+    std::size_t columns = 0; ///< Of values.
+    [[nodiscard]] KVCACHE_INLINE f32x16 operator()(std::size_t d) const noexcept {
+        return f32x16::load(numbers + d * 16);
+    }
+    [[nodiscard]] KVCACHE_INLINE f32x16 operator()(std::size_t lane, std::size_t column) const noexcept {
+        return f32x16::load(numbers + (lane * columns + column) * 16);
+    }
+};
+
+/// Scores of N queries with Tiles tiles, each one chain over ascending head_dim, as `score` has them.
+/// queries: (head_dim, stride), scores: (N, most_tiles, 16)
+template <std::size_t N, std::size_t Tiles, class Reader>
+inline void score_strips(const float* queries, std::size_t stride, std::size_t head_dim, const Reader (&tiles)[Tiles],
+                         float* scores) noexcept {
+    constexpr std::size_t vectors = Tiles * native_parts;
+    native_floats sums[N * vectors];
+    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE { sums[i] = native_floats(0.0f); });
+    for (std::size_t d = 0; d < head_dim; ++d, queries += stride)
+        unrolled<Tiles>([&](auto t) KVCACHE_INLINE {
+            const f32x16 keys = tiles[t](d);
+            unrolled<N>([&](auto i) KVCACHE_INLINE {
+                const native_floats query(queries[i]);
+                unrolled<native_parts>([&](auto p) KVCACHE_INLINE {
+                    auto& sum = sums[i * vectors + t * native_parts + p];
+                    sum = fused(query, keys.part[p], sum);
+                });
+            });
+        });
+    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE {
+        sums[i].store_unaligned(scores + (i / vectors * most_tiles) * tile_tokens + i % vectors * native_lanes);
+    });
+}
+
+/// Scores of N queries from `first` on with a tile of whole-number keys: one chain over ascending groups.
+/// scores: (N, most_tiles, 16)
+template <unsigned Bits, std::size_t N>
+inline void score_dots(const coded_queries& queries, std::size_t first, const side_codes& keys, std::size_t head_dim,
+                       float* scores) noexcept {
+    const auto codes = packed_codes<Bits>(page_side::keys, head_dim).view(keys.codes, keys.table);
+    f32x16 sums[N];
+    for (std::size_t i = 0; i < N; ++i)
+        sums[i] = f32x16::zero();
+    std::size_t g = 0;
+    for (std::size_t begin = 0; begin < head_dim; begin += keys.group, ++g) {
+        const std::size_t end = std::min(begin + keys.group, head_dim);
+        const std::byte* asked[N];
+        std::int32_t own[N];
+        for (std::size_t i = 0; i < N; ++i) {
+            asked[i] = queries.codes(first + i) + begin / 4 * whole_quad_bytes;
+            own[i] = queries.sum(first + i, begin / 16, (end + 15) / 16);
+        }
+        f32x16 dots[N];
+        dots_of<Bits, N>(codes, begin / 4, (end + 3) / 4, asked, own, dots);
+        const f32x16 scales = f32x16::load(keys.scales + g * tile_tokens);
+        for (std::size_t i = 0; i < N; ++i)
+            sums[i] = fma(dots[i], scales, sums[i]);
+    }
+    for (std::size_t i = 0; i < N; ++i)
+        (sums[i] * f32x16::broadcast(queries.scale(first + i))).store(scores + i * most_tiles * tile_tokens);
+}
+
+/// The same where each of head_dim has a step and a least number: the steps are the queries' by now, and the products
+/// with the least numbers are added. least: (N)
+template <std::size_t N>
+inline void score_channels(const coded_queries& queries, const side_codes& keys, std::size_t head_dim,
+                           const float* least, float* scores) noexcept {
+    const auto codes = packed_codes<4>(page_side::keys, head_dim).view(keys.codes, keys.table);
+    const std::byte* asked[N];
+    std::int32_t own[N];
+    for (std::size_t i = 0; i < N; ++i) {
+        asked[i] = queries.codes(i);
+        own[i] = queries.sum(i, 0, (head_dim + 15) / 16);
+    }
+    f32x16 dots[N];
+    dots_of<4, N>(codes, 0, (head_dim + 3) / 4, asked, own, dots);
+    for (std::size_t i = 0; i < N; ++i)
+        fma(dots[i], f32x16::broadcast(queries.scale(i)), f32x16::broadcast(least[i]))
+            .store(scores + i * most_tiles * tile_tokens);
+}
+
+/// What values of a tile are weighted with, query by query. Lanes that a query does not see weigh nothing.
+template <std::size_t N>
+struct code_weights {
+    const float* lanes[N];
+    float rescale[N]; ///< What sums are multiplied by before.
+    bool rescaled;
+};
+
+/// Adds weighted values to the sums of N queries, in 16 * Columns numbers: one chain over ascending lanes.
+template <std::size_t N, std::size_t Columns, class Reader>
+inline void add_strips(const Reader& values, std::size_t column, const code_weights<N>& weights, float* to,
+                       std::size_t stride) noexcept {
+    constexpr std::size_t vectors = Columns * native_parts;
+    native_floats sums[N * vectors];
+    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE {
+        sums[i] = native_floats::load_unaligned(to + i / vectors * stride + i % vectors * native_lanes);
+    });
+    if (weights.rescaled)
+        unrolled<N * vectors>([&](auto i)
+                                  KVCACHE_INLINE { sums[i] = sums[i] * native_floats(weights.rescale[i / vectors]); });
+    for (std::size_t lane = 0; lane < tile_tokens; ++lane)
+        unrolled<Columns>([&](auto c) KVCACHE_INLINE {
+            const f32x16 numbers = values(lane, column + c);
+            unrolled<N>([&](auto i) KVCACHE_INLINE {
+                const native_floats weight(weights.lanes[i][lane]);
+                unrolled<native_parts>([&](auto p) KVCACHE_INLINE {
+                    auto& sum = sums[i * vectors + c * native_parts + p];
+                    sum = fused(weight, numbers.part[p], sum);
+                });
+            });
+        });
+    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE {
+        sums[i].store_unaligned(to + i / vectors * stride + i % vectors * native_lanes);
+    });
+}
+
+/// The same for columns [column, last), as many at once as fit.
+template <std::size_t N, std::size_t Columns, class Reader>
+inline void add_columns_of(const Reader& values, std::size_t column, std::size_t last, const code_weights<N>& weights,
+                           float* to, std::size_t stride) noexcept {
+    for (; column + Columns <= last; column += Columns)
+        add_strips<N, Columns>(values, column, weights, to + column * 16, stride);
+    if constexpr (Columns > 1)
+        add_columns_of<N, Columns / 2>(values, column, last, weights, to, stride);
+}
+
+/// Adds weighted whole-number values to the sums of N queries: exact over the lanes of a tile, one chain over tiles.
+/// Weights are whole numbers too, in units of their largest; they are multiplied by the lanes' scales of each group
+/// before, or the sums by the steps of each of head_dim behind.
+template <unsigned Bits, std::size_t N>
+inline void add_dots(const side_codes& values, std::size_t head_dim, const code_weights<N>& weights, float* to,
+                     std::size_t stride) noexcept {
+    constexpr auto limit = static_cast<float>(largest_whole);
+    const auto codes = packed_codes<Bits>(page_side::values, head_dim).view(values.codes, values.table);
+    const bool channels = values.format == code_format::channels;
+    const std::size_t columns = value_width(head_dim) / 16, each = channels ? columns : (values.group + 15) / 16;
+    f32x16 most = f32x16::broadcast(1.0f); // the largest size of a lane's scales
+    if (!channels) {
+        most = f32x16::zero();
+        for (std::size_t first = 0, g = 0; first < columns; first += each, ++g) {
+            const f32x16 scales = f32x16::load(values.scales + g * tile_tokens);
+            most = max(max(scales, -scales), most);
+        }
+    }
+    f32x16 lanes[N], units[N], all[N];
+    for (std::size_t i = 0; i < N; ++i) {
+        lanes[i] = f32x16::load(weights.lanes[i]);
+        const float top = largest(lanes[i] * most);
+        units[i] = f32x16::broadcast(top / limit);
+        all[i] = channels ? f32x16::broadcast(sum(lanes[i])) : f32x16::zero();
+        lanes[i] = lanes[i] * f32x16::broadcast(top > coded_queries::least_size ? limit / top : 0.0f);
+    }
+    alignas(64) std::byte whole[N][4 * whole_quad_bytes];
+    const std::byte* asked[N];
+    std::int32_t own[N];
+    for (std::size_t first = 0, g = 0; first < columns; first += each, ++g) {
+        for (std::size_t i = 0; i < N; ++i) {
+            own[i] =
+                put_whole(channels ? lanes[i] : lanes[i] * f32x16::load(values.scales + g * tile_tokens), whole[i]);
+            asked[i] = whole[i];
+        }
+        for (std::size_t c = first; c < std::min(first + each, columns); ++c) {
+            f32x16 dots[N];
+            dots_of<Bits, N>(codes, c * 4, c * 4 + 4, asked, own, dots);
+            for (std::size_t i = 0; i < N; ++i) {
+                float* const at = to + i * stride + c * 16;
+                f32x16 sums = f32x16::load(at);
+                if (weights.rescaled)
+                    sums = sums * f32x16::broadcast(weights.rescale[i]);
+                if (channels) {
+                    sums = fma(all[i], f32x16::load(values.scales + columns * 16 + c * 16), sums);
+                    fma(dots[i] * units[i], f32x16::load(values.scales + c * 16), sums).store(at);
+                } else {
+                    fma(dots[i], units[i], sums).store(at);
+                }
+            }
+        }
+    }
+}
+
+} // namespace kvcache::detail

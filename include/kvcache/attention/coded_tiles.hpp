@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/attention/code_kernels.hpp>
+#include <kvcache/attention/coded_queries.hpp>
+#include <kvcache/attention/tile_kernels.hpp>
+#include <kvcache/codec/concept.hpp>
+#include <kvcache/codec/side_codes.hpp>
+#include <kvcache/core/aligned.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <utility>
+
+namespace kvcache::detail {
+
+/// Whether keys in a format meet queries that are whole numbers, as they are or turned.
+[[nodiscard]] constexpr bool wants_coded_queries(code_format format) noexcept {
+    return format == code_format::int8 || format == code_format::four || format == code_format::three ||
+           format == code_format::two || format == code_format::channels;
+}
+
+/// What queries do with tiles that are read as they are coded. A query's bits depend on no other, nor on how many tiles
+/// come at once; formats that hold numbers, not whole numbers and scales, give the bits that the decoded tile gives.
+class coded_tiles {
+public:
+    coded_tiles(std::size_t head_dim, std::size_t capacity)
+        : head_dim_(head_dim),
+          width_(value_width(head_dim)),
+          plain_(capacity * width_),
+          whole_(head_dim, capacity),
+          turned_(head_dim, 4),
+          steps_(2 * width_),
+          query_(width_) {}
+
+    /// Gives query `q` its numbers, which are multiplied by `scale`. (head_dim)
+    void place(std::size_t q, const float* numbers, float scale) noexcept {
+        float* const own = plain_.data() + q * width_;
+        for (std::size_t d = 0; d < head_dim_; ++d)
+            own[d] = numbers[d] * scale;
+        whole_.place(q, own, 1.0f);
+    }
+
+    /// Scores of `count` queries from `first` on with the tiles, all in the format of the first one's keys.
+    /// queries: (head_dim, count), scores: (count, most_tiles, 16)
+    void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first, std::size_t count,
+               float* scores);
+
+    /// Adds the weighted values of tile `t` to the sums of `count` queries, the first of which is `q` among the
+    /// weights; `stride` numbers from one query's sums to the next. A lane that a query does not see has a weight of
+    /// zero.
+    void add(const side_codes& values, const tile_weights& weights, std::size_t t, std::size_t q, std::size_t count,
+             float* to, std::size_t stride) const;
+
+private:
+    template <class Number>
+    void by_numbers(std::span<const attention_tile> tiles, const float* queries, std::size_t count, float* scores);
+    template <unsigned Bits>
+    void by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores) const;
+    void by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores);
+    template <class Some>
+    static void together(std::size_t count, const Some& some);
+
+    std::size_t head_dim_;
+    std::size_t width_;
+    aligned_vector<float> plain_; // queries (capacity, width)
+    coded_queries whole_;
+    coded_queries turned_;        // times the steps of channels
+    aligned_vector<float> steps_; // and the least numbers (2, width)
+    aligned_vector<float> query_;
+};
+
+[[nodiscard]] inline float* scores_of(float* scores, std::size_t q, std::size_t t) noexcept {
+    return scores + (q * most_tiles + t) * tile_tokens;
+}
+
+// Queries four, two and one at a time: some.operator()<N>(first).
+template <class Some>
+void coded_tiles::together(std::size_t count, const Some& some) {
+    std::size_t q = 0;
+    for (; q + 4 <= count; q += 4)
+        some.template operator()<4>(q);
+    for (; q + 2 <= count; q += 2)
+        some.template operator()<2>(q);
+    for (; q < count; ++q)
+        some.template operator()<1>(q);
+}
+
+// The fewer queries, the more tiles at once.
+template <class Number>
+void coded_tiles::by_numbers(std::span<const attention_tile> tiles, const float* queries, std::size_t count,
+                             float* scores) {
+    const auto reads = [&](std::size_t t) {
+        return wide_reader<Number>{reinterpret_cast<const Number*>(tiles[t].codes.keys.codes)};
+    };
+    together(count, [&]<std::size_t N>(std::size_t q) {
+        constexpr std::size_t many = tiles_together(N);
+        std::size_t t = 0;
+        for (; t + many <= tiles.size(); t += many)
+            [&]<std::size_t... I>(std::index_sequence<I...>) {
+                const wide_reader<Number> some[] = {reads(t + I)...};
+                score_strips<N, many>(queries + q, count, head_dim_, some, scores_of(scores, q, t));
+            }
+        (std::make_index_sequence<many>{});
+        for (; many > 1 && t < tiles.size(); ++t) {
+            const wide_reader<Number> alone[] = {reads(t)};
+            score_strips<N, 1>(queries + q, count, head_dim_, alone, scores_of(scores, q, t));
+        }
+    });
+}
+
+template <unsigned Bits>
+void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
+                          float* scores) const {
+    for (std::size_t t = 0; t < tiles.size(); ++t)
+        together(count, [&]<std::size_t N>(std::size_t q) {
+            score_dots<Bits, N>(whole_, first + q, tiles[t].codes.keys, head_dim_, scores_of(scores, q, t));
+        });
+}
+
+// Queries are turned once for the tiles that share their steps.
+inline void coded_tiles::by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
+                                     float* scores) {
+    for (std::size_t t = 0, last; t < tiles.size(); t = last) {
+        const half* const steps = tiles[t].codes.keys.scales;
+        for (last = t + 1; last < tiles.size() && tiles[last].codes.keys.scales == steps;)
+            ++last;
+        for (std::size_t i = 0; i < 2 * width_; i += 16)
+            f32x16::load(steps + i).store(steps_.data() + i);
+        together(count, [&]<std::size_t N>(std::size_t q) {
+            float least[N];
+            for (std::size_t i = 0; i < N; ++i) {
+                const float* const own = plain_.data() + (first + q + i) * width_;
+                f32x16 sums = f32x16::zero();
+                for (std::size_t d = 0; d < width_; d += 16) {
+                    const f32x16 x = f32x16::load(own + d);
+                    sums = fma(x, f32x16::load(steps_.data() + width_ + d), sums);
+                    (x * f32x16::load(steps_.data() + d)).store(query_.data() + d);
+                }
+                least[i] = sum(sums);
+                turned_.place(i, query_.data(), 1.0f);
+            }
+            for (std::size_t each = t; each < last; ++each)
+                score_channels<N>(turned_, tiles[each].codes.keys, head_dim_, least, scores_of(scores, q, each));
+        });
+    }
+}
+
+inline void coded_tiles::score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
+                               std::size_t count, float* scores) {
+    switch (tiles.front().codes.keys.format) {
+    case code_format::none:
+        break;
+    case code_format::bf16:
+        by_numbers<bfloat16>(tiles, queries, count, scores);
+        break;
+    case code_format::f16:
+        by_numbers<half>(tiles, queries, count, scores);
+        break;
+    case code_format::channels:
+        by_channels(tiles, first, count, scores);
+        break;
+    case code_format::int8:
+        by_dots<8>(tiles, first, count, scores);
+        break;
+    case code_format::four:
+        by_dots<4>(tiles, first, count, scores);
+        break;
+    case code_format::three:
+        by_dots<3>(tiles, first, count, scores);
+        break;
+    case code_format::two:
+        by_dots<2>(tiles, first, count, scores);
+        break;
+    }
+}
+
+inline void coded_tiles::add(const side_codes& values, const tile_weights& weights, std::size_t t, std::size_t q,
+                             std::size_t count, float* to, std::size_t stride) const {
+    const auto for_some = [&](const auto& body) {
+        together(count, [&]<std::size_t N>(std::size_t i) {
+            code_weights<N> own;
+            own.rescaled = weights.rescaled[t];
+            for (std::size_t n = 0; n < N; ++n) {
+                own.lanes[n] = weights.lanes[q + i + n][t];
+                own.rescale[n] = weights.rescale[t][q + i + n];
+            }
+            body(own, to + i * stride);
+        });
+    };
+    const auto by_numbers = [&](const auto& reader) {
+        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
+            add_columns_of<N, columns_together(N)>(reader, 0, width_ / 16, own, sums, stride);
+        });
+    };
+    switch (values.format) {
+    case code_format::none:
+        break;
+    case code_format::bf16:
+        by_numbers(wide_reader<bfloat16>{reinterpret_cast<const bfloat16*>(values.codes), width_ / 16});
+        break;
+    case code_format::f16:
+        by_numbers(wide_reader<half>{reinterpret_cast<const half*>(values.codes), width_ / 16});
+        break;
+    case code_format::int8:
+        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
+            add_dots<8, N>(values, head_dim_, own, sums, stride);
+        });
+        break;
+    case code_format::four:
+    case code_format::channels:
+        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
+            add_dots<4, N>(values, head_dim_, own, sums, stride);
+        });
+        break;
+    case code_format::three:
+        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
+            add_dots<3, N>(values, head_dim_, own, sums, stride);
+        });
+        break;
+    case code_format::two:
+        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
+            add_dots<2, N>(values, head_dim_, own, sums, stride);
+        });
+        break;
+    }
+}
+
+} // namespace kvcache::detail

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/kernel/simd.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+/// Dot products of 16 rows of codes with whole numbers of 16 bits. Sums of int32 are exact, so every form gives the
+/// same numbers, whatever its order.
+///
+/// Codes lie in fours: 64 bytes hold four neighbours of 16 rows, row by row, or of shorter codes as many fours as fit,
+/// in ascending bits. Of 3-bit codes the lower two bits lie so, and the upper ones apart.
+namespace kvcache::detail {
+
+/// The largest size of a number that meets codes: both its bytes are int8 then, the lower one counted from -128 on.
+inline constexpr std::int32_t largest_whole = 127 * 256;
+
+/// Bytes of four numbers that meet codes.
+inline constexpr std::size_t whole_quad_bytes = 8;
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+
+/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as products of codes read them: the upper bytes
+/// of four, then the lower ones, as VNNI multiplies an unsigned byte with a signed one. to: 4 * whole_quad_bytes
+/// Returns: their sum.
+inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
+    const __m512i whole = _mm512_cvtps_epi32(x.part[0].data);
+    const __m128i lower = _mm512_cvtepi32_epi8(whole);
+    const __m128i upper = _mm512_cvtepi32_epi8(_mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8));
+    auto* const at = reinterpret_cast<__m128i*>(to);
+    _mm_storeu_si128(at, _mm_unpacklo_epi32(upper, lower));
+    _mm_storeu_si128(at + 1, _mm_unpackhi_epi32(upper, lower));
+    return _mm512_reduce_add_epi32(whole);
+}
+
+#elif defined(__AVX2__)
+
+/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as products of codes read them: of each four
+/// the even ones, then the odd ones. to: 4 * whole_quad_bytes. Returns: their sum.
+inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
+#if defined(__AVX512F__)
+    const __m512i all = _mm512_cvtps_epi32(x.part[0].data);
+    const __m256i first = _mm512_castsi512_si256(all), last = _mm512_extracti64x4_epi64(all, 1);
+#else
+    const __m256i first = _mm256_cvtps_epi32(x.part[0].data), last = _mm256_cvtps_epi32(x.part[1].data);
+#endif
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, last), 0b11'01'10'00);
+    const __m256i turned = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0b11'01'10'00), 0b11'01'10'00);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), turned);
+    const __m256i eight = _mm256_add_epi32(first, last);
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
+}
+
+#else
+
+/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as int16. to: 4 * whole_quad_bytes
+/// Returns: their sum.
+inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
+    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: what is added to it loses its fraction
+    alignas(64) float each[16];
+    (x + magic - magic).store(each);
+    std::int32_t all = 0;
+    for (std::size_t i = 0; i < 16; ++i) {
+        const auto word = static_cast<std::int16_t>(each[i] >= -32768.0f && each[i] < 32768.0f ? each[i] : -32768.0f);
+        std::memcpy(to + 2 * i, &word, sizeof word);
+        all += word;
+    }
+    return all;
+}
+
+#endif
+
+/// Where codes of `Bits` bits lie: places in a table, or the numbers themselves in 8 bits.
+template <unsigned Bits>
+struct code_quads {
+    static constexpr unsigned part = Bits == 3 ? 2 : Bits; ///< Bits that lie together.
+    static constexpr std::size_t per = 8 / part;           ///< Fours in 64 bytes.
+    const std::byte* codes;
+    const std::byte* upper;   ///< Of 3 bits the upper ones.
+    const std::int8_t* table; ///< (16)
+};
+
+#if defined(__AVX2__)
+
+/// Four bytes as one number.
+[[nodiscard]] KVCACHE_INLINE inline std::int32_t four_bytes(const std::byte* from) noexcept {
+    std::int32_t four;
+    std::memcpy(&four, from, sizeof four);
+    return four;
+}
+
+/// A four of eight rows: each number, and 128.
+template <unsigned Bits, std::size_t Place>
+[[nodiscard]] KVCACHE_INLINE inline __m256i quad_codes(const code_quads<Bits>& of, std::size_t quad, std::size_t half,
+                                                       __m256i table) noexcept {
+    using quads = code_quads<Bits>;
+    const auto load = [](const std::byte* from)
+                          KVCACHE_INLINE { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); };
+    __m256i x = load(of.codes + quad / quads::per * 64 + half * 32);
+    if constexpr (Bits == 8) {
+        return _mm256_xor_si256(x, table);
+    } else {
+        if constexpr (Place > 0)
+            x = _mm256_srli_epi16(x, Place * quads::part);
+        x = _mm256_and_si256(x, _mm256_set1_epi8((1 << quads::part) - 1));
+        if constexpr (Bits == 3) {
+            const __m256i above = _mm256_srl_epi16(load(of.upper + quad / 8 * 64 + half * 32),
+                                                   _mm_cvtsi32_si128(static_cast<int>(quad % 8)));
+            x = _mm256_or_si256(x, _mm256_slli_epi16(_mm256_and_si256(above, _mm256_set1_epi8(1)), 2));
+        }
+        return _mm256_shuffle_epi8(table, x);
+    }
+}
+
+/// The numbers of a table, and 128; of none that 128.
+template <unsigned Bits>
+[[nodiscard]] KVCACHE_INLINE inline __m256i quad_table(const code_quads<Bits>& of) noexcept {
+    const __m256i sign = _mm256_set1_epi8(static_cast<char>(0x80));
+    if constexpr (Bits == 8)
+        return sign;
+    else
+        return _mm256_xor_si256(
+            _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(of.table))), sign);
+}
+
+#else
+
+template <unsigned Bits>
+[[nodiscard]] inline std::int32_t code_at(const code_quads<Bits>& of, std::size_t quad, std::size_t byte) noexcept {
+    using quads = code_quads<Bits>;
+    auto code = std::to_integer<unsigned>(of.codes[quad / quads::per * 64 + byte]);
+    if constexpr (Bits == 8) {
+        return static_cast<std::int8_t>(code);
+    } else {
+        code = code >> quad % quads::per * quads::part & ((1u << quads::part) - 1);
+        if constexpr (Bits == 3)
+            code |= (std::to_integer<unsigned>(of.upper[quad / 8 * 64 + byte]) >> quad % 8 & 1u) << 2;
+        return of.table[code];
+    }
+}
+
+#endif
+
+/// Calls body(quad, place in its 64 bytes) for the fours [begin, end). Requires: begin is the first of 64 bytes.
+template <unsigned Bits, class Body>
+KVCACHE_INLINE inline void for_quads(std::size_t begin, std::size_t end, const Body& body) {
+    constexpr std::size_t per = code_quads<Bits>::per;
+    std::size_t quad = begin;
+    for (; quad + per <= end; quad += per)
+        unrolled<per>([&](auto place) KVCACHE_INLINE { body(quad + place, place); });
+    if constexpr (per > 1)
+        unrolled<per - 1>([&](auto place) KVCACHE_INLINE {
+            if (quad + place < end)
+                body(quad + place, place);
+        });
+}
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+
+/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum.
+template <unsigned Bits, std::size_t N>
+KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
+                                   const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
+                                   f32x16 (&to)[N]) noexcept {
+    using vector = std::int32_t __attribute__((vector_size(64))); // GCC 12 copies a running __m512i, which is of int64
+    vector upper[N], lower[N];
+    unrolled<N>([&](auto i) KVCACHE_INLINE { upper[i] = vector{}, lower[i] = vector{}; });
+    const __m256i table = quad_table(of);
+    for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
+        const __m512i x =
+            _mm512_inserti64x4(_mm512_castsi256_si512(quad_codes<Bits, decltype(place)::value>(of, quad, 0, table)),
+                               quad_codes<Bits, decltype(place)::value>(of, quad, 1, table), 1);
+        unrolled<N>([&](auto i) KVCACHE_INLINE {
+            const std::byte* const q = queries[i] + (quad - begin) * whole_quad_bytes;
+            upper[i] = reinterpret_cast<vector>(
+                _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(upper[i]), x, _mm512_set1_epi32(four_bytes(q))));
+            lower[i] = reinterpret_cast<vector>(
+                _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(lower[i]), x, _mm512_set1_epi32(four_bytes(q + 4))));
+        });
+    });
+    unrolled<N>([&](auto i) KVCACHE_INLINE {
+        const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(reinterpret_cast<__m512i>(upper[i]), 8),
+                                              reinterpret_cast<__m512i>(lower[i]));
+        to[i] = {{native_floats(_mm512_cvtepi32_ps(_mm512_sub_epi32(both, _mm512_set1_epi32(own[i] * 128))))}};
+    });
+}
+
+#elif defined(__AVX2__)
+
+/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum.
+template <unsigned Bits, std::size_t N>
+KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
+                                   const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
+                                   f32x16 (&to)[N]) noexcept {
+    __m256i sums[2 * N];
+    unrolled<2 * N>([&](auto i) KVCACHE_INLINE { sums[i] = _mm256_set1_epi32(own[i / 2] * -128); });
+    const __m256i table = quad_table(of);
+    for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
+        __m256i even[2], odd[2];
+        unrolled<2>([&](auto half) KVCACHE_INLINE {
+            const __m256i x = quad_codes<Bits, decltype(place)::value>(of, quad, half, table);
+            even[half] = _mm256_and_si256(x, _mm256_set1_epi16(0xFF));
+            odd[half] = _mm256_srli_epi16(x, 8);
+        });
+        unrolled<N>([&](auto i) KVCACHE_INLINE {
+            const std::byte* const q = queries[i] + (quad - begin) * whole_quad_bytes;
+            const __m256i of_even = _mm256_set1_epi32(four_bytes(q)), of_odd = _mm256_set1_epi32(four_bytes(q + 4));
+            unrolled<2>([&](auto half) KVCACHE_INLINE {
+                __m256i& sum = sums[2 * i + half];
+                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even[half], of_even));
+                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(odd[half], of_odd));
+            });
+        });
+    });
+    unrolled<N>([&](auto i) KVCACHE_INLINE {
+#if defined(__AVX512F__)
+        const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(sums[2 * i]), sums[2 * i + 1], 1);
+        to[i] = {{native_floats(_mm512_cvtepi32_ps(both))}};
+#else
+        to[i] = {{native_floats(_mm256_cvtepi32_ps(sums[2 * i])), native_floats(_mm256_cvtepi32_ps(sums[2 * i + 1]))}};
+#endif
+    });
+}
+
+#else
+
+/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum.
+template <unsigned Bits, std::size_t N>
+inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
+                    const std::byte* const (&queries)[N], const std::int32_t (&)[N], f32x16 (&to)[N]) noexcept {
+    std::int32_t sums[N][16] = {};
+    for (std::size_t quad = begin; quad < end; ++quad)
+        for (std::size_t byte = 0; byte < 64; ++byte)
+            for (std::size_t i = 0; i < N; ++i) {
+                std::int16_t word;
+                std::memcpy(&word, queries[i] + (quad - begin) * whole_quad_bytes + byte % 4 * 2, sizeof word);
+                sums[i][byte / 4] += code_at(of, quad, byte) * word;
+            }
+    for (std::size_t i = 0; i < N; ++i) {
+        alignas(64) float whole[16];
+        for (std::size_t row = 0; row < 16; ++row)
+            whole[row] = static_cast<float>(sums[i][row]);
+        to[i] = f32x16::load(whole);
+    }
+}
+
+#endif
+
+/// The numbers of a four: each of 16 rows.
+template <unsigned Bits>
+inline void numbers_of(const code_quads<Bits>& of, std::size_t quad, f32x16 (&to)[4]) noexcept {
+    alignas(64) float each[4][16];
+#if defined(__AVX2__)
+    alignas(64) std::uint8_t bytes[64];
+    const __m256i table = quad_table(of);
+    const auto take = [&](auto place) {
+        for (std::size_t half = 0; half < 2; ++half)
+            _mm256_store_si256(reinterpret_cast<__m256i*>(bytes + 32 * half),
+                               quad_codes<Bits, decltype(place)::value>(of, quad, half, table));
+    };
+    unrolled<code_quads<Bits>::per>([&](auto place) {
+        if (quad % code_quads<Bits>::per == place)
+            take(place);
+    });
+    for (std::size_t byte = 0; byte < 64; ++byte)
+        each[byte % 4][byte / 4] = static_cast<float>(int{bytes[byte]} - 128);
+#else
+    for (std::size_t byte = 0; byte < 64; ++byte)
+        each[byte % 4][byte / 4] = static_cast<float>(code_at(of, quad, byte));
+#endif
+    for (std::size_t i = 0; i < 4; ++i)
+        to[i] = f32x16::load(each[i]);
+}
+
+} // namespace kvcache::detail

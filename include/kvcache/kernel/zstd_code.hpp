@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/digest.hpp>
+#include <kvcache/core/result.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <zstd.h>
+
+namespace kvcache {
+
+/// Keeps every bit of numbers of any kind by zstd, which knows nothing of them: the plain alternative to
+/// `exponent_code` and `entropy_code`. Belongs to the component zstd.
+///
+///     [ "kvz1": 4 ][ width: 4 ][ count: 8 ][ checksum: 8 ][ one zstd frame ]
+template <class Number>
+class zstd_code {
+    static_assert(std::is_trivially_copyable_v<Number>, "numbers are kept as their bytes");
+    static constexpr char name[] = {'k', 'v', 'z', '1'};
+    static constexpr std::size_t checksum_at = 16;
+
+public:
+    using number_type = Number;
+    static constexpr std::size_t header_bytes = 24;
+
+    /// The code of some numbers. `level`: zstd's, from 1, quick, to 19, small. Throws: bad_alloc.
+    [[nodiscard]] static std::vector<std::byte> encode(std::span<const Number> numbers, int level = 1) {
+        const auto bytes = std::as_bytes(numbers);
+        std::vector<std::byte> made(header_bytes + ZSTD_compressBound(bytes.size()));
+        const std::size_t taken =
+            ZSTD_compress(made.data() + header_bytes, made.size() - header_bytes, bytes.data(), bytes.size(), level);
+        if (ZSTD_isError(taken) != 0) // the room suffices, so it is memory
+            throw std::bad_alloc();
+        made.resize(header_bytes + taken);
+        std::memcpy(made.data(), name, 4);
+        put(made.data() + 4, sizeof(Number), 4);
+        put(made.data() + 8, numbers.size(), 8);
+        put(made.data() + checksum_at, checksum(made), 8);
+        return made;
+    }
+
+    /// How many numbers a code stands for. Errors: truncated, mismatched (no such code, or another width), malformed
+    /// (the checksum, or a count that the frame does not have).
+    [[nodiscard]] static result<std::size_t> count(std::span<const std::byte> code) {
+        if (code.size() < header_bytes)
+            return error{error_code::truncated, "header",
+                         std::to_string(code.size()) + " bytes, where a header has " + std::to_string(header_bytes)};
+        if (std::memcmp(code.data(), name, 4) != 0)
+            return error{error_code::mismatched, "name", "not numbers kept by zstd"};
+        if (get(code.data() + 4, 4) != sizeof(Number))
+            return error{error_code::mismatched, "width",
+                         "numbers of " + std::to_string(get(code.data() + 4, 4)) + " bytes, where " +
+                             std::to_string(sizeof(Number)) + " were asked for"};
+        if (get(code.data() + checksum_at, 8) != checksum(code))
+            return error{error_code::malformed, "checksum", "the bytes are not those that were written"};
+        const std::uint64_t numbers = get(code.data() + 8, 8);
+        const auto frame = code.subspan(header_bytes);
+        const auto bytes = ZSTD_getFrameContentSize(frame.data(), frame.size()); // unknown and damaged are over 2^63
+        if (bytes % sizeof(Number) != 0 || bytes / sizeof(Number) != numbers)
+            return error{error_code::malformed, "count",
+                         "the frame does not say that it has " + std::to_string(numbers) + " numbers"};
+        return static_cast<std::size_t>(numbers);
+    }
+
+    /// Writes the numbers that a code stands for. Errors: those of `count`; out_of_range, if there are not as many as
+    /// `to` takes; malformed, if zstd refuses the frame. Nothing has been written then but for the last.
+    [[nodiscard]] static result<void> decode(std::span<const std::byte> code, std::span<Number> to) {
+        const auto numbers = count(code);
+        if (!numbers)
+            return numbers.error();
+        if (*numbers != to.size())
+            return error{error_code::out_of_range, "count",
+                         std::to_string(*numbers) + " numbers, where there is room for " + std::to_string(to.size())};
+        const auto frame = code.subspan(header_bytes);
+        const std::size_t made = ZSTD_decompress(to.data(), to.size_bytes(), frame.data(), frame.size());
+        if (ZSTD_isError(made) != 0)
+            return error{error_code::malformed, "frame", std::string("zstd: ") + ZSTD_getErrorName(made)};
+        if (made != to.size_bytes())
+            return error{error_code::malformed, "frame", "the frame ends before its numbers do"};
+        return {};
+    }
+
+private:
+    static void put(std::byte* to, std::uint64_t number, std::size_t bytes) noexcept {
+        for (std::size_t i = 0; i < bytes; ++i)
+            to[i] = static_cast<std::byte>(number >> (8 * i) & 0xFF);
+    }
+    [[nodiscard]] static std::uint64_t get(const std::byte* from, std::size_t bytes) noexcept {
+        std::uint64_t number = 0;
+        for (std::size_t i = 0; i < bytes; ++i)
+            number |= std::to_integer<std::uint64_t>(from[i]) << (8 * i);
+        return number;
+    }
+
+    // Of all bytes but its own.
+    [[nodiscard]] static std::uint64_t checksum(std::span<const std::byte> code) {
+        return seeded_hash(seeded_hash(0, code.first(checksum_at)), code.subspan(header_bytes));
+    }
+};
+
+} // namespace kvcache

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT
+// Tiles that are read as they are coded, beside the same tiles decoded first.
+#include <kvcache/attention/paged_attention.hpp>
+#include <kvcache/cache/any_codec.hpp>
+#include <kvcache/codec/exact_page.hpp>
+#include <kvcache/core/digest.hpp>
+#include <kvcache/storage/heap.hpp>
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernel/numbers.hpp"
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+namespace {
+
+using any = kv::any_codec<std::tuple<kv::bf16, kv::f16, kv::int8, kv::int8_grouped, kv::int4, kv::int4_channels,
+                                     kv::rotated<kv::int4>, kv::codebook<4>, kv::codebook<3>, kv::codebook<2>,
+                                     kv::split<kv::int4_channels, kv::int8>, kv::split<kv::int4, kv::int4_channels>>>;
+
+/// The same codec, whose codes attention does not see.
+struct decoding {
+    const any::state& inner;
+    [[nodiscard]] std::size_t page_bytes() const { return inner.page_bytes(); }
+    [[nodiscard]] std::string name() const { return inner.name(); }
+    [[nodiscard]] kv::page_shape shape() const { return inner.shape(); }
+    [[nodiscard]] kv::exact_pages exact() const { return inner.exact(); }
+    void turn_key(std::span<float> row) const { inner.turn_key(row); }
+    void turn_value(std::span<float> row) const { inner.turn_value(row); }
+    void turn_back(std::span<float> row) const { inner.turn_back(row); }
+    void encode(std::span<std::byte> page, kv::layer_id layer, kv::head_id head,
+                std::span<const std::byte> rows) const {
+        inner.encode(page, layer, head, rows);
+    }
+    [[nodiscard]] const float* keys(std::span<const std::byte> page, kv::page_tile at, std::span<float> to) const {
+        return inner.keys(page, at, to);
+    }
+    [[nodiscard]] const float* values(std::span<const std::byte> page, kv::page_tile at, std::span<float> to) const {
+        return inner.values(page, at, to);
+    }
+};
+
+struct past {
+    static constexpr std::uint32_t page_tokens = 32, pages = 5;
+    kv::page_shape shape;
+    any::state codec;
+    kv::heap::state storage;
+    std::vector<std::unique_ptr<kv::exact_page>> rows;
+    std::vector<kv::page_entry> table;
+    std::vector<const kv::exact_page*> exact;
+    std::vector<float> queries;
+    kv::attention_shape asks;
+
+    past(const std::string& name, std::uint32_t dim, std::uint32_t group)
+        : shape{1, 2, dim, page_tokens},
+          codec(any::named(name)->open(shape)),
+          storage(kv::heap{}.open(pages, codec.page_bytes())),
+          queries(numbers::uniforms(3, std::size_t{pages} * page_tokens * 2 * group * dim, 2.0f)),
+          asks{2 * group, 2, dim, 1.0f / std::sqrt(static_cast<float>(dim)), nullptr} {
+        for (std::uint32_t p = 0; p < pages; ++p) {
+            REQUIRE(storage.acquire(kv::page_id{p}));
+            rows.push_back(std::make_unique<kv::exact_page>(shape));
+            rows.back()->begin(0);
+            for (std::uint32_t row = 0; row < page_tokens; ++row) {
+                const auto keys = numbers::uniforms(100 + p * page_tokens + row, 2 * dim, 4.0f);
+                const auto values = numbers::uniforms(900 + p * page_tokens + row, 2 * dim);
+                rows.back()->write(codec, storage.bytes(kv::page_id{p}), kv::layer_id{0}, row, keys, values);
+            }
+            table.push_back({.page = kv::page_id{p}, .count = page_tokens});
+            exact.push_back(rows.back().get());
+        }
+    }
+
+    // All positions from `first` on, `at_once` rows a call. (rows, heads, head_dim)
+    template <class Codec>
+    [[nodiscard]] std::vector<float> attend(const Codec& by, std::size_t first, std::size_t at_once) const {
+        const std::size_t width = std::size_t{asks.heads} * shape.head_dim, count = pages * page_tokens - first;
+        std::vector<float> out(count * width);
+        const kv::paged_rows<Codec, kv::heap::state> from{&by, &storage, table, exact};
+        const kv::query_rows asked{queries.data() + first * width, nullptr, out.data(), width, width, first, count};
+        for (std::uint32_t head = 0; head < 2; ++head)
+            for (std::size_t row = 0; row < count; row += at_once)
+                kv::attend(asks, from, kv::layer_id{0}, kv::head_id{head}, asked, row, std::min(row + at_once, count));
+        return out;
+    }
+};
+
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+    double error = 0, size = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+        error += (double{a[i]} - double{b[i]}) * (double{a[i]} - double{b[i]});
+        size += double{b[i]} * double{b[i]};
+    }
+    return std::sqrt(error / size);
+}
+
+// Codebooks too, whatever a compiler calls them.
+std::vector<std::string> all_names() {
+    std::vector<std::string> made(1);
+    int depth = 0;
+    for (const char c : any::names()) {
+        depth += c == '<' ? 1 : c == '>' ? -1 : 0;
+        if (c == ',' && depth == 0)
+            made.emplace_back();
+        else if (c != ' ' || depth > 0)
+            made.back() += c;
+    }
+    return made;
+}
+
+} // namespace
+
+TEST_CASE("numbers that are read as they are coded give the bits of the decoded tile") {
+    for (const char* name : {"bf16", "f16"})
+        for (const std::uint32_t dim : {16u, 40u, 128u})
+            for (const std::uint32_t group : {1u, 3u, 7u}) {
+                CAPTURE(name, dim, group);
+                const past all(name, dim, group);
+                CHECK(numbers::same_bits(all.attend(all.codec, 0, 9), all.attend(decoding{all.codec}, 0, 9)));
+            }
+}
+
+TEST_CASE("codes and scales give what the decoded tile gives, but for the coding of queries") {
+    for (const std::string& name : all_names())
+        for (const std::uint32_t dim : {20u, 48u, 64u, 128u}) {
+            CAPTURE(name, dim);
+            const past all(name, dim, 2);
+            CHECK(distance(all.attend(all.codec, 0, 5), all.attend(decoding{all.codec}, 0, 5)) < 2e-3);
+        }
+}
+
+TEST_CASE("the bits of a query that meets codes depend on nobody beside it") {
+    for (const std::string& name : all_names()) {
+        CAPTURE(name);
+        const past all(name, 48, 3);
+        const auto want = all.attend(all.codec, 0, 1);
+        for (const std::size_t at_once : {2u, 3u, 5u, 16u})
+            CHECK(numbers::same_bits(all.attend(all.codec, 0, at_once), want));
+    }
+}
+
+TEST_CASE("attention over codes gives the same bits in every build") {
+    const auto digest = [](const char* name) {
+        const past all(name, 40, 3);
+        const std::vector<float> out = all.attend(all.codec, 0, 4);
+        return kv::to_string(kv::digest_builder().bytes(std::as_bytes(std::span(out))).finish());
+    };
+    CHECK(digest("bf16") == "92c6ff0541ffbaa68a1d0b7a53d8fb85");
+    CHECK(digest("int8") == "7e11a0000e5b02147f6c9fec9d4f558a");
+    CHECK(digest("int8_grouped") == "1ad8d4cfddc349c0e9fb3982ec226fd6");
+    CHECK(digest("int4") == "43c9728489aacd40ffc3e808fb5b0f33");
+    CHECK(digest("int4_channels") == "dcc0b28c29b9eebaf58355eaa6accb47");
+    CHECK(digest("codebook<4>") == "4ae871ebe3bad01953535273a8e6de29");
+    CHECK(digest("codebook<3>") == "1335290f9a4ab924a324a79f3d160527");
+}
