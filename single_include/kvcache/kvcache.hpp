@@ -20,6 +20,7 @@
 #include <fstream>
 #include <functional>
 #include <initializer_list>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
@@ -1962,6 +1963,10 @@ namespace kvcache {
 /// lengths. It changes whenever the same inputs may give other bits, and it is part of a cache's identity.
 inline constexpr unsigned numeric_contract_revision = 1;
 
+/// The revision of the format of records: what snapshots and tiers keep (docs/format.md). It changes with every byte
+/// that means something else, and it is part of a cache's identity, so that records of another one are not found.
+inline constexpr unsigned record_format_revision = 1;
+
 } // namespace kvcache
 
 // ---- kvcache/core/compiled.hpp ------------------------------------------------------------------------------------
@@ -3596,14 +3601,17 @@ struct identity {
     digest weights = {};            ///< Of the checkpoint's names, dtypes, shapes and bytes.
     std::string adapter = {};       ///< The low-rank adapter's name and version; empty for none.
     digest tokenizer = {};          ///< Of tokenizer.json.
-    std::string config = {};        ///< Architecture, extents and rotary embedding, as canonical text.
+    std::string config = {};        ///< Architecture and extents, as canonical text.
+    std::string rope = {};          ///< The rotary embedding: its base, its scaling, its frequencies.
     std::string codec = {};         ///< The page codec and its options.
     std::string layout = {};        ///< How a page is laid out.
     std::uint64_t page_tokens = 0;  ///< Positions a page.
     std::string weight_format = {}; ///< What the products compute from: "f32", "bf16", "f16".
     std::uint64_t numeric_contract = numeric_contract_revision;
-    std::string backend = "cpu"; ///< The backend and its kernel revision.
-    std::string tenant = {};     ///< A salt that keeps tenants apart.
+    std::string backend = "cpu";   ///< The backend and its kernel revision.
+    std::string lineage = "exact"; ///< "exact", or "approximate" for what attended to anything that is not.
+    std::uint64_t format = record_format_revision;
+    std::string tenant = {}; ///< A salt that keeps tenants apart.
 
     friend bool operator==(const identity&, const identity&) = default;
 };
@@ -3626,25 +3634,28 @@ inline void feed(digest_builder& to, std::uint64_t field) {
 template <class Visit>
 void for_each_field(const identity& id, Visit visit) {
     // Taking the aggregate apart: a field that is added and not named here does not compile.
-    const auto& [weights, adapter, tokenizer, config, codec, layout, page_tokens, weight_format, numeric_contract,
-                 backend, tenant] = id;
+    const auto& [weights, adapter, tokenizer, config, rope, codec, layout, page_tokens, weight_format, numeric_contract,
+                 backend, lineage, format, tenant] = id;
     visit("weights", weights);
     visit("adapter", adapter);
     visit("tokenizer", tokenizer);
     visit("config", config);
+    visit("rope", rope);
     visit("codec", codec);
     visit("layout", layout);
     visit("page_tokens", page_tokens);
     visit("weight_format", weight_format);
     visit("numeric_contract", numeric_contract);
     visit("backend", backend);
+    visit("lineage", lineage);
+    visit("format", format);
     visit("tenant", tenant);
 }
 
 /// The digest of an identity: domain-separated, every field by name, length-prefixed.
 [[nodiscard]] inline digest digest_of(const identity& id) {
     digest_builder builder;
-    builder.text("kvcache identity 1");
+    builder.text("kvcache identity 2");
     for_each_field(id, [&](const char* name, const auto& field) {
         builder.text(name);
         detail::feed(builder, field);
@@ -5297,7 +5308,8 @@ private:
 
     [[nodiscard]] identity complete(identity id) const {
         id.codec = codec_.name();
-        id.layout = "key tiles of 16, value rows";
+        id.layout = "key tiles of 16, value rows; " + std::to_string(shape_.layers) + " layers, " +
+                    std::to_string(shape_.kv_heads) + " KV heads of " + std::to_string(shape_.head_dim);
         id.page_tokens = shape_.tokens;
         return id;
     }
@@ -12812,7 +12824,10 @@ public:
 
     /// What makes this model's pages its own; `weights` is the digest of its checkpoint.
     [[nodiscard]] identity id(digest weights) const {
-        return {.weights = weights, .config = canonical_config(), .weight_format = weights_.head.format()};
+        return {.weights = weights,
+                .config = canonical_config(),
+                .rope = canonical_rope(),
+                .weight_format = weights_.head.format()};
     }
 
     /// The same model with weights and activations in int8: another model, coarser and half the size of BF16, whose
@@ -12842,11 +12857,19 @@ private:
         for (const bool flag :
              {config_.tied_head, config_.qkv_bias, config_.output_bias, config_.mlp_bias, config_.qk_norm})
             text += flag ? " 1" : " 0";
+        return text + ' ' + std::to_string(std::bit_cast<std::uint32_t>(config_.rms_norm_eps));
+    }
+
+    // In words for people; what decides are the frequencies.
+    [[nodiscard]] std::string canonical_rope() const {
+        static constexpr const char* kinds[] = {"none", "linear", "llama3"};
         digest_builder numbers;
-        numbers.number(std::bit_cast<std::uint32_t>(config_.rms_norm_eps));
         for (const double f : rope_.frequencies())
             numbers.number(std::bit_cast<std::uint64_t>(f));
-        return text + ' ' + to_string(numbers.finish());
+        char theta[32]; // as no locale writes it
+        const auto end = std::to_chars(std::begin(theta), std::end(theta), config_.rope.theta).ptr;
+        return "theta " + std::string(theta, end) + ", scaling " +
+               kinds[static_cast<std::size_t>(config_.rope.scaling)] + ", frequencies " + to_string(numbers.finish());
     }
 
     model_config config_;
@@ -15337,12 +15360,15 @@ namespace kvcache::testing {
             {"adapter", {.adapter = "a"}},
             {"tokenizer", {.tokenizer = {1, 0}}},
             {"config", {.config = "a"}},
+            {"rope", {.rope = "a"}},
             {"codec", {.codec = "a"}},
             {"layout", {.layout = "a"}},
             {"page_tokens", {.page_tokens = 16}},
             {"weight_format", {.weight_format = "a"}},
             {"numeric_contract", {.numeric_contract = numeric_contract_revision + 1}},
             {"backend", {.backend = "a"}},
+            {"lineage", {.lineage = "a"}},
+            {"format", {.format = record_format_revision + 1}},
             {"tenant", {.tenant = "a"}}};
 }
 

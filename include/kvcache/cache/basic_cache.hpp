@@ -308,7 +308,8 @@ private:
 
     [[nodiscard]] identity complete(identity id) const {
         id.codec = codec_.name();
-        id.layout = "key tiles of 16, value rows";
+        id.layout = "key tiles of 16, value rows; " + std::to_string(shape_.layers) + " layers, " +
+                    std::to_string(shape_.kv_heads) + " KV heads of " + std::to_string(shape_.head_dim);
         id.page_tokens = shape_.tokens;
         return id;
     }
