@@ -16,8 +16,8 @@ from house import HOME, INCLUDE, headers  # noqa: E402
 FLOORS = [  # from the ground up
     ("core",),
     ("cuda", "kernel"),
-    ("codec", "storage", "hash", "index", "eviction", "recompute", "tier", "observer", "locking"),
-    ("attention",),
+    ("codec", "storage", "hash", "index", "eviction", "recompute", "observer", "locking", "record"),
+    ("attention", "tier"),
     ("cache",),
     ("model", "text"),
     ("session",),
