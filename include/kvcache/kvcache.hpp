@@ -19,6 +19,7 @@
 #include <kvcache/session/generate.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/sampler.hpp>
+#include <kvcache/session/snapshot.hpp>
 #include <kvcache/session/verify.hpp>
 #include <kvcache/storage/all.hpp>
 #include <kvcache/testing/all.hpp>

@@ -230,7 +230,20 @@ public:
         const std::lock_guard guard(lock_);
         identity own = identity_;
         own.tenant = salt;
-        return books_.add_tenant(hash_.open(own).root(), quota);
+        salts_.reserve(salts_.size() + 1);
+        std::string kept = salt;
+        const std::uint32_t number = books_.add_tenant(hash_.open(own).root(), quota);
+        salts_.push_back(std::move(kept));
+        return number;
+    }
+
+    /// The identity of what a tenant stores; of the cache itself for 0.
+    [[nodiscard]] identity id_as(std::uint32_t tenant) const {
+        const std::lock_guard guard(lock_);
+        identity own = identity_;
+        if (tenant > 0)
+            own.tenant = salts_[tenant - 1];
+        return own;
     }
 
     void set_quota(std::uint32_t tenant, std::size_t quota) {
@@ -276,12 +289,30 @@ public:
         books_.tell({event_kind::stored, tokens.size(), 0, 0});
     }
 
+    void commit_in_place(sequence_state& state, std::span<const token_id> tokens) {
+        const std::lock_guard guard(lock_);
+        sequences_.commit_unmeasured(state, tokens);
+        books_.tell({event_kind::stored, tokens.size(), 0, 0});
+    }
+
     void rollback(sequence_state& state) noexcept {
         const std::lock_guard guard(lock_);
         sequences_.undo(state);
     }
 
     [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return books_.pool().bytes(page); }
+
+    /// The exact rows that are kept beside a page that a sequence holds; empty if there are none.
+    [[nodiscard]] std::span<const std::byte> exact_bytes(page_id page) const {
+        const std::lock_guard guard(lock_);
+        const exact_page* rows = books_.exact().of(page);
+        return rows != nullptr ? rows->bytes() : std::span<const std::byte>();
+    }
+    /// Those that a lease will give a page.
+    [[nodiscard]] std::span<std::byte> exact_bytes(const sequence_state& state, std::size_t entry) const {
+        exact_page* rows = sequences_.exact().given(state, entry);
+        return rows != nullptr ? rows->bytes() : std::span<std::byte>();
+    }
 
 private:
     using books = page_books<storage_type, decltype(std::declval<const Hash&>().open(identity{})),
@@ -322,6 +353,7 @@ private:
     page_shape shape_;
     codec_type codec_;
     identity identity_;
+    std::vector<std::string> salts_; // by tenant, from 1
     books books_;
     Hash hash_;
     sequence_books<books> sequences_;

@@ -187,6 +187,11 @@ public:
     void commit(sequence_state& state, std::span<const token_id> tokens) {
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - state.leased_at;
         pages_.measure(state.tokens.size(), tokens.size(), took.count());
+        commit_unmeasured(state, tokens);
+    }
+
+    /// As above, for rows that nobody computed.
+    void commit_unmeasured(sequence_state& state, std::span<const token_id> tokens) {
         state.append(tokens);
         if (state.has_copied_tail()) {
             if (tokens.empty())
