@@ -20,6 +20,9 @@ endif()
 if(KVCACHE_CRYPTO)
   kvcache_install(kvcache_crypto crypto)
 endif()
+if(KVCACHE_LMDB)
+  kvcache_install(kvcache_lmdb lmdb)
+endif()
 
 configure_package_config_file(cmake/kvcacheConfig.cmake.in kvcacheConfig.cmake INSTALL_DESTINATION ${kvcache_package_dir})
 write_basic_package_version_file(kvcacheConfigVersion.cmake COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
@@ -27,7 +30,7 @@ install(FILES ${PROJECT_BINARY_DIR}/kvcacheConfig.cmake ${PROJECT_BINARY_DIR}/kv
               ${CMAKE_CURRENT_LIST_DIR}/system.cmake
         DESTINATION ${kvcache_package_dir})
 
-# pkg-config: kvcache, kvcache-json, kvcache-text, kvcache-traces, kvcache-crypto.
+# pkg-config: kvcache, kvcache-json, kvcache-text, kvcache-traces, kvcache-crypto, kvcache-lmdb.
 function(kvcache_pkgconfig name description requires)
   configure_file(cmake/kvcache.pc.in ${name}.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_DATADIR}/pkgconfig)
@@ -46,6 +49,9 @@ if(KVCACHE_TRACES)
 endif()
 if(KVCACHE_CRYPTO)
   kvcache_pkgconfig(kvcache-crypto "kvcache: keyed hashes" "kvcache, libcrypto >= 1.1")
+endif()
+if(KVCACHE_LMDB)
+  kvcache_pkgconfig(kvcache-lmdb "kvcache: records on the disk" "kvcache, lmdb")
 endif()
 
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/kvcache)

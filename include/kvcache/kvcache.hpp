@@ -23,3 +23,4 @@
 #include <kvcache/session/verify.hpp>
 #include <kvcache/storage/all.hpp>
 #include <kvcache/testing/all.hpp>
+#include <kvcache/tier/all.hpp>

@@ -17078,9 +17078,576 @@ template <storage_policy Policy>
 
 } // namespace kvcache::testing
 
+// ---- kvcache/tier/concept.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What a tier is told of a record.
+struct tier_entry {
+    digest256 name = {};
+    double cost = 0.0;       ///< What a hit saves, in seconds; 0 if nobody knows.
+    std::uint32_t depth = 0; ///< Records before it in its chain.
+};
+
+/// What a tier has and has done. Of several processes on one store each counts its own doings.
+struct tier_counts {
+    std::size_t records = 0;   ///< There now.
+    std::size_t bytes = 0;     ///< That they have.
+    std::uint64_t hits = 0;    ///< Records that were read.
+    std::uint64_t misses = 0;  ///< Asked for and not there.
+    std::uint64_t written = 0; ///< Records written for good.
+    std::uint64_t bytes_written = 0;
+    std::uint64_t evicted = 0;  ///< Records that left for others.
+    std::uint64_t dropped = 0;  ///< Records that were handed over and not written: no room, no time, known already.
+    std::uint64_t failures = 0; ///< Calls that the world refused.
+
+    friend bool operator==(const tier_counts&, const tier_counts&) = default;
+};
+
+/// What `read` calls with a record's bytes, which stay while it runs. It stands for any callable of this form.
+struct tier_use {
+    void operator()(std::span<const std::byte> bytes) const;
+};
+
+/// The working state of a tier: bytes by name, kept past the cache's memory, within a budget of its own. It never lies
+/// and never vouches: what it gives back may be damaged, and whoever reads checks (record/record.hpp).
+///
+/// `read` calls its argument with the record's bytes and says whether it did: false is a miss. `put` hands over a
+/// record in pieces, which are the tier's own when it returns; it may be written later, or never. `contains` is a hint
+/// that costs little. `erase` takes a record out that its reader has refused. `flush` returns once all that was handed
+/// over is written. `status` says what is wrong with the store, if anything: such a tier only misses. No call throws
+/// for the world's faults, all may be made by several threads at once, and what they refuse is counted.
+template <class S>
+concept tier_state = std::movable<S> &&
+    requires(S s, const S c, const tier_entry& entry, const digest256& name,
+             std::span<const std::span<const std::byte>> pieces, const tier_use& use) {
+    { s.read(name, use) } -> std::same_as<result<bool>>;
+    { s.put(entry, pieces) } -> std::same_as<result<void>>;
+    { s.contains(name) } -> std::same_as<bool>;
+    { s.erase(name) } -> std::same_as<result<void>>;
+    { s.flush() } -> std::same_as<result<void>>;
+    { c.status() } -> std::same_as<result<void>>;
+    { c.counts() } -> std::same_as<tier_counts>;
+};
+
+/// Where pages stay when they leave memory.
+template <class P>
+concept tier_policy = plays<P, tier_role> && requires(const P p) {
+    p.open();
+} && tier_state<opened_by<P>>;
+
+} // namespace kvcache
+
+// ---- kvcache/testing/tier_laws.hpp --------------------------------------------------------------------------------
+
+namespace kvcache::testing {
+
+namespace detail {
+
+/// A made-up record, the same whenever it is asked for.
+[[nodiscard]] inline std::vector<std::byte> tier_record(std::uint64_t number) {
+    choices choose(number);
+    std::vector<std::byte> made(1 + choose.below(9000));
+    std::ranges::generate(made, [&] { return static_cast<std::byte>(choose.bits()); });
+    return made;
+}
+
+[[nodiscard]] inline tier_entry tier_name(std::uint64_t number) {
+    return {.name = sha256_builder().number(number).finish(),
+            .cost = 1e-3 * static_cast<double>(number % 7),
+            .depth = static_cast<std::uint32_t>(number % 50)};
+}
+
+/// Hands a record over in three pieces, one of them empty.
+template <class State>
+[[nodiscard]] bool put_record(State& state, std::uint64_t number) {
+    const auto record = tier_record(number);
+    const std::span<const std::byte> all(record);
+    const std::span<const std::byte> pieces[] = {all.first(all.size() / 3), {}, all.subspan(all.size() / 3)};
+    return state.put(tier_name(number), pieces).has_value();
+}
+
+enum class tier_answer { miss, right, wrong, failed };
+
+template <class State>
+[[nodiscard]] tier_answer read_record(State& state, std::uint64_t number) {
+    bool right = false, called = false;
+    const auto found = state.read(tier_name(number).name, [&](std::span<const std::byte> bytes) {
+        called = true;
+        right = std::ranges::equal(bytes, tier_record(number));
+    });
+    if (!found)
+        return tier_answer::failed;
+    return *found != called ? tier_answer::wrong
+           : !called        ? tier_answer::miss
+                            : (right ? tier_answer::right : tier_answer::wrong);
+}
+
+} // namespace detail
+
+/// The laws of a tier that is asked for no faults: what it gives back is what it was given, or nothing. A tier may have
+/// room for few records, or for none. It is opened once, and begins empty.
+template <tier_policy Policy>
+[[nodiscard]] violations tier_laws(const Policy& policy, std::uint64_t seed) {
+    using detail::law, detail::tier_answer;
+    violations broken;
+    detail::choices choose(seed);
+    auto born = policy.open();
+    law(broken, born.status().has_value(), "a tier that could open says so");
+    auto state = std::move(born);
+    std::map<std::uint64_t, bool> put; // whether it may be there
+    std::uint64_t reads = 0;
+    for (std::size_t round = 0; round < 60; ++round) {
+        const std::uint64_t number = choose.below(20);
+        const std::uint64_t what = choose.below(4);
+        if (what < 2) {
+            law(broken, detail::put_record(state, number), "what is handed over is taken");
+            put[number] = true;
+        } else if (what == 2) {
+            law(broken, state.erase(detail::tier_name(number).name).has_value(),
+                "a record that is not there can be erased");
+            law(broken, state.flush().has_value(), "a flush ends");
+            law(broken, detail::read_record(state, number) == tier_answer::miss, "an erased record is a miss");
+            law(broken, !state.contains(detail::tier_name(number).name), "an erased record is not said to be there");
+            ++reads;
+            put[number] = false;
+        } else {
+            const auto answer = detail::read_record(state, number);
+            ++reads;
+            law(broken, answer != tier_answer::wrong && answer != tier_answer::failed,
+                "what is read is what was written");
+            law(broken, answer != tier_answer::right || put[number], "nothing is read that was not written");
+        }
+    }
+    law(broken, state.flush().has_value(), "a flush ends");
+    for (std::uint64_t number = 0; number < 20; ++number) {
+        const bool there = state.contains(detail::tier_name(number).name);
+        const auto answer = detail::read_record(state, number);
+        ++reads;
+        law(broken, there == (answer == tier_answer::right), "what is said to be there can be read");
+    }
+    const tier_counts now = state.counts();
+    law(broken, now.failures == 0 && now.hits + now.misses == reads * (now.hits + now.misses > 0),
+        "every read is a hit or a miss");
+    law(broken, now.written >= now.records && now.written - now.records >= now.evicted,
+        "records that are there were written");
+
+    // Threads that read and write the same names.
+    std::vector<std::thread> threads;
+    std::vector<std::uint64_t> wrong(4, 0);
+    for (std::size_t t = 0; t < wrong.size(); ++t)
+        threads.emplace_back([&, t] {
+            detail::choices own(seed + t);
+            for (std::size_t i = 0; i < 40; ++i) {
+                const std::uint64_t number = own.below(20);
+                if (own.below(2) == 0)
+                    wrong[t] += !detail::put_record(state, number);
+                else
+                    wrong[t] += detail::read_record(state, number) == tier_answer::wrong;
+            }
+        });
+    for (std::thread& thread : threads)
+        thread.join();
+    law(broken, std::ranges::all_of(wrong, [](std::uint64_t n) { return n == 0; }), "threads may share a tier");
+    return broken;
+}
+
+} // namespace kvcache::testing
+
 // ---- kvcache/testing/all.hpp --------------------------------------------------------------------------------------
 
 // The laws of every role, for policies of the library and yours. Each takes a policy and gives back the laws it broke.
+
+// ---- kvcache/tier/record_ranks.hpp --------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A name is as good as its own hash.
+struct name_hash {
+    [[nodiscard]] std::size_t operator()(const digest256& name) const noexcept {
+        return static_cast<std::size_t>(load_little<std::uint64_t>(name.bytes, 0));
+    }
+};
+
+/// The records of a tier and what an eviction policy makes of them: which are there, how large, who leaves first. Not
+/// for several threads. Records of one chain leave in any order: a chain that has a hole ends there.
+template <eviction_policy Eviction>
+class record_ranks {
+public:
+    /// At most `records` of them, of at most `bytes` together.
+    record_ranks(const Eviction& eviction, std::size_t records, std::size_t bytes)
+        : eviction_(eviction.open({.slots = records, .bytes = bytes})), most_bytes_(bytes), records_(records) {
+        free_.reserve(records);
+        for (std::size_t slot = records; slot > 0; --slot)
+            free_.push_back(slot_id{static_cast<std::uint32_t>(slot - 1)});
+    }
+
+    [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
+    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+    [[nodiscard]] bool contains(const digest256& name) const { return slots_.contains(name); }
+
+    /// Whether there could ever be a record of this size.
+    [[nodiscard]] bool fits(std::size_t bytes) const noexcept { return bytes <= most_bytes_ && !records_.empty(); }
+
+    /// The record that is to leave before a newcomer comes; none if there is room.
+    /// Requires: the newcomer fits, and is not here. Whoever is named must be evicted or erased.
+    [[nodiscard]] std::optional<digest256> victim_for(const tier_entry& newcomer, std::size_t bytes) {
+        if (!announced_) {
+            announce(eviction_, entry_of(newcomer, bytes));
+            announced_ = true;
+        }
+        if (!free_.empty() && bytes_ + bytes <= most_bytes_)
+            return std::nullopt;
+        const auto slot = eviction_.victim([](slot_id) { return true; });
+        return slot ? std::optional(records_[index_of(*slot)].name) : std::nullopt;
+    }
+
+    /// Takes a newcomer in. Requires: victim_for() named nobody any more. Throws: bad_alloc, and it is not in.
+    void admit(const tier_entry& newcomer, std::size_t bytes) {
+        announced_ = false;
+        const slot_id slot = free_.back();
+        slots_.emplace(newcomer.name, slot);
+        try {
+            eviction_.admit(slot, entry_of(newcomer, bytes));
+        } catch (...) {
+            slots_.erase(newcomer.name);
+            throw;
+        }
+        free_.pop_back();
+        records_[index_of(slot)] = {newcomer.name, bytes};
+        bytes_ += bytes;
+    }
+
+    void touch(const digest256& name) {
+        if (const auto found = slots_.find(name); found != slots_.end())
+            eviction_.touch(found->second);
+    }
+
+    /// A record leaves: as a victim, of whom a ghost may stay, or because it is gone.
+    void leave(const digest256& name, bool as_victim) {
+        const auto found = slots_.find(name);
+        if (found == slots_.end())
+            return;
+        const slot_id slot = found->second;
+        if (as_victim)
+            evict(eviction_, slot);
+        else
+            eviction_.erase(slot);
+        bytes_ -= records_[index_of(slot)].bytes;
+        records_[index_of(slot)] = {};
+        slots_.erase(found);
+        free_.push_back(slot);
+    }
+
+    /// Calls visit(name) for every record, in no order.
+    template <class Visit>
+    void for_each(Visit visit) const {
+        for (const auto& [name, slot] : slots_)
+            visit(name);
+    }
+
+private:
+    struct place {
+        digest256 name = {};
+        std::size_t bytes = 0;
+    };
+
+    [[nodiscard]] static entry entry_of(const tier_entry& record, std::size_t bytes) noexcept {
+        return {.key = load_little<std::uint64_t>(record.name.bytes, 8),
+                .bytes = bytes,
+                .cost = record.cost,
+                .depth = record.depth,
+                .length = record.depth + 1};
+    }
+
+    opened_by<Eviction, eviction_room> eviction_;
+    std::size_t most_bytes_;
+    std::size_t bytes_ = 0;
+    bool announced_ = false;     // the newcomer that room is being made for
+    std::vector<place> records_; // by slot
+    std::vector<slot_id> free_;
+    std::unordered_map<digest256, slot_id, name_hash> slots_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/tier/memory.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Records in the memory of this process: what a host's tests need where a disk would stand, and a second chance for
+/// pages that a small cache evicts. Written at once.
+template <eviction_policy Eviction = lru>
+struct memory {
+    using role = tier_role;
+    std::size_t bytes = std::size_t{64} << 20; ///< Of all records together.
+    std::size_t records = 1024;                ///< How many there may be.
+    Eviction eviction = {};                    ///< Which record leaves when room is needed.
+    class state;
+    [[nodiscard]] state open() const;
+};
+
+template <eviction_policy Eviction>
+class memory<Eviction>::state {
+public:
+    explicit state(const memory& how) : held_(std::make_unique<held>(how)) {}
+
+    template <class Use>
+    [[nodiscard]] result<bool> read(const digest256& name, Use&& use) {
+        std::shared_ptr<const std::vector<std::byte>> found;
+        {
+            const std::lock_guard guard(held_->lock);
+            const auto at = held_->content.find(name);
+            ++(at == held_->content.end() ? held_->counts.misses : held_->counts.hits);
+            if (at == held_->content.end())
+                return false;
+            held_->ranks.touch(name);
+            found = at->second;
+        }
+        use(std::span<const std::byte>(*found));
+        return true;
+    }
+
+    [[nodiscard]] result<void> put(const tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
+        std::size_t size = 0;
+        for (const auto piece : pieces)
+            size += piece.size();
+        const std::lock_guard guard(held_->lock);
+        if (!held_->ranks.fits(size) || held_->ranks.contains(entry.name)) {
+            ++held_->counts.dropped;
+            return {};
+        }
+        try {
+            auto whole = std::make_shared<std::vector<std::byte>>();
+            whole->reserve(size);
+            for (const auto piece : pieces)
+                whole->insert(whole->end(), piece.begin(), piece.end());
+            while (const auto victim = held_->ranks.victim_for(entry, size)) {
+                held_->ranks.leave(*victim, true);
+                held_->content.erase(*victim);
+                ++held_->counts.evicted;
+            }
+            const auto at = held_->content.emplace(entry.name, std::move(whole)).first;
+            try {
+                held_->ranks.admit(entry, size);
+            } catch (...) {
+                held_->content.erase(at);
+                throw;
+            }
+        } catch (const std::bad_alloc&) {
+            ++held_->counts.failures;
+            return error{error_code::out_of_memory, "memory", "there is no memory for a record"};
+        }
+        ++held_->counts.written;
+        held_->counts.bytes_written += size;
+        return {};
+    }
+
+    [[nodiscard]] bool contains(const digest256& name) const {
+        const std::lock_guard guard(held_->lock);
+        return held_->ranks.contains(name);
+    }
+
+    [[nodiscard]] result<void> erase(const digest256& name) {
+        const std::lock_guard guard(held_->lock);
+        held_->ranks.leave(name, false);
+        held_->content.erase(name);
+        return {};
+    }
+
+    [[nodiscard]] result<void> flush() { return {}; }
+    [[nodiscard]] result<void> status() const { return {}; }
+    [[nodiscard]] tier_counts counts() const {
+        const std::lock_guard guard(held_->lock);
+        tier_counts now = held_->counts;
+        now.records = held_->ranks.size();
+        now.bytes = held_->ranks.bytes();
+        return now;
+    }
+
+private:
+    struct held {
+        explicit held(const memory& how) : ranks(how.eviction, how.records, how.bytes) {}
+
+        std::mutex lock;
+        record_ranks<Eviction> ranks;
+        std::unordered_map<digest256, std::shared_ptr<const std::vector<std::byte>>, name_hash> content;
+        tier_counts counts;
+    };
+    std::unique_ptr<held> held_;
+};
+
+template <eviction_policy Eviction>
+typename memory<Eviction>::state memory<Eviction>::open() const {
+    return state(*this);
+}
+
+static_assert(tier_policy<memory<>>);
+
+} // namespace kvcache
+
+// ---- kvcache/tier/faulty.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Another tier that goes wrong: what a host's tests need to see that no fault of a store becomes a wrong token. Every
+/// fault strikes every n-th call it can strike, counted from one; 0 means never.
+template <tier_policy Inner = memory<>>
+struct faulty {
+    using role = tier_role;
+    std::uint64_t fail = 0;    ///< Calls that are refused, and do nothing.
+    std::uint64_t lose = 0;    ///< Writes that are taken and never seen again.
+    std::uint64_t repeat = 0;  ///< Writes that are done twice.
+    std::uint64_t cut = 0;     ///< Reads that end early.
+    std::uint64_t flip = 0;    ///< Reads with a flipped bit.
+    std::uint64_t confuse = 0; ///< Reads that give the record that was read before.
+    std::uint64_t delay = 0;   ///< Reads that come late, by `pause`.
+    std::chrono::milliseconds pause = std::chrono::milliseconds(1); ///< How late.
+    std::uint64_t disconnect = 0;                                   ///< From this call on all are refused.
+    std::uint64_t seed = 0;                                         ///< Of where bits flip and reads end.
+    Inner inner = {};                                               ///< The tier that does the rest.
+    class state;
+    [[nodiscard]] state open() const { return state(*this); }
+};
+
+template <tier_policy Inner>
+class faulty<Inner>::state {
+public:
+    explicit state(const faulty& how) : held_(std::make_unique<held>(how)), inner_(how.inner.open()) {}
+
+    template <class Use>
+    [[nodiscard]] result<bool> read(const digest256& name, Use&& use) {
+        if (auto fine = begin(); !fine)
+            return fine.error();
+        std::vector<std::byte> copy;
+        const auto found =
+            inner_.read(name, [&](std::span<const std::byte> bytes) { copy.assign(bytes.begin(), bytes.end()); });
+        if (!found || !*found)
+            return found;
+        bool late = false;
+        {
+            const std::lock_guard guard(held_->lock);
+            const faulty& how = held_->how;
+            const std::uint64_t n = ++held_->reads;
+            std::vector<std::byte> whole = copy;
+            if (strikes(how.confuse, n) && !held_->before.empty())
+                copy = held_->before;
+            if (strikes(how.cut, n))
+                copy.resize(static_cast<std::size_t>(draw() % (copy.size() + 1)));
+            if (strikes(how.flip, n) && !copy.empty()) {
+                const std::uint64_t bit = draw() % (8 * copy.size());
+                copy[static_cast<std::size_t>(bit / 8)] ^= static_cast<std::byte>(1u << bit % 8);
+            }
+            late = strikes(how.delay, n);
+            held_->before = std::move(whole);
+        }
+        if (late)
+            std::this_thread::sleep_for(held_->how.pause);
+        use(std::span<const std::byte>(copy));
+        return true;
+    }
+
+    [[nodiscard]] result<void> put(const tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
+        if (auto fine = begin(); !fine)
+            return fine;
+        std::uint64_t n = 0;
+        {
+            const std::lock_guard guard(held_->lock);
+            n = ++held_->writes;
+        }
+        if (strikes(held_->how.lose, n))
+            return {};
+        if (strikes(held_->how.repeat, n))
+            if (auto once = inner_.put(entry, pieces); !once)
+                return once;
+        return inner_.put(entry, pieces);
+    }
+
+    [[nodiscard]] bool contains(const digest256& name) { return inner_.contains(name); }
+    [[nodiscard]] result<void> erase(const digest256& name) {
+        if (auto fine = begin(); !fine)
+            return fine;
+        return inner_.erase(name);
+    }
+    [[nodiscard]] result<void> flush() {
+        if (auto fine = begin(); !fine)
+            return fine;
+        return inner_.flush();
+    }
+    [[nodiscard]] result<void> status() const { return inner_.status(); }
+    [[nodiscard]] tier_counts counts() const { return inner_.counts(); }
+
+private:
+    struct held {
+        explicit held(const faulty& options) : how(options) {}
+        const faulty how;
+        std::mutex lock;
+        std::uint64_t calls = 0, reads = 0, writes = 0, drawn = 0;
+        std::vector<std::byte> before = {};
+    };
+
+    [[nodiscard]] static bool strikes(std::uint64_t every, std::uint64_t n) noexcept {
+        return every != 0 && n % every == 0;
+    }
+    [[nodiscard]] std::uint64_t draw() noexcept { return mixed_bits(held_->how.seed * 1000003 + ++held_->drawn); }
+
+    [[nodiscard]] result<void> begin() {
+        const std::lock_guard guard(held_->lock);
+        const std::uint64_t n = ++held_->calls;
+        if (strikes(held_->how.fail, n) || (held_->how.disconnect != 0 && n >= held_->how.disconnect))
+            return error{error_code::io, "tier", "a fault that was asked for"};
+        return {};
+    }
+
+    std::unique_ptr<held> held_;
+    decltype(std::declval<const Inner&>().open()) inner_;
+};
+
+static_assert(tier_policy<faulty<>>);
+
+} // namespace kvcache
+
+// ---- kvcache/tier/no_tier.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// No tier: what leaves memory is gone.
+struct no_tier {
+    using role = tier_role;
+    class state;
+    [[nodiscard]] state open() const;
+};
+
+class no_tier::state {
+public:
+    template <class Use>
+    [[nodiscard]] result<bool> read(const digest256&, Use&&) {
+        return false;
+    }
+    [[nodiscard]] result<void> put(const tier_entry&, std::span<const std::span<const std::byte>>) { return {}; }
+    [[nodiscard]] bool contains(const digest256&) const noexcept { return false; }
+    [[nodiscard]] result<void> erase(const digest256&) { return {}; }
+    [[nodiscard]] result<void> flush() { return {}; }
+    [[nodiscard]] result<void> status() const { return {}; }
+    [[nodiscard]] tier_counts counts() const noexcept { return {}; }
+};
+
+inline no_tier::state no_tier::open() const {
+    return {};
+}
+
+static_assert(tier_policy<no_tier>);
+
+} // namespace kvcache
+
+// ---- kvcache/tier/all.hpp -----------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Every tier that needs no library of its own, with its standard options.
+using tier_policies = std::tuple<no_tier, memory<>, faulty<>>;
+
+} // namespace kvcache
 
 // ---- kvcache/kvcache.hpp ------------------------------------------------------------------------------------------
 
