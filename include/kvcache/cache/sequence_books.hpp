@@ -80,6 +80,8 @@ public:
         for (; state.table.size() > kept; state.table.pop_back())
             pages_.drop(state.table.back().page);
         state.sealed = std::min(state.sealed, state.full_entries(page_tokens_));
+        if (state.stored > state.sealed)
+            state.stored = 0; // what comes behind the cut has other names
         if (tokens <= state.exact && !state.has_lease) {
             state.exact = sequence_state::all; // what was approximate is gone
             forget_sources(state);
