@@ -23,6 +23,9 @@ endif()
 if(KVCACHE_COMPRESS)
   kvcache_install(kvcache_compress compress)
 endif()
+if(KVCACHE_LMDB)
+  kvcache_install(kvcache_lmdb lmdb)
+endif()
 
 configure_package_config_file(cmake/kvcacheConfig.cmake.in kvcacheConfig.cmake INSTALL_DESTINATION ${kvcache_package_dir})
 write_basic_package_version_file(kvcacheConfigVersion.cmake COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
@@ -30,7 +33,7 @@ install(FILES ${PROJECT_BINARY_DIR}/kvcacheConfig.cmake ${PROJECT_BINARY_DIR}/kv
               ${CMAKE_CURRENT_LIST_DIR}/system.cmake
         DESTINATION ${kvcache_package_dir})
 
-# pkg-config: kvcache, kvcache-json, kvcache-text, kvcache-traces, kvcache-crypto, kvcache-compress.
+# pkg-config: kvcache, kvcache-json, kvcache-text, kvcache-traces, kvcache-crypto, kvcache-compress, kvcache-lmdb.
 function(kvcache_pkgconfig name description requires)
   configure_file(cmake/kvcache.pc.in ${name}.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_DATADIR}/pkgconfig)
@@ -52,6 +55,9 @@ if(KVCACHE_CRYPTO)
 endif()
 if(KVCACHE_COMPRESS)
   kvcache_pkgconfig(kvcache-compress "kvcache: numbers kept by zstd" "kvcache, libzstd")
+endif()
+if(KVCACHE_LMDB)
+  kvcache_pkgconfig(kvcache-lmdb "kvcache: records on the disk" "kvcache, lmdb")
 endif()
 
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/kvcache)

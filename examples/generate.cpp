@@ -3,6 +3,9 @@
 // test: --model tests/data/checkpoints/llama-gqa-tied --ids 1,2,3 --max-tokens 4 --json
 #include <kvcache/core/json.hpp>
 #include <kvcache/kvcache.hpp>
+#if EXAMPLE_HAS_LMDB
+#include <kvcache/tier/lmdb.hpp>
+#endif
 
 #include <cstdint>
 #include <fstream>
@@ -18,7 +21,7 @@
 namespace {
 
 struct flags : support::speaking_flags {
-    std::string model, logits;
+    std::string model, logits, tier;
     std::optional<std::string> prompt, ids, warm, warm_ids;
     bool no_cache = false, json = false, ignore_eos = false;
 };
@@ -59,6 +62,27 @@ generate_without_cache(Cache& cache, const kvcache::transformer& model, kvcache:
     return made;
 }
 
+// Runs `say(cache)` with the cache that the flags ask for.
+template <class Say>
+int with_cache(const flags& f, const kvcache::identity& id, const kvcache::page_shape& shape, kvcache::budget limit,
+               Say say) {
+    if (f.tier.empty()) {
+        auto cache = kvcache::make_cache(id, shape, limit);
+        return say(cache, [] { return std::uint64_t{0}; });
+    }
+#if EXAMPLE_HAS_LMDB
+    auto cache = kvcache::make_cache(id, shape, limit, kvcache::lmdb<>{.directory = f.tier.substr(5)});
+    if (auto open = cache.tier().status(); !open)
+        return support::report("generate", open.error());
+    const int code = say(cache, [&] { return cache.tier_stats().loaded_tokens; });
+    if (auto written = cache.tier().flush(); !written && code == 0)
+        return support::report("generate", written.error());
+    return code;
+#else
+    return support::report("generate", {kvcache::error_code::unsupported, "--tier", "--tier: built without LMDB"});
+#endif
+}
+
 int run(const flags& f) {
     const support::stopwatch loading;
     const auto loaded = support::open_model(f.model, f.packed_cache, f.int8);
@@ -95,55 +119,60 @@ int run(const flags& f) {
     const std::size_t longest = prompt->size() + std::min(f.max_tokens, model.max_positions()); // no sum that wraps
     const std::size_t rows = 2 * longest + warm->size();
     const std::size_t pages = rows / f.page + 4;
-    auto cache = kvcache::make_cache(model.id(loaded->weights), shape, {.bytes = pages * page_bytes});
+    kvcache::identity identity = model.id(loaded->weights);
+    if (words)
+        identity.tokenizer = words->digest();
     kvcache::team team(f.threads);
-    kvcache::pipeline through(cache, model, team, f.split);
-    if (!warm->empty() && !f.no_cache)
-        if (auto said = through.feed(*warm, kvcache::logits_of::none); !said)
-            return support::report("generate", said.error());
+    return with_cache(f, identity, shape, {.bytes = pages * page_bytes}, [&](auto& cache, auto from_tier) {
+        kvcache::pipeline through(cache, model, team, f.split);
+        if (!warm->empty() && !f.no_cache)
+            if (auto said = through.feed(*warm, kvcache::logits_of::none); !said)
+                return support::report("generate", said.error());
 
-    const kvcache::sampler draw{.temperature = f.temperature, .seed = f.seed};
-    const kvcache::stopping until{f.max_tokens, f.ignore_eos ? tokens{} : model.config().eos};
-    const auto wanted = f.logits.empty() ? kvcache::logits_of::last : kvcache::logits_of::all;
-    double first_token = 0.0;
-    const support::stopwatch request;
-    auto made = f.no_cache ? generate_without_cache(cache, model, team, f, *prompt, draw, until)
-                           : kvcache::generate(
-                                 through, *prompt, draw, until,
-                                 [&](kvcache::token_id, std::span<const float>) {
-                                     if (first_token == 0.0)
-                                         first_token = request.milliseconds();
-                                     return true;
-                                 },
-                                 wanted);
-    if (!made)
-        return support::report("generate", made.error());
-    const double total = request.milliseconds();
-    if (!f.logits.empty()) {
-        const kvcache::matrix& rows_made = made->prompt.logits;
-        rows_out.write(reinterpret_cast<const char*>(rows_made.data()),
-                       static_cast<std::streamsize>(rows_made.size() * static_cast<Eigen::Index>(sizeof(float))));
-        if (!rows_out.flush())
-            return support::report("generate", unwritable(f.logits));
-    }
+        const kvcache::sampler draw{.temperature = f.temperature, .seed = f.seed};
+        const kvcache::stopping until{f.max_tokens, f.ignore_eos ? tokens{} : model.config().eos};
+        const auto wanted = f.logits.empty() ? kvcache::logits_of::last : kvcache::logits_of::all;
+        double first_token = 0.0;
+        const support::stopwatch request;
+        auto made = f.no_cache ? generate_without_cache(cache, model, team, f, *prompt, draw, until)
+                               : kvcache::generate(
+                                     through, *prompt, draw, until,
+                                     [&](kvcache::token_id, std::span<const float>) {
+                                         if (first_token == 0.0)
+                                             first_token = request.milliseconds();
+                                         return true;
+                                     },
+                                     wanted);
+        if (!made)
+            return support::report("generate", made.error());
+        const double total = request.milliseconds();
+        if (!f.logits.empty()) {
+            const kvcache::matrix& rows_made = made->prompt.logits;
+            rows_out.write(reinterpret_cast<const char*>(rows_made.data()),
+                           static_cast<std::streamsize>(rows_made.size() * static_cast<Eigen::Index>(sizeof(float))));
+            if (!rows_out.flush())
+                return support::report("generate", unwritable(f.logits));
+        }
 
-    const std::string text = words ? words->decode(made->ids, {.skip_special = true}) : std::string();
-    if (!f.json) {
-        std::cout << text << '\n';
+        const std::string text = words ? words->decode(made->ids, {.skip_special = true}) : std::string();
+        if (!f.json) {
+            std::cout << text << '\n';
+            return 0;
+        }
+        kvcache::json out{{"prompt_tokens", prompt->size()},
+                          {"reused", made->prompt.reused},
+                          {"prefilled", made->prompt.prefilled},
+                          {"from_tier", from_tier()},
+                          {"ids", kvcache::json::array()},
+                          {"text", text},
+                          {"load_ms", load_time},
+                          {"ttft_ms", f.no_cache ? total : first_token},
+                          {"total_ms", total}};
+        for (const kvcache::token_id id : made->ids)
+            out["ids"].push_back(kvcache::index_of(id));
+        std::cout << out.dump() << '\n';
         return 0;
-    }
-    kvcache::json out{{"prompt_tokens", prompt->size()},
-                      {"reused", made->prompt.reused},
-                      {"prefilled", made->prompt.prefilled},
-                      {"ids", kvcache::json::array()},
-                      {"text", text},
-                      {"load_ms", load_time},
-                      {"ttft_ms", f.no_cache ? total : first_token},
-                      {"total_ms", total}};
-    for (const kvcache::token_id id : made->ids)
-        out["ids"].push_back(kvcache::index_of(id));
-    std::cout << out.dump() << '\n';
-    return 0;
+    });
 }
 
 } // namespace
@@ -158,6 +187,13 @@ int main(int argc, char** argv) {
     auto* warm = app.add_option("--warm", f.warm, "Text to run first, so that the cache knows it");
     app.add_option("--warm-ids", f.warm_ids, "The same as tokens")->excludes(warm);
     support::add_flags(app, f);
+    app.add_option("--tier", f.tier, "Where pages stay between runs: lmdb:DIRECTORY")
+        ->check(CLI::Validator(
+            [](std::string& text) {
+                return text.starts_with("lmdb:") && text.size() > 5 ? std::string()
+                                                                    : "\"" + text + "\" is not lmdb:DIRECTORY";
+            },
+            "TIER"));
     app.add_flag("--no-cache", f.no_cache, "Run the whole past again for every token");
     app.add_flag("--ignore-eos", f.ignore_eos, "Go on behind the model's end token");
     app.add_option("--logits", f.logits, "Write float32 logits of the prefilled positions: (prefilled, vocabulary)");

@@ -16,8 +16,8 @@ from house import HOME, INCLUDE, headers  # noqa: E402
 FLOORS = [  # from the ground up
     ("core",),
     ("cuda", "kernel"),
-    ("codec", "storage", "hash", "index", "eviction", "recompute", "tier", "observer", "locking"),
-    ("attention",),
+    ("codec", "storage", "hash", "index", "eviction", "recompute", "observer", "locking", "record"),
+    ("attention", "tier"),
     ("cache",),
     ("model", "text"),
     ("session",),
@@ -116,7 +116,7 @@ def dependencies(outside: dict[str, list[str]]) -> list[str]:
     return wrong
 
 
-REACH = {"core": (), "json": (), "text": ("json",), "traces": ("json",), "crypto": (), "compress": ()}  # besides itself and core
+REACH = {"core": (), "json": (), "text": ("json",), "traces": ("json",), "crypto": (), "compress": (), "lmdb": ()}  # besides itself and core
 
 
 def components(graph: dict[str, list[str]]) -> list[str]:

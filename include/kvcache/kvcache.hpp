@@ -26,7 +26,9 @@
 #include <kvcache/session/presets.hpp>
 #include <kvcache/session/sampler.hpp>
 #include <kvcache/session/session_table.hpp>
+#include <kvcache/session/snapshot.hpp>
 #include <kvcache/session/stop_strings.hpp>
 #include <kvcache/session/verify.hpp>
 #include <kvcache/storage/all.hpp>
 #include <kvcache/testing/all.hpp>
+#include <kvcache/tier/all.hpp>

@@ -18,9 +18,9 @@ def block(purpose: bytes, key: bytes) -> bytes:
 
 def root(key: bytes, **given: bytes | int) -> bytes:
     fields: dict[str, bytes | int] = {
-        "weights": bytes(16), "adapter": b"", "tokenizer": bytes(16), "config": b"", "codec": b"", "layout": b"",
-        "page_tokens": 0, "weight_format": b"", "numeric_contract": 1, "backend": b"cpu", "tenant": b""} | given
-    message = block(b"kvcache identity 1", key)
+        "weights": bytes(16), "adapter": b"", "tokenizer": bytes(16), "config": b"", "rope": b"", "codec": b"", "layout": b"",
+        "page_tokens": 0, "weight_format": b"", "numeric_contract": 1, "backend": b"cpu", "lineage": b"exact", "format": 1, "tenant": b""} | given
+    message = block(b"kvcache identity 2", key)
     for name, value in fields.items():
         message += text(name.encode())
         if isinstance(value, int):

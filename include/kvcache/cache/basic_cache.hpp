@@ -11,14 +11,18 @@
 #include <kvcache/cache/sequence.hpp>
 #include <kvcache/cache/sequence_books.hpp>
 #include <kvcache/cache/stats.hpp>
+#include <kvcache/cache/tier_books.hpp>
 #include <kvcache/cache/weaver.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/identity.hpp>
 #include <kvcache/locking/concept.hpp>
 #include <kvcache/recompute/concept.hpp>
+#include <kvcache/tier/concept.hpp>
+#include <kvcache/tier/no_tier.hpp>
 
 #include <algorithm>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -26,6 +30,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace kvcache {
@@ -33,7 +38,7 @@ namespace kvcache {
 /// A KV cache: keys and values of past tokens, found by prefix, kept in coded pages, shared and copied on write.
 /// Requires: it outlives its sequences, matches and leases. It does not move.
 template <codec_policy Codec, storage_policy Storage, hash_policy Hash, index_policy Index, eviction_policy Eviction,
-          recompute_policy Recompute, observer_policy Observer, locking_policy Locking>
+          recompute_policy Recompute, tier_policy Tier, observer_policy Observer, locking_policy Locking>
 class basic_cache {
 public:
     using codec_type = decltype(std::declval<const Codec&>().open(page_shape{}));
@@ -43,6 +48,10 @@ public:
     using lease = basic_lease<basic_cache>;
     using reuse_type = basic_reuse<basic_cache>;
     using locking_type = typename Locking::state;
+    using tier_type = decltype(std::declval<const Tier&>().open());
+
+    /// Whether pages stay in a tier when they leave memory.
+    static constexpr bool has_tier = !std::same_as<Tier, no_tier>;
 
     /// Whether the codec keeps row by row.
     static constexpr bool writes_rows = row_writer<codec_type>;
@@ -52,7 +61,7 @@ public:
 
     /// `tenants` is how many there may be; zero for a cache that its user alone has.
     basic_cache(std::size_t tenants, identity id, page_shape shape, budget limit, Codec codec, Storage storage,
-                Hash hash, Index index, Eviction eviction, Recompute recompute, Observer observer)
+                Hash hash, Index index, Eviction eviction, Recompute recompute, Tier tier, Observer observer)
         : shape_(checked(shape)),
           codec_(codec.open(shape)),
           identity_(complete(std::move(id))),
@@ -60,15 +69,43 @@ public:
                  hash, index, eviction, observer),
           hash_(std::move(hash)),
           sequences_(books_, shape.tokens, coded()),
-          recompute_(recompute.open(shape)) {}
+          recompute_(recompute.open(shape)),
+          tier_(tier.open(), identity_, secret_of(hash_)) {}
 
     basic_cache(const basic_cache&) = delete;
     basic_cache& operator=(const basic_cache&) = delete;
 
     /// The longest known run of `tokens` that can be continued, pinned: whole pages where the codec codes whole pages.
-    /// Cost: O(tokens).
+    /// Behind it, whole pages that the tier has are loaded, checked and known from then on.
+    /// Cost: O(tokens), and what the tier takes.
     [[nodiscard]] match_type match(std::span<const token_id> tokens) { return match_as(0, tokens); }
     [[nodiscard]] match_type match_as(std::uint32_t tenant, std::span<const token_id> tokens) {
+        if constexpr (has_tier) {
+            match_type known = look_up(tenant, tokens, false);
+            const std::size_t whole = known.tokens() / shape_.tokens;
+            if (whole == tokens.size() / shape_.tokens)
+                return tell_of(std::move(known));
+            sequence behind = open(std::move(known), {whole * shape_.tokens, 0});
+            const std::size_t loaded = tier_.load(*this, behind, tenant, tokens) * shape_.tokens;
+            match_type found = look_up(tenant, tokens, true);
+            found.loaded_ = std::min(loaded, found.tokens());
+            return found;
+        } else {
+            return look_up(tenant, tokens, true);
+        }
+    }
+
+private:
+    [[nodiscard]] match_type tell_of(match_type found) {
+        std::vector<page_id> pages;
+        for (const page_entry& entry : found.known_.table())
+            pages.push_back(entry.page);
+        const std::lock_guard guard(lock_);
+        books_.tell({event_kind::matched, found.tokens(), found.of(), pages.size(), pages});
+        return found;
+    }
+
+    [[nodiscard]] match_type look_up(std::uint32_t tenant, std::span<const token_id> tokens, bool tells) {
         const std::lock_guard guard(lock_);
         const index_match found = books_.index().match(tenant, tokens);
         auto known = std::make_unique<sequence_state>();
@@ -85,10 +122,12 @@ public:
         known->tokens.resize(kept);
         known->table.resize(known->cut(kept));
         const auto pages = std::span(found.pages).first(known->table.size());
-        books_.tell({event_kind::matched, kept, tokens.size(), pages.size(), pages});
+        if (tells)
+            books_.tell({event_kind::matched, kept, tokens.size(), pages.size(), pages});
         return {adopt(std::move(known)), tokens.size(), found};
     }
 
+public:
     /// Which of the matched prompt's tokens run.
     [[nodiscard]] rerun plan(const match_type& found) const {
         std::size_t first = recompute_.first_rerun(found.tokens(), found.of());
@@ -189,6 +228,11 @@ public:
     [[nodiscard]] const auto& recompute() const noexcept { return recompute_; }
     [[nodiscard]] const identity& id() const noexcept { return identity_; }
     [[nodiscard]] const codec_type& codec() const noexcept { return codec_; }
+    /// What the tier policy has opened: its status, its counts, its flush.
+    [[nodiscard]] tier_type& tier() noexcept { return tier_.tier(); }
+    [[nodiscard]] const tier_type& tier() const noexcept { return tier_.tier(); }
+    /// What was asked of it, and what came.
+    [[nodiscard]] kvcache::tier_stats tier_stats() const { return tier_.stats(); }
     [[nodiscard]] const storage_type& storage() const noexcept { return books_.pool().storage(); }
     [[nodiscard]] const auto& observer() const noexcept { return books_.observer(); }
 
@@ -232,7 +276,21 @@ public:
         const std::lock_guard guard(lock_);
         identity own = identity_;
         own.tenant = salt;
-        return books_.add_tenant(hash_.open(own).root(), quota);
+        salts_.reserve(salts_.size() + 1);
+        std::string kept = salt;
+        tier_.set(books_.tenants().size() + 1, own);
+        const std::uint32_t number = books_.add_tenant(hash_.open(own).root(), quota);
+        salts_.push_back(std::move(kept));
+        return number;
+    }
+
+    /// The identity of what a tenant stores; of the cache itself for 0.
+    [[nodiscard]] identity id_as(std::uint32_t tenant) const {
+        const std::lock_guard guard(lock_);
+        identity own = identity_;
+        if (tenant > 0)
+            own.tenant = salts_[tenant - 1];
+        return own;
     }
 
     void set_quota(std::uint32_t tenant, std::size_t quota) {
@@ -288,8 +346,18 @@ public:
     }
 
     void commit(sequence_state& state, std::span<const token_id> tokens) {
+        {
+            const std::lock_guard guard(lock_);
+            sequences_.commit(state, tokens);
+            books_.tell({event_kind::stored, tokens.size(), 0, 0});
+        }
+        if constexpr (has_tier)
+            store(state);
+    }
+
+    void commit_in_place(sequence_state& state, std::span<const token_id> tokens) {
         const std::lock_guard guard(lock_);
-        sequences_.commit(state, tokens);
+        sequences_.commit_unmeasured(state, tokens);
         books_.tell({event_kind::stored, tokens.size(), 0, 0});
     }
 
@@ -300,7 +368,40 @@ public:
 
     [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return books_.pool().bytes(page); }
 
+    /// The exact rows that are kept beside a page that a sequence holds; empty if there are none.
+    [[nodiscard]] std::span<const std::byte> exact_bytes(page_id page) const {
+        const std::lock_guard guard(lock_);
+        const exact_page* rows = books_.exact().of(page);
+        return rows != nullptr ? rows->bytes() : std::span<const std::byte>();
+    }
+    /// Those that a lease will give a page.
+    [[nodiscard]] std::span<std::byte> exact_bytes(const sequence_state& state, std::size_t entry) const {
+        exact_page* rows = sequences_.exact().given(state, entry);
+        return rows != nullptr ? rows->bytes() : std::span<std::byte>();
+    }
+
+    /// What computing rows is known to take, for the tier.
+    [[nodiscard]] double prefill_seconds(std::size_t first, std::size_t rows) const {
+        const std::lock_guard guard(lock_);
+        return books_.seconds(first, rows);
+    }
+
 private:
+    // Hands the tier the pages that a sequence has made known since.
+    void store(sequence_state& state) noexcept {
+        if (state.stored < state.sealed)
+            state.stored = tier_.store(*this, state.tenant, state.table, state.tokens, state.stored, state.sealed,
+                                       state.stored_name);
+    }
+
+    // Records leave the process under the key of the names that do.
+    [[nodiscard]] static std::string secret_of(const Hash& hash) {
+        if constexpr (requires { std::string(hash.key); })
+            return hash.key;
+        else
+            return {};
+    }
+
     using books = page_books<storage_type, decltype(std::declval<const Hash&>().open(identity{})),
                              decltype(std::declval<const Index&>().open(page_shape{}, 0)),
                              decltype(std::declval<const Eviction&>().open(eviction_room{})),
@@ -325,7 +426,8 @@ private:
 
     [[nodiscard]] identity complete(identity id) const {
         id.codec = codec_.name();
-        id.layout = "key tiles of 16, value rows";
+        id.layout = "key tiles of 16, value rows; " + std::to_string(shape_.layers) + " layers, " +
+                    std::to_string(shape_.kv_heads) + " KV heads of " + std::to_string(shape_.head_dim);
         id.page_tokens = shape_.tokens;
         return id;
     }
@@ -338,10 +440,12 @@ private:
     page_shape shape_;
     codec_type codec_;
     identity identity_;
+    std::vector<std::string> salts_; // by tenant, from 1
     books books_;
     Hash hash_;
     sequence_books<books> sequences_;
     decltype(std::declval<const Recompute&>().open(page_shape{})) recompute_;
+    tier_books<tier_type> tier_;
     mutable typename Locking::state lock_;
 };
 

@@ -10,6 +10,7 @@
 #include <kvcache/observer/silent.hpp>
 #include <kvcache/recompute/exact_prefix.hpp>
 #include <kvcache/storage/heap.hpp>
+#include <kvcache/tier/no_tier.hpp>
 
 #include <tuple>
 #include <type_traits>
@@ -38,7 +39,7 @@ struct compose {
                     typename slot<hash_role, xxh3, Ps...>::type, typename slot<index_role, radix, Ps...>::type,
                     typename slot<eviction_role, reuse_forecast, Ps...>::type,
                     typename slot<recompute_role, exact_prefix, Ps...>::type,
-                    typename slot<observer_role, silent, Ps...>::type,
+                    typename slot<tier_role, no_tier, Ps...>::type, typename slot<observer_role, silent, Ps...>::type,
                     typename slot<locking_role, unlocked, Ps...>::type>;
 };
 
@@ -59,16 +60,17 @@ template <class Wanted, class... Given>
 
 template <class Cache>
 struct opener;
-template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Observer,
-          class Locking>
-struct opener<basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Observer, Locking>> {
-    using cache = basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Observer, Locking>;
+template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Tier,
+          class Observer, class Locking>
+struct opener<basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking>> {
+    using cache = basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking>;
 
     template <class... Given>
     [[nodiscard]] static cache open(std::size_t tenants, identity id, page_shape shape, budget limit,
                                     const std::tuple<Given...>& given) {
         return cache(tenants, std::move(id), shape, limit, take<Codec>(given), take<Storage>(given), take<Hash>(given),
-                     take<Index>(given), take<Eviction>(given), take<Recompute>(given), take<Observer>(given));
+                     take<Index>(given), take<Eviction>(given), take<Recompute>(given), take<Tier>(given),
+                     take<Observer>(given));
     }
 };
 

@@ -80,6 +80,16 @@ public:
         return pages_.keep_free(pages_.exact().aside());
     }
 
+    /// The exact rows that a lease gives a page of its own when all its rows are committed; null if it gives none.
+    [[nodiscard]] exact_page* given(const sequence_state& state, std::size_t entry) const noexcept {
+        if (!coded_)
+            return nullptr;
+        const std::size_t tokens = state.tokens.size() + state.leased, last = tokens / page_tokens_;
+        const bool gives = stays(entry, last) && (entry < last || tokens % page_tokens_ != 0) &&
+                           state.ring.keeps(entry, state.table.size());
+        return gives ? state.ring.at(entry) : nullptr;
+    }
+
     /// Gives the pages what they keep of a lease's exact rows, and ends the others. Returns how many of the tokens
     /// stay.
     [[nodiscard]] std::size_t settle(sequence_state& state) noexcept {

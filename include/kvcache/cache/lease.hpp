@@ -79,6 +79,30 @@ public:
             state_->exact != sequence_state::all};
     }
 
+    /// How many pages the lease has taken, for rows that were computed elsewhere and are put in place page by page: all
+    /// of their bytes, as the codec keeps them. Requires: the sequence ended where a page ends.
+    [[nodiscard]] std::size_t taken_pages() const {
+        expects(state_ != nullptr && !state_->tail_before && state_->woven.empty(), "whole pages are put in place");
+        return state_->table.size() - state_->pages_before;
+    }
+    /// The bytes of one of them.
+    [[nodiscard]] std::span<std::byte> page_bytes(std::size_t page) const {
+        expects(page < taken_pages(), "a page that is put in place was taken");
+        return cache_->bytes(state_->table[state_->pages_before + page].page);
+    }
+    /// Where its exact rows go, as the plain codec keeps them; empty where none are kept once all rows are committed.
+    [[nodiscard]] std::span<std::byte> exact_bytes(std::size_t page) const {
+        expects(page < taken_pages(), "a page that is put in place was taken");
+        return cache_->exact_bytes(*state_, state_->pages_before + page);
+    }
+
+    /// As commit, of all rows, for rows that were put in place: of them nothing is learned about what computing costs.
+    void commit_in_place(std::span<const token_id> tokens) {
+        expects(tokens.size() == rows(), "all rows that are put in place are committed");
+        cache_->commit_in_place(*state_, tokens);
+        state_ = nullptr;
+    }
+
     /// Publishes the first tokens.size() rows as these tokens, gives the others back, and ends the lease.
     /// It cannot fail: the lease has all memory that it must have.
     /// Requires: tokens.size() <= rows().

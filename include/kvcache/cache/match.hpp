@@ -25,9 +25,14 @@ public:
     /// How many leading tokens are those stored; more than tokens() inside a page that a codec keeps as a whole.
     [[nodiscard]] std::size_t compared() const noexcept { return compared_; }
 
+    /// How many of the known tokens came from the tier just now.
+    [[nodiscard]] std::size_t loaded() const noexcept { return loaded_; }
+
     /// One sentence for people: "37 of 52 tokens known; token 37 differs from the one stored (1189)".
     [[nodiscard]] std::string explain() const {
         std::string words = std::to_string(tokens()) + " of " + std::to_string(of_) + " tokens known";
+        if (loaded_ > 0)
+            words += ", " + std::to_string(loaded_) + " of them from the tier";
         switch (end_) {
         case match_end::complete:
             break;
@@ -50,6 +55,7 @@ private:
     basic_sequence<Cache> known_;
     std::size_t of_;
     std::size_t compared_;
+    std::size_t loaded_ = 0;
     match_end end_;
     std::optional<token_id> stored_;
 };

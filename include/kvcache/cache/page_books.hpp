@@ -135,6 +135,11 @@ public:
             ranks_.measure(first, rows, seconds);
     }
 
+    /// What computing rows from `first` on takes, as far as it was measured.
+    [[nodiscard]] double seconds(std::size_t first, std::size_t rows) const noexcept {
+        return ranks_.seconds(first, rows);
+    }
+
     /// Whether the row may be written in place: nobody else holds the page, and the index has not promised the row.
     [[nodiscard]] bool writable(page_id page, std::uint32_t row) const {
         return pool_.holders(page) == 1 && index_.run(page).size() <= row;

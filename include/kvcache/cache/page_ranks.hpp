@@ -42,6 +42,11 @@ public:
     /// So many rows from `first` on were computed in so long.
     void measure(std::size_t first, std::size_t rows, double seconds) noexcept { cost_.measure(first, rows, seconds); }
 
+    /// What computing so many rows from `first` on takes, as far as it was measured.
+    [[nodiscard]] double seconds(std::size_t first, std::size_t rows) const noexcept {
+        return cost_.seconds(first, rows);
+    }
+
     /// Enters a page of the index, of a request of `length` pages, or of one that ends here if that is zero.
     /// Throws: bad_alloc, and the page is not ranked then.
     template <class Index>

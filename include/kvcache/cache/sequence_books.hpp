@@ -80,6 +80,8 @@ public:
         for (; state.table.size() > kept; state.table.pop_back())
             pages_.drop(state.table.back().page);
         state.sealed = std::min(state.sealed, state.full_entries(page_tokens_));
+        if (state.stored > state.sealed)
+            state.stored = 0; // what comes behind the cut has other names
         if (tokens <= state.exact && !state.has_lease) {
             state.exact = sequence_state::all; // what was approximate is gone
             forget_sources(state);
@@ -204,6 +206,11 @@ public:
     void commit(sequence_state& state, std::span<const token_id> tokens) {
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - state.leased_at;
         pages_.measure(state.tokens.size(), tokens.size(), took.count());
+        commit_unmeasured(state, tokens);
+    }
+
+    /// As above, for rows that nobody computed.
+    void commit_unmeasured(sequence_state& state, std::span<const token_id> tokens) {
         state.append(tokens);
         if (state.has_copied_tail()) {
             if (tokens.empty())

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/cache/exact_ring.hpp>
+#include <kvcache/core/digest256.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/page_table.hpp>
 
@@ -37,6 +38,9 @@ struct sequence_state {
     std::size_t exact = all;     ///< Leading tokens that attended to nothing approximate; `all` if every one.
     std::size_t cacheable = all; ///< Leading tokens that may become known to others.
     bool shares = true;          ///< False once the index had no memory for its pages: from there on they are its own.
+
+    std::size_t stored = 0;     ///< Leading pages that were handed to the tier.
+    digest256 stored_name = {}; ///< What leaves the process calls them.
 
     /// Where the tokens move as they grow; then where they were, until the next lease: somebody may still look there.
     std::vector<token_id> room = {};

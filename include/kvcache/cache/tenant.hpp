@@ -3,6 +3,8 @@
 
 #include <kvcache/cache/tenant_books.hpp>
 #include <kvcache/core/contract.hpp>
+#include <kvcache/core/id.hpp>
+#include <kvcache/core/identity.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/shape.hpp>
 #include <kvcache/recompute/concept.hpp>
@@ -68,6 +70,11 @@ public:
         return cache_->reserve(to, rows, found, rerun);
     }
     [[nodiscard]] const auto& recompute() const noexcept { return cache_->recompute(); }
+
+    /// The identity of what this tenant stores.
+    [[nodiscard]] identity id() const { return cache_->id_as(number_); }
+    [[nodiscard]] std::span<const std::byte> bytes(page_id page) const { return cache_->bytes(page); }
+    [[nodiscard]] std::span<const std::byte> exact_bytes(page_id page) const { return cache_->exact_bytes(page); }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return cache_->shape(); }
     [[nodiscard]] const codec_type& codec() const noexcept { return cache_->codec(); }

@@ -50,6 +50,8 @@ public:
     /// How full the cache is, for its operator: a tenant who saw it would see what the others do.
     [[nodiscard]] cache_stats stats() const { return cache_.stats(); }
     [[nodiscard]] std::string describe() const { return cache_.describe(); }
+    [[nodiscard]] auto& tier() noexcept { return cache_.tier(); }
+    [[nodiscard]] auto tier_stats() const { return cache_.tier_stats(); }
     [[nodiscard]] result<void> check() const { return cache_.check(); }
     template <class Ask>
     void ask_observer(Ask&& ask) const {

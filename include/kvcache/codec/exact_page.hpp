@@ -27,6 +27,8 @@ public:
     [[nodiscard]] static std::size_t bytes_for(page_shape shape) noexcept { return plain::state(shape).page_bytes(); }
 
     [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
+    /// To put rows in place that were computed elsewhere.
+    [[nodiscard]] std::span<std::byte> bytes() noexcept { return bytes_; }
 
     /// Says that its first `rows` rows are there, in all layers, and no others.
     void begin(std::uint32_t rows) noexcept {

@@ -17,14 +17,17 @@ struct identity {
     digest weights = {};            ///< Of the checkpoint's names, dtypes, shapes and bytes.
     std::string adapter = {};       ///< The low-rank adapter's name and version; empty for none.
     digest tokenizer = {};          ///< Of tokenizer.json.
-    std::string config = {};        ///< Architecture, extents and rotary embedding, as canonical text.
+    std::string config = {};        ///< Architecture and extents, as canonical text.
+    std::string rope = {};          ///< The rotary embedding: its base, its scaling, its frequencies.
     std::string codec = {};         ///< The page codec and its options.
     std::string layout = {};        ///< How a page is laid out.
     std::uint64_t page_tokens = 0;  ///< Positions a page.
     std::string weight_format = {}; ///< What the products compute from: "f32", "bf16", "f16".
     std::uint64_t numeric_contract = numeric_contract_revision;
-    std::string backend = "cpu"; ///< The backend and its kernel revision.
-    std::string tenant = {};     ///< A salt that keeps tenants apart.
+    std::string backend = "cpu";   ///< The backend and its kernel revision.
+    std::string lineage = "exact"; ///< "exact", or "approximate" for what attended to anything that is not.
+    std::uint64_t format = record_format_revision;
+    std::string tenant = {}; ///< A salt that keeps tenants apart.
 
     friend bool operator==(const identity&, const identity&) = default;
 };
@@ -47,25 +50,28 @@ inline void feed(digest_builder& to, std::uint64_t field) {
 template <class Visit>
 void for_each_field(const identity& id, Visit visit) {
     // Taking the aggregate apart: a field that is added and not named here does not compile.
-    const auto& [weights, adapter, tokenizer, config, codec, layout, page_tokens, weight_format, numeric_contract,
-                 backend, tenant] = id;
+    const auto& [weights, adapter, tokenizer, config, rope, codec, layout, page_tokens, weight_format, numeric_contract,
+                 backend, lineage, format, tenant] = id;
     visit("weights", weights);
     visit("adapter", adapter);
     visit("tokenizer", tokenizer);
     visit("config", config);
+    visit("rope", rope);
     visit("codec", codec);
     visit("layout", layout);
     visit("page_tokens", page_tokens);
     visit("weight_format", weight_format);
     visit("numeric_contract", numeric_contract);
     visit("backend", backend);
+    visit("lineage", lineage);
+    visit("format", format);
     visit("tenant", tenant);
 }
 
 /// The digest of an identity: domain-separated, every field by name, length-prefixed.
 [[nodiscard]] inline digest digest_of(const identity& id) {
     digest_builder builder;
-    builder.text("kvcache identity 1");
+    builder.text("kvcache identity 2");
     for_each_field(id, [&](const char* name, const auto& field) {
         builder.text(name);
         detail::feed(builder, field);

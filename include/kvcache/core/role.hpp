@@ -12,6 +12,7 @@ struct hash_role;
 struct index_role;
 struct eviction_role;
 struct recompute_role;
+struct tier_role;
 struct observer_role;
 struct locking_role;
 
@@ -43,7 +44,7 @@ struct role_of<P> {
 /// A role that a cache has.
 template <class Role>
 concept known_role = detail::one_of_roles<Role, codec_role, storage_role, hash_role, index_role, eviction_role,
-                                          recompute_role, observer_role, locking_role>;
+                                          recompute_role, tier_role, observer_role, locking_role>;
 
 /// A type that names the role it plays.
 template <class P>

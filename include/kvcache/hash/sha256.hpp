@@ -41,7 +41,7 @@ public:
         static_assert(std::endian::native == std::endian::little, "runs are hashed as they lie, the lowest byte first");
         const hash_bytes key_digest = message().text("kvcache key 1").text(key).finish();
         chain_ = message("kvcache chain 1", key_digest);
-        message fields("kvcache identity 1", key_digest);
+        message fields("kvcache identity 2", key_digest);
         for_each_field(id, [&](const char* name, const auto& field) {
             fields.text(name);
             feed(fields, field);

@@ -8,9 +8,12 @@
 #include <kvcache/model/rope_frequencies.hpp>
 #include <kvcache/model/weights.hpp>
 
+#include <bit>
+#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <string>
 #include <utility>
@@ -58,7 +61,10 @@ public:
 
     /// What makes this model's pages its own; `weights` is the digest of its checkpoint.
     [[nodiscard]] identity id(digest weights) const {
-        return {.weights = weights, .config = canonical_config(), .weight_format = weights_.head.format()};
+        return {.weights = weights,
+                .config = canonical_config(),
+                .rope = canonical_rope(),
+                .weight_format = weights_.head.format()};
     }
 
     /// The same model with weights and activations in int8: another model, coarser and half the size of BF16, whose
@@ -88,11 +94,19 @@ private:
         for (const bool flag :
              {config_.tied_head, config_.qkv_bias, config_.output_bias, config_.mlp_bias, config_.qk_norm})
             text += flag ? " 1" : " 0";
+        return text + ' ' + std::to_string(std::bit_cast<std::uint32_t>(config_.rms_norm_eps));
+    }
+
+    // In words for people; what decides are the frequencies.
+    [[nodiscard]] std::string canonical_rope() const {
+        static constexpr const char* kinds[] = {"none", "linear", "llama3"};
         digest_builder numbers;
-        numbers.number(std::bit_cast<std::uint32_t>(config_.rms_norm_eps));
         for (const double f : rope_.frequencies())
             numbers.number(std::bit_cast<std::uint64_t>(f));
-        return text + ' ' + to_string(numbers.finish());
+        char theta[32]; // as no locale writes it
+        const auto end = std::to_chars(std::begin(theta), std::end(theta), config_.rope.theta).ptr;
+        return "theta " + std::string(theta, end) + ", scaling " +
+               kinds[static_cast<std::size_t>(config_.rope.scaling)] + ", frequencies " + to_string(numbers.finish());
     }
 
     model_config config_;

@@ -10,4 +10,5 @@
 #include <kvcache/testing/locking_laws.hpp>
 #include <kvcache/testing/recompute_laws.hpp>
 #include <kvcache/testing/storage_laws.hpp>
+#include <kvcache/testing/tier_laws.hpp>
 #include <kvcache/testing/violations.hpp>

@@ -20,12 +20,15 @@ namespace kvcache::testing {
             {"adapter", {.adapter = "a"}},
             {"tokenizer", {.tokenizer = {1, 0}}},
             {"config", {.config = "a"}},
+            {"rope", {.rope = "a"}},
             {"codec", {.codec = "a"}},
             {"layout", {.layout = "a"}},
             {"page_tokens", {.page_tokens = 16}},
             {"weight_format", {.weight_format = "a"}},
             {"numeric_contract", {.numeric_contract = numeric_contract_revision + 1}},
             {"backend", {.backend = "a"}},
+            {"lineage", {.lineage = "a"}},
+            {"format", {.format = record_format_revision + 1}},
             {"tenant", {.tenant = "a"}}};
 }
 

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/codec/concept.hpp>
+#include <kvcache/codec/exact_page.hpp>
+#include <kvcache/codec/plain.hpp>
+#include <kvcache/core/aligned.hpp>
+#include <kvcache/core/page_table.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/record/record.hpp>
+#include <kvcache/record/record_writer.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// The parts of a record that hold pages of a sequence. Of a page that is not full, a copy with zeros behind the rows
+/// in use: nothing of an earlier sequence leaves with it. Requires: the sequence holds its pages as long as the parts
+/// live.
+template <class Cache>
+class page_parts {
+public:
+    explicit page_parts(const Cache& cache) : cache_(cache) {}
+
+    /// Adds page `page` of a sequence of `end` exact tokens, as page `index` of the record.
+    void add(const page_entry& entry, std::size_t page, std::size_t end, std::uint32_t index) {
+        const page_shape& shape = cache_.shape();
+        const std::uint32_t rows = entry.count;
+        const bool full = rows == shape.tokens;
+        if constexpr (page_writer<typename Cache::codec_type>) {
+            if (full) // another one is not coded yet
+                parts_.push_back({part_kind::page, index, rows, cache_.bytes(entry.page)});
+            const auto exact = cache_.exact_bytes(entry.page);
+            if (!exact.empty() && cache_.codec().exact().covers(page, end / shape.tokens))
+                parts_.push_back({part_kind::exact, index, rows, full ? exact : cut(plain::state(shape), exact, rows)});
+        } else {
+            const auto bytes = cache_.bytes(entry.page);
+            parts_.push_back({part_kind::page, index, rows, full ? bytes : cut(cache_.codec(), bytes, rows)});
+        }
+    }
+
+    void add(part_source other) { parts_.push_back(other); }
+
+    [[nodiscard]] std::span<const part_source> parts() const noexcept { return parts_; }
+
+private:
+    template <row_writer Codec>
+    [[nodiscard]] std::span<const std::byte> cut(const Codec& codec, std::span<const std::byte> bytes,
+                                                 std::size_t rows) {
+        auto& copy = copies_.emplace_back(bytes.size(), std::byte{});
+        codec.copy(bytes, copy, rows);
+        return copy;
+    }
+
+    const Cache& cache_;
+    std::vector<part_source> parts_;
+    std::vector<aligned_vector<std::byte>> copies_;
+};
+
+namespace detail {
+
+// Copies a part to where it is wanted, and checks the copy.
+[[nodiscard]] inline result<void> place_part(const record& from, part_kind kind, std::uint32_t index,
+                                             std::uint32_t rows, std::span<std::byte> to, const record_seal& seal) {
+    const char* const field = kind == part_kind::page ? "page" : "exact";
+    const record_part* part = from.part(kind, index);
+    if (part == nullptr)
+        return error{error_code::malformed, field,
+                     std::string(field) + ": page " + std::to_string(index) + " lacks its bytes"};
+    if (part->rows != rows || part->bytes.size() != to.size())
+        return error{error_code::mismatched, field,
+                     std::string(field) + ": page " + std::to_string(index) + " has " + std::to_string(part->rows) +
+                         " rows in " + std::to_string(part->bytes.size()) + " bytes, and " + std::to_string(rows) +
+                         " rows in " + std::to_string(to.size()) + " are needed"};
+    std::ranges::copy(part->bytes, to.begin());
+    return record::sound(*part, to, seal);
+}
+
+} // namespace detail
+
+/// Whether a page of a lease, of so many rows, has a use for parts of a kind.
+template <class Codec, class Lease>
+[[nodiscard]] bool places(part_kind kind, const Lease& lease, std::size_t page, std::size_t rows) {
+    if (kind == part_kind::exact)
+        return !lease.exact_bytes(page).empty();
+    return !page_writer<Codec> || rows == lease.shape().tokens; // another one is not coded yet
+}
+
+/// Puts page `index` of a record in place as page `page` of a lease, `rows` rows, and checks what lies there then.
+/// Errors: malformed, mismatched, with the field's name. Whoever is refused takes the lease back.
+/// Cost: copies the page and reads the copy.
+template <class Codec, class Lease>
+[[nodiscard]] result<void> place_page(const record& from, std::uint32_t index, const Lease& lease, std::size_t page,
+                                      std::uint32_t rows, const record_seal& seal) {
+    for (const part_kind kind : {part_kind::page, part_kind::exact}) {
+        if (!places<Codec>(kind, lease, page, rows))
+            continue;
+        const auto to = kind == part_kind::page ? lease.page_bytes(page) : lease.exact_bytes(page);
+        if (auto placed = detail::place_part(from, kind, index, rows, to, seal); !placed)
+            return placed;
+    }
+    return {};
+}
+
+} // namespace kvcache

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <span>
+
+namespace kvcache {
+
+/// The unsigned number at `at`, the lowest byte first. Requires: it lies inside.
+template <std::unsigned_integral N>
+[[nodiscard]] constexpr N load_little(std::span<const std::byte> bytes, std::size_t at) noexcept {
+    N made = 0;
+    for (std::size_t i = sizeof(N); i > 0; --i)
+        made = static_cast<N>(static_cast<N>(made << (sizeof(N) > 1 ? 8 : 0)) | std::to_integer<N>(bytes[at + i - 1]));
+    return made;
+}
+
+/// Puts an unsigned number at `at`, the lowest byte first. Requires: it lies inside.
+template <std::unsigned_integral N>
+constexpr void store_little(std::span<std::byte> bytes, std::size_t at, N number) noexcept {
+    for (std::size_t i = 0; i < sizeof(N); ++i)
+        bytes[at + i] = static_cast<std::byte>(number >> (8 * i) & 0xff);
+}
+
+} // namespace kvcache

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/id.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/record/record_layout.hpp>
+#include <kvcache/record/record_names.hpp>
+#include <kvcache/record/record_seal.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// A part of a record, where it lies. Its bytes are sound once their checksum says so, of the copy that is used.
+struct record_part {
+    part_kind kind = part_kind::page;
+    std::uint32_t index = 0;
+    std::uint32_t rows = 0;
+    std::span<const std::byte> bytes = {};
+    digest256 checksum = {};
+};
+
+/// A record that lies somewhere in memory: what its header says, checked as a whole, and its parts, not yet read.
+class record {
+public:
+    /// Takes bytes apart that may be anything. A record is accepted in its one form only: any other byte of the header,
+    /// any byte more or less, is refused.
+    /// Errors: truncated, malformed, unsupported (another format), mismatched (sealed otherwise), with the field's
+    /// name. Cost: the header's.
+    [[nodiscard]] static result<record> parse(std::span<const std::byte> bytes, const record_seal& seal) {
+        record made;
+        for (const auto step : {&record::take_fixed, &record::take_places, &record::take_sealed, &record::take_parts,
+                                &record::take_identity, &record::take_tokens})
+            if (auto fine = (made.*step)(bytes, seal); !fine)
+                return fine.error();
+        return made;
+    }
+
+    [[nodiscard]] record_kind kind() const noexcept { return kind_; }
+    /// The position of the first token.
+    [[nodiscard]] std::uint64_t first() const noexcept { return first_; }
+    [[nodiscard]] const std::vector<token_id>& tokens() const noexcept { return tokens_; }
+    /// The names of what comes before the tokens, and of all with them.
+    [[nodiscard]] const digest256& before() const noexcept { return before_; }
+    [[nodiscard]] const digest256& name() const noexcept { return name_; }
+    [[nodiscard]] const std::vector<record_part>& parts() const noexcept { return parts_; }
+    [[nodiscard]] const identity_text& identity() const noexcept { return fields_; }
+
+    /// The part of this kind of a page; null if there is none.
+    [[nodiscard]] const record_part* part(part_kind kind, std::uint32_t index) const noexcept {
+        const auto found =
+            std::ranges::find_if(parts_, [&](const record_part& p) { return p.kind == kind && p.index == index; });
+        return found == parts_.end() ? nullptr : &*found;
+    }
+
+    /// Whether the record was made under this identity and secret. Errors: mismatched, with the first field that
+    /// differs and both its values, or "key" where only the secret does.
+    [[nodiscard]] result<void> made_under(const record_names& own) const {
+        if (identity_ == own.root())
+            return {};
+        for (std::size_t i = 0; i < own.fields().size(); ++i) {
+            const auto& [name, value] = own.fields()[i];
+            if (i >= fields_.size() || fields_[i].first != name)
+                return refused(error_code::mismatched, name, "the record does not say it");
+            if (fields_[i].second != value)
+                return refused(error_code::mismatched, name,
+                               "the record was made with \"" + fields_[i].second + "\", and this cache has \"" + value +
+                                   "\"");
+        }
+        return refused(error_code::mismatched, "key", "the record was named under another key");
+    }
+
+    /// Whether bytes are those that a part was written with: a copy of its own, which nobody changes behind the check.
+    /// Errors: malformed.
+    [[nodiscard]] static result<void> sound(const record_part& part, std::span<const std::byte> copy,
+                                            const record_seal& seal) {
+        static constexpr const char* names[] = {"part", "page", "exact", "speaking"};
+        if (copy.size() == part.bytes.size() && same_in_constant_time(seal.of(copy), part.checksum))
+            return {};
+        return refused(error_code::malformed, names[static_cast<std::uint32_t>(part.kind)],
+                       "the bytes of page " + std::to_string(part.index) + " are not those that were written");
+    }
+
+private:
+    record() = default;
+
+    [[nodiscard]] static error refused(error_code code, std::string field, const std::string& what) {
+        std::string words = field + ": " + what;
+        return {code, std::move(field), std::move(words)};
+    }
+
+    // Each takes a piece of the header, in this order, and may count on what those before it have checked.
+    [[nodiscard]] result<void> take_fixed(std::span<const std::byte> bytes, const record_seal& seal);
+    [[nodiscard]] result<void> take_places(std::span<const std::byte> bytes, const record_seal& seal);
+    [[nodiscard]] result<void> take_sealed(std::span<const std::byte> bytes, const record_seal& seal);
+    [[nodiscard]] result<void> take_parts(std::span<const std::byte> bytes, const record_seal& seal);
+    [[nodiscard]] result<void> take_identity(std::span<const std::byte> bytes, const record_seal& seal);
+    [[nodiscard]] result<void> take_tokens(std::span<const std::byte> bytes, const record_seal& seal);
+
+    [[nodiscard]] static digest256 digest_at(std::span<const std::byte> bytes, std::size_t at) {
+        digest256 made;
+        std::ranges::copy(bytes.subspan(at, made.bytes.size()), made.bytes.begin());
+        return made;
+    }
+    [[nodiscard]] static bool zero(std::span<const std::byte> bytes) noexcept {
+        return std::ranges::all_of(bytes, [](std::byte b) { return b == std::byte{}; });
+    }
+
+    record_kind kind_ = record_kind::page;
+    std::uint64_t first_ = 0;
+    std::uint64_t header_ = 0, token_count_ = 0, tokens_at_ = 0, identity_bytes_ = 0;
+    std::uint32_t part_count_ = 0;
+    digest256 identity_, before_, name_;
+    identity_text fields_;
+    std::vector<token_id> tokens_;
+    std::vector<record_part> parts_;
+};
+
+inline result<void> record::take_fixed(std::span<const std::byte> bytes, const record_seal& seal) {
+    namespace at = record_layout;
+    if (bytes.size() < at::fixed_bytes)
+        return refused(error_code::truncated, "header",
+                       "there are " + std::to_string(bytes.size()) + " bytes, and its fixed fields alone have " +
+                           std::to_string(at::fixed_bytes));
+    if (!std::ranges::equal(bytes.first<at::magic.size()>(), std::as_bytes(std::span(at::magic))))
+        return refused(error_code::malformed, "magic", "this is no record of a KV cache");
+    if (const auto format = load_little<std::uint32_t>(bytes, at::format); format != record_format_revision)
+        return refused(error_code::unsupported, "format",
+                       "the record is of format " + std::to_string(format) + ", and this build reads format " +
+                           std::to_string(record_format_revision));
+    const auto kind = load_little<std::uint32_t>(bytes, at::kind);
+    if (kind != static_cast<std::uint32_t>(record_kind::page) &&
+        kind != static_cast<std::uint32_t>(record_kind::sequence))
+        return refused(error_code::malformed, "kind", std::to_string(kind) + " is no kind of record");
+    kind_ = static_cast<record_kind>(kind);
+    const auto sealed = load_little<std::uint32_t>(bytes, at::seal);
+    if (sealed != static_cast<std::uint32_t>(seal_kind::xxh3) && sealed != static_cast<std::uint32_t>(seal_kind::hmac))
+        return refused(error_code::malformed, "seal", std::to_string(sealed) + " is no kind of seal");
+    if (sealed != static_cast<std::uint32_t>(seal.kind()))
+        return refused(error_code::mismatched, "seal",
+                       seal.kind() == seal_kind::hmac ? "the record was sealed without a key, and one is asked for"
+                                                      : "the record was sealed with a key, and none is given");
+    const auto total = load_little<std::uint64_t>(bytes, at::total_bytes);
+    if (total != bytes.size())
+        return refused(total > bytes.size() ? error_code::truncated : error_code::malformed, "total_bytes",
+                       "the record says it has " + std::to_string(total) + " bytes, and there are " +
+                           std::to_string(bytes.size()));
+    return {};
+}
+
+inline result<void> record::take_places(std::span<const std::byte> bytes, const record_seal&) {
+    namespace at = record_layout;
+    part_count_ = load_little<std::uint32_t>(bytes, at::parts);
+    header_ = load_little<std::uint64_t>(bytes, at::header_bytes);
+    first_ = load_little<std::uint64_t>(bytes, at::first_token);
+    token_count_ = load_little<std::uint64_t>(bytes, at::tokens);
+    tokens_at_ = load_little<std::uint64_t>(bytes, at::tokens_offset);
+    identity_bytes_ = load_little<std::uint64_t>(bytes, at::identity_bytes);
+    // Each fits the bytes by itself, so that no sum of them wraps.
+    const std::uint64_t all = bytes.size();
+    const auto place = [](const char* field, std::uint64_t is, std::uint64_t should) -> result<void> {
+        if (is == should)
+            return {};
+        return refused(error_code::malformed, field,
+                       "it is " + std::to_string(is) + ", and " + std::to_string(should) + " by the counts");
+    };
+    const struct {
+        const char* field;
+        std::uint64_t count, each;
+    } counts[] = {
+        {"parts", part_count_, at::part_bytes}, {"tokens", token_count_, 4}, {"identity_bytes", identity_bytes_, 1}};
+    for (const auto& [field, count, each] : counts)
+        if (count > all / each)
+            return refused(error_code::truncated, field,
+                           std::to_string(count) + " of them do not fit " + std::to_string(all) + " bytes");
+    const std::uint64_t identity_at = at::fixed_bytes + std::uint64_t{part_count_} * at::part_bytes;
+    const std::uint64_t tokens_at = (identity_at + identity_bytes_ + 7) / 8 * 8;
+    const struct {
+        const char* field;
+        std::uint64_t is, should;
+    } places[] = {{"parts_offset", load_little<std::uint64_t>(bytes, at::parts_offset), at::fixed_bytes},
+                  {"identity_offset", load_little<std::uint64_t>(bytes, at::identity_offset), identity_at},
+                  {"tokens_offset", tokens_at_, tokens_at},
+                  {"header_bytes", header_, at::aligned(tokens_at + 4 * token_count_)}};
+    for (const auto& [field, is, should] : places)
+        if (auto fine = place(field, is, should); !fine)
+            return fine;
+    if (header_ > all)
+        return refused(error_code::truncated, "header_bytes",
+                       "the header has " + std::to_string(header_) + " bytes, and there are " + std::to_string(all));
+    return {};
+}
+
+inline result<void> record::take_sealed(std::span<const std::byte> bytes, const record_seal& seal) {
+    namespace at = record_layout;
+    const auto behind = bytes.first(static_cast<std::size_t>(header_)).subspan(at::fixed_bytes);
+    if (!same_in_constant_time(seal.of(bytes.first(at::checksum), behind), digest_at(bytes, at::checksum)))
+        return refused(error_code::malformed, "header", "its checksum is that of other bytes, or under another key");
+    if (!zero(bytes.subspan(at::reserved, 8)) || !zero(bytes.subspan(at::more_reserved, 32)))
+        return refused(error_code::malformed, "reserved", "it is not zero");
+    identity_ = digest_at(bytes, at::identity);
+    before_ = digest_at(bytes, at::before);
+    name_ = digest_at(bytes, at::name);
+    return {};
+}
+
+inline result<void> record::take_parts(std::span<const std::byte> bytes, const record_seal&) {
+    namespace at = record_layout;
+    std::uint64_t end = header_;
+    for (std::size_t i = 0; i < part_count_; ++i) {
+        const std::size_t entry = at::fixed_bytes + i * at::part_bytes;
+        const auto wrong = [&](const char* what) {
+            return refused(error_code::malformed, "parts", "part " + std::to_string(i) + " " + what);
+        };
+        const auto kind = load_little<std::uint32_t>(bytes, entry + at::part_kind);
+        if (kind < static_cast<std::uint32_t>(part_kind::page) ||
+            kind > static_cast<std::uint32_t>(part_kind::speaking))
+            return wrong("is of no known kind");
+        record_part part{.kind = static_cast<part_kind>(kind),
+                         .index = load_little<std::uint32_t>(bytes, entry + at::part_index),
+                         .rows = load_little<std::uint32_t>(bytes, entry + at::part_rows),
+                         .checksum = digest_at(bytes, entry + at::part_checksum)};
+        if (!parts_.empty() && std::pair(parts_.back().index, parts_.back().kind) >= std::pair(part.index, part.kind))
+            return wrong("is out of order");
+        if (!zero(bytes.subspan(entry + at::part_reserved, 4)))
+            return wrong("has reserved bytes that are not zero");
+        const std::uint64_t begin = at::aligned(end);
+        if (load_little<std::uint64_t>(bytes, entry + at::part_offset) != begin)
+            return wrong("does not lie behind the one before it");
+        const auto size = load_little<std::uint64_t>(bytes, entry + at::part_size);
+        if (begin > bytes.size() || size > bytes.size() - begin)
+            return refused(error_code::truncated, "parts", "part " + std::to_string(i) + " ends behind the record");
+        if (!zero(bytes.subspan(static_cast<std::size_t>(end), static_cast<std::size_t>(begin - end))))
+            return refused(error_code::malformed, "padding", "the bytes between parts are not zero");
+        part.bytes = bytes.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(size));
+        parts_.push_back(part);
+        end = begin + size;
+    }
+    if (end != bytes.size())
+        return refused(error_code::malformed, "total_bytes", "there is something behind the last part");
+    return {};
+}
+
+inline result<void> record::take_identity(std::span<const std::byte> bytes, const record_seal&) {
+    namespace at = record_layout;
+    const std::size_t begin = at::fixed_bytes + std::size_t{part_count_} * at::part_bytes;
+    auto rest = bytes.subspan(begin, static_cast<std::size_t>(identity_bytes_));
+    const auto number = [&rest]() -> std::optional<std::uint32_t> {
+        if (rest.size() < 4)
+            return std::nullopt;
+        const auto n = load_little<std::uint32_t>(rest, 0);
+        rest = rest.subspan(4);
+        return n;
+    };
+    const auto text = [&]() -> std::optional<std::string> {
+        const auto length = number();
+        if (!length || *length > rest.size())
+            return std::nullopt;
+        std::string made(*length, '\0');
+        std::ranges::transform(rest.first(*length), made.begin(), [](std::byte b) { return static_cast<char>(b); });
+        rest = rest.subspan(*length);
+        return made;
+    };
+    const error broken = refused(error_code::malformed, "identity", "its texts do not end where it ends");
+    const auto count = number();
+    if (!count)
+        return broken;
+    for (std::uint32_t i = 0; i < *count; ++i) {
+        auto name = text(), value = name ? text() : std::nullopt;
+        if (!value)
+            return broken;
+        fields_.emplace_back(std::move(*name), std::move(*value));
+    }
+    const auto gap = bytes.subspan(begin + static_cast<std::size_t>(identity_bytes_),
+                                   static_cast<std::size_t>(tokens_at_ - begin - identity_bytes_));
+    return rest.empty() && zero(gap) ? result<void>() : result<void>(broken);
+}
+
+inline result<void> record::take_tokens(std::span<const std::byte> bytes, const record_seal&) {
+    const auto all = bytes.first(static_cast<std::size_t>(header_)).subspan(static_cast<std::size_t>(tokens_at_));
+    const auto count = static_cast<std::size_t>(token_count_);
+    tokens_.reserve(count);
+    for (std::size_t i = 0; i < count; ++i)
+        tokens_.push_back(token_id{static_cast<std::int32_t>(load_little<std::uint32_t>(all, 4 * i))});
+    if (!zero(all.subspan(4 * count)))
+        return refused(error_code::malformed, "padding", "the bytes behind the tokens are not zero");
+    return {};
+}
+
+} // namespace kvcache

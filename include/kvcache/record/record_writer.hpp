@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/id.hpp>
+#include <kvcache/record/record_layout.hpp>
+#include <kvcache/record/record_names.hpp>
+#include <kvcache/record/record_seal.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// A part of a record that is to be written.
+struct part_source {
+    part_kind kind = part_kind::page;
+    std::uint32_t index = 0; ///< Which page of the record it is of, from 0.
+    std::uint32_t rows = 0;  ///< Its rows in use.
+    std::span<const std::byte> bytes = {};
+};
+
+/// A record that is to be written.
+struct record_source {
+    record_kind kind = record_kind::page;
+    std::uint64_t first = 0; ///< The position of the first token.
+    std::span<const token_id> tokens = {};
+    digest256 before = {}; ///< The name of what comes before them.
+    digest256 name = {};
+    std::span<const part_source> parts = {};
+};
+
+/// A record as it is written: a header of its own, and parts that lie where they are. Requires: those stay.
+class record_writer {
+public:
+    /// Cost: reads every part once.
+    record_writer(const record_source& source, const record_names& names, const record_seal& seal) {
+        namespace at = record_layout;
+        const std::vector<std::byte> identity = text_of(names.fields());
+        const std::size_t identity_at = at::fixed_bytes + source.parts.size() * at::part_bytes;
+        const std::size_t tokens_at = (identity_at + identity.size() + 7) / 8 * 8;
+        const std::size_t header = at::aligned(tokens_at + 4 * source.tokens.size());
+        header_.resize(header);
+        const std::span<std::byte> to = header_;
+        std::ranges::copy(std::as_bytes(std::span(at::magic)), to.begin());
+        store_little<std::uint32_t>(to, at::format, record_format_revision);
+        store_little(to, at::kind, static_cast<std::uint32_t>(source.kind));
+        store_little(to, at::seal, static_cast<std::uint32_t>(seal.kind()));
+        store_little(to, at::parts, static_cast<std::uint32_t>(source.parts.size()));
+        store_little<std::uint64_t>(to, at::header_bytes, header);
+        store_little<std::uint64_t>(to, at::first_token, source.first);
+        store_little<std::uint64_t>(to, at::tokens, source.tokens.size());
+        store_little<std::uint64_t>(to, at::tokens_offset, tokens_at);
+        store_little<std::uint64_t>(to, at::identity_offset, identity_at);
+        store_little<std::uint64_t>(to, at::identity_bytes, identity.size());
+        store_little<std::uint64_t>(to, at::parts_offset, at::fixed_bytes);
+        put(at::identity, names.root());
+        put(at::before, source.before);
+        put(at::name, source.name);
+        std::ranges::copy(identity, to.begin() + static_cast<std::ptrdiff_t>(identity_at));
+        for (std::size_t i = 0; i < source.tokens.size(); ++i)
+            store_little(to, tokens_at + 4 * i, static_cast<std::uint32_t>(index_of(source.tokens[i])));
+        store_little<std::uint64_t>(to, at::total_bytes, put_parts(source.parts, seal));
+        put(at::checksum, seal.of(to.first(at::checksum), to.subspan(at::fixed_bytes)));
+        lay_out(source.parts);
+    }
+
+    record_writer(const record_writer&) = delete;
+    record_writer& operator=(const record_writer&) = delete;
+
+    /// The record's bytes, piece after piece.
+    [[nodiscard]] std::span<const std::span<const std::byte>> pieces() const noexcept { return pieces_; }
+    [[nodiscard]] std::size_t total() const noexcept { return total_; }
+
+private:
+    [[nodiscard]] static std::vector<std::byte> text_of(const identity_text& fields) {
+        std::vector<std::byte> made;
+        const auto number = [&made](std::size_t n) {
+            made.resize(made.size() + 4);
+            store_little(std::span(made), made.size() - 4, static_cast<std::uint32_t>(n));
+        };
+        const auto text = [&](const std::string& words) {
+            number(words.size());
+            const auto bytes = std::as_bytes(std::span(words));
+            made.insert(made.end(), bytes.begin(), bytes.end());
+        };
+        number(fields.size());
+        for (const auto& [name, value] : fields) {
+            text(name);
+            text(value);
+        }
+        return made;
+    }
+
+    void put(std::size_t offset, const digest256& d) {
+        std::ranges::copy(d.bytes, header_.begin() + static_cast<std::ptrdiff_t>(offset));
+    }
+
+    // The table of the parts. Returns where the last one ends.
+    [[nodiscard]] std::uint64_t put_parts(std::span<const part_source> parts, const record_seal& seal) {
+        namespace at = record_layout;
+        std::uint64_t end = header_.size();
+        std::size_t entry = at::fixed_bytes;
+        for (const part_source& part : parts) {
+            const std::uint64_t begin = at::aligned(end);
+            store_little(std::span(header_), entry + at::part_kind, static_cast<std::uint32_t>(part.kind));
+            store_little(std::span(header_), entry + at::part_index, part.index);
+            store_little(std::span(header_), entry + at::part_offset, begin);
+            store_little<std::uint64_t>(header_, entry + at::part_size, part.bytes.size());
+            store_little(std::span(header_), entry + at::part_rows, part.rows);
+            put(entry + at::part_checksum, seal.of(part.bytes));
+            end = begin + part.bytes.size();
+            entry += at::part_bytes;
+        }
+        return end;
+    }
+
+    void lay_out(std::span<const part_source> parts) {
+        static constexpr std::array<std::byte, record_layout::alignment> zeros = {};
+        pieces_.emplace_back(header_);
+        total_ = header_.size();
+        for (const part_source& part : parts) {
+            if (const std::size_t gap = record_layout::aligned(total_) - total_; gap > 0)
+                pieces_.emplace_back(std::span(zeros).first(gap));
+            pieces_.push_back(part.bytes);
+            total_ = record_layout::aligned(total_) + part.bytes.size();
+        }
+    }
+
+    std::vector<std::byte> header_;
+    std::vector<std::span<const std::byte>> pieces_;
+    std::size_t total_ = 0;
+};
+
+} // namespace kvcache

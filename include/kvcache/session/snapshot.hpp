@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/page_parts.hpp>
+#include <kvcache/core/mapped_file.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/core/write_file.hpp>
+#include <kvcache/recompute/concept.hpp>
+#include <kvcache/record/record.hpp>
+#include <kvcache/record/record_writer.hpp>
+#include <kvcache/session/speaking.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <istream>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// A sequence that was saved, and how its answer was being said.
+template <class Cache>
+struct restored {
+    typename Cache::sequence sequence;
+    speaking state;
+};
+
+namespace detail {
+
+// The name of all of a sequence's tokens.
+[[nodiscard]] inline digest256 name_of(const record_names& names, std::span<const token_id> tokens,
+                                       std::size_t page_tokens) {
+    digest256 name = names.root();
+    for (; !tokens.empty(); tokens = tokens.subspan(std::min(tokens.size(), page_tokens)))
+        name = names.chain(name, tokens.first(std::min(tokens.size(), page_tokens)));
+    return name;
+}
+
+[[nodiscard]] inline error refused_snapshot(error_code code, std::string field, const std::string& what) {
+    std::string words = field + ": " + what;
+    return {code, std::move(field), std::move(words)};
+}
+
+} // namespace detail
+
+/// Hands a snapshot of a sequence to `write(std::span<const std::span<const std::byte>>)`, which returns result<void>:
+/// a record of its tokens, its pages and how its answer was being said, named and sealed under `secret`
+/// (docs/format.md). Of a sequence that goes on elsewhere, save a fork. Requires: no lease under way. Errors:
+/// unsupported, for one that is not exact: its first exact() tokens can be saved by a fork. And those of `write`. Cost:
+/// reads every page twice.
+template <class Cache, class Write>
+[[nodiscard]] result<void> write_snapshot(const Cache& cache, const typename Cache::sequence& of, const speaking& state,
+                                          std::string_view secret, Write write) {
+    if (of.exact() < of.size())
+        return detail::refused_snapshot(error_code::unsupported, "lineage",
+                                        "only " + std::to_string(of.exact()) + " of " + std::to_string(of.size()) +
+                                            " tokens are exact");
+    const record_names names(cache.id(), secret);
+    page_parts<Cache> pages(cache);
+    const auto table = of.table();
+    for (std::uint32_t i = 0; i < table.size(); ++i)
+        pages.add(table[i], i, of.size(), i);
+    const std::vector<std::byte> said = bytes_of(state);
+    pages.add({part_kind::speaking, static_cast<std::uint32_t>(table.size()), 0, said});
+    const record_writer made({record_kind::sequence, 0, of.tokens(), names.root(),
+                              detail::name_of(names, of.tokens(), cache.shape().tokens), pages.parts()},
+                             names, record_seal(secret));
+    return write(made.pieces());
+}
+
+/// Saves a snapshot to a file, as a whole or not at all (write_file). Errors: write_snapshot's; io.
+template <class Cache>
+[[nodiscard]] result<void> save_snapshot(const Cache& cache, const typename Cache::sequence& of, const speaking& state,
+                                         const std::filesystem::path& file, std::string_view secret = {}) {
+    return write_snapshot(cache, of, state, secret, [&](auto pieces) { return write_file(file, pieces); });
+}
+
+/// Takes a snapshot that lies in memory into the cache, for any machine and process of this cache's identity. What the
+/// cache knows already is shared. All is checked before any of it is published: whatever is refused changes nothing.
+/// Errors: those of record::parse and record::made_under; mismatched or malformed, with the field's name;
+/// out_of_memory. Cost: copies the pages and reads the copies.
+template <class Cache>
+[[nodiscard]] result<restored<Cache>> read_snapshot(Cache& cache, std::span<const std::byte> bytes,
+                                                    std::string_view secret = {}) {
+    using codec = typename Cache::codec_type;
+    const record_seal seal(secret);
+    const auto saved = record::parse(bytes, seal);
+    if (!saved)
+        return saved.error();
+    const record_names names(cache.id(), secret);
+    if (auto own = saved->made_under(names); !own)
+        return own.error();
+    const auto refuse = [](const char* field, const char* what) {
+        return detail::refused_snapshot(error_code::malformed, field, what);
+    };
+    const std::span<const token_id> tokens = saved->tokens();
+    const std::size_t page_tokens = cache.shape().tokens;
+    const std::size_t pages = (tokens.size() + page_tokens - 1) / page_tokens;
+    if (saved->kind() != record_kind::sequence)
+        return refuse("kind", "this is a page, and a sequence is asked for");
+    if (saved->first() != 0 || saved->before() != names.root())
+        return refuse("before", "a sequence begins with its first token");
+    if (saved->name() != detail::name_of(names, tokens, page_tokens))
+        return refuse("name", "it is not that of the tokens");
+    const auto& parts = saved->parts();
+    const auto behind = std::ranges::count_if(parts, [&](const record_part& part) { return part.index >= pages; });
+    if (behind != 1 || parts.back().kind != part_kind::speaking || parts.back().index != pages)
+        return refuse("parts", "they are not those of the tokens");
+    auto state = speaking_of(parts.back().bytes);
+    if (!state)
+        return state.error();
+
+    auto found = cache.match(tokens);
+    const std::size_t known = found.tokens() == tokens.size() ? pages : found.tokens() / page_tokens;
+    auto sequence = cache.open(std::move(found), {std::min(known * page_tokens, tokens.size()), 0});
+    const std::size_t first = (sequence.size() + page_tokens - 1) / page_tokens; // it may keep less
+    const auto check = [&](const record_part& part) { return record::sound(part, part.bytes, seal); };
+    for (const record_part& part : parts)
+        if (part.index < first || part.index == pages)
+            if (auto sound = check(part); !sound)
+                return sound.error();
+    if (sequence.size() < tokens.size()) {
+        auto lease = cache.reserve(sequence, tokens.size() - sequence.size(), 1);
+        if (!lease)
+            return lease.error();
+        for (std::size_t page = first; page < pages; ++page) {
+            const auto index = static_cast<std::uint32_t>(page);
+            const std::size_t rows = std::min(page_tokens, tokens.size() - page * page_tokens);
+            if (auto placed =
+                    place_page<codec>(*saved, index, *lease, page - first, static_cast<std::uint32_t>(rows), seal);
+                !placed)
+                return placed.error();
+            for (const part_kind kind : {part_kind::page, part_kind::exact}) // what the page has no use for
+                if (const record_part* part = saved->part(kind, index);
+                    part && !places<codec>(kind, *lease, page - first, rows))
+                    if (auto sound = check(*part); !sound)
+                        return sound.error();
+        }
+        lease->commit_in_place(tokens.subspan(sequence.size()));
+    }
+    return restored<Cache>{std::move(sequence), std::move(*state)};
+}
+
+/// Loads a snapshot from a file. Errors: mapped_file::open's, and read_snapshot's.
+template <class Cache>
+[[nodiscard]] result<restored<Cache>> load_snapshot(Cache& cache, const std::filesystem::path& file,
+                                                    std::string_view secret = {}) {
+    const auto mapped = mapped_file::open(file);
+    if (!mapped)
+        return mapped.error();
+    if (auto whole = mapped->intact(); !whole)
+        return whole.error();
+    return read_snapshot(cache, mapped->bytes(), secret);
+}
+
+/// Loads a snapshot from a stream, to its end. Errors: io, when the stream fails; out_of_range, when there is more than
+/// `most` bytes; read_snapshot's.
+template <class Cache>
+[[nodiscard]] result<restored<Cache>> load_snapshot(Cache& cache, std::istream& from, std::size_t most,
+                                                    std::string_view secret = {}) {
+    std::vector<std::byte> bytes;
+    std::vector<char> piece(std::size_t{1} << 16);
+    while (from.read(piece.data(), static_cast<std::streamsize>(piece.size())), from.gcount() > 0) {
+        const auto read = std::as_bytes(std::span(piece).first(static_cast<std::size_t>(from.gcount())));
+        if (read.size() > most - bytes.size())
+            return detail::refused_snapshot(error_code::out_of_range, "total_bytes",
+                                            "there are more than " + std::to_string(most) + " bytes");
+        bytes.insert(bytes.end(), read.begin(), read.end());
+    }
+    if (from.bad())
+        return error{error_code::io, "stream", "the stream could not be read"};
+    return read_snapshot(cache, bytes, secret);
+}
+
+} // namespace kvcache

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/testing/violations.hpp>
+#include <kvcache/tier/concept.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace kvcache::testing {
+
+namespace detail {
+
+/// A made-up record, the same whenever it is asked for.
+[[nodiscard]] inline std::vector<std::byte> tier_record(std::uint64_t number) {
+    choices choose(number);
+    std::vector<std::byte> made(1 + choose.below(9000));
+    std::ranges::generate(made, [&] { return static_cast<std::byte>(choose.bits()); });
+    return made;
+}
+
+[[nodiscard]] inline tier_entry tier_name(std::uint64_t number) {
+    return {.name = sha256_builder().number(number).finish(),
+            .cost = 1e-3 * static_cast<double>(number % 7),
+            .depth = static_cast<std::uint32_t>(number % 50)};
+}
+
+/// Hands a record over in three pieces, one of them empty.
+template <class State>
+[[nodiscard]] bool put_record(State& state, std::uint64_t number) {
+    const auto record = tier_record(number);
+    const std::span<const std::byte> all(record);
+    const std::span<const std::byte> pieces[] = {all.first(all.size() / 3), {}, all.subspan(all.size() / 3)};
+    return state.put(tier_name(number), pieces).has_value();
+}
+
+enum class tier_answer { miss, right, wrong, failed };
+
+template <class State>
+[[nodiscard]] tier_answer read_record(State& state, std::uint64_t number) {
+    bool right = false, called = false;
+    const auto found = state.read(tier_name(number).name, [&](std::span<const std::byte> bytes) {
+        called = true;
+        right = std::ranges::equal(bytes, tier_record(number));
+    });
+    if (!found)
+        return tier_answer::failed;
+    return *found != called ? tier_answer::wrong
+           : !called        ? tier_answer::miss
+                            : (right ? tier_answer::right : tier_answer::wrong);
+}
+
+} // namespace detail
+
+/// The laws of a tier that is asked for no faults: what it gives back is what it was given, or nothing. A tier may have
+/// room for few records, or for none. It is opened once, and begins empty.
+template <tier_policy Policy>
+[[nodiscard]] violations tier_laws(const Policy& policy, std::uint64_t seed) {
+    using detail::law, detail::tier_answer;
+    violations broken;
+    detail::choices choose(seed);
+    auto born = policy.open();
+    law(broken, born.status().has_value(), "a tier that could open says so");
+    auto state = std::move(born);
+    std::map<std::uint64_t, bool> put; // whether it may be there
+    std::uint64_t reads = 0;
+    for (std::size_t round = 0; round < 60; ++round) {
+        const std::uint64_t number = choose.below(20);
+        const std::uint64_t what = choose.below(4);
+        if (what < 2) {
+            law(broken, detail::put_record(state, number), "what is handed over is taken");
+            put[number] = true;
+        } else if (what == 2) {
+            law(broken, state.erase(detail::tier_name(number).name).has_value(),
+                "a record that is not there can be erased");
+            law(broken, state.flush().has_value(), "a flush ends");
+            law(broken, detail::read_record(state, number) == tier_answer::miss, "an erased record is a miss");
+            law(broken, !state.contains(detail::tier_name(number).name), "an erased record is not said to be there");
+            ++reads;
+            put[number] = false;
+        } else {
+            const auto answer = detail::read_record(state, number);
+            ++reads;
+            law(broken, answer != tier_answer::wrong && answer != tier_answer::failed,
+                "what is read is what was written");
+            law(broken, answer != tier_answer::right || put[number], "nothing is read that was not written");
+        }
+    }
+    law(broken, state.flush().has_value(), "a flush ends");
+    for (std::uint64_t number = 0; number < 20; ++number) {
+        const bool there = state.contains(detail::tier_name(number).name);
+        const auto answer = detail::read_record(state, number);
+        ++reads;
+        law(broken, there == (answer == tier_answer::right), "what is said to be there can be read");
+    }
+    const tier_counts now = state.counts();
+    law(broken, now.failures == 0 && now.hits + now.misses == reads * (now.hits + now.misses > 0),
+        "every read is a hit or a miss");
+    law(broken, now.written >= now.records && now.written - now.records >= now.evicted,
+        "records that are there were written");
+
+    // Threads that read and write the same names.
+    std::vector<std::thread> threads;
+    std::vector<std::uint64_t> wrong(4, 0);
+    for (std::size_t t = 0; t < wrong.size(); ++t)
+        threads.emplace_back([&, t] {
+            detail::choices own(seed + t);
+            for (std::size_t i = 0; i < 40; ++i) {
+                const std::uint64_t number = own.below(20);
+                if (own.below(2) == 0)
+                    wrong[t] += !detail::put_record(state, number);
+                else
+                    wrong[t] += detail::read_record(state, number) == tier_answer::wrong;
+            }
+        });
+    for (std::thread& thread : threads)
+        thread.join();
+    law(broken, std::ranges::all_of(wrong, [](std::uint64_t n) { return n == 0; }), "threads may share a tier");
+    return broken;
+}
+
+} // namespace kvcache::testing

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/tier/concept.hpp>
+#include <kvcache/tier/faulty.hpp>
+#include <kvcache/tier/memory.hpp>
+#include <kvcache/tier/no_tier.hpp>
+
+#include <tuple>
+
+namespace kvcache {
+
+/// Every tier that needs no library of its own, with its standard options.
+using tier_policies = std::tuple<no_tier, memory<>, faulty<>>;
+
+} // namespace kvcache

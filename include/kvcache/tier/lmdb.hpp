@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/eviction/lru.hpp>
+#include <kvcache/tier/concept.hpp>
+#include <kvcache/tier/lmdb_ranks.hpp>
+#include <kvcache/tier/lmdb_store.hpp>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <shared_mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <lmdb.h>
+
+namespace kvcache {
+
+/// When what was committed is on the disk. A killed process loses no commit under any of them.
+enum class sync_policy {
+    every_commit,  ///< Before the next commit: a machine that loses its power loses nothing that was committed.
+    all_but_last,  ///< It may lose the last commit, and stays whole (MDB_NOMETASYNC).
+    by_the_system, ///< Whenever the system writes: it may then lose the store, on file systems that reorder
+                   ///< (MDB_NOSYNC).
+};
+
+/// Records on the disk, in an LMDB store (Chu, "MDB", LDAPCon 2011): read where they lie in its map, written in batches
+/// by a thread of its own, committed so that a killed process leaves a whole store, shared by several processes at
+/// once, each within its own budget. Their order of use is kept there too, and a next start goes on with it. The
+/// directory is opened once in a process.
+template <eviction_policy Eviction = lru>
+struct lmdb {
+    using role = tier_role;
+    std::filesystem::path directory = {};             ///< Where the store is, or will be made.
+    std::size_t bytes = std::size_t{1} << 30;         ///< Of all records together, whole disk pages.
+    std::size_t records = std::size_t{1} << 16;       ///< How many there may be.
+    std::size_t queue_bytes = std::size_t{256} << 20; ///< Records that wait to be written; more are dropped.
+    sync_policy sync = sync_policy::all_but_last;     ///< When commits are on the disk.
+    std::chrono::milliseconds gather =
+        std::chrono::milliseconds(200); ///< How long uses are gathered before they are noted.
+    Eviction eviction = {};             ///< Which record leaves when room is needed.
+    class state;
+    [[nodiscard]] state open() const;
+};
+
+template <eviction_policy Eviction>
+class lmdb<Eviction>::state {
+public:
+    explicit state(const lmdb& how) : work_(std::make_unique<work>(how)) {}
+
+    template <class Use>
+    [[nodiscard]] result<bool> read(const digest256& name, Use&& use) {
+        return work_->read(name, use);
+    }
+    [[nodiscard]] result<void> put(const tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
+        return work_->put(entry, pieces);
+    }
+    [[nodiscard]] bool contains(const digest256& name) { return work_->contains(name); }
+    [[nodiscard]] result<void> erase(const digest256& name) { return work_->erase(name); }
+    [[nodiscard]] result<void> flush() { return work_->flush(); }
+    [[nodiscard]] result<void> status() const { return work_->status(); }
+    [[nodiscard]] tier_counts counts() const { return work_->counts(); }
+
+private:
+    class work;
+    std::unique_ptr<work> work_;
+};
+
+/// The store, the queue before it and the thread that empties it.
+template <eviction_policy Eviction>
+class lmdb<Eviction>::state::work {
+public:
+    explicit work(const lmdb& how) : how_(how), ranks_(how.eviction, how.records, how.bytes) {
+        static constexpr unsigned flags[] = {0, MDB_NOMETASYNC, MDB_NOSYNC};
+        // What leaves in a transaction has its room back after it, and free pages do not always lie together.
+        status_ = store_.open(how.directory, 2 * how.bytes + 2 * how.queue_bytes + (std::size_t{16} << 20),
+                              flags[static_cast<std::size_t>(how.sync)]);
+        if (status_)
+            writer_ = std::thread([this] { run(); });
+    }
+    ~work() {
+        {
+            const std::lock_guard guard(lock_);
+            stop_ = true;
+        }
+        wake_.notify_all();
+        if (writer_.joinable())
+            writer_.join(); // what is queued is written first
+    }
+
+    template <class Use>
+    [[nodiscard]] result<bool> read(const digest256& name, Use& use) {
+        if (!status_)
+            return count_failure(status_.error());
+        const auto found = in_store([&](auto& view) -> int {
+            std::span<const std::byte> record;
+            const int code = view.find(name, record);
+            if (code == 0)
+                use(record);
+            return code;
+        });
+        const std::lock_guard guard(lock_);
+        if (found == MDB_NOTFOUND)
+            return ++counts_.misses, false;
+        if (found != 0)
+            return ++counts_.failures, lmdb_store::failure(found);
+        ++counts_.hits;
+        if (touched_.size() < 4096)
+            touched_.push_back(name);
+        return true;
+    }
+
+    [[nodiscard]] result<void> put(const tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
+        if (!status_)
+            return count_failure(status_.error());
+        std::size_t size = 0;
+        for (const auto piece : pieces)
+            size += piece.size();
+        {
+            const std::lock_guard guard(lock_);
+            if (queued_bytes_ + size > how_.queue_bytes || lmdb_weight(size) > how_.bytes)
+                return ++counts_.dropped, result<void>();
+            queued_bytes_ += size;
+        }
+        try {
+            lmdb_job newcomer{entry, {}, false};
+            newcomer.record.reserve(size);
+            for (const auto piece : pieces)
+                newcomer.record.insert(newcomer.record.end(), piece.begin(), piece.end());
+            return enqueue(std::move(newcomer));
+        } catch (const std::bad_alloc&) {
+            const std::lock_guard guard(lock_);
+            queued_bytes_ -= size;
+            return ++counts_.failures, error{error_code::out_of_memory, "lmdb", "there is no memory for a record"};
+        }
+    }
+
+    [[nodiscard]] bool contains(const digest256& name) {
+        return status_ && in_store([&](auto& view) { return view.place_of(name) ? 0 : MDB_NOTFOUND; }) == 0;
+    }
+    [[nodiscard]] result<void> erase(const digest256& name) {
+        if (!status_)
+            return status_;
+        return enqueue({{.name = name}, {}, true});
+    }
+    [[nodiscard]] result<void> flush() {
+        if (!status_)
+            return status_;
+        std::unique_lock guard(lock_);
+        flush_ = true;
+        wake_.notify_all();
+        idle_.wait(guard, [this] { return queue_.empty() && touched_.empty() && !busy_; });
+        flush_ = false;
+        return std::exchange(last_, {});
+    }
+    [[nodiscard]] result<void> status() const { return status_; }
+    [[nodiscard]] tier_counts counts() {
+        tier_counts now;
+        {
+            const std::lock_guard guard(lock_);
+            now = counts_;
+        }
+        if (status_)
+            (void)in_store([&](auto& view) {
+                now.records = view.records();
+                now.bytes = view.number("bytes").value_or(0);
+                return 0;
+            });
+        return now;
+    }
+
+private:
+    [[nodiscard]] error count_failure(error what) {
+        const std::lock_guard guard(lock_);
+        ++counts_.failures;
+        return what;
+    }
+
+    // Runs `look` in a transaction that reads. Returns LMDB's code.
+    template <class Look>
+    [[nodiscard]] int in_store(Look&& look) {
+        for (bool again : {true, false}) {
+            {
+                const std::shared_lock guard(map_);
+                typename lmdb_store::transaction view(store_, MDB_RDONLY);
+                if (view)
+                    return look(view);
+                if (view.code() != MDB_MAP_RESIZED || !again)
+                    return view.code();
+            }
+            const std::unique_lock guard(map_);
+            store_.follow_size();
+        }
+        return MDB_MAP_RESIZED;
+    }
+
+    [[nodiscard]] result<void> enqueue(lmdb_job one) {
+        {
+            const std::lock_guard guard(lock_);
+            queue_.push_back(std::move(one));
+        }
+        wake_.notify_all();
+        return {};
+    }
+
+    void run() {
+        std::unique_lock guard(lock_);
+        for (;;) {
+            const auto due = [this] { return stop_ || flush_ || !queue_.empty(); };
+            if (touched_.empty())
+                wake_.wait(guard, [&] { return due() || !touched_.empty(); });
+            else
+                wake_.wait_for(guard, how_.gather, due);
+            if (queue_.empty() && touched_.empty()) {
+                idle_.notify_all();
+                if (stop_)
+                    return;
+                flush_ = false;
+                continue;
+            }
+            std::vector<lmdb_job> jobs = std::exchange(queue_, {});
+            std::vector<digest256> touched = std::exchange(touched_, {});
+            busy_ = true;
+            guard.unlock();
+            const int code = write(jobs, touched);
+            guard.lock();
+            busy_ = false;
+            for (const lmdb_job& one : jobs)
+                queued_bytes_ -= one.record.size();
+            if (code != 0) {
+                ++counts_.failures;
+                last_ = lmdb_store::failure(code);
+            }
+            idle_.notify_all();
+        }
+    }
+
+    // Does a batch, or none of it. Returns LMDB's code.
+    [[nodiscard]] int write(std::span<const lmdb_job> jobs, std::span<const digest256> touched) {
+        tier_counts done;
+        int code = MDB_MAP_RESIZED;
+        for (int tries = 0; code == MDB_MAP_RESIZED && tries < 2; ++tries) {
+            {
+                const std::shared_lock guard(map_);
+                code = ranks_.write(store_, jobs, touched, done);
+            }
+            if (code == MDB_MAP_RESIZED) {
+                const std::unique_lock guard(map_);
+                store_.follow_size();
+            }
+        }
+        const std::lock_guard guard(lock_);
+        counts_.written += done.written;
+        counts_.bytes_written += done.bytes_written;
+        counts_.evicted += done.evicted;
+        counts_.dropped += done.dropped;
+        return code;
+    }
+
+    const lmdb how_;
+    lmdb_store store_;
+    result<void> status_;
+    std::shared_mutex map_; // alone: the map changes its size
+
+    std::mutex lock_; // of all that follows
+    std::condition_variable wake_, idle_;
+    std::vector<lmdb_job> queue_;
+    std::vector<digest256> touched_;
+    std::size_t queued_bytes_ = 0;
+    bool stop_ = false, flush_ = false, busy_ = false;
+    result<void> last_;
+    tier_counts counts_;
+
+    // The writer's own.
+    lmdb_ranks<Eviction> ranks_;
+    std::thread writer_;
+};
+
+template <eviction_policy Eviction>
+typename lmdb<Eviction>::state lmdb<Eviction>::open() const {
+    return state(*this);
+}
+
+static_assert(tier_policy<lmdb<>>);
+
+} // namespace kvcache

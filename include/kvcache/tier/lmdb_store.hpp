@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/digest256.hpp>
+#include <kvcache/core/little_endian.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/tier/concept.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include <lmdb.h>
+
+namespace kvcache {
+
+/// An LMDB environment with the tables of a tier:
+///
+///     records   name -> the record
+///     places    name -> its place in the order
+///     order     place -> name, bytes, cost, depth; the last used comes last
+///     books     "format", "bytes" of all records, "end" of the order, "erased": how many ever left
+///
+/// Numbers are little-endian, places big-endian, so that they sort. A path is opened once in a process: LMDB's locks
+/// are the process's.
+class lmdb_store {
+public:
+    /// Where a record stands in the order.
+    struct listed {
+        std::uint64_t place = 0;
+        std::size_t bytes = 0;
+        tier_entry entry = {};
+    };
+
+    lmdb_store() = default;
+    lmdb_store(const lmdb_store&) = delete;
+    lmdb_store& operator=(const lmdb_store&) = delete;
+    ~lmdb_store() {
+        if (env_ != nullptr)
+            ::mdb_env_close(env_);
+    }
+
+    /// Opens or makes the store in a directory. Errors: io, with LMDB's words; unsupported, another format's store.
+    [[nodiscard]] result<void> open(const std::filesystem::path& directory, std::size_t map_bytes, unsigned flags) {
+        std::error_code reason;
+        std::filesystem::create_directories(directory, reason);
+        if (reason)
+            return error{error_code::io, "directory", directory.string() + " cannot be made: " + reason.message()};
+        const auto done = [&](int code) { return code == 0 ? result<void>() : failure(code); };
+        if (int code = ::mdb_env_create(&env_); code != 0)
+            return failure(code);
+        ::mdb_env_set_maxdbs(env_, 4);
+        ::mdb_env_set_maxreaders(env_, 510);
+        constexpr std::size_t page = 4096;
+        ::mdb_env_set_mapsize(env_, (map_bytes + page - 1) / page * page);
+        if (auto fine = done(::mdb_env_open(env_, directory.c_str(), flags | MDB_NOTLS, 0600)); !fine)
+            return fine;
+        int dead = 0;
+        ::mdb_reader_check(env_, &dead); // readers that were killed
+        transaction changes(*this, 0);
+        if (!changes)
+            return failure(changes.code());
+        for (const auto& [name, table] : {std::pair("records", &records_), std::pair("places", &places_),
+                                          std::pair("order", &order_), std::pair("books", &books_)})
+            if (auto fine = done(::mdb_dbi_open(changes.get(), name, MDB_CREATE, table)); !fine)
+                return fine;
+        const std::uint64_t found = changes.number("format").value_or(store_format);
+        if (found != store_format)
+            return error{error_code::unsupported, "format",
+                         directory.string() + " is a store of format " + std::to_string(found)};
+        if (auto fine = done(changes.set_number("format", store_format)); !fine)
+            return fine;
+        return done(changes.commit());
+    }
+
+    /// A transaction, taken back at the end of its scope unless it was committed.
+    class transaction {
+    public:
+        transaction(lmdb_store& store, unsigned flags) : store_(store) {
+            code_ = ::mdb_txn_begin(store.env_, nullptr, flags, &txn_);
+            if (code_ != 0)
+                txn_ = nullptr;
+        }
+        transaction(const transaction&) = delete;
+        transaction& operator=(const transaction&) = delete;
+        ~transaction() {
+            if (txn_ != nullptr)
+                ::mdb_txn_abort(txn_);
+        }
+
+        [[nodiscard]] explicit operator bool() const noexcept { return txn_ != nullptr; }
+        [[nodiscard]] int code() const noexcept { return code_; }
+        [[nodiscard]] MDB_txn* get() const noexcept { return txn_; }
+        [[nodiscard]] int commit() { return ::mdb_txn_commit(std::exchange(txn_, nullptr)); }
+
+        /// The record of this name, where it lies in the map; it stays until the transaction ends.
+        [[nodiscard]] int find(const digest256& name, std::span<const std::byte>& record) const {
+            return look(store_.records_, name.bytes, record);
+        }
+        /// The record's place in the order.
+        [[nodiscard]] std::optional<std::uint64_t> place_of(const digest256& name) const {
+            std::span<const std::byte> found;
+            if (look(store_.places_, name.bytes, found) != 0 || found.size() != 8)
+                return std::nullopt;
+            return load_little<std::uint64_t>(found, 0);
+        }
+
+        /// What comes at a place or behind it; none at the end.
+        [[nodiscard]] std::optional<listed> listed_from(std::uint64_t place) const {
+            MDB_cursor* raw = nullptr;
+            if (::mdb_cursor_open(txn_, store_.order_, &raw) != 0)
+                return std::nullopt;
+            auto key = sorted(place);
+            MDB_val at{key.size(), key.data()}, found{};
+            const int code = ::mdb_cursor_get(raw, &at, &found, MDB_SET_RANGE);
+            ::mdb_cursor_close(raw);
+            if (code != 0 || at.mv_size != 8 || found.mv_size != listed_bytes)
+                return std::nullopt;
+            const std::span bytes(static_cast<const std::byte*>(found.mv_data), found.mv_size);
+            listed made{.place = unsorted(at), .bytes = load_little<std::uint64_t>(bytes, 32)};
+            std::ranges::copy(bytes.first(32), made.entry.name.bytes.begin());
+            made.entry.cost = std::bit_cast<double>(load_little<std::uint64_t>(bytes, 40));
+            made.entry.depth = load_little<std::uint32_t>(bytes, 48);
+            return made;
+        }
+
+        /// Behind the last place that was ever taken.
+        [[nodiscard]] std::uint64_t end() const { return number("end").value_or(1); }
+
+        /// Puts a record at the end of the order. Returns LMDB's code.
+        [[nodiscard]] int add(const tier_entry& entry, std::span<const std::byte> record, std::size_t weight) {
+            int code = put(store_.records_, entry.name.bytes, record);
+            if (code == 0)
+                code = list({end(), weight, entry});
+            return code != 0 ? code : set_number("bytes", number("bytes").value_or(0) + weight);
+        }
+        /// Moves a record to the end of the order, if it is there.
+        [[nodiscard]] int touch(const digest256& name) {
+            const auto place = place_of(name);
+            auto found = place ? listed_from(*place) : std::nullopt;
+            if (!found || found->entry.name != name)
+                return 0;
+            if (const int code = drop(store_.order_, sorted(*place)); code != 0)
+                return code;
+            found->place = end();
+            return list(*found);
+        }
+        /// Takes a record out, if it is there.
+        [[nodiscard]] int erase(const digest256& name) {
+            const auto place = place_of(name);
+            if (!place)
+                return 0;
+            const auto found = listed_from(*place);
+            for (const int code : {drop(store_.order_, sorted(*place)), drop(store_.places_, name.bytes),
+                                   drop(store_.records_, name.bytes)})
+                if (code != 0 && code != MDB_NOTFOUND)
+                    return code;
+            const std::uint64_t all = number("bytes").value_or(0), own = found ? found->bytes : 0;
+            if (const int code = set_number("bytes", all - std::min(all, own)); code != 0)
+                return code;
+            return set_number("erased", number("erased").value_or(0) + 1);
+        }
+
+        [[nodiscard]] std::optional<std::uint64_t> number(std::string_view name) const {
+            std::span<const std::byte> found;
+            if (look(store_.books_, std::as_bytes(std::span(name)), found) != 0 || found.size() != 8)
+                return std::nullopt;
+            return load_little<std::uint64_t>(found, 0);
+        }
+        [[nodiscard]] int set_number(std::string_view name, std::uint64_t n) {
+            std::array<std::byte, 8> little;
+            store_little(little, 0, n);
+            return put(store_.books_, std::as_bytes(std::span(name)), little);
+        }
+        [[nodiscard]] std::size_t records() const {
+            MDB_stat all{};
+            return ::mdb_stat(txn_, store_.records_, &all) == 0 ? all.ms_entries : 0;
+        }
+
+    private:
+        static constexpr std::size_t listed_bytes = 52;
+
+        [[nodiscard]] static MDB_val value(std::span<const std::byte> bytes) {
+            return {bytes.size(), const_cast<std::byte*>(bytes.data())};
+        }
+        [[nodiscard]] int look(MDB_dbi table, std::span<const std::byte> name, std::span<const std::byte>& to) const {
+            MDB_val key = value(name), found{};
+            const int code = ::mdb_get(txn_, table, &key, &found);
+            if (code == 0)
+                to = {static_cast<const std::byte*>(found.mv_data), found.mv_size};
+            return code;
+        }
+        [[nodiscard]] int put(MDB_dbi table, std::span<const std::byte> name, std::span<const std::byte> bytes) {
+            MDB_val key = value(name), data = value(bytes);
+            return ::mdb_put(txn_, table, &key, &data, 0);
+        }
+        [[nodiscard]] int drop(MDB_dbi table, std::span<const std::byte> name) {
+            MDB_val key = value(name);
+            return ::mdb_del(txn_, table, &key, nullptr);
+        }
+        [[nodiscard]] int list(const listed& one) {
+            std::array<std::byte, listed_bytes> bytes;
+            std::ranges::copy(one.entry.name.bytes, bytes.begin());
+            store_little<std::uint64_t>(bytes, 32, one.bytes);
+            store_little(bytes, 40, std::bit_cast<std::uint64_t>(one.entry.cost));
+            store_little(bytes, 48, one.entry.depth);
+            if (const int code = put(store_.order_, sorted(one.place), bytes); code != 0)
+                return code;
+            std::array<std::byte, 8> place;
+            store_little(place, 0, one.place);
+            if (const int code = put(store_.places_, one.entry.name.bytes, place); code != 0)
+                return code;
+            return set_number("end", one.place + 1);
+        }
+        [[nodiscard]] static std::array<std::byte, 8> sorted(std::uint64_t place) {
+            std::array<std::byte, 8> big;
+            store_little(big, 0, place);
+            std::ranges::reverse(big);
+            return big;
+        }
+        [[nodiscard]] static std::uint64_t unsorted(const MDB_val& key) {
+            std::uint64_t place = 0;
+            for (std::size_t i = 0; i < 8; ++i)
+                place = place << 8 | static_cast<const unsigned char*>(key.mv_data)[i];
+            return place;
+        }
+
+        lmdb_store& store_;
+        MDB_txn* txn_ = nullptr;
+        int code_ = 0;
+    };
+
+    /// Takes the map's size anew, after another process has made it larger. Requires: no transaction is open.
+    void follow_size() noexcept {
+        if (env_ != nullptr)
+            ::mdb_env_set_mapsize(env_, 0);
+    }
+
+    [[nodiscard]] static error failure(int code) { return {error_code::io, "lmdb", ::mdb_strerror(code)}; }
+
+private:
+    static constexpr std::uint64_t store_format = 1;
+
+    MDB_env* env_ = nullptr;
+    MDB_dbi records_ = 0, places_ = 0, order_ = 0, books_ = 0;
+};
+
+} // namespace kvcache

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+#include <kvcache/eviction/lru.hpp>
+#include <kvcache/tier/concept.hpp>
+#include <kvcache/tier/record_ranks.hpp>
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// Records in the memory of this process: what a host's tests need where a disk would stand, and a second chance for
+/// pages that a small cache evicts. Written at once.
+template <eviction_policy Eviction = lru>
+struct memory {
+    using role = tier_role;
+    std::size_t bytes = std::size_t{64} << 20; ///< Of all records together.
+    std::size_t records = 1024;                ///< How many there may be.
+    Eviction eviction = {};                    ///< Which record leaves when room is needed.
+    class state;
+    [[nodiscard]] state open() const;
+};
+
+template <eviction_policy Eviction>
+class memory<Eviction>::state {
+public:
+    explicit state(const memory& how) : held_(std::make_unique<held>(how)) {}
+
+    template <class Use>
+    [[nodiscard]] result<bool> read(const digest256& name, Use&& use) {
+        std::shared_ptr<const std::vector<std::byte>> found;
+        {
+            const std::lock_guard guard(held_->lock);
+            const auto at = held_->content.find(name);
+            ++(at == held_->content.end() ? held_->counts.misses : held_->counts.hits);
+            if (at == held_->content.end())
+                return false;
+            held_->ranks.touch(name);
+            found = at->second;
+        }
+        use(std::span<const std::byte>(*found));
+        return true;
+    }
+
+    [[nodiscard]] result<void> put(const tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
+        std::size_t size = 0;
+        for (const auto piece : pieces)
+            size += piece.size();
+        const std::lock_guard guard(held_->lock);
+        if (!held_->ranks.fits(size) || held_->ranks.contains(entry.name)) {
+            ++held_->counts.dropped;
+            return {};
+        }
+        try {
+            auto whole = std::make_shared<std::vector<std::byte>>();
+            whole->reserve(size);
+            for (const auto piece : pieces)
+                whole->insert(whole->end(), piece.begin(), piece.end());
+            while (const auto victim = held_->ranks.victim_for(entry, size)) {
+                held_->ranks.leave(*victim, true);
+                held_->content.erase(*victim);
+                ++held_->counts.evicted;
+            }
+            const auto at = held_->content.emplace(entry.name, std::move(whole)).first;
+            try {
+                held_->ranks.admit(entry, size);
+            } catch (...) {
+                held_->content.erase(at);
+                throw;
+            }
+        } catch (const std::bad_alloc&) {
+            ++held_->counts.failures;
+            return error{error_code::out_of_memory, "memory", "there is no memory for a record"};
+        }
+        ++held_->counts.written;
+        held_->counts.bytes_written += size;
+        return {};
+    }
+
+    [[nodiscard]] bool contains(const digest256& name) const {
+        const std::lock_guard guard(held_->lock);
+        return held_->ranks.contains(name);
+    }
+
+    [[nodiscard]] result<void> erase(const digest256& name) {
+        const std::lock_guard guard(held_->lock);
+        held_->ranks.leave(name, false);
+        held_->content.erase(name);
+        return {};
+    }
+
+    [[nodiscard]] result<void> flush() { return {}; }
+    [[nodiscard]] result<void> status() const { return {}; }
+    [[nodiscard]] tier_counts counts() const {
+        const std::lock_guard guard(held_->lock);
+        tier_counts now = held_->counts;
+        now.records = held_->ranks.size();
+        now.bytes = held_->ranks.bytes();
+        return now;
+    }
+
+private:
+    struct held {
+        explicit held(const memory& how) : ranks(how.eviction, how.records, how.bytes) {}
+
+        std::mutex lock;
+        record_ranks<Eviction> ranks;
+        std::unordered_map<digest256, std::shared_ptr<const std::vector<std::byte>>, name_hash> content;
+        tier_counts counts;
+    };
+    std::unique_ptr<held> held_;
+};
+
+template <eviction_policy Eviction>
+typename memory<Eviction>::state memory<Eviction>::open() const {
+    return state(*this);
+}
+
+static_assert(tier_policy<memory<>>);
+
+} // namespace kvcache

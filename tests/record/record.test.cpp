@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/record/record.hpp>
+#include <kvcache/testing/hash_laws.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "record/records.hpp"
+#include <catch2/catch.hpp>
+
+using namespace record_tests;
+
+namespace {
+
+// Parses and checks every part, as a reader does. Returns the name of the failing field; empty if all is sound.
+std::string fault(std::span<const std::byte> all, const std::string& secret) {
+    const kv::record_seal seal(secret);
+    const auto read = kv::record::parse(all, seal);
+    if (!read) {
+        CHECK(read.error().message.starts_with(read.error().field + ": "));
+        return read.error().field;
+    }
+    for (const auto& part : read->parts())
+        if (auto sound = kv::record::sound(part, part.bytes, seal); !sound)
+            return sound.error().field;
+    if (auto own = read->made_under(kv::record_names(golden_identity(), secret)); !own)
+        return own.error().field;
+    return {};
+}
+
+bytes golden(const char* name) {
+    std::ifstream in(std::string(KVCACHE_SOURCE_DIR) + "/tests/golden/" + name, std::ios::binary);
+    const std::string text{std::istreambuf_iterator<char>(in), {}};
+    const auto all = std::as_bytes(std::span(text));
+    return {all.begin(), all.end()};
+}
+
+} // namespace
+
+// tools/goldens/record.py wrote the files from docs/format.md alone.
+TEST_CASE("records are, byte for byte, those that another implementation writes") {
+    CHECK(page_record("a secret") == golden("page.record"));
+    CHECK(sequence_record("a secret") == golden("sequence.record"));
+}
+
+TEST_CASE("what was written is what is read") {
+    for (const std::string secret : {"", "a secret"}) {
+        const kv::record_names names(golden_identity(), secret);
+        const kv::record_seal seal(secret);
+        const bytes all = sequence_record(secret);
+        CHECK(fault(all, secret).empty());
+        const auto read = kv::record::parse(all, seal);
+        REQUIRE(read);
+        CHECK(read->kind() == kv::record_kind::sequence);
+        CHECK(read->first() == 0);
+        CHECK(read->tokens().size() == 17);
+        CHECK(std::ranges::equal(golden_run(), std::span(read->tokens()).first(16)));
+        CHECK(read->tokens().back() == kv::token_id{5});
+        CHECK(read->before() == names.root());
+        CHECK(read->identity() == names.fields());
+        REQUIRE(read->parts().size() == 4);
+        CHECK(std::ranges::equal(read->part(kv::part_kind::page, 0)->bytes, golden_page()));
+        CHECK(read->part(kv::part_kind::exact, 1)->rows == 1);
+        CHECK(read->part(kv::part_kind::exact, 0) == nullptr);
+        for (const auto& part : read->parts())
+            CHECK((part.bytes.data() - all.data()) % 64 == 0);
+        CHECK(kv::record::parse(page_record(secret), seal)->first() == 16);
+    }
+}
+
+TEST_CASE("every flipped bit is refused by name") {
+    for (const std::string secret : {"", "a secret"})
+        for (bytes all : {page_record(secret), sequence_record(secret)}) {
+            std::set<std::string> named;
+            for (std::size_t bit = 0; bit < 8 * all.size(); ++bit) {
+                all[bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
+                const std::string field = fault(all, secret);
+                if (field.empty())
+                    FAIL("bit " << bit << " may be flipped");
+                named.insert(field);
+                all[bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
+            }
+            for (const char* field : {"magic", "format", "kind", "seal", "parts", "header_bytes", "total_bytes",
+                                      "tokens_offset", "identity_offset", "parts_offset", "header", "page"})
+                CHECK(named.contains(field));
+        }
+}
+
+TEST_CASE("every truncation and every byte more is refused by name") {
+    for (bytes all : {page_record(""), sequence_record("")}) {
+        for (std::size_t size = 0; size < all.size(); ++size) {
+            const bytes part(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(size)); // so that a sanitizer sees
+            const std::string field = fault(part, "");
+            if (field != (size < 256 ? "header" : "total_bytes"))
+                FAIL("cut to " << size << " bytes it is refused by " << field);
+        }
+        all.push_back({});
+        CHECK(fault(all, "") == "total_bytes");
+    }
+}
+
+TEST_CASE("a record of another identity is refused by the field that differs") {
+    std::size_t differing = 0;
+    for (const std::string secret : {"", "a secret"}) {
+        const kv::record_names own(kv::identity{}, secret);
+        for (const auto& [field, id] : kv::testing::changed_identities()) {
+            const auto read = kv::record::parse(page_record(secret, id), kv::record_seal(secret));
+            REQUIRE(read);
+            const auto refused = read->made_under(own);
+            REQUIRE_FALSE(refused);
+            CHECK(refused.error().code == kv::error_code::mismatched);
+            CHECK(refused.error().field == field);
+            CHECK(read->made_under(kv::record_names(id, secret)));
+            ++differing;
+        }
+    }
+    std::size_t fields = 0;
+    kv::for_each_field(kv::identity{}, [&](const char*, const auto&) { ++fields; });
+    CHECK(differing == 2 * fields);
+}
+
+TEST_CASE("a record under another key, or under none, is refused") {
+    CHECK(fault(page_record("a secret"), "") == "seal");
+    CHECK(fault(page_record(""), "a secret") == "seal");
+    CHECK(fault(page_record("a secret"), "another") == "header");
+    const auto read = kv::record::parse(page_record("a secret"), kv::record_seal("a secret"));
+    REQUIRE(read);
+    CHECK(read->made_under(kv::record_names(golden_identity(), "another")).error().field == "tenant");
+    auto nobodys = golden_identity();
+    nobodys.tenant.clear();
+    const auto other = kv::record::parse(page_record("", nobodys), kv::record_seal(""));
+    CHECK(other->made_under(kv::record_names(nobodys, "a secret")).error().field == "tenant");
+}
+
+TEST_CASE("a salt cannot be read in a record, and names depend on all that comes before") {
+    const bytes all = page_record("a secret");
+    const std::string salt = "alice";
+    const auto found = std::search(all.begin(), all.end(), salt.begin(), salt.end(),
+                                   [](std::byte b, char c) { return b == static_cast<std::byte>(c); });
+    CHECK(found == all.end());
+
+    const kv::record_names names(golden_identity(), "k"), other(golden_identity(), "l");
+    const auto run = golden_run();
+    const auto first = names.chain(names.root(), run);
+    CHECK(first != other.chain(names.root(), run));
+    CHECK(first != names.chain(other.root(), run));
+    CHECK(first != names.chain(names.root(), std::span(run).first(15)));
+    CHECK(names.chain(first, run) != first);
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/record/record.hpp>
+#include <kvcache/record/record_writer.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace record_tests {
+
+namespace kv = kvcache;
+
+using bytes = std::vector<std::byte>;
+
+/// The identity of the golden records.
+inline kv::identity golden_identity() {
+    return {.weights = {1, 2},
+            .tokenizer = {3, 4},
+            .config = "llama",
+            .rope = "theta 10000",
+            .codec = "plain f32",
+            .layout = "tiles",
+            .page_tokens = 16,
+            .weight_format = "bf16",
+            .numeric_contract = 1,
+            .format = 1,
+            .tenant = "alice"};
+}
+
+inline std::vector<kv::token_id> golden_run() {
+    std::vector<kv::token_id> run = {kv::token_id{1}, kv::token_id{-2}, kv::token_id{3}};
+    for (int token = 100; token < 113; ++token)
+        run.push_back(kv::token_id{token});
+    return run;
+}
+
+inline bytes golden_page() {
+    bytes made(200);
+    for (std::size_t i = 0; i < made.size(); ++i)
+        made[i] = static_cast<std::byte>(i * 7 % 256);
+    return made;
+}
+
+inline bytes joined(const kv::record_writer& writer) {
+    bytes all;
+    for (const auto piece : writer.pieces())
+        all.insert(all.end(), piece.begin(), piece.end());
+    return all;
+}
+
+/// The second page of a chain.
+inline bytes page_record(const std::string& secret, const kv::identity& id = golden_identity()) {
+    const kv::record_names names(id, secret);
+    const kv::record_seal seal(secret);
+    const auto run = golden_run();
+    const bytes page = golden_page();
+    const kv::part_source parts[] = {{kv::part_kind::page, 0, 16, page}};
+    const kv::digest256 first = names.chain(names.root(), run);
+    return joined(
+        kv::record_writer({kv::record_kind::page, 16, run, first, names.chain(first, run), parts}, names, seal));
+}
+
+/// A sequence of seventeen tokens with what codecs of whole pages and answers add.
+inline bytes sequence_record(const std::string& secret, const kv::identity& id = golden_identity()) {
+    const kv::record_names names(id, secret);
+    const kv::record_seal seal(secret);
+    auto run = golden_run();
+    const kv::digest256 first = names.chain(names.root(), run);
+    run.push_back(kv::token_id{5});
+    const bytes page = golden_page(), turned(page.rbegin(), page.rend()), exact(page.begin(), page.begin() + 100);
+    const std::string said = "speaking";
+    const kv::part_source parts[] = {{kv::part_kind::page, 0, 16, page},
+                                     {kv::part_kind::page, 1, 1, turned},
+                                     {kv::part_kind::exact, 1, 1, exact},
+                                     {kv::part_kind::speaking, 2, 0, std::as_bytes(std::span(said))}};
+    return joined(kv::record_writer(
+        {kv::record_kind::sequence, 0, run, names.root(), names.chain(first, std::span(run).last(1)), parts}, names,
+        seal));
+}
+
+} // namespace record_tests

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/eviction/fifo.hpp>
+#include <kvcache/eviction/s3_fifo.hpp>
+#include <kvcache/testing/tier_laws.hpp>
+#include <kvcache/tier/disk.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <random>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "model/huggingface/files.hpp"
+#include <catch2/catch.hpp>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace kv = kvcache;
+namespace laws = kvcache::testing::detail;
+
+namespace {
+
+using testing_files::temporary_directory;
+
+template <class Eviction = kv::lru>
+kv::lmdb<Eviction> small(const std::filesystem::path& directory) {
+    return {.directory = directory,
+            .bytes = std::size_t{1} << 20,
+            .records = 200,
+            .queue_bytes = std::size_t{1} << 20,
+            .sync = kv::sync_policy::by_the_system,
+            .gather = std::chrono::milliseconds(1)};
+}
+
+// A writer of its own process until it is killed.
+template <class Work>
+::pid_t begin(Work work) {
+    const ::pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        work();
+        ::_exit(0);
+    }
+    return child;
+}
+
+void end(::pid_t child, int signal) {
+    if (signal != 0)
+        ::kill(child, signal);
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    if (signal == 0)
+        REQUIRE(status == 0);
+}
+
+} // namespace
+
+TEST_CASE("a tier on the disk keeps the laws under every eviction, durability and budget") {
+    for (std::uint64_t seed = 0; seed < 3; ++seed) {
+        const temporary_directory a, b, c, d;
+        CHECK(kv::testing::tier_laws(small(a.path()), seed).empty());
+        auto safe = small<kv::s3_fifo>(b.path());
+        safe.sync = kv::sync_policy::every_commit;
+        safe.bytes = 40000;
+        CHECK(kv::testing::tier_laws(safe, seed).empty());
+        auto few = small<kv::fifo>(c.path());
+        few.records = 3;
+        few.sync = kv::sync_policy::all_but_last;
+        CHECK(kv::testing::tier_laws(few, seed).empty());
+        auto none = small(d.path());
+        none.records = 0;
+        CHECK(kv::testing::tier_laws(none, seed).empty());
+    }
+}
+
+TEST_CASE("records and their order of use survive a restart") {
+    const temporary_directory directory;
+    auto how = small(directory.path());
+    how.bytes = 5 * kv::lmdb_weight(9016);
+    const auto fits = [&](std::uint64_t n) { return kv::lmdb_weight(laws::tier_record(n).size()); };
+    std::size_t used = 0;
+    std::uint64_t count = 0;
+    {
+        auto tier = how.open();
+        for (; used + fits(count) <= how.bytes; used += fits(count++))
+            REQUIRE(laws::put_record(tier, count));
+        REQUIRE(tier.flush());
+        CHECK(tier.counts().records == count);
+        CHECK(tier.counts().bytes == used);
+        CHECK(laws::read_record(tier, 0) == laws::tier_answer::right); // from now on the youngest
+        REQUIRE(tier.flush());
+    }
+    auto tier = how.open();
+    REQUIRE(laws::put_record(tier, count));
+    REQUIRE(tier.flush());
+    CHECK(tier.counts().evicted >= 1);
+    CHECK(tier.counts().bytes <= how.bytes);
+    CHECK(tier.contains(laws::tier_name(0).name));
+    CHECK_FALSE(tier.contains(laws::tier_name(1).name));
+    for (std::uint64_t n = 0; n <= count; ++n)
+        if (tier.contains(laws::tier_name(n).name))
+            CHECK(laws::read_record(tier, n) == laws::tier_answer::right);
+}
+
+TEST_CASE("processes share a store, see one another's records and keep one budget") {
+    const temporary_directory directory;
+    auto how = small(directory.path());
+    how.bytes = 200000;
+    std::vector<::pid_t> writers;
+    for (std::uint64_t w = 0; w < 3; ++w)
+        writers.push_back(begin([&] {
+            auto tier = how.open();
+            laws::choices choose(w);
+            bool right = tier.status().has_value();
+            for (int i = 0; i < 150 && right; ++i) {
+                const std::uint64_t n = choose.below(60);
+                if (choose.below(3) == 0)
+                    right = laws::read_record(tier, n) != laws::tier_answer::wrong;
+                else
+                    right = laws::put_record(tier, n) && (i % 10 != 0 || tier.flush());
+            }
+            if (!right || !tier.flush())
+                ::_exit(1);
+        }));
+    for (const ::pid_t writer : writers)
+        end(writer, 0);
+    auto tier = how.open();
+    REQUIRE(laws::put_record(tier, 1000));
+    REQUIRE(tier.flush());
+    const auto now = tier.counts();
+    CHECK(now.bytes <= how.bytes);
+    CHECK(now.records > 5);
+    std::size_t there = 0;
+    for (std::uint64_t n = 0; n < 60; ++n) {
+        const auto answer = laws::read_record(tier, n);
+        CHECK((answer == laws::tier_answer::right || answer == laws::tier_answer::miss));
+        there += answer == laws::tier_answer::right;
+    }
+    CHECK(there + 1 == now.records);
+}
+
+TEST_CASE("a store whose writers are killed opens, and every record in it is whole") {
+    const temporary_directory directory;
+    const auto how = small(directory.path());
+    std::mt19937 dice(5);
+    for (int round = 0; round < 12; ++round) {
+        const auto write = [&](std::uint64_t seed) {
+            return begin([&, seed] {
+                auto tier = how.open();
+                laws::choices choose(seed);
+                for (;;) {
+                    static_cast<void>(laws::put_record(tier, choose.below(400)));
+                    static_cast<void>(laws::read_record(tier, choose.below(400)));
+                    if (choose.below(3) == 0)
+                        static_cast<void>(tier.flush());
+                }
+            });
+        };
+        const auto first = static_cast<std::uint64_t>(2 * round);
+        const ::pid_t one = write(first), other = write(first + 1);
+        std::this_thread::sleep_for(std::chrono::microseconds(dice() % 60000));
+        end(one, SIGKILL);
+        end(other, SIGKILL);
+        auto tier = how.open();
+        REQUIRE(tier.status());
+        for (std::uint64_t n = 0; n < 400; n += 7) {
+            const auto answer = laws::read_record(tier, n);
+            CHECK((answer == laws::tier_answer::right || answer == laws::tier_answer::miss));
+        }
+        REQUIRE(laws::put_record(tier, 500 + first));
+        REQUIRE(tier.flush());
+        CHECK(tier.contains(laws::tier_name(500 + first).name));
+    }
+}
+
+TEST_CASE("a store that cannot be opened misses, and says why") {
+    const temporary_directory directory;
+    directory.write("taken", "a file");
+    auto tier = small(directory.path() / "taken").open();
+    REQUIRE_FALSE(tier.status());
+    CHECK(tier.status().error().code == kv::error_code::io);
+    CHECK_FALSE(laws::put_record(tier, 1));
+    CHECK(laws::read_record(tier, 1) == laws::tier_answer::failed);
+    CHECK_FALSE(tier.contains(laws::tier_name(1).name));
+    CHECK_FALSE(tier.flush());
+    CHECK(tier.counts().failures == 2);
+
+    directory.write("data.mdb", std::string(8192, 'x'));
+    auto foreign = small(directory.path()).open();
+    REQUIRE_FALSE(foreign.status());
+    CHECK(foreign.status().error().field == "lmdb");
+}
+
+TEST_CASE("records that find the queue full are dropped and counted") {
+    const temporary_directory directory;
+    auto how = small(directory.path());
+    how.queue_bytes = 10;
+    auto tier = how.open();
+    CHECK(laws::put_record(tier, 1));
+    REQUIRE(tier.flush());
+    CHECK(tier.counts().dropped == 1);
+    CHECK(tier.counts().records == 0);
+}
