@@ -70,8 +70,7 @@ TEST_CASE("a page of int8 is fours of key numbers and of value tokens, and a sca
                 right = right && std::bit_cast<std::uint32_t>(scale) ==
                                      std::bit_cast<std::uint32_t>(kv::widen(kv::to_half(most / 127.0f)));
                 for (std::size_t d = 0; d < 16; ++d) {
-                    const std::size_t place =
-                        side == 0 ? d / 4 * 64 + row * 4 + d % 4 : row / 4 * 64 + d * 4 + row % 4;
+                    const std::size_t place = side == 0 ? d / 4 * 64 + row * 4 + d % 4 : row / 4 * 64 + d * 4 + row % 4;
                     const auto code = std::bit_cast<std::int8_t>(page[at + side * 288 + place]);
                     right = right && std::abs(double{scale} * code - double{numbers[d]}) <= 0.51 * double{scale};
                 }
