@@ -35,7 +35,7 @@ struct lmdb_job {
 template <eviction_policy Eviction>
 class lmdb_ranks {
 public:
-    lmdb_ranks(const Eviction& eviction, std::size_t records, std::size_t bytes)
+    lmdb_ranks(Eviction eviction, std::size_t records, std::size_t bytes)
         : eviction_(eviction), most_records_(records), most_bytes_(bytes), ranks_(eviction, records, bytes) {}
 
     /// Does a batch in one transaction, or none of it, and counts what it did. Returns LMDB's code.

@@ -29,7 +29,7 @@ template <eviction_policy Eviction>
 class record_ranks {
 public:
     /// At most `records` of them, of at most `bytes` together.
-    record_ranks(const Eviction& eviction, std::size_t records, std::size_t bytes)
+    record_ranks(Eviction eviction, std::size_t records, std::size_t bytes)
         : eviction_(eviction.open({.slots = records, .bytes = bytes})), most_bytes_(bytes), records_(records) {
         free_.reserve(records);
         for (std::size_t slot = records; slot > 0; --slot)
