@@ -1126,6 +1126,12 @@ concept recompute_state = requires(const S s, std::size_t tokens) {
     { s.first_rerun(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
 };
 
+/// One that is also told whether the hit ended at a token that differs from the one stored there.
+template <class S>
+concept edit_recompute_state = recompute_state<S> && requires(const S s, std::size_t tokens, bool differs) {
+    { s.first_rerun(tokens, tokens, differs) } -> std::same_as<std::size_t>; // hit, total
+};
+
 /// One that also reuses chunks behind other pasts: it adds the positions that run again, ascending, to `positions`.
 template <class S>
 concept chunk_recompute_state = recompute_state<S> &&
@@ -7351,7 +7357,7 @@ private:
 public:
     /// Which of the matched prompt's tokens run.
     [[nodiscard]] rerun plan(const match_type& found) const {
-        std::size_t first = recompute_.first_rerun(found.tokens(), found.of());
+        std::size_t first = first_rerun(found);
         if constexpr (page_writer<codec_type>) {
             const std::lock_guard guard(lock_);
             first = sequences_.exact().kept(*found.known_.state_, first);
@@ -7608,6 +7614,13 @@ public:
     }
 
 private:
+    [[nodiscard]] std::size_t first_rerun(const match_type& found) const {
+        if constexpr (edit_recompute_state<std::remove_cvref_t<decltype(recompute_)>>)
+            return recompute_.first_rerun(found.tokens(), found.of(), found.end() == match_end::different);
+        else
+            return recompute_.first_rerun(found.tokens(), found.of());
+    }
+
     // Hands the tier the pages that a sequence has made known since.
     void store(sequence_state& state) noexcept {
         if (state.stored < state.sealed)
@@ -15405,6 +15418,34 @@ using observer_policies = std::tuple<silent, counting, events, metrics, tracing>
 
 } // namespace kvcache
 
+// ---- kvcache/recompute/all_or_nothing.hpp -------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Reuses a known text only where the prompt goes on behind its end: one edited token, and everything runs (DarkHal's
+/// chat sessions). Exact, and never better than `exact_prefix`: for comparisons.
+struct all_or_nothing {
+    using role = recompute_role;
+    class state;
+    [[nodiscard]] state open(page_shape shape) const;
+};
+
+class all_or_nothing::state : public exact_prefix::state {
+public:
+    using exact_prefix::state::first_rerun;
+    [[nodiscard]] std::size_t first_rerun(std::size_t hit, std::size_t total, bool differs) const noexcept {
+        return differs ? 0 : first_rerun(hit, total);
+    }
+};
+
+inline all_or_nothing::state all_or_nothing::open(page_shape) const {
+    return {};
+}
+
+static_assert(recompute_policy<all_or_nothing> && edit_recompute_state<all_or_nothing::state>);
+
+} // namespace kvcache
+
 // ---- kvcache/recompute/blend.hpp ----------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -15637,7 +15678,7 @@ static_assert(recompute_policy<seam> && chunk_recompute_state<seam::state>);
 namespace kvcache {
 
 /// Every recompute policy of the library, with its standard options.
-using recompute_policies = std::tuple<exact_prefix, none, seam, head, blend, random_rows, everything>;
+using recompute_policies = std::tuple<exact_prefix, all_or_nothing, none, seam, head, blend, random_rows, everything>;
 
 } // namespace kvcache
 
@@ -17660,6 +17701,13 @@ namespace presets {
             .mode = reuse_mode::prefix};
 }
 
+/// DarkHal's chat sessions: all of the last prompt if the next one goes on behind it, else nothing.
+[[nodiscard]] inline preset<all_or_nothing> darkhal() {
+    return {.name = "DarkHal",
+            .differs = "it compares words, runs the last token of an answer never, and drops what ends badly",
+            .mode = reuse_mode::prefix};
+}
+
 /// llm-rag-ds-optimizer's map of prefixes.
 [[nodiscard]] inline preset<exact_prefix> llmds() {
     return {.name = "llmds",
@@ -17679,6 +17727,7 @@ void for_presets(Ask ask) {
     ask(presets::epic());
     ask(presets::mepic());
     ask(presets::quant_cpp());
+    ask(presets::darkhal());
     ask(presets::llmds());
 }
 
@@ -19858,6 +19907,10 @@ template <recompute_policy Policy>
             detail::law(broken, first <= hit, "no token behind the hit is reused");
             detail::law(broken, total == 0 || first < total, "at least one token runs");
             detail::law(broken, first == state.first_rerun(hit, total), "the same hit has the same plan");
+            if constexpr (edit_recompute_state<opened_by<Policy, page_shape>>)
+                for (const bool differs : {false, true})
+                    detail::law(broken, state.first_rerun(hit, total, differs) <= first,
+                                "knowing of an edit reuses no more");
         };
         for (std::size_t total = 0; total <= 200; ++total)
             for (std::size_t hit = 0; hit <= total; ++hit)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/recompute/all_or_nothing.hpp>
 #include <kvcache/recompute/blend.hpp>
 #include <kvcache/recompute/concept.hpp>
 #include <kvcache/recompute/everything.hpp>
@@ -15,6 +16,6 @@
 namespace kvcache {
 
 /// Every recompute policy of the library, with its standard options.
-using recompute_policies = std::tuple<exact_prefix, none, seam, head, blend, random_rows, everything>;
+using recompute_policies = std::tuple<exact_prefix, all_or_nothing, none, seam, head, blend, random_rows, everything>;
 
 } // namespace kvcache
