@@ -86,6 +86,7 @@ int run(const flags& f) {
         time("head 32", kvcache::head{});
         time("first page", kvcache::head{.rows = 16});
         time("blend 15 %", kvcache::blend{});
+        time("blend gradual", kvcache::gradual_blend{});
         time("seam 16", kvcache::seam{});
         time("random 15 %", kvcache::random_rows{});
         speed.zero_reuse(1024, 8, rows);
@@ -129,6 +130,7 @@ int run(const flags& f) {
         ask("blend", kvcache::blend{});
         ask("blend of values", kvcache::blend{.compares = kvcache::deviation_of::values});
         ask("blend bottom-right", kvcache::blend{}, true);
+        ask("blend gradual", kvcache::gradual_blend{});
         ask("blend 50 %", kvcache::blend{.fraction = 0.5});
         ask("everything", kvcache::everything{});
         std::printf("%zu questions; exact against bottom-right mask: p %.4f\n", quality.questions(),

@@ -1153,6 +1153,16 @@ concept deviation_recompute_state = recompute_state<S> &&
     { s.check_layer() } -> std::convertible_to<std::size_t>;
 };
 
+/// One that judges those it chose again, in as many layers behind the first as it has filters: it is told how far each
+/// of `positions` is off there once the chosen have run up to it, and keeps some.
+template <class S>
+concept filtering_recompute_state = deviation_recompute_state<S> &&
+    requires(const S s, std::size_t number, std::span<const reused_run> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    { s.filters() } -> std::convertible_to<std::size_t>;
+    s.filter(number, runs, deviations, positions);
+};
+
 /// Which reused tokens run again.
 template <class P>
 concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
@@ -15446,6 +15456,28 @@ static_assert(recompute_policy<all_or_nothing> && edit_recompute_state<all_or_no
 
 } // namespace kvcache
 
+// ---- kvcache/recompute/furthest_off.hpp ---------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The indices of the `most` largest deviations, ascending; of equal ones the earlier. Cost: O(n log n).
+[[nodiscard]] inline std::vector<std::size_t> furthest_off(std::span<const float> deviations, std::size_t most) {
+    std::vector<std::size_t> order(deviations.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return deviations[a] > deviations[b]; });
+    order.resize(std::min(order.size(), most));
+    std::ranges::sort(order);
+    return order;
+}
+
+/// How many of `total` tokens a share of them is: at least one, unless it is none of them.
+[[nodiscard]] inline std::size_t share_of(double fraction, std::size_t total) {
+    const auto most = static_cast<std::size_t>(fraction * static_cast<double>(total));
+    return std::min(total, std::max<std::size_t>(most, fraction > 0.0 ? 1 : 0));
+}
+
+} // namespace kvcache
+
 // ---- kvcache/recompute/blend.hpp ----------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -15471,12 +15503,7 @@ public:
 
     void select(std::span<const reused_run> runs, std::span<const float> deviations,
                 std::vector<std::size_t>& positions) const {
-        std::vector<std::size_t> order(deviations.size());
-        std::iota(order.begin(), order.end(), std::size_t{0});
-        const auto most = static_cast<std::size_t>(options_.fraction * static_cast<double>(order.size()));
-        std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return deviations[a] > deviations[b]; });
-        order.resize(std::min(order.size(), std::max<std::size_t>(most, options_.fraction > 0.0 ? 1 : 0)));
-        std::ranges::sort(order);
+        const auto order = furthest_off(deviations, share_of(options_.fraction, deviations.size()));
         auto next = order.begin();
         std::size_t before = 0; // tokens of the runs before
         for (const reused_run& run : runs) {
@@ -15523,6 +15550,71 @@ inline everything::state everything::open(page_shape) const {
 }
 
 static_assert(recompute_policy<everything> && chunk_recompute_state<everything::state>);
+
+} // namespace kvcache
+
+// ---- kvcache/recompute/gradual_blend.hpp --------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Chooses as `blend` does, but more than it wants, and lets these run on: in every layer that follows those stay that
+/// are furthest off there (CacheBlend's gradual filtering, Yao et al. 2025). What is left runs again in all layers.
+struct gradual_blend {
+    using role = recompute_role;
+    double fraction = 0.15;                     ///< Of the reused tokens, in the end.
+    double wider = 2.0;                         ///< How many times as many are chosen first.
+    std::size_t filters = 2;                    ///< Layers that filter; fewer if the model has not as many.
+    deviation_of compares = deviation_of::keys; ///< What says how far off a token is.
+    std::size_t layer = 1;                      ///< Whose first: all tokens go through those before it.
+    class state;
+    [[nodiscard]] state open(page_shape shape) const;
+};
+
+class gradual_blend::state : public exact_prefix::state {
+public:
+    state(const gradual_blend& options, std::size_t layers) : options_(options) {
+        const std::size_t behind = layers > options.layer + 1 ? layers - options.layer - 1 : 0;
+        options_.filters = std::min(options.filters, behind);
+    }
+
+    [[nodiscard]] deviation_of compared() const noexcept { return options_.compares; }
+    [[nodiscard]] std::size_t check_layer() const noexcept { return options_.layer; }
+    [[nodiscard]] std::size_t filters() const noexcept { return options_.filters; }
+
+    void select(std::span<const reused_run> runs, std::span<const float> deviations,
+                std::vector<std::size_t>& positions) const {
+        blend{.fraction = fraction_after(0)}.open({}).select(runs, deviations, positions);
+    }
+
+    /// Filter `number` of them: keeps of `positions` those that are furthest off in the next layer.
+    void filter(std::size_t number, std::span<const reused_run> runs, std::span<const float> deviations,
+                std::vector<std::size_t>& positions) const {
+        std::size_t total = 0;
+        for (const reused_run& run : runs)
+            total += run.count;
+        std::vector<std::size_t> kept;
+        for (const std::size_t i : furthest_off(deviations, share_of(fraction_after(number + 1), total)))
+            kept.push_back(positions[i]);
+        positions = std::move(kept);
+    }
+
+private:
+    // Even steps down, as ratios.
+    [[nodiscard]] double fraction_after(std::size_t done) const {
+        const double left = options_.filters == 0
+                                ? 0.0
+                                : static_cast<double>(options_.filters - done) / static_cast<double>(options_.filters);
+        return options_.fraction * std::pow(options_.wider, left);
+    }
+
+    gradual_blend options_;
+};
+
+inline gradual_blend::state gradual_blend::open(page_shape shape) const {
+    return {*this, shape.layers};
+}
+
+static_assert(recompute_policy<gradual_blend> && filtering_recompute_state<gradual_blend::state>);
 
 } // namespace kvcache
 
@@ -15678,7 +15770,8 @@ static_assert(recompute_policy<seam> && chunk_recompute_state<seam::state>);
 namespace kvcache {
 
 /// Every recompute policy of the library, with its standard options.
-using recompute_policies = std::tuple<exact_prefix, all_or_nothing, none, seam, head, blend, random_rows, everything>;
+using recompute_policies =
+    std::tuple<exact_prefix, all_or_nothing, none, seam, head, blend, gradual_blend, random_rows, everything>;
 
 } // namespace kvcache
 
@@ -16246,18 +16339,26 @@ public:
         }
     }
 
-    /// How far each kept row's keys or values in one layer are from what they would be, if all layers before it had
-    /// run: squared distances, in ascending order of rows. Of the rows that are not kept those between run too.
-    [[nodiscard]] std::vector<float> deviations(const Lease& lease, std::span<const token_id> tokens, std::size_t layer,
+    /// How far rows that `known` keeps are off in one layer, if all layers before it had run: the squared distances of
+    /// their keys or values to those kept, in ascending order of rows. `known` are the lease's rows, or were those of
+    /// one for the same tokens that kept more. All that this lease does not keep runs up to the layer, with the rows
+    /// between; where it keeps every row of `known`, all of them do.
+    [[nodiscard]] std::vector<float> deviations(const Lease& lease, std::span<const token_id> tokens,
+                                                std::span<const woven_row> known, std::size_t layer,
                                                 deviation_of compared, const rope* rotation) {
         expects(layer < model_.layers().size(), "the layer that is compared is one of the model's");
         rows_.clear();
         limits_.clear();
+        bool all = true;
         std::size_t behind = 0;
-        for (std::size_t row = 0; row < tokens.size(); ++row)
-            behind = lease.keeps(row) ? row + 1 : behind;
+        for (std::size_t row = 0; row < known.size(); ++row)
+            if (known[row].kept) {
+                all = all && lease.keeps(row);
+                behind = row + 1;
+            }
         for (std::size_t row = 0; row < behind; ++row)
-            rows_.push_back(row);
+            if (all || !lease.keeps(row))
+                rows_.push_back(row);
         std::vector<float> made;
         for (std::size_t at = 0; at < rows_.size(); at += split_) {
             begin(lease, tokens, at, split_, logits_of::none);
@@ -16266,8 +16367,8 @@ public:
             pass_.project(model_.layers()[layer]);
             layer_rows_ += part_.tokens.size() * layer;
             for (std::size_t i = 0; i < part_.rows.size(); ++i)
-                if (lease.keeps(part_.rows[i]))
-                    made.push_back(distance(lease, part_.rows[i], model_.layers()[layer],
+                if (known[part_.rows[i]].kept)
+                    made.push_back(distance(lease, part_.rows[i], known[part_.rows[i]], model_.layers()[layer],
                                             compared == deviation_of::keys ? pass_.keys(i) : pass_.values(i), compared,
                                             rotation));
         }
@@ -16291,9 +16392,8 @@ private:
     }
 
     // fresh: (kv_heads, head_dim), keys not rotated.
-    [[nodiscard]] float distance(const Lease& lease, std::size_t row, layer_id layer, std::span<const float> fresh,
-                                 deviation_of compared, const rope* rotation) {
-        const woven_row& at = lease.woven()[row];
+    [[nodiscard]] float distance(const Lease& lease, std::size_t row, const woven_row& at, layer_id layer,
+                                 std::span<const float> fresh, deviation_of compared, const rope* rotation) {
         const auto pages = lease.pages();
         const std::size_t heads = lease.shape().kv_heads, dim = lease.shape().head_dim;
         const std::size_t lane = at.row % tile_tokens;
@@ -16526,13 +16626,18 @@ private:
         const auto& policy = cache_.recompute();
         using state = std::remove_cvref_t<decltype(policy)>;
         if constexpr (deviation_recompute_state<state>) {
-            // Everything kept, for now.
-            auto lease = cache_.reserve(made.sequence, tokens.size() - made.sequence.size(), found, again);
-            if (!lease)
-                return lease.error();
-            const auto off = weaving_.deviations(*lease, tokens.subspan(lease->first()), policy.check_layer(),
-                                                 policy.compared(), &model_.rotation());
-            policy.select(found.map().runs, off, again);
+            std::vector<woven_row> known;
+            auto off = judge(made, tokens, found, again, 0, known); // everything kept, for now
+            if (!off)
+                return off.error();
+            policy.select(found.map().runs, *off, again);
+            if constexpr (filtering_recompute_state<state>)
+                for (std::size_t i = 0; i < policy.filters() && !again.empty(); ++i) {
+                    off = judge(made, tokens, found, again, i + 1, known);
+                    if (!off)
+                        return off.error();
+                    policy.filter(i, found.map().runs, *off, again);
+                }
         } else if constexpr (chunk_recompute_state<state>) {
             policy.select(found.map().runs, again);
         } else {
@@ -16541,6 +16646,22 @@ private:
                     again.push_back(run.first + i);
         }
         return {};
+    }
+
+    // How far reused tokens are off, `deeper` layers behind the first that is compared: all of them while none runs
+    // again, else those. `known` is filled the first time.
+    [[nodiscard]] result<std::vector<float>> judge(woven_prompt<Cache>& made, std::span<const token_id> tokens,
+                                                   const typename Cache::reuse_type& found,
+                                                   std::span<const std::size_t> again, std::size_t deeper,
+                                                   std::vector<woven_row>& known) {
+        auto lease = cache_.reserve(made.sequence, tokens.size() - made.sequence.size(), found, again);
+        if (!lease)
+            return lease.error();
+        if (known.empty())
+            known.assign(lease->woven().begin(), lease->woven().end());
+        const auto& policy = cache_.recompute();
+        return weaving_.deviations(*lease, tokens.subspan(lease->first()), known, policy.check_layer() + deeper,
+                                   policy.compared(), &model_.rotation());
     }
 
     [[nodiscard]] static std::size_t first_kept(const reuse_map& map, std::span<const std::size_t> again,

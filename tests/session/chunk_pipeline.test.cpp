@@ -213,6 +213,10 @@ TEST_CASE("a repaired prompt does O(k) work: rows that ran, times layers") {
     const auto blend = counts(kv::blend{.fraction = 0.25});
     CHECK(blend.recomputed == reused / 4);
     CHECK(blend.layer_rows == (reused / 4 + 16) * 3 + reused); // and all reused tokens through the first layer
+    // Of 126: 44 are chosen, and run through two layers to be judged in the third; then 31 through all.
+    const auto gradual = counts(kv::gradual_blend{.fraction = 0.25, .wider = 1.4142136, .filters = 1});
+    CHECK(gradual.recomputed == reused / 4);
+    CHECK(gradual.layer_rows == (reused / 4 + 16) * 3 + reused + 44 * 2);
     const auto own = counts(every_other{});
     CHECK(own.recomputed == 23 + 24 + 17);
 }
@@ -228,6 +232,8 @@ TEST_CASE("repair mends, and where every token runs again it is exact") {
     };
     CHECK(error(kv::none{}) > 1e-3f);
     CHECK(error(kv::blend{.fraction = 0.6}) < error(kv::none{}));
+    CHECK(error(kv::gradual_blend{.fraction = 0.6}) < error(kv::none{}));
+    CHECK(error(kv::gradual_blend{.fraction = 1.0}) == 0.0f);
     CHECK(error(kv::head{.rows = 200}) == 0.0f);
 }
 

@@ -60,6 +60,16 @@ concept deviation_recompute_state = recompute_state<S> &&
     { s.check_layer() } -> std::convertible_to<std::size_t>;
 };
 
+/// One that judges those it chose again, in as many layers behind the first as it has filters: it is told how far each
+/// of `positions` is off there once the chosen have run up to it, and keeps some.
+template <class S>
+concept filtering_recompute_state = deviation_recompute_state<S> &&
+    requires(const S s, std::size_t number, std::span<const reused_run> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    { s.filters() } -> std::convertible_to<std::size_t>;
+    s.filter(number, runs, deviations, positions);
+};
+
 /// Which reused tokens run again.
 template <class P>
 concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
