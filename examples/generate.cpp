@@ -3,6 +3,7 @@
 // test: --model tests/data/checkpoints/llama-gqa-tied --ids 1,2,3 --max-tokens 4 --json
 #include <kvcache/core/json.hpp>
 #include <kvcache/kvcache.hpp>
+#include <kvcache/session/beam_search.hpp>
 
 #include <cstdint>
 #include <fstream>
@@ -22,6 +23,8 @@ struct flags : support::speaking_flags {
     std::string model, logits, tier;
     std::optional<std::string> prompt, ids, warm, warm_ids;
     bool no_cache = false, json = false, ignore_eos = false;
+    std::size_t beams = 0, best = 1;
+    double length_penalty = 1.0;
 };
 
 using tokens = std::vector<kvcache::token_id>;
@@ -58,6 +61,38 @@ generate_without_cache(Cache& cache, const kvcache::transformer& model, kvcache:
         next = std::move(*row);
     }
     return made;
+}
+
+// Says the answers that a beam search finds, a line each, the best first.
+template <class Cache>
+int say_beams(kvcache::pipeline<Cache, kvcache::transformer>& through, const flags& f, const tokens& prompt,
+              const kvcache::stopping& until, const std::optional<kvcache::tokenizer>& words) {
+    const support::stopwatch request;
+    const auto found = kvcache::search_beams(through, prompt, until,
+                                             {.beams = f.beams, .best = f.best, .length_penalty = f.length_penalty});
+    if (!found)
+        return support::report("generate", found.error());
+    kvcache::json out{{"prompt_tokens", prompt.size()},
+                      {"reused", found->reused},
+                      {"prefilled", found->prefilled},
+                      {"answers", kvcache::json::array()},
+                      {"total_ms", request.milliseconds()}};
+    for (const kvcache::beam_answer& each : found->answers) {
+        const std::string text = words ? words->decode(each.ids, {.skip_special = true}) : std::string();
+        if (!f.json)
+            std::cout << each.score << '\t' << text << '\n';
+        kvcache::json ids = kvcache::json::array();
+        for (const kvcache::token_id id : each.ids)
+            ids.push_back(kvcache::index_of(id));
+        out["answers"].push_back({{"ids", std::move(ids)},
+                                  {"text", text},
+                                  {"log_probability", each.log_probability},
+                                  {"score", each.score},
+                                  {"stopped", each.stopped}});
+    }
+    if (f.json)
+        std::cout << out.dump(-1, ' ', false, kvcache::json::error_handler_t::replace) << '\n';
+    return 0;
 }
 
 // Runs `say(cache)` with the cache that the flags ask for.
@@ -109,7 +144,7 @@ int run(const flags& f) {
     const auto shape = model.shape(f.page);
     const std::size_t page_bytes = kvcache::plain{}.open(shape).page_bytes();
     const std::size_t longest = prompt->size() + std::min(f.max_tokens, model.max_positions()); // no sum that wraps
-    const std::size_t rows = 2 * longest + warm->size();
+    const std::size_t rows = 2 * longest + warm->size() + f.beams * (longest - prompt->size() + f.page);
     const std::size_t pages = rows / f.page + 4;
     kvcache::identity identity = model.id(loaded->weights);
     if (words)
@@ -123,6 +158,8 @@ int run(const flags& f) {
 
         const kvcache::sampler draw{.temperature = f.temperature, .seed = f.seed};
         const kvcache::stopping until{f.max_tokens, f.ignore_eos ? tokens{} : model.config().eos};
+        if (f.beams > 0)
+            return say_beams(through, f, *prompt, until, words);
         const auto wanted = f.logits.empty() ? kvcache::logits_of::last : kvcache::logits_of::all;
         double first_token = 0.0;
         const support::stopwatch request;
@@ -180,9 +217,18 @@ int main(int argc, char** argv) {
     app.add_option("--warm-ids", f.warm_ids, "The same as tokens")->excludes(warm);
     support::add_flags(app, f);
     support::add_tier_flag(app, f.tier);
-    app.add_flag("--no-cache", f.no_cache, "Run the whole past again for every token");
+    auto* no_cache = app.add_flag("--no-cache", f.no_cache, "Run the whole past again for every token");
     app.add_flag("--ignore-eos", f.ignore_eos, "Go on behind the model's end token");
-    app.add_option("--logits", f.logits, "Write float32 logits of the prefilled positions: (prefilled, vocabulary)");
+    auto* logits = app.add_option("--logits", f.logits,
+                                  "Write float32 logits of the prefilled positions: (prefilled, vocabulary)");
+    auto* beams =
+        app.add_option("--beams", f.beams, "Search the likeliest answer with so many beams, and draw nothing");
+    beams->check(support::whole(1, 1024))->excludes(no_cache)->excludes(logits)->excludes("--temperature");
+    app.add_option("--best", f.best, "Answers of the search to say")->check(support::whole(1, 1024))->needs(beams);
+    app.add_option("--length-penalty", f.length_penalty,
+                   "An answer's score is its log-probability over its length to this")
+        ->check(CLI::Range(-10.0, 10.0))
+        ->needs(beams);
     app.add_flag("--json", f.json, "One JSON object on standard output");
     return support::guarded("generate", app, argc, argv, [&] {
         if (!f.prompt && !f.ids)

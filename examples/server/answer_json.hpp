@@ -31,6 +31,8 @@ public:
                     its.push_back(&each);
             one["logprobs"] = log_probabilities(its);
             one["finish_reason"] = reason(i);
+            if (from_.asked().token_ids)
+                one["token_ids"] = ids(its);
             choices.push_back(std::move(one));
         }
         json made = head(false);
@@ -46,8 +48,11 @@ public:
         return chunk(choice, {{"role", "assistant"}, {"content", ""}}, "", nullptr, nullptr);
     }
     [[nodiscard]] json chunk_of(const piece& said) const {
-        return chunk(said.choice, {{"content", said.text}}, said.text,
-                     said.has_token ? log_probabilities({&said}) : json(), nullptr);
+        json made = chunk(said.choice, {{"content", said.text}}, said.text,
+                          said.has_token ? log_probabilities({&said}) : json(), nullptr);
+        if (from_.asked().token_ids && said.has_token)
+            made["choices"][0]["token_ids"] = ids({&said});
+        return made;
     }
     [[nodiscard]] json ending(std::size_t choice) const {
         return chunk(choice, json::object(), "", nullptr, reason(choice));
@@ -81,6 +86,14 @@ private:
         made["choices"] = json::array({std::move(one)});
         if (from_.asked().include_usage)
             made["usage"] = nullptr;
+        return made;
+    }
+
+    // As vLLM's return_token_ids has them.
+    [[nodiscard]] static json ids(const std::vector<const piece*>& pieces) {
+        json made = json::array();
+        for (const piece* each : pieces)
+            made.push_back(kvcache::index_of(each->token.token));
         return made;
     }
 

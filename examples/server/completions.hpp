@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "answer_json.hpp"
+#include "client_line.hpp"
 #include "exchange.hpp"
 #include "problem.hpp"
 #include "question.hpp"
@@ -43,12 +44,13 @@ public:
         if (streams)
             stream(talk, id, out);
         else
-            whole(talk, id, out);
+            whole(talk, id, in, out);
     }
 
 private:
-    static void whole(const std::shared_ptr<exchange>& talk, const std::string& id, httplib::Response& out) {
-        talk->wait();
+    static void whole(const std::shared_ptr<exchange>& talk, const std::string& id, const httplib::Request& in,
+                      httplib::Response& out) {
+        attend(*talk, in);
         std::vector<piece> pieces;
         while (auto each = talk->next(std::chrono::milliseconds(0)))
             pieces.push_back(std::move(*each));
@@ -80,7 +82,7 @@ private:
                         return false;
             opened = true;
             if (const auto said = talk->next(std::chrono::milliseconds(100))) {
-                const bool empty = said->text.empty() && !talk->asked().log_probabilities;
+                const bool empty = said->text.empty() && !talk->asked().log_probabilities && !talk->asked().token_ids;
                 return empty || send(to, write.chunk_of(*said));
             }
             if (!talk->over())

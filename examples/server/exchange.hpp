@@ -80,17 +80,18 @@ public:
         return outcome_ && pieces_.empty();
     }
 
-    void wait() {
+    /// Returns: whether it is over, after `patience` at most.
+    [[nodiscard]] bool wait(std::chrono::milliseconds patience) {
         std::unique_lock guard(lock_);
-        said_.wait(guard, [&] { return outcome_.has_value(); });
+        return said_.wait_for(guard, patience, [&] { return outcome_.has_value(); });
     }
 
     /// The client is gone.
     void abandon() {
         const std::lock_guard guard(lock_);
-        abandoned_ = true;
-        if (id_ && !outcome_)
+        if (id_ && !outcome_ && !abandoned_)
             at_.engine().cancel(*id_);
+        abandoned_ = true;
     }
 
     /// Once over: gives the conversation its new turn, and lets the next request have it.

@@ -34,6 +34,7 @@ struct question {
     bool stream = false;
     bool include_usage = false;
     bool show_tokens = false; ///< For the page: which tokens were reused.
+    bool token_ids = false;   ///< The answer's tokens, beside its text.
 };
 
 /// Reads the fields of one object. The first that is not what it must be is told, and ends the reading.
@@ -227,6 +228,7 @@ inline void read_log_probabilities(field_reader& fields, question& into) {
     fields.flag("ignore_eos", made.ignore_eos);
     fields.flag("stream", made.stream);
     fields.flag("kvcache_tokens", made.show_tokens);
+    fields.flag("return_token_ids", made.token_ids);
     if (const json* wanted = fields.find("stream_options")) {
         field_reader inner(*wanted);
         inner.flag("include_usage", made.include_usage);

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "client_line.hpp"
 #include "completions.hpp"
 #include "page.hpp"
 #include "problem.hpp"
@@ -93,7 +94,7 @@ private:
         const auto talk = std::make_shared<exchange>(at_, std::move(*asked));
         if (auto begun = talk->ask("warm-up"); !begun)
             return refuse(out, problem_of(begun.error()));
-        talk->wait();
+        attend(*talk, in);
         talk->finish();
         if (const auto failed = talk->failure())
             return refuse(out, problem_of(*failed));

@@ -16,6 +16,7 @@
 #include <kvcache/observer/all.hpp>
 #include <kvcache/recompute/all.hpp>
 #include <kvcache/session/answering.hpp>
+#include <kvcache/session/beam_search.hpp>
 #include <kvcache/session/chunk_generate.hpp>
 #include <kvcache/session/chunk_pipeline.hpp>
 #include <kvcache/session/engine.hpp>

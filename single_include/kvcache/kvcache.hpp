@@ -16125,74 +16125,82 @@ using matrix_view = Eigen::Ref<const matrix>;
 
 } // namespace kvcache
 
-// ---- kvcache/index/chunking.hpp -----------------------------------------------------------------------------------
+// ---- kvcache/session/log_probabilities.hpp ------------------------------------------------------------------------
 
 namespace kvcache {
 
-/// Consecutive tokens of a text.
-struct token_run {
-    std::size_t first = 0;
-    std::size_t count = 0;
+/// A token and the natural logarithm of its probability.
+struct token_score {
+    token_id token = {};
+    float log_probability = 0.0f;
 
-    friend bool operator==(const token_run&, const token_run&) = default;
+    friend bool operator==(const token_score&, const token_score&) = default;
 };
 
-/// Where a text is cut into chunks: before every document's marker; then after so many tokens, or after the nearest
-/// token that ends a sentence, if one is near.
-struct chunking {
-    std::size_t size = 128;            ///< Tokens of a chunk; zero for whole documents.
-    std::size_t least = 32;            ///< No sentence's end makes a chunk shorter than this.
-    std::size_t window = 0;            ///< How far from `size` a sentence's end is looked for; at most half of it.
-    std::vector<token_id> ends = {};   ///< Tokens that end a sentence: those of ". \n ; ? !". Sorted.
-    std::vector<token_id> marker = {}; ///< Tokens that a document begins with; empty for none.
+namespace detail {
 
-    /// The chunks, which lie end to end and cover the text. Cost: O(n log ends).
-    [[nodiscard]] std::vector<token_run> split(std::span<const token_id> text) const {
-        expects(std::ranges::is_sorted(ends), "the tokens that end a sentence are sorted");
-        std::vector<token_run> chunks;
-        for (std::size_t first = 0, behind; first < text.size(); first = behind) {
-            behind = next_document(text, first);
-            cut(text, first, behind, chunks);
-        }
-        return chunks;
+/// The natural logarithm of a positive normal number, within a few units in the last place: the same bits from every
+/// C library.
+[[nodiscard]] inline double logarithm(double x) {
+    int exponent = 0;
+    double m = std::frexp(x, &exponent); // exact; [0.5, 1)
+    if (m < 0.70710678118654752) {
+        m += m;
+        --exponent;
+    }
+    // 2 atanh s by its series; s is at most 0.1716, so the term after the last is under 1e-18.
+    const double s = (m - 1.0) / (m + 1.0), square = s * s;
+    double series = 1.0 / 23.0;
+    for (int odd = 21; odd >= 1; odd -= 2)
+        series = std::fma(series, square, 1.0 / odd);
+    return std::fma(static_cast<double>(exponent), 0.69314718055994531, (s + s) * series);
+}
+
+} // namespace detail
+
+/// What the model gives each token, before any bias, penalty or temperature. Requires: the logits stay where they are.
+class log_probabilities {
+public:
+    /// Cost: O(vocabulary), one exponential each.
+    explicit log_probabilities(std::span<const float> logits) : logits_(logits) {
+        expects(!logits.empty(), "probabilities are those of some tokens");
+        const float top = *std::max_element(logits.begin(), logits.end());
+        const f32x16 largest = f32x16::broadcast(top);
+        double total = 0.0;
+        alignas(64) float lanes[16];
+        detail::by_sixteen(logits.size(), [&](std::size_t i, std::size_t n) {
+            exp(f32x16::load_up_to(logits.data() + i, n) - largest).store(lanes);
+            for (std::size_t lane = 0; lane < n; ++lane)
+                total += static_cast<double>(lanes[lane]);
+        });
+        log_total_ = static_cast<double>(top) + detail::logarithm(total);
+    }
+
+    [[nodiscard]] float of(token_id token) const { return static_cast<float>(precise(token)); }
+    /// As of, before it is rounded: for sums.
+    [[nodiscard]] double precise(token_id token) const {
+        expects(static_cast<std::size_t>(index_of(token)) < logits_.size(), "a token has a logit");
+        return static_cast<double>(logits_[static_cast<std::size_t>(index_of(token))]) - log_total_;
+    }
+
+    /// The `n` likeliest, in order; of equals the first.
+    [[nodiscard]] std::vector<token_score> top(std::size_t n) const {
+        std::vector<std::int32_t> ids(logits_.size());
+        std::iota(ids.begin(), ids.end(), 0);
+        const auto end = ids.begin() + static_cast<std::ptrdiff_t>(std::min(n, ids.size()));
+        std::partial_sort(ids.begin(), end, ids.end(), [&](std::int32_t a, std::int32_t b) {
+            const float x = logits_[static_cast<std::size_t>(a)], y = logits_[static_cast<std::size_t>(b)];
+            return x != y ? x > y : a < b;
+        });
+        std::vector<token_score> made;
+        for (auto at = ids.begin(); at != end; ++at)
+            made.push_back({token_id{*at}, of(token_id{*at})});
+        return made;
     }
 
 private:
-    // Where the next document begins, or the text ends.
-    [[nodiscard]] std::size_t next_document(std::span<const token_id> text, std::size_t first) const {
-        if (marker.empty())
-            return text.size();
-        const auto rest = text.subspan(first + 1);
-        return first + 1 +
-               static_cast<std::size_t>(std::search(rest.begin(), rest.end(), marker.begin(), marker.end()) -
-                                        rest.begin());
-    }
-
-    void cut(std::span<const token_id> text, std::size_t first, std::size_t last, std::vector<token_run>& to) const {
-        while (size > 0 && last - first > size) {
-            const std::size_t behind = sentence_end(text, first, last);
-            to.push_back({first, behind - first});
-            first = behind;
-        }
-        if (first < last) // no sentence ended right there
-            to.push_back({first, last - first});
-    }
-
-    // Behind the token that ends a sentence nearest to first + size, the earlier of two; there if none is near.
-    [[nodiscard]] std::size_t sentence_end(std::span<const token_id> text, std::size_t first, std::size_t last) const {
-        const std::size_t target = first + size, near = std::min(window, size / 2);
-        const auto ends_one = [&](std::size_t behind) {
-            return behind >= first + std::max<std::size_t>(1, least) && behind <= last &&
-                   std::ranges::binary_search(ends, text[behind - 1]);
-        };
-        for (std::size_t off = 0; off <= near; ++off) {
-            if (ends_one(target - off))
-                return target - off;
-            if (ends_one(target + off))
-                return target + off;
-        }
-        return target;
-    }
+    std::span<const float> logits_;
+    double log_total_ = 0.0;
 };
 
 } // namespace kvcache
@@ -16370,6 +16378,251 @@ private:
     decltype(std::declval<const Model&>().template passes<lease>(std::declval<team&>())) pass_;
     std::vector<lease> leases_; // of the call that runs
     std::vector<batch_part<lease>> parts_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/session/beam_search.hpp ------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// How widely answers are searched, and how they are ranked.
+struct beam_options {
+    std::size_t beams = 4;       ///< Unended answers that are followed at once.
+    std::size_t best = 1;        ///< Answers wanted.
+    double length_penalty = 1.0; ///< The score is the log-probability over the length to this power.
+};
+
+/// An answer that was found.
+struct beam_answer {
+    std::vector<token_id> ids = {};
+    double log_probability = 0.0; ///< Of all its tokens, the stop token too, by the model's own logits.
+    double score = 0.0;
+    bool stopped = false; ///< By a stop token, not by the length.
+};
+
+/// The likeliest answers that were found, best first, and what the prompt took.
+struct beam_answers {
+    std::vector<beam_answer> answers = {}; ///< As many as were wanted, or fewer if fewer were met.
+    std::size_t reused = 0;                ///< Tokens of the prompt.
+    std::size_t prefilled = 0;             ///< Tokens of the prompt.
+};
+
+namespace detail {
+
+// Unended answers of one length, each with a sequence of its own that shares the pages of what it has in common.
+template <class Cache, class Model>
+class beam_search {
+public:
+    beam_search(pipeline<Cache, Model>& through, std::span<const token_id> prompt, const stopping& until,
+                const beam_options& how)
+        : through_(through),
+          until_(until),
+          how_(how),
+          prompt_(prompt.size()),
+          most_(std::min(until.max_tokens, through.max_positions() - prompt.size() + 1)) {}
+
+    [[nodiscard]] result<std::vector<beam_answer>> run(std::span<const token_id> prompt,
+                                                       typename Cache::sequence sequence, matrix logits) {
+        beams_.push_back({{prompt.begin(), prompt.end()}, 0.0, std::move(sequence)});
+        for (std::size_t length = 0; length < most_; ++length) {
+            auto chosen = choose(logits);
+            if (!chosen)
+                return chosen.error();
+            if (chosen->empty() || hopeless(chosen->front().sum, length + 1)) {
+                beams_.clear();
+                break;
+            }
+            follow(*chosen);
+            if (length + 1 == most_)
+                break; // the last tokens are said and never run
+            std::vector<extension<Cache>> batch;
+            for (beam& each : beams_)
+                batch.push_back(
+                    {&each.sequence, std::span(each.tokens).subspan(each.sequence.size()), logits_of::last});
+            if (auto ran = through_.extend(batch, logits); !ran)
+                return ran.error();
+        }
+        for (const beam& each : beams_)
+            keep({each.tokens.begin() + static_cast<std::ptrdiff_t>(prompt_), each.tokens.end()}, each.sum, false);
+        return std::move(found_);
+    }
+
+private:
+    struct beam {
+        std::vector<token_id> tokens; // the prompt and the answer so far
+        double sum;
+        typename Cache::sequence sequence;
+    };
+    struct step {
+        std::size_t from; // beam
+        token_id token;
+        double sum;
+    };
+
+    // The likeliest steps, in order; of equals that of the first beam, then the one with the larger logit, then the
+    // first token. Those with a stop token that come before the last of them end their answers.
+    [[nodiscard]] result<std::vector<step>> choose(const matrix& logits) {
+        std::vector<step> all, made;
+        for (std::size_t i = 0; i < beams_.size(); ++i) {
+            const auto row = row_of(logits, i);
+            if (!std::ranges::all_of(row, [](float x) { return std::isfinite(x); }))
+                return error{error_code::malformed, "logits",
+                             "the model gave a logit that is no finite number; its weights are damaged"};
+            const log_probabilities scores(row);
+            for (const token_score& each : scores.top(how_.beams + until_.stop.size()))
+                all.push_back({i, each.token, beams_[i].sum + scores.precise(each.token)});
+        }
+        std::ranges::stable_sort(all, [](const step& a, const step& b) { return a.sum > b.sum; });
+        for (const step& each : all) {
+            if (made.size() == how_.beams)
+                break;
+            if (std::ranges::find(until_.stop, each.token) == until_.stop.end()) {
+                made.push_back(each);
+                continue;
+            }
+            std::vector<token_id> ids(beams_[each.from].tokens.begin() + static_cast<std::ptrdiff_t>(prompt_),
+                                      beams_[each.from].tokens.end());
+            ids.push_back(each.token);
+            keep(std::move(ids), each.sum, true);
+        }
+        return made;
+    }
+
+    // A beam's last step takes its sequence over, the others share its pages.
+    void follow(const std::vector<step>& steps) {
+        std::vector<beam> next;
+        for (std::size_t i = 0; i < steps.size(); ++i) {
+            beam& from = beams_[steps[i].from];
+            const bool last = std::none_of(steps.begin() + static_cast<std::ptrdiff_t>(i) + 1, steps.end(),
+                                           [&](const step& later) { return later.from == steps[i].from; });
+            next.push_back({from.tokens, steps[i].sum,
+                            last ? std::move(from.sequence) : from.sequence.fork(from.sequence.size())});
+            next.back().tokens.push_back(steps[i].token);
+        }
+        beams_ = std::move(next);
+    }
+
+    void keep(std::vector<token_id> ids, double sum, bool stopped) {
+        const double score = score_of(sum, ids.size());
+        const auto place = std::ranges::find_if(found_, [&](const beam_answer& other) { return other.score < score; });
+        if (place == found_.end() && found_.size() == how_.best)
+            return;
+        found_.insert(place, {std::move(ids), sum, score, stopped});
+        found_.resize(std::min(found_.size(), how_.best));
+    }
+
+    // Whether nothing that goes on from an answer of this length can be among the best.
+    [[nodiscard]] bool hopeless(double sum, std::size_t length) const {
+        return found_.size() == how_.best && length < most_ &&
+               score_of(sum, how_.length_penalty >= 0.0 ? most_ : length + 1) <= found_.back().score;
+    }
+
+    [[nodiscard]] double score_of(double sum, std::size_t length) const {
+        return length == 0 ? sum : sum / std::pow(static_cast<double>(length), how_.length_penalty);
+    }
+
+    pipeline<Cache, Model>& through_;
+    const stopping& until_;
+    const beam_options& how_;
+    std::size_t prompt_;
+    std::size_t most_;
+    std::vector<beam> beams_;
+    std::vector<beam_answer> found_;
+};
+
+} // namespace detail
+
+/// Runs a prompt on top of what the cache knows of it, and searches its likeliest answers: of all that go on with one
+/// token the `beams` likeliest are followed, in one forward pass a token, until no better answer can come of them.
+/// Log-probabilities are summed in double precision. Errors: those of pipeline::feed; no page is kept then, nor after.
+/// Requires: beams > 0, best > 0. Cost: `beams` rows a token; pages are shared up to where answers part.
+template <class Cache, class Model>
+[[nodiscard]] result<beam_answers> search_beams(pipeline<Cache, Model>& through, std::span<const token_id> prompt,
+                                                const stopping& until, const beam_options& how) {
+    expects(how.beams > 0 && how.best > 0, "a search follows at least one answer, and gives one");
+    auto begun = through.feed(prompt);
+    if (!begun)
+        return begun.error();
+    beam_answers made{.reused = begun->reused, .prefilled = begun->prefilled};
+    auto found = detail::beam_search<Cache, Model>(through, prompt, until, how)
+                     .run(prompt, std::move(begun->sequence), std::move(begun->logits));
+    if (!found)
+        return found.error();
+    made.answers = std::move(*found);
+    return made;
+}
+
+} // namespace kvcache
+
+// ---- kvcache/index/chunking.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Consecutive tokens of a text.
+struct token_run {
+    std::size_t first = 0;
+    std::size_t count = 0;
+
+    friend bool operator==(const token_run&, const token_run&) = default;
+};
+
+/// Where a text is cut into chunks: before every document's marker; then after so many tokens, or after the nearest
+/// token that ends a sentence, if one is near.
+struct chunking {
+    std::size_t size = 128;            ///< Tokens of a chunk; zero for whole documents.
+    std::size_t least = 32;            ///< No sentence's end makes a chunk shorter than this.
+    std::size_t window = 0;            ///< How far from `size` a sentence's end is looked for; at most half of it.
+    std::vector<token_id> ends = {};   ///< Tokens that end a sentence: those of ". \n ; ? !". Sorted.
+    std::vector<token_id> marker = {}; ///< Tokens that a document begins with; empty for none.
+
+    /// The chunks, which lie end to end and cover the text. Cost: O(n log ends).
+    [[nodiscard]] std::vector<token_run> split(std::span<const token_id> text) const {
+        expects(std::ranges::is_sorted(ends), "the tokens that end a sentence are sorted");
+        std::vector<token_run> chunks;
+        for (std::size_t first = 0, behind; first < text.size(); first = behind) {
+            behind = next_document(text, first);
+            cut(text, first, behind, chunks);
+        }
+        return chunks;
+    }
+
+private:
+    // Where the next document begins, or the text ends.
+    [[nodiscard]] std::size_t next_document(std::span<const token_id> text, std::size_t first) const {
+        if (marker.empty())
+            return text.size();
+        const auto rest = text.subspan(first + 1);
+        return first + 1 +
+               static_cast<std::size_t>(std::search(rest.begin(), rest.end(), marker.begin(), marker.end()) -
+                                        rest.begin());
+    }
+
+    void cut(std::span<const token_id> text, std::size_t first, std::size_t last, std::vector<token_run>& to) const {
+        while (size > 0 && last - first > size) {
+            const std::size_t behind = sentence_end(text, first, last);
+            to.push_back({first, behind - first});
+            first = behind;
+        }
+        if (first < last) // no sentence ended right there
+            to.push_back({first, last - first});
+    }
+
+    // Behind the token that ends a sentence nearest to first + size, the earlier of two; there if none is near.
+    [[nodiscard]] std::size_t sentence_end(std::span<const token_id> text, std::size_t first, std::size_t last) const {
+        const std::size_t target = first + size, near = std::min(window, size / 2);
+        const auto ends_one = [&](std::size_t behind) {
+            return behind >= first + std::max<std::size_t>(1, least) && behind <= last &&
+                   std::ranges::binary_search(ends, text[behind - 1]);
+        };
+        for (std::size_t off = 0; off <= near; ++off) {
+            if (ends_one(target - off))
+                return target - off;
+            if (ends_one(target + off))
+                return target + off;
+        }
+        return target;
+    }
 };
 
 } // namespace kvcache
@@ -16877,84 +17130,6 @@ template <class Cache, class Model, class Say>
     made.stopped = *said;
     return made;
 }
-
-} // namespace kvcache
-
-// ---- kvcache/session/log_probabilities.hpp ------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// A token and the natural logarithm of its probability.
-struct token_score {
-    token_id token = {};
-    float log_probability = 0.0f;
-
-    friend bool operator==(const token_score&, const token_score&) = default;
-};
-
-namespace detail {
-
-/// The natural logarithm of a positive normal number, within a few units in the last place: the same bits from every
-/// C library.
-[[nodiscard]] inline double logarithm(double x) {
-    int exponent = 0;
-    double m = std::frexp(x, &exponent); // exact; [0.5, 1)
-    if (m < 0.70710678118654752) {
-        m += m;
-        --exponent;
-    }
-    // 2 atanh s by its series; s is at most 0.1716, so the term after the last is under 1e-18.
-    const double s = (m - 1.0) / (m + 1.0), square = s * s;
-    double series = 1.0 / 23.0;
-    for (int odd = 21; odd >= 1; odd -= 2)
-        series = std::fma(series, square, 1.0 / odd);
-    return std::fma(static_cast<double>(exponent), 0.69314718055994531, (s + s) * series);
-}
-
-} // namespace detail
-
-/// What the model gives each token, before any bias, penalty or temperature. Requires: the logits stay where they are.
-class log_probabilities {
-public:
-    /// Cost: O(vocabulary), one exponential each.
-    explicit log_probabilities(std::span<const float> logits) : logits_(logits) {
-        expects(!logits.empty(), "probabilities are those of some tokens");
-        const float top = *std::max_element(logits.begin(), logits.end());
-        const f32x16 largest = f32x16::broadcast(top);
-        double total = 0.0;
-        alignas(64) float lanes[16];
-        detail::by_sixteen(logits.size(), [&](std::size_t i, std::size_t n) {
-            exp(f32x16::load_up_to(logits.data() + i, n) - largest).store(lanes);
-            for (std::size_t lane = 0; lane < n; ++lane)
-                total += static_cast<double>(lanes[lane]);
-        });
-        log_total_ = static_cast<double>(top) + detail::logarithm(total);
-    }
-
-    [[nodiscard]] float of(token_id token) const {
-        expects(static_cast<std::size_t>(index_of(token)) < logits_.size(), "a token has a logit");
-        return static_cast<float>(static_cast<double>(logits_[static_cast<std::size_t>(index_of(token))]) - log_total_);
-    }
-
-    /// The `n` likeliest, in order; of equals the first.
-    [[nodiscard]] std::vector<token_score> top(std::size_t n) const {
-        std::vector<std::int32_t> ids(logits_.size());
-        std::iota(ids.begin(), ids.end(), 0);
-        const auto end = ids.begin() + static_cast<std::ptrdiff_t>(std::min(n, ids.size()));
-        std::partial_sort(ids.begin(), end, ids.end(), [&](std::int32_t a, std::int32_t b) {
-            const float x = logits_[static_cast<std::size_t>(a)], y = logits_[static_cast<std::size_t>(b)];
-            return x != y ? x > y : a < b;
-        });
-        std::vector<token_score> made;
-        for (auto at = ids.begin(); at != end; ++at)
-            made.push_back({token_id{*at}, of(token_id{*at})});
-        return made;
-    }
-
-private:
-    std::span<const float> logits_;
-    double log_total_ = 0.0;
-};
 
 } // namespace kvcache
 

@@ -5,78 +5,25 @@
 
 DATA is the folder of real data; without it the cases of JSONTestSuite are left out. LOAD is the load generator.
 """
-import atexit
 import http.client
 import json
-import re
-import signal
 import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import running
+from running import check
+
 SERVER, MODEL = sys.argv[1:3]
 DATA = Path(sys.argv[3]) if len(sys.argv) > 3 and Path(sys.argv[3]).is_dir() else None
 LOAD = sys.argv[4] if len(sys.argv) > 4 else None
-checks = 0
 
 
-def check(condition, words):
-    global checks
-    checks += 1
-    if not condition:
-        raise SystemExit(f"protocol.py: FAILED: {words}")
-
-
-class Server:
+class Server(running.Server):
     def __init__(self, *flags, model=MODEL):
-        self.process = subprocess.Popen([SERVER, "--model", model, "--port", "0", "--cache-mib", "64", "--page", "16",
-                                         *flags], stdout=subprocess.PIPE, text=True)
-        atexit.register(self.process.kill)  # nothing stays behind a failure
-        while True:
-            line = self.process.stdout.readline()
-            check(line, "the server starts")
-            found = re.match(r"listening on http://127\.0\.0\.1:(\d+)", line)
-            if found:
-                self.port = int(found[1])
-                return
-
-    def ask(self, method, path, body=None, headers=None):
-        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        if body is not None and not isinstance(body, (bytes, str)):
-            body = json.dumps(body)
-        link.request(method, path, body, {"Content-Type": "application/json", **(headers or {})})
-        got = link.getresponse()
-        raw = got.read()
-        link.close()
-        return got.status, (json.loads(raw) if "json" in got.getheader("Content-Type", "") else raw), got
-
-    def post(self, path, **body):
-        status, reply, _ = self.ask("POST", path, body)
-        return status, reply
-
-    def chat(self, text, **more):
-        return self.post("/v1/chat/completions", messages=[{"role": "user", "content": text}],
-                         **{"temperature": 0, "max_tokens": 16, **more})
-
-    def stream(self, path, **body):
-        """The events of a stream, each checked to be whole UTF-8 and to end in a blank line."""
-        _, raw, got = self.ask("POST", path, {**body, "stream": True})
-        check(got.getheader("Content-Type").startswith("text/event-stream"), "a stream says what it is")
-        check(isinstance(raw, bytes) and raw.endswith(b"data: [DONE]\n\n") and b"\r" not in raw, "a stream ends in [DONE]")
-        events = raw.decode("utf-8").split("\n\n")
-        check(events[-1] == "" and all(e.startswith("data: ") for e in events[:-1]), "events stand apart")
-        return [json.loads(e[6:]) for e in events[:-2]]
-
-    def gauge(self, name):
-        _, raw, _ = self.ask("GET", "/metrics")
-        return float(re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", raw.decode(), re.M)[1])
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        out, _ = self.process.communicate(timeout=60)
-        check(self.process.returncode == 0 and "0 pages held, books in order" in out, f"it ends in order: {out}")
+        super().__init__(SERVER, model, *flags)
 
 
 def shapes(at):
@@ -139,6 +86,18 @@ def asks(at):
     check(status == 200 and text["prompt"].endswith("Ella \u00e9\U0001f600 lives"), text)
     _, by_ids = at.post("/v1/completions", **{**body, "prompt": at.post("/tokenize", content=body["prompt"])[1]["tokens"]})
     check(by_ids["choices"][0]["text"] == whole, "a prompt may be token ids")
+    # The tokens of an answer, whole and streamed: the answer goes on behind them as if it had not stopped.
+    _, told = at.post("/v1/completions", **body, return_token_ids=True)
+    ids = told["choices"][0]["token_ids"]
+    events = at.stream("/v1/completions", **body, return_token_ids=True)
+    check(ids == sum((e["choices"][0].get("token_ids", []) for e in events), []) and len(ids) == 12, (ids, events))
+    start = at.post("/tokenize", content=body["prompt"])[1]["tokens"]
+    greedy = dict(temperature=0, ignore_eos=True, return_token_ids=True)
+    _, long = at.post("/v1/completions", prompt=start, max_tokens=9, **greedy)
+    _, half = at.post("/v1/completions", prompt=start, max_tokens=4, **greedy)
+    _, rest = at.post("/v1/completions", prompt=start + half["choices"][0]["token_ids"], max_tokens=5, **greedy)
+    check(long["choices"][0]["token_ids"] == half["choices"][0]["token_ids"] + rest["choices"][0]["token_ids"], (long, rest))
+    check(rest["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(start) + 3, rest["usage"])
     parts = [{"type": "text", "text": "Where does "}, {"type": "text", "text": "Ella live?"}]
     _, by_parts = at.post("/v1/chat/completions", messages=[{"role": "user", "content": parts}], temperature=0, max_tokens=8)
     check(by_parts["choices"][0]["message"]["content"] == at.chat("Where does Ella live?", max_tokens=8)[1]["choices"][0]
@@ -212,6 +171,28 @@ def rude(at):
             break
         threading.Event().wait(0.1)
     check(at.gauge("vllm:num_requests_running") == 0, "who hangs up is no longer answered")
+    # Nor is who waits for the whole answer: that it failed says that it was cut, and the conversation knows nothing of it.
+    failed, whole = at.gauge("kvcache:request_failure_total"), json.dumps({**json.loads(body), "stream": False})
+    chat = json.dumps({"messages": [{"role": "user", "content": "Who?"}], "user": "gone", "max_tokens": 1500,
+                       "ignore_eos": True})
+    links = []
+    for path, text in [("completions", whole)] * 6 + [("chat/completions", chat), ("completions", whole)] * 3:
+        link = socket.create_connection(("127.0.0.1", at.port))
+        link.sendall(f"POST /v1/{path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+        links.append(link)
+    for _ in range(200):
+        if at.gauge("vllm:num_requests_running") > 0:
+            break
+        threading.Event().wait(0.01)
+    for link in links:
+        link.close()
+    for _ in range(200):
+        if at.gauge("kvcache:request_failure_total") == failed + len(links):
+            break
+        threading.Event().wait(0.1)
+    check(at.gauge("kvcache:request_failure_total") == failed + len(links), "nor who waits for the whole")
+    known = at.chat("Who?", user="gone")[1]["usage"]["prompt_tokens_details"]["cached_tokens"]
+    check(known < 1000, f"{known} tokens are known of a conversation whose only turn was given up")
 
 
 def loads(at):
@@ -263,6 +244,35 @@ def overflows():
         at.stop()
 
 
+def ends():
+    """A server that is told to end cuts what is under way, tells its clients, and keeps nothing."""
+    at = Server("--lanes", "4", "--threads", "2")
+    body = {"prompt": "Ella lives in", "max_tokens": 1500, "ignore_eos": True}
+    told = []
+
+    def ask(n):
+        try:
+            if n % 3 == 0:
+                told.append(at.chat("Who?", max_tokens=1500, ignore_eos=True, user=f"user {n}")[0])
+            elif n % 3 == 1:
+                told.append(at.post("/v1/completions", **body)[0])
+            else:
+                told.append(at.ask("POST", "/v1/completions", {**body, "stream": True})[1][-400:])
+        except (OSError, http.client.HTTPException):
+            told.append("cut")
+
+    crowd = [threading.Thread(target=ask, args=(n,)) for n in range(12)]
+    for each in crowd:
+        each.start()
+    while at.gauge("vllm:num_requests_running") < 4:
+        threading.Event().wait(0.01)
+    at.stop()
+    for each in crowd:
+        each.join()
+    check(len(told) == 12 and 200 not in told and {t for t in told if isinstance(t, int)} <= {503}, told)
+    check(all(b"[DONE]" not in t for t in told if isinstance(t, bytes)), "a stream that was cut does not look whole")
+
+
 def bare():
     """A model without a chat template completes texts."""
     at = Server(model=str(DATA / "models" / "stories260k"))
@@ -298,9 +308,10 @@ def main():
     check(len({g[1]["choices"][0]["text"] for g in got if g[0] == 200}) > 0, "some are answered")
     keyed.stop()
     overflows()
+    ends()
     if DATA:
         bare()
-    print(f"protocol.py: {checks} checks hold")
+    print(f"protocol.py: {running.checks} checks hold")
 
 
 main()

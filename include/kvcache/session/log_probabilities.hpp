@@ -62,9 +62,11 @@ public:
         log_total_ = static_cast<double>(top) + detail::logarithm(total);
     }
 
-    [[nodiscard]] float of(token_id token) const {
+    [[nodiscard]] float of(token_id token) const { return static_cast<float>(precise(token)); }
+    /// As of, before it is rounded: for sums.
+    [[nodiscard]] double precise(token_id token) const {
         expects(static_cast<std::size_t>(index_of(token)) < logits_.size(), "a token has a logit");
-        return static_cast<float>(static_cast<double>(logits_[static_cast<std::size_t>(index_of(token))]) - log_total_);
+        return static_cast<double>(logits_[static_cast<std::size_t>(index_of(token))]) - log_total_;
     }
 
     /// The `n` likeliest, in order; of equals the first.

@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""Our server beside llama.cpp's: the same random weights, asked in turn over local HTTP, in one run.
+
+    chat       ten turns of one user: milliseconds from the request sent to the first token read
+    sessions   users who talk at the same time, each behind its own past: tokens said a second, and the first token
+
+Both are asked with token ids, and each user's past is what that server said. With --program (bench/model) the bound of
+the chat is measured in the same run: a prefill of the new tokens alone, in a process without a server.
+"""
+import argparse
+import http.client
+import json
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from server import Ids, Server
+from state import State
+from tables import number, print_table, ratio
+
+SYSTEM, ASKED, SAID, TURNS = 64, 16, 64, 10  # tokens, and the chat of bench/model
+
+
+class Ours:
+    """Our server, with the calls of server.Server."""
+
+    def __init__(self, program: Path, model: Path, threads: int, *more):
+        self.command = [str(word) for word in (program, "--model", model, "--port", 0, "--threads", threads, *more)]
+
+    def __enter__(self) -> "Ours":
+        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
+        while line := self.process.stdout.readline():
+            if found := re.match(r"listening on http://127\.0\.0\.1:(\d+)", line):
+                self.port = int(found[1])
+                return self
+        raise RuntimeError("the server did not start")
+
+    def __exit__(self, *_) -> None:
+        self.process.terminate()
+        self.process.communicate()
+
+    def complete(self, prompt: list[int], count: int, **_) -> dict:
+        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
+        link.connect()
+        link.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        body = json.dumps({"prompt": prompt, "max_tokens": count, "stream": True, "temperature": 0, "ignore_eos": True,
+                           "return_token_ids": True, "stream_options": {"include_usage": True}})
+        began = time.perf_counter()
+        link.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        answer, made = link.getresponse(), {"seconds": None, "tokens": []}
+        if answer.status != 200:
+            raise RuntimeError(answer.read().decode())
+        while line := answer.readline():
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            for choice in event["choices"]:
+                if choice.get("token_ids") and made["seconds"] is None:
+                    made["seconds"] = time.perf_counter() - began
+                made["tokens"] += choice.get("token_ids", [])
+            if event.get("usage"):
+                made["ran"] = event["usage"]["prompt_tokens"] - event["usage"]["prompt_tokens_details"]["cached_tokens"]
+        link.close()
+        return made
+
+
+class Theirs(Server):
+    """llama-server with a slot a user."""
+
+    def __init__(self, program: Path, model: Path, threads: int, users: int):
+        super().__init__(program, model, threads, 2048 * users, "f16", ("-np", users))
+
+    def complete(self, prompt: list[int], count: int, cached: bool = True) -> dict:
+        made = super().complete(prompt, count, cached)
+        made["ran"] = made["timings"]["prompt_n"]
+        return made
+
+
+def chat(servers: dict, ids: Ids, add) -> None:
+    pasts = dict.fromkeys(servers, ids(SYSTEM))
+    for turn in range(1, TURNS + 1):
+        words = ids(ASKED)
+        for who, server in servers.items():
+            prompt = pasts[who] + words
+            heard = server.complete(prompt, SAID)
+            add(f"{who}/chat_turn_{turn:02}", 1e3 * heard["seconds"])
+            add(f"{who}/chat_ran_turn_{turn:02}", heard["ran"])
+            pasts[who] = prompt + heard["tokens"]
+
+
+def sessions(servers: dict, ids: Ids, add, users: int, turns: int) -> None:
+    pasts = {who: [ids(SYSTEM) for _ in range(users)] for who in servers}
+    for turn in range(1, turns + 1):
+        words = [ids(ASKED) for _ in range(users)]
+        for who, server in servers.items():
+            heard = [{}] * users
+
+            def talk(user: int) -> None:
+                heard[user] = server.complete(pasts[who][user] + words[user], SAID)
+
+            crowd = [threading.Thread(target=talk, args=(user,)) for user in range(users)]
+            began = time.perf_counter()
+            for each in crowd:
+                each.start()
+            for each in crowd:
+                each.join()
+            took = time.perf_counter() - began
+            add(f"{who}/sessions_rate_turn_{turn:02}", sum(len(h["tokens"]) for h in heard) / took)
+            add(f"{who}/sessions_first_turn_{turn:02}", 1e3 * statistics.median(h["seconds"] for h in heard))
+            add(f"{who}/sessions_ran_turn_{turn:02}", statistics.mean(h["ran"] for h in heard))
+            for user in range(users):
+                pasts[who][user] += words[user] + heard[user]["tokens"]
+
+
+def bounds(program: Path, model: Path, threads: int, add) -> None:
+    with tempfile.NamedTemporaryFile(suffix=".json") as rows:
+        subprocess.run([program, "--model", model, "--threads", str(threads), "--only", "chat", "--rounds", "1", "--json",
+                        rows.name], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for row in json.loads(Path(rows.name).read_text()):
+            add("bound/" + row["name"], row["value"])
+
+
+def report(state: State, turns: int, markdown: bool) -> None:
+    rows = []
+    for turn in range(1, TURNS + 1):
+        at = lambda name: state.median(f"{name}_turn_{turn:02}")
+        ours, bound, theirs = at("ours/chat"), at("bound/chat_bound"), at("theirs/chat")
+        if ours or theirs:
+            rows.append([str(turn), number(at("ours/chat_ran"), 0), number(ours), number(bound), ratio(ours, bound),
+                         number(at("theirs/chat_ran"), 0), number(theirs), ratio(theirs, ours)])
+    print_table("Ten-turn chat through the server, milliseconds to the first token",
+                ["turn", "tokens run", "ours", "bound", "ours / bound", "theirs: tokens run", "llama-server",
+                 "theirs / ours"], rows, markdown)
+    rows = []
+    for turn in range(1, turns + 1):
+        at = lambda name: state.median(f"{name}_turn_{turn:02}")
+        ours, theirs = at("ours/sessions_rate"), at("theirs/sessions_rate")
+        if ours or theirs:
+            rows.append([str(turn), number(ours), number(theirs), ratio(ours, theirs), number(at("ours/sessions_first")),
+                         number(at("theirs/sessions_first")), ratio(at("theirs/sessions_first"), at("ours/sessions_first"))])
+    print_table("Users at the same time, tokens said a second and milliseconds to the first token",
+                ["turn", "ours, a second", "llama-server", "ours / theirs", "ours, first", "llama-server", "theirs / ours"],
+                rows, markdown)
+
+
+def main() -> None:
+    parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parse.add_argument("parts", nargs="*", choices=["chat", "sessions", []], help="both, if none is named")
+    parse.add_argument("--server", type=Path, help="our server")
+    parse.add_argument("--model", type=Path, help="the weights, with a tokenizer beside them")
+    parse.add_argument("--program", type=Path, help="our bench program `model`, for the bound")
+    parse.add_argument("--llama-server", type=Path)
+    parse.add_argument("--gguf", type=Path, help="the same weights")
+    parse.add_argument("--threads", type=int, default=2)
+    parse.add_argument("--users", type=int, default=8)
+    parse.add_argument("--turns", type=int, default=4, help="of the users who talk at the same time")
+    parse.add_argument("--rounds", type=int, default=3)
+    parse.add_argument("--state", type=Path, default=Path("build/compare/serving.json"), help="keeps the samples")
+    parse.add_argument("--report", action="store_true", help="only prints what the state holds")
+    parse.add_argument("--markdown", action="store_true")
+    f = parse.parse_args()
+    state = State(f.state)
+    if not f.report:
+        if not f.server or not f.model:
+            sys.exit("serving.py: --server and --model are needed")
+        ids = Ids(49152, len(json.dumps(state.samples)))
+        parts = f.parts or ["chat", "sessions"]
+        servers = {"ours": Ours(f.server, f.model, f.threads)}
+        if f.llama_server:
+            servers["theirs"] = Theirs(f.llama_server, f.gguf, f.threads, f.users)
+        entered = {}
+        try:
+            for who, server in servers.items():
+                entered[who] = server.__enter__()
+                entered[who].complete(ids(8), 2)  # what is made at the first request is there
+            for _ in range(f.rounds):
+                if "chat" in parts:
+                    if f.program:
+                        bounds(f.program, f.model, f.threads, state.add)
+                    chat(entered, ids, state.add)
+                if "sessions" in parts:
+                    sessions(entered, ids, state.add, f.users, f.turns)
+                state.save()
+        finally:
+            for server in entered.values():
+                server.__exit__()
+    report(state, f.turns, f.markdown)
+
+
+if __name__ == "__main__":
+    main()

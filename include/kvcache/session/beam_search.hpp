@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/core/tensor.hpp>
+#include <kvcache/session/answering.hpp>
+#include <kvcache/session/log_probabilities.hpp>
+#include <kvcache/session/pipeline.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// How widely answers are searched, and how they are ranked.
+struct beam_options {
+    std::size_t beams = 4;       ///< Unended answers that are followed at once.
+    std::size_t best = 1;        ///< Answers wanted.
+    double length_penalty = 1.0; ///< The score is the log-probability over the length to this power.
+};
+
+/// An answer that was found.
+struct beam_answer {
+    std::vector<token_id> ids = {};
+    double log_probability = 0.0; ///< Of all its tokens, the stop token too, by the model's own logits.
+    double score = 0.0;
+    bool stopped = false; ///< By a stop token, not by the length.
+};
+
+/// The likeliest answers that were found, best first, and what the prompt took.
+struct beam_answers {
+    std::vector<beam_answer> answers = {}; ///< As many as were wanted, or fewer if fewer were met.
+    std::size_t reused = 0;                ///< Tokens of the prompt.
+    std::size_t prefilled = 0;             ///< Tokens of the prompt.
+};
+
+namespace detail {
+
+// Unended answers of one length, each with a sequence of its own that shares the pages of what it has in common.
+template <class Cache, class Model>
+class beam_search {
+public:
+    beam_search(pipeline<Cache, Model>& through, std::span<const token_id> prompt, const stopping& until,
+                const beam_options& how)
+        : through_(through),
+          until_(until),
+          how_(how),
+          prompt_(prompt.size()),
+          most_(std::min(until.max_tokens, through.max_positions() - prompt.size() + 1)) {}
+
+    [[nodiscard]] result<std::vector<beam_answer>> run(std::span<const token_id> prompt,
+                                                       typename Cache::sequence sequence, matrix logits) {
+        beams_.push_back({{prompt.begin(), prompt.end()}, 0.0, std::move(sequence)});
+        for (std::size_t length = 0; length < most_; ++length) {
+            auto chosen = choose(logits);
+            if (!chosen)
+                return chosen.error();
+            if (chosen->empty() || hopeless(chosen->front().sum, length + 1)) {
+                beams_.clear();
+                break;
+            }
+            follow(*chosen);
+            if (length + 1 == most_)
+                break; // the last tokens are said and never run
+            std::vector<extension<Cache>> batch;
+            for (beam& each : beams_)
+                batch.push_back(
+                    {&each.sequence, std::span(each.tokens).subspan(each.sequence.size()), logits_of::last});
+            if (auto ran = through_.extend(batch, logits); !ran)
+                return ran.error();
+        }
+        for (const beam& each : beams_)
+            keep({each.tokens.begin() + static_cast<std::ptrdiff_t>(prompt_), each.tokens.end()}, each.sum, false);
+        return std::move(found_);
+    }
+
+private:
+    struct beam {
+        std::vector<token_id> tokens; // the prompt and the answer so far
+        double sum;
+        typename Cache::sequence sequence;
+    };
+    struct step {
+        std::size_t from; // beam
+        token_id token;
+        double sum;
+    };
+
+    // The likeliest steps, in order; of equals that of the first beam, then the one with the larger logit, then the
+    // first token. Those with a stop token that come before the last of them end their answers.
+    [[nodiscard]] result<std::vector<step>> choose(const matrix& logits) {
+        std::vector<step> all, made;
+        for (std::size_t i = 0; i < beams_.size(); ++i) {
+            const auto row = row_of(logits, i);
+            if (!std::ranges::all_of(row, [](float x) { return std::isfinite(x); }))
+                return error{error_code::malformed, "logits",
+                             "the model gave a logit that is no finite number; its weights are damaged"};
+            const log_probabilities scores(row);
+            for (const token_score& each : scores.top(how_.beams + until_.stop.size()))
+                all.push_back({i, each.token, beams_[i].sum + scores.precise(each.token)});
+        }
+        std::ranges::stable_sort(all, [](const step& a, const step& b) { return a.sum > b.sum; });
+        for (const step& each : all) {
+            if (made.size() == how_.beams)
+                break;
+            if (std::ranges::find(until_.stop, each.token) == until_.stop.end()) {
+                made.push_back(each);
+                continue;
+            }
+            std::vector<token_id> ids(beams_[each.from].tokens.begin() + static_cast<std::ptrdiff_t>(prompt_),
+                                      beams_[each.from].tokens.end());
+            ids.push_back(each.token);
+            keep(std::move(ids), each.sum, true);
+        }
+        return made;
+    }
+
+    // A beam's last step takes its sequence over, the others share its pages.
+    void follow(const std::vector<step>& steps) {
+        std::vector<beam> next;
+        for (std::size_t i = 0; i < steps.size(); ++i) {
+            beam& from = beams_[steps[i].from];
+            const bool last = std::none_of(steps.begin() + static_cast<std::ptrdiff_t>(i) + 1, steps.end(),
+                                           [&](const step& later) { return later.from == steps[i].from; });
+            next.push_back({from.tokens, steps[i].sum,
+                            last ? std::move(from.sequence) : from.sequence.fork(from.sequence.size())});
+            next.back().tokens.push_back(steps[i].token);
+        }
+        beams_ = std::move(next);
+    }
+
+    void keep(std::vector<token_id> ids, double sum, bool stopped) {
+        const double score = score_of(sum, ids.size());
+        const auto place = std::ranges::find_if(found_, [&](const beam_answer& other) { return other.score < score; });
+        if (place == found_.end() && found_.size() == how_.best)
+            return;
+        found_.insert(place, {std::move(ids), sum, score, stopped});
+        found_.resize(std::min(found_.size(), how_.best));
+    }
+
+    // Whether nothing that goes on from an answer of this length can be among the best.
+    [[nodiscard]] bool hopeless(double sum, std::size_t length) const {
+        return found_.size() == how_.best && length < most_ &&
+               score_of(sum, how_.length_penalty >= 0.0 ? most_ : length + 1) <= found_.back().score;
+    }
+
+    [[nodiscard]] double score_of(double sum, std::size_t length) const {
+        return length == 0 ? sum : sum / std::pow(static_cast<double>(length), how_.length_penalty);
+    }
+
+    pipeline<Cache, Model>& through_;
+    const stopping& until_;
+    const beam_options& how_;
+    std::size_t prompt_;
+    std::size_t most_;
+    std::vector<beam> beams_;
+    std::vector<beam_answer> found_;
+};
+
+} // namespace detail
+
+/// Runs a prompt on top of what the cache knows of it, and searches its likeliest answers: of all that go on with one
+/// token the `beams` likeliest are followed, in one forward pass a token, until no better answer can come of them.
+/// Log-probabilities are summed in double precision. Errors: those of pipeline::feed; no page is kept then, nor after.
+/// Requires: beams > 0, best > 0. Cost: `beams` rows a token; pages are shared up to where answers part.
+template <class Cache, class Model>
+[[nodiscard]] result<beam_answers> search_beams(pipeline<Cache, Model>& through, std::span<const token_id> prompt,
+                                                const stopping& until, const beam_options& how) {
+    expects(how.beams > 0 && how.best > 0, "a search follows at least one answer, and gives one");
+    auto begun = through.feed(prompt);
+    if (!begun)
+        return begun.error();
+    beam_answers made{.reused = begun->reused, .prefilled = begun->prefilled};
+    auto found = detail::beam_search<Cache, Model>(through, prompt, until, how)
+                     .run(prompt, std::move(begun->sequence), std::move(begun->logits));
+    if (!found)
+        return found.error();
+    made.answers = std::move(*found);
+    return made;
+}
+
+} // namespace kvcache
