@@ -9660,38 +9660,50 @@ namespace kvcache {
 
 namespace detail {
 
-/// Codes each number of head_dim over 32 tokens: sixteen steps from their least to their largest. Two tiles are their
-/// codes, then the steps and the least numbers as binary16:
+/// Codes each number of head_dim over some tiles of tokens: sixteen steps from a least number on. They go from the
+/// least to the largest of them, or where that has a smaller squared error as the codes' line of least squares says,
+/// two times over. The codes of the tiles come first, then the steps and the least numbers as binary16:
 ///
-///     [ codes of the first 16 tokens ][ of the next ][ steps: (value_width) ][ least: (value_width) ]
+///     [ codes of the first 16 tokens ][ of the next ] ... [ steps: (value_width) ][ least: (value_width) ]
 class channel_coder {
 public:
-    channel_coder(page_side side, std::size_t head_dim)
-        : side_(side), head_dim_(head_dim), width_(value_width(head_dim)), codes_(side, head_dim) {}
+    static constexpr std::size_t most_tiles = 8;
 
-    [[nodiscard]] std::size_t tokens() const noexcept { return 2 * tile_tokens; }
-    [[nodiscard]] std::size_t bytes() const noexcept { return 2 * codes_.bytes() + 2 * width_ * sizeof(half); }
-    [[nodiscard]] std::string name() const { return "int4 channels over 32 tokens"; }
+    channel_coder(page_side side, std::size_t head_dim, std::size_t tokens)
+        : side_(side),
+          head_dim_(head_dim),
+          width_(value_width(head_dim)),
+          tiles_(tokens / tile_tokens),
+          codes_(side, head_dim) {}
+
+    [[nodiscard]] std::size_t tokens() const noexcept { return tiles_ * tile_tokens; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return tiles_ * codes_.bytes() + 2 * width_ * sizeof(half); }
+    [[nodiscard]] std::string name() const { return "int4 channels over " + std::to_string(tokens()) + " tokens"; }
     void turn(std::span<float>) const noexcept {}
     void turn_back(std::span<float>) const noexcept {}
 
     void encode(const float* from, std::byte* to) const noexcept {
-        const tile_strips tiles[] = {{side_, head_dim_, from},
-                                     {side_, head_dim_, from + tile_numbers(side_, head_dim_)}};
         std::memset(to, 0, bytes());
-        auto* const steps = reinterpret_cast<half*>(to + 2 * codes_.bytes());
+        auto* const steps = reinterpret_cast<half*>(to + tiles_ * codes_.bytes());
         for (std::size_t d = 0; d < head_dim_; ++d) {
-            const f32x16 x[] = {tiles[0](d), tiles[1](d)};
-            const float most = largest(max(x[0], x[1])), least = -largest(max(-x[0], -x[1]));
-            const half kept = to_half(least), step = to_half((most - least) / 15.0f);
-            steps[d] = step;
-            steps[width_ + d] = kept;
-            const float scale = widen(step);
-            const f32x16 by = f32x16::broadcast(scale != 0.0f ? 1.0f / scale : 0.0f),
-                         from_least = f32x16::broadcast(widen(kept));
-            for (std::size_t t = 0; t < 2; ++t) {
+            f32x16 x[most_tiles], most = f32x16::broadcast(-std::numeric_limits<float>::infinity()), least = -most;
+            for (std::size_t t = 0; t < tiles_; ++t) {
+                x[t] = tile_strips(side_, head_dim_, from + t * tile_numbers(side_, head_dim_))(d);
+                most = max(x[t], most);
+                least = min(x[t], least);
+            }
+            const float low = -largest(-least);
+            fitted best = fit(x, (largest(most) - low) / 15.0f, low), next = best;
+            for (int again = 0; again < 2; ++again) {
+                next = refit(x, next);
+                if (next.error < best.error)
+                    best = next;
+            }
+            steps[d] = best.step;
+            steps[width_ + d] = best.least;
+            for (std::size_t t = 0; t < tiles_; ++t) {
                 alignas(64) float codes[tile_tokens];
-                rounded((x[t] - from_least) * by, 0.0f, 15.0f).store(codes);
+                best.codes[t].store(codes);
                 for (std::size_t lane = 0; lane < tile_tokens; ++lane)
                     codes_.put(to + t * codes_.bytes(), d, lane,
                                static_cast<std::uint8_t>(static_cast<std::int32_t>(codes[lane])));
@@ -9729,31 +9741,81 @@ public:
                 .codes = from + tile * codes_.bytes(),
                 .scales = steps_of(from),
                 .table = table,
-                .bytes = bytes() / 2};
+                .bytes = bytes() / tiles_};
     }
 
 private:
     static constexpr std::int8_t table[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
+    // A channel's codes, and their squared error.
+    struct fitted {
+        half step, least;
+        f32x16 codes[most_tiles];
+        float error;
+    };
+
+    [[nodiscard]] fitted fit(const f32x16 (&x)[most_tiles], float step, float least) const noexcept {
+        fitted made;
+        made.step = to_half(step);
+        made.least = to_half(least);
+        const float kept = widen(made.step);
+        const f32x16 scale = f32x16::broadcast(kept), from = f32x16::broadcast(widen(made.least)),
+                     by = f32x16::broadcast(kept != 0.0f ? 1.0f / kept : 0.0f);
+        f32x16 squares = f32x16::zero();
+        for (std::size_t t = 0; t < tiles_; ++t) {
+            made.codes[t] = rounded((x[t] - from) * by, 0.0f, 15.0f);
+            const f32x16 off = x[t] - fma(made.codes[t], scale, from);
+            squares = fma(off, off, squares);
+        }
+        made.error = sum(squares);
+        return made;
+    }
+
+    // The line through the numbers that has the least squared error for these codes, and codes for that line.
+    [[nodiscard]] fitted refit(const f32x16 (&x)[most_tiles], const fitted& last) const noexcept {
+        const f32x16 from = f32x16::broadcast(widen(last.least));
+        f32x16 each = f32x16::zero(), offs = each, squares = each, products = each;
+        for (std::size_t t = 0; t < tiles_; ++t) {
+            const f32x16 code = last.codes[t], off = x[t] - from;
+            each = each + code;
+            offs = offs + off;
+            squares = fma(code, code, squares);
+            products = fma(code, off, products);
+        }
+        const auto count = static_cast<float>(tokens());
+        const float codes = sum(each), mean = sum(offs) / count;
+        const float spread = std::fma(-codes, codes / count, sum(squares));
+        if (!(spread > 0.0f))
+            return last;
+        const float step = std::fma(-codes, mean, sum(products)) / spread;
+        return fit(x, step, widen(last.least) + std::fma(-step, codes / count, mean));
+    }
+
     [[nodiscard]] const half* steps_of(const std::byte* from) const noexcept {
-        return reinterpret_cast<const half*>(from + 2 * codes_.bytes());
+        return reinterpret_cast<const half*>(from + tiles_ * codes_.bytes());
     }
 
     page_side side_;
     std::size_t head_dim_;
     std::size_t width_;
+    std::size_t tiles_;
     packed_codes<4> codes_;
 };
 
 } // namespace detail
 
-/// Keeps each channel in 4 bits over groups of 32 tokens, with a step and a least number: 5 bits a number. For keys,
-/// whose large channels are large at every token; values want a scale a token: `split<int4_channels, int4>`. A page
-/// holds a multiple of 32 tokens; a group that is not full yet is exact, as its page is. (Liu et al. 2024, KIVI)
+/// Keeps each channel in 4 bits over groups of tokens, with a step and a least number: 5 bits a number over 32 tokens,
+/// 4.5 over 64. For keys, whose large channels are large at every token; values want a scale a token:
+/// `split<int4_channels, int4>`. A page holds whole groups; one that is not full yet is exact, as its page is.
+/// (Liu et al. 2024, KIVI)
 struct int4_channels {
     using role = codec_role;
+    std::size_t group = 32; ///< Tokens a step; a multiple of 16, at most 128.
+
     [[nodiscard]] auto coder(page_side side, page_shape shape) const {
-        return detail::channel_coder(side, shape.head_dim);
+        expects(group > 0 && group % tile_tokens == 0 && group <= detail::channel_coder::most_tiles * tile_tokens,
+                "a group is a multiple of 16 tokens, at most 128");
+        return detail::channel_coder(side, shape.head_dim, group);
     }
     [[nodiscard]] auto open(page_shape shape) const { return detail::open_sides(*this, *this, shape); }
 };
@@ -9783,12 +9845,14 @@ struct int8_formula {
 
 } // namespace detail
 
-/// Keeps each row of a head as int8 with one scale, its largest size / 127, as binary16. 8.125 bits a number at a
-/// head_dim of 128.
+/// Keeps each row of a head as int8 with one scale, its largest size / 127, as binary16: 8.125 bits a number at a
+/// head_dim of 128. Of a longer row each part has one: as few parts of one size, a multiple of 16, as hold 128 each.
 struct int8 {
     using role = codec_role;
     [[nodiscard]] auto coder(page_side side, page_shape shape) const {
-        return detail::token_coder(detail::int8_formula{}, side, shape.head_dim);
+        const std::size_t parts = (std::size_t{shape.head_dim} + 127) / 128;
+        const std::size_t each = (shape.head_dim + 16 * parts - 1) / (16 * parts) * 16;
+        return detail::token_coder(detail::int8_formula{parts == 1 ? 0 : each}, side, shape.head_dim);
     }
     [[nodiscard]] auto open(page_shape shape) const { return detail::open_sides(*this, *this, shape); }
 };

@@ -13,8 +13,9 @@ namespace {
 using more_codecs =
     std::tuple<kv::bf16, kv::f16, kv::int8, kv::int8_grouped, kv::int4, kv::int4_channels, kv::rotated<kv::int4>,
                kv::codebook<4>, kv::codebook<3>, kv::codebook<2>, kv::split<kv::int4_channels, kv::int4>,
-               kv::split<kv::rotated<kv::int8>, kv::codebook<3>>, kv::sinks_exact<kv::int4>, kv::recent_exact<kv::int8>,
-               kv::recent_exact<kv::sinks_exact<kv::rotated<kv::int4>>>>;
+               kv::split<kv::rotated<kv::int8>, kv::codebook<3>>,
+               kv::split<kv::rotated<kv::int4_channels>, kv::rotated<kv::int4>>, kv::sinks_exact<kv::int4>,
+               kv::recent_exact<kv::int8>, kv::recent_exact<kv::sinks_exact<kv::rotated<kv::int4>>>>;
 using any = kv::any_codec<more_codecs>;
 using coded_cache = kv::cache<any>;
 

@@ -26,12 +26,14 @@ struct int8_formula {
 
 } // namespace detail
 
-/// Keeps each row of a head as int8 with one scale, its largest size / 127, as binary16. 8.125 bits a number at a
-/// head_dim of 128.
+/// Keeps each row of a head as int8 with one scale, its largest size / 127, as binary16: 8.125 bits a number at a
+/// head_dim of 128. Of a longer row each part has one: as few parts of one size, a multiple of 16, as hold 128 each.
 struct int8 {
     using role = codec_role;
     [[nodiscard]] auto coder(page_side side, page_shape shape) const {
-        return detail::token_coder(detail::int8_formula{}, side, shape.head_dim);
+        const std::size_t parts = (std::size_t{shape.head_dim} + 127) / 128;
+        const std::size_t each = (shape.head_dim + 16 * parts - 1) / (16 * parts) * 16;
+        return detail::token_coder(detail::int8_formula{parts == 1 ? 0 : each}, side, shape.head_dim);
     }
     [[nodiscard]] auto open(page_shape shape) const { return detail::open_sides(*this, *this, shape); }
 };
