@@ -26,6 +26,10 @@ endif()
 if(KVCACHE_LMDB)
   kvcache_install(kvcache_lmdb lmdb)
 endif()
+if(KVCACHE_CUDA)
+  kvcache_install(kvcache_cuda cuda)
+  install(DIRECTORY include/kvcache/cuda DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kvcache FILES_MATCHING PATTERN "*.cuh")
+endif()
 
 configure_package_config_file(cmake/kvcacheConfig.cmake.in kvcacheConfig.cmake INSTALL_DESTINATION ${kvcache_package_dir})
 write_basic_package_version_file(kvcacheConfigVersion.cmake COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
@@ -33,7 +37,7 @@ install(FILES ${PROJECT_BINARY_DIR}/kvcacheConfig.cmake ${PROJECT_BINARY_DIR}/kv
               ${CMAKE_CURRENT_LIST_DIR}/system.cmake
         DESTINATION ${kvcache_package_dir})
 
-# pkg-config: kvcache, kvcache-json, kvcache-text, kvcache-traces, kvcache-crypto, kvcache-compress, kvcache-lmdb.
+# pkg-config: kvcache, kvcache-json, kvcache-text, kvcache-traces, kvcache-crypto, kvcache-compress, kvcache-lmdb, kvcache-cuda.
 function(kvcache_pkgconfig name description requires)
   configure_file(cmake/kvcache.pc.in ${name}.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_DATADIR}/pkgconfig)
@@ -58,6 +62,9 @@ if(KVCACHE_COMPRESS)
 endif()
 if(KVCACHE_LMDB)
   kvcache_pkgconfig(kvcache-lmdb "kvcache: records on the disk" "kvcache, lmdb")
+endif()
+if(KVCACHE_CUDA)
+  kvcache_pkgconfig(kvcache-cuda "kvcache: pages on a CUDA device" "kvcache")
 endif()
 
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/kvcache)
