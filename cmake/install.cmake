@@ -29,6 +29,10 @@ endif()
 if(KVCACHE_REDIS)
   kvcache_install(kvcache_redis redis)
 endif()
+if(KVCACHE_CUDA)
+  kvcache_install(kvcache_cuda cuda)
+  install(DIRECTORY include/kvcache/cuda DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kvcache FILES_MATCHING PATTERN "*.cuh")
+endif()
 
 configure_package_config_file(cmake/kvcacheConfig.cmake.in kvcacheConfig.cmake INSTALL_DESTINATION ${kvcache_package_dir})
 write_basic_package_version_file(kvcacheConfigVersion.cmake COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
@@ -36,7 +40,7 @@ install(FILES ${PROJECT_BINARY_DIR}/kvcacheConfig.cmake ${PROJECT_BINARY_DIR}/kv
               ${CMAKE_CURRENT_LIST_DIR}/system.cmake
         DESTINATION ${kvcache_package_dir})
 
-# pkg-config: kvcache, kvcache-json, kvcache-text, kvcache-traces, kvcache-crypto, kvcache-compress, kvcache-lmdb, kvcache-redis.
+# pkg-config: kvcache, kvcache-json, kvcache-text, kvcache-traces, kvcache-crypto, kvcache-compress, kvcache-lmdb, kvcache-redis, kvcache-cuda.
 function(kvcache_pkgconfig name description requires)
   configure_file(cmake/kvcache.pc.in ${name}.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_DATADIR}/pkgconfig)
@@ -64,6 +68,9 @@ if(KVCACHE_LMDB)
 endif()
 if(KVCACHE_REDIS)
   kvcache_pkgconfig(kvcache-redis "kvcache: records on Redis servers" "kvcache, libssl >= 1.1")
+endif()
+if(KVCACHE_CUDA)
+  kvcache_pkgconfig(kvcache-cuda "kvcache: pages on a CUDA device" "kvcache")
 endif()
 
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/kvcache)

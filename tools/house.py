@@ -10,7 +10,7 @@ ROLES = ("codec", "storage", "hash", "index", "eviction", "recompute", "tier", "
 
 def headers() -> list[Path]:
     """Our headers, in order."""
-    return sorted(INCLUDE.rglob("*.hpp"))
+    return sorted([*INCLUDE.rglob("*.hpp"), *INCLUDE.rglob("*.cuh")])
 
 
 def name_of(path: Path) -> str:

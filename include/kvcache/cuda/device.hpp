@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/result.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace kvcache::cuda {
+
+/// A queue of work on a device: what is put into one runs in that order, beside what is in others.
+enum class stream_id : std::uint32_t {};
+
+/// A mark in a stream. One that was never recorded has passed.
+enum class event_id : std::uint32_t {};
+
+/// One copy of a batch. Memory of the device, pinned memory of the host, or of the host otherwise: addresses say which.
+struct copy_piece {
+    const std::byte* from = nullptr;
+    std::byte* to = nullptr;
+    std::size_t bytes = 0;
+
+    friend bool operator==(const copy_piece&, const copy_piece&) = default;
+};
+
+/// Where a batch of copies goes.
+enum class copy_way { to_device, to_host, within_device };
+
+/// What runs as one kernel: `blocks()` blocks of `threads` threads that share `shared_bytes()`, each calling the
+/// kernel with its group (emulated_block.hpp says what a group offers).
+template <class K>
+concept device_kernel = std::copyable<K> && requires(const K kernel) {
+    { kernel.blocks() } -> std::convertible_to<std::uint64_t>;
+    { kernel.shared_bytes() } -> std::convertible_to<std::size_t>;
+    { K::threads } -> std::convertible_to<unsigned>;
+};
+
+namespace detail {
+
+// Fills a word; stands for any kernel where a concept needs one.
+struct sample_kernel {
+    static constexpr unsigned threads = 1;
+    [[nodiscard]] std::uint64_t blocks() const { return 0; }
+    [[nodiscard]] std::size_t shared_bytes() const { return 0; }
+    template <class Group>
+    void operator()(Group&) const {}
+};
+
+template <class D>
+concept allocates = requires(D d, std::byte* memory, std::size_t bytes) {
+    { d.allocate(bytes) } -> std::same_as<result<std::byte*>>;
+    { d.allocate_pinned(bytes) } -> std::same_as<result<std::byte*>>;
+    { d.deallocate(memory) }
+    noexcept;
+    { d.deallocate_pinned(memory) }
+    noexcept;
+};
+
+template <class D>
+concept streams = requires(D d, stream_id stream, event_id event) {
+    { d.open_stream() } -> std::same_as<result<stream_id>>;
+    { d.open_event() } -> std::same_as<result<event_id>>;
+    { d.close(stream) }
+    noexcept;
+    { d.close(event) }
+    noexcept;
+    { d.record(event, stream) } -> std::same_as<result<void>>;
+    { d.wait(stream, event) } -> std::same_as<result<void>>;
+    { d.synchronise(stream) } -> std::same_as<result<void>>;
+    { d.synchronise(event) } -> std::same_as<result<void>>;
+    { d.done(event) } -> std::same_as<result<bool>>;
+};
+
+} // namespace detail
+
+/// A device with memory of its own and streams of work. `copy` and `fill` put work into a stream and return; sources
+/// and targets stay as they are until the stream has passed them. `wait` holds a stream until an event has passed,
+/// `synchronise` holds the caller. What is allocated begins on 256 bytes, and is given back when no stream uses it.
+/// Errors: out_of_memory, and io for what the device refuses, a fault of earlier work included.
+template <class D>
+concept device = detail::allocates<D> && detail::streams<D> &&
+    requires(D d, const D c, stream_id stream, std::span<const copy_piece> pieces, std::byte* to, std::size_t bytes) {
+    { d.copy(stream, copy_way::to_device, pieces) } -> std::same_as<result<void>>;
+    { d.fill(stream, to, std::byte{}, bytes) } -> std::same_as<result<void>>;
+    { d.launch(stream, detail::sample_kernel{}) } -> std::same_as<result<void>>;
+    { c.name() } -> std::convertible_to<std::string>;
+};
+
+} // namespace kvcache::cuda

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cuda/device.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+namespace kvcache::cuda {
+
+/// An array on a device with a pinned twin on the host, for tables that go to the device again and again. It grows,
+/// and keeps what it has; what a failed call leaves is what was there before.
+template <class T, device Device>
+class device_array {
+    static_assert(std::is_trivially_copyable_v<T>);
+
+public:
+    explicit device_array(Device& device) : device_(&device) {}
+    device_array(device_array&& other) noexcept
+        : device_(other.device_),
+          size_(std::exchange(other.size_, 0)),
+          capacity_(std::exchange(other.capacity_, 0)),
+          there_(std::exchange(other.there_, nullptr)),
+          here_(std::exchange(other.here_, nullptr)),
+          sent_(std::exchange(other.sent_, std::nullopt)) {}
+    device_array& operator=(device_array&& other) noexcept {
+        std::swap(device_, other.device_);
+        std::swap(size_, other.size_);
+        std::swap(capacity_, other.capacity_);
+        std::swap(there_, other.there_);
+        std::swap(here_, other.here_);
+        std::swap(sent_, other.sent_);
+        return *this;
+    }
+    ~device_array() {
+        device_->deallocate(reinterpret_cast<std::byte*>(there_));
+        device_->deallocate_pinned(reinterpret_cast<std::byte*>(here_));
+        if (sent_)
+            device_->close(*sent_);
+    }
+
+    /// On the device.
+    [[nodiscard]] T* data() const noexcept { return there_; }
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+
+    /// Room for `size` elements; their values are anything. Errors: out_of_memory, io.
+    [[nodiscard]] result<void> resize(std::size_t size) {
+        if (size > capacity_)
+            if (auto grown = grow(size); !grown)
+                return grown;
+        size_ = size;
+        return {};
+    }
+
+    /// Sends `values`, which may change as soon as this returns. Errors: out_of_memory, io.
+    [[nodiscard]] result<void> assign(stream_id stream, std::span<const T> values) {
+        if (!sent_) {
+            auto event = device_->open_event();
+            if (!event)
+                return event.error();
+            sent_ = *event;
+        }
+        // The twin may still be on its way.
+        if (auto passed = device_->synchronise(*sent_); !passed)
+            return passed;
+        if (auto room = resize(values.size()); !room || values.empty())
+            return room;
+        if (here_ == nullptr) {
+            auto pinned = device_->allocate_pinned(capacity_ * sizeof(T));
+            if (!pinned)
+                return pinned.error();
+            here_ = reinterpret_cast<T*>(*pinned);
+        }
+        std::memcpy(here_, values.data(), values.size_bytes());
+        const copy_piece piece{reinterpret_cast<const std::byte*>(here_), reinterpret_cast<std::byte*>(there_),
+                               values.size_bytes()};
+        if (auto copied = device_->copy(stream, copy_way::to_device, {&piece, 1}); !copied)
+            return copied;
+        return device_->record(*sent_, stream);
+    }
+
+private:
+    [[nodiscard]] result<void> grow(std::size_t size) {
+        const std::size_t wanted = std::max(size, capacity_ + capacity_ / 2);
+        auto memory = device_->allocate(wanted * sizeof(T));
+        if (!memory)
+            return memory.error();
+        device_->deallocate(reinterpret_cast<std::byte*>(there_));
+        device_->deallocate_pinned(reinterpret_cast<std::byte*>(here_));
+        there_ = reinterpret_cast<T*>(*memory);
+        here_ = nullptr;
+        capacity_ = wanted;
+        return {};
+    }
+
+    Device* device_;
+    std::size_t size_ = 0;
+    std::size_t capacity_ = 0;
+    T* there_ = nullptr;
+    T* here_ = nullptr; // of the same capacity, once something was sent
+    std::optional<event_id> sent_;
+};
+
+} // namespace kvcache::cuda

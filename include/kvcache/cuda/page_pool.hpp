@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cuda/host_device.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvcache::cuda {
+
+/// Where the pages of a device storage lie, for kernels: handed over by value. Slabs of neighbours, at most 64 of them.
+struct page_pool {
+    static constexpr std::size_t most_slabs = 64;
+
+    std::uint64_t page_stride = 0; ///< From one page of a slab to the next, in bytes.
+    std::uint32_t slab_pages = 1;
+    std::byte* slabs[most_slabs] = {};
+
+    [[nodiscard]] KVCACHE_HOST_DEVICE std::byte* page(std::uint32_t page) const noexcept {
+        return slabs[page / slab_pages] + page % slab_pages * page_stride;
+    }
+};
+
+} // namespace kvcache::cuda
