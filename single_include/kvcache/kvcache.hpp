@@ -20648,6 +20648,182 @@ private:
 
 } // namespace kvcache
 
+// ---- kvcache/tier/chain_copies.hpp --------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The records of one tier that a second one is to get later, and the thread that carries them there.
+template <tier_state First, tier_state Second>
+class chain_copies {
+public:
+    /// As many as `room` records wait, each for `delay` before it is carried; 0: there is no thread, and none does.
+    chain_copies(First& first, Second& second, std::size_t room, std::chrono::milliseconds delay, bool on_touch)
+        : first_(first), second_(second), room_(room), delay_(delay), on_touch_(on_touch) {
+        if (room_ > 0)
+            carrier_ = std::thread([this] { run(); });
+    }
+    ~chain_copies() {
+        {
+            const std::lock_guard guard(lock_);
+            stop_ = true;
+        }
+        wake_.notify_all();
+        if (carrier_.joinable())
+            carrier_.join(); // what waits is carried first
+    }
+
+    chain_copies(const chain_copies&) = delete;
+    chain_copies& operator=(const chain_copies&) = delete;
+
+    /// The first tier was handed a record: it is carried after the delay, or once it is touched. Throws: bad_alloc.
+    void put(const tier_entry& entry) {
+        if (room_ == 0)
+            return;
+        {
+            const std::lock_guard guard(lock_);
+            known& one = note(entry.name);
+            one.entry = entry;
+            if (!on_touch_)
+                enqueue(one);
+        }
+        wake_.notify_all();
+    }
+
+    /// A record was read from the first tier. Throws: bad_alloc.
+    void touch(const digest256& name) {
+        if (room_ == 0 || !on_touch_)
+            return;
+        {
+            const std::lock_guard guard(lock_);
+            enqueue(note(name));
+        }
+        wake_.notify_all();
+    }
+
+    /// A record is erased from both tiers, right after this: it is carried no more.
+    void forget(const digest256& name) noexcept {
+        if (room_ == 0)
+            return;
+        const std::lock_guard guard(lock_);
+        known_.erase(name);
+        std::erase_if(queue_, [&](const job& one) { return one.entry.name == name; });
+        forgotten_ = forgotten_ || (busy_ && carried_ == name);
+    }
+
+    /// What is known of a record.
+    [[nodiscard]] tier_entry entry_of(const digest256& name) const {
+        const std::lock_guard guard(lock_);
+        const auto found = known_.find(name);
+        return found == known_.end() ? tier_entry{.name = name} : found->second.entry;
+    }
+
+    /// Waits until all that waits has been carried.
+    void flush() {
+        std::unique_lock guard(lock_);
+        hurry_ = true;
+        wake_.notify_all();
+        idle_.wait(guard, [this] { return queue_.empty() && !busy_; });
+        hurry_ = false;
+    }
+
+    /// Records that found no room, or were gone when their turn came.
+    [[nodiscard]] std::uint64_t dropped() const {
+        const std::lock_guard guard(lock_);
+        return dropped_;
+    }
+
+private:
+    using clock = std::chrono::steady_clock;
+
+    struct known {
+        tier_entry entry = {};
+        bool queued = false; // now, or once
+    };
+    struct job {
+        tier_entry entry = {};
+        clock::time_point due = {};
+    };
+
+    [[nodiscard]] known& note(const digest256& name) {
+        if (known_.size() >= most_known && !known_.contains(name))
+            known_.clear();
+        known& one = known_[name];
+        one.entry.name = name;
+        return one;
+    }
+
+    void enqueue(known& one) {
+        if (one.queued)
+            return;
+        if (queue_.size() >= room_) {
+            ++dropped_;
+            return;
+        }
+        queue_.push_back({one.entry, clock::now() + delay_});
+        one.queued = true;
+    }
+
+    void run() {
+        std::unique_lock guard(lock_);
+        for (;;) {
+            wake_.wait(guard, [this] { return stop_ || !queue_.empty(); });
+            if (queue_.empty())
+                return;
+            wake_.wait_until(guard, queue_.front().due, [this] { return stop_ || hurry_; });
+            const tier_entry entry = queue_.front().entry;
+            queue_.pop_front();
+            carried_ = entry.name;
+            busy_ = true;
+            guard.unlock();
+            bool done = carry(entry);
+            guard.lock();
+            if (std::exchange(forgotten_, false)) { // meanwhile
+                guard.unlock();
+                done = second_.erase(entry.name).has_value();
+                guard.lock();
+            }
+            dropped_ += !done;
+            busy_ = false;
+            idle_.notify_all();
+        }
+    }
+
+    [[nodiscard]] bool carry(const tier_entry& entry) {
+        bool taken = false;
+        const auto use = [&](std::span<const std::byte> bytes) {
+            const std::span<const std::byte> pieces[] = {bytes};
+            taken = second_.put(entry, pieces).has_value();
+        };
+        try {
+            const auto there = first_.read(entry.name, use);
+            if (there && !*there && first_.flush()) // it may not be written yet
+                static_cast<void>(first_.read(entry.name, use));
+        } catch (const std::bad_alloc&) {
+            return false;
+        }
+        return taken;
+    }
+
+    static constexpr std::size_t most_known = std::size_t{1} << 16;
+
+    First& first_;
+    Second& second_;
+    const std::size_t room_;
+    const std::chrono::milliseconds delay_;
+    const bool on_touch_;
+
+    mutable std::mutex lock_; // of all that follows
+    std::condition_variable wake_, idle_;
+    std::unordered_map<digest256, known, name_hash> known_;
+    std::deque<job> queue_;
+    digest256 carried_ = {};
+    bool stop_ = false, hurry_ = false, busy_ = false, forgotten_ = false;
+    std::uint64_t dropped_ = 0;
+    std::thread carrier_;
+};
+
+} // namespace kvcache
+
 // ---- kvcache/tier/memory.hpp --------------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -20760,6 +20936,170 @@ typename memory<Eviction>::state memory<Eviction>::open() const {
 }
 
 static_assert(tier_policy<memory<>>);
+
+} // namespace kvcache
+
+// ---- kvcache/tier/chain.hpp ---------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// When the second tier of two gets a record.
+enum class chain_write {
+    through,      ///< With the first.
+    back,         ///< Later, from the first, off the request path: after a while, at a flush and at the end.
+    second_touch, ///< Once it is read from the first, off the request path: what is asked for once stays here.
+};
+
+/// Two tiers, the first asked first: a disk before a server, say. What only the second has is handed to the first when
+/// it is read. A tier that fails is passed over. Longer chains nest: tiers{memory<>{}, tiers{lmdb<>{}, redis{}}}.
+template <tier_policy First = memory<>, tier_policy Second = memory<>>
+struct tiers {
+    using role = tier_role;
+    First first = {};
+    Second second = {};
+    chain_write write = chain_write::through;
+    std::chrono::milliseconds delay = std::chrono::seconds(1); ///< `back`: how long a record waits.
+    std::size_t waiting = 4096; ///< Records that may wait for the second; more are dropped there.
+    class state;
+    [[nodiscard]] state open() const { return state(*this); }
+};
+
+template <tier_policy First, tier_policy Second>
+tiers(First, Second) -> tiers<First, Second>;
+template <tier_policy First, tier_policy Second>
+tiers(First, Second, chain_write) -> tiers<First, Second>;
+
+template <tier_policy First, tier_policy Second>
+class tiers<First, Second>::state {
+public:
+    explicit state(const tiers& how) : held_(std::make_unique<held>(how)) {}
+
+    template <class Use>
+    [[nodiscard]] result<bool> read(const digest256& name, Use&& use) {
+        const auto given = read_run(std::span(&name, 1), [&](std::size_t, std::span<const std::byte> bytes) {
+            use(bytes);
+            return true;
+        });
+        if (!given)
+            return given.error();
+        return *given == 1;
+    }
+
+    /// As read_run of a tier that is asked for runs; wherever each record is. Errors: the first tier's, or the
+    /// second's, if neither gave one.
+    template <class Use>
+    [[nodiscard]] result<std::size_t> read_run(std::span<const digest256> names, Use&& use) {
+        std::size_t at = 0;
+        bool more = true;
+        result<void> fault;
+        const auto go_on = [&](auto& tier, bool first) {
+            const std::size_t there = leading_in(tier, names.subspan(at));
+            const auto given =
+                kvcache::read_run(tier, names.subspan(at, there), [&](std::size_t i, std::span<const std::byte> bytes) {
+                    more = use(at + i, bytes);
+                    if (first)
+                        held_->copies.touch(names[at + i]);
+                    else
+                        promote(names[at + i], bytes);
+                    return more;
+                });
+            if (!given)
+                fault = given.error();
+            at += given ? *given : 0;
+            return more && at < names.size();
+        };
+        for (std::size_t before = names.size(); before != at;) {
+            before = at;
+            if (!go_on(held_->first, true) || !go_on(held_->second, false))
+                break;
+        }
+        held_->hits += at;
+        held_->misses += more && at < names.size();
+        if (at == 0 && !fault)
+            return fault.error();
+        return at;
+    }
+    [[nodiscard]] std::size_t leading(std::span<const digest256> names) {
+        std::size_t at = 0;
+        for (std::size_t before = names.size(); before != at && at < names.size();) {
+            before = at;
+            at += leading_in(held_->first, names.subspan(at));
+            at += leading_in(held_->second, names.subspan(at));
+        }
+        return at;
+    }
+
+    [[nodiscard]] result<void> put(const tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
+        const auto first = held_->first.put(entry, pieces);
+        if (held_->how.write != chain_write::through) {
+            held_->copies.put(entry);
+            return first;
+        }
+        const auto second = held_->second.put(entry, pieces);
+        return first ? second : first;
+    }
+    [[nodiscard]] bool contains(const digest256& name) {
+        return held_->first.contains(name) || held_->second.contains(name);
+    }
+    [[nodiscard]] result<void> erase(const digest256& name) {
+        held_->copies.forget(name);
+        const auto first = held_->first.erase(name), second = held_->second.erase(name);
+        return first ? second : first;
+    }
+    [[nodiscard]] result<void> flush() {
+        const auto first = held_->first.flush();
+        held_->copies.flush();
+        const auto second = held_->second.flush();
+        return first ? second : first;
+    }
+    /// What is wrong with both, if neither can be used.
+    [[nodiscard]] result<void> status() const {
+        const auto first = held_->first.status();
+        return first ? first : held_->second.status();
+    }
+    /// Of both together, but for hits and misses, which are the chain's; see first() and second().
+    [[nodiscard]] tier_counts counts() const {
+        tier_counts all = held_->first.counts();
+        const tier_counts more = held_->second.counts();
+        all.records += more.records, all.bytes += more.bytes;
+        all.hits = held_->hits, all.misses = held_->misses;
+        all.written += more.written, all.bytes_written += more.bytes_written;
+        all.evicted += more.evicted, all.dropped += more.dropped + held_->copies.dropped();
+        all.failures += more.failures;
+        return all;
+    }
+
+    [[nodiscard]] auto& first() noexcept { return held_->first; }
+    [[nodiscard]] auto& second() noexcept { return held_->second; }
+
+private:
+    using first_state = decltype(std::declval<const First&>().open());
+    using second_state = decltype(std::declval<const Second&>().open());
+
+    // A record of the second tier goes to the first too.
+    void promote(const digest256& name, std::span<const std::byte> bytes) {
+        const std::span<const std::byte> pieces[] = {bytes};
+        static_cast<void>(held_->first.put(held_->copies.entry_of(name), pieces)); // it counts what it refuses
+    }
+
+    struct held {
+        explicit held(const tiers& options)
+            : how(options),
+              first(options.first.open()),
+              second(options.second.open()),
+              copies(first, second, options.write == chain_write::through ? 0 : options.waiting,
+                     options.write == chain_write::back ? options.delay : std::chrono::milliseconds(0),
+                     options.write == chain_write::second_touch) {}
+        const tiers how;
+        first_state first;
+        second_state second;
+        std::atomic<std::uint64_t> hits{0}, misses{0};
+        chain_copies<first_state, second_state> copies;
+    };
+    std::unique_ptr<held> held_;
+};
+
+static_assert(tier_policy<tiers<>>);
 
 } // namespace kvcache
 
@@ -20884,12 +21224,137 @@ static_assert(tier_policy<faulty<>>);
 
 } // namespace kvcache
 
+// ---- kvcache/tier/load_cost.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What reading a run of records takes on this machine, learned from the reads that were timed: a wait, and a time for
+/// each record. The two are fitted by least squares, in which old measurements fade. Before the first, a read takes
+/// nothing, so that one is tried.
+///
+///     seconds(records) = wait + each * records
+///
+/// Cost: O(1) each.
+class load_cost {
+public:
+    /// So many records took so long. Requires: records > 0 and seconds >= 0.
+    void measure(std::size_t records, double seconds) {
+        expects(records > 0 && seconds >= 0.0, "a measurement has records, and a time that is not negative");
+        const double n = static_cast<double>(records);
+        const auto fade = [n](double& sum, double product) { sum = 0.9 * sum + product / n; }; // noise grows with them
+        fade(one_, 1.0);
+        fade(n_, n);
+        fade(nn_, n * n);
+        fade(s_, seconds);
+        fade(ns_, n * seconds);
+        doubt_ = 1.0;
+        fit();
+    }
+
+    /// What so many records take.
+    [[nodiscard]] double seconds(std::size_t records) const noexcept {
+        return doubt_ * (wait_ + each_ * static_cast<double>(records));
+    }
+
+    /// What was measured is held a little less likely, until something is measured anew.
+    void doubt() noexcept { doubt_ *= 0.95; }
+
+private:
+    // The best pair of which neither is negative; a time for each record alone where all measurements were alike.
+    void fit() noexcept {
+        const double independent = one_ * nn_ - n_ * n_;
+        wait_ = 0.0;
+        each_ = ns_ / nn_;
+        if (independent <= 1e-6 * one_ * nn_)
+            return;
+        const double each = (one_ * ns_ - n_ * s_) / independent;
+        const double wait = (nn_ * s_ - n_ * ns_) / independent;
+        if (wait <= 0.0)
+            return;
+        wait_ = each > 0.0 ? wait : s_ / one_;
+        each_ = std::max(each, 0.0);
+    }
+
+    double wait_ = 0.0, each_ = 0.0, doubt_ = 1.0;
+    double one_ = 0.0, n_ = 0.0, nn_ = 0.0, s_ = 0.0, ns_ = 0.0; // sums over records and seconds
+};
+
+} // namespace kvcache
+
+// ---- kvcache/tier/if_faster.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Another tier that is read where that is quicker than computing anew: what loads have taken on this host is set
+/// against what prefills have. A run that is not taken is counted (tier_stats::slower), and makes the next one
+/// likelier, so that a tier that was slow for a while is tried again.
+template <tier_policy Inner = memory<>>
+struct if_faster {
+    using role = tier_role;
+    Inner inner = {};
+    double margin = 1.0; ///< Of the time of a prefill, what a load may take.
+    class state;
+    [[nodiscard]] state open() const { return state(*this); }
+};
+
+template <tier_policy Inner>
+class if_faster<Inner>::state {
+public:
+    explicit state(const if_faster& how) : held_(std::make_unique<held>(how.margin)), inner_(how.inner.open()) {}
+
+    /// Whether so many records are worth reading in place of a prefill that is known to take so long.
+    [[nodiscard]] bool worth(std::size_t records, double prefill_seconds) {
+        const std::lock_guard guard(held_->lock);
+        const bool is = held_->cost.seconds(records) <= held_->margin * prefill_seconds;
+        if (!is)
+            held_->cost.doubt();
+        return is;
+    }
+    /// Reading so many has taken so long, checks and all.
+    void took(std::size_t records, double seconds) {
+        const std::lock_guard guard(held_->lock);
+        held_->cost.measure(records, seconds);
+    }
+
+    template <class Use>
+    [[nodiscard]] result<bool> read(const digest256& name, Use&& use) {
+        return inner_.read(name, use);
+    }
+    template <class Use>
+    [[nodiscard]] result<std::size_t> read_run(std::span<const digest256> names, Use&& use) {
+        return kvcache::read_run(inner_, names, use);
+    }
+    [[nodiscard]] std::size_t leading(std::span<const digest256> names) { return leading_in(inner_, names); }
+    [[nodiscard]] result<void> put(const tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
+        return inner_.put(entry, pieces);
+    }
+    [[nodiscard]] bool contains(const digest256& name) { return inner_.contains(name); }
+    [[nodiscard]] result<void> erase(const digest256& name) { return inner_.erase(name); }
+    [[nodiscard]] result<void> flush() { return inner_.flush(); }
+    [[nodiscard]] result<void> status() const { return inner_.status(); }
+    [[nodiscard]] tier_counts counts() const { return inner_.counts(); }
+
+private:
+    struct held {
+        explicit held(double share) : margin(share) {}
+        const double margin;
+        std::mutex lock;
+        load_cost cost;
+    };
+    std::unique_ptr<held> held_;
+    decltype(std::declval<const Inner&>().open()) inner_;
+};
+
+static_assert(tier_policy<if_faster<>>);
+
+} // namespace kvcache
+
 // ---- kvcache/tier/all.hpp -----------------------------------------------------------------------------------------
 
 namespace kvcache {
 
 /// Every tier that needs no library of its own, with its standard options.
-using tier_policies = std::tuple<no_tier, memory<>, faulty<>>;
+using tier_policies = std::tuple<no_tier, memory<>, faulty<>, tiers<>, if_faster<>>;
 
 } // namespace kvcache
 

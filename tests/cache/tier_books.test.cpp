@@ -2,6 +2,7 @@
 // A cache with a tier, whose rows are a function of all tokens before them: whatever the tier does, no row is wrong.
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/cache/tenant_cache.hpp>
+#include <kvcache/codec/int8.hpp>
 #include <kvcache/core/mixed_bits.hpp>
 #include <kvcache/storage/failing.hpp>
 #include <kvcache/tier/all.hpp>
@@ -15,100 +16,14 @@
 #include <utility>
 #include <vector>
 
+#include "past_rows.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
 
 namespace {
 
-using tokens = std::vector<kv::token_id>;
-
-constexpr kv::page_shape shape{.layers = 2, .kv_heads = 2, .head_dim = 4, .tokens = 16};
-
-[[nodiscard]] kv::budget pages(std::size_t n) {
-    return {n * kv::plain{}.open(shape).page_bytes()};
-}
-
-tokens some(std::size_t count, unsigned seed) {
-    std::mt19937 dice(seed);
-    tokens made;
-    for (; count > 0; --count)
-        made.push_back(kv::token_id{static_cast<std::int32_t>(dice() % 50)});
-    return made;
-}
-
-std::uint64_t past_of(std::uint64_t past, kv::token_id token) {
-    return kv::mixed_bits(past * 31 + static_cast<std::uint64_t>(kv::index_of(token)) + 1);
-}
-
-float number(std::uint64_t past, std::uint32_t layer, std::uint32_t head, std::size_t d) {
-    return static_cast<float>(kv::mixed_bits(past + layer * 1000 + head * 100 + d) % 4096);
-}
-
-// Whether every row of a sequence is the one its past has.
-template <class Cache>
-bool right(const Cache& cache, const typename Cache::sequence& of) {
-    std::uint64_t past = 7;
-    for (std::size_t i = 0; i < of.size(); ++i) {
-        past = past_of(past, of.tokens()[i]);
-        const kv::page_entry& entry = of.table()[i / shape.tokens];
-        const auto row = static_cast<std::uint32_t>(i % shape.tokens);
-        for (std::uint32_t layer = 0; layer < shape.layers; ++layer)
-            for (std::uint32_t head = 0; head < shape.kv_heads; ++head) {
-                const kv::page_tile tile{kv::layer_id{layer}, kv::head_id{head}, row / kv::tile_tokens};
-                const float* keys = cache.codec().keys(cache.bytes(entry.page), tile, {});
-                const float* values = cache.codec().values(cache.bytes(entry.page), tile, {});
-                for (std::size_t d = 0; d < shape.head_dim; ++d)
-                    if (keys[d * kv::tile_tokens + row % kv::tile_tokens] != number(past, layer, head, d) ||
-                        values[row % kv::tile_tokens * kv::value_width(shape.head_dim) + d] !=
-                            number(past, layer, head, d + 50))
-                        return false;
-            }
-    }
-    return true;
-}
-
-// Computes the tokens behind a sequence.
-template <class Cache, class Sequence>
-bool extend(Cache& cache, Sequence& sequence, std::span<const kv::token_id> more) {
-    auto lease = cache.reserve(sequence, more.size());
-    if (!lease)
-        return false;
-    std::uint64_t past = 7;
-    for (const kv::token_id token : sequence.tokens())
-        past = past_of(past, token);
-    for (std::size_t i = 0; i < more.size(); ++i) {
-        past = past_of(past, more[i]);
-        for (std::uint32_t layer = 0; layer < shape.layers; ++layer) {
-            std::vector<float> keys, values;
-            for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
-                for (std::size_t d = 0; d < shape.head_dim; ++d) {
-                    keys.push_back(number(past, layer, head, d));
-                    values.push_back(number(past, layer, head, d + 50));
-                }
-            lease->write(kv::layer_id{layer}, i, keys, values);
-        }
-    }
-    lease->commit(more);
-    return true;
-}
-
-struct answer {
-    std::size_t known = 0, loaded = 0;
-    std::string words = {};
-};
-
-template <class Cache>
-answer feed(Cache& cache, const tokens& prompt) {
-    auto found = cache.match(prompt);
-    const auto plan = cache.plan(found);
-    answer made{found.tokens(), found.loaded(), found.explain()};
-    auto sequence = cache.open(std::move(found), plan);
-    if constexpr (requires { cache.check(); })
-        REQUIRE(right(cache, sequence));
-    REQUIRE(extend(cache, sequence, std::span(prompt).subspan(sequence.size())));
-    return made;
-}
+using namespace testing_rows;
 
 // One store for several caches, as a disk is.
 struct shared {
@@ -132,11 +47,6 @@ struct shared {
     state open() const { return {store}; }
 };
 static_assert(kv::tier_policy<shared>);
-
-template <class... Policies>
-auto made(std::size_t n, Policies... policies) {
-    return kv::make_cache(kv::identity{.weights = {1, 2}}, shape, pages(n), std::move(policies)...);
-}
 
 } // namespace
 
@@ -250,4 +160,81 @@ TEST_CASE("a storage that fails and a small pool lose nothing under a tier") {
         }
         CHECK(cache.stats().held == 0);
     }
+}
+
+namespace {
+
+// A store that mixes up its names: whatever is asked for, it gives what it was given, in turn.
+struct mixed_up {
+    using role = kv::tier_role;
+    std::vector<std::vector<std::byte>>* records = nullptr;
+    struct state {
+        std::vector<std::vector<std::byte>>* records;
+        std::size_t next = 0;
+        template <class Use>
+        kv::result<bool> read(const kv::digest256&, Use&& use) {
+            use(std::span<const std::byte>((*records)[next++ % records->size()]));
+            return true;
+        }
+        kv::result<void> put(const kv::tier_entry&, std::span<const std::span<const std::byte>> pieces) {
+            auto& all = records->emplace_back();
+            for (const auto piece : pieces)
+                all.insert(all.end(), piece.begin(), piece.end());
+            return {};
+        }
+        bool contains(const kv::digest256&) { return !records->empty(); }
+        kv::result<void> erase(const kv::digest256&) { return {}; }
+        kv::result<void> flush() { return {}; }
+        kv::result<void> status() const { return {}; }
+        kv::tier_counts counts() const { return {}; }
+    };
+    state open() const { return {records}; }
+};
+
+} // namespace
+
+TEST_CASE("records of wrong neighbours are refused by the field that differs") {
+    std::vector<std::vector<std::byte>> records;
+    const kv::identity own{.weights = {1, 2}, .tokenizer = {3, 4}, .config = "c", .rope = "r", .weight_format = "f32"};
+    const tokens prompt = some(16, 6);
+    auto first = kv::make_cache(own, shape, pages(4), mixed_up{&records});
+    feed(first, prompt);
+    REQUIRE(records.size() == 1);
+    unsigned asked = 6;
+    const auto refusal = [&](kv::identity id, kv::page_shape with, const auto&... policies) {
+        auto kept = records;
+        auto cache = kv::make_cache(id, with, pages(8), mixed_up{&kept}, policies...);
+        CHECK(cache.match(some(64, asked)).tokens() == 0);
+        CHECK(cache.tier_stats().refused == 1);
+        CHECK(cache.check());
+        return cache.tier_stats().last ? cache.tier_stats().last->field : std::string();
+    };
+    const auto other = [&](auto change) {
+        kv::identity id = own;
+        change(id);
+        return refusal(id, shape);
+    };
+    CHECK(other([](auto& id) { id.weights = {1, 3}; }) == "weights");
+    CHECK(other([](auto& id) { id.adapter = "lora"; }) == "adapter");
+    CHECK(other([](auto& id) { id.tokenizer = {3, 5}; }) == "tokenizer");
+    CHECK(other([](auto& id) { id.config = "d"; }) == "config");
+    CHECK(other([](auto& id) { id.rope = "other base"; }) == "rope");
+    CHECK(other([](auto& id) { id.weight_format = "int8"; }) == "weight_format");
+    CHECK(other([](auto& id) { ++id.numeric_contract; }) == "numeric_contract");
+    CHECK(other([](auto& id) { id.backend = "cuda 1"; }) == "backend");
+    CHECK(other([](auto& id) { id.lineage = "approximate"; }) == "lineage");
+    CHECK(other([](auto& id) { id.tenant = "bob"; }) == "tenant");
+    CHECK(other([](auto& id) { ++id.format; }) == "format");
+    auto wider = shape, deeper = shape;
+    wider.tokens = 32;
+    CHECK(refusal(own, wider) == "page_tokens");
+    deeper.layers = 3;
+    CHECK(refusal(own, deeper) == "layout");
+    CHECK(refusal(own, shape, kv::int8{}) == "codec");
+
+    // Of its own identity, but of other tokens or an older format.
+    asked = 7;
+    CHECK(refusal(own, shape) == "name");
+    records.front()[kv::record_layout::format] = {};
+    CHECK(refusal(own, shape) == "format");
 }

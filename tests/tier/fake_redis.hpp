@@ -17,6 +17,7 @@
 #include <arpa/inet.h>
 #include <catch2/catch.hpp>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -61,6 +62,7 @@ public:
     }
 
     std::uint16_t port = 0;
+    std::atomic<bool> hang_up{false}; ///< Close the connection behind the next reply.
     std::atomic<std::uint64_t> connections{0}, commands{0};
 
 private:
@@ -80,6 +82,7 @@ private:
                 said.emplace_back(word.words);
             ++commands;
             const auto reply = answers_(said);
+            const bool closes = hang_up.exchange(false);
             one.came.erase(0, read.used);
             if (!reply)
                 return false;
@@ -89,6 +92,8 @@ private:
                     return false;
                 sent += static_cast<std::size_t>(now);
             }
+            if (closes)
+                return false;
         }
     }
 
@@ -115,6 +120,8 @@ private:
             if (ready.front().revents != 0 && !stop_) {
                 const int made = ::accept(listener_, nullptr, nullptr);
                 if (made >= 0) {
+                    const int yes = 1; // or a reply waits for what was said before it to be acknowledged
+                    ::setsockopt(made, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
                     ++connections;
                     peers.push_back({made});
                 }

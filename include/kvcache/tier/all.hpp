@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/tier/chain.hpp>
 #include <kvcache/tier/concept.hpp>
 #include <kvcache/tier/faulty.hpp>
+#include <kvcache/tier/if_faster.hpp>
 #include <kvcache/tier/memory.hpp>
 #include <kvcache/tier/no_tier.hpp>
 
@@ -11,6 +13,6 @@
 namespace kvcache {
 
 /// Every tier that needs no library of its own, with its standard options.
-using tier_policies = std::tuple<no_tier, memory<>, faulty<>>;
+using tier_policies = std::tuple<no_tier, memory<>, faulty<>, tiers<>, if_faster<>>;
 
 } // namespace kvcache

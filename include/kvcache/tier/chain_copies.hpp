@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/tier/concept.hpp>
+#include <kvcache/tier/record_ranks.hpp>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <new>
+#include <span>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+namespace kvcache {
+
+/// The records of one tier that a second one is to get later, and the thread that carries them there.
+template <tier_state First, tier_state Second>
+class chain_copies {
+public:
+    /// As many as `room` records wait, each for `delay` before it is carried; 0: there is no thread, and none does.
+    chain_copies(First& first, Second& second, std::size_t room, std::chrono::milliseconds delay, bool on_touch)
+        : first_(first), second_(second), room_(room), delay_(delay), on_touch_(on_touch) {
+        if (room_ > 0)
+            carrier_ = std::thread([this] { run(); });
+    }
+    ~chain_copies() {
+        {
+            const std::lock_guard guard(lock_);
+            stop_ = true;
+        }
+        wake_.notify_all();
+        if (carrier_.joinable())
+            carrier_.join(); // what waits is carried first
+    }
+
+    chain_copies(const chain_copies&) = delete;
+    chain_copies& operator=(const chain_copies&) = delete;
+
+    /// The first tier was handed a record: it is carried after the delay, or once it is touched. Throws: bad_alloc.
+    void put(const tier_entry& entry) {
+        if (room_ == 0)
+            return;
+        {
+            const std::lock_guard guard(lock_);
+            known& one = note(entry.name);
+            one.entry = entry;
+            if (!on_touch_)
+                enqueue(one);
+        }
+        wake_.notify_all();
+    }
+
+    /// A record was read from the first tier. Throws: bad_alloc.
+    void touch(const digest256& name) {
+        if (room_ == 0 || !on_touch_)
+            return;
+        {
+            const std::lock_guard guard(lock_);
+            enqueue(note(name));
+        }
+        wake_.notify_all();
+    }
+
+    /// A record is erased from both tiers, right after this: it is carried no more.
+    void forget(const digest256& name) noexcept {
+        if (room_ == 0)
+            return;
+        const std::lock_guard guard(lock_);
+        known_.erase(name);
+        std::erase_if(queue_, [&](const job& one) { return one.entry.name == name; });
+        forgotten_ = forgotten_ || (busy_ && carried_ == name);
+    }
+
+    /// What is known of a record.
+    [[nodiscard]] tier_entry entry_of(const digest256& name) const {
+        const std::lock_guard guard(lock_);
+        const auto found = known_.find(name);
+        return found == known_.end() ? tier_entry{.name = name} : found->second.entry;
+    }
+
+    /// Waits until all that waits has been carried.
+    void flush() {
+        std::unique_lock guard(lock_);
+        hurry_ = true;
+        wake_.notify_all();
+        idle_.wait(guard, [this] { return queue_.empty() && !busy_; });
+        hurry_ = false;
+    }
+
+    /// Records that found no room, or were gone when their turn came.
+    [[nodiscard]] std::uint64_t dropped() const {
+        const std::lock_guard guard(lock_);
+        return dropped_;
+    }
+
+private:
+    using clock = std::chrono::steady_clock;
+
+    struct known {
+        tier_entry entry = {};
+        bool queued = false; // now, or once
+    };
+    struct job {
+        tier_entry entry = {};
+        clock::time_point due = {};
+    };
+
+    [[nodiscard]] known& note(const digest256& name) {
+        if (known_.size() >= most_known && !known_.contains(name))
+            known_.clear();
+        known& one = known_[name];
+        one.entry.name = name;
+        return one;
+    }
+
+    void enqueue(known& one) {
+        if (one.queued)
+            return;
+        if (queue_.size() >= room_) {
+            ++dropped_;
+            return;
+        }
+        queue_.push_back({one.entry, clock::now() + delay_});
+        one.queued = true;
+    }
+
+    void run() {
+        std::unique_lock guard(lock_);
+        for (;;) {
+            wake_.wait(guard, [this] { return stop_ || !queue_.empty(); });
+            if (queue_.empty())
+                return;
+            wake_.wait_until(guard, queue_.front().due, [this] { return stop_ || hurry_; });
+            const tier_entry entry = queue_.front().entry;
+            queue_.pop_front();
+            carried_ = entry.name;
+            busy_ = true;
+            guard.unlock();
+            bool done = carry(entry);
+            guard.lock();
+            if (std::exchange(forgotten_, false)) { // meanwhile
+                guard.unlock();
+                done = second_.erase(entry.name).has_value();
+                guard.lock();
+            }
+            dropped_ += !done;
+            busy_ = false;
+            idle_.notify_all();
+        }
+    }
+
+    [[nodiscard]] bool carry(const tier_entry& entry) {
+        bool taken = false;
+        const auto use = [&](std::span<const std::byte> bytes) {
+            const std::span<const std::byte> pieces[] = {bytes};
+            taken = second_.put(entry, pieces).has_value();
+        };
+        try {
+            const auto there = first_.read(entry.name, use);
+            if (there && !*there && first_.flush()) // it may not be written yet
+                static_cast<void>(first_.read(entry.name, use));
+        } catch (const std::bad_alloc&) {
+            return false;
+        }
+        return taken;
+    }
+
+    static constexpr std::size_t most_known = std::size_t{1} << 16;
+
+    First& first_;
+    Second& second_;
+    const std::size_t room_;
+    const std::chrono::milliseconds delay_;
+    const bool on_touch_;
+
+    mutable std::mutex lock_; // of all that follows
+    std::condition_variable wake_, idle_;
+    std::unordered_map<digest256, known, name_hash> known_;
+    std::deque<job> queue_;
+    digest256 carried_ = {};
+    bool stop_ = false, hurry_ = false, busy_ = false, forgotten_ = false;
+    std::uint64_t dropped_ = 0;
+    std::thread carrier_;
+};
+
+} // namespace kvcache

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: MIT
+// Promise 1 through a Redis server, alone and behind a disk: other hosts' pages give the logits of a cold run, bit for
+// bit, whatever becomes of the server meanwhile.
+#include <kvcache/cache/compose.hpp>
+#include <kvcache/session/pipeline.hpp>
+#include <kvcache/testing/random_weights.hpp>
+#include <kvcache/tier/chain.hpp>
+#include <kvcache/tier/redis.hpp>
+
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "redis_server.hpp"
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+namespace {
+
+using tokens = std::vector<kv::token_id>;
+
+const kv::transformer& model() {
+    static const kv::transformer made = kv::make_random_model({.hidden_size = 48,
+                                                               .intermediate_size = 80,
+                                                               .layers = 2,
+                                                               .heads = 6,
+                                                               .kv_heads = 2,
+                                                               .head_dim = 24,
+                                                               .vocabulary = 131,
+                                                               .max_positions = 4096,
+                                                               .rope = {},
+                                                               .tied_head = true,
+                                                               .bos = {},
+                                                               .eos = {}},
+                                                              7);
+    return made;
+}
+
+tokens some(std::size_t count, unsigned seed) {
+    std::mt19937 dice(seed);
+    tokens made;
+    for (; count > 0; --count)
+        made.push_back(kv::token_id{static_cast<std::int32_t>(dice() % 131)});
+    return made;
+}
+
+template <class Tier>
+class host {
+public:
+    explicit host(const Tier& tier)
+        : cache_(kv::make_cache(model().id({1, 2}), model().shape(16),
+                                {.bytes = 40 * kv::plain{}.open(model().shape(16)).page_bytes()}, tier)),
+          through_(cache_, model(), team_, 64) {}
+    ~host() { CHECK(cache_.check()); }
+
+    // Whether the logits are those of a cold run. How many tokens came from the tier: loaded().
+    [[nodiscard]] bool right(const tokens& prompt, const kv::matrix& cold) {
+        const auto before = cache_.tier_stats().loaded_tokens;
+        auto fed = through_.feed(prompt, kv::logits_of::all);
+        REQUIRE(fed);
+        loaded_ = cache_.tier_stats().loaded_tokens - before;
+        const auto& rows = fed->logits;
+        return rows.size() > 0 && std::memcmp(rows.data(), cold.data() + (cold.size() - rows.size()),
+                                              static_cast<std::size_t>(rows.size()) * sizeof(float)) == 0;
+    }
+    [[nodiscard]] std::size_t loaded() const { return loaded_; }
+    [[nodiscard]] auto& tier() { return cache_.tier(); }
+
+private:
+    using cache = decltype(kv::make_cache(kv::identity{}, kv::page_shape{}, kv::budget{}, std::declval<Tier>()));
+    kv::team team_{1};
+    cache cache_;
+    kv::pipeline<cache, kv::transformer> through_;
+    std::size_t loaded_ = 0;
+};
+
+kv::matrix cold(const tokens& prompt) {
+    kv::team team(1);
+    auto cache = kv::make_cache(model().id({1, 2}), model().shape(16), {.bytes = 8 << 20});
+    kv::pipeline through(cache, model(), team, 64);
+    auto fed = through.feed(prompt, kv::logits_of::all);
+    REQUIRE(fed);
+    return std::move(fed->logits);
+}
+
+} // namespace
+
+TEST_CASE("pages on a Redis server give the bits of a cold run, and its end only a miss") {
+    if (testing_redis::missing())
+        return;
+    testing_redis::server server;
+    const kv::redis remote{.port = server.port(),
+                           .connect_timeout = std::chrono::seconds(2),
+                           .timeout = std::chrono::seconds(2),
+                           .retry = std::chrono::milliseconds(5),
+                           .longest_retry = std::chrono::milliseconds(20)};
+    std::vector<std::pair<tokens, kv::matrix>> prompts;
+    for (unsigned seed = 0; seed < 4; ++seed) {
+        const tokens prompt = some(150, seed);
+        prompts.emplace_back(prompt, cold(prompt));
+    }
+    const auto& [prompt, rows] = prompts.front();
+    host one(remote);
+    for (const auto& [said, wanted] : prompts)
+        CHECK(one.right(said, wanted));
+    REQUIRE(one.tier().flush());
+    {
+        host other(remote);
+        host chained(kv::tiers{kv::memory<>{}, remote});
+        CHECK(other.right(prompt, rows));
+        CHECK(other.loaded() == 144);
+        CHECK(chained.right(prompt, rows));
+        CHECK(chained.loaded() == 144);
+        CHECK(chained.tier().first().counts().written == 9);
+    }
+    host third(remote);
+    CHECK(third.right(prompts[1].first, prompts[1].second));
+    CHECK(third.loaded() == 144);
+    server.kill();
+    for (const auto& [said, wanted] : prompts)
+        CHECK(third.right(said, wanted));
+    CHECK(third.loaded() == 0);
+    server.start(); // with nothing
+    REQUIRE(testing_redis::soon([&] { return third.tier().connected() == 1; }));
+    host fourth(remote);
+    CHECK(fourth.right(prompt, rows));
+    CHECK(fourth.loaded() == 0);
+    REQUIRE(fourth.tier().flush());
+    host fifth(remote);
+    CHECK(server.ask({"SET", "kvcache:foreign", "x"}) == "OK");
+    CHECK(fifth.right(prompt, rows));
+    CHECK(fifth.loaded() == 144);
+    CHECK(server.ask({"FLUSHALL"}) == "OK");
+    host sixth(remote);
+    CHECK(sixth.right(prompt, rows));
+    CHECK(sixth.loaded() == 0);
+}
