@@ -14,6 +14,7 @@
 #include "chunks/arms.hpp"
 #include "chunks/plot.hpp"
 #include "chunks/quality.hpp"
+#include "chunks/questions.hpp"
 #include "chunks/speed.hpp"
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -22,8 +23,8 @@ namespace {
 
 struct flags {
     std::vector<std::string> parts{"speed", "presets", "quality"}, kinds{"two", "refer"};
-    std::string model = "examples/models/worlds-2m", json, svg;
-    std::size_t threads = 1, rounds = 2, orders = 3, chunks = 8, size = 512;
+    std::string model = "examples/models/worlds-2m", text, json, svg;
+    std::size_t threads = 1, rounds = 2, orders = 3, chunks = 8, size = 512, questions = 40;
 };
 
 void print(const bench::chunk_row& r) {
@@ -85,6 +86,7 @@ int run(const flags& f) {
         time("head 32", kvcache::head{});
         time("first page", kvcache::head{.rows = 16});
         time("blend 15 %", kvcache::blend{});
+        time("blend gradual", kvcache::gradual_blend{});
         time("seam 16", kvcache::seam{});
         time("random 15 %", kvcache::random_rows{});
         speed.zero_reuse(1024, 8, rows);
@@ -101,7 +103,12 @@ int run(const flags& f) {
         all.insert(all.end(), rows.begin(), rows.end());
     }
     if (wanted("quality")) {
-        bench::chunk_quality quality(f.model, f.kinds, f.orders, f.threads);
+        bench::chunk_quality quality(
+            f.model, f.threads, f.text.empty() ? "<|im_end|>" : "", [&](const kvcache::tokenizer& words) {
+                return f.text.empty()
+                           ? bench::questions_about_notes(f.model, f.kinds, f.orders, words)
+                           : bench::questions_about_text(f.text, f.chunks, f.size, f.orders, f.questions, words);
+            });
         std::vector<bench::chunk_row> rows;
         const auto ask = [&](const char* name, auto policy, bool bottom_right = false) {
             quality.run(name, policy, bottom_right, rows);
@@ -115,9 +122,15 @@ int run(const flags& f) {
         ask("head 8", kvcache::head{.rows = 8, .page_aligned = false});
         ask("seam 2", kvcache::seam{.rows = 2});
         ask("seam 4", kvcache::seam{.rows = 4});
+        if (!f.text.empty()) { // longer documents
+            ask("head 16", kvcache::head{.rows = 16, .page_aligned = false});
+            ask("seam 8", kvcache::seam{.rows = 8});
+            ask("seam 16", kvcache::seam{.rows = 16});
+        }
         ask("blend", kvcache::blend{});
         ask("blend of values", kvcache::blend{.compares = kvcache::deviation_of::values});
         ask("blend bottom-right", kvcache::blend{}, true);
+        ask("blend gradual", kvcache::gradual_blend{});
         ask("blend 50 %", kvcache::blend{.fraction = 0.5});
         ask("everything", kvcache::everything{});
         std::printf("%zu questions; exact against bottom-right mask: p %.4f\n", quality.questions(),
@@ -137,7 +150,12 @@ int main(int count, char** words) {
     flags f;
     CLI::App app("What reusing chunks saves and what it costs");
     app.add_option("--part", f.parts)->delimiter(',')->check(CLI::IsMember(f.parts))->capture_default_str();
-    app.add_option("--model", f.model, "A directory with a model and questions.jsonl")->capture_default_str();
+    app.add_option("--model", f.model, "A directory with a model, and questions.jsonl or see --text")
+        ->capture_default_str();
+    app.add_option("--text", f.text, "Asks the model to go on behind --chunks pieces of this text, of --size tokens");
+    app.add_option("--questions", f.questions, "At most so many about the text")
+        ->check(CLI::Range(1, 100000))
+        ->capture_default_str();
     app.add_option("--kinds", f.kinds, "Kinds of questions")->delimiter(',')->capture_default_str();
     app.add_option("--orders", f.orders, "Orders of its documents that each question is asked with")
         ->check(CLI::Range(1, 1000))

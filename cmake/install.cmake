@@ -26,6 +26,9 @@ endif()
 if(KVCACHE_LMDB)
   kvcache_install(kvcache_lmdb lmdb)
 endif()
+if(KVCACHE_REDIS)
+  kvcache_install(kvcache_redis redis)
+endif()
 
 configure_package_config_file(cmake/kvcacheConfig.cmake.in kvcacheConfig.cmake INSTALL_DESTINATION ${kvcache_package_dir})
 write_basic_package_version_file(kvcacheConfigVersion.cmake COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
@@ -33,7 +36,7 @@ install(FILES ${PROJECT_BINARY_DIR}/kvcacheConfig.cmake ${PROJECT_BINARY_DIR}/kv
               ${CMAKE_CURRENT_LIST_DIR}/system.cmake
         DESTINATION ${kvcache_package_dir})
 
-# pkg-config: kvcache, kvcache-json, kvcache-text, kvcache-traces, kvcache-crypto, kvcache-compress, kvcache-lmdb.
+# pkg-config: kvcache, kvcache-json, kvcache-text, kvcache-traces, kvcache-crypto, kvcache-compress, kvcache-lmdb, kvcache-redis.
 function(kvcache_pkgconfig name description requires)
   configure_file(cmake/kvcache.pc.in ${name}.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_DATADIR}/pkgconfig)
@@ -58,6 +61,9 @@ if(KVCACHE_COMPRESS)
 endif()
 if(KVCACHE_LMDB)
   kvcache_pkgconfig(kvcache-lmdb "kvcache: records on the disk" "kvcache, lmdb")
+endif()
+if(KVCACHE_REDIS)
+  kvcache_pkgconfig(kvcache-redis "kvcache: records on Redis servers" "kvcache, libssl >= 1.1")
 endif()
 
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/kvcache)

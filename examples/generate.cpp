@@ -4,9 +4,6 @@
 #include <kvcache/core/json.hpp>
 #include <kvcache/kvcache.hpp>
 #include <kvcache/session/beam_search.hpp>
-#if EXAMPLE_HAS_LMDB
-#include <kvcache/tier/lmdb.hpp>
-#endif
 
 #include <cstdint>
 #include <fstream>
@@ -17,6 +14,7 @@
 
 #include "support/flags.hpp"
 #include "support/model_directory.hpp"
+#include "support/tier_flag.hpp"
 #include <CLI/CLI.hpp>
 
 namespace {
@@ -101,21 +99,15 @@ int say_beams(kvcache::pipeline<Cache, kvcache::transformer>& through, const fla
 template <class Say>
 int with_cache(const flags& f, const kvcache::identity& id, const kvcache::page_shape& shape, kvcache::budget limit,
                Say say) {
-    if (f.tier.empty()) {
-        auto cache = kvcache::make_cache(id, shape, limit);
-        return say(cache, [] { return std::uint64_t{0}; });
-    }
-#if EXAMPLE_HAS_LMDB
-    auto cache = kvcache::make_cache(id, shape, limit, kvcache::lmdb<>{.directory = f.tier.substr(5)});
-    if (auto open = cache.tier().status(); !open)
-        return support::report("generate", open.error());
-    const int code = say(cache, [&] { return cache.tier_stats().loaded_tokens; });
-    if (auto written = cache.tier().flush(); !written && code == 0)
-        return support::report("generate", written.error());
-    return code;
-#else
-    return support::report("generate", {kvcache::error_code::unsupported, "--tier", "--tier: built without LMDB"});
-#endif
+    return support::with_tier("generate", f.tier, [&](const auto& tier) {
+        auto cache = kvcache::make_cache(id, shape, limit, tier);
+        if (auto open = cache.tier().status(); !open)
+            return support::report("generate", open.error());
+        const int code = say(cache, [&] { return cache.tier_stats().loaded_tokens; });
+        if (auto written = cache.tier().flush(); !written && code == 0)
+            return support::report("generate", written.error());
+        return code;
+    });
 }
 
 int run(const flags& f) {
@@ -224,13 +216,7 @@ int main(int argc, char** argv) {
     auto* warm = app.add_option("--warm", f.warm, "Text to run first, so that the cache knows it");
     app.add_option("--warm-ids", f.warm_ids, "The same as tokens")->excludes(warm);
     support::add_flags(app, f);
-    app.add_option("--tier", f.tier, "Where pages stay between runs: lmdb:DIRECTORY")
-        ->check(CLI::Validator(
-            [](std::string& text) {
-                return text.starts_with("lmdb:") && text.size() > 5 ? std::string()
-                                                                    : "\"" + text + "\" is not lmdb:DIRECTORY";
-            },
-            "TIER"));
+    support::add_tier_flag(app, f.tier);
     auto* no_cache = app.add_flag("--no-cache", f.no_cache, "Run the whole past again for every token");
     app.add_flag("--ignore-eos", f.ignore_eos, "Go on behind the model's end token");
     auto* logits = app.add_option("--logits", f.logits,

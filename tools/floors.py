@@ -31,7 +31,7 @@ DEPENDENCIES = {  # what an include opens with: the headers or folders that may 
     "nlohmann/": ("core/json.hpp",),
     "pcre2.h": ("text/regex.hpp",),
     "utf8proc.h": ("text/unicode.hpp",),
-    "openssl/": ("hash/sha256.hpp",),
+    "openssl/": ("hash/sha256.hpp", "tier/redis_tls.hpp"),
     "xxhash.h": ("hash/", "core/"),  # one header, whichever it is
     "cxxabi.h": ("core/type_name.hpp",),
     "immintrin.h": ("core/intrinsics.hpp",),
@@ -40,9 +40,9 @@ DEPENDENCIES = {  # what an include opens with: the headers or folders that may 
     "zlib.h": ("adapters/traces/gzip_decoder.hpp",),
     "zstd.h": ("adapters/traces/zstd_decoder.hpp", "kernel/zstd_code.hpp"),
     "lmdb.h": ("tier/",),
-    "hiredis/": ("tier/",),
 }
-SYSTEM = {"fcntl.h", "unistd.h", "sys/mman.h", "sys/stat.h", "sys/types.h", "sys/file.h", "sys/socket.h", "poll.h"}
+SYSTEM = {"fcntl.h", "unistd.h", "sys/mman.h", "sys/stat.h", "sys/types.h", "sys/file.h", "sys/socket.h", "poll.h",
+          "netdb.h", "netinet/in.h", "netinet/tcp.h"}
 ANY = re.compile(r"^\s*#\s*include\s+<([^>]+)>", re.M)
 
 
@@ -116,7 +116,7 @@ def dependencies(outside: dict[str, list[str]]) -> list[str]:
     return wrong
 
 
-REACH = {"core": (), "json": (), "text": ("json",), "traces": ("json",), "crypto": (), "compress": (), "lmdb": ()}  # besides itself and core
+REACH = {"core": (), "json": (), "text": ("json",), "traces": ("json",), "crypto": (), "compress": (), "lmdb": (), "redis": ()}  # besides itself and core
 
 
 def components(graph: dict[str, list[str]]) -> list[str]:

@@ -3,7 +3,7 @@ import re
 
 from house import INCLUDE, ROLES, code_of, name_of
 
-COMPONENT_LISTS = ("crypto.hpp", "disk.hpp")  # of policies that need a component of their own
+COMPONENT_LISTS = ("crypto.hpp", "disk.hpp", "remote.hpp")  # of policies that need a component of their own
 
 
 def check() -> list[str]:

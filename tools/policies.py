@@ -20,7 +20,7 @@ OPTION = re.compile(r"^    (?!using|class|struct|enum|static|\[\[|///|//|return|
 def listed(role: str) -> list[str]:
     """The names in the role's lists, each once, without arguments of templates."""
     names: list[str] = []
-    for file in ("all.hpp", "crypto.hpp", "disk.hpp"):
+    for file in ("all.hpp", "crypto.hpp", "disk.hpp", "remote.hpp"):
         path = INCLUDE / role / file
         found = re.search(r"using \w+_policies =\s*std::tuple<(.*)>;", path.read_text(), re.S) if path.exists() else None
         for name in re.findall(r"(\w+)(?:<\w+>)?(?:,|$)", " ".join(found[1].split()) if found else ""):

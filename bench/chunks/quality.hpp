@@ -8,10 +8,8 @@
 #include <cmath>
 #include <cstddef>
 #include <filesystem>
-#include <fstream>
+#include <optional>
 #include <random>
-#include <span>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,20 +17,22 @@
 #include "../support/machine.hpp"
 #include "../support/rows.hpp"
 #include "arms.hpp"
-#include <nlohmann/json.hpp>
+#include "questions.hpp"
 
 namespace bench {
 
 /// Questions about documents that were each read alone, in an order of their own for every question.
 class chunk_quality {
 public:
-    chunk_quality(const std::filesystem::path& directory, const std::vector<std::string>& kinds, std::size_t orders,
-                  std::size_t threads)
+    /// What makes the questions of a model, given its tokenizer, and the token that ends an answer, if one does.
+    template <class Make>
+    chunk_quality(const std::filesystem::path& directory, std::size_t threads, const std::string& stop, Make make)
         : model_(must(kvcache::load_model(directory)).model),
           words_(must(kvcache::tokenizer::open(directory))),
-          threads_(threads) {
-        read(directory / "questions.jsonl", kinds, orders);
-        stop_ = encode("<|im_end|>").at(0);
+          threads_(threads),
+          asked_(make(words_)) {
+        if (!stop.empty())
+            stop_ = must(words_.encode(stop, {.add_special_tokens = false})).at(0);
         ask_all();
     }
 
@@ -102,60 +102,7 @@ public:
     [[nodiscard]] double p_between(const std::string& a, const std::string& b) const { return paired(of(a), of(b)); }
 
 private:
-    struct question {
-        std::vector<tokens> documents;
-        tokens prompt, prompt_elsewhere;
-        std::string answer;
-        tokens exact_answer;
-        kvcache::matrix exact_logits; // (answer, vocabulary)
-    };
     using plain_cache = kvcache::cache<>;
-
-    [[nodiscard]] tokens encode(const std::string& text) const {
-        return must(words_.encode(text, {.add_special_tokens = false}));
-    }
-    // Whether a note says of whom it speaks only by what stands before it.
-    [[nodiscard]] static bool leans(const std::string& note) {
-        return note.starts_with("- She ") || note.starts_with("- He ") || note.starts_with("- It ");
-    }
-    static void append(tokens& to, const tokens& more) { to.insert(to.end(), more.begin(), more.end()); }
-
-    void read(const std::filesystem::path& file, const std::vector<std::string>& kinds, std::size_t orders) {
-        std::ifstream in(file);
-        if (!in)
-            throw std::runtime_error(file.string() + " cannot be read");
-        std::mt19937 dice(1);
-        for (std::string line; std::getline(in, line);) {
-            const auto item = nlohmann::json::parse(line);
-            if (std::ranges::find(kinds, item.at("kind").get<std::string>()) == kinds.end() ||
-                !item.at("history").empty())
-                continue;
-            for (std::size_t i = 0; i < orders; ++i) {
-                question one{{}, {}, {}, item.at("answer"), {}, {}};
-                std::vector<std::vector<std::size_t>> order; // a note that leans on the one before stays behind it
-                for (const std::string text : item.at("documents")) {
-                    if (order.empty() || !leans(text))
-                        order.emplace_back();
-                    order.back().push_back(one.documents.size());
-                    one.documents.push_back(encode("\n" + text));
-                }
-                const tokens end = encode("<|im_end|>\n<|im_start|>user\n" + item.at("question").get<std::string>() +
-                                          "<|im_end|>\n<|im_start|>assistant\n");
-                for (tokens* prompt : {&one.prompt, &one.prompt_elsewhere}) {
-                    *prompt = encode("<|im_start|>system\nYou answer questions about the notes.");
-                    for (std::size_t j = order.size(); j > 1; --j)
-                        std::swap(order[j - 1], order[dice() % j]);
-                    for (const auto& group : order)
-                        for (const std::size_t document : group)
-                            append(*prompt, one.documents[document]);
-                    append(*prompt, end);
-                }
-                asked_.push_back(std::move(one));
-            }
-        }
-        if (asked_.empty())
-            throw std::runtime_error(file.string() + " has no question of these kinds");
-    }
 
     // The exact answers, and the logits behind every token of them.
     void ask_all() {
@@ -166,6 +113,8 @@ private:
             auto fork = fed.sequence.fork(fed.sequence.size());
             one.exact_answer = greedy(through, fork, fed.logits);
             one.exact_logits = answer_logits(through, fed.sequence, fed.logits, one.exact_answer);
+            if (one.answer.empty())
+                one.answer = words_.decode(one.exact_answer, {});
             full_right_ += words_.decode(one.exact_answer, {}) == one.answer;
         }
     }
@@ -233,7 +182,7 @@ private:
     kvcache::transformer model_;
     kvcache::tokenizer words_;
     kvcache::team threads_;
-    kvcache::token_id stop_ = {};
+    std::optional<kvcache::token_id> stop_;
     std::vector<question> asked_;
     double full_right_ = 0.0, none_kl_ = 0.0, none_accuracy_ = 0.0;
     std::vector<double> random_;

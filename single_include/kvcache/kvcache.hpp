@@ -644,7 +644,7 @@ struct digest256 {
 }
 
 /// SHA-256 of bytes given piece by piece (FIPS 180-4), for names and seals of what leaves the process: here, so that
-/// every host writes the same records, whatever libraries it has. Cost: about 3 ns a byte.
+/// every host writes the same records, whatever libraries it has. Cost: about 5 ns a byte.
 class sha256_builder {
 public:
     sha256_builder& bytes(std::span<const std::byte> data) noexcept {
@@ -1126,6 +1126,12 @@ concept recompute_state = requires(const S s, std::size_t tokens) {
     { s.first_rerun(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
 };
 
+/// One that is also told whether the hit ended at a token that differs from the one stored there.
+template <class S>
+concept edit_recompute_state = recompute_state<S> && requires(const S s, std::size_t tokens, bool differs) {
+    { s.first_rerun(tokens, tokens, differs) } -> std::same_as<std::size_t>; // hit, total
+};
+
 /// One that also reuses chunks behind other pasts: it adds the positions that run again, ascending, to `positions`.
 template <class S>
 concept chunk_recompute_state = recompute_state<S> &&
@@ -1145,6 +1151,16 @@ concept deviation_recompute_state = recompute_state<S> &&
     s.select(runs, deviations, positions);
     { s.compared() } -> std::same_as<deviation_of>;
     { s.check_layer() } -> std::convertible_to<std::size_t>;
+};
+
+/// One that judges those it chose again, in as many layers behind the first as it has filters: it is told how far each
+/// of `positions` is off there once the chosen have run up to it, and keeps some.
+template <class S>
+concept filtering_recompute_state = deviation_recompute_state<S> &&
+    requires(const S s, std::size_t number, std::span<const reused_run> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    { s.filters() } -> std::convertible_to<std::size_t>;
+    s.filter(number, runs, deviations, positions);
 };
 
 /// Which reused tokens run again.
@@ -6417,7 +6433,7 @@ public:
 
     [[nodiscard]] seal_kind kind() const noexcept { return kind_; }
 
-    /// The checksum of these bytes, one run after the other. Cost: 0.1 ns a byte, or 3 ns with a secret.
+    /// The checksum of these bytes, one run after the other. Cost: 0.1 ns a byte, or about 5 ns with a secret.
     [[nodiscard]] digest256 of(std::span<const std::byte> bytes, std::span<const std::byte> more = {}) const {
         if (kind_ == seal_kind::hmac)
             return hmac_builder(keyed_).bytes(bytes).bytes(more).finish();
@@ -6997,6 +7013,63 @@ concept tier_policy = plays<P, tier_role> && requires(const P p) {
 
 } // namespace kvcache
 
+// ---- kvcache/tier/run.hpp -----------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What `read_run` calls with the place of a record in its run and with its bytes; false: no more. It stands for any
+/// callable of this form.
+struct tier_run_use {
+    bool operator()(std::size_t index, std::span<const std::byte> bytes) const;
+};
+
+/// A tier that is asked for a run of records at once, because every question takes a while. `leading` says how many
+/// leading records are there. `read_run` reads them in turn, as long as they are there and more are wanted, and says
+/// how many it gave; an error, if it gave none.
+template <class S>
+concept run_tier_state = tier_state<S> && requires(S s, std::span<const digest256> names, const tier_run_use& use) {
+    { s.leading(names) } -> std::same_as<std::size_t>;
+    { s.read_run(names, use) } -> std::same_as<result<std::size_t>>;
+};
+
+/// How many leading records a tier has.
+template <tier_state Tier>
+[[nodiscard]] std::size_t leading_in(Tier& tier, std::span<const digest256> names) {
+    if constexpr (run_tier_state<Tier>) {
+        return names.empty() ? 0 : tier.leading(names);
+    } else {
+        std::size_t there = 0;
+        while (there < names.size() && tier.contains(names[there]))
+            ++there;
+        return there;
+    }
+}
+
+/// Reads records in turn, as long as they are there and `use(index, bytes)` wants more. Returns how many it was given.
+/// Errors: those of the tier, if it was given none.
+template <tier_state Tier, class Use>
+[[nodiscard]] result<std::size_t> read_run(Tier& tier, std::span<const digest256> names, Use&& use) {
+    if constexpr (run_tier_state<Tier>) {
+        if (names.empty())
+            return std::size_t{0};
+        return tier.read_run(names, use);
+    } else {
+        bool more = true;
+        for (std::size_t i = 0; i < names.size(); ++i) {
+            const auto found = tier.read(names[i], [&](std::span<const std::byte> bytes) { more = use(i, bytes); });
+            if (!found && i == 0)
+                return found.error();
+            if (!found || !*found)
+                return i;
+            if (!more)
+                return i + 1;
+        }
+        return names.size();
+    }
+}
+
+} // namespace kvcache
+
 // ---- kvcache/cache/tier_books.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -7009,6 +7082,7 @@ struct tier_stats {
     std::uint64_t refused = 0;       ///< Records that were damaged or not what was asked for; they are erased.
     std::uint64_t failed = 0;        ///< Reads and writes that the tier refused.
     std::uint64_t no_room = 0;       ///< Prompts whose records found no pages.
+    std::uint64_t slower = 0;        ///< Prompts of which the tier had some that are quicker computed.
     std::uint64_t handed_over = 0;   ///< Records.
     std::optional<error> last = {};  ///< Why the last one was refused or failed.
 };
@@ -7052,30 +7126,32 @@ public:
         try {
             const record_names& names = names_of(tenant);
             std::vector<digest256> chain = {names.root()}; // by page: what comes before it
-            for (std::size_t page = 0; page < most; ++page) {
+            for (std::size_t page = 0; page < most; ++page)
                 chain.push_back(names.chain(chain.back(), tokens.subspan(page * page_tokens, page_tokens)));
-                if (page >= first && !tier_.contains(chain.back())) {
-                    chain.pop_back();
-                    break;
-                }
+            const auto wanted = std::span<const digest256>(chain).subspan(first + 1);
+            std::size_t pages = leading_in(tier_, wanted);
+            if (pages > 0 && !worth_loading(pages, cache.prefill_seconds(first * page_tokens, pages * page_tokens))) {
+                note([](tier_stats& s) { ++s.slower; });
+                return 0;
             }
-            for (std::size_t pages = chain.size() - 1 - first; pages > 0;) {
+            while (pages > 0) {
                 const auto run = tokens.subspan(first * page_tokens, pages * page_tokens);
+                const auto began = std::chrono::steady_clock::now();
                 auto lease = cache.reserve(behind, run.size(), 1);
                 if (!lease) {
                     note([](tier_stats& s) { ++s.no_room; });
                     pages /= 2;
                     continue;
                 }
-                std::size_t placed = 0;
-                while (placed < pages && place(*lease, cache, names, chain, first + placed, placed,
-                                               run.subspan(placed * page_tokens, page_tokens)))
-                    ++placed;
+                const std::size_t placed = place(*lease, cache, names, chain, first, run);
                 if (placed < pages) {
                     pages = placed; // what a shorter run keeps exactly differs, so it is put in place anew
                     continue;
                 }
                 lease->commit_in_place(run);
+                const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+                if constexpr (requires { tier_.took(pages, took.count()); })
+                    tier_.took(pages, took.count());
                 note([&](tier_stats& s) { ++s.hits, s.loaded_tokens += run.size(); });
                 return pages;
             }
@@ -7141,27 +7217,40 @@ private:
             note([](tier_stats& s) { ++s.handed_over; });
     }
 
-    // Puts one page in place, as page `at` of a lease. False, and counted, if the tier has no sound record of it.
+    // Whether reading so many pages is said to be quicker than computing them.
+    [[nodiscard]] bool worth_loading(std::size_t pages, double prefill_seconds) {
+        if constexpr (requires { tier_.worth(pages, prefill_seconds); })
+            return tier_.worth(pages, prefill_seconds);
+        else
+            return true;
+    }
+
+    // Puts the pages of a run in place, from page `first` on. Returns how many: fewer, and it is counted why, if the
+    // tier has no sound record of the next.
     template <class Lease, class Cache>
-    [[nodiscard]] bool place(const Lease& lease, const Cache& cache, const record_names& names,
-                             std::span<const digest256> chain, std::size_t page, std::size_t at,
-                             std::span<const token_id> run) {
+    [[nodiscard]] std::size_t place(const Lease& lease, const Cache& cache, const record_names& names,
+                                    std::span<const digest256> chain, std::size_t first,
+                                    std::span<const token_id> run) {
+        const std::size_t page_tokens = cache.shape().tokens, pages = run.size() / page_tokens;
+        std::size_t placed = 0;
         result<void> sound;
-        const auto found = tier_.read(chain[page + 1], [&](std::span<const std::byte> bytes) {
-            sound = put_in_place<typename Cache::codec_type>(lease, names, bytes, chain[page], chain[page + 1],
-                                                             page * cache.shape().tokens, at, run);
-        });
-        if (!found) {
-            fail(found.error());
-            return false;
-        }
+        const auto read =
+            read_run(tier_, chain.subspan(first + 1, pages), [&](std::size_t at, std::span<const std::byte> bytes) {
+                const std::size_t page = first + at;
+                sound = put_in_place<typename Cache::codec_type>(lease, names, bytes, chain[page], chain[page + 1],
+                                                                 page * page_tokens, at,
+                                                                 run.subspan(at * page_tokens, page_tokens));
+                placed += sound.has_value();
+                return sound.has_value();
+            });
+        if (!read)
+            fail(read.error());
         if (!sound) {
             note([&](tier_stats& s) { ++s.refused, s.last = sound.error(); });
-            if (auto erased = tier_.erase(chain[page + 1]); !erased)
+            if (auto erased = tier_.erase(chain[first + placed + 1]); !erased)
                 fail(erased.error());
-            return false;
         }
-        return *found;
+        return placed;
     }
 
     template <class Codec, class Lease>
@@ -7351,7 +7440,7 @@ private:
 public:
     /// Which of the matched prompt's tokens run.
     [[nodiscard]] rerun plan(const match_type& found) const {
-        std::size_t first = recompute_.first_rerun(found.tokens(), found.of());
+        std::size_t first = first_rerun(found);
         if constexpr (page_writer<codec_type>) {
             const std::lock_guard guard(lock_);
             first = sequences_.exact().kept(*found.known_.state_, first);
@@ -7608,6 +7697,13 @@ public:
     }
 
 private:
+    [[nodiscard]] std::size_t first_rerun(const match_type& found) const {
+        if constexpr (edit_recompute_state<std::remove_cvref_t<decltype(recompute_)>>)
+            return recompute_.first_rerun(found.tokens(), found.of(), found.end() == match_end::different);
+        else
+            return recompute_.first_rerun(found.tokens(), found.of());
+    }
+
     // Hands the tier the pages that a sequence has made known since.
     void store(sequence_state& state) noexcept {
         if (state.stored < state.sealed)
@@ -15405,6 +15501,56 @@ using observer_policies = std::tuple<silent, counting, events, metrics, tracing>
 
 } // namespace kvcache
 
+// ---- kvcache/recompute/all_or_nothing.hpp -------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Reuses a known text only where the prompt goes on behind its end: one edited token, and everything runs (DarkHal's
+/// chat sessions). Exact, and never better than `exact_prefix`: for comparisons.
+struct all_or_nothing {
+    using role = recompute_role;
+    class state;
+    [[nodiscard]] state open(page_shape shape) const;
+};
+
+class all_or_nothing::state : public exact_prefix::state {
+public:
+    using exact_prefix::state::first_rerun;
+    [[nodiscard]] std::size_t first_rerun(std::size_t hit, std::size_t total, bool differs) const noexcept {
+        return differs ? 0 : first_rerun(hit, total);
+    }
+};
+
+inline all_or_nothing::state all_or_nothing::open(page_shape) const {
+    return {};
+}
+
+static_assert(recompute_policy<all_or_nothing> && edit_recompute_state<all_or_nothing::state>);
+
+} // namespace kvcache
+
+// ---- kvcache/recompute/furthest_off.hpp ---------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The indices of the `most` largest deviations, ascending; of equal ones the earlier. Cost: O(n log n).
+[[nodiscard]] inline std::vector<std::size_t> furthest_off(std::span<const float> deviations, std::size_t most) {
+    std::vector<std::size_t> order(deviations.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return deviations[a] > deviations[b]; });
+    order.resize(std::min(order.size(), most));
+    std::ranges::sort(order);
+    return order;
+}
+
+/// How many of `total` tokens a share of them is: at least one, unless it is none of them.
+[[nodiscard]] inline std::size_t share_of(double fraction, std::size_t total) {
+    const auto most = static_cast<std::size_t>(fraction * static_cast<double>(total));
+    return std::min(total, std::max<std::size_t>(most, fraction > 0.0 ? 1 : 0));
+}
+
+} // namespace kvcache
+
 // ---- kvcache/recompute/blend.hpp ----------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -15430,12 +15576,7 @@ public:
 
     void select(std::span<const reused_run> runs, std::span<const float> deviations,
                 std::vector<std::size_t>& positions) const {
-        std::vector<std::size_t> order(deviations.size());
-        std::iota(order.begin(), order.end(), std::size_t{0});
-        const auto most = static_cast<std::size_t>(options_.fraction * static_cast<double>(order.size()));
-        std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return deviations[a] > deviations[b]; });
-        order.resize(std::min(order.size(), std::max<std::size_t>(most, options_.fraction > 0.0 ? 1 : 0)));
-        std::ranges::sort(order);
+        const auto order = furthest_off(deviations, share_of(options_.fraction, deviations.size()));
         auto next = order.begin();
         std::size_t before = 0; // tokens of the runs before
         for (const reused_run& run : runs) {
@@ -15482,6 +15623,71 @@ inline everything::state everything::open(page_shape) const {
 }
 
 static_assert(recompute_policy<everything> && chunk_recompute_state<everything::state>);
+
+} // namespace kvcache
+
+// ---- kvcache/recompute/gradual_blend.hpp --------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Chooses as `blend` does, but more than it wants, and lets these run on: in every layer that follows those stay that
+/// are furthest off there (CacheBlend's gradual filtering, Yao et al. 2025). What is left runs again in all layers.
+struct gradual_blend {
+    using role = recompute_role;
+    double fraction = 0.15;                     ///< Of the reused tokens, in the end.
+    double wider = 2.0;                         ///< How many times as many are chosen first.
+    std::size_t filters = 2;                    ///< Layers that filter; fewer if the model has not as many.
+    deviation_of compares = deviation_of::keys; ///< What says how far off a token is.
+    std::size_t layer = 1;                      ///< Whose first: all tokens go through those before it.
+    class state;
+    [[nodiscard]] state open(page_shape shape) const;
+};
+
+class gradual_blend::state : public exact_prefix::state {
+public:
+    state(const gradual_blend& options, std::size_t layers) : options_(options) {
+        const std::size_t behind = layers > options.layer + 1 ? layers - options.layer - 1 : 0;
+        options_.filters = std::min(options.filters, behind);
+    }
+
+    [[nodiscard]] deviation_of compared() const noexcept { return options_.compares; }
+    [[nodiscard]] std::size_t check_layer() const noexcept { return options_.layer; }
+    [[nodiscard]] std::size_t filters() const noexcept { return options_.filters; }
+
+    void select(std::span<const reused_run> runs, std::span<const float> deviations,
+                std::vector<std::size_t>& positions) const {
+        blend{.fraction = fraction_after(0)}.open({}).select(runs, deviations, positions);
+    }
+
+    /// Filter `number` of them: keeps of `positions` those that are furthest off in the next layer.
+    void filter(std::size_t number, std::span<const reused_run> runs, std::span<const float> deviations,
+                std::vector<std::size_t>& positions) const {
+        std::size_t total = 0;
+        for (const reused_run& run : runs)
+            total += run.count;
+        std::vector<std::size_t> kept;
+        for (const std::size_t i : furthest_off(deviations, share_of(fraction_after(number + 1), total)))
+            kept.push_back(positions[i]);
+        positions = std::move(kept);
+    }
+
+private:
+    // Even steps down, as ratios.
+    [[nodiscard]] double fraction_after(std::size_t done) const {
+        const double left = options_.filters == 0
+                                ? 0.0
+                                : static_cast<double>(options_.filters - done) / static_cast<double>(options_.filters);
+        return options_.fraction * std::pow(options_.wider, left);
+    }
+
+    gradual_blend options_;
+};
+
+inline gradual_blend::state gradual_blend::open(page_shape shape) const {
+    return {*this, shape.layers};
+}
+
+static_assert(recompute_policy<gradual_blend> && filtering_recompute_state<gradual_blend::state>);
 
 } // namespace kvcache
 
@@ -15637,7 +15843,8 @@ static_assert(recompute_policy<seam> && chunk_recompute_state<seam::state>);
 namespace kvcache {
 
 /// Every recompute policy of the library, with its standard options.
-using recompute_policies = std::tuple<exact_prefix, none, seam, head, blend, random_rows, everything>;
+using recompute_policies =
+    std::tuple<exact_prefix, all_or_nothing, none, seam, head, blend, gradual_blend, random_rows, everything>;
 
 } // namespace kvcache
 
@@ -16458,18 +16665,26 @@ public:
         }
     }
 
-    /// How far each kept row's keys or values in one layer are from what they would be, if all layers before it had
-    /// run: squared distances, in ascending order of rows. Of the rows that are not kept those between run too.
-    [[nodiscard]] std::vector<float> deviations(const Lease& lease, std::span<const token_id> tokens, std::size_t layer,
+    /// How far rows that `known` keeps are off in one layer, if all layers before it had run: the squared distances of
+    /// their keys or values to those kept, in ascending order of rows. `known` are the lease's rows, or were those of
+    /// one for the same tokens that kept more. All that this lease does not keep runs up to the layer, with the rows
+    /// between; where it keeps every row of `known`, all of them do.
+    [[nodiscard]] std::vector<float> deviations(const Lease& lease, std::span<const token_id> tokens,
+                                                std::span<const woven_row> known, std::size_t layer,
                                                 deviation_of compared, const rope* rotation) {
         expects(layer < model_.layers().size(), "the layer that is compared is one of the model's");
         rows_.clear();
         limits_.clear();
+        bool all = true;
         std::size_t behind = 0;
-        for (std::size_t row = 0; row < tokens.size(); ++row)
-            behind = lease.keeps(row) ? row + 1 : behind;
+        for (std::size_t row = 0; row < known.size(); ++row)
+            if (known[row].kept) {
+                all = all && lease.keeps(row);
+                behind = row + 1;
+            }
         for (std::size_t row = 0; row < behind; ++row)
-            rows_.push_back(row);
+            if (all || !lease.keeps(row))
+                rows_.push_back(row);
         std::vector<float> made;
         for (std::size_t at = 0; at < rows_.size(); at += split_) {
             begin(lease, tokens, at, split_, logits_of::none);
@@ -16478,8 +16693,8 @@ public:
             pass_.project(model_.layers()[layer]);
             layer_rows_ += part_.tokens.size() * layer;
             for (std::size_t i = 0; i < part_.rows.size(); ++i)
-                if (lease.keeps(part_.rows[i]))
-                    made.push_back(distance(lease, part_.rows[i], model_.layers()[layer],
+                if (known[part_.rows[i]].kept)
+                    made.push_back(distance(lease, part_.rows[i], known[part_.rows[i]], model_.layers()[layer],
                                             compared == deviation_of::keys ? pass_.keys(i) : pass_.values(i), compared,
                                             rotation));
         }
@@ -16503,9 +16718,8 @@ private:
     }
 
     // fresh: (kv_heads, head_dim), keys not rotated.
-    [[nodiscard]] float distance(const Lease& lease, std::size_t row, layer_id layer, std::span<const float> fresh,
-                                 deviation_of compared, const rope* rotation) {
-        const woven_row& at = lease.woven()[row];
+    [[nodiscard]] float distance(const Lease& lease, std::size_t row, const woven_row& at, layer_id layer,
+                                 std::span<const float> fresh, deviation_of compared, const rope* rotation) {
         const auto pages = lease.pages();
         const std::size_t heads = lease.shape().kv_heads, dim = lease.shape().head_dim;
         const std::size_t lane = at.row % tile_tokens;
@@ -16738,13 +16952,18 @@ private:
         const auto& policy = cache_.recompute();
         using state = std::remove_cvref_t<decltype(policy)>;
         if constexpr (deviation_recompute_state<state>) {
-            // Everything kept, for now.
-            auto lease = cache_.reserve(made.sequence, tokens.size() - made.sequence.size(), found, again);
-            if (!lease)
-                return lease.error();
-            const auto off = weaving_.deviations(*lease, tokens.subspan(lease->first()), policy.check_layer(),
-                                                 policy.compared(), &model_.rotation());
-            policy.select(found.map().runs, off, again);
+            std::vector<woven_row> known;
+            auto off = judge(made, tokens, found, again, 0, known); // everything kept, for now
+            if (!off)
+                return off.error();
+            policy.select(found.map().runs, *off, again);
+            if constexpr (filtering_recompute_state<state>)
+                for (std::size_t i = 0; i < policy.filters() && !again.empty(); ++i) {
+                    off = judge(made, tokens, found, again, i + 1, known);
+                    if (!off)
+                        return off.error();
+                    policy.filter(i, found.map().runs, *off, again);
+                }
         } else if constexpr (chunk_recompute_state<state>) {
             policy.select(found.map().runs, again);
         } else {
@@ -16753,6 +16972,22 @@ private:
                     again.push_back(run.first + i);
         }
         return {};
+    }
+
+    // How far reused tokens are off, `deeper` layers behind the first that is compared: all of them while none runs
+    // again, else those. `known` is filled the first time.
+    [[nodiscard]] result<std::vector<float>> judge(woven_prompt<Cache>& made, std::span<const token_id> tokens,
+                                                   const typename Cache::reuse_type& found,
+                                                   std::span<const std::size_t> again, std::size_t deeper,
+                                                   std::vector<woven_row>& known) {
+        auto lease = cache_.reserve(made.sequence, tokens.size() - made.sequence.size(), found, again);
+        if (!lease)
+            return lease.error();
+        if (known.empty())
+            known.assign(lease->woven().begin(), lease->woven().end());
+        const auto& policy = cache_.recompute();
+        return weaving_.deviations(*lease, tokens.subspan(lease->first()), known, policy.check_layer() + deeper,
+                                   policy.compared(), &model_.rotation());
     }
 
     [[nodiscard]] static std::size_t first_kept(const reuse_map& map, std::span<const std::size_t> again,
@@ -17835,6 +18070,13 @@ namespace presets {
             .mode = reuse_mode::prefix};
 }
 
+/// DarkHal's chat sessions: all of the last prompt if the next one goes on behind it, else nothing.
+[[nodiscard]] inline preset<all_or_nothing> darkhal() {
+    return {.name = "DarkHal",
+            .differs = "it compares words, runs the last token of an answer never, and drops what ends badly",
+            .mode = reuse_mode::prefix};
+}
+
 /// llm-rag-ds-optimizer's map of prefixes.
 [[nodiscard]] inline preset<exact_prefix> llmds() {
     return {.name = "llmds",
@@ -17854,6 +18096,7 @@ void for_presets(Ask ask) {
     ask(presets::epic());
     ask(presets::mepic());
     ask(presets::quant_cpp());
+    ask(presets::darkhal());
     ask(presets::llmds());
 }
 
@@ -20033,6 +20276,10 @@ template <recompute_policy Policy>
             detail::law(broken, first <= hit, "no token behind the hit is reused");
             detail::law(broken, total == 0 || first < total, "at least one token runs");
             detail::law(broken, first == state.first_rerun(hit, total), "the same hit has the same plan");
+            if constexpr (edit_recompute_state<opened_by<Policy, page_shape>>)
+                for (const bool differs : {false, true})
+                    detail::law(broken, state.first_rerun(hit, total, differs) <= first,
+                                "knowing of an edit reuses no more");
         };
         for (std::size_t total = 0; total <= 200; ++total)
             for (std::size_t hit = 0; hit <= total; ++hit)

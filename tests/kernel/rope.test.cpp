@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/kernel/rope.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -88,4 +89,37 @@ TEST_CASE("scores depend on the distance of two positions, not on where they are
     };
     for (const std::int64_t move : {1, 100, 100000, 10000000, -100000})
         CHECK(score(50 + move, 20 + move) == Approx(score(50, 20)).margin(1e-5));
+}
+
+TEST_CASE("a query turned back by what its keys have moved gives the scores of moved keys, to 1e-5 of their rms") {
+    for (const std::size_t dim : {16u, 64u, 128u, 256u})
+        for (const double theta : {10000.0, 500000.0}) {
+            const kv::rope rope(kv::rope::standard_frequencies(dim, theta));
+            const auto turned = [&](const std::vector<float>& head, std::int64_t position) {
+                std::vector<float> rotation(dim), out(dim);
+                rope.fill(position, rotation);
+                kv::rotate_head(head, rotation, out);
+                return out;
+            };
+            const auto score = [&](const std::vector<float>& a, const std::vector<float>& b) {
+                double sum = 0.0;
+                for (std::size_t d = 0; d < dim; ++d)
+                    sum += static_cast<double>(a[d]) * static_cast<double>(b[d]);
+                return sum;
+            };
+            for (const std::int64_t base : {-8192, -64, -1, 1, 37, 4096, 131072}) {
+                double worst = 0.0, squares = 0.0;
+                constexpr std::int64_t keys = 100;
+                for (std::int64_t at = 0; at < keys; ++at) {
+                    const auto key = numbers::uniforms(static_cast<std::uint32_t>(at), dim);
+                    const auto query = numbers::uniforms(static_cast<std::uint32_t>(1000 + at), dim);
+                    const std::int64_t asked = 140000 + at; // where the query stands; its key was read at 20000 + at
+                    const double moved = score(turned(query, asked), turned(key, 20000 + at + base));
+                    const double back = score(turned(query, asked - base), turned(key, 20000 + at));
+                    worst = std::max(worst, std::abs(moved - back));
+                    squares += moved * moved;
+                }
+                CHECK(worst < 1e-5 * std::sqrt(squares / static_cast<double>(keys)));
+            }
+        }
 }

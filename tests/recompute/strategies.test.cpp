@@ -73,6 +73,29 @@ TEST_CASE("blend runs those that are furthest off, of equal ones the earlier") {
     CHECK(pick(7.0) == joined(from(10, 60), from(100, 20)));
 }
 
+TEST_CASE("a gradual blend chooses more than it wants, and in each layer keeps those that are furthest off there") {
+    const auto state = kv::gradual_blend{.fraction = 0.05, .wider = 4.0, .filters = 2}.open({.layers = 9});
+    std::vector<float> off(80);
+    std::iota(off.begin(), off.end(), 0.0f);
+    positions made;
+    state.select(two, off, made);
+    CHECK(made == positions{100 + 4, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118, 119});
+    std::vector<float> again(16, 0.0f);
+    for (const std::size_t i : {0, 3, 4, 5, 9, 12, 14, 15})
+        again[i] = 1.0f;
+    state.filter(0, two, again, made);
+    CHECK(made == positions{104, 107, 108, 109, 113, 116, 118, 119});
+    state.filter(1, two, std::vector<float>{4, 1, 3, 1, 2, 1, 0, 9}, made);
+    CHECK(made == positions{104, 108, 113, 119});
+
+    CHECK(kv::gradual_blend{.filters = 7}.open({.layers = 4}).filters() == 2);
+    const auto shallow = kv::gradual_blend{.fraction = 0.05, .wider = 4.0}.open({.layers = 2});
+    CHECK(shallow.filters() == 0);
+    positions few;
+    shallow.select(two, off, few);
+    CHECK(few.size() == 4);
+}
+
 TEST_CASE("rows drawn by lot are as many as asked, ascend, and are the same each time") {
     const positions some = chosen(kv::random_rows{.fraction = 0.25}, two);
     CHECK(some.size() == 20);

@@ -8,6 +8,7 @@
 #include <kvcache/testing/random_weights.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -71,6 +72,29 @@ struct every_other {
     [[nodiscard]] state open(kv::page_shape) const { return {}; }
 };
 static_assert(kv::recompute_policy<every_other> && kv::chunk_recompute_state<every_other::state>);
+
+// Runs all again, having written down how far their values are off in the second layer and in the third.
+struct spy {
+    using role = kv::recompute_role;
+    struct state : kv::exact_prefix::state {
+        [[nodiscard]] kv::deviation_of compared() const { return kv::deviation_of::values; }
+        [[nodiscard]] std::size_t check_layer() const { return 1; }
+        [[nodiscard]] std::size_t filters() const { return 1; }
+        void select(std::span<const kv::reused_run> runs, std::span<const float> off,
+                    std::vector<std::size_t>& positions) const {
+            seen[0].assign(off.begin(), off.end());
+            kv::everything{}.open({}).select(runs, positions);
+        }
+        void filter(std::size_t, std::span<const kv::reused_run>, std::span<const float> off,
+                    std::vector<std::size_t>&) const {
+            seen[1].assign(off.begin(), off.end());
+        }
+        std::vector<float>* seen;
+    };
+    std::vector<float>* seen;
+    [[nodiscard]] state open(kv::page_shape) const { return {{}, seen}; }
+};
+static_assert(kv::recompute_policy<spy> && kv::filtering_recompute_state<spy::state>);
 
 template <class Policy>
 struct host {
@@ -213,8 +237,58 @@ TEST_CASE("a repaired prompt does O(k) work: rows that ran, times layers") {
     const auto blend = counts(kv::blend{.fraction = 0.25});
     CHECK(blend.recomputed == reused / 4);
     CHECK(blend.layer_rows == (reused / 4 + 16) * 3 + reused); // and all reused tokens through the first layer
+    // Of 126: 44 are chosen, and run through two layers to be judged in the third; then 31 through all.
+    const auto gradual = counts(kv::gradual_blend{.fraction = 0.25, .wider = 1.4142136, .filters = 1});
+    CHECK(gradual.recomputed == reused / 4);
+    CHECK(gradual.layer_rows == (reused / 4 + 16) * 3 + reused + 44 * 2);
     const auto own = counts(every_other{});
     CHECK(own.recomputed == 23 + 24 + 17);
+}
+
+TEST_CASE("how far tokens are off is the distance of what is stored from what a prefill computes, in every layer") {
+    std::vector<float> seen[2];
+    host h(spy{seen});
+    const auto values = [&](const auto& sequence, std::size_t position, std::uint32_t layer) {
+        std::vector<float> all, scratch(1024);
+        std::size_t before = 0;
+        for (const kv::page_entry& entry : sequence.table()) {
+            if (position < before + entry.count) {
+                const auto row = static_cast<std::uint32_t>(entry.first + position - before);
+                for (const std::uint32_t head : {0u, 1u}) {
+                    const float* tile = h.store.codec().values(
+                        h.store.storage().bytes(entry.page),
+                        {kv::layer_id{layer}, kv::head_id{head}, row / kv::tile_tokens}, scratch);
+                    const float* first = tile + row % kv::tile_tokens * kv::value_width(24);
+                    all.insert(all.end(), first, first + 24);
+                }
+                return all;
+            }
+            before += entry.count;
+        }
+        FAIL("no such position");
+        return all;
+    };
+    std::vector<float> alone[2];
+    for (const tokens& one : {a, c}) {
+        h.warm(one);
+        const auto read = h.feed(one, kv::reuse_mode::prefix);
+        for (const std::uint32_t layer : {1u, 2u})
+            for (std::size_t at = 0; at < one.size(); ++at)
+                for (const float x : values(read.sequence, at, layer))
+                    alone[layer - 1].push_back(x);
+    }
+    const auto woven = h.feed(joined({gap, a, gap, c, question}));
+    CHECK(woven.counts.recomputed == 93);
+    for (const std::uint32_t layer : {1u, 2u}) {
+        REQUIRE(seen[layer - 1].size() == 93);
+        for (std::size_t i = 0; i < 93; ++i) {
+            const auto now = values(woven.sequence, i + (i < 45 ? 7 : 14), layer);
+            double sum = 0.0;
+            for (std::size_t d = 0; d < 48; ++d)
+                sum += std::pow(static_cast<double>(now[d]) - static_cast<double>(alone[layer - 1][i * 48 + d]), 2);
+            CHECK(static_cast<double>(seen[layer - 1][i]) == Approx(sum).epsilon(1e-4).margin(1e-9));
+        }
+    }
 }
 
 TEST_CASE("repair mends, and where every token runs again it is exact") {
@@ -228,6 +302,8 @@ TEST_CASE("repair mends, and where every token runs again it is exact") {
     };
     CHECK(error(kv::none{}) > 1e-3f);
     CHECK(error(kv::blend{.fraction = 0.6}) < error(kv::none{}));
+    CHECK(error(kv::gradual_blend{.fraction = 0.6}) < error(kv::none{}));
+    CHECK(error(kv::gradual_blend{.fraction = 1.0}) == 0.0f);
     CHECK(error(kv::head{.rows = 200}) == 0.0f);
 }
 

@@ -26,22 +26,26 @@ tokens some(std::size_t count, unsigned seed) {
     return made;
 }
 
+kv::transformer small_model() {
+    return kv::make_random_model({.hidden_size = 32,
+                                  .intermediate_size = 48,
+                                  .layers = 3,
+                                  .heads = 4,
+                                  .kv_heads = 2,
+                                  .head_dim = 16,
+                                  .vocabulary = 61,
+                                  .max_positions = 512,
+                                  .rope = {},
+                                  .tied_head = true,
+                                  .bos = {},
+                                  .eos = {}},
+                                 3);
+}
+
 } // namespace
 
 TEST_CASE("every preset reuses what it says: a prefix exactly, or documents of 128 that stand elsewhere") {
-    const kv::transformer model = kv::make_random_model({.hidden_size = 32,
-                                                         .intermediate_size = 48,
-                                                         .layers = 3,
-                                                         .heads = 4,
-                                                         .kv_heads = 2,
-                                                         .head_dim = 16,
-                                                         .vocabulary = 61,
-                                                         .max_positions = 512,
-                                                         .rope = {},
-                                                         .tied_head = true,
-                                                         .bos = {},
-                                                         .eos = {}},
-                                                        3);
+    const kv::transformer model = small_model();
     const tokens first = some(128, 1), second = some(128, 2);
     tokens prompt = second;
     prompt.insert(prompt.end(), first.begin(), first.end());
@@ -70,4 +74,29 @@ TEST_CASE("every preset reuses what it says: a prefix exactly, or documents of 1
         if constexpr (std::is_same_v<recompute, kv::blend>)
             CHECK(seen->counts.recomputed == 19);
     });
+}
+
+TEST_CASE("all or nothing takes a text that is gone on with, and drops one that was edited, with the same bits") {
+    const kv::transformer model = small_model();
+    auto store = kv::make_cache(model.shape(16), {.bytes = std::size_t{1} << 22}, kv::all_or_nothing{});
+    kv::team team(1);
+    kv::pipeline through(store, model, team);
+    const tokens text = some(75, 1);
+    REQUIRE(through.feed(text).has_value());
+    const auto reused = [&](const tokens& prompt) {
+        auto cold = kv::make_cache(model.shape(16), {.bytes = std::size_t{1} << 22});
+        kv::pipeline fresh(cold, model, team);
+        const auto got = through.feed(prompt);
+        CHECK(got->logits == fresh.feed(prompt)->logits);
+        return got->reused;
+    };
+    tokens longer = text;
+    for (const kv::token_id token : some(9, 2))
+        longer.push_back(token);
+    CHECK(reused(longer) == 75);
+    for (std::size_t at = 0; at < longer.size(); ++at) {
+        tokens edited = longer;
+        edited[at] = kv::token_id{static_cast<std::int32_t>((index_of(edited[at]) + 1) % 61)};
+        CHECK(reused(edited) == 0);
+    }
 }

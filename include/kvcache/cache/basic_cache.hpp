@@ -130,7 +130,7 @@ private:
 public:
     /// Which of the matched prompt's tokens run.
     [[nodiscard]] rerun plan(const match_type& found) const {
-        std::size_t first = recompute_.first_rerun(found.tokens(), found.of());
+        std::size_t first = first_rerun(found);
         if constexpr (page_writer<codec_type>) {
             const std::lock_guard guard(lock_);
             first = sequences_.exact().kept(*found.known_.state_, first);
@@ -387,6 +387,13 @@ public:
     }
 
 private:
+    [[nodiscard]] std::size_t first_rerun(const match_type& found) const {
+        if constexpr (edit_recompute_state<std::remove_cvref_t<decltype(recompute_)>>)
+            return recompute_.first_rerun(found.tokens(), found.of(), found.end() == match_end::different);
+        else
+            return recompute_.first_rerun(found.tokens(), found.of());
+    }
+
     // Hands the tier the pages that a sequence has made known since.
     void store(sequence_state& state) noexcept {
         if (state.stored < state.sealed)

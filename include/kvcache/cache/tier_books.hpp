@@ -9,8 +9,10 @@
 #include <kvcache/record/record.hpp>
 #include <kvcache/record/record_writer.hpp>
 #include <kvcache/tier/concept.hpp>
+#include <kvcache/tier/run.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -32,6 +34,7 @@ struct tier_stats {
     std::uint64_t refused = 0;       ///< Records that were damaged or not what was asked for; they are erased.
     std::uint64_t failed = 0;        ///< Reads and writes that the tier refused.
     std::uint64_t no_room = 0;       ///< Prompts whose records found no pages.
+    std::uint64_t slower = 0;        ///< Prompts of which the tier had some that are quicker computed.
     std::uint64_t handed_over = 0;   ///< Records.
     std::optional<error> last = {};  ///< Why the last one was refused or failed.
 };
@@ -75,30 +78,32 @@ public:
         try {
             const record_names& names = names_of(tenant);
             std::vector<digest256> chain = {names.root()}; // by page: what comes before it
-            for (std::size_t page = 0; page < most; ++page) {
+            for (std::size_t page = 0; page < most; ++page)
                 chain.push_back(names.chain(chain.back(), tokens.subspan(page * page_tokens, page_tokens)));
-                if (page >= first && !tier_.contains(chain.back())) {
-                    chain.pop_back();
-                    break;
-                }
+            const auto wanted = std::span<const digest256>(chain).subspan(first + 1);
+            std::size_t pages = leading_in(tier_, wanted);
+            if (pages > 0 && !worth_loading(pages, cache.prefill_seconds(first * page_tokens, pages * page_tokens))) {
+                note([](tier_stats& s) { ++s.slower; });
+                return 0;
             }
-            for (std::size_t pages = chain.size() - 1 - first; pages > 0;) {
+            while (pages > 0) {
                 const auto run = tokens.subspan(first * page_tokens, pages * page_tokens);
+                const auto began = std::chrono::steady_clock::now();
                 auto lease = cache.reserve(behind, run.size(), 1);
                 if (!lease) {
                     note([](tier_stats& s) { ++s.no_room; });
                     pages /= 2;
                     continue;
                 }
-                std::size_t placed = 0;
-                while (placed < pages && place(*lease, cache, names, chain, first + placed, placed,
-                                               run.subspan(placed * page_tokens, page_tokens)))
-                    ++placed;
+                const std::size_t placed = place(*lease, cache, names, chain, first, run);
                 if (placed < pages) {
                     pages = placed; // what a shorter run keeps exactly differs, so it is put in place anew
                     continue;
                 }
                 lease->commit_in_place(run);
+                const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+                if constexpr (requires { tier_.took(pages, took.count()); })
+                    tier_.took(pages, took.count());
                 note([&](tier_stats& s) { ++s.hits, s.loaded_tokens += run.size(); });
                 return pages;
             }
@@ -164,27 +169,40 @@ private:
             note([](tier_stats& s) { ++s.handed_over; });
     }
 
-    // Puts one page in place, as page `at` of a lease. False, and counted, if the tier has no sound record of it.
+    // Whether reading so many pages is said to be quicker than computing them.
+    [[nodiscard]] bool worth_loading(std::size_t pages, double prefill_seconds) {
+        if constexpr (requires { tier_.worth(pages, prefill_seconds); })
+            return tier_.worth(pages, prefill_seconds);
+        else
+            return true;
+    }
+
+    // Puts the pages of a run in place, from page `first` on. Returns how many: fewer, and it is counted why, if the
+    // tier has no sound record of the next.
     template <class Lease, class Cache>
-    [[nodiscard]] bool place(const Lease& lease, const Cache& cache, const record_names& names,
-                             std::span<const digest256> chain, std::size_t page, std::size_t at,
-                             std::span<const token_id> run) {
+    [[nodiscard]] std::size_t place(const Lease& lease, const Cache& cache, const record_names& names,
+                                    std::span<const digest256> chain, std::size_t first,
+                                    std::span<const token_id> run) {
+        const std::size_t page_tokens = cache.shape().tokens, pages = run.size() / page_tokens;
+        std::size_t placed = 0;
         result<void> sound;
-        const auto found = tier_.read(chain[page + 1], [&](std::span<const std::byte> bytes) {
-            sound = put_in_place<typename Cache::codec_type>(lease, names, bytes, chain[page], chain[page + 1],
-                                                             page * cache.shape().tokens, at, run);
-        });
-        if (!found) {
-            fail(found.error());
-            return false;
-        }
+        const auto read =
+            read_run(tier_, chain.subspan(first + 1, pages), [&](std::size_t at, std::span<const std::byte> bytes) {
+                const std::size_t page = first + at;
+                sound = put_in_place<typename Cache::codec_type>(lease, names, bytes, chain[page], chain[page + 1],
+                                                                 page * page_tokens, at,
+                                                                 run.subspan(at * page_tokens, page_tokens));
+                placed += sound.has_value();
+                return sound.has_value();
+            });
+        if (!read)
+            fail(read.error());
         if (!sound) {
             note([&](tier_stats& s) { ++s.refused, s.last = sound.error(); });
-            if (auto erased = tier_.erase(chain[page + 1]); !erased)
+            if (auto erased = tier_.erase(chain[first + placed + 1]); !erased)
                 fail(erased.error());
-            return false;
         }
-        return *found;
+        return placed;
     }
 
     template <class Codec, class Lease>

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/recompute/all_or_nothing.hpp>
 #include <kvcache/recompute/blend.hpp>
 #include <kvcache/recompute/concept.hpp>
 #include <kvcache/recompute/everything.hpp>
 #include <kvcache/recompute/exact_prefix.hpp>
+#include <kvcache/recompute/gradual_blend.hpp>
 #include <kvcache/recompute/head.hpp>
 #include <kvcache/recompute/none.hpp>
 #include <kvcache/recompute/random_rows.hpp>
@@ -15,6 +17,7 @@
 namespace kvcache {
 
 /// Every recompute policy of the library, with its standard options.
-using recompute_policies = std::tuple<exact_prefix, none, seam, head, blend, random_rows, everything>;
+using recompute_policies =
+    std::tuple<exact_prefix, all_or_nothing, none, seam, head, blend, gradual_blend, random_rows, everything>;
 
 } // namespace kvcache

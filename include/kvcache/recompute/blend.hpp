@@ -3,10 +3,9 @@
 
 #include <kvcache/recompute/concept.hpp>
 #include <kvcache/recompute/exact_prefix.hpp>
+#include <kvcache/recompute/furthest_off.hpp>
 
-#include <algorithm>
 #include <cstddef>
-#include <numeric>
 #include <span>
 #include <vector>
 
@@ -33,12 +32,7 @@ public:
 
     void select(std::span<const reused_run> runs, std::span<const float> deviations,
                 std::vector<std::size_t>& positions) const {
-        std::vector<std::size_t> order(deviations.size());
-        std::iota(order.begin(), order.end(), std::size_t{0});
-        const auto most = static_cast<std::size_t>(options_.fraction * static_cast<double>(order.size()));
-        std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return deviations[a] > deviations[b]; });
-        order.resize(std::min(order.size(), std::max<std::size_t>(most, options_.fraction > 0.0 ? 1 : 0)));
-        std::ranges::sort(order);
+        const auto order = furthest_off(deviations, share_of(options_.fraction, deviations.size()));
         auto next = order.begin();
         std::size_t before = 0; // tokens of the runs before
         for (const reused_run& run : runs) {

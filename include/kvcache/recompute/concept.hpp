@@ -33,6 +33,12 @@ concept recompute_state = requires(const S s, std::size_t tokens) {
     { s.first_rerun(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
 };
 
+/// One that is also told whether the hit ended at a token that differs from the one stored there.
+template <class S>
+concept edit_recompute_state = recompute_state<S> && requires(const S s, std::size_t tokens, bool differs) {
+    { s.first_rerun(tokens, tokens, differs) } -> std::same_as<std::size_t>; // hit, total
+};
+
 /// One that also reuses chunks behind other pasts: it adds the positions that run again, ascending, to `positions`.
 template <class S>
 concept chunk_recompute_state = recompute_state<S> &&
@@ -52,6 +58,16 @@ concept deviation_recompute_state = recompute_state<S> &&
     s.select(runs, deviations, positions);
     { s.compared() } -> std::same_as<deviation_of>;
     { s.check_layer() } -> std::convertible_to<std::size_t>;
+};
+
+/// One that judges those it chose again, in as many layers behind the first as it has filters: it is told how far each
+/// of `positions` is off there once the chosen have run up to it, and keeps some.
+template <class S>
+concept filtering_recompute_state = deviation_recompute_state<S> &&
+    requires(const S s, std::size_t number, std::span<const reused_run> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    { s.filters() } -> std::convertible_to<std::size_t>;
+    s.filter(number, runs, deviations, positions);
 };
 
 /// Which reused tokens run again.

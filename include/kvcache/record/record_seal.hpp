@@ -28,7 +28,7 @@ public:
 
     [[nodiscard]] seal_kind kind() const noexcept { return kind_; }
 
-    /// The checksum of these bytes, one run after the other. Cost: 0.1 ns a byte, or 3 ns with a secret.
+    /// The checksum of these bytes, one run after the other. Cost: 0.1 ns a byte, or about 5 ns with a secret.
     [[nodiscard]] digest256 of(std::span<const std::byte> bytes, std::span<const std::byte> more = {}) const {
         if (kind_ == seal_kind::hmac)
             return hmac_builder(keyed_).bytes(bytes).bytes(more).finish();

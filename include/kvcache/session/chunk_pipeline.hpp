@@ -206,13 +206,18 @@ private:
         const auto& policy = cache_.recompute();
         using state = std::remove_cvref_t<decltype(policy)>;
         if constexpr (deviation_recompute_state<state>) {
-            // Everything kept, for now.
-            auto lease = cache_.reserve(made.sequence, tokens.size() - made.sequence.size(), found, again);
-            if (!lease)
-                return lease.error();
-            const auto off = weaving_.deviations(*lease, tokens.subspan(lease->first()), policy.check_layer(),
-                                                 policy.compared(), &model_.rotation());
-            policy.select(found.map().runs, off, again);
+            std::vector<woven_row> known;
+            auto off = judge(made, tokens, found, again, 0, known); // everything kept, for now
+            if (!off)
+                return off.error();
+            policy.select(found.map().runs, *off, again);
+            if constexpr (filtering_recompute_state<state>)
+                for (std::size_t i = 0; i < policy.filters() && !again.empty(); ++i) {
+                    off = judge(made, tokens, found, again, i + 1, known);
+                    if (!off)
+                        return off.error();
+                    policy.filter(i, found.map().runs, *off, again);
+                }
         } else if constexpr (chunk_recompute_state<state>) {
             policy.select(found.map().runs, again);
         } else {
@@ -221,6 +226,22 @@ private:
                     again.push_back(run.first + i);
         }
         return {};
+    }
+
+    // How far reused tokens are off, `deeper` layers behind the first that is compared: all of them while none runs
+    // again, else those. `known` is filled the first time.
+    [[nodiscard]] result<std::vector<float>> judge(woven_prompt<Cache>& made, std::span<const token_id> tokens,
+                                                   const typename Cache::reuse_type& found,
+                                                   std::span<const std::size_t> again, std::size_t deeper,
+                                                   std::vector<woven_row>& known) {
+        auto lease = cache_.reserve(made.sequence, tokens.size() - made.sequence.size(), found, again);
+        if (!lease)
+            return lease.error();
+        if (known.empty())
+            known.assign(lease->woven().begin(), lease->woven().end());
+        const auto& policy = cache_.recompute();
+        return weaving_.deviations(*lease, tokens.subspan(lease->first()), known, policy.check_layer() + deeper,
+                                   policy.compared(), &model_.rotation());
     }
 
     [[nodiscard]] static std::size_t first_kept(const reuse_map& map, std::span<const std::size_t> again,

@@ -4,6 +4,7 @@
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/index/chunk.hpp>
 #include <kvcache/index/chunking.hpp>
+#include <kvcache/recompute/all_or_nothing.hpp>
 #include <kvcache/recompute/blend.hpp>
 #include <kvcache/recompute/exact_prefix.hpp>
 #include <kvcache/recompute/head.hpp>
@@ -85,6 +86,13 @@ namespace presets {
             .mode = reuse_mode::prefix};
 }
 
+/// DarkHal's chat sessions: all of the last prompt if the next one goes on behind it, else nothing.
+[[nodiscard]] inline preset<all_or_nothing> darkhal() {
+    return {.name = "DarkHal",
+            .differs = "it compares words, runs the last token of an answer never, and drops what ends badly",
+            .mode = reuse_mode::prefix};
+}
+
 /// llm-rag-ds-optimizer's map of prefixes.
 [[nodiscard]] inline preset<exact_prefix> llmds() {
     return {.name = "llmds",
@@ -104,6 +112,7 @@ void for_presets(Ask ask) {
     ask(presets::epic());
     ask(presets::mepic());
     ask(presets::quant_cpp());
+    ask(presets::darkhal());
     ask(presets::llmds());
 }
 

@@ -53,18 +53,26 @@ public:
         }
     }
 
-    /// How far each kept row's keys or values in one layer are from what they would be, if all layers before it had
-    /// run: squared distances, in ascending order of rows. Of the rows that are not kept those between run too.
-    [[nodiscard]] std::vector<float> deviations(const Lease& lease, std::span<const token_id> tokens, std::size_t layer,
+    /// How far rows that `known` keeps are off in one layer, if all layers before it had run: the squared distances of
+    /// their keys or values to those kept, in ascending order of rows. `known` are the lease's rows, or were those of
+    /// one for the same tokens that kept more. All that this lease does not keep runs up to the layer, with the rows
+    /// between; where it keeps every row of `known`, all of them do.
+    [[nodiscard]] std::vector<float> deviations(const Lease& lease, std::span<const token_id> tokens,
+                                                std::span<const woven_row> known, std::size_t layer,
                                                 deviation_of compared, const rope* rotation) {
         expects(layer < model_.layers().size(), "the layer that is compared is one of the model's");
         rows_.clear();
         limits_.clear();
+        bool all = true;
         std::size_t behind = 0;
-        for (std::size_t row = 0; row < tokens.size(); ++row)
-            behind = lease.keeps(row) ? row + 1 : behind;
+        for (std::size_t row = 0; row < known.size(); ++row)
+            if (known[row].kept) {
+                all = all && lease.keeps(row);
+                behind = row + 1;
+            }
         for (std::size_t row = 0; row < behind; ++row)
-            rows_.push_back(row);
+            if (all || !lease.keeps(row))
+                rows_.push_back(row);
         std::vector<float> made;
         for (std::size_t at = 0; at < rows_.size(); at += split_) {
             begin(lease, tokens, at, split_, logits_of::none);
@@ -73,8 +81,8 @@ public:
             pass_.project(model_.layers()[layer]);
             layer_rows_ += part_.tokens.size() * layer;
             for (std::size_t i = 0; i < part_.rows.size(); ++i)
-                if (lease.keeps(part_.rows[i]))
-                    made.push_back(distance(lease, part_.rows[i], model_.layers()[layer],
+                if (known[part_.rows[i]].kept)
+                    made.push_back(distance(lease, part_.rows[i], known[part_.rows[i]], model_.layers()[layer],
                                             compared == deviation_of::keys ? pass_.keys(i) : pass_.values(i), compared,
                                             rotation));
         }
@@ -98,9 +106,8 @@ private:
     }
 
     // fresh: (kv_heads, head_dim), keys not rotated.
-    [[nodiscard]] float distance(const Lease& lease, std::size_t row, layer_id layer, std::span<const float> fresh,
-                                 deviation_of compared, const rope* rotation) {
-        const woven_row& at = lease.woven()[row];
+    [[nodiscard]] float distance(const Lease& lease, std::size_t row, const woven_row& at, layer_id layer,
+                                 std::span<const float> fresh, deviation_of compared, const rope* rotation) {
         const auto pages = lease.pages();
         const std::size_t heads = lease.shape().kv_heads, dim = lease.shape().head_dim;
         const std::size_t lane = at.row % tile_tokens;

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/tier/no_tier.hpp>
+#if EXAMPLE_HAS_LMDB
+#include <kvcache/tier/lmdb.hpp>
+#endif
+#if EXAMPLE_HAS_REDIS
+#include <kvcache/tier/redis.hpp>
+#endif
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "flags.hpp"
+#include <CLI/CLI.hpp>
+
+namespace support {
+
+/// Where pages stay between runs, as `--tier` says it: lmdb:DIRECTORY or redis:HOST:PORT, of several nodes of a cluster
+/// any one. A host that is an IPv6 address stands in brackets.
+struct tier_choice {
+    enum class kind { none, lmdb, redis } where = kind::none;
+    std::string directory = {}; ///< lmdb
+    std::string host = {};      ///< redis
+    std::uint16_t port = 0;
+};
+
+/// Errors: malformed, for anything that is not a tier; "" is none.
+inline kvcache::result<tier_choice> read_tier(std::string_view flag, std::string_view text) {
+    const auto wrong = [&](const char* why) {
+        return kvcache::error{kvcache::error_code::malformed, std::string(flag),
+                              std::string(flag) + " takes lmdb:DIRECTORY or redis:HOST:PORT; \"" + std::string(text) +
+                                  "\" " + why};
+    };
+    if (text.empty())
+        return tier_choice{};
+    if (text.starts_with("lmdb:")) {
+        if (text.size() == 5)
+            return wrong("names no directory");
+        return tier_choice{tier_choice::kind::lmdb, std::string(text.substr(5))};
+    }
+    if (!text.starts_with("redis:"))
+        return wrong("is neither");
+    const std::string_view rest = text.substr(6);
+    const std::size_t colon = rest.rfind(':');
+    if (colon == std::string_view::npos)
+        return wrong("has no port");
+    std::string_view host = rest.substr(0, colon);
+    const auto port = number_in<std::uint16_t>(rest.substr(colon + 1));
+    if (!port || *port == 0)
+        return wrong("has no port from 1 to 65535");
+    if (host.starts_with('[') && host.ends_with(']'))
+        host = host.substr(1, host.size() - 2);
+    else if (host.find(':') != std::string_view::npos)
+        return wrong("has a host with a colon outside of brackets");
+    if (host.empty())
+        return wrong("names no host");
+    return tier_choice{tier_choice::kind::redis, {}, std::string(host), *port};
+}
+
+inline CLI::Validator tier_text() {
+    return CLI::Validator(
+        [](std::string& text) {
+            const auto read = read_tier("--tier", text);
+            return read ? std::string() : read.error().message;
+        },
+        "TIER");
+}
+
+/// The option `--tier`, which `text` is said by.
+inline CLI::Option* add_tier_flag(CLI::App& app, std::string& text) {
+    return app
+        .add_option("--tier", text,
+                    "Where pages stay between runs: lmdb:DIRECTORY or redis:HOST:PORT (its password: REDISCLI_AUTH)")
+        ->check(tier_text());
+}
+
+/// Runs `use(policy)` with the tier that the text asks for, `kvcache::no_tier` where it is empty, and returns what that
+/// returns; the exit status 1, reported, if the text is no tier or the program was built without it.
+template <class Use>
+int with_tier(std::string_view program, std::string_view text, Use use) {
+    const auto choice = read_tier("--tier", text);
+    if (!choice)
+        return report(program, choice.error());
+    switch (choice->where) {
+    case tier_choice::kind::none:
+        return use(kvcache::no_tier{});
+    case tier_choice::kind::lmdb:
+#if EXAMPLE_HAS_LMDB
+        return use(kvcache::lmdb<>{.directory = choice->directory});
+#else
+        return report(program, {kvcache::error_code::unsupported, "--tier", "--tier: built without LMDB"});
+#endif
+    case tier_choice::kind::redis:
+#if EXAMPLE_HAS_REDIS
+    {
+        const char* password = std::getenv("REDISCLI_AUTH");
+        return use(kvcache::redis{
+            .host = choice->host, .port = choice->port, .password = password != nullptr ? password : std::string()});
+    }
+#else
+        return report(program, {kvcache::error_code::unsupported, "--tier", "--tier: built without Redis"});
+#endif
+    }
+    return 1;
+}
+
+} // namespace support

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/tier/concept.hpp>
+#include <kvcache/tier/redis_loans.hpp>
+#include <kvcache/tier/redis_nodes.hpp>
+#include <kvcache/tier/redis_queue.hpp>
+
+#include <cstddef>
+#include <new>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace kvcache {
+
+/// The servers, and the queue before them.
+class redis_client {
+public:
+    redis_client(redis_access how, redis_keeping keeping)
+        : how_(std::move(how)), prefix_(keeping.prefix), nodes_(how_), queue_(nodes_, how_, std::move(keeping)) {}
+
+    [[nodiscard]] const redis_nodes& nodes() const noexcept { return nodes_; }
+    [[nodiscard]] redis_queue& queue() noexcept { return queue_; }
+
+    template <class Use>
+    [[nodiscard]] result<std::size_t> read_run(std::span<const digest256> names, Use& use) {
+        std::size_t given = 0;
+        tier_counts seen;
+        const auto done = ask("GET", 16, names, [&](std::size_t i, const resp_value& said) {
+            const bool is = said.what == resp_value::kind::bytes;
+            queue_.hear(names[i], is);
+            if (!is) {
+                ++seen.misses;
+                seen.failures += said.what != resp_value::kind::nothing;
+                return false;
+            }
+            ++seen.hits;
+            ++given;
+            return use(i, said.bytes());
+        });
+        seen.failures += !done;
+        queue_.count(seen);
+        if (!done && given == 0)
+            return done.error();
+        return given;
+    }
+
+    [[nodiscard]] std::size_t leading(std::span<const digest256> names) {
+        std::size_t there = 0;
+        const auto done = ask("EXISTS", 256, names, [&](std::size_t, const resp_value& said) {
+            const bool is = said.what == resp_value::kind::number && said.number == 1;
+            there += is;
+            return is;
+        });
+        if (!done)
+            queue_.count({.failures = 1});
+        return there;
+    }
+
+private:
+    template <class Take>
+    [[nodiscard]] result<void> ask(std::string_view verb, std::size_t ahead, std::span<const digest256> names,
+                                   Take take) {
+        try {
+            return ask_redis(
+                nodes_, {how_.timeout, how_.slowest}, ahead, names.size(),
+                [&](std::size_t i) { return prefix_ + to_string(names[i]); },
+                [&](std::size_t, const std::string& key, redis_channel& to) {
+                    write_command(to.words(), {verb, key});
+                },
+                take);
+        } catch (const std::bad_alloc&) {
+            return error{error_code::out_of_memory, "redis", "redis: there is no memory for a reply"};
+        }
+    }
+
+    const redis_access how_;
+    const std::string prefix_;
+    redis_nodes nodes_;
+    redis_queue queue_;
+};
+
+} // namespace kvcache

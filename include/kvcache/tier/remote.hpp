@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/tier/redis.hpp>
+
+#include <tuple>
+
+namespace kvcache {
+
+/// The tiers that need the component redis.
+using remote_tier_policies = std::tuple<redis>;
+
+} // namespace kvcache

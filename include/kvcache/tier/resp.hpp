@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+namespace kvcache {
+
+/// A reply of a Redis server (RESP2, redis.io/docs/reference/protocol-spec), which lies where it was read.
+struct resp_value {
+    enum class kind { text, error, number, bytes, nothing, array };
+    kind what = kind::nothing;
+    std::string_view words = {};        ///< Of a text, an error, a number and of bytes.
+    std::int64_t number = 0;            ///< Of a number.
+    std::vector<resp_value> items = {}; ///< Of an array.
+
+    [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return std::as_bytes(std::span(words)); }
+};
+
+/// What a peer may say before it is not believed.
+struct resp_limits {
+    std::size_t bytes = std::size_t{512} << 20; ///< One value: what Redis itself allows.
+    std::size_t line = std::size_t{64} << 10;   ///< A line: lengths, texts, errors.
+    std::size_t items = std::size_t{1} << 17;   ///< One reply, those of nested arrays counted too.
+    std::size_t depth = 4;                      ///< Of nested arrays.
+};
+
+/// What the bytes so far are: a whole reply of `used` bytes, the beginning of one that takes `wanted` bytes or more, or
+/// no reply at all.
+struct resp_read {
+    enum class state { whole, more, wrong };
+    state now = state::more;
+    std::size_t used = 0;
+    std::size_t wanted = 0;
+    resp_value value = {};
+};
+
+namespace detail {
+
+/// Reads a reply from the front of some bytes, and what it is made of.
+class resp_reader {
+public:
+    resp_reader(std::string_view from, const resp_limits& limits) : from_(from), limits_(limits) {}
+
+    [[nodiscard]] resp_read read() {
+        resp_read made;
+        made.now = next(made.value, 0);
+        made.used = at_;
+        made.wanted = wanted_;
+        return made;
+    }
+
+private:
+    using state = resp_read::state;
+
+    // The next line without its end, which is passed.
+    [[nodiscard]] state line(std::string_view& words) {
+        const std::string_view rest = from_.substr(at_);
+        const std::size_t end = rest.substr(0, limits_.line).find('\r');
+        if (end == std::string_view::npos || end + 1 >= rest.size()) {
+            wanted_ = from_.size() + 1;
+            return rest.size() >= limits_.line ? state::wrong : state::more;
+        }
+        if (rest[end + 1] != '\n')
+            return state::wrong;
+        words = rest.substr(0, end);
+        at_ += end + 2;
+        return state::whole;
+    }
+
+    [[nodiscard]] static std::optional<std::int64_t> number_in(std::string_view words) {
+        std::int64_t value = 0;
+        const auto [end, fault] = std::from_chars(words.data(), words.data() + words.size(), value);
+        return fault == std::errc() && end == words.data() + words.size() ? std::optional(value) : std::nullopt;
+    }
+
+    [[nodiscard]] state next(resp_value& value, std::size_t depth) {
+        if (++items_ > limits_.items)
+            return state::wrong;
+        std::string_view words;
+        if (const state now = line(words); now != state::whole)
+            return now;
+        if (words.empty())
+            return state::wrong;
+        const char sort = words.front();
+        words.remove_prefix(1);
+        value.words = words;
+        if (sort == '+' || sort == '-') {
+            value.what = sort == '+' ? resp_value::kind::text : resp_value::kind::error;
+            return state::whole;
+        }
+        const auto number = number_in(words);
+        if (!number || (sort != ':' && sort != '$' && sort != '*'))
+            return state::wrong;
+        value.number = *number;
+        if (sort == ':') {
+            value.what = resp_value::kind::number;
+            return state::whole;
+        }
+        value.words = {};
+        if (*number == -1)
+            return state::whole; // nothing
+        if (*number < 0)
+            return state::wrong;
+        return sort == '$' ? body(value) : array(value, depth);
+    }
+
+    [[nodiscard]] state body(resp_value& value) {
+        value.what = resp_value::kind::bytes;
+        if (static_cast<std::uint64_t>(value.number) > limits_.bytes)
+            return state::wrong;
+        const auto size = static_cast<std::size_t>(value.number);
+        if (from_.size() - at_ < size + 2) {
+            wanted_ = at_ + size + 2;
+            return state::more;
+        }
+        value.words = from_.substr(at_, size);
+        if (from_.substr(at_ + size, 2) != "\r\n")
+            return state::wrong;
+        at_ += size + 2;
+        return state::whole;
+    }
+
+    [[nodiscard]] state array(resp_value& value, std::size_t depth) {
+        value.what = resp_value::kind::array;
+        if (static_cast<std::uint64_t>(value.number) > limits_.items || depth == limits_.depth)
+            return state::wrong;
+        for (std::int64_t i = 0; i < value.number; ++i)
+            if (const state now = next(value.items.emplace_back(), depth + 1); now != state::whole)
+                return now; // a length alone takes no memory
+        return state::whole;
+    }
+
+    std::string_view from_;
+    resp_limits limits_;
+    std::size_t at_ = 0, wanted_ = 0, items_ = 0;
+};
+
+} // namespace detail
+
+/// Reads one reply from the front of some bytes. Nothing is taken on trust: no length makes room before its bytes came.
+/// Cost: O(1) for a value, whatever its size. Throws: bad_alloc, for arrays.
+[[nodiscard]] inline resp_read read_resp(std::span<const std::byte> from, const resp_limits& limits) {
+    return detail::resp_reader({reinterpret_cast<const char*>(from.data()), from.size()}, limits).read();
+}
+
+/// Writes how an argument of so many bytes begins; the bytes and "\r\n" follow.
+inline void begin_argument(std::string& to, std::size_t bytes) {
+    to += '$';
+    to += std::to_string(bytes);
+    to += "\r\n";
+}
+
+/// Writes how a command of so many arguments begins.
+inline void begin_command(std::string& to, std::size_t arguments) {
+    to += '*';
+    to += std::to_string(arguments);
+    to += "\r\n";
+}
+
+/// Writes arguments.
+inline void write_arguments(std::string& to, std::initializer_list<std::string_view> arguments) {
+    for (const std::string_view one : arguments) {
+        begin_argument(to, one.size());
+        to += one;
+        to += "\r\n";
+    }
+}
+
+/// Writes a whole command.
+inline void write_command(std::string& to, std::initializer_list<std::string_view> arguments) {
+    begin_command(to, arguments.size());
+    write_arguments(to, arguments);
+}
+
+} // namespace kvcache

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/testing/tier_laws.hpp>
+#include <kvcache/tier/remote.hpp>
+#include <kvcache/tier/run.hpp>
+
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "redis_server.hpp"
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+namespace laws = kvcache::testing::detail;
+
+namespace {
+
+using answer = laws::tier_answer;
+using testing_redis::soon;
+
+kv::redis at(const testing_redis::server& server) {
+    return {.port = server.port(),
+            .connect_timeout = std::chrono::seconds(5),
+            .timeout = std::chrono::seconds(5),
+            .retry = std::chrono::milliseconds(5),
+            .longest_retry = std::chrono::milliseconds(50)};
+}
+
+// How many of the records [0, count) are right; none may be wrong.
+std::size_t right(kv::redis::state& tier, std::uint64_t count) {
+    std::size_t made = 0;
+    for (std::uint64_t n = 0; n < count; ++n) {
+        const auto read = laws::read_record(tier, n);
+        CHECK(read != answer::wrong);
+        made += read == answer::right;
+    }
+    return made;
+}
+
+void fill(kv::redis::state& tier, std::uint64_t count) {
+    for (std::uint64_t n = 0; n < count; ++n)
+        REQUIRE(laws::put_record(tier, n));
+}
+
+std::vector<kv::digest256> names(std::uint64_t count) {
+    std::vector<kv::digest256> made;
+    for (std::uint64_t n = 0; n < count; ++n)
+        made.push_back(laws::tier_name(n).name);
+    return made;
+}
+
+} // namespace
+
+TEST_CASE("a Redis server keeps the laws of a tier, with a password and without") {
+    if (testing_redis::missing())
+        return;
+    const testing_redis::server open, locked({"--requirepass", "a b\r\nc"}, testing_redis::free_port(), "a b\r\nc");
+    for (std::uint64_t seed = 0; seed < 3; ++seed) {
+        auto how = at(open);
+        how.prefix = "laws" + std::to_string(seed) + ":";
+        how.links = 1 + seed;
+        CHECK(kv::testing::tier_laws(how, seed).empty());
+    }
+    auto how = at(locked);
+    how.ttl = {};
+    how.password = "a b\r\nc";
+    CHECK(kv::testing::tier_laws(how, 9).empty());
+    how.user = "default";
+    how.prefix = "again:";
+    CHECK(kv::testing::tier_laws(how, 9).empty());
+
+    for (const char* wrong : {"", "wrong"}) {
+        how.password = wrong;
+        auto tier = how.open();
+        REQUIRE_FALSE(tier.status());
+        CHECK(tier.status().error().message.find(*wrong == 0 ? "NOAUTH" : "WRONGPASS") != std::string::npos);
+        CHECK(laws::read_record(tier, 1) == answer::failed);
+        CHECK(tier.leading(names(3)) == 0);
+        CHECK(laws::put_record(tier, 1));
+        CHECK_FALSE(tier.flush());
+        CHECK(tier.counts().dropped == 1);
+        CHECK(tier.counts().failures == 3);
+    }
+}
+
+TEST_CASE("records have a time to live, another host sees them, and they are not sent twice") {
+    if (testing_redis::missing())
+        return;
+    const testing_redis::server server;
+    auto one = at(server).open(), other = at(server).open();
+    fill(one, 40);
+    REQUIRE(one.flush());
+    CHECK(one.counts().written == 40);
+    const std::string key = "kvcache:" + kv::to_string(laws::tier_name(7).name);
+    CHECK(server.ask({"PTTL", key}).size() >= 7);
+    CHECK(server.ask({"STRLEN", key}) == std::to_string(laws::tier_record(7).size()));
+
+    CHECK(other.leading(names(60)) == 40);
+    std::uint64_t next = 0;
+    const auto all = names(60);
+    const auto read = other.read_run(all, [&](std::size_t i, std::span<const std::byte> bytes) {
+        CHECK(i == next++);
+        CHECK(std::ranges::equal(bytes, laws::tier_record(i)));
+        return i != 37;
+    });
+    REQUIRE(read);
+    CHECK(*read == 38);
+    CHECK(right(other, 40) == 40);
+    fill(other, 40);
+    REQUIRE(other.flush());
+    CHECK(other.counts().written == 0);
+    CHECK(other.counts().dropped == 40);
+    CHECK(server.ask({"FLUSHALL"}) == "OK");
+    CHECK(right(other, 40) == 0);
+    CHECK(other.counts().failures == 0);
+}
+
+TEST_CASE("a server that is killed is missed at once, and found again") {
+    if (testing_redis::missing())
+        return;
+    testing_redis::server server;
+    auto tier = at(server).open();
+    fill(tier, 10);
+    REQUIRE(tier.flush());
+    server.kill();
+    CHECK(laws::read_record(tier, 1) == answer::failed); // the connection is found broken
+    CHECK(tier.connected() == 0);
+    CHECK(right(tier, 10) == 0);
+    CHECK(tier.leading(names(10)) == 0);
+    fill(tier, 10);
+    CHECK_FALSE(tier.flush());
+    CHECK(tier.counts().dropped >= 10);
+    server.start();
+    REQUIRE(soon([&] { return tier.connected() == 1; }));
+    CHECK(tier.status());
+    CHECK(right(tier, 10) == 0);
+    fill(tier, 10);
+    REQUIRE(tier.flush());
+    CHECK(right(tier, 10) == 10);
+}
+
+TEST_CASE("a server that stands still is waited for once") {
+    if (testing_redis::missing())
+        return;
+    testing_redis::server server;
+    auto how = at(server);
+    how.timeout = how.connect_timeout = std::chrono::milliseconds(50);
+    how.retry = how.longest_retry = std::chrono::minutes(10); // not within this test
+    auto tier = how.open();
+    REQUIRE(tier.status());
+    fill(tier, 10);
+    REQUIRE(tier.flush());
+    server.signal(SIGSTOP);
+    CHECK(laws::read_record(tier, 1) == answer::failed);
+    CHECK(tier.status().error().message.find("receiving") != std::string::npos);
+    for (int i = 0; i < 1000; ++i) {
+        const auto name = laws::tier_name(1).name;
+        const auto read = tier.read(name, [](std::span<const std::byte>) {});
+        REQUIRE_FALSE(read);
+        REQUIRE(read.error().message == "redis: the server is not connected"); // nobody was asked
+    }
+    CHECK(tier.attempts() == 1);
+    CHECK(tier.counts().failures == 1001);
+    server.signal(SIGCONT);
+}
+
+TEST_CASE("a server that is full keeps what it has, and drops what comes") {
+    if (testing_redis::missing())
+        return;
+    const testing_redis::server server({"--maxmemory", "3mb", "--maxmemory-policy", "noeviction"});
+    auto tier = at(server).open();
+    fill(tier, 1000);
+    REQUIRE(tier.flush());
+    const auto now = tier.counts();
+    CHECK(now.dropped > 0);
+    CHECK(now.written + now.dropped == 1000);
+    CHECK(right(tier, 1000) == now.written);
+    CHECK(tier.status());
+}
+
+TEST_CASE("a cluster's slots move while they are read") {
+    if (testing_redis::missing())
+        return;
+    std::vector<std::unique_ptr<testing_redis::server>> nodes;
+    for (int i = 0; i < 3; ++i)
+        nodes.push_back(std::make_unique<testing_redis::server>(
+            std::vector<std::string>{"--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port",
+                                     std::to_string(testing_redis::free_port())}));
+    const char* first[] = {"0", "5461", "10923"};
+    const char* last[] = {"5460", "10922", "16383"};
+    for (std::size_t i = 0; i < 3; ++i)
+        REQUIRE(nodes[i]->ask({"CLUSTER", "ADDSLOTSRANGE", first[i], last[i]}) == "OK");
+    const std::string seed = std::to_string(nodes[0]->port());
+    // The others are told of the first, and on which port it talks of the cluster.
+    const auto myself = nodes[0]->ask({"CLUSTER", "NODES"});
+    const auto at_sign = myself.find('@');
+    const std::string bus_port = myself.substr(at_sign + 1, myself.find_first_of(" ,", at_sign) - at_sign - 1);
+    for (std::size_t i = 1; i < 3; ++i)
+        REQUIRE(nodes[i]->ask({"CLUSTER", "MEET", "127.0.0.1", seed, bus_port}) == "OK");
+    REQUIRE(soon([&] {
+        for (const auto& node : nodes)
+            if (node->ask({"CLUSTER", "INFO"}).find("cluster_state:ok") == std::string::npos)
+                return false;
+        return true;
+    }));
+    auto tier = at(*nodes[1]).open();
+    REQUIRE(soon([&] { return tier.connected() == 3; }));
+    fill(tier, 60);
+    REQUIRE(tier.flush());
+    CHECK(tier.counts().written == 60);
+    CHECK(right(tier, 60) == 60);
+    CHECK(tier.leading(names(60)) == 60);
+
+    // The slot of record 5 goes to another server, step by step.
+    const std::string key = "kvcache:" + kv::to_string(laws::tier_name(5).name);
+    const std::size_t slot = kv::redis_slot(key),
+                      owner = slot < 5461    ? 0
+                              : slot < 10923 ? 1
+                                             : 2,
+                      heir = (owner + 1) % 3;
+    const std::string which = std::to_string(slot), owner_id = nodes[owner]->ask({"CLUSTER", "MYID"}),
+                      heir_id = nodes[heir]->ask({"CLUSTER", "MYID"});
+    REQUIRE(nodes[heir]->ask({"CLUSTER", "SETSLOT", which, "IMPORTING", owner_id}) == "OK");
+    REQUIRE(nodes[owner]->ask({"CLUSTER", "SETSLOT", which, "MIGRATING", heir_id}) == "OK");
+    CHECK(right(tier, 60) == 60);
+    REQUIRE(nodes[owner]->ask({"MIGRATE", "127.0.0.1", std::to_string(nodes[heir]->port()), key, "0", "5000"}) == "OK");
+    CHECK(right(tier, 60) == 60); // ASK
+    CHECK(tier.leading(names(60)) == 60);
+    for (const std::size_t i : {heir, owner})
+        REQUIRE(nodes[i]->ask({"CLUSTER", "SETSLOT", which, "NODE", heir_id}) == "OK");
+    CHECK(right(tier, 60) == 60); // MOVED
+    CHECK(tier.counts().failures == 0);
+
+    // A server leaves: only what it has is missed.
+    nodes[heir]->kill();
+    const std::size_t rest = right(tier, 60);
+    CHECK((rest > 0 && rest < 60));
+    CHECK(laws::read_record(tier, 5) == answer::failed);
+}
