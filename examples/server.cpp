@@ -72,6 +72,8 @@ int run(const server::options& with) {
     at.sessions.clear();
     if (const auto sound = at.cache.check(); !sound)
         return support::report("server", sound.error());
+    if (const auto written = at.cache.tier().flush(); !written) // the tier has all that it was handed
+        return support::report("server", written.error());
     const auto rest = at.cache.stats();
     std::printf("ended; %zu pages held, books in order\n", rest.held);
     return served && rest.held == 0 ? 0 : 1;

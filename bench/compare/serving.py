@@ -82,16 +82,19 @@ class Theirs(Server):
         return made
 
 
-def chat(servers: dict, ids: Ids, add) -> None:
+def chat(servers: dict, ids: Ids, add, said: int) -> None:
     pasts = dict.fromkeys(servers, ids(SYSTEM))
     for turn in range(1, TURNS + 1):
         words = ids(ASKED)
         for who, server in servers.items():
             prompt = pasts[who] + words
-            heard = server.complete(prompt, SAID)
+            heard = server.complete(prompt, said)
             add(f"{who}/chat_turn_{turn:02}", 1e3 * heard["seconds"])
             add(f"{who}/chat_ran_turn_{turn:02}", heard["ran"])
-            pasts[who] = prompt + heard["tokens"]
+            rest = ids(SAID - said)  # as if it had been said; the last token has not run
+            if rest:
+                server.complete(prompt + heard["tokens"] + rest[:-1], 0)
+            pasts[who] = prompt + heard["tokens"] + rest
 
 
 def sessions(servers: dict, ids: Ids, add, users: int, turns: int) -> None:
@@ -126,7 +129,9 @@ def bounds(program: Path, model: Path, threads: int, add) -> None:
             add("bound/" + row["name"], row["value"])
 
 
-def report(state: State, turns: int, markdown: bool) -> None:
+def report(state: State, turns: int, markdown: bool, best: bool) -> None:
+    if best:
+        state.median = lambda name: (max if "rate" in name else min)(state.samples.get(name, [0])) or None
     rows = []
     for turn in range(1, TURNS + 1):
         at = lambda name: state.median(f"{name}_turn_{turn:02}")
@@ -160,6 +165,8 @@ def main() -> None:
     parse.add_argument("--threads", type=int, default=2)
     parse.add_argument("--users", type=int, default=8)
     parse.add_argument("--turns", type=int, default=4, help="of the users who talk at the same time")
+    parse.add_argument("--said", type=int, default=SAID, help="tokens of a reply that are said; the rest are handed over")
+    parse.add_argument("--best", action="store_true", help="reports the best samples, not the medians")
     parse.add_argument("--rounds", type=int, default=3)
     parse.add_argument("--state", type=Path, default=Path("build/compare/serving.json"), help="keeps the samples")
     parse.add_argument("--report", action="store_true", help="only prints what the state holds")
@@ -183,14 +190,14 @@ def main() -> None:
                 if "chat" in parts:
                     if f.program:
                         bounds(f.program, f.model, f.threads, state.add)
-                    chat(entered, ids, state.add)
+                    chat(entered, ids, state.add, f.said)
                 if "sessions" in parts:
                     sessions(entered, ids, state.add, f.users, f.turns)
                 state.save()
         finally:
             for server in entered.values():
                 server.__exit__()
-    report(state, f.turns, f.markdown)
+    report(state, f.turns, f.markdown, f.best)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,13 @@
 #include <vector>
 
 #include "../support/model_directory.hpp"
+#include "chosen_tier.hpp"
 #include "latencies.hpp"
 #include "options.hpp"
 
 namespace server {
 
-using store = kvcache::cache<kvcache::plain, kvcache::mutexed>;
+using store = kvcache::cache<kvcache::plain, kvcache::mutexed, chosen_tier>;
 
 /// What a chat does that is too long.
 struct overflow {
@@ -40,7 +41,7 @@ using session = kvcache::chat_session<store, overflow>;
 /// A model, its cache, its conversations, and the thread that computes.
 class host {
 public:
-    /// Errors: those of the model directory.
+    /// Errors: those of the model directory, and of the tier.
     [[nodiscard]] static kvcache::result<std::unique_ptr<host>> open(const options& with) {
         auto loaded = support::open_model(with.model, with.packed_cache, with.int8);
         if (!loaded)
@@ -48,7 +49,13 @@ public:
         auto words = kvcache::tokenizer::open(with.model);
         if (!words)
             return words.error();
-        return std::unique_ptr<host>(new host(with, std::move(*loaded), *words));
+        const auto tier = read_chosen_tier(with.tier);
+        if (!tier)
+            return tier.error();
+        std::unique_ptr<host> made(new host(with, std::move(*loaded), *words, *tier));
+        if (auto usable = made->cache.tier().status(); !usable)
+            return usable.error();
+        return made;
     }
 
     ~host() { stop(); }
@@ -82,13 +89,13 @@ public:
     latencies times;
 
 private:
-    host(options o, kvcache::loaded_model loaded, kvcache::tokenizer speaks)
+    host(options o, kvcache::loaded_model loaded, kvcache::tokenizer speaks, const chosen_tier& tier)
         : with(std::move(o)),
           name(!with.name.empty() ? with.name : std::filesystem::canonical(with.model).filename().string()),
           model(std::move(loaded.model)),
           words(std::move(speaks)),
           cache(kvcache::make_cache(identity(loaded.weights), model.shape(with.page), {.bytes = with.cache_mib << 20},
-                                    kvcache::mutexed{})),
+                                    kvcache::mutexed{}, tier)),
           fingerprint(kvcache::digest_of(cache.id())),
           // Idle conversations hold at most three quarters of the pages.
           sessions({.sessions = with.sessions, .bytes = (with.cache_mib << 20) / 4 * 3}),

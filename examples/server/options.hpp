@@ -5,6 +5,7 @@
 #include <string>
 
 #include "../support/flags.hpp"
+#include "../support/tier_flag.hpp"
 #include <CLI/CLI.hpp>
 
 namespace server {
@@ -29,6 +30,7 @@ struct options {
     std::size_t timeout_s = 600; ///< Of a request.
     std::size_t draft = 0;
     std::string overflow = "refuse";
+    std::string tier;
     bool packed_cache = false;
     bool int8 = false;
     bool debug = false;
@@ -64,6 +66,7 @@ inline void add_flags(CLI::App& app, options& o) {
            "A chat that is too long is refused, or drops its oldest turns (slide) or tokens (sinks: approximate)")
         ->check(CLI::IsMember({"refuse", "slide", "sinks"}))
         ->capture_default_str();
+    support::add_tier_flag(app, o.tier);
     app.add_flag("--packed-cache", o.packed_cache, "Keep the packed weights beside the model");
     app.add_flag("--int8", o.int8, "Round weights and activations to int8");
     app.add_flag("--debug", o.debug, "Say on standard error what each request reused");

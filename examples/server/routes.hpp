@@ -191,6 +191,10 @@ private:
         to.gauge("kvcache_session_bytes", "Bytes of idle conversations.", at_.sessions.bytes());
         to.counter("kvcache_drafted_tokens", "Tokens guessed ahead.", now.drafted);
         to.counter("kvcache_accepted_tokens", "Of them, those that were right.", now.accepted);
+        const auto tier = at_.cache.tier_stats();
+        to.counter("kvcache_tier_loaded_tokens", "Tokens that were read from the tier.", tier.loaded_tokens);
+        to.counter("kvcache_tier_stored_pages", "Pages that were handed to the tier.", tier.handed_over);
+        to.counter("kvcache_tier_failures", "Reads and writes that the tier refused.", tier.failed);
         return text + to.text();
     }
 

@@ -10,6 +10,7 @@ import json
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -273,6 +274,29 @@ def ends():
     check(all(b"[DONE]" not in t for t in told if isinstance(t, bytes)), "a stream that was cut does not look whole")
 
 
+def tiers():
+    """What one server computed another finds on the disk, with the same words."""
+    text = "The kite stands in the library, and Ella has two red boats in a box of paper on lake street. " * 4
+    with tempfile.TemporaryDirectory() as folder:
+        nowhere = subprocess.run([SERVER, "--model", MODEL, "--host", "256.0.0.1", "--tier", f"lmdb:{folder}/none"],
+                                 capture_output=True, text=True)
+        check(nowhere.returncode == 1, nowhere)
+        if "built without" in nowhere.stderr:
+            return
+        said = []
+        for life in range(2):
+            at = Server("--tier", f"lmdb:{folder}/pages")
+            status, got = at.chat(text, user="ann")
+            check(status == 200, got)
+            said.append((got["choices"][0]["message"]["content"], got["usage"]["prompt_tokens_details"]["cached_tokens"]))
+            check((at.gauge("kvcache_tier_loaded_tokens") > 0) == (life > 0), "the second life reads what the first wrote")
+            check(at.gauge("kvcache_tier_failures") == 0, "the disk refuses nothing")
+            at.stop()
+        check(said[0][0] == said[1][0] and said[0][1] == 0 and said[1][1] >= 64, said)
+    refused = subprocess.run([SERVER, "--model", MODEL, "--tier", "nowhere:x"], capture_output=True, text=True)
+    check(refused.returncode == 1 and "--tier" in refused.stderr, refused)
+
+
 def bare():
     """A model without a chat template completes texts."""
     at = Server(model=str(DATA / "models" / "stories260k"))
@@ -309,6 +333,7 @@ def main():
     keyed.stop()
     overflows()
     ends()
+    tiers()
     if DATA:
         bare()
     print(f"protocol.py: {running.checks} checks hold")

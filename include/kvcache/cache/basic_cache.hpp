@@ -81,6 +81,8 @@ public:
     [[nodiscard]] match_type match(std::span<const token_id> tokens) { return match_as(0, tokens); }
     [[nodiscard]] match_type match_as(std::uint32_t tenant, std::span<const token_id> tokens) {
         if constexpr (has_tier) {
+            if (tier_is_none())
+                return look_up(tenant, tokens, true);
             match_type known = look_up(tenant, tokens, false);
             const std::size_t whole = known.tokens() / shape_.tokens;
             if (whole == tokens.size() / shape_.tokens)
@@ -394,9 +396,17 @@ private:
             return recompute_.first_rerun(found.tokens(), found.of());
     }
 
+    // A tier that is chosen at run time may be none, and says so.
+    [[nodiscard]] bool tier_is_none() const noexcept {
+        if constexpr (requires { tier_.tier().is_none(); })
+            return tier_.tier().is_none();
+        else
+            return false;
+    }
+
     // Hands the tier the pages that a sequence has made known since.
     void store(sequence_state& state) noexcept {
-        if (state.stored < state.sealed)
+        if (state.stored < state.sealed && !tier_is_none())
             state.stored = tier_.store(*this, state.tenant, state.table, state.tokens, state.stored, state.sealed,
                                        state.stored_name);
     }

@@ -46,7 +46,8 @@ struct tier_use {
 /// record in pieces, which are the tier's own when it returns; it may be written later, or never. `contains` is a hint
 /// that costs little. `erase` takes a record out that its reader has refused. `flush` returns once all that was handed
 /// over is written. `status` says what is wrong with the store, if anything: such a tier only misses. No call throws
-/// for the world's faults, all may be made by several threads at once, and what they refuse is counted.
+/// for the world's faults, all may be made by several threads at once, and what they refuse is counted. One that is
+/// chosen at run time may have `is_none()`: nothing is asked of it then.
 template <class S>
 concept tier_state = std::movable<S> &&
     requires(S s, const S c, const tier_entry& entry, const digest256& name,

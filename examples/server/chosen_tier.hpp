@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/tier/no_tier.hpp>
+#include <kvcache/tier/run.hpp>
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "../support/tier_flag.hpp"
+
+namespace server {
+
+/// The tier that --tier names: which it is turns out when the server starts.
+struct chosen_tier {
+    using role = kvcache::tier_role;
+    std::variant<kvcache::no_tier
+#if EXAMPLE_HAS_LMDB
+                 ,
+                 kvcache::lmdb<>
+#endif
+#if EXAMPLE_HAS_REDIS
+                 ,
+                 kvcache::redis
+#endif
+                 >
+        which = {};
+    class state;
+    [[nodiscard]] state open() const;
+};
+
+class chosen_tier::state {
+public:
+    explicit state(const chosen_tier& from)
+        : of_(std::visit([](const auto& policy) -> any { return policy.open(); }, from.which)) {}
+
+    template <class Use>
+    [[nodiscard]] kvcache::result<bool> read(const kvcache::digest256& name, Use&& use) {
+        return std::visit([&](auto& tier) { return tier.read(name, use); }, of_);
+    }
+    [[nodiscard]] std::size_t leading(std::span<const kvcache::digest256> names) {
+        return std::visit([&](auto& tier) { return kvcache::leading_in(tier, names); }, of_);
+    }
+    template <class Use>
+    [[nodiscard]] kvcache::result<std::size_t> read_run(std::span<const kvcache::digest256> names, Use&& use) {
+        return std::visit([&](auto& tier) { return kvcache::read_run(tier, names, use); }, of_);
+    }
+    [[nodiscard]] kvcache::result<void> put(const kvcache::tier_entry& entry,
+                                            std::span<const std::span<const std::byte>> pieces) {
+        return std::visit([&](auto& tier) { return tier.put(entry, pieces); }, of_);
+    }
+    [[nodiscard]] bool contains(const kvcache::digest256& name) {
+        return std::visit([&](auto& tier) { return tier.contains(name); }, of_);
+    }
+    [[nodiscard]] kvcache::result<void> erase(const kvcache::digest256& name) {
+        return std::visit([&](auto& tier) { return tier.erase(name); }, of_);
+    }
+    [[nodiscard]] kvcache::result<void> flush() {
+        return std::visit([](auto& tier) { return tier.flush(); }, of_);
+    }
+    [[nodiscard]] kvcache::result<void> status() const {
+        return std::visit([](const auto& tier) { return tier.status(); }, of_);
+    }
+    [[nodiscard]] kvcache::tier_counts counts() const {
+        return std::visit([](const auto& tier) { return tier.counts(); }, of_);
+    }
+    /// Whether there is none: nothing is asked of it then.
+    [[nodiscard]] bool is_none() const noexcept { return of_.index() == 0; }
+
+private:
+    using any = std::variant<kvcache::no_tier::state
+#if EXAMPLE_HAS_LMDB
+                             ,
+                             kvcache::lmdb<>::state
+#endif
+#if EXAMPLE_HAS_REDIS
+                             ,
+                             kvcache::redis::state
+#endif
+                             >;
+    any of_;
+};
+
+/// The tier of a flag. Errors: malformed, for what is no tier; unsupported, for one that this program was built
+/// without.
+[[nodiscard]] inline kvcache::result<chosen_tier> read_chosen_tier(const std::string& text) {
+    const auto read = support::read_tier("--tier", text);
+    if (!read)
+        return read.error();
+    using kind = support::tier_choice::kind;
+#if EXAMPLE_HAS_LMDB
+    if (read->where == kind::lmdb)
+        return chosen_tier{kvcache::lmdb<>{.directory = read->directory}};
+#endif
+#if EXAMPLE_HAS_REDIS
+    if (read->where == kind::redis) {
+        const char* password = std::getenv("REDISCLI_AUTH");
+        return chosen_tier{kvcache::redis{
+            .host = read->host, .port = read->port, .password = password != nullptr ? password : std::string()}};
+    }
+#endif
+    if (read->where != kind::none)
+        return kvcache::error{kvcache::error_code::unsupported, "--tier", "--tier: built without " + text};
+    return chosen_tier{};
+}
+
+inline chosen_tier::state chosen_tier::open() const {
+    return state(*this);
+}
+
+static_assert(kvcache::tier_policy<chosen_tier>);
+
+} // namespace server
