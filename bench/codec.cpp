@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 //
 // What each codec keeps, costs and saves: squared errors on synthetic sets and on tensors, bits a value, coding rates,
-// the time of attention beside float32 pages in turn, and what a model loses by it.
+// the time of attention beside float32 pages in turn, what a model loses by it; and codes that lose nothing.
 
 #include <kvcache/cache/any_codec.hpp>
+#include <kvcache/kernel/entropy_code.hpp>
+#include <kvcache/kernel/exponent_code.hpp>
 #include <kvcache/kvcache.hpp>
 #include <kvcache/model/huggingface/load.hpp>
 #include <kvcache/text/tokenizer.hpp>
@@ -18,13 +20,16 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "codec/answers.hpp"
 #include "codec/errors.hpp"
 #include "codec/quality.hpp"
 #include "codec/sets.hpp"
 #include "codec/speed.hpp"
+#include "codec/storage.hpp"
 #include "support/rows.hpp"
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -33,27 +38,43 @@ namespace kv = kvcache;
 
 namespace {
 
-using codecs = std::tuple<kv::bf16, kv::f16, kv::int8, kv::int8_grouped, kv::int4, kv::int4_channels,
-                          kv::rotated<kv::int4>, kv::rotated<kv::int8>, kv::codebook<4>, kv::codebook<3>,
-                          kv::codebook<2>, kv::split<kv::int4_channels, kv::int4>,
-                          kv::split<kv::rotated<kv::int4>, kv::int4>, kv::sinks_exact<kv::int4>>;
+// Keys turned, then coded by channels over 64 tokens, and values turned: 4.5 bits a number.
+struct rotated_channels {
+    using role = kv::codec_role;
+    [[nodiscard]] auto open(kv::page_shape shape) const {
+        return kv::split{kv::rotated{kv::int4_channels{.group = 64}}, kv::rotated<kv::int4>{}}.open(shape);
+    }
+};
+
+using codecs =
+    std::tuple<kv::bf16, kv::f16, kv::int8, kv::int8_grouped, kv::int4, kv::int4_channels, kv::rotated<kv::int4>,
+               kv::rotated<kv::int4_channels>, rotated_channels, kv::rotated<kv::int8>, kv::codebook<4>,
+               kv::codebook<3>, kv::codebook<2>, kv::split<kv::int4_channels, kv::int4>,
+               kv::split<kv::rotated<kv::int4>, kv::int4>, kv::sinks_exact<kv::int4>>;
 using any = kv::any_codec<codecs>;
 
 template <class Body>
 void for_codecs(Body body) {
-    std::apply([&](const auto&... policy) { (body(kv::type_name<std::decay_t<decltype(policy)>>(), policy), ...); },
-               codecs{});
+    const auto one = [&](const auto& policy) {
+        using type = std::decay_t<decltype(policy)>;
+        body(std::is_same_v<type, rotated_channels> ? "split<rotated<int4_channels{64}>, rotated<int4>>"
+                                                    : kv::type_name<type>(),
+             kv::type_name<type>());
+    };
+    std::apply([&](const auto&... policy) { (one(policy), ...); }, codecs{});
 }
 
 struct options {
     std::vector<std::string> tensors, models, texts;
     std::string json, filter;
-    std::size_t head_dim = 128, window = 512, windows = 8, cached = 1024, past = 262144;
-    bool no_speed = false, no_errors = false;
+    std::size_t head_dim = 128, window = 4096, windows = 8, questions = 100, cached = 1024, past = 262144;
+    bool no_speed = false, no_errors = false, no_storage = false;
 };
 
 class report {
 public:
+    static constexpr std::uint32_t page_tokens = 64;
+
     explicit report(const options& from) : of_(from) {}
 
     void errors() {
@@ -63,10 +84,10 @@ public:
         std::printf("%-34s %-20s %7s %10s %10s %9s %9s %9s\n", "codec", "set", "bits", "keys", "values", "products",
                     "encode", "decode");
         for (const auto& set : sets)
-            for_codecs([&](const std::string& name, const auto& policy) {
+            for_codecs([&](const std::string& name, const std::string& type) {
                 if (!wanted(name))
                     return;
-                const auto made = bench::measure(policy, set, 32);
+                const auto made = bench::measure(*any::named(type), set, page_tokens);
                 std::printf("%-34s %-20s %7.3f %10.3g %10.3g %9.4f %9.2f %9.2f\n", name.c_str(), set.name.c_str(),
                             made.bits_per_value, made.keys, made.values, made.products, made.encode_gbps,
                             made.decode_gbps);
@@ -78,6 +99,20 @@ public:
                 row["encode_gbps"] = made.encode_gbps;
                 row["decode_gbps"] = made.decode_gbps;
             });
+    }
+
+    // Codes that lose nothing, for tiers.
+    void storage() {
+        auto sets = bench::synthetic_sets(4096, 128, 0);
+        sets.resize(1);
+        for (const std::string& file : of_.tensors)
+            sets.push_back(bench::tensor_set(file, of_.head_dim));
+        for (const auto& set : sets) {
+            store<kv::exponent_code<kv::bfloat16>>("exponent_code<bfloat16>", set);
+            store<kv::entropy_code<kv::bfloat16>>("entropy_code<bfloat16>", set);
+            store<kv::exponent_code<float>>("exponent_code<float>", set);
+            store<kv::entropy_code<float>>("entropy_code<float>", set);
+        }
     }
 
     // One token's attention over pages of each codec and of float32, in turn.
@@ -93,10 +128,10 @@ public:
                                 {"attention in cache, 4 heads a KV head", 1, 4, of_.cached}};
         for (const place& at : places) {
             bench::attended_past plain(kv::plain{}, at.kv_heads, at.group, at.tokens);
-            for_codecs([&](const std::string& name, const auto&) {
+            for_codecs([&](const std::string& name, const std::string& type) {
                 if (!wanted(name))
                     return;
-                bench::attended_past coded(*any::named(name), at.kv_heads, at.group, at.tokens);
+                bench::attended_past coded(*any::named(type), at.kv_heads, at.group, at.tokens);
                 bench::samples ratio, micros;
                 (void)plain(), (void)coded();
                 for (int again = 0; again < (at.tokens > 10000 ? 5 : 200); ++again) {
@@ -130,17 +165,21 @@ public:
         std::vector<kv::matrix> exact;
         bench::quality_sum self;
         for (const auto& window : windows) {
-            exact.push_back(bench::logits_of_window(loaded.model, threads, kv::plain{}, window, 32));
+            exact.push_back(bench::logits_of_window(loaded.model, threads, kv::plain{}, window, page_tokens));
             self.add(exact.back(), exact.back(), window);
         }
         const auto base = self.mean();
-        std::printf("%s: perplexity %.4f with f32 pages\n", set.c_str(), base.perplexity);
-        for_codecs([&](const std::string& name, const auto&) {
+        const bench::question_set asked(directory, words, of_.questions);
+        const double answered = asked.size() > 0 ? asked.right(loaded.model, threads, kv::plain{}, page_tokens) : 0.0;
+        std::printf("%s: perplexity %.4f, %zu questions, %.1f %% answered with f32 pages\n", set.c_str(),
+                    base.perplexity, asked.size(), 100.0 * answered);
+        for_codecs([&](const std::string& name, const std::string& type) {
             if (!wanted(name))
                 return;
             bench::quality_sum sum;
             for (std::size_t i = 0; i < windows.size(); ++i)
-                sum.add(exact[i], bench::logits_of_window(loaded.model, threads, *any::named(name), windows[i], 32),
+                sum.add(exact[i],
+                        bench::logits_of_window(loaded.model, threads, *any::named(type), windows[i], page_tokens),
                         windows[i]);
             const auto made = sum.mean();
             std::printf("%-34s perplexity %9.4f (%+.3f %%)  KL %.3g  same token %.2f %%\n", name.c_str(),
@@ -151,6 +190,12 @@ public:
             row["ppl_f32"] = base.perplexity;
             row["kl"] = made.divergence;
             row["same_token"] = made.agreement;
+            if (asked.size() == 0)
+                return;
+            row["questions"] = asked.size();
+            row["accuracy_f32"] = answered;
+            row["accuracy"] = asked.right(loaded.model, threads, *any::named(type), page_tokens);
+            std::printf("%-34s %.1f %% answered\n", "", 100.0 * row["accuracy"].get<double>());
         });
     }
 
@@ -165,6 +210,17 @@ public:
     }
 
 private:
+    template <class Code>
+    void store(const std::string& name, const bench::number_set& set) {
+        const auto made = bench::store<Code>(set);
+        std::printf("%-34s %-20s %7.3f times smaller, encode %.2f, decode %.2f GB/s\n", name.c_str(), set.name.c_str(),
+                    made.times_smaller, made.encode_gbps, made.decode_gbps);
+        auto& row = rows_.emplace_back(start(name, set.name));
+        row["bits_per_value"] = 8.0 * sizeof(typename Code::number_type) / made.times_smaller;
+        row["times_smaller"] = made.times_smaller;
+        row["encode_gbps"] = made.encode_gbps;
+        row["decode_gbps"] = made.decode_gbps;
+    }
     template <class T>
     [[nodiscard]] static T must(kv::result<T> made) {
         if (!made)
@@ -193,19 +249,23 @@ int main(int count, char** words) {
     app.add_option("--head-dim", given.head_dim, "Numbers a row of those files");
     app.add_option("--model", given.models, "Model directories for perplexity, each with a --text");
     app.add_option("--text", given.texts, "Texts for them");
-    app.add_option("--window", given.window, "Tokens a window");
+    app.add_option("--window", given.window, "Tokens a window, or as many positions as a model has");
     app.add_option("--windows", given.windows, "Windows at most");
+    app.add_option("--questions", given.questions, "Questions of the model directory at most");
     app.add_option("--past", given.past, "Tokens of the attention beyond the cache");
     app.add_option("--cached", given.cached, "Tokens of the attention inside the cache");
     app.add_option("--filter", given.filter, "Only codecs whose names contain this");
     app.add_option("--json", given.json, "A file for the rows");
     app.add_flag("--no-speed", given.no_speed, "No attention");
     app.add_flag("--no-errors", given.no_errors, "No sets");
+    app.add_flag("--no-storage", given.no_storage, "No codes that lose nothing");
     CLI11_PARSE(app, count, words);
     try {
         report all(given);
         if (!given.no_errors)
             all.errors();
+        if (!given.no_storage)
+            all.storage();
         if (!given.no_speed)
             all.speed();
         if (given.models.size() != given.texts.size())
