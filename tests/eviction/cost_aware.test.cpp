@@ -28,21 +28,21 @@ TEST_CASE("depth makes nothing dearer for cost_aware") {
     CHECK(state.victim(anyone) == kv::slot_id{0}); // the one that came first
 }
 
-TEST_CASE("cost_aware learns what to expect after so many uses") {
+TEST_CASE("cost_aware learns how likely a hit is after so many uses") {
     auto state = kv::cost_aware{}.open({.slots = 4});
-    CHECK(state.hits_to_expect(1) == Approx(1.0));
+    CHECK(state.chance_of_hit(1) == Approx(0.5));
     for (std::uint64_t key = 0; key < 1000; ++key) { // one in four is used again, and then twice more
         state.admit(kv::slot_id{0}, {.key = key, .bytes = 1, .cost = 1.0});
         for (int use = 0; use < 3 && key % 4 == 0; ++use)
             state.touch(kv::slot_id{0});
         state.evict(kv::slot_id{0});
     }
-    CHECK(state.hits_to_expect(1) == Approx(250.0 / 750.0).epsilon(0.01));
-    CHECK(state.hits_to_expect(2) > 100.0);
-    // A newcomer leaves before one that was used twice, though a hit saves ten times as much.
+    CHECK(state.chance_of_hit(1) == Approx(0.25).epsilon(0.01));
+    CHECK(state.chance_of_hit(2) > 0.99);
+    // A newcomer leaves before one that was used twice, though a hit saves three times as much.
     state.admit(kv::slot_id{0}, {.key = 5000, .bytes = 1, .cost = 1.0});
     state.touch(kv::slot_id{0});
-    state.admit(kv::slot_id{1}, {.key = 5001, .bytes = 1, .cost = 10.0});
+    state.admit(kv::slot_id{1}, {.key = 5001, .bytes = 1, .cost = 3.0});
     CHECK(state.victim(anyone) == kv::slot_id{1});
 }
 

@@ -101,7 +101,9 @@ double bytes_a_slot(const Policy& policy) {
 } // namespace
 
 TEMPLATE_LIST_TEST_CASE("an open eviction policy takes no memory", "", kv::eviction_policies) {
-    constexpr int ghosts = std::is_same_v<TestType, kv::reuse_forecast> ? 4 : 2; // a slot, at most
+    constexpr int ghosts = std::is_same_v<TestType, kv::follow_leader>    ? 9
+                           : std::is_same_v<TestType, kv::reuse_forecast> ? 4
+                                                                          : 2; // a slot, at most
     CHECK(bytes_a_slot(TestType{}) <= 32.0 + ghosts * 16.0);
 }
 
@@ -121,6 +123,8 @@ TEST_CASE("eviction policies take the memory that they say") {
     CHECK(bytes_a_slot(kv::gdsf{}) <= 32 + fixed);
     CHECK(bytes_a_slot(kv::reuse_forecast{}) <= 32 + 4 * 16 + fixed);
     CHECK(bytes_a_slot(kv::reuse_forecast{.ghosts_a_slot = 0}) <= 32 + fixed);
+    CHECK(bytes_a_slot(kv::follow_leader{}) <= 32 + 9 * 16 + 2 * fixed);
+    CHECK(bytes_a_slot(kv::follow_leader{.contest_from = 1u << 20}) <= 32 + 4 * 16 + fixed);
     CHECK(bytes_a_slot(kv::lhd{}) <= 32 + fixed);
     CHECK(bytes_a_slot(kv::cost_aware{}) <= 25 + fixed);
     CHECK(bytes_a_slot(kv::tail_safe_lru{}) <= 17 + fixed);

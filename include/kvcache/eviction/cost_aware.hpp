@@ -12,12 +12,13 @@
 
 namespace kvcache {
 
-/// An entry is worth the time that its hits are expected to save, by its bytes. A hit saves the entry's cost, given
-/// that its parent is present, so that depth as such makes nothing dearer; how many hits to expect is learned from what
-/// became of the entries that had as many before, and weighed down by age as in gdsf. The lowest leaves; one that may
-/// not leave is ranked anew, as if it had just come with the uses it has; one that others continue is not met.
+/// An entry is worth the time that its next hit is expected to save, by its bytes; each hit ranks it anew. A hit saves
+/// the entry's cost, given that its parent is present, so that depth as such makes nothing dearer; how likely one is
+/// was learned from what became of the entries that had as many uses before, and age weighs it down as in gdsf. The
+/// lowest leaves; one that may not leave is ranked anew, as if it had just been used; one that others continue is not
+/// met.
 ///
-///     rank = clock + hits to expect after so many uses * cost / bytes
+///     rank = clock + chance of a hit after so many uses * cost / bytes
 ///
 /// The cost is the caller's, in seconds on its own machine. Cherkasova's greedy dual size frequency (HP Labs 1998) with
 /// the reuse learned per class as in "KVCache cache in the wild", USENIX ATC 2025, and the cost as in Marconi, MLSys
@@ -31,7 +32,7 @@ struct cost_aware {
 /// Cost: O(log n) each; victim amortised, while a fixed share of the entries may leave. 25 bytes a slot.
 class cost_aware::state {
 public:
-    explicit state(std::size_t slots) : ranks_(slots), savings_(slots), uses_(slots) { odds_.fill({1.0, 1.0}); }
+    explicit state(std::size_t slots) : ranks_(slots), savings_(slots), uses_(slots) { seen_.fill({1.0, 1.0}); }
 
     void admit(slot_id slot, const entry& newcomer) {
         expects(!ranks_.contains(slot), "an entry is admitted once");
@@ -74,10 +75,10 @@ public:
         ranks_.evict(slot);
     }
 
-    /// The hits that an entry of so many uses can expect.
-    [[nodiscard]] double hits_to_expect(std::uint32_t uses) const {
-        const outcomes& seen = odds_[group(uses)];
-        return seen.hits / seen.leaves;
+    /// How likely an entry of so many uses is to be used again before it leaves.
+    [[nodiscard]] double chance_of_hit(std::uint32_t uses) const {
+        const outcomes& seen = seen_[group(uses)];
+        return seen.hits / (seen.hits + seen.leaves);
     }
 
     template <class MayLeave>
@@ -97,7 +98,7 @@ private:
     }
 
     void learn(std::uint32_t uses, double hits, double leaves) {
-        outcomes& seen = odds_[group(uses)];
+        outcomes& seen = seen_[group(uses)];
         seen.hits += hits;
         seen.leaves += leaves;
         if (seen.hits + seen.leaves > 4096.0) { // the last few thousand count
@@ -107,13 +108,13 @@ private:
     }
 
     [[nodiscard]] double worth(slot_id slot) const {
-        return hits_to_expect(uses_[index_of(slot)]) * static_cast<double>(savings_[index_of(slot)]);
+        return chance_of_hit(uses_[index_of(slot)]) * static_cast<double>(savings_[index_of(slot)]);
     }
 
     greedy_dual ranks_;
     std::vector<float> savings_; // seconds a byte
     std::vector<std::uint8_t> uses_;
-    std::array<outcomes, 9> odds_ = {}; // by group of uses
+    std::array<outcomes, 9> seen_ = {}; // by group of uses
 };
 
 inline cost_aware::state cost_aware::open(eviction_room room) const {
