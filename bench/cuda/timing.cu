@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: MIT
+// What copies, rows and attention on a device take beside the same run's own limits: pinned copies, and copies within
+// the device counted in bytes read and written. bench/cuda/run builds it, and it writes JSON to the file it is given.
+#include <kvcache/cuda/code_rows.hpp>
+#include <kvcache/cuda/cuda_device.cuh>
+#include <kvcache/cuda/device_storage.hpp>
+#include <kvcache/cuda/paged_attention.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace {
+
+namespace kv = kvcache;
+namespace cuda = kv::cuda;
+using cuda::row_format;
+
+// A value, or the end of the run with the reason.
+template <class T>
+T got(kv::result<T> result) {
+    if (!result) {
+        std::printf("FAIL  %s: %s\n", result.error().field.c_str(), result.error().message.c_str());
+        std::exit(1);
+    }
+    return std::move(*result);
+}
+void got(const kv::result<void>& result) {
+    if (!result) {
+        std::printf("FAIL  %s: %s\n", result.error().field.c_str(), result.error().message.c_str());
+        std::exit(1);
+    }
+}
+
+// Seconds of a run on the device: the middle of several, after two that are not counted.
+template <class Run>
+double seconds(cuda::cuda_device& device, cuda::stream_id stream, const Run& run, int times = 9) {
+    cudaEvent_t begin = nullptr, end = nullptr;
+    cudaEventCreate(&begin);
+    cudaEventCreate(&end);
+    std::vector<double> all;
+    for (int i = -2; i < times; ++i) {
+        got(device.synchronise(stream));
+        cudaEventRecord(begin, device.native(stream));
+        run();
+        cudaEventRecord(end, device.native(stream));
+        got(device.synchronise(stream));
+        float milliseconds = 0;
+        cudaEventElapsedTime(&milliseconds, begin, end);
+        if (i >= 0)
+            all.push_back(static_cast<double>(milliseconds) * 1e-3);
+    }
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    std::nth_element(all.begin(), all.begin() + times / 2, all.end());
+    return all[static_cast<std::size_t>(times / 2)];
+}
+
+struct rows_of_json {
+    std::FILE* file;
+    bool first = true;
+
+    // One row: bytes a second, and the share of the limit it is held against, where there is one.
+    void row(const std::string& name, double rate, double limit, double aim) {
+        std::printf("%-52s %9.1f GB/s", name.c_str(), rate * 1e-9);
+        if (limit > 0)
+            std::printf("  %5.1f %% of the limit", 100 * rate / limit);
+        if (aim > 0)
+            std::printf(", aim %.0f %%%s", 100 * aim, rate >= aim * limit ? "" : "  BELOW");
+        std::printf("\n");
+        std::fflush(stdout);
+        std::fprintf(file, "%s\n    {\"name\": \"%s\", \"bytes_per_second\": %.6g", first ? "" : ",", name.c_str(),
+                     rate);
+        if (limit > 0)
+            std::fprintf(file, ", \"of_limit\": %.4f", rate / limit);
+        if (aim > 0)
+            std::fprintf(file, ", \"aim\": %.2f", aim);
+        std::fprintf(file, "}");
+        first = false;
+    }
+};
+
+constexpr std::size_t mebi = std::size_t{1} << 20;
+
+// Numbers of a size that attention meets: each byte alike, which as bf16 is 0.0115.
+void set(cuda::cuda_device& device, cuda::stream_id stream, std::byte* to, std::size_t bytes) {
+    got(device.fill(stream, to, std::byte{0x3C}, bytes));
+    got(device.synchronise(stream));
+}
+
+// Scattered pages between the device and pinned memory, in one call.
+void pages(rows_of_json& to, std::size_t page_bytes, double in_limit, double out_limit) {
+    const std::size_t count = 256 * mebi / page_bytes;
+    for (const auto& [way, engine_bytes] :
+         {std::pair{"", cuda::cuda_options{}.engine_bytes}, std::pair{", kernel", ~std::size_t{}},
+          std::pair{", engines", std::size_t{}}}) {
+        auto device = got(cuda::cuda_device::open({.engine_bytes = engine_bytes}));
+        const auto stream = got(device.open_stream());
+        auto storage = cuda::device_storage<cuda::cuda_device>{.device = &device}.open(count, page_bytes);
+        std::byte* const pinned = got(device.allocate_pinned(count * page_bytes));
+        std::vector<std::uint32_t> order(count);
+        std::iota(order.begin(), order.end(), 0u);
+        std::shuffle(order.begin(), order.end(), std::mt19937(1));
+        std::vector<cuda::page_part> parts;
+        for (std::size_t i = 0; i < count; ++i) {
+            if (!storage.acquire(kv::page_id{order[i]}))
+                got(storage.status());
+            parts.push_back({kv::page_id{order[i]}, 0, {pinned + i * page_bytes, page_bytes}});
+        }
+        const double bytes = static_cast<double>(count * page_bytes);
+        const std::string name = "pages of " + std::to_string(page_bytes / 1024) + " KiB";
+        const double aim = *way == '\0' ? 0.85 : 0.0; // what a caller gets without asking
+        to.row(name + " to the device" + way,
+               bytes / seconds(device, stream, [&] { got(storage.load(stream, parts)); }), in_limit, aim);
+        to.row(name + " to the host" + way, bytes / seconds(device, stream, [&] { got(storage.store(stream, parts)); }),
+               out_limit, aim);
+        device.deallocate_pinned(pinned);
+    }
+}
+
+template <row_format Format>
+void rows(rows_of_json& to, cuda::cuda_device& device, cuda::page_order order, const char* name, double limit) {
+    constexpr std::uint32_t tokens = 65536, page_tokens = 16;
+    const auto stream = got(device.open_stream());
+    const cuda::page_layout layout{{.kv_heads = 8, .head_dim = 128, .tokens = page_tokens}, order, Format};
+    auto storage =
+        cuda::device_storage<cuda::cuda_device>{.device = &device}.open(tokens / page_tokens, layout.page_bytes());
+    if (!storage.acquire(kv::page_id{0}))
+        got(storage.status());
+    std::vector<std::uint32_t> pages(tokens / page_tokens);
+    std::iota(pages.begin(), pages.end(), 0u);
+    std::shuffle(pages.begin(), pages.end(), std::mt19937(2));
+    std::vector<cuda::row_slot> slots;
+    for (std::uint32_t token = 0; token < tokens; ++token)
+        slots.push_back({pages[token / page_tokens], token % page_tokens});
+    cuda::device_array<cuda::row_slot, cuda::cuda_device> table(device);
+    got(table.assign(stream, slots));
+    const std::size_t side = std::size_t{tokens} * 8 * 128 * 2;
+    std::byte* const outside = got(device.allocate(2 * side));
+    set(device, stream, outside, 2 * side);
+    set(device, stream, storage.address(kv::page_id{0}), tokens / page_tokens * layout.page_bytes());
+    const cuda::token_rows given{outside, outside + side, row_format::bf16};
+    const double bytes = static_cast<double>(2 * side + tokens / page_tokens * layout.page_bytes());
+    constexpr auto in = cuda::row_way::into_pages, back = cuda::row_way::out_of_pages;
+    const double aim = Format == row_format::bf16 ? 0.8 : 0.0;
+    const auto kernel = [&]<cuda::row_way Way>(std::integral_constant<cuda::row_way, Way>) {
+        if constexpr (Format == row_format::bf16)
+            got(device.launch(stream, cuda::move_rows<Way>{layout, storage.pool(), 0, tokens, table.data(), given}));
+        else
+            got(device.launch(
+                stream, cuda::code_rows<Way, Format>::make(layout, storage.pool(), 0, tokens, table.data(), given)));
+    };
+    to.row(std::string("append ") + name,
+           bytes / seconds(device, stream, [&] { kernel(std::integral_constant<cuda::row_way, in>{}); }), limit, aim);
+    to.row(std::string("gather ") + name,
+           bytes / seconds(device, stream, [&] { kernel(std::integral_constant<cuda::row_way, back>{}); }), limit, aim);
+    device.deallocate(outside);
+    device.close(stream);
+}
+
+template <row_format Format>
+void attention(rows_of_json& to, cuda::cuda_device& device, cuda::page_order order, std::uint32_t batch,
+               std::uint32_t page_tokens, const char* name, double limit, double aim) {
+    constexpr std::uint32_t context = 8192, heads = 32;
+    const auto stream = got(device.open_stream());
+    const cuda::page_layout layout{{.kv_heads = 8, .head_dim = 128, .tokens = page_tokens}, order, Format};
+    const std::uint32_t each = context / page_tokens, count = batch * each;
+    auto storage = cuda::device_storage<cuda::cuda_device>{.device = &device}.open(count, layout.page_bytes());
+    if (!storage.acquire(kv::page_id{0}))
+        got(storage.status());
+    set(device, stream, storage.address(kv::page_id{0}), count * layout.page_bytes());
+    std::vector<std::uint32_t> pages(count);
+    std::iota(pages.begin(), pages.end(), 0u);
+    std::shuffle(pages.begin(), pages.end(), std::mt19937(3));
+    cuda::attention_table table;
+    for (std::uint32_t i = 0; i < batch; ++i) {
+        std::vector<kv::page_entry> entries;
+        for (std::uint32_t page = 0; page < each; ++page)
+            entries.push_back({.page = kv::page_id{pages[i * each + page]}, .count = page_tokens});
+        got(table.add(entries, context - 1));
+    }
+    cuda::paged_attention<cuda::cuda_device, Format, 128, 4> attention(
+        device, {.layout = layout, .heads = heads, .scale = 0.08838835f, .steps = {}});
+    got(attention.plan(stream, table));
+    std::byte* const queries = got(device.allocate(batch * heads * 128 * 2));
+    std::byte* const out = got(device.allocate(batch * heads * 128 * 4));
+    set(device, stream, queries, batch * heads * 128 * 2);
+    const double bytes = static_cast<double>(batch) * context * 8 * 2 *
+                         static_cast<double>(layout.row_bytes() + 2 * layout.row_scales());
+    const double took = seconds(device, stream, [&] {
+        got(attention.attend(stream, storage.pool(), 0, queries, row_format::bf16, reinterpret_cast<float*>(out)));
+    });
+    to.row(name, bytes / took, limit, aim);
+    device.deallocate(queries);
+    device.deallocate(out);
+    device.close(stream);
+}
+
+} // namespace
+
+int main(int count, char** words) {
+    auto opened = cuda::cuda_device::open();
+    if (!opened) {
+        std::printf("SKIPPED: no CUDA device to time (%s)\n", opened.error().message.c_str());
+        return 77;
+    }
+    auto& device = *opened;
+    rows_of_json to{std::fopen(count > 1 ? words[1] : "cuda.json", "w")};
+    if (to.file == nullptr) {
+        std::printf("FAIL  the JSON file cannot be written\n");
+        return 1;
+    }
+    int runtime = 0, driver = 0;
+    cudaRuntimeGetVersion(&runtime);
+    cudaDriverGetVersion(&driver);
+    std::printf("device: %s, runtime %d, driver %d\n", device.name().c_str(), runtime, driver);
+    std::fprintf(to.file, "{\n  \"device\": \"%s\", \"runtime\": %d, \"driver\": %d,\n  \"rows\": [",
+                 device.name().c_str(), runtime, driver);
+
+    const auto stream = got(device.open_stream());
+    double in = 0, out = 0, within = 0;
+    {
+        std::byte* const pinned = got(device.allocate_pinned(256 * mebi));
+        std::byte* const one = got(device.allocate(1024 * mebi));
+        std::byte* const other = got(device.allocate(1024 * mebi));
+        const auto copy = [&](std::byte* target, const std::byte* source, std::size_t bytes) {
+            return static_cast<double>(bytes) / seconds(device, stream, [&] {
+                       cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, device.native(stream));
+                   });
+        };
+        in = copy(one, pinned, 256 * mebi);
+        out = copy(pinned, one, 256 * mebi);
+        within = 2 * copy(other, one, 1024 * mebi); // read and written
+        to.row("pinned copy to the device", in, 0, 0);
+        to.row("pinned copy to the host", out, 0, 0);
+        to.row("copy within the device, read and written", within, 0, 0);
+        device.deallocate_pinned(pinned);
+        device.deallocate(one);
+        device.deallocate(other);
+    }
+    for (const std::size_t kibi : {64u, 256u, 1024u, 2048u})
+        pages(to, kibi * 1024, in, out);
+    constexpr auto nhd = cuda::page_order::nhd, hnd = cuda::page_order::hnd;
+    rows<row_format::bf16>(to, device, nhd, "bf16, NHD", within);
+    rows<row_format::bf16>(to, device, hnd, "bf16, HND", within);
+    rows<row_format::int8>(to, device, nhd, "int8 from bf16, NHD", within);
+    rows<row_format::int4_turned>(to, device, nhd, "int4 turned from bf16, NHD", within);
+    attention<row_format::bf16>(to, device, nhd, 64, 16, "attention bf16, 64 x 8192, pages of 16, NHD", within, 0.8);
+    attention<row_format::bf16>(to, device, hnd, 64, 16, "attention bf16, 64 x 8192, pages of 16, HND", within, 0.8);
+    attention<row_format::bf16>(to, device, nhd, 64, 64, "attention bf16, 64 x 8192, pages of 64, NHD", within, 0);
+    attention<row_format::bf16>(to, device, nhd, 1, 16, "attention bf16, 1 x 8192, pages of 16, NHD", within, 0);
+    attention<row_format::int8>(to, device, nhd, 64, 16, "attention int8, 64 x 8192, pages of 16, NHD", within, 0);
+    std::fprintf(to.file, "\n  ]\n}\n");
+    std::fclose(to.file);
+    return 0;
+}

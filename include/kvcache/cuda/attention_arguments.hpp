@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cuda/attention_table.hpp>
+#include <kvcache/cuda/host_device.hpp>
+#include <kvcache/cuda/page_layout.hpp>
+#include <kvcache/cuda/page_pool.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvcache::cuda {
+
+/// What attention of one layer over pages reads and writes, all of it on the device.
+struct attention_arguments {
+    page_layout layout = {};
+    page_pool pool = {};
+    std::uint32_t layer = 0;
+    std::uint32_t heads = 1; ///< Query heads, a multiple of layout.shape.kv_heads.
+    std::uint32_t split_count = 0;
+    const attention_entry* entries = nullptr;
+    const std::uint32_t* entry_begin = nullptr; ///< (sequences + 1)
+    const std::uint32_t* rows = nullptr;        ///< (sequences)
+    const attention_split* splits = nullptr;    ///< (splits)
+    const float* queries = nullptr;             ///< (runs, heads, head_dim), turned, times scale / log(2)
+    const std::int16_t* query_codes = nullptr;  ///< The same as whole numbers, for int8 pages.
+    const float* query_scales = nullptr;        ///< (runs, heads)
+    float* sums = nullptr;                      ///< (splits, heads, head_dim): weighted values
+    float* largest = nullptr;                   ///< (splits, heads): the largest score, in powers of two
+    float* totals = nullptr;                    ///< (splits, heads): of the weights
+};
+
+/// Where a row of keys lies, and which turned query reads it. Its values lie a side's bytes further on.
+struct alignas(16) row_place {
+    const std::byte* codes = nullptr;
+    std::uint32_t row = 0; ///< Of its side.
+    std::uint32_t run = 0;
+
+    /// Where its scales begin.
+    [[nodiscard]] KVCACHE_HOST_DEVICE const std::byte* scales(const page_layout& layout) const noexcept {
+        return codes - layout.codes(row) + layout.scales(row);
+    }
+};
+
+/// The place of a sequence's row: in the entry where it would be if all before it were full, or found by bisection.
+[[nodiscard]] KVCACHE_HOST_DEVICE row_place place_of(const attention_arguments& on, std::uint32_t sequence,
+                                                     std::uint32_t row, std::uint32_t head) noexcept {
+    std::uint32_t low = on.entry_begin[sequence], high = on.entry_begin[sequence + 1] - 1;
+    const std::uint32_t guess = low + row / on.layout.shape.tokens;
+    attention_entry entry = on.entries[guess < high ? guess : high];
+    if (row < entry.begin || row - entry.begin >= entry.count) {
+        while (low < high) {
+            const std::uint32_t middle = low + (high - low + 1) / 2;
+            if (on.entries[middle].begin <= row)
+                low = middle;
+            else
+                high = middle - 1;
+        }
+        entry = on.entries[low];
+    }
+    const std::uint64_t at = on.layout.row(row - entry.begin + entry.first, head);
+    const std::byte* const keys = on.pool.page(entry.page) + on.layout.side(on.layer, row_side::keys);
+    return {keys + on.layout.codes(at), static_cast<std::uint32_t>(at), entry.run};
+}
+
+} // namespace kvcache::cuda

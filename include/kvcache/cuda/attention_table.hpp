@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/contract.hpp>
+#include <kvcache/core/page_table.hpp>
+#include <kvcache/core/result.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace kvcache::cuda {
+
+/// Rows [begin, begin + count) of a sequence are the rows [first, first + count) of a page.
+struct alignas(16) attention_entry {
+    std::uint32_t page = 0;
+    std::uint32_t begin = 0;
+    std::uint32_t run = 0; ///< Which turned query reads them.
+    std::uint16_t first = 0;
+    std::uint16_t count = 0;
+};
+
+/// Neighbouring entries of one sequence whose keys are rotated from one base: they are read by one turned query.
+struct attention_run {
+    std::uint32_t sequence = 0;
+    std::int32_t turn = 0; ///< The query's position less the base.
+};
+
+/// Rows of a sequence that one block reads: from `first` on, split_rows of them or what is left.
+struct attention_split {
+    std::uint32_t sequence = 0;
+    std::uint32_t first = 0;
+};
+
+/// Splits begin at multiples of this row, whatever else is in the batch: part of the numeric contract of a device.
+inline constexpr std::uint32_t split_rows = 512;
+
+/// The page tables of a batch in the form that attention on a device walks. Each sequence asks with one query, which
+/// reads all of its rows.
+struct attention_table {
+    std::vector<attention_entry> entries = {};
+    std::vector<std::uint32_t> entry_begin = {0}; ///< (sequences + 1), in entries
+    std::vector<std::uint32_t> rows = {};         ///< (sequences)
+    std::vector<attention_run> runs = {};
+    std::vector<attention_split> splits = {};
+    std::vector<std::uint32_t> split_begin = {0}; ///< (sequences + 1), in splits
+
+    /// Adds a sequence whose query stands at `position`. Errors: out_of_range, for what 32 bits cannot say; then
+    /// nothing has changed.
+    [[nodiscard]] result<void> add(std::span<const page_entry> table, std::int64_t position) {
+        constexpr std::uint64_t most = std::numeric_limits<std::int32_t>::max();
+        std::uint64_t all = 0;
+        for (const page_entry& entry : table) {
+            const std::int64_t turn = position - entry.base;
+            if (entry.first > 65535 || entry.count > 65535)
+                return error{error_code::out_of_range, "page table", "a page has more than 65535 rows"};
+            if (turn > static_cast<std::int64_t>(most) || turn < -static_cast<std::int64_t>(most))
+                return error{error_code::out_of_range, "base",
+                             "position " + std::to_string(position) + " is too far from base " +
+                                 std::to_string(entry.base)};
+            all += entry.count;
+        }
+        if (all > most || entries.size() + table.size() > most)
+            return error{error_code::out_of_range, "page table", "a sequence has more than 2^31 rows"};
+
+        const auto sequence = static_cast<std::uint32_t>(rows.size());
+        std::uint32_t begin = 0;
+        for (const page_entry& entry : table) {
+            if (entry.count == 0)
+                continue;
+            const auto turn = static_cast<std::int32_t>(position - entry.base);
+            if (begin == 0 || runs.back().turn != turn)
+                runs.push_back({sequence, turn});
+            entries.push_back({index_of(entry.page), begin, static_cast<std::uint32_t>(runs.size() - 1),
+                               static_cast<std::uint16_t>(entry.first), static_cast<std::uint16_t>(entry.count)});
+            begin += entry.count;
+        }
+        for (std::uint32_t first = 0; first < begin; first += split_rows)
+            splits.push_back({sequence, first});
+        rows.push_back(begin);
+        entry_begin.push_back(static_cast<std::uint32_t>(entries.size()));
+        split_begin.push_back(static_cast<std::uint32_t>(splits.size()));
+        return {};
+    }
+};
+
+} // namespace kvcache::cuda
