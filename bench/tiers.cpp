@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: MIT
+//
+// What tiers carry: records put and got, beside the same bytes read from files that the system has in memory and values
+// that redis-benchmark moves; and the time to the first token of a long prompt after a restart, beside a cold one.
+
+#include <kvcache/cache/compose.hpp>
+#include <kvcache/core/mixed_bits.hpp>
+#include <kvcache/session/pipeline.hpp>
+#include <kvcache/testing/random_weights.hpp>
+#include <kvcache/tier/disk.hpp>
+#include <kvcache/tier/remote.hpp>
+#include <kvcache/tier/run.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "support/machine.hpp"
+#include "tiers/redis_process.hpp"
+#include <CLI/CLI.hpp>
+#include <fcntl.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+namespace {
+
+namespace kv = kvcache;
+using bytes = std::vector<std::byte>;
+
+struct flags {
+    std::vector<std::string> parts{"rates", "restart"};
+    std::vector<std::size_t> sizes{65536, 368640, 1 << 20, 4 << 20};
+    std::string directory = "tiers-bench", json;
+    std::size_t mib = 256, rounds = 5, prompt = 2000, layers = 30, threads = 1;
+    std::uint16_t port = 16379;
+};
+
+struct row {
+    std::string tier;
+    std::size_t value_bytes = 0;
+    double put_gbps = 0, get_gbps = 0, baseline_gbps = 0, ttft_restart_ms = 0, ttft_cold_ms = 0;
+};
+
+void require(bool holds, const char* what) {
+    if (!holds)
+        throw std::runtime_error(what);
+}
+
+double median(std::vector<double> of) {
+    std::ranges::sort(of);
+    return of[of.size() / 2];
+}
+
+void print(const row& r) {
+    if (r.ttft_cold_ms > 0.0)
+        std::printf("%-6s %8zu B  first token after a restart %9.1f ms, cold %9.1f ms: %6.1fx\n", r.tier.c_str(),
+                    r.value_bytes, r.ttft_restart_ms, r.ttft_cold_ms, r.ttft_cold_ms / r.ttft_restart_ms);
+    else
+        std::printf("%-6s %8zu B  put %6.2f GB/s  get %6.2f GB/s  baseline %6.2f GB/s  ratio %.2f\n", r.tier.c_str(),
+                    r.value_bytes, r.put_gbps, r.get_gbps, r.baseline_gbps, r.get_gbps / r.baseline_gbps);
+    std::fflush(stdout);
+}
+
+// The values of a size: their names and bytes.
+struct values {
+    values(std::size_t size, std::size_t total) {
+        for (std::uint64_t n = 0; n < std::max<std::size_t>(total / size, 4); ++n) {
+            names.push_back(kv::sha256_builder().number(n).number(size).finish());
+            bytes& one = content.emplace_back(size);
+            for (std::size_t i = 0; i + 8 <= size; i += 8) {
+                const std::uint64_t word = (n + 1) * 0x9e3779b97f4a7c15u + i;
+                std::memcpy(&one[i], &word, 8);
+            }
+        }
+    }
+    [[nodiscard]] double gigabytes() const {
+        return 1e-9 * static_cast<double>(content.size()) * static_cast<double>(content[0].size());
+    }
+
+    std::vector<kv::digest256> names;
+    std::vector<bytes> content;
+};
+
+template <class State>
+double put(State& tier, const values& all) {
+    const bench::stopwatch watch;
+    for (std::size_t i = 0; i < all.names.size(); ++i) {
+        const std::span<const std::byte> pieces[] = {all.content[i]};
+        require(tier.put({.name = all.names[i]}, pieces).has_value(), "a put fails");
+    }
+    require(tier.flush().has_value(), "a flush fails");
+    return all.gigabytes() / watch.seconds();
+}
+
+// Into one place each, as pages are.
+template <class State>
+double get(State& tier, const values& all, std::vector<bytes>& to) {
+    const bench::stopwatch watch;
+    const auto given = kv::read_run(tier, std::span(all.names), [&](std::size_t i, std::span<const std::byte> from) {
+        std::memcpy(to[i].data(), from.data(), from.size());
+        return true;
+    });
+    const double took = watch.seconds();
+    require(given && *given == all.names.size(), "a get fails");
+    return all.gigabytes() / took;
+}
+
+double read_files(const std::filesystem::path& directory, const values& all, std::vector<bytes>& to) {
+    const bench::stopwatch watch;
+    for (std::size_t i = 0; i < all.names.size(); ++i) {
+        const int file = ::open((directory / std::to_string(i)).c_str(), O_RDONLY);
+        std::size_t had = 0;
+        while (file >= 0 && had < to[i].size()) {
+            const auto came = ::read(file, to[i].data() + had, to[i].size() - had);
+            if (came <= 0)
+                break;
+            had += static_cast<std::size_t>(came);
+        }
+        require(had == to[i].size(), "a file cannot be read");
+        ::close(file);
+    }
+    return all.gigabytes() / watch.seconds();
+}
+
+// Interleaved with its baseline: the machine is noisy. Medians.
+template <class Policy, class Baseline>
+row rates(const char* name, const Policy& policy, const values& all, std::size_t rounds, Baseline baseline) {
+    row made{.tier = name, .value_bytes = all.content[0].size()};
+    auto tier = policy.open();
+    require(tier.status().has_value(), "a tier does not open");
+    std::vector<bytes> to(all.names.size(), bytes(all.content[0].size()));
+    made.put_gbps = put(tier, all);
+    std::vector<double> got, beside;
+    for (std::size_t i = 0; i < rounds; ++i) {
+        got.push_back(get(tier, all, to));
+        require(to == all.content, "what was got is not what was put");
+        beside.push_back(baseline(to));
+    }
+    made.get_gbps = median(got);
+    made.baseline_gbps = median(beside);
+    return made;
+}
+
+kv::model_config shape(std::size_t layers) { // SmolLM2-135M
+    return {.hidden_size = 576,
+            .intermediate_size = 1536,
+            .layers = static_cast<std::uint32_t>(layers),
+            .heads = 9,
+            .kv_heads = 3,
+            .head_dim = 64,
+            .vocabulary = 49152,
+            .max_positions = 8192,
+            .rope = {.theta = 100000.0},
+            .tied_head = true,
+            .bos = {},
+            .eos = {}};
+}
+
+struct told {
+    double milliseconds = 0.0;
+    kv::matrix logits;
+    std::size_t loaded = 0;
+};
+
+// A process that begins: a cache of its own, and the tier opened anew.
+template <class Policy>
+told start(const Policy& policy, const kv::transformer& model, kv::team& team, std::span<const kv::token_id> prompt) {
+    const auto page = model.shape(64);
+    const bench::stopwatch watch;
+    auto cache = kv::make_cache(model.id({1, 2}), page,
+                                {.bytes = (prompt.size() / 64 + 8) * kv::plain{}.open(page).page_bytes()}, policy);
+    kv::pipeline through(cache, model, team, 256);
+    auto fed = through.feed(prompt);
+    require(fed.has_value(), "a prompt fails");
+    told made{1e3 * watch.seconds(), std::move(fed->logits), cache.tier_stats().loaded_tokens};
+    require(cache.tier().flush().has_value(), "a flush fails");
+    return made;
+}
+
+template <class Policy>
+row restart(const char* name, const Policy& policy, const kv::transformer& model, const flags& f) {
+    kv::team team(f.threads);
+    std::vector<kv::token_id> prompt;
+    for (std::uint64_t i = 0; i < f.prompt; ++i)
+        prompt.push_back(kv::token_id{static_cast<std::int32_t>(kv::mixed_bits(i) % 49152)});
+    const told cold = start(policy, model, team, prompt);
+    require(cold.loaded == 0, "the tier was not empty");
+    std::vector<double> times;
+    for (std::size_t i = 0; i < f.rounds; ++i) {
+        const told warm = start(policy, model, team, prompt);
+        require(warm.loaded == (prompt.size() - 1) / 64 * 64 || warm.loaded == prompt.size() / 64 * 64,
+                "the tier had not all");
+        require(warm.logits == cold.logits, "the bits differ");
+        times.push_back(warm.milliseconds);
+    }
+    return {.tier = name,
+            .value_bytes = kv::plain{}.open(model.shape(64)).page_bytes(),
+            .ttft_restart_ms = median(times),
+            .ttft_cold_ms = cold.milliseconds};
+}
+
+int run(const flags& f) {
+    std::filesystem::remove_all(f.directory);
+    const std::filesystem::path files = f.directory + "/files";
+    std::filesystem::create_directories(files);
+    std::vector<row> rows;
+    const auto add = [&](row made) {
+        print(made);
+        rows.push_back(std::move(made));
+    };
+    const bench::redis_process server(f.port);
+    const auto wanted = [&](const char* part) { return std::ranges::find(f.parts, part) != f.parts.end(); };
+    for (const std::size_t size : wanted("rates") ? f.sizes : std::vector<std::size_t>()) {
+        const values all(size, f.mib << 20);
+        for (std::size_t i = 0; i < all.content.size(); ++i)
+            std::ofstream(files / std::to_string(i), std::ios::binary)
+                .write(reinterpret_cast<const char*>(all.content[i].data()), static_cast<std::streamsize>(size));
+        const kv::lmdb<> disk{.directory = f.directory + "/lmdb" + std::to_string(size),
+                              .bytes = 2 * (f.mib << 20),
+                              .queue_bytes = 2 * (f.mib << 20)};
+        add(rates("lmdb", disk, all, f.rounds, [&](std::vector<bytes>& to) { return read_files(files, all, to); }));
+        std::filesystem::remove_all(disk.directory);
+        const kv::redis remote{.port = f.port,
+                               .ttl = std::chrono::minutes(1),
+                               .timeout = std::chrono::seconds(5),
+                               .queue_bytes = 2 * (f.mib << 20)};
+        add(rates("redis", remote, all, f.rounds, [&](std::vector<bytes>&) {
+            return 1e-9 * server.benchmark(size, std::max<std::size_t>(all.names.size(), 64));
+        }));
+    }
+    if (wanted("restart")) {
+        const kv::transformer model = kv::make_random_model(shape(f.layers), 7);
+        add(restart("lmdb", kv::lmdb<>{.directory = f.directory + "/restart"}, model, f));
+        add(restart("redis", kv::redis{.port = f.port, .timeout = std::chrono::seconds(5)}, model, f));
+    }
+    std::filesystem::remove_all(f.directory);
+    if (f.json.empty())
+        return 0;
+    auto list = nlohmann::json::array();
+    for (const row& r : rows)
+        list.push_back({{"tier", r.tier},
+                        {"value_bytes", r.value_bytes},
+                        {"put_gbps", r.put_gbps},
+                        {"get_gbps", r.get_gbps},
+                        {"baseline_gbps", r.baseline_gbps},
+                        {"ratio", r.baseline_gbps > 0.0 ? r.get_gbps / r.baseline_gbps : 0.0},
+                        {"ttft_restart_ms", r.ttft_restart_ms},
+                        {"ttft_cold_ms", r.ttft_cold_ms}});
+    std::ofstream out(f.json);
+    out << list.dump(1) << '\n';
+    out.close();
+    return out.fail() ? (std::fprintf(stderr, "tiers: %s cannot be written\n", f.json.c_str()), 1) : 0;
+}
+
+} // namespace
+
+int main(int count, char** words) {
+    flags f;
+    CLI::App app("What tiers carry, and what they save after a restart");
+    app.add_option("--part", f.parts)->delimiter(',')->check(CLI::IsMember(f.parts))->capture_default_str();
+    app.add_option("--sizes", f.sizes, "Bytes of a value")
+        ->delimiter(',')
+        ->check(CLI::Range(64, 1 << 26))
+        ->capture_default_str();
+    app.add_option("--mib", f.mib, "Of all values of a size")->check(CLI::Range(1, 4096))->capture_default_str();
+    app.add_option("--rounds", f.rounds)->check(CLI::Range(1, 1000))->capture_default_str();
+    app.add_option("--prompt", f.prompt, "Tokens")->check(CLI::Range(65, 8000))->capture_default_str();
+    app.add_option("--layers", f.layers, "Of the model, as wide as SmolLM2-135M")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    app.add_option("--threads", f.threads)->check(CLI::Range(1, 1024))->capture_default_str();
+    app.add_option("--directory", f.directory, "Made and removed")->capture_default_str();
+    app.add_option("--port", f.port, "Where the Redis server of this run listens at loopback")
+        ->check(CLI::Range(1024, 65535))
+        ->capture_default_str();
+    app.add_option("--json", f.json, "Writes the rows here");
+    CLI11_PARSE(app, count, words);
+    try {
+        return run(f);
+    } catch (const std::exception& fault) {
+        std::fprintf(stderr, "tiers: %s\n", fault.what());
+        return 1;
+    }
+}
