@@ -7995,87 +7995,6 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/eviction/reuse_ages.hpp ------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// At what age entries were used again, by class, and what that says of one that has reached an age: the hits it is
-/// good for by the room and time it takes, over the horizon that is best for it (Gittins 1979; hit density, Beckmann,
-/// Chen and Cidon 2018). Ages are counted in uses of any entry.
-///
-///     index(age) = max over h of  P(used again in (age, age + h]) / E[time until then, at most h]
-///
-/// Cost: O(1) to record; `learn` O(classes * bins^2), to be called once in a cache's worth of uses.
-template <std::size_t Classes>
-class reuse_ages {
-public:
-    /// An entry of a class begins to wait for its next use.
-    void begin(std::size_t of) noexcept { begun_[of] += 1.0; }
-
-    /// An entry of a class was used again at an age.
-    void use(std::size_t of, std::uint32_t age) noexcept { used_[of][bin(age)] += 1.0; }
-
-    /// What an entry of a class is worth at an age; zero before anything is learned.
-    [[nodiscard]] double worth(std::size_t of, std::uint32_t age) const noexcept { return index_[of][bin(age)]; }
-
-    /// Takes in what was recorded, and keeps such a share of it for the next time.
-    void learn(double kept) noexcept {
-        std::array<double, bins> all{};
-        double begun = 0.0;
-        for (std::size_t c = 0; c < Classes; ++c) {
-            begun += begun_[c];
-            for (std::size_t b = 0; b < bins; ++b)
-                all[b] += used_[c][b];
-        }
-        for (std::size_t c = 0; c < Classes; ++c) {
-            std::array<double, bins> chance; // a class that is hardly known is as all together
-            for (std::size_t b = 0; b < bins; ++b)
-                chance[b] = (used_[c][b] + (begun > 0.0 ? all[b] / begun : 0.0)) / (begun_[c] + 1.0);
-            index(chance, index_[c]);
-        }
-        for (std::size_t c = 0; c < Classes; ++c) {
-            begun_[c] *= kept;
-            for (double& used : used_[c])
-                used *= kept;
-        }
-    }
-
-private:
-    static constexpr std::size_t bins = 64; // two an octave
-
-    [[nodiscard]] static std::size_t bin(std::uint32_t age) noexcept {
-        if (age < 2)
-            return 0;
-        const auto octave = static_cast<std::size_t>(std::bit_width(age)) - 1;
-        return 2 * octave + ((age >> (octave - 1)) & 1);
-    }
-    [[nodiscard]] static double first_age(std::size_t b) noexcept {
-        return static_cast<double>(std::uint64_t{1} << (b / 2)) * (b % 2 == 0 ? 1.0 : 1.5);
-    }
-
-    static void index(const std::array<double, bins>& chance, std::array<double, bins>& out) noexcept {
-        std::array<double, bins + 1> waiting; // the share that still waits at the begin of a bin
-        waiting[0] = 1.0;
-        for (std::size_t b = 0; b < bins; ++b)
-            waiting[b + 1] = std::max(1e-9, waiting[b] - chance[b]);
-        for (std::size_t age = 0; age < bins; ++age) {
-            double hits = 0.0, time = 0.0, best = 0.0;
-            for (std::size_t b = age; b < bins; ++b) {
-                hits += chance[b];
-                time += (first_age(b + 1) - first_age(b)) * (waiting[b] + waiting[b + 1]) / 2.0;
-                best = std::max(best, hits / time);
-            }
-            out[age] = best;
-        }
-    }
-
-    std::array<double, Classes> begun_{};
-    std::array<std::array<double, bins>, Classes> used_{};
-    std::array<std::array<double, bins>, Classes> index_{};
-};
-
-} // namespace kvcache
-
 // ---- kvcache/eviction/slot_queues.hpp -----------------------------------------------------------------------------
 
 namespace kvcache {
@@ -8172,6 +8091,447 @@ private:
 
     std::vector<link> links_; // the slots, then the sentinels
     std::uint32_t slots_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/arc.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Two least-recently-used queues, of entries used once and of entries used again, share the room by a target that
+/// learns. A newcomer whose ghost stayed from the first queue raises the target, one from the second lowers it, and
+/// both join the second queue. The oldest of the first leaves while it is above the target, else the oldest of the
+/// second; one that may not leave is in use now, so it moves to the front of its queue.
+///
+///     admit -> [ once  ] -> victim -> [ ghosts ] -- returns: target + --.
+///                 '- touch -.                                           |
+///     admit -> [ again ] <--+-> victim -> [ ghosts ] -- returns: - -----'-> again
+///
+/// Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003.
+struct arc {
+    using role = eviction_role;
+    std::size_t step = 0; ///< Bytes by which a returning ghost moves the target at least; 0: those of its entry.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 25 bytes a slot and 16 a ghost, of
+/// which there are at most two a slot.
+class arc::state {
+public:
+    state(const arc& policy, eviction_room room)
+        : queues_(room.slots, 2),
+          entries_(room.slots),
+          places_(room.slots),
+          ghosts_{ghost_list(room.slots, room.bytes), ghost_list(room.slots, room.bytes)},
+          room_(room.bytes),
+          step_(policy.step) {}
+
+    void announce(const entry& newcomer) {
+        announced_ = newcomer.key;
+        bytes_to_come_ = newcomer.bytes;
+        returns_ = nowhere;
+        const auto of_once = static_cast<double>(ghosts_[once].bytes());
+        const auto of_again = static_cast<double>(ghosts_[again].bytes());
+        const auto least = static_cast<double>(step_ > 0 ? step_ : newcomer.bytes);
+        if (ghosts_[once].take(newcomer.key)) {
+            returns_ = once;
+            target_ = std::min(target_ + least * std::max(of_again / std::max(of_once, 1.0), 1.0),
+                               static_cast<double>(room_));
+        } else if (ghosts_[again].take(newcomer.key)) {
+            returns_ = again;
+            target_ = std::max(target_ - least * std::max(of_once / std::max(of_again, 1.0), 1.0), 0.0);
+        }
+    }
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!queues_.contains(slot), "an entry is admitted once");
+        if (announced_ != newcomer.key)
+            announce(newcomer);
+        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
+        enter(slot, returns_ == nowhere ? once : again);
+        announced_.reset();
+        returns_ = nowhere;
+    }
+
+    void touch(slot_id slot) {
+        expects(queues_.contains(slot), "a touched entry was admitted");
+        leave(slot);
+        enter(slot, again);
+    }
+
+    void settle(slot_id slot) {
+        expects(queues_.contains(slot), "a settled entry was admitted");
+        queues_.move_to_front(slot, places_[index_of(slot)]);
+    }
+
+    void erase(slot_id slot) {
+        expects(queues_.contains(slot), "an erased entry was admitted");
+        leave(slot);
+    }
+
+    void evict(slot_id slot) {
+        expects(queues_.contains(slot), "an evicted entry was admitted");
+        const bool without_ghost = places_[index_of(slot)] == once && all_are_once();
+        if (returns_ == nowhere) {
+            if (first_is_full()) {
+                if (ghosts_[once].size() > 0)
+                    ghosts_[once].pop();
+            } else if (bytes_[once] + bytes_[again] + ghosts_[once].bytes() + ghosts_[again].bytes() >= 2 * room_) {
+                if (ghosts_[again].size() > 0)
+                    ghosts_[again].pop();
+            }
+        }
+        leave(slot);
+        const auto [key, bytes] = entries_[index_of(slot)];
+        if (!without_ghost && !ghosts_[once].contains(key) && !ghosts_[again].contains(key))
+            ghosts_[places_[index_of(slot)]].push(key, {.bytes = bytes});
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        const auto of_once = static_cast<double>(bytes_[once]);
+        const bool from_once = !queues_.empty(once) && (all_are_once() || queues_.empty(again) || of_once > target_ ||
+                                                        (of_once == target_ && returns_ == again));
+        if (const auto found = queues_.oldest(from_once ? once : again, may_leave))
+            return found;
+        return queues_.oldest(from_once ? again : once, may_leave);
+    }
+
+private:
+    static constexpr std::uint8_t once = 0, again = 1, nowhere = 2;
+    struct known {
+        std::uint64_t key = 0;
+        std::size_t bytes = 0;
+    };
+
+    // The first queue and its ghosts would fill the room with the newcomer.
+    [[nodiscard]] bool first_is_full() const { return bytes_[once] + ghosts_[once].bytes() + bytes_to_come_ > room_; }
+    [[nodiscard]] bool all_are_once() const {
+        return returns_ == nowhere && first_is_full() && ghosts_[once].size() == 0;
+    }
+
+    void enter(slot_id slot, std::uint8_t queue) {
+        queues_.push_front(slot, queue);
+        places_[index_of(slot)] = queue;
+        bytes_[queue] += entries_[index_of(slot)].bytes;
+    }
+
+    void leave(slot_id slot) {
+        queues_.remove(slot);
+        bytes_[places_[index_of(slot)]] -= entries_[index_of(slot)].bytes;
+    }
+
+    slot_queues queues_;
+    std::vector<known> entries_;
+    std::vector<std::uint8_t> places_;
+    ghost_list ghosts_[2];
+    std::size_t bytes_[2] = {};
+    std::size_t room_;
+    std::size_t step_;
+    double target_ = 0.0; // bytes of the first queue
+    std::optional<std::uint64_t> announced_;
+    std::size_t bytes_to_come_ = 0;
+    std::uint8_t returns_ = nowhere; // the queue whose ghost the announced newcomer was
+};
+
+inline arc::state arc::open(eviction_room room) const {
+    return state{*this, room};
+}
+
+static_assert(eviction_policy<arc>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/arrival_queues.hpp --------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The two queues of s3_fifo for entries whose marks lie elsewhere: they arrive in one of them, a touch does not move
+/// them, and `first` goes through them as that policy does.
+///
+///     [ small, a tenth ] -> used twice -> [ main ], another round for each use
+///
+/// Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023.
+///
+/// Cost: O(1) each; `first` amortised, while a fixed share of the entries may leave. 8 bytes a slot.
+class arrival_queues {
+public:
+    /// What these queues know of an entry: bits of a byte, of which the others are its owner's.
+    static constexpr std::uint8_t fresh = 1; ///< Nobody has let go of it yet.
+    static constexpr std::uint8_t main = 2;  ///< It is in the main queue.
+    static constexpr std::uint8_t one_use = 64, uses = 192;
+
+    arrival_queues(std::size_t slots, std::size_t room)
+        : queues_(slots, 2), main_room_(0.9 * static_cast<double>(room)) {}
+
+    void arrive(slot_id slot, std::uint8_t marks, double bytes) {
+        const std::uint32_t to = queue(marks);
+        queues_.push_front(slot, to);
+        bytes_[to] += bytes;
+        ++count_[to];
+    }
+
+    void leave(slot_id slot, std::uint8_t marks, double bytes) {
+        queues_.remove(slot);
+        bytes_[queue(marks)] -= bytes;
+        --count_[queue(marks)];
+    }
+
+    static void touch(std::uint8_t& marks) noexcept {
+        if ((marks & uses) != uses)
+            marks = static_cast<std::uint8_t>(marks + one_use);
+    }
+
+    /// The last holder lets go: a chain that has come queues tail first.
+    void settle(slot_id slot, std::uint8_t& marks) {
+        if ((marks & fresh) != 0)
+            queues_.move_to_front(slot, queue(marks));
+        marks = static_cast<std::uint8_t>(marks & ~fresh);
+    }
+
+    /// Who leaves first. `marks_of(slot)` is an entry's marks, to be changed, `bytes_of(slot)` its size.
+    template <class MayLeave, class Marks, class Bytes>
+    [[nodiscard]] std::optional<slot_id> first(MayLeave&& may_leave, Marks&& marks_of, Bytes&& bytes_of) {
+        // A round asks or promotes all of the small queue, and four rounds ask all of the main one.
+        std::size_t small_left = count_[0];
+        std::size_t main_left = (count_[0] + count_[1]) * 4;
+        while (small_left > 0 || main_left > 0) {
+            const bool full = bytes_[1] > main_room_ || count_[0] == 0;
+            if (count_[1] > 0 && main_left > 0 && (full || small_left == 0)) {
+                --main_left;
+                const slot_id oldest = queues_.back(1);
+                std::uint8_t& marks = marks_of(oldest);
+                if ((marks & uses) == 0 && may_leave(oldest))
+                    return oldest;
+                if ((marks & uses) != 0)
+                    marks = static_cast<std::uint8_t>(marks - one_use);
+                queues_.move_to_front(oldest, 1);
+            } else if (count_[0] > 0 && small_left > 0) {
+                --small_left;
+                const slot_id oldest = queues_.back(0);
+                std::uint8_t& marks = marks_of(oldest);
+                if ((marks & uses) >= 2 * one_use) {
+                    leave(oldest, marks, bytes_of(oldest));
+                    marks = static_cast<std::uint8_t>((marks & ~(uses | fresh)) | main);
+                    arrive(oldest, marks, bytes_of(oldest));
+                } else if (may_leave(oldest)) {
+                    return oldest;
+                } else {
+                    queues_.move_to_front(oldest, 0);
+                }
+            } else {
+                break;
+            }
+        }
+        return queues_.oldest(1, may_leave); // what went there after its rounds
+    }
+
+private:
+    [[nodiscard]] static std::uint32_t queue(std::uint8_t marks) noexcept { return (marks & main) != 0 ? 1 : 0; }
+
+    slot_queues queues_;
+    double main_room_;
+    double bytes_[2] = {};
+    std::size_t count_[2] = {};
+};
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/ghost_pair.hpp ------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Ghosts of entries that were used once and of those that were used again, remembered beyond what arc does, and the
+/// share of the room that arc would give those used once: who returns as a ghost that arc would still have moves it.
+///
+/// Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003.
+///
+/// Cost: O(1) each. 16 bytes a ghost.
+class ghost_pair {
+public:
+    /// Who returns.
+    struct returned {
+        std::uint32_t mark = 0; ///< What its policy noted.
+        bool again = false;     ///< It had been used again.
+        bool recent = false;    ///< arc would have it still.
+        std::size_t since = 0;  ///< About how many ghosts of its kind are newer.
+    };
+
+    /// `once` and `again` ghosts, and a room of so many bytes.
+    ghost_pair(std::size_t once, std::size_t again, std::size_t room)
+        : once_(once, 0, ghost_list::marks::instead_of_bytes),
+          again_(again, 0, ghost_list::marks::instead_of_bytes),
+          room_(static_cast<double>(room)) {}
+
+    void push(std::uint64_t key, std::uint32_t mark, bool again) { (again ? again_ : once_).push(key, {.mark = mark}); }
+
+    /// Takes a newcomer's ghost, of a cache with so many entries, so many of which were used once.
+    std::optional<returned> take(const entry& newcomer, std::size_t present, std::size_t present_once) {
+        // arc's lists: those used once, ghosts included, would fill the cache, and all of them two caches.
+        const std::size_t of_once = std::min(once_.size(), present - present_once);
+        const std::size_t of_again = std::min(again_.size(), present - of_once);
+        const auto step = [&](std::size_t other, std::size_t own) {
+            return static_cast<double>(newcomer.bytes) *
+                   std::max(static_cast<double>(other) / static_cast<double>(std::max<std::size_t>(own, 1)), 1.0);
+        };
+        if (const auto ghost = once_.take(newcomer.key)) {
+            const bool recent = ghost->since < of_once;
+            if (recent)
+                target_ = std::min(target_ + step(of_again, of_once), room_);
+            return returned{ghost->mark, false, recent, ghost->since};
+        }
+        if (const auto ghost = again_.take(newcomer.key)) {
+            const bool recent = ghost->since < of_again;
+            if (recent)
+                target_ = std::max(target_ - step(of_once, of_again), 0.0);
+            return returned{ghost->mark, true, recent, ghost->since};
+        }
+        return std::nullopt;
+    }
+
+    /// The bytes that arc would give to entries that were used once.
+    [[nodiscard]] double target() const noexcept { return target_; }
+
+private:
+    ghost_list once_, again_;
+    double room_;
+    double target_ = 0.0;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/lru.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The least recently used entry leaves first. Admission and every touch move an entry to the front of one queue; the
+/// victim is the last that may leave. One that may not leave is in use now, so it moves to the front as it is met.
+///
+///     touch, admit -> [ newest ... oldest ] -> victim
+struct lru {
+    using role = eviction_role;
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 8 bytes a slot.
+class lru::state {
+public:
+    explicit state(std::size_t slots) : queue_(slots, 1) {}
+
+    void admit(slot_id slot, const entry&) {
+        expects(!queue_.contains(slot), "an entry is admitted once");
+        queue_.push_front(slot, 0);
+    }
+
+    void touch(slot_id slot) {
+        expects(queue_.contains(slot), "a touched entry was admitted");
+        queue_.move_to_front(slot, 0);
+    }
+
+    void settle(slot_id slot) { touch(slot); }
+
+    void erase(slot_id slot) {
+        expects(queue_.contains(slot), "an erased entry was admitted");
+        queue_.remove(slot);
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        return queue_.oldest(0, may_leave);
+    }
+
+private:
+    slot_queues queue_;
+};
+
+inline lru::state lru::open(eviction_room room) const {
+    return state{room.slots};
+}
+
+static_assert(eviction_policy<lru>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/reuse_ages.hpp ------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// At what age entries were used again, by class, and what that says of one that has reached an age: the hits it is
+/// good for by the room and time it takes, over the horizon that is best for it (Gittins 1979; hit density, Beckmann,
+/// Chen and Cidon 2018). Ages are counted in uses of any entry.
+///
+///     index(age) = max over h of  P(used again in (age, age + h]) / E[time until then, at most h]
+///
+/// Cost: O(1) to record; `learn` O(classes * bins^2), to be called once in a cache's worth of uses.
+template <std::size_t Classes>
+class reuse_ages {
+public:
+    /// An entry of a class begins to wait for its next use.
+    void begin(std::size_t of) noexcept { begun_[of] += 1.0; }
+
+    /// An entry of a class was used again at an age.
+    void use(std::size_t of, std::uint32_t age) noexcept { used_[of][bin(age)] += 1.0; }
+
+    /// What an entry of a class is worth at an age; zero before anything is learned.
+    [[nodiscard]] double worth(std::size_t of, std::uint32_t age) const noexcept { return index_[of][bin(age)]; }
+
+    /// Takes in what was recorded, and keeps such a share of it for the next time.
+    void learn(double kept) noexcept {
+        std::array<double, bins> all{};
+        double begun = 0.0;
+        for (std::size_t c = 0; c < Classes; ++c) {
+            begun += begun_[c];
+            for (std::size_t b = 0; b < bins; ++b)
+                all[b] += used_[c][b];
+        }
+        for (std::size_t c = 0; c < Classes; ++c) {
+            std::array<double, bins> chance; // a class that is hardly known is as all together
+            for (std::size_t b = 0; b < bins; ++b)
+                chance[b] = (used_[c][b] + (begun > 0.0 ? all[b] / begun : 0.0)) / (begun_[c] + 1.0);
+            index(chance, index_[c]);
+        }
+        for (std::size_t c = 0; c < Classes; ++c) {
+            begun_[c] *= kept;
+            for (double& used : used_[c])
+                used *= kept;
+        }
+    }
+
+private:
+    static constexpr std::size_t bins = 64; // two an octave
+
+    [[nodiscard]] static std::size_t bin(std::uint32_t age) noexcept {
+        if (age < 2)
+            return 0;
+        const auto octave = static_cast<std::size_t>(std::bit_width(age)) - 1;
+        return 2 * octave + ((age >> (octave - 1)) & 1);
+    }
+    [[nodiscard]] static double first_age(std::size_t b) noexcept {
+        return static_cast<double>(std::uint64_t{1} << (b / 2)) * (b % 2 == 0 ? 1.0 : 1.5);
+    }
+
+    static void index(const std::array<double, bins>& chance, std::array<double, bins>& out) noexcept {
+        std::array<double, bins + 1> waiting; // the share that still waits at the begin of a bin
+        waiting[0] = 1.0;
+        for (std::size_t b = 0; b < bins; ++b)
+            waiting[b + 1] = std::max(1e-9, waiting[b] - chance[b]);
+        for (std::size_t age = 0; age < bins; ++age) {
+            double hits = 0.0, time = 0.0, best = 0.0;
+            for (std::size_t b = age; b < bins; ++b) {
+                hits += chance[b];
+                time += (first_age(b + 1) - first_age(b)) * (waiting[b] + waiting[b + 1]) / 2.0;
+                best = std::max(best, hits / time);
+            }
+            out[age] = best;
+        }
+    }
+
+    std::array<double, Classes> begun_{};
+    std::array<std::array<double, bins>, Classes> used_{};
+    std::array<std::array<double, bins>, Classes> index_{};
 };
 
 } // namespace kvcache
@@ -8385,6 +8745,651 @@ inline reuse_forecast::state reuse_forecast::open(eviction_room room) const {
 }
 
 static_assert(eviction_policy<reuse_forecast>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/rounded_bytes.hpp ---------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// A number of bytes, at least one, within 1 % in two bytes: the upper half of a float.
+class rounded_bytes {
+public:
+    rounded_bytes() = default;
+    explicit rounded_bytes(std::size_t bytes) noexcept
+        : upper_(static_cast<std::uint16_t>(
+              std::bit_cast<std::uint32_t>(static_cast<float>(std::max<std::size_t>(bytes, 1))) >> 16)) {}
+
+    /// A whole number.
+    [[nodiscard]] double count() const noexcept {
+        return static_cast<double>(std::bit_cast<float>(std::uint32_t{upper_} << 16));
+    }
+
+private:
+    std::uint16_t upper_ = 0;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/s3_fifo.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Newcomers queue in a small queue, and those used `threshold` times by its end go on to the main one; the others
+/// leave, and a ghost stays. Who returns while its ghost stays joins the main queue at once. At the main queue's end an
+/// entry gets another round for each use, at most three; one that may not leave gets another round in either queue.
+///
+///     admit -> [ small ] -> victim -> [ ghosts ] -.
+///                  '- used -> [ main ] -> victim   |
+///     admit ------------------^ <-- returns -------'
+///
+/// Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023.
+struct s3_fifo {
+    using role = eviction_role;
+    double small_fraction = 0.1; ///< The share of the room that newcomers queue in.
+    double ghost_fraction = 0.9; ///< The bytes that ghosts stand for, to those of the room.
+    std::uint32_t threshold = 2; ///< Uses in the small queue that lead to the main one, 1 to 3.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 25 bytes a slot and 16 a ghost, of
+/// which there are at most `ghost_fraction` a slot.
+class s3_fifo::state {
+public:
+    state(const s3_fifo& policy, eviction_room room)
+        : queues_(room.slots, 2),
+          entries_(room.slots),
+          marks_(room.slots),
+          ghosts_(share(room.slots, policy.ghost_fraction) + 1, room.bytes),
+          ghost_bytes_(share(room.bytes, policy.ghost_fraction)),
+          main_bytes_(room.bytes - std::min(room.bytes, share(room.bytes, policy.small_fraction))),
+          threshold_(policy.threshold) {
+        expects(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
+    }
+
+    void announce(const entry& newcomer) {
+        announced_ = newcomer.key;
+        returns_ = ghosts_.take(newcomer.key).has_value();
+    }
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!queues_.contains(slot), "an entry is admitted once");
+        if (announced_ != newcomer.key)
+            announce(newcomer);
+        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
+        enter(slot, returns_ ? main : small);
+        marks_[index_of(slot)] = returns_ ? main : fresh;
+        announced_.reset();
+    }
+
+    void touch(slot_id slot) {
+        expects(queues_.contains(slot), "a touched entry was admitted");
+        std::uint8_t& marks = marks_[index_of(slot)];
+        if (uses(marks) < most)
+            marks = static_cast<std::uint8_t>(marks + one_use);
+    }
+
+    void settle(slot_id slot) {
+        expects(queues_.contains(slot), "a settled entry was admitted");
+        if ((marks_[index_of(slot)] & fresh) != 0) // it has come now: a chain queues tail first
+            queues_.move_to_front(slot, queue_of(slot));
+        marks_[index_of(slot)] &= static_cast<std::uint8_t>(~fresh);
+    }
+
+    void erase(slot_id slot) {
+        expects(queues_.contains(slot), "an erased entry was admitted");
+        leave(slot);
+    }
+
+    void evict(slot_id slot) {
+        expects(queues_.contains(slot), "an evicted entry was admitted");
+        leave(slot);
+        if (count_[small] > 0) // who may leave next
+            ghosts_.prefetch(entries_[index_of(queues_.back(small))].key);
+        const auto [key, bytes] = entries_[index_of(slot)];
+        if (queue_of(slot) != small || bytes > ghost_bytes_ || ghosts_.contains(key))
+            return;
+        while (ghosts_.size() > 0 && ghosts_.bytes() + bytes > ghost_bytes_)
+            ghosts_.pop();
+        ghosts_.push(key, {.bytes = bytes});
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        // A round asks or promotes all of the small queue, and most + 1 rounds ask all of the main one.
+        std::size_t small_left = count_[small];
+        std::size_t main_left = (count_[main] + count_[small]) * (most + 1);
+        while (small_left > 0 || main_left > 0) {
+            const bool full = bytes_[main] > main_bytes_ || count_[small] == 0;
+            if (count_[main] > 0 && main_left > 0 && (full || small_left == 0)) {
+                --main_left;
+                const slot_id oldest = queues_.back(main);
+                std::uint8_t& marks = marks_[index_of(oldest)];
+                if (uses(marks) == 0 && may_leave(oldest))
+                    return oldest;
+                if (uses(marks) > 0)
+                    marks = static_cast<std::uint8_t>(marks - one_use);
+                queues_.move_to_front(oldest, main);
+            } else if (count_[small] > 0 && small_left > 0) {
+                --small_left;
+                const slot_id oldest = queues_.back(small);
+                if (uses(marks_[index_of(oldest)]) >= threshold_)
+                    promote(oldest);
+                else if (may_leave(oldest))
+                    return oldest;
+                else
+                    queues_.move_to_front(oldest, small);
+            } else {
+                break;
+            }
+        }
+        return queues_.oldest(main, may_leave); // what went there after its rounds
+    }
+
+private:
+    static constexpr std::uint8_t small = 0, main = 1; // queues
+    static constexpr std::uint8_t fresh = 2;           // nobody has let go of it yet
+    static constexpr std::uint8_t one_use = 4;         // marks: uses, fresh, queue
+    static constexpr std::uint32_t most = 3;           // uses that count
+    struct known {
+        std::uint64_t key = 0;
+        std::size_t bytes = 0;
+    };
+
+    [[nodiscard]] static std::size_t share(std::size_t whole, double fraction) {
+        return static_cast<std::size_t>(static_cast<double>(whole) * fraction);
+    }
+    [[nodiscard]] static std::uint32_t uses(std::uint8_t marks) { return marks / one_use; }
+    [[nodiscard]] std::uint8_t queue_of(slot_id slot) const { return marks_[index_of(slot)] & main; }
+
+    void enter(slot_id slot, std::uint8_t queue) {
+        queues_.push_front(slot, queue);
+        bytes_[queue] += entries_[index_of(slot)].bytes;
+        ++count_[queue];
+    }
+
+    void leave(slot_id slot) {
+        queues_.remove(slot);
+        bytes_[queue_of(slot)] -= entries_[index_of(slot)].bytes;
+        --count_[queue_of(slot)];
+    }
+
+    void promote(slot_id slot) {
+        leave(slot);
+        enter(slot, main);
+        marks_[index_of(slot)] = main;
+    }
+
+    slot_queues queues_;
+    std::vector<known> entries_;
+    std::vector<std::uint8_t> marks_;
+    ghost_list ghosts_;
+    std::size_t ghost_bytes_;
+    std::size_t main_bytes_; // the main queue's share
+    std::uint32_t threshold_;
+    std::size_t bytes_[2] = {};
+    std::size_t count_[2] = {};
+    std::optional<std::uint64_t> announced_;
+    bool returns_ = false; // the announced newcomer had a ghost
+};
+
+inline s3_fifo::state s3_fifo::open(eviction_room room) const {
+    return state{*this, room};
+}
+
+static_assert(eviction_policy<s3_fifo>);
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/shadow_cache.hpp ----------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What a policy would keep: its state beside the keys of the entries that would be present, without their bytes.
+/// Entries are not held and do not continue one another here.
+///
+/// Cost: a look-up and the policy's work a use. 24 bytes a slot beside the policy's own; all of it is had at
+/// construction.
+template <eviction_policy Policy>
+class shadow_cache {
+public:
+    shadow_cache(const Policy& policy, eviction_room room)
+        : state_(policy.open(room)),
+          entries_(room.slots),
+          next_(room.slots),
+          chains_(std::max<std::size_t>(room.slots, 1), none),
+          room_(room.bytes) {
+        for (std::uint32_t slot = static_cast<std::uint32_t>(room.slots); slot > 0; --slot)
+            next_[slot - 1] = std::exchange(free_, slot - 1);
+    }
+
+    /// An entry is used. Returns: whether it would have been present. It is afterwards, if it fits at all.
+    bool use(const entry& used) {
+        if (const std::uint32_t slot = find(used.key); slot != none) {
+            state_.touch(slot_id{slot});
+            return true;
+        }
+        if (used.bytes > room_)
+            return false;
+        announce(state_, used);
+        while (free_ == none || used.bytes > room_ - bytes_)
+            if (!make_room())
+                return false;
+        const std::uint32_t slot = std::exchange(free_, next_[free_]);
+        std::uint32_t& chain = chain_of(used.key);
+        entries_[slot] = {used.key, used.bytes};
+        next_[slot] = std::exchange(chain, slot);
+        bytes_ += used.bytes;
+        state_.admit(slot_id{slot}, used);
+        return false;
+    }
+
+    /// The last holder of an entry lets go; it need not be present.
+    void settle(std::uint64_t key) {
+        if (const std::uint32_t slot = find(key); slot != none)
+            kvcache::settle(state_, slot_id{slot});
+    }
+
+private:
+    static constexpr std::uint32_t none = 0xffffffffu;
+    struct known {
+        std::uint64_t key = 0;
+        std::size_t bytes = 0;
+    };
+
+    [[nodiscard]] std::uint32_t& chain_of(std::uint64_t key) {
+        return chains_[((mixed_bits(key) & 0xffffffffu) * chains_.size()) >> 32];
+    }
+
+    [[nodiscard]] std::uint32_t find(std::uint64_t key) {
+        std::uint32_t slot = chain_of(key);
+        while (slot != none && entries_[slot].key != key)
+            slot = next_[slot];
+        return slot;
+    }
+
+    bool make_room() {
+        const std::optional<slot_id> victim = state_.victim([](slot_id) { return true; });
+        if (!victim)
+            return false;
+        evict(state_, *victim);
+        const std::uint32_t slot = index_of(*victim);
+        std::uint32_t* link = &chain_of(entries_[slot].key);
+        while (*link != slot)
+            link = &next_[*link];
+        *link = next_[slot];
+        bytes_ -= entries_[slot].bytes;
+        next_[slot] = std::exchange(free_, slot);
+        return true;
+    }
+
+    opened_by<Policy, eviction_room> state_;
+    std::vector<known> entries_;        // by slot
+    std::vector<std::uint32_t> next_;   // in its chain, or among the free
+    std::vector<std::uint32_t> chains_; // by hash
+    std::uint32_t free_ = none;
+    std::size_t bytes_ = 0;
+    std::size_t room_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/shadow_contest.hpp --------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Which of several policies would have the most hits here of late: each keeps a shadow of the cache over the same
+/// sample of the keys, smaller than the cache in the same proportion (Waldspurger et al., "Efficient MRC construction
+/// with SHARDS", FAST 2015). Two are compared by the uses that one had and the other had not, halved from time to time;
+/// another leads once it is ahead by more than chance.
+///
+/// Cost: a hash a use, and for a use in the sample one of each shadow.
+template <eviction_policy... Policies>
+class shadow_contest {
+public:
+    static constexpr std::size_t policies = sizeof...(Policies);
+
+    /// Shadows of so many slots, at most those of the room. None: nothing is in the sample.
+    shadow_contest(eviction_room room, std::size_t slots)
+        : shadows_(shadow_cache<Policies>(Policies{}, part(room, slots))...),
+          sampled_(room.slots == 0 ? 0 : (std::uint64_t{slots} << 32) / room.slots),
+          period_(8 * slots) {}
+
+    /// Whether a key is in the sample.
+    [[nodiscard]] bool samples(std::uint64_t key) const noexcept {
+        return mixed_bits(key ^ 0x9e3779b97f4a7c15u) >> 32 < sampled_; // not the bits that shadows know keys by
+    }
+
+    /// An entry is used.
+    void use(const entry& used) {
+        if (!samples(used.key))
+            return;
+        const std::array<bool, policies> had = each([&](auto& shadow) { return shadow.use(used); });
+        for (std::size_t a = 0; a < policies; ++a)
+            for (std::size_t b = 0; b < policies; ++b)
+                ahead_[a][b] += had[a] && !had[b] ? 1.0 : 0.0;
+        if (++uses_ % period_ == 0)
+            for (auto& row : ahead_)
+                for (double& uses : row)
+                    uses *= 0.5;
+    }
+
+    /// The last holder of an entry lets go.
+    void settle(std::uint64_t key) {
+        if (samples(key))
+            each([&](auto& shadow) { return shadow.settle(key), true; });
+    }
+
+    /// Who of the first `candidates` leads, after this one did.
+    [[nodiscard]] std::size_t leader(std::size_t before, std::size_t candidates) const {
+        std::size_t next = before;
+        double most = 0.0;
+        for (std::size_t a = 0; a < candidates; ++a) {
+            const double won = ahead_[a][before], lost = ahead_[before][a];
+            if (won - lost > most && won - lost > 1.5 * std::sqrt(won + lost) + 2.0) {
+                most = won - lost;
+                next = a;
+            }
+        }
+        return next;
+    }
+
+private:
+    [[nodiscard]] static eviction_room part(eviction_room room, std::size_t slots) {
+        const double share = room.slots == 0 ? 0.0 : static_cast<double>(slots) / static_cast<double>(room.slots);
+        return {slots, static_cast<std::size_t>(static_cast<double>(room.bytes) * share)};
+    }
+
+    template <class Use>
+    std::array<bool, policies> each(Use&& use) {
+        return std::apply([&](auto&... shadows) { return std::array<bool, policies>{use(shadows)...}; }, shadows_);
+    }
+
+    std::tuple<shadow_cache<Policies>...> shadows_;
+    std::array<std::array<double, policies>, policies> ahead_ = {}; // uses that a had and b had not
+    std::uint64_t sampled_;                                         // of 2^32
+    std::size_t period_, uses_ = 0;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/follow_leader.hpp ---------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The entry leaves that the policy of most hits of late would let go: arc or s3_fifo for entries that stand alone, for
+/// chains also lru or reuse_forecast. Which one has most, shadows of the cache over a sample of the keys say. Entries
+/// are in two orders at once, by use and by arrival, so that each of the four finds its victim at any time; before
+/// anything is learned, and in caches too small for a sample, it is lru, and for entries that stand alone arc.
+///
+///     once   1, 2, 3..4, 5..8, 9 or more uses [ newest ... oldest ] -+- lru: the oldest
+///     again  1, 2, 3..4, 5..8, 9 or more uses [ newest ... oldest ] -+- arc: the oldest of once or again, by a target
+///                                                                    '- reuse_forecast: the least worth at its age
+///     small  [ newest ... oldest ] -> used twice -> main [ newest ... oldest ] -- s3_fifo
+///
+/// Who lets the leader decide is an expert follower (Herbster and Warmuth, "Tracking the best expert", 1998; ACME, Ari
+/// et al. 2002, for caches). docs/replay.md has its hit ratios.
+struct follow_leader {
+    using role = eviction_role;
+    std::size_t ghosts_a_slot = 4;
+    std::size_t contest_from = 256; ///< Slots from which on the policies are compared, at least 4.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 32 bytes a slot, 16 a ghost; the
+/// shadows take at most as much as five ghosts a slot, and 1.3 MB.
+class follow_leader::state {
+public:
+    state(const follow_leader& policy, eviction_room room)
+        : recency_(room.slots, 2 * classes),
+          arrival_(room.slots, room.bytes),
+          entries_(room.slots),
+          ghosts_(room.slots * policy.ghosts_a_slot - room.slots * policy.ghosts_a_slot / 4,
+                  room.slots * policy.ghosts_a_slot / 4, room.bytes),
+          contest_(room, room.slots < policy.contest_from ? 0 : std::min<std::size_t>(room.slots / 4, 4096)),
+          leader_(room.slots < policy.contest_from ? by_lru : by_arc),
+          period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(room.slots, 2000, 1u << 24))) {}
+
+    void announce(const entry& newcomer) {
+        if (announced_ == newcomer.key)
+            return;
+        announced_ = newcomer.key;
+        ghost_ = ghosts_.take(newcomer, present_, present_once_);
+    }
+
+    void admit(slot_id slot, const entry& newcomer) {
+        apply_touches();
+        expects(!recency_.contains(slot), "an entry is admitted once");
+        announce(newcomer);
+        if (!chained_ && newcomer.parent) {
+            chained_ = true;
+            leader_ = by_lru;
+        }
+        known& one = entries_[index_of(slot)];
+        one = {.key = newcomer.key, .bytes = rounded_bytes(newcomer.bytes), .marks = arrival_queues::fresh};
+        if (ghost_) {
+            const std::uint32_t c = ghost_->mark & ghost_class;
+            one.uses = static_cast<std::uint8_t>(c == 0 ? 1 : (1u << (c - 1)) + 1); // the least of the class
+            ages_.use(c, clock_ - (ghost_->mark & ~ghost_bits));
+            if (ghost_->recent)
+                one.marks |= again;
+            if ((ghost_->mark & ghost_main) == 0 && 10 * ghost_->since < 9 * present_)
+                one.marks |= arrival_queues::main;
+        }
+        announced_.reset();
+        ghost_.reset();
+        count(one, 1);
+        arrival_.arrive(slot, one.marks, one.bytes.count());
+        use(slot);
+    }
+
+    void touch(slot_id slot) {
+        expects(recency_.contains(slot), "a touched entry was admitted");
+        touches_.add(
+            slot,
+            [this](slot_id one) {
+                recency_.prefetch(one);
+                prefetch_to_write(entries_.data(), index_of(one));
+            },
+            [this](slot_id one) { recency_.prefetch_neighbours(one); }, [this](slot_id one) { use_again(one); });
+    }
+
+    void settle(slot_id slot) {
+        apply_touches();
+        expects(recency_.contains(slot), "an entry that settles was admitted");
+        known& one = entries_[index_of(slot)];
+        one.used = clock_;
+        recency_.move_to_front(slot, queue_of(one));
+        arrival_.settle(slot, one.marks);
+        contest_.settle(one.key);
+    }
+
+    void erase(slot_id slot) {
+        apply_touches();
+        expects(recency_.contains(slot), "an erased entry was admitted");
+        const known& one = entries_[index_of(slot)];
+        count(one, -1);
+        recency_.remove(slot);
+        arrival_.leave(slot, one.marks, one.bytes.count());
+    }
+
+    void evict(slot_id slot) {
+        apply_touches();
+        const known& one = entries_[index_of(slot)];
+        ghosts_.push(one.key,
+                     (one.used & ~ghost_bits) | class_of(one) |
+                         ((one.marks & arrival_queues::main) != 0 ? ghost_main : 0),
+                     (one.marks & again) != 0);
+        erase(slot);
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        apply_touches();
+        if (leader_ == by_s3_fifo)
+            return arrival_.first(
+                may_leave, [this](slot_id slot) -> std::uint8_t& { return entries_[index_of(slot)].marks; },
+                [this](slot_id slot) { return entries_[index_of(slot)].bytes.count(); });
+        for (const std::size_t most_asked : {patience, recency_.slots()})
+            if (const auto found = by_use(may_leave, most_asked))
+                return found;
+        return std::nullopt;
+    }
+
+private:
+    enum leaders : std::size_t { by_arc, by_s3_fifo, by_lru, by_forecast };
+    static constexpr std::uint32_t classes = 5;
+    static constexpr std::uint32_t ghost_class = 7, ghost_main = 8, ghost_bits = 15;
+    static constexpr std::uint8_t again = 4;    // beside the marks of arrival_queues
+    static constexpr std::size_t patience = 64; // entries of a queue that are asked about before it is passed over
+    struct known {
+        std::uint64_t key = 0;
+        std::uint32_t used = 0; // when, on the clock
+        rounded_bytes bytes;
+        std::uint8_t uses = 0; // up to 255
+        std::uint8_t marks = 0;
+    };
+
+    // 1, 2, 3 to 4, 5 to 8 and more uses.
+    [[nodiscard]] static std::uint32_t class_of(const known& one) noexcept {
+        return std::min<std::uint32_t>(static_cast<std::uint32_t>(std::bit_width(std::uint32_t{one.uses} - 1u)),
+                                       classes - 1);
+    }
+    [[nodiscard]] static std::uint32_t queue_of(const known& one) noexcept {
+        return class_of(one) + ((one.marks & again) != 0 ? classes : 0);
+    }
+
+    void count(const known& one, int by) {
+        const auto more = static_cast<std::size_t>(by); // modulo 2^64
+        present_ += more;
+        if ((one.marks & again) != 0)
+            return;
+        present_once_ += more;
+        once_bytes_ += by * one.bytes.count();
+    }
+
+    void apply_touches() {
+        touches_.apply_all([this](slot_id slot) { use_again(slot); });
+    }
+
+    void use_again(slot_id slot) {
+        known& one = entries_[index_of(slot)];
+        ages_.use(class_of(one), clock_ - one.used);
+        recency_.remove(slot);
+        count(one, -1);
+        one.marks |= again;
+        count(one, 1);
+        arrival_queues::touch(one.marks);
+        use(slot);
+    }
+
+    void use(slot_id slot) {
+        known& one = entries_[index_of(slot)];
+        one.uses = static_cast<std::uint8_t>(std::min(one.uses + 1, 255));
+        one.used = ++clock_;
+        ages_.begin(class_of(one));
+        recency_.push_front(slot, queue_of(one));
+        if (contest_.samples(one.key)) {
+            contest_.use({.key = one.key, .bytes = static_cast<std::size_t>(one.bytes.count())});
+            leader_ = contest_.leader(leader_, chained_ ? contest_.policies : std::size_t{by_lru});
+        }
+        if (++since_learned_ >= next_) { // soon at first, then once in a cache's worth of uses
+            ages_.learn(1.0 - 0.1 * static_cast<double>(since_learned_) / static_cast<double>(period_));
+            next_ = std::min(2 * next_, period_);
+            since_learned_ = 0;
+        }
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> by_use(MayLeave&& may_leave, std::size_t most_asked) {
+        if (leader_ == by_forecast)
+            return least(may_leave, most_asked);
+        if (leader_ == by_lru)
+            return oldest(0, 2 * classes, may_leave, most_asked);
+        const double target = ghosts_.target();
+        const bool tie = once_bytes_ == target && ghost_ && ghost_->recent && ghost_->again;
+        const bool from_once = once_bytes_ > target || tie;
+        const std::uint32_t first = from_once ? 0 : classes, other = classes - first;
+        const auto found = oldest(first, first + classes, may_leave, most_asked);
+        return found ? found : oldest(other, other + classes, may_leave, most_asked);
+    }
+
+    // The oldest that may leave of some queues. Who may not leave keeps its place: a parent is to follow what continues
+    // it.
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t first, std::uint32_t last, MayLeave&& may_leave,
+                                                std::size_t most_asked) {
+        std::optional<slot_id> found;
+        std::uint32_t age = 0;
+        for (std::uint32_t q = first; q < last; ++q) {
+            slot_id slot = recency_.back(q);
+            std::size_t asked = 0;
+            while (!recency_.ends(slot) && asked++ < most_asked && !may_leave(slot))
+                slot = recency_.newer(slot);
+            if (recency_.ends(slot) || asked > most_asked)
+                continue;
+            const std::uint32_t own_age = clock_ - entries_[index_of(slot)].used;
+            if (!found || own_age > age) {
+                found = slot;
+                age = own_age;
+            }
+        }
+        return found;
+    }
+
+    // Who is worth the least among the oldest and the newest of each queue that may leave: the newest where all return
+    // after one age, as in a loop.
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> least(MayLeave&& may_leave, std::size_t most_asked) {
+        std::optional<slot_id> found;
+        double worth = 0.0;
+        std::uint32_t age = 0;
+        for (std::uint32_t end = 0; end < 4 * classes; ++end) { // of each queue the back and the front
+            const std::uint32_t q = end / 2;
+            slot_id slot = end % 2 == 0 ? recency_.back(q) : recency_.front(q);
+            std::size_t asked = 0;
+            while (!recency_.ends(slot) && asked++ < most_asked && !may_leave(slot))
+                slot = end % 2 == 0 ? recency_.newer(slot) : recency_.older(slot);
+            if (recency_.ends(slot) || asked > most_asked)
+                continue;
+            const known& one = entries_[index_of(slot)];
+            const std::uint32_t own_age = clock_ - one.used;
+            const double own = ages_.worth(q % classes, own_age) / one.bytes.count();
+            if (!found || own < worth || (own == worth && own_age > age)) {
+                found = slot;
+                worth = own;
+                age = own_age;
+            }
+        }
+        return found;
+    }
+
+    slot_queues recency_;
+    arrival_queues arrival_;
+    std::vector<known> entries_;
+    touch_ring touches_;
+    ghost_pair ghosts_;
+    reuse_ages<classes> ages_;
+    shadow_contest<arc, s3_fifo, lru, reuse_forecast> contest_; // in the order of leaders
+    std::size_t leader_;
+    bool chained_ = false; // an entry continued another
+    std::size_t present_ = 0, present_once_ = 0;
+    double once_bytes_ = 0.0;
+    std::optional<std::uint64_t> announced_;
+    std::optional<ghost_pair::returned> ghost_; // the announced newcomer's
+    std::uint32_t clock_ = 0;                   // uses of all entries, round the clock
+    std::uint32_t since_learned_ = 0;
+    std::uint32_t period_;
+    std::uint32_t next_ = 2000;
+};
+
+inline follow_leader::state follow_leader::open(eviction_room room) const {
+    return state{*this, room};
+}
+
+static_assert(eviction_policy<follow_leader>);
 
 } // namespace kvcache
 
@@ -9053,7 +10058,7 @@ struct compose {
     using type =
         basic_cache<typename slot<codec_role, plain, Ps...>::type, typename slot<storage_role, heap, Ps...>::type,
                     typename slot<hash_role, xxh3, Ps...>::type, typename slot<index_role, radix, Ps...>::type,
-                    typename slot<eviction_role, reuse_forecast, Ps...>::type,
+                    typename slot<eviction_role, follow_leader, Ps...>::type,
                     typename slot<recompute_role, exact_prefix, Ps...>::type,
                     typename slot<tier_role, no_tier, Ps...>::type, typename slot<observer_role, silent, Ps...>::type,
                     typename slot<locking_role, unlocked, Ps...>::type>;
@@ -10012,155 +11017,6 @@ using codec_policies =
 
 } // namespace kvcache
 
-// ---- kvcache/eviction/arc.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// Two least-recently-used queues, of entries used once and of entries used again, share the room by a target that
-/// learns. A newcomer whose ghost stayed from the first queue raises the target, one from the second lowers it, and
-/// both join the second queue. The oldest of the first leaves while it is above the target, else the oldest of the
-/// second; one that may not leave is in use now, so it moves to the front of its queue.
-///
-///     admit -> [ once  ] -> victim -> [ ghosts ] -- returns: target + --.
-///                 '- touch -.                                           |
-///     admit -> [ again ] <--+-> victim -> [ ghosts ] -- returns: - -----'-> again
-///
-/// Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003.
-struct arc {
-    using role = eviction_role;
-    std::size_t step = 0; ///< Bytes by which a returning ghost moves the target at least; 0: those of its entry.
-    class state;
-    [[nodiscard]] state open(eviction_room room) const;
-};
-
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 25 bytes a slot and 16 a ghost, of
-/// which there are at most two a slot.
-class arc::state {
-public:
-    state(const arc& policy, eviction_room room)
-        : queues_(room.slots, 2),
-          entries_(room.slots),
-          places_(room.slots),
-          ghosts_{ghost_list(room.slots, room.bytes), ghost_list(room.slots, room.bytes)},
-          room_(room.bytes),
-          step_(policy.step) {}
-
-    void announce(const entry& newcomer) {
-        announced_ = newcomer.key;
-        bytes_to_come_ = newcomer.bytes;
-        returns_ = nowhere;
-        const auto of_once = static_cast<double>(ghosts_[once].bytes());
-        const auto of_again = static_cast<double>(ghosts_[again].bytes());
-        const auto least = static_cast<double>(step_ > 0 ? step_ : newcomer.bytes);
-        if (ghosts_[once].take(newcomer.key)) {
-            returns_ = once;
-            target_ = std::min(target_ + least * std::max(of_again / std::max(of_once, 1.0), 1.0),
-                               static_cast<double>(room_));
-        } else if (ghosts_[again].take(newcomer.key)) {
-            returns_ = again;
-            target_ = std::max(target_ - least * std::max(of_once / std::max(of_again, 1.0), 1.0), 0.0);
-        }
-    }
-
-    void admit(slot_id slot, const entry& newcomer) {
-        expects(!queues_.contains(slot), "an entry is admitted once");
-        if (announced_ != newcomer.key)
-            announce(newcomer);
-        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
-        enter(slot, returns_ == nowhere ? once : again);
-        announced_.reset();
-        returns_ = nowhere;
-    }
-
-    void touch(slot_id slot) {
-        expects(queues_.contains(slot), "a touched entry was admitted");
-        leave(slot);
-        enter(slot, again);
-    }
-
-    void settle(slot_id slot) {
-        expects(queues_.contains(slot), "a settled entry was admitted");
-        queues_.move_to_front(slot, places_[index_of(slot)]);
-    }
-
-    void erase(slot_id slot) {
-        expects(queues_.contains(slot), "an erased entry was admitted");
-        leave(slot);
-    }
-
-    void evict(slot_id slot) {
-        expects(queues_.contains(slot), "an evicted entry was admitted");
-        const bool without_ghost = places_[index_of(slot)] == once && all_are_once();
-        if (returns_ == nowhere) {
-            if (first_is_full()) {
-                if (ghosts_[once].size() > 0)
-                    ghosts_[once].pop();
-            } else if (bytes_[once] + bytes_[again] + ghosts_[once].bytes() + ghosts_[again].bytes() >= 2 * room_) {
-                if (ghosts_[again].size() > 0)
-                    ghosts_[again].pop();
-            }
-        }
-        leave(slot);
-        const auto [key, bytes] = entries_[index_of(slot)];
-        if (!without_ghost && !ghosts_[once].contains(key) && !ghosts_[again].contains(key))
-            ghosts_[places_[index_of(slot)]].push(key, {.bytes = bytes});
-    }
-
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        const auto of_once = static_cast<double>(bytes_[once]);
-        const bool from_once = !queues_.empty(once) && (all_are_once() || queues_.empty(again) || of_once > target_ ||
-                                                        (of_once == target_ && returns_ == again));
-        if (const auto found = queues_.oldest(from_once ? once : again, may_leave))
-            return found;
-        return queues_.oldest(from_once ? again : once, may_leave);
-    }
-
-private:
-    static constexpr std::uint8_t once = 0, again = 1, nowhere = 2;
-    struct known {
-        std::uint64_t key = 0;
-        std::size_t bytes = 0;
-    };
-
-    // The first queue and its ghosts would fill the room with the newcomer.
-    [[nodiscard]] bool first_is_full() const { return bytes_[once] + ghosts_[once].bytes() + bytes_to_come_ > room_; }
-    [[nodiscard]] bool all_are_once() const {
-        return returns_ == nowhere && first_is_full() && ghosts_[once].size() == 0;
-    }
-
-    void enter(slot_id slot, std::uint8_t queue) {
-        queues_.push_front(slot, queue);
-        places_[index_of(slot)] = queue;
-        bytes_[queue] += entries_[index_of(slot)].bytes;
-    }
-
-    void leave(slot_id slot) {
-        queues_.remove(slot);
-        bytes_[places_[index_of(slot)]] -= entries_[index_of(slot)].bytes;
-    }
-
-    slot_queues queues_;
-    std::vector<known> entries_;
-    std::vector<std::uint8_t> places_;
-    ghost_list ghosts_[2];
-    std::size_t bytes_[2] = {};
-    std::size_t room_;
-    std::size_t step_;
-    double target_ = 0.0; // bytes of the first queue
-    std::optional<std::uint64_t> announced_;
-    std::size_t bytes_to_come_ = 0;
-    std::uint8_t returns_ = nowhere; // the queue whose ghost the announced newcomer was
-};
-
-inline arc::state arc::open(eviction_room room) const {
-    return state{*this, room};
-}
-
-static_assert(eviction_policy<arc>);
-
-} // namespace kvcache
-
 // ---- kvcache/eviction/clock.hpp -----------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -10529,59 +11385,6 @@ static_assert(eviction_policy<cost_aware>);
 
 } // namespace kvcache
 
-// ---- kvcache/eviction/lru.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// The least recently used entry leaves first. Admission and every touch move an entry to the front of one queue; the
-/// victim is the last that may leave. One that may not leave is in use now, so it moves to the front as it is met.
-///
-///     touch, admit -> [ newest ... oldest ] -> victim
-struct lru {
-    using role = eviction_role;
-    class state;
-    [[nodiscard]] state open(eviction_room room) const;
-};
-
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 8 bytes a slot.
-class lru::state {
-public:
-    explicit state(std::size_t slots) : queue_(slots, 1) {}
-
-    void admit(slot_id slot, const entry&) {
-        expects(!queue_.contains(slot), "an entry is admitted once");
-        queue_.push_front(slot, 0);
-    }
-
-    void touch(slot_id slot) {
-        expects(queue_.contains(slot), "a touched entry was admitted");
-        queue_.move_to_front(slot, 0);
-    }
-
-    void settle(slot_id slot) { touch(slot); }
-
-    void erase(slot_id slot) {
-        expects(queue_.contains(slot), "an erased entry was admitted");
-        queue_.remove(slot);
-    }
-
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        return queue_.oldest(0, may_leave);
-    }
-
-private:
-    slot_queues queue_;
-};
-
-inline lru::state lru::open(eviction_room room) const {
-    return state{room.slots};
-}
-
-static_assert(eviction_policy<lru>);
-
-} // namespace kvcache
-
 // ---- kvcache/eviction/expiring.hpp --------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -10755,809 +11558,6 @@ inline fifo::state fifo::open(eviction_room room) const {
 }
 
 static_assert(eviction_policy<fifo>);
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/arrival_queues.hpp --------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// The two queues of s3_fifo for entries whose marks lie elsewhere: they arrive in one of them, a touch does not move
-/// them, and `first` goes through them as that policy does.
-///
-///     [ small, a tenth ] -> used twice -> [ main ], another round for each use
-///
-/// Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023.
-///
-/// Cost: O(1) each; `first` amortised, while a fixed share of the entries may leave. 8 bytes a slot.
-class arrival_queues {
-public:
-    /// What these queues know of an entry: bits of a byte, of which the others are its owner's.
-    static constexpr std::uint8_t fresh = 1; ///< Nobody has let go of it yet.
-    static constexpr std::uint8_t main = 2;  ///< It is in the main queue.
-    static constexpr std::uint8_t one_use = 64, uses = 192;
-
-    arrival_queues(std::size_t slots, std::size_t room)
-        : queues_(slots, 2), main_room_(0.9 * static_cast<double>(room)) {}
-
-    void arrive(slot_id slot, std::uint8_t marks, double bytes) {
-        const std::uint32_t to = queue(marks);
-        queues_.push_front(slot, to);
-        bytes_[to] += bytes;
-        ++count_[to];
-    }
-
-    void leave(slot_id slot, std::uint8_t marks, double bytes) {
-        queues_.remove(slot);
-        bytes_[queue(marks)] -= bytes;
-        --count_[queue(marks)];
-    }
-
-    static void touch(std::uint8_t& marks) noexcept {
-        if ((marks & uses) != uses)
-            marks = static_cast<std::uint8_t>(marks + one_use);
-    }
-
-    /// The last holder lets go: a chain that has come queues tail first.
-    void settle(slot_id slot, std::uint8_t& marks) {
-        if ((marks & fresh) != 0)
-            queues_.move_to_front(slot, queue(marks));
-        marks = static_cast<std::uint8_t>(marks & ~fresh);
-    }
-
-    /// Who leaves first. `marks_of(slot)` is an entry's marks, to be changed, `bytes_of(slot)` its size.
-    template <class MayLeave, class Marks, class Bytes>
-    [[nodiscard]] std::optional<slot_id> first(MayLeave&& may_leave, Marks&& marks_of, Bytes&& bytes_of) {
-        // A round asks or promotes all of the small queue, and four rounds ask all of the main one.
-        std::size_t small_left = count_[0];
-        std::size_t main_left = (count_[0] + count_[1]) * 4;
-        while (small_left > 0 || main_left > 0) {
-            const bool full = bytes_[1] > main_room_ || count_[0] == 0;
-            if (count_[1] > 0 && main_left > 0 && (full || small_left == 0)) {
-                --main_left;
-                const slot_id oldest = queues_.back(1);
-                std::uint8_t& marks = marks_of(oldest);
-                if ((marks & uses) == 0 && may_leave(oldest))
-                    return oldest;
-                if ((marks & uses) != 0)
-                    marks = static_cast<std::uint8_t>(marks - one_use);
-                queues_.move_to_front(oldest, 1);
-            } else if (count_[0] > 0 && small_left > 0) {
-                --small_left;
-                const slot_id oldest = queues_.back(0);
-                std::uint8_t& marks = marks_of(oldest);
-                if ((marks & uses) >= 2 * one_use) {
-                    leave(oldest, marks, bytes_of(oldest));
-                    marks = static_cast<std::uint8_t>((marks & ~(uses | fresh)) | main);
-                    arrive(oldest, marks, bytes_of(oldest));
-                } else if (may_leave(oldest)) {
-                    return oldest;
-                } else {
-                    queues_.move_to_front(oldest, 0);
-                }
-            } else {
-                break;
-            }
-        }
-        return queues_.oldest(1, may_leave); // what went there after its rounds
-    }
-
-private:
-    [[nodiscard]] static std::uint32_t queue(std::uint8_t marks) noexcept { return (marks & main) != 0 ? 1 : 0; }
-
-    slot_queues queues_;
-    double main_room_;
-    double bytes_[2] = {};
-    std::size_t count_[2] = {};
-};
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/ghost_pair.hpp ------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// Ghosts of entries that were used once and of those that were used again, remembered beyond what arc does, and the
-/// share of the room that arc would give those used once: who returns as a ghost that arc would still have moves it.
-///
-/// Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003.
-///
-/// Cost: O(1) each. 16 bytes a ghost.
-class ghost_pair {
-public:
-    /// Who returns.
-    struct returned {
-        std::uint32_t mark = 0; ///< What its policy noted.
-        bool again = false;     ///< It had been used again.
-        bool recent = false;    ///< arc would have it still.
-        std::size_t since = 0;  ///< About how many ghosts of its kind are newer.
-    };
-
-    /// `once` and `again` ghosts, and a room of so many bytes.
-    ghost_pair(std::size_t once, std::size_t again, std::size_t room)
-        : once_(once, 0, ghost_list::marks::instead_of_bytes),
-          again_(again, 0, ghost_list::marks::instead_of_bytes),
-          room_(static_cast<double>(room)) {}
-
-    void push(std::uint64_t key, std::uint32_t mark, bool again) { (again ? again_ : once_).push(key, {.mark = mark}); }
-
-    /// Takes a newcomer's ghost, of a cache with so many entries, so many of which were used once.
-    std::optional<returned> take(const entry& newcomer, std::size_t present, std::size_t present_once) {
-        // arc's lists: those used once, ghosts included, would fill the cache, and all of them two caches.
-        const std::size_t of_once = std::min(once_.size(), present - present_once);
-        const std::size_t of_again = std::min(again_.size(), present - of_once);
-        const auto step = [&](std::size_t other, std::size_t own) {
-            return static_cast<double>(newcomer.bytes) *
-                   std::max(static_cast<double>(other) / static_cast<double>(std::max<std::size_t>(own, 1)), 1.0);
-        };
-        if (const auto ghost = once_.take(newcomer.key)) {
-            const bool recent = ghost->since < of_once;
-            if (recent)
-                target_ = std::min(target_ + step(of_again, of_once), room_);
-            return returned{ghost->mark, false, recent, ghost->since};
-        }
-        if (const auto ghost = again_.take(newcomer.key)) {
-            const bool recent = ghost->since < of_again;
-            if (recent)
-                target_ = std::max(target_ - step(of_once, of_again), 0.0);
-            return returned{ghost->mark, true, recent, ghost->since};
-        }
-        return std::nullopt;
-    }
-
-    /// The bytes that arc would give to entries that were used once.
-    [[nodiscard]] double target() const noexcept { return target_; }
-
-private:
-    ghost_list once_, again_;
-    double room_;
-    double target_ = 0.0;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/rounded_bytes.hpp ---------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// A number of bytes, at least one, within 1 % in two bytes: the upper half of a float.
-class rounded_bytes {
-public:
-    rounded_bytes() = default;
-    explicit rounded_bytes(std::size_t bytes) noexcept
-        : upper_(static_cast<std::uint16_t>(
-              std::bit_cast<std::uint32_t>(static_cast<float>(std::max<std::size_t>(bytes, 1))) >> 16)) {}
-
-    /// A whole number.
-    [[nodiscard]] double count() const noexcept {
-        return static_cast<double>(std::bit_cast<float>(std::uint32_t{upper_} << 16));
-    }
-
-private:
-    std::uint16_t upper_ = 0;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/s3_fifo.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// Newcomers queue in a small queue, and those used `threshold` times by its end go on to the main one; the others
-/// leave, and a ghost stays. Who returns while its ghost stays joins the main queue at once. At the main queue's end an
-/// entry gets another round for each use, at most three; one that may not leave gets another round in either queue.
-///
-///     admit -> [ small ] -> victim -> [ ghosts ] -.
-///                  '- used -> [ main ] -> victim   |
-///     admit ------------------^ <-- returns -------'
-///
-/// Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023.
-struct s3_fifo {
-    using role = eviction_role;
-    double small_fraction = 0.1; ///< The share of the room that newcomers queue in.
-    double ghost_fraction = 0.9; ///< The bytes that ghosts stand for, to those of the room.
-    std::uint32_t threshold = 2; ///< Uses in the small queue that lead to the main one, 1 to 3.
-    class state;
-    [[nodiscard]] state open(eviction_room room) const;
-};
-
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 25 bytes a slot and 16 a ghost, of
-/// which there are at most `ghost_fraction` a slot.
-class s3_fifo::state {
-public:
-    state(const s3_fifo& policy, eviction_room room)
-        : queues_(room.slots, 2),
-          entries_(room.slots),
-          marks_(room.slots),
-          ghosts_(share(room.slots, policy.ghost_fraction) + 1, room.bytes),
-          ghost_bytes_(share(room.bytes, policy.ghost_fraction)),
-          main_bytes_(room.bytes - std::min(room.bytes, share(room.bytes, policy.small_fraction))),
-          threshold_(policy.threshold) {
-        expects(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
-    }
-
-    void announce(const entry& newcomer) {
-        announced_ = newcomer.key;
-        returns_ = ghosts_.take(newcomer.key).has_value();
-    }
-
-    void admit(slot_id slot, const entry& newcomer) {
-        expects(!queues_.contains(slot), "an entry is admitted once");
-        if (announced_ != newcomer.key)
-            announce(newcomer);
-        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
-        enter(slot, returns_ ? main : small);
-        marks_[index_of(slot)] = returns_ ? main : fresh;
-        announced_.reset();
-    }
-
-    void touch(slot_id slot) {
-        expects(queues_.contains(slot), "a touched entry was admitted");
-        std::uint8_t& marks = marks_[index_of(slot)];
-        if (uses(marks) < most)
-            marks = static_cast<std::uint8_t>(marks + one_use);
-    }
-
-    void settle(slot_id slot) {
-        expects(queues_.contains(slot), "a settled entry was admitted");
-        if ((marks_[index_of(slot)] & fresh) != 0) // it has come now: a chain queues tail first
-            queues_.move_to_front(slot, queue_of(slot));
-        marks_[index_of(slot)] &= static_cast<std::uint8_t>(~fresh);
-    }
-
-    void erase(slot_id slot) {
-        expects(queues_.contains(slot), "an erased entry was admitted");
-        leave(slot);
-    }
-
-    void evict(slot_id slot) {
-        expects(queues_.contains(slot), "an evicted entry was admitted");
-        leave(slot);
-        if (count_[small] > 0) // who may leave next
-            ghosts_.prefetch(entries_[index_of(queues_.back(small))].key);
-        const auto [key, bytes] = entries_[index_of(slot)];
-        if (queue_of(slot) != small || bytes > ghost_bytes_ || ghosts_.contains(key))
-            return;
-        while (ghosts_.size() > 0 && ghosts_.bytes() + bytes > ghost_bytes_)
-            ghosts_.pop();
-        ghosts_.push(key, {.bytes = bytes});
-    }
-
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        // A round asks or promotes all of the small queue, and most + 1 rounds ask all of the main one.
-        std::size_t small_left = count_[small];
-        std::size_t main_left = (count_[main] + count_[small]) * (most + 1);
-        while (small_left > 0 || main_left > 0) {
-            const bool full = bytes_[main] > main_bytes_ || count_[small] == 0;
-            if (count_[main] > 0 && main_left > 0 && (full || small_left == 0)) {
-                --main_left;
-                const slot_id oldest = queues_.back(main);
-                std::uint8_t& marks = marks_[index_of(oldest)];
-                if (uses(marks) == 0 && may_leave(oldest))
-                    return oldest;
-                if (uses(marks) > 0)
-                    marks = static_cast<std::uint8_t>(marks - one_use);
-                queues_.move_to_front(oldest, main);
-            } else if (count_[small] > 0 && small_left > 0) {
-                --small_left;
-                const slot_id oldest = queues_.back(small);
-                if (uses(marks_[index_of(oldest)]) >= threshold_)
-                    promote(oldest);
-                else if (may_leave(oldest))
-                    return oldest;
-                else
-                    queues_.move_to_front(oldest, small);
-            } else {
-                break;
-            }
-        }
-        return queues_.oldest(main, may_leave); // what went there after its rounds
-    }
-
-private:
-    static constexpr std::uint8_t small = 0, main = 1; // queues
-    static constexpr std::uint8_t fresh = 2;           // nobody has let go of it yet
-    static constexpr std::uint8_t one_use = 4;         // marks: uses, fresh, queue
-    static constexpr std::uint32_t most = 3;           // uses that count
-    struct known {
-        std::uint64_t key = 0;
-        std::size_t bytes = 0;
-    };
-
-    [[nodiscard]] static std::size_t share(std::size_t whole, double fraction) {
-        return static_cast<std::size_t>(static_cast<double>(whole) * fraction);
-    }
-    [[nodiscard]] static std::uint32_t uses(std::uint8_t marks) { return marks / one_use; }
-    [[nodiscard]] std::uint8_t queue_of(slot_id slot) const { return marks_[index_of(slot)] & main; }
-
-    void enter(slot_id slot, std::uint8_t queue) {
-        queues_.push_front(slot, queue);
-        bytes_[queue] += entries_[index_of(slot)].bytes;
-        ++count_[queue];
-    }
-
-    void leave(slot_id slot) {
-        queues_.remove(slot);
-        bytes_[queue_of(slot)] -= entries_[index_of(slot)].bytes;
-        --count_[queue_of(slot)];
-    }
-
-    void promote(slot_id slot) {
-        leave(slot);
-        enter(slot, main);
-        marks_[index_of(slot)] = main;
-    }
-
-    slot_queues queues_;
-    std::vector<known> entries_;
-    std::vector<std::uint8_t> marks_;
-    ghost_list ghosts_;
-    std::size_t ghost_bytes_;
-    std::size_t main_bytes_; // the main queue's share
-    std::uint32_t threshold_;
-    std::size_t bytes_[2] = {};
-    std::size_t count_[2] = {};
-    std::optional<std::uint64_t> announced_;
-    bool returns_ = false; // the announced newcomer had a ghost
-};
-
-inline s3_fifo::state s3_fifo::open(eviction_room room) const {
-    return state{*this, room};
-}
-
-static_assert(eviction_policy<s3_fifo>);
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/shadow_cache.hpp ----------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// What a policy would keep: its state beside the keys of the entries that would be present, without their bytes.
-/// Entries are not held and do not continue one another here.
-///
-/// Cost: a look-up and the policy's work a use. 24 bytes a slot beside the policy's own; all of it is had at
-/// construction.
-template <eviction_policy Policy>
-class shadow_cache {
-public:
-    shadow_cache(const Policy& policy, eviction_room room)
-        : state_(policy.open(room)),
-          entries_(room.slots),
-          next_(room.slots),
-          chains_(std::max<std::size_t>(room.slots, 1), none),
-          room_(room.bytes) {
-        for (std::uint32_t slot = static_cast<std::uint32_t>(room.slots); slot > 0; --slot)
-            next_[slot - 1] = std::exchange(free_, slot - 1);
-    }
-
-    /// An entry is used. Returns: whether it would have been present. It is afterwards, if it fits at all.
-    bool use(const entry& used) {
-        if (const std::uint32_t slot = find(used.key); slot != none) {
-            state_.touch(slot_id{slot});
-            return true;
-        }
-        if (used.bytes > room_)
-            return false;
-        announce(state_, used);
-        while (free_ == none || used.bytes > room_ - bytes_)
-            if (!make_room())
-                return false;
-        const std::uint32_t slot = std::exchange(free_, next_[free_]);
-        std::uint32_t& chain = chain_of(used.key);
-        entries_[slot] = {used.key, used.bytes};
-        next_[slot] = std::exchange(chain, slot);
-        bytes_ += used.bytes;
-        state_.admit(slot_id{slot}, used);
-        return false;
-    }
-
-    /// The last holder of an entry lets go; it need not be present.
-    void settle(std::uint64_t key) {
-        if (const std::uint32_t slot = find(key); slot != none)
-            kvcache::settle(state_, slot_id{slot});
-    }
-
-private:
-    static constexpr std::uint32_t none = 0xffffffffu;
-    struct known {
-        std::uint64_t key = 0;
-        std::size_t bytes = 0;
-    };
-
-    [[nodiscard]] std::uint32_t& chain_of(std::uint64_t key) {
-        return chains_[((mixed_bits(key) & 0xffffffffu) * chains_.size()) >> 32];
-    }
-
-    [[nodiscard]] std::uint32_t find(std::uint64_t key) {
-        std::uint32_t slot = chain_of(key);
-        while (slot != none && entries_[slot].key != key)
-            slot = next_[slot];
-        return slot;
-    }
-
-    bool make_room() {
-        const std::optional<slot_id> victim = state_.victim([](slot_id) { return true; });
-        if (!victim)
-            return false;
-        evict(state_, *victim);
-        const std::uint32_t slot = index_of(*victim);
-        std::uint32_t* link = &chain_of(entries_[slot].key);
-        while (*link != slot)
-            link = &next_[*link];
-        *link = next_[slot];
-        bytes_ -= entries_[slot].bytes;
-        next_[slot] = std::exchange(free_, slot);
-        return true;
-    }
-
-    opened_by<Policy, eviction_room> state_;
-    std::vector<known> entries_;        // by slot
-    std::vector<std::uint32_t> next_;   // in its chain, or among the free
-    std::vector<std::uint32_t> chains_; // by hash
-    std::uint32_t free_ = none;
-    std::size_t bytes_ = 0;
-    std::size_t room_;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/shadow_contest.hpp --------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// Which of several policies would have the most hits here of late: each keeps a shadow of the cache over the same
-/// sample of the keys, smaller than the cache in the same proportion (Waldspurger et al., "Efficient MRC construction
-/// with SHARDS", FAST 2015). Two are compared by the uses that one had and the other had not, halved from time to time;
-/// another leads once it is ahead by more than chance.
-///
-/// Cost: a hash a use, and for a use in the sample one of each shadow.
-template <eviction_policy... Policies>
-class shadow_contest {
-public:
-    static constexpr std::size_t policies = sizeof...(Policies);
-
-    /// Shadows of so many slots, at most those of the room. None: nothing is in the sample.
-    shadow_contest(eviction_room room, std::size_t slots)
-        : shadows_(shadow_cache<Policies>(Policies{}, part(room, slots))...),
-          sampled_(room.slots == 0 ? 0 : (std::uint64_t{slots} << 32) / room.slots),
-          period_(8 * slots) {}
-
-    /// Whether a key is in the sample.
-    [[nodiscard]] bool samples(std::uint64_t key) const noexcept {
-        return mixed_bits(key ^ 0x9e3779b97f4a7c15u) >> 32 < sampled_; // not the bits that shadows know keys by
-    }
-
-    /// An entry is used.
-    void use(const entry& used) {
-        if (!samples(used.key))
-            return;
-        const std::array<bool, policies> had = each([&](auto& shadow) { return shadow.use(used); });
-        for (std::size_t a = 0; a < policies; ++a)
-            for (std::size_t b = 0; b < policies; ++b)
-                ahead_[a][b] += had[a] && !had[b] ? 1.0 : 0.0;
-        if (++uses_ % period_ == 0)
-            for (auto& row : ahead_)
-                for (double& uses : row)
-                    uses *= 0.5;
-    }
-
-    /// The last holder of an entry lets go.
-    void settle(std::uint64_t key) {
-        if (samples(key))
-            each([&](auto& shadow) { return shadow.settle(key), true; });
-    }
-
-    /// Who of the first `candidates` leads, after this one did.
-    [[nodiscard]] std::size_t leader(std::size_t before, std::size_t candidates) const {
-        std::size_t next = before;
-        double most = 0.0;
-        for (std::size_t a = 0; a < candidates; ++a) {
-            const double won = ahead_[a][before], lost = ahead_[before][a];
-            if (won - lost > most && won - lost > 1.5 * std::sqrt(won + lost) + 2.0) {
-                most = won - lost;
-                next = a;
-            }
-        }
-        return next;
-    }
-
-private:
-    [[nodiscard]] static eviction_room part(eviction_room room, std::size_t slots) {
-        const double share = room.slots == 0 ? 0.0 : static_cast<double>(slots) / static_cast<double>(room.slots);
-        return {slots, static_cast<std::size_t>(static_cast<double>(room.bytes) * share)};
-    }
-
-    template <class Use>
-    std::array<bool, policies> each(Use&& use) {
-        return std::apply([&](auto&... shadows) { return std::array<bool, policies>{use(shadows)...}; }, shadows_);
-    }
-
-    std::tuple<shadow_cache<Policies>...> shadows_;
-    std::array<std::array<double, policies>, policies> ahead_ = {}; // uses that a had and b had not
-    std::uint64_t sampled_;                                         // of 2^32
-    std::size_t period_, uses_ = 0;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/follow_leader.hpp ---------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// The entry leaves that the policy of most hits of late would let go: arc or s3_fifo for entries that stand alone, for
-/// chains also lru or reuse_forecast. Which one has most, shadows of the cache over a sample of the keys say. Entries
-/// are in two orders at once, by use and by arrival, so that each of the four finds its victim at any time; before
-/// anything is learned, and in caches too small for a sample, it is lru, and for entries that stand alone arc.
-///
-///     once   1, 2, 3..4, 5..8, 9 or more uses [ newest ... oldest ] -+- lru: the oldest
-///     again  1, 2, 3..4, 5..8, 9 or more uses [ newest ... oldest ] -+- arc: the oldest of once or again, by a target
-///                                                                    '- reuse_forecast: the least worth at its age
-///     small  [ newest ... oldest ] -> used twice -> main [ newest ... oldest ] -- s3_fifo
-///
-/// Who lets the leader decide is an expert follower (Herbster and Warmuth, "Tracking the best expert", 1998; ACME, Ari
-/// et al. 2002, for caches). docs/replay.md has its hit ratios.
-struct follow_leader {
-    using role = eviction_role;
-    std::size_t ghosts_a_slot = 4;
-    std::size_t contest_from = 256; ///< Slots from which on the policies are compared, at least 4.
-    class state;
-    [[nodiscard]] state open(eviction_room room) const;
-};
-
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 32 bytes a slot, 16 a ghost; the
-/// shadows take at most as much as five ghosts a slot, and 1.3 MB.
-class follow_leader::state {
-public:
-    state(const follow_leader& policy, eviction_room room)
-        : recency_(room.slots, 2 * classes),
-          arrival_(room.slots, room.bytes),
-          entries_(room.slots),
-          ghosts_(room.slots * policy.ghosts_a_slot - room.slots * policy.ghosts_a_slot / 4,
-                  room.slots * policy.ghosts_a_slot / 4, room.bytes),
-          contest_(room, room.slots < policy.contest_from ? 0 : std::min<std::size_t>(room.slots / 4, 4096)),
-          leader_(room.slots < policy.contest_from ? by_lru : by_arc),
-          period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(room.slots, 2000, 1u << 24))) {}
-
-    void announce(const entry& newcomer) {
-        if (announced_ == newcomer.key)
-            return;
-        announced_ = newcomer.key;
-        ghost_ = ghosts_.take(newcomer, present_, present_once_);
-    }
-
-    void admit(slot_id slot, const entry& newcomer) {
-        apply_touches();
-        expects(!recency_.contains(slot), "an entry is admitted once");
-        announce(newcomer);
-        if (!chained_ && newcomer.parent) {
-            chained_ = true;
-            leader_ = by_lru;
-        }
-        known& one = entries_[index_of(slot)];
-        one = {.key = newcomer.key, .bytes = rounded_bytes(newcomer.bytes), .marks = arrival_queues::fresh};
-        if (ghost_) {
-            const std::uint32_t c = ghost_->mark & ghost_class;
-            one.uses = static_cast<std::uint8_t>(c == 0 ? 1 : (1u << (c - 1)) + 1); // the least of the class
-            ages_.use(c, clock_ - (ghost_->mark & ~ghost_bits));
-            if (ghost_->recent)
-                one.marks |= again;
-            if ((ghost_->mark & ghost_main) == 0 && 10 * ghost_->since < 9 * present_)
-                one.marks |= arrival_queues::main;
-        }
-        announced_.reset();
-        ghost_.reset();
-        count(one, 1);
-        arrival_.arrive(slot, one.marks, one.bytes.count());
-        use(slot);
-    }
-
-    void touch(slot_id slot) {
-        expects(recency_.contains(slot), "a touched entry was admitted");
-        touches_.add(
-            slot,
-            [this](slot_id one) {
-                recency_.prefetch(one);
-                prefetch_to_write(entries_.data(), index_of(one));
-            },
-            [this](slot_id one) { recency_.prefetch_neighbours(one); }, [this](slot_id one) { use_again(one); });
-    }
-
-    void settle(slot_id slot) {
-        apply_touches();
-        expects(recency_.contains(slot), "an entry that settles was admitted");
-        known& one = entries_[index_of(slot)];
-        one.used = clock_;
-        recency_.move_to_front(slot, queue_of(one));
-        arrival_.settle(slot, one.marks);
-        contest_.settle(one.key);
-    }
-
-    void erase(slot_id slot) {
-        apply_touches();
-        expects(recency_.contains(slot), "an erased entry was admitted");
-        const known& one = entries_[index_of(slot)];
-        count(one, -1);
-        recency_.remove(slot);
-        arrival_.leave(slot, one.marks, one.bytes.count());
-    }
-
-    void evict(slot_id slot) {
-        apply_touches();
-        const known& one = entries_[index_of(slot)];
-        ghosts_.push(one.key,
-                     (one.used & ~ghost_bits) | class_of(one) |
-                         ((one.marks & arrival_queues::main) != 0 ? ghost_main : 0),
-                     (one.marks & again) != 0);
-        erase(slot);
-    }
-
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        apply_touches();
-        if (leader_ == by_s3_fifo)
-            return arrival_.first(
-                may_leave, [this](slot_id slot) -> std::uint8_t& { return entries_[index_of(slot)].marks; },
-                [this](slot_id slot) { return entries_[index_of(slot)].bytes.count(); });
-        for (const std::size_t most_asked : {patience, recency_.slots()})
-            if (const auto found = by_use(may_leave, most_asked))
-                return found;
-        return std::nullopt;
-    }
-
-private:
-    enum leaders : std::size_t { by_arc, by_s3_fifo, by_lru, by_forecast };
-    static constexpr std::uint32_t classes = 5;
-    static constexpr std::uint32_t ghost_class = 7, ghost_main = 8, ghost_bits = 15;
-    static constexpr std::uint8_t again = 4;    // beside the marks of arrival_queues
-    static constexpr std::size_t patience = 64; // entries of a queue that are asked about before it is passed over
-    struct known {
-        std::uint64_t key = 0;
-        std::uint32_t used = 0; // when, on the clock
-        rounded_bytes bytes;
-        std::uint8_t uses = 0; // up to 255
-        std::uint8_t marks = 0;
-    };
-
-    // 1, 2, 3 to 4, 5 to 8 and more uses.
-    [[nodiscard]] static std::uint32_t class_of(const known& one) noexcept {
-        return std::min<std::uint32_t>(static_cast<std::uint32_t>(std::bit_width(std::uint32_t{one.uses} - 1u)),
-                                       classes - 1);
-    }
-    [[nodiscard]] static std::uint32_t queue_of(const known& one) noexcept {
-        return class_of(one) + ((one.marks & again) != 0 ? classes : 0);
-    }
-
-    void count(const known& one, int by) {
-        const auto more = static_cast<std::size_t>(by); // modulo 2^64
-        present_ += more;
-        if ((one.marks & again) != 0)
-            return;
-        present_once_ += more;
-        once_bytes_ += by * one.bytes.count();
-    }
-
-    void apply_touches() {
-        touches_.apply_all([this](slot_id slot) { use_again(slot); });
-    }
-
-    void use_again(slot_id slot) {
-        known& one = entries_[index_of(slot)];
-        ages_.use(class_of(one), clock_ - one.used);
-        recency_.remove(slot);
-        count(one, -1);
-        one.marks |= again;
-        count(one, 1);
-        arrival_queues::touch(one.marks);
-        use(slot);
-    }
-
-    void use(slot_id slot) {
-        known& one = entries_[index_of(slot)];
-        one.uses = static_cast<std::uint8_t>(std::min(one.uses + 1, 255));
-        one.used = ++clock_;
-        ages_.begin(class_of(one));
-        recency_.push_front(slot, queue_of(one));
-        if (contest_.samples(one.key)) {
-            contest_.use({.key = one.key, .bytes = static_cast<std::size_t>(one.bytes.count())});
-            leader_ = contest_.leader(leader_, chained_ ? contest_.policies : std::size_t{by_lru});
-        }
-        if (++since_learned_ >= next_) { // soon at first, then once in a cache's worth of uses
-            ages_.learn(1.0 - 0.1 * static_cast<double>(since_learned_) / static_cast<double>(period_));
-            next_ = std::min(2 * next_, period_);
-            since_learned_ = 0;
-        }
-    }
-
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> by_use(MayLeave&& may_leave, std::size_t most_asked) {
-        if (leader_ == by_forecast)
-            return least(may_leave, most_asked);
-        if (leader_ == by_lru)
-            return oldest(0, 2 * classes, may_leave, most_asked);
-        const double target = ghosts_.target();
-        const bool tie = once_bytes_ == target && ghost_ && ghost_->recent && ghost_->again;
-        const bool from_once = once_bytes_ > target || tie;
-        const std::uint32_t first = from_once ? 0 : classes, other = classes - first;
-        const auto found = oldest(first, first + classes, may_leave, most_asked);
-        return found ? found : oldest(other, other + classes, may_leave, most_asked);
-    }
-
-    // The oldest that may leave of some queues. Who may not leave keeps its place: a parent is to follow what continues
-    // it.
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t first, std::uint32_t last, MayLeave&& may_leave,
-                                                std::size_t most_asked) {
-        std::optional<slot_id> found;
-        std::uint32_t age = 0;
-        for (std::uint32_t q = first; q < last; ++q) {
-            slot_id slot = recency_.back(q);
-            std::size_t asked = 0;
-            while (!recency_.ends(slot) && asked++ < most_asked && !may_leave(slot))
-                slot = recency_.newer(slot);
-            if (recency_.ends(slot) || asked > most_asked)
-                continue;
-            const std::uint32_t own_age = clock_ - entries_[index_of(slot)].used;
-            if (!found || own_age > age) {
-                found = slot;
-                age = own_age;
-            }
-        }
-        return found;
-    }
-
-    // Who is worth the least among the oldest and the newest of each queue that may leave: the newest where all return
-    // after one age, as in a loop.
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> least(MayLeave&& may_leave, std::size_t most_asked) {
-        std::optional<slot_id> found;
-        double worth = 0.0;
-        std::uint32_t age = 0;
-        for (std::uint32_t end = 0; end < 4 * classes; ++end) { // of each queue the back and the front
-            const std::uint32_t q = end / 2;
-            slot_id slot = end % 2 == 0 ? recency_.back(q) : recency_.front(q);
-            std::size_t asked = 0;
-            while (!recency_.ends(slot) && asked++ < most_asked && !may_leave(slot))
-                slot = end % 2 == 0 ? recency_.newer(slot) : recency_.older(slot);
-            if (recency_.ends(slot) || asked > most_asked)
-                continue;
-            const known& one = entries_[index_of(slot)];
-            const std::uint32_t own_age = clock_ - one.used;
-            const double own = ages_.worth(q % classes, own_age) / one.bytes.count();
-            if (!found || own < worth || (own == worth && own_age > age)) {
-                found = slot;
-                worth = own;
-                age = own_age;
-            }
-        }
-        return found;
-    }
-
-    slot_queues recency_;
-    arrival_queues arrival_;
-    std::vector<known> entries_;
-    touch_ring touches_;
-    ghost_pair ghosts_;
-    reuse_ages<classes> ages_;
-    shadow_contest<arc, s3_fifo, lru, reuse_forecast> contest_; // in the order of leaders
-    std::size_t leader_;
-    bool chained_ = false; // an entry continued another
-    std::size_t present_ = 0, present_once_ = 0;
-    double once_bytes_ = 0.0;
-    std::optional<std::uint64_t> announced_;
-    std::optional<ghost_pair::returned> ghost_; // the announced newcomer's
-    std::uint32_t clock_ = 0;                   // uses of all entries, round the clock
-    std::uint32_t since_learned_ = 0;
-    std::uint32_t period_;
-    std::uint32_t next_ = 2000;
-};
-
-inline follow_leader::state follow_leader::open(eviction_room room) const {
-    return state{*this, room};
-}
-
-static_assert(eviction_policy<follow_leader>);
 
 } // namespace kvcache
 
