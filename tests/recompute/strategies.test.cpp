@@ -81,7 +81,7 @@ TEST_CASE("a gradual blend chooses more than it wants, and in each layer keeps t
     state.select(two, off, made);
     CHECK(made == positions{100 + 4, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118, 119});
     std::vector<float> again(16, 0.0f);
-    for (const std::size_t i : {0, 3, 4, 5, 9, 12, 14, 15})
+    for (const std::size_t i : {0u, 3u, 4u, 5u, 9u, 12u, 14u, 15u})
         again[i] = 1.0f;
     state.filter(0, two, again, made);
     CHECK(made == positions{104, 107, 108, 109, 113, 116, 118, 119});
