@@ -51,8 +51,8 @@ struct program {
             const tokens more = encode(notes[note]);
             all.insert(all.end(), more.begin(), more.end());
         }
-        const tokens question =
-            encode("<|im_end|>\n<|im_start|>user\nWhat does the mayor of Rondal work as?<|im_end|>\n<|im_start|>assistant\n");
+        const tokens question = encode(
+            "<|im_end|>\n<|im_start|>user\nWhat does the mayor of Rondal work as?<|im_end|>\n<|im_start|>assistant\n");
         all.insert(all.end(), question.begin(), question.end());
         return all;
     }
