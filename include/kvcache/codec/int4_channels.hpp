@@ -36,7 +36,9 @@ public:
 
     [[nodiscard]] std::size_t tokens() const noexcept { return tiles_ * tile_tokens; }
     [[nodiscard]] std::size_t bytes() const noexcept { return tiles_ * codes_.bytes() + 2 * width_ * sizeof(half); }
-    [[nodiscard]] std::string name() const { return "int4 channels over " + std::to_string(tokens()) + " tokens"; }
+    [[nodiscard]] std::string name() const {
+        return "int4 channels, fitted, over " + std::to_string(tokens()) + " tokens";
+    }
     void turn(std::span<float>) const noexcept {}
     void turn_back(std::span<float>) const noexcept {}
 
