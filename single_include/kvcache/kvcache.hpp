@@ -5033,6 +5033,7 @@ namespace kvcache {
 struct eviction_room {
     std::size_t slots = 0; ///< Entries: every slot_id is below.
     std::size_t bytes = 0; ///< Their bytes together.
+    bool chained = true;   ///< Entries may continue one another; if not, each stands alone.
 };
 
 /// What an eviction policy is told of a newcomer.
@@ -8947,25 +8948,34 @@ static_assert(eviction_policy<s3_fifo>);
 namespace kvcache {
 
 /// What a policy would keep: its state beside the keys of the entries that would be present, without their bytes.
-/// Entries are not held and do not continue one another here.
+/// Entries are not held and do not continue one another here. Each may bear a mark of its owner's, who hears of it when
+/// the entry leaves.
 ///
-/// Cost: a look-up and the policy's work a use. 24 bytes a slot beside the policy's own; all of it is had at
+/// Cost: a look-up and the policy's work a use. 28 bytes a slot beside the policy's own; all of it is had at
 /// construction.
 template <eviction_policy Policy>
 class shadow_cache {
 public:
+    static constexpr std::uint32_t no_mark = 0xffffffffu;
+
     shadow_cache(const Policy& policy, eviction_room room)
         : state_(policy.open(room)),
           entries_(room.slots),
           next_(room.slots),
+          marks_(room.slots, no_mark),
           chains_(std::max<std::size_t>(room.slots, 1), none),
           room_(room.bytes) {
         for (std::uint32_t slot = static_cast<std::uint32_t>(room.slots); slot > 0; --slot)
             next_[slot - 1] = std::exchange(free_, slot - 1);
     }
 
-    /// An entry is used. Returns: whether it would have been present. It is afterwards, if it fits at all.
-    bool use(const entry& used) {
+    /// Entries that would be present.
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+
+    /// An entry is used. Returns: whether it would have been present. It is afterwards, if it fits at all. `gone(mark)`
+    /// is called for those that leave for it and have a mark.
+    template <class Gone>
+    bool use(const entry& used, Gone&& gone) {
         if (const std::uint32_t slot = find(used.key); slot != none) {
             state_.touch(slot_id{slot});
             return true;
@@ -8974,15 +8984,24 @@ public:
             return false;
         announce(state_, used);
         while (free_ == none || used.bytes > room_ - bytes_)
-            if (!make_room())
+            if (!make_room(gone))
                 return false;
         const std::uint32_t slot = std::exchange(free_, next_[free_]);
         std::uint32_t& chain = chain_of(used.key);
         entries_[slot] = {used.key, used.bytes};
         next_[slot] = std::exchange(chain, slot);
         bytes_ += used.bytes;
+        ++size_;
         state_.admit(slot_id{slot}, used);
         return false;
+    }
+
+    /// Marks an entry, or with no_mark takes its mark away. Returns: whether it would be present.
+    bool mark(std::uint64_t key, std::uint32_t with) {
+        const std::uint32_t slot = find(key);
+        if (slot != none)
+            marks_[slot] = with;
+        return slot != none;
     }
 
     /// The last holder of an entry lets go; it need not be present.
@@ -9009,7 +9028,8 @@ private:
         return slot;
     }
 
-    bool make_room() {
+    template <class Gone>
+    bool make_room(Gone&& gone) {
         const std::optional<slot_id> victim = state_.victim([](slot_id) { return true; });
         if (!victim)
             return false;
@@ -9020,6 +9040,9 @@ private:
             link = &next_[*link];
         *link = next_[slot];
         bytes_ -= entries_[slot].bytes;
+        --size_;
+        if (const std::uint32_t mark = std::exchange(marks_[slot], no_mark); mark != no_mark)
+            gone(mark);
         next_[slot] = std::exchange(free_, slot);
         return true;
     }
@@ -9027,8 +9050,10 @@ private:
     opened_by<Policy, eviction_room> state_;
     std::vector<known> entries_;        // by slot
     std::vector<std::uint32_t> next_;   // in its chain, or among the free
+    std::vector<std::uint32_t> marks_;  // by slot
     std::vector<std::uint32_t> chains_; // by hash
     std::uint32_t free_ = none;
+    std::size_t size_ = 0;
     std::size_t bytes_ = 0;
     std::size_t room_;
 };
@@ -9053,39 +9078,51 @@ public:
     /// Shadows of so many slots, at most those of the room. None: nothing is in the sample.
     shadow_contest(eviction_room room, std::size_t slots)
         : shadows_(shadow_cache<Policies>(Policies{}, part(room, slots))...),
-          sampled_(room.slots == 0 ? 0 : (std::uint64_t{slots} << 32) / room.slots),
-          period_(8 * slots) {}
+          sampled_(room.slots == 0 ? 0 : (std::uint64_t{slots} << 32) / room.slots) {}
 
     /// Whether a key is in the sample.
     [[nodiscard]] bool samples(std::uint64_t key) const noexcept {
         return mixed_bits(key ^ 0x9e3779b97f4a7c15u) >> 32 < sampled_; // not the bits that shadows know keys by
     }
 
-    /// An entry is used.
-    void use(const entry& used) {
+    /// An entry is used. `gone(policy, mark)` is called for those with a mark that leave a shadow for it.
+    template <class Gone>
+    void use(const entry& used, Gone&& gone) {
         if (!samples(used.key))
             return;
-        const std::array<bool, policies> had = each([&](auto& shadow) { return shadow.use(used); });
+        const std::array<bool, policies> had = each([&](std::size_t policy, auto& shadow) {
+            return shadow.use(used, [&](std::uint32_t mark) { gone(policy, mark); });
+        });
         for (std::size_t a = 0; a < policies; ++a)
             for (std::size_t b = 0; b < policies; ++b)
                 ahead_[a][b] += had[a] && !had[b] ? 1.0 : 0.0;
-        if (++uses_ % period_ == 0)
-            for (auto& row : ahead_)
-                for (double& uses : row)
-                    uses *= 0.5;
+        if (++uses_ < 6 * std::max<std::size_t>(std::get<0>(shadows_).size(), 200))
+            return;
+        uses_ = 0;
+        for (auto& row : ahead_)
+            for (double& uses : row)
+                uses *= 0.5;
+    }
+    void use(const entry& used) {
+        use(used, [](std::size_t, std::uint32_t) {});
+    }
+
+    /// Marks an entry in all shadows, as shadow_cache does. Returns: by policy, whether it would be present.
+    std::array<bool, policies> mark(std::uint64_t key, std::uint32_t with) {
+        return each([&](std::size_t, auto& shadow) { return shadow.mark(key, with); });
     }
 
     /// The last holder of an entry lets go.
     void settle(std::uint64_t key) {
         if (samples(key))
-            each([&](auto& shadow) { return shadow.settle(key), true; });
+            each([&](std::size_t, auto& shadow) { return shadow.settle(key), true; });
     }
 
-    /// Who of the first `candidates` leads, after this one did.
-    [[nodiscard]] std::size_t leader(std::size_t before, std::size_t candidates) const {
+    /// Who leads, after this one did.
+    [[nodiscard]] std::size_t leader(std::size_t before) const {
         std::size_t next = before;
         double most = 0.0;
-        for (std::size_t a = 0; a < candidates; ++a) {
+        for (std::size_t a = 0; a < policies; ++a) {
             const double won = ahead_[a][before], lost = ahead_[before][a];
             if (won - lost > most && won - lost > 1.5 * std::sqrt(won + lost) + 2.0) {
                 most = won - lost;
@@ -9098,58 +9135,49 @@ public:
 private:
     [[nodiscard]] static eviction_room part(eviction_room room, std::size_t slots) {
         const double share = room.slots == 0 ? 0.0 : static_cast<double>(slots) / static_cast<double>(room.slots);
-        return {slots, static_cast<std::size_t>(static_cast<double>(room.bytes) * share)};
+        return {slots, static_cast<std::size_t>(static_cast<double>(room.bytes) * share), false};
     }
 
     template <class Use>
     std::array<bool, policies> each(Use&& use) {
-        return std::apply([&](auto&... shadows) { return std::array<bool, policies>{use(shadows)...}; }, shadows_);
+        std::size_t policy = 0;
+        return std::apply([&](auto&... shadows) { return std::array<bool, policies>{use(policy++, shadows)...}; },
+                          shadows_);
     }
 
     std::tuple<shadow_cache<Policies>...> shadows_;
     std::array<std::array<double, policies>, policies> ahead_ = {}; // uses that a had and b had not
     std::uint64_t sampled_;                                         // of 2^32
-    std::size_t period_, uses_ = 0;
+    std::size_t uses_ = 0;                                          // since they were last halved
 };
 
 } // namespace kvcache
 
-// ---- kvcache/eviction/follow_leader.hpp ---------------------------------------------------------------------------
+// ---- kvcache/eviction/chain_follower.hpp --------------------------------------------------------------------------
 
 namespace kvcache {
 
-/// The entry leaves that the policy of most hits of late would let go: arc or s3_fifo for entries that stand alone, for
-/// chains also lru or reuse_forecast. Which one has most, shadows of the cache over a sample of the keys say. Entries
-/// are in two orders at once, by use and by arrival, so that each of the four finds its victim at any time; before
-/// anything is learned, and in caches too small for a sample, it is lru, and for entries that stand alone arc.
+/// follow_leader's working state for entries that continue one another. They are in two orders at once, by use and by
+/// arrival, from which each of four policies finds its victim at any time; which of them has most hits, shadows over a
+/// sample of the keys say.
 ///
 ///     once   1, 2, 3..4, 5..8, 9 or more uses [ newest ... oldest ] -+- lru: the oldest
 ///     again  1, 2, 3..4, 5..8, 9 or more uses [ newest ... oldest ] -+- arc: the oldest of once or again, by a target
 ///                                                                    '- reuse_forecast: the least worth at its age
 ///     small  [ newest ... oldest ] -> used twice -> main [ newest ... oldest ] -- s3_fifo
 ///
-/// Who lets the leader decide is an expert follower (Herbster and Warmuth, "Tracking the best expert", 1998; ACME, Ari
-/// et al. 2002, for caches). docs/replay.md has its hit ratios.
-struct follow_leader {
-    using role = eviction_role;
-    std::size_t ghosts_a_slot = 4;
-    std::size_t contest_from = 256; ///< Slots from which on the policies are compared, at least 4.
-    class state;
-    [[nodiscard]] state open(eviction_room room) const;
-};
-
 /// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 32 bytes a slot, 16 a ghost; the
 /// shadows take at most as much as five ghosts a slot, and 1.3 MB.
-class follow_leader::state {
+class chain_follower {
 public:
-    state(const follow_leader& policy, eviction_room room)
+    /// `sample` slots of each shadow: none, and it is lru.
+    chain_follower(eviction_room room, std::size_t ghosts_a_slot, std::size_t sample)
         : recency_(room.slots, 2 * classes),
           arrival_(room.slots, room.bytes),
           entries_(room.slots),
-          ghosts_(room.slots * policy.ghosts_a_slot - room.slots * policy.ghosts_a_slot / 4,
-                  room.slots * policy.ghosts_a_slot / 4, room.bytes),
-          contest_(room, room.slots < policy.contest_from ? 0 : std::min<std::size_t>(room.slots / 4, 4096)),
-          leader_(room.slots < policy.contest_from ? by_lru : by_arc),
+          ghosts_(room.slots * ghosts_a_slot - room.slots * ghosts_a_slot / 4, room.slots * ghosts_a_slot / 4,
+                  room.bytes),
+          contest_(room, sample),
           period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(room.slots, 2000, 1u << 24))) {}
 
     void announce(const entry& newcomer) {
@@ -9163,10 +9191,6 @@ public:
         apply_touches();
         expects(!recency_.contains(slot), "an entry is admitted once");
         announce(newcomer);
-        if (!chained_ && newcomer.parent) {
-            chained_ = true;
-            leader_ = by_lru;
-        }
         known& one = entries_[index_of(slot)];
         one = {.key = newcomer.key, .bytes = rounded_bytes(newcomer.bytes), .marks = arrival_queues::fresh};
         if (ghost_) {
@@ -9293,7 +9317,7 @@ private:
         recency_.push_front(slot, queue_of(one));
         if (contest_.samples(one.key)) {
             contest_.use({.key = one.key, .bytes = static_cast<std::size_t>(one.bytes.count())});
-            leader_ = contest_.leader(leader_, chained_ ? contest_.policies : std::size_t{by_lru});
+            leader_ = contest_.leader(leader_);
         }
         if (++since_learned_ >= next_) { // soon at first, then once in a cache's worth of uses
             ages_.learn(1.0 - 0.1 * static_cast<double>(since_learned_) / static_cast<double>(period_));
@@ -9373,8 +9397,7 @@ private:
     ghost_pair ghosts_;
     reuse_ages<classes> ages_;
     shadow_contest<arc, s3_fifo, lru, reuse_forecast> contest_; // in the order of leaders
-    std::size_t leader_;
-    bool chained_ = false; // an entry continued another
+    std::size_t leader_ = by_lru;
     std::size_t present_ = 0, present_once_ = 0;
     double once_bytes_ = 0.0;
     std::optional<std::uint64_t> announced_;
@@ -9383,6 +9406,193 @@ private:
     std::uint32_t since_learned_ = 0;
     std::uint32_t period_;
     std::uint32_t next_ = 2000;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/object_follower.hpp -------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// follow_leader's working state for entries that stand alone: those leave first that the leader's shadow has let go,
+/// and of these the ones that no shadow has any more. After a change of leader the entries become its shadow's as they
+/// are used.
+///
+///     outside arc's shadow      [ newest ... oldest ] -+- of the leader's those that are in both, then the oldest
+///     outside s3_fifo's shadow  [ newest ... oldest ] -'
+///     by use                    [ newest ... oldest ] -- where those may not leave
+///
+/// Cost: two look-ups, and arc's and s3_fifo's work; victim amortised, while a fixed share of the entries may leave. 40
+/// bytes a slot, and those of the shadows.
+class object_follower {
+public:
+    /// Shadows of all keys, or none, and it is lru.
+    object_follower(eviction_room room, bool followed)
+        : recency_(room.slots, 1),
+          outside_{slot_queues(room.slots, 1), slot_queues(room.slots, 1)},
+          entries_(room.slots),
+          contest_(room, followed ? room.slots : 0),
+          followed_(followed) {}
+
+    void announce(const entry& newcomer) {
+        if (announced_ == newcomer.key)
+            return;
+        announced_ = newcomer.key;
+        use(newcomer);
+    }
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!recency_.contains(slot), "an entry is admitted once");
+        announce(newcomer);
+        announced_.reset();
+        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
+        recency_.push_front(slot, 0);
+        if (!followed_)
+            return;
+        const auto inside = contest_.mark(newcomer.key, index_of(slot));
+        for (std::size_t p = 0; p < policies; ++p)
+            if (!inside[p])
+                outside_[p].push_front(slot, 0);
+    }
+
+    void touch(slot_id slot) {
+        expects(recency_.contains(slot), "a touched entry was admitted");
+        const known& one = entries_[index_of(slot)];
+        use({.key = one.key, .bytes = one.bytes});
+        recency_.move_to_front(slot, 0);
+        if (!is_outside(slot))
+            return;
+        const auto inside = contest_.mark(one.key, index_of(slot));
+        for (std::size_t p = 0; p < policies; ++p)
+            if (inside[p] && outside_[p].contains(slot))
+                outside_[p].remove(slot);
+    }
+
+    void settle(slot_id slot) {
+        expects(recency_.contains(slot), "an entry that settles was admitted");
+        recency_.move_to_front(slot, 0);
+        contest_.settle(entries_[index_of(slot)].key);
+    }
+
+    void erase(slot_id slot) {
+        expects(recency_.contains(slot), "an erased entry was admitted");
+        recency_.remove(slot);
+        contest_.mark(entries_[index_of(slot)].key, shadow_cache<arc>::no_mark);
+        for (slot_queues& outside : outside_)
+            if (outside.contains(slot))
+                outside.remove(slot);
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        slot_queues& first = outside_[leader_];
+        const slot_queues& other = outside_[1 - leader_];
+        if (const auto nobodys = first_of(first, [&](slot_id slot) { return other.contains(slot) && may_leave(slot); }))
+            return nobodys;
+        if (const auto not_the_leaders = first_of(first, may_leave))
+            return not_the_leaders;
+        return recency_.oldest(0, may_leave);
+    }
+
+private:
+    static constexpr std::size_t policies = 2;
+    static constexpr std::size_t patience = 32; // entries outside that are asked about
+    struct known {
+        std::uint64_t key = 0;
+        std::size_t bytes = 0;
+    };
+
+    [[nodiscard]] bool is_outside(slot_id slot) const noexcept {
+        return outside_[0].contains(slot) || outside_[1].contains(slot);
+    }
+
+    void use(const entry& used) {
+        contest_.use(used, [&](std::size_t p, std::uint32_t slot) { outside_[p].push_front(slot_id{slot}, 0); });
+        leader_ = contest_.leader(leader_);
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] static std::optional<slot_id> first_of(const slot_queues& queue, MayLeave&& may_leave) {
+        slot_id slot = queue.back(0);
+        for (std::size_t asked = 0; !queue.ends(slot) && asked < patience; ++asked, slot = queue.newer(slot))
+            if (may_leave(slot))
+                return slot;
+        return std::nullopt;
+    }
+
+    slot_queues recency_;
+    std::array<slot_queues, policies> outside_; // who is in the cache and not in a policy's shadow
+    std::vector<known> entries_;
+    shadow_contest<arc, s3_fifo> contest_;
+    std::size_t leader_ = 0;
+    std::optional<std::uint64_t> announced_;
+    bool followed_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/follow_leader.hpp ---------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The entry leaves that the policy of most hits of late would let go: arc or s3_fifo for entries that stand alone, for
+/// chains also lru or reuse_forecast. Which one has most, shadows of the cache say: for chains over a sample of the
+/// keys, for the others over all of them, and what the leader's shadow has let go leaves first. Before anything is
+/// learned it is lru, and for entries that stand alone arc; in caches of few slots it is always lru.
+///
+///     chained:  chain_follower, one order by use and one by arrival, from which each finds its victim
+///     alone:    object_follower, who is outside each shadow
+///
+/// Who lets the leader decide is an expert follower (Herbster and Warmuth, "Tracking the best expert", 1998; ACME, Ari
+/// et al. 2002, for caches). docs/replay.md has its hit ratios.
+struct follow_leader {
+    using role = eviction_role;
+    std::size_t ghosts_a_slot = 4;  ///< Of chains.
+    std::size_t contest_from = 256; ///< Slots from which on the policies are compared, at least 4.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. The followers say their bytes.
+class follow_leader::state {
+public:
+    state(const follow_leader& policy, eviction_room room) : follower_(opened(policy, room)) {}
+
+    void announce(const entry& newcomer) {
+        std::visit([&](auto& one) { one.announce(newcomer); }, follower_);
+    }
+    void admit(slot_id slot, const entry& newcomer) {
+        std::visit([&](auto& one) { one.admit(slot, newcomer); }, follower_);
+    }
+    void touch(slot_id slot) {
+        std::visit([&](auto& one) { one.touch(slot); }, follower_);
+    }
+    void settle(slot_id slot) {
+        std::visit([&](auto& one) { one.settle(slot); }, follower_);
+    }
+    void erase(slot_id slot) {
+        std::visit([&](auto& one) { one.erase(slot); }, follower_);
+    }
+    void evict(slot_id slot) {
+        std::visit([&](auto& one) { kvcache::evict(one, slot); }, follower_);
+    }
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        return std::visit([&](auto& one) { return one.victim(may_leave); }, follower_);
+    }
+
+private:
+    using followers = std::variant<chain_follower, object_follower>;
+
+    [[nodiscard]] static followers opened(const follow_leader& policy, eviction_room room) {
+        const bool followed = room.slots >= policy.contest_from;
+        if (room.chained)
+            return followers(std::in_place_type<chain_follower>, room, policy.ghosts_a_slot,
+                             followed ? std::min<std::size_t>(room.slots / 4, 4096) : 0);
+        return followers(std::in_place_type<object_follower>, room, followed);
+    }
+
+    followers follower_;
 };
 
 inline follow_leader::state follow_leader::open(eviction_room room) const {
@@ -18890,7 +19100,9 @@ public:
     };
 
     explicit session_table(session_limits limits, Eviction eviction)
-        : limits_(limits), order_(eviction.open({limits.sessions, limits.sessions})), slots_(limits.sessions) {
+        : limits_(limits),
+          order_(eviction.open({.slots = limits.sessions, .bytes = limits.sessions, .chained = false})),
+          slots_(limits.sessions) {
         expects(limits.sessions > 0, "a table has room for a session");
     }
     explicit session_table(session_limits limits = {}) requires std::same_as<Eviction, conversations_last>
@@ -21204,7 +21416,9 @@ class record_ranks {
 public:
     /// At most `records` of them, of at most `bytes` together.
     record_ranks(Eviction eviction, std::size_t records, std::size_t bytes)
-        : eviction_(eviction.open({.slots = records, .bytes = bytes})), most_bytes_(bytes), records_(records) {
+        : eviction_(eviction.open({.slots = records, .bytes = bytes, .chained = false})),
+          most_bytes_(bytes),
+          records_(records) {
         free_.reserve(records);
         for (std::size_t slot = records; slot > 0; --slot)
             free_.push_back(slot_id{static_cast<std::uint32_t>(slot - 1)});

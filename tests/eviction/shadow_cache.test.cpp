@@ -12,6 +12,8 @@ using namespace eviction_model;
 
 namespace {
 
+constexpr auto nobody = [](std::uint32_t) {};
+
 // Hits of a shadow and of a cache, use by use.
 template <class Policy>
 void hits_what_a_cache_hits(const Policy& policy, std::uint64_t seed) {
@@ -24,7 +26,7 @@ void hits_what_a_cache_hits(const Policy& policy, std::uint64_t seed) {
         const std::uint64_t key = choose.one_in(2) ? choose.below(40) : choose.below(1000);
         const std::size_t size = key == 7 ? bytes + 1 : 1 + key % 9; // one is larger than the cache
         const bool had = cache.run({.key = key, .bytes = size});
-        REQUIRE(shadow.use({.key = key, .bytes = size, .cost = 1.0, .length = 1}) == had);
+        REQUIRE(shadow.use({.key = key, .bytes = size, .cost = 1.0, .length = 1}, nobody) == had);
     }
 }
 
@@ -41,17 +43,17 @@ TEST_CASE("a shadow hits what a cache of its policy hits") {
 
 TEST_CASE("who settles in a shadow was used until then") {
     kv::shadow_cache<kv::lru> shadow(kv::lru{}, {.slots = 2, .bytes = 2});
-    shadow.use({.key = 1, .bytes = 1});
-    shadow.use({.key = 2, .bytes = 1});
+    shadow.use({.key = 1, .bytes = 1}, nobody);
+    shadow.use({.key = 2, .bytes = 1}, nobody);
     shadow.settle(1);
     shadow.settle(99); // is not present
-    shadow.use({.key = 3, .bytes = 1});
-    CHECK(shadow.use({.key = 1, .bytes = 1}));
-    CHECK_FALSE(shadow.use({.key = 2, .bytes = 1}));
+    shadow.use({.key = 3, .bytes = 1}, nobody);
+    CHECK(shadow.use({.key = 1, .bytes = 1}, nobody));
+    CHECK_FALSE(shadow.use({.key = 2, .bytes = 1}, nobody));
 }
 
 TEST_CASE("a shadow without slots has nothing") {
     kv::shadow_cache<kv::lru> shadow(kv::lru{}, {.slots = 0, .bytes = 0});
-    CHECK_FALSE(shadow.use({.key = 1, .bytes = 1}));
+    CHECK_FALSE(shadow.use({.key = 1, .bytes = 1}, nobody));
     shadow.settle(1);
 }

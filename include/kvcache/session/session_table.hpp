@@ -64,7 +64,9 @@ public:
     };
 
     explicit session_table(session_limits limits, Eviction eviction)
-        : limits_(limits), order_(eviction.open({limits.sessions, limits.sessions})), slots_(limits.sessions) {
+        : limits_(limits),
+          order_(eviction.open({.slots = limits.sessions, .bytes = limits.sessions, .chained = false})),
+          slots_(limits.sessions) {
         expects(limits.sessions > 0, "a table has room for a session");
     }
     explicit session_table(session_limits limits = {}) requires std::same_as<Eviction, conversations_last>
