@@ -633,6 +633,7 @@ namespace kvcache {
 struct digest256 {
     std::array<std::byte, 32> bytes = {};
 
+    friend constexpr bool operator==(const digest256&, const digest256&) = default;
     friend constexpr auto operator<=>(const digest256&, const digest256&) = default;
 };
 
@@ -4936,6 +4937,7 @@ struct digest {
     std::uint64_t low = 0;
     std::uint64_t high = 0;
 
+    friend constexpr bool operator==(const digest&, const digest&) = default;
     friend constexpr auto operator<=>(const digest&, const digest&) = default;
 };
 

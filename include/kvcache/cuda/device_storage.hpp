@@ -122,12 +122,11 @@ public:
             own_ = *opened;
         }
         const copy_piece piece{place({from, 0, {}}), place({to, 0, {}}), page_bytes_};
-        auto done = device_->copy(*own_, copy_way::within_device, {&piece, 1});
-        if (done)
-            done = device_->synchronise(*own_);
-        if (!done)
-            reason_ = done.error();
-        return done.has_value();
+        if (const auto put = device_->copy(*own_, copy_way::within_device, {&piece, 1}); !put)
+            reason_ = put.error();
+        else if (const auto passed = device_->synchronise(*own_); !passed)
+            reason_ = passed.error();
+        return !reason_;
     }
 
     /// Why the last page or copy was refused, if it was. Errors: out_of_memory, io.

@@ -40,27 +40,29 @@ public:
     /// device.
     void deal(const attention_shape& shape, std::span<const batch_part<Lease>> batch, const query_rows& rows,
               const team&) {
-        own_->status = batch.empty() ? result<void>() : own_->deal(shape, batch, rows);
+        own_->failed.reset();
+        if (!batch.empty())
+            own_->note(own_->deal(shape, batch, rows));
     }
 
     /// As attention_jobs::write.
     void write(const Lease&, std::size_t, std::size_t row, layer_id, std::span<const float> keys,
                std::span<const float> values) const {
-        if (own_->status)
+        if (!own_->failed)
             own_->write(row, keys, values);
     }
 
     /// As attention_jobs::attend: first the rows that were written go into the pages.
     void attend(layer_id layer, team&) {
-        if (!own_->status)
+        if (own_->failed)
             return;
-        own_->status = own_->attend(index_of(layer));
-        if (!own_->status) // what is under way still writes pages that the lease is about to give back
+        own_->note(own_->attend(index_of(layer)));
+        if (own_->failed) // what is under way still writes pages that the lease is about to give back
             (void)own_->device->synchronise(*own_->stream);
     }
 
     /// Whether all since the last `deal` went well. Errors: out_of_memory, out_of_range, io.
-    [[nodiscard]] result<void> status() const { return own_->status; }
+    [[nodiscard]] result<void> status() const { return own_->failed ? result<void>(*own_->failed) : result<void>(); }
 
 private:
     struct working {
@@ -77,6 +79,11 @@ private:
             if (stream)
                 device->close(*stream); // what is under way passes first
             device->deallocate_pinned(pinned);
+        }
+
+        void note(const result<void>& done) {
+            if (!done)
+                failed = done.error();
         }
 
         [[nodiscard]] result<void> deal(const attention_shape& shape, std::span<const batch_part<Lease>> batch,
@@ -209,7 +216,7 @@ private:
 
         Device* device;
         std::uint32_t reach;
-        result<void> status = {};
+        std::optional<error> failed;
         const typename device_storage<Device>::state* storage = nullptr;
         page_layout layout = {};
         query_rows asked = {};
