@@ -20,7 +20,7 @@ FLOORS = [  # from the ground up
     ("attention", "tier"),
     ("cache",),
     ("model", "text"),
-    ("session",),
+    ("session", "device"),
     ("adapters", "testing"),
 ]
 FLOOR = {folder: level for level, folders in enumerate(FLOORS) for folder in folders}
@@ -84,8 +84,8 @@ def floors(graph: dict[str, list[str]]) -> list[str]:
     for name, targets in graph.items():
         folder, _, rest = name.partition("/")
         if not rest:  # kvcache.hpp stands at the door and sees everything, except what a host without a device lacks
-            wrong += [f"{name}: includes {target}; cuda/ is a target of its own"
-                      for target in targets if target.startswith("cuda/")]
+            wrong += [f"{name}: includes {target}; cuda/ and device/ are a target of their own"
+                      for target in targets if target.startswith(("cuda/", "device/"))]
             continue
         if folder not in FLOOR:
             wrong.append(f"{name}: the folder {folder}/ has no floor in tools/floors.py")

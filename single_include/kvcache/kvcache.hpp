@@ -281,9 +281,19 @@ concept page_writer = requires(const S s, std::span<std::byte> page, std::span<c
     { s.shape() } -> std::same_as<page_shape>;
 };
 
+/// Says how pages lie that only a backend of its own reads and writes: it names the backend and the layout, which make
+/// a cache's identity another one than the host's.
+template <class S>
+concept far_codec_state = requires(const S s) {
+    { s.page_bytes() } -> std::same_as<std::size_t>;
+    { s.name() } -> std::same_as<std::string>;
+    { s.layout_name() } -> std::same_as<std::string>;
+    { s.backend() } -> std::same_as<std::string>;
+};
+
 /// The working state of a codec.
 template <class S>
-concept codec_state = page_reader<S> &&(row_writer<S> || page_writer<S>);
+concept codec_state = (page_reader<S> && (row_writer<S> || page_writer<S>)) || far_codec_state<S>;
 
 /// How the numbers of a page are kept.
 template <class P>
@@ -623,6 +633,7 @@ namespace kvcache {
 struct digest256 {
     std::array<std::byte, 32> bytes = {};
 
+    friend constexpr bool operator==(const digest256&, const digest256&) = default;
     friend constexpr auto operator<=>(const digest256&, const digest256&) = default;
 };
 
@@ -4009,15 +4020,35 @@ inline void rotate_head(std::span<const float> head, std::span<const float> rota
 
 namespace kvcache {
 
-/// The working state of a storage: the memory of each page. `acquire` makes a page's memory usable and says whether it
-/// could; `release` says that its content is no longer needed; `bytes` is the memory of an acquired page.
+namespace detail {
+
 template <class S>
-concept storage_state = std::movable<S> && requires(S s, const S c, page_id page) {
+concept keeps_pages = std::movable<S> && requires(S s, page_id page) {
     { s.acquire(page) } -> std::same_as<bool>;
     { s.release(page) }
     noexcept;
+};
+
+} // namespace detail
+
+/// A storage whose pages the host reads and writes: `bytes` is the memory of an acquired page.
+template <class S>
+concept host_storage_state = detail::keeps_pages<S> && requires(const S c, page_id page) {
     { c.bytes(page) } -> std::same_as<std::span<std::byte>>;
 };
+
+/// A storage whose pages lie where the host cannot look: `copy` copies an acquired page to another and says whether it
+/// could; `status` is why it last refused a page or a copy.
+template <class S>
+concept far_storage_state = detail::keeps_pages<S> && !host_storage_state<S> && requires(const S c, page_id page) {
+    { c.copy(page, page) } -> std::same_as<bool>;
+    { c.status() } -> std::same_as<result<void>>;
+};
+
+/// The working state of a storage: the memory of each page. `acquire` makes a page's memory usable and says whether it
+/// could; `release` says that its content is no longer needed.
+template <class S>
+concept storage_state = host_storage_state<S> || far_storage_state<S>;
 
 /// Where the bytes of pages live.
 template <class P>
@@ -4523,6 +4554,23 @@ public:
     /// How many rows are reserved; none once the lease has ended.
     [[nodiscard]] std::size_t rows() const noexcept { return state_ != nullptr ? state_->leased : 0; }
 
+    /// Where a reserved row lies: a row of a page, and which entry of the table that is (of rows that are not woven).
+    struct place {
+        page_id page = {};
+        std::uint32_t row = 0;
+        std::size_t entry = 0;
+    };
+    [[nodiscard]] place place_of(std::size_t row) const {
+        expects(row < rows(), "a row that has a place was reserved");
+        if (!state_->woven.empty())
+            return {state_->woven[row].page, state_->woven[row].row, 0};
+        const std::size_t tokens = cache_->shape().tokens;
+        const std::size_t tail = state_->pages_before - (state_->tail_before ? 1 : 0);
+        const std::size_t used = state_->tail_before ? state_->tail_before->first + state_->tail_before->count : 0;
+        const std::size_t entry = tail + (used + row) / tokens;
+        return {state_->table[entry].page, static_cast<std::uint32_t>((used + row) % tokens), entry};
+    }
+
     /// Writes the keys (rotated by the position, where the model rotates) and values of one row.
     /// keys, values: (kv_heads, head_dim). Rows of one lease may be written by several threads; where the codec codes
     /// whole pages each is written once a layer, in ascending order but for as many as run at once.
@@ -4533,15 +4581,12 @@ public:
         expects(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
                 "a row of keys or values has head_dim numbers for each KV head");
         expects(!keeps(row), "a row that is kept from elsewhere is not written");
-        const std::size_t tail = state_->pages_before - (state_->tail_before ? 1 : 0);
-        const std::size_t used = state_->tail_before ? state_->tail_before->first + state_->tail_before->count : 0;
-        const bool woven = !state_->woven.empty();
-        const page_id page = woven ? state_->woven[row].page : state_->table[tail + (used + row) / shape.tokens].page;
+        const place to = place_of(row);
+        const page_id page = to.page;
         const auto bytes = cache_->bytes(page);
-        const auto at = woven ? state_->woven[row].row : static_cast<std::uint32_t>((used + row) % shape.tokens);
+        const std::uint32_t at = to.row;
         if constexpr (page_writer<typename Cache::codec_type>) {
-            state_->exact_rows[tail + (used + row) / shape.tokens]->write(cache_->codec(), bytes, layer, at, keys,
-                                                                          values);
+            state_->exact_rows[to.entry]->write(cache_->codec(), bytes, layer, at, keys, values);
         } else {
             for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
                 cache_->codec().encode(bytes, {layer, head_id{head}, at},
@@ -4764,6 +4809,21 @@ public:
     [[nodiscard]] const Storage& storage() const noexcept { return storage_; }
     [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return storage_.bytes(page); }
 
+    /// Copies the first rows of a page to another one. False if the storage refuses.
+    template <class Codec>
+    [[nodiscard]] bool copy(const Codec& codec, page_id from, page_id to, std::size_t rows) const {
+        if constexpr (far_storage_state<Storage>)
+            return storage_.copy(from, to);
+        else if constexpr (row_writer<Codec>)
+            codec.copy(bytes(from), bytes(to), rows);
+        return true;
+    }
+    /// Writes zeros, where the host reads pages: rows that nobody writes are read, with no weight.
+    void clear(page_id page) const {
+        if constexpr (host_storage_state<Storage>)
+            std::ranges::fill(bytes(page), std::byte{});
+    }
+
     /// A free page with one holder; none if no page is free or the storage refuses.
     [[nodiscard]] std::optional<page_id> take() {
         if (free_.empty() || !storage_.acquire(free_.back()))
@@ -4877,6 +4937,7 @@ struct digest {
     std::uint64_t low = 0;
     std::uint64_t high = 0;
 
+    friend constexpr bool operator==(const digest&, const digest&) = default;
     friend constexpr auto operator<=>(const digest&, const digest&) = default;
 };
 
@@ -6079,8 +6140,8 @@ public:
             if (!own)
                 return false;
             const page_id shared = std::exchange(state.table.back().page, *own);
-            if constexpr (row_writer<Codec>)
-                codec.copy(pages_.pool().bytes(shared), pages_.pool().bytes(*own), copied);
+            if (!pages_.pool().copy(codec, shared, *own, copied))
+                return false;
             const page_id pair[] = {shared, *own};
             pages_.tell({event_kind::copied, copied, 0, 1, pair});
         }
@@ -6105,8 +6166,11 @@ public:
             const auto own = pages_.allocate(state.tenant);
             if (!own)
                 return false;
-            std::ranges::fill(pages_.pool().bytes(*own), std::byte{}); // rows nobody writes are read, with no weight
-            codec.copy(pages_.pool().bytes(entry.page), pages_.pool().bytes(*own), entry.first + entry.count);
+            pages_.pool().clear(*own);
+            if (!pages_.pool().copy(codec, entry.page, *own, entry.first + entry.count)) {
+                pages_.drop(*own);
+                return false;
+            }
             const page_id pair[] = {entry.page, *own};
             pages_.tell({event_kind::copied, entry.count, 0, 1, pair});
             state.table.push_back({*own, entry.base, entry.first, entry.count});
@@ -6131,7 +6195,7 @@ public:
                 return false;
             }
             own.push_back(*page);
-            std::ranges::fill(pages_.pool().bytes(*page), std::byte{}); // rows nobody writes are read, with no weight
+            pages_.pool().clear(*page);
         }
         try {
             woven.take(own, page_tokens_);
@@ -7364,9 +7428,12 @@ public:
 
     /// Whether pages stay in a tier when they leave memory.
     static constexpr bool has_tier = !std::same_as<Tier, no_tier>;
+    static_assert(far_codec_state<codec_type> == far_storage_state<storage_type>,
+                  "pages that the host cannot read have a storage and a codec of one kind (docs/cuda.md)");
+    static_assert(host_storage_state<storage_type> || !has_tier, "a tier keeps pages that the host can read");
 
     /// Whether the codec keeps row by row.
-    static constexpr bool writes_rows = row_writer<codec_type>;
+    static constexpr bool writes_rows = row_writer<codec_type> || far_codec_state<codec_type>;
     /// Whether the index finds chunks by their content, and the codec keeps row by row.
     static constexpr bool knows_chunks =
         row_writer<codec_type> && chunk_index_state<decltype(std::declval<const Index&>().open(page_shape{}, 0))>;
@@ -7498,7 +7565,7 @@ public:
             throw;
         }
         sequences_.undo(state);
-        return sequences_.refuse(state, rows, needed, codec_.page_bytes());
+        return storage_says(sequences_.refuse(state, rows, needed, codec_.page_bytes()));
     }
 
     /// What is known of a prompt behind the tokens of a sequence, which begins it: chunks that `note` was told of,
@@ -7680,7 +7747,9 @@ public:
         sequences_.undo(state);
     }
 
-    [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return books_.pool().bytes(page); }
+    [[nodiscard]] std::span<std::byte> bytes(page_id page) const requires host_storage_state<storage_type> {
+        return books_.pool().bytes(page);
+    }
 
     /// The exact rows that are kept beside a page that a sequence holds; empty if there are none.
     [[nodiscard]] std::span<const std::byte> exact_bytes(page_id page) const {
@@ -7706,6 +7775,14 @@ private:
             return recompute_.first_rerun(found.tokens(), found.of(), found.end() == match_end::different);
         else
             return recompute_.first_rerun(found.tokens(), found.of());
+    }
+
+    // Where there was room and the storage refused: a far one says why.
+    [[nodiscard]] error storage_says(error full) const {
+        if constexpr (far_storage_state<storage_type>)
+            if (const auto well = storage().status(); !well)
+                return well.error();
+        return full;
     }
 
     // A tier that is chosen at run time may be none, and says so.
@@ -7757,6 +7834,10 @@ private:
         id.codec = codec_.name();
         id.layout = "key tiles of 16, value rows; " + std::to_string(shape_.layers) + " layers, " +
                     std::to_string(shape_.kv_heads) + " KV heads of " + std::to_string(shape_.head_dim);
+        if constexpr (far_codec_state<codec_type>) {
+            id.layout = codec_.layout_name();
+            id.backend = codec_.backend();
+        }
         id.page_tokens = shape_.tokens;
         return id;
     }
@@ -14447,6 +14528,12 @@ public:
         attention_.deal(shape, parts_, threads);
     }
 
+    /// Writes the keys and values of a lease's row `to`, which is row `row` of the batch. On any thread.
+    void write(const Lease& lease, std::size_t to, std::size_t /*row*/, layer_id layer, std::span<const float> keys,
+               std::span<const float> values) const {
+        lease.write(layer, to, keys, values);
+    }
+
     /// All rows in one layer, whose keys and values are in the leases.
     void attend(layer_id layer, team& threads) { attention_.attend(layer, threads); }
 
@@ -15733,18 +15820,26 @@ struct model_parts {
     attention_shape attention;
 };
 
+/// Attention that can fail, and says whether it has.
+template <class Attention>
+concept fallible_attention = requires(const Attention attention) {
+    { attention.status() } -> std::same_as<result<void>>;
+};
+
 /// Forward passes over ragged batches of sequences: begin, then layer by layer, then logits. Rows of strangers go
 /// through the products together and never meet in a sum. A pass that begins again uses the memory of the one before:
-/// nothing is allocated for a batch of no more rows and parts.
-template <class Lease>
+/// nothing is allocated for a batch of no more rows and parts. `Attention` is what writes rows into the pages and
+/// attends to them.
+template <class Lease, class Attention = attention_jobs<Lease>>
 class forward_pass {
 public:
     /// Requires: the model and the threads outlive it.
-    forward_pass(const model_parts& model, team& threads)
+    forward_pass(const model_parts& model, team& threads, Attention attention = {})
         : model_(model),
           threads_(threads),
           q_(model.config.heads * model.config.head_dim),
           kv_(model.config.kv_heads * model.config.head_dim),
+          attention_(std::move(attention)),
           x_(model.config.hidden_size),
           normed_(model.config.hidden_size),
           qkv_(q_ + 2 * kv_),
@@ -15809,6 +15904,10 @@ public:
         w.down.apply(inner_.in(rows), normed_.out(), threads_, int8_);
         for_rows(x_.columns(), [&](std::size_t row) { add_to(x_.row(row), normed_.row(row)); });
     }
+
+    /// Whether the batch that began last went well so far, where attention runs on what may fail: its rows are not to
+    /// be used otherwise. Errors: what the device says.
+    [[nodiscard]] result<void> status() const requires fallible_attention<Attention> { return attention_.status(); }
 
     /// How many rows want logits.
     [[nodiscard]] std::size_t wanted() const {
@@ -15876,7 +15975,7 @@ private:
         const auto keys = qkv_.row(row).subspan(q_, kv_), values = qkv_.row(row).subspan(q_ + kv_);
         for (std::size_t at = 0; at < kv_; at += dim)
             rotate_head(keys.subspan(at, dim), rotation(row), keys.subspan(at, dim));
-        part.lease->write(layer, to, keys, values);
+        attention_.write(*part.lease, to, row, layer, keys, values);
     }
 
     void norm_heads(std::span<float> heads, std::span<const float> weight) const {
@@ -15897,7 +15996,7 @@ private:
     std::size_t kv_;
     std::vector<batch_part<Lease>> batch_;
     std::vector<origin> rows_;
-    attention_jobs<Lease> attention_;
+    Attention attention_;
     activations x_;                   // (rows, hidden): the residual stream
     activations normed_;              // (rows, hidden)
     activations qkv_;                 // (rows, q + 2 kv)
@@ -16000,6 +16099,12 @@ public:
     template <class Lease>
     [[nodiscard]] forward_pass<Lease> passes(team& threads) const {
         return forward_pass<Lease>({config_, weights_, attention()}, threads);
+    }
+
+    /// The same with attention of another kind.
+    template <class Lease, class Attention>
+    [[nodiscard]] forward_pass<Lease, Attention> passes(team& threads, Attention attended) const {
+        return {{config_, weights_, attention()}, threads, std::move(attended)};
     }
 
 private:
@@ -17181,7 +17286,8 @@ public:
         return fed<Cache>{std::move(sequence), std::move(*logits), plan.first, plan.count, std::move(explanation)};
     }
 
-    /// Runs tokens behind a sequence. Errors: as feed; the sequence is as before.
+    /// Runs tokens behind a sequence. Errors: as feed, and io, where attention runs on a device; the sequence is as
+    /// before.
     [[nodiscard]] result<matrix> extend(typename Cache::sequence& sequence, std::span<const token_id> tokens,
                                         logits_of wanted = logits_of::last) {
         matrix logits;
@@ -17213,7 +17319,8 @@ public:
         const ending at_the_end{leases_};
         if (auto reserved = reserve(batch); !reserved) // storage: pages; eviction says which leave
             return reserved;
-        run(batch, logits);
+        if (auto ran = run(batch, logits); !ran)
+            return ran;
         for (std::size_t i = 0; i < batch.size(); ++i)
             leases_[i].commit(batch[i].tokens); // none fails: all of the batch is committed, or nothing was
         return {};
@@ -17258,8 +17365,8 @@ private:
         return {};
     }
 
-    // All rows of the batch in passes of at most split_ rows, in order.
-    void run(std::span<const extension<Cache>> batch, matrix& logits) {
+    // All rows of the batch in passes of at most split_ rows, in order. Errors: of attention that may fail.
+    [[nodiscard]] result<void> run(std::span<const extension<Cache>> batch, matrix& logits) {
         std::size_t wanted = 0;
         for (const auto& one : batch)
             wanted += batch_part<lease>{nullptr, 0, one.tokens, one.wanted}.wanted_rows();
@@ -17278,10 +17385,20 @@ private:
                 if (rows == split_) {
                     to = forward(to);
                     rows = 0;
+                    if (auto well = status(); !well)
+                        return well;
                 }
             }
         if (!parts_.empty())
             forward(to);
+        return status();
+    }
+
+    [[nodiscard]] result<void> status() const {
+        if constexpr (requires { pass_.status(); })
+            return pass_.status();
+        else
+            return {};
     }
 
     // Runs the parts and forgets them. Returns where the logits end.

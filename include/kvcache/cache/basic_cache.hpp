@@ -17,6 +17,7 @@
 #include <kvcache/core/identity.hpp>
 #include <kvcache/locking/concept.hpp>
 #include <kvcache/recompute/concept.hpp>
+#include <kvcache/storage/concept.hpp>
 #include <kvcache/tier/concept.hpp>
 #include <kvcache/tier/no_tier.hpp>
 
@@ -52,9 +53,12 @@ public:
 
     /// Whether pages stay in a tier when they leave memory.
     static constexpr bool has_tier = !std::same_as<Tier, no_tier>;
+    static_assert(far_codec_state<codec_type> == far_storage_state<storage_type>,
+                  "pages that the host cannot read have a storage and a codec of one kind (docs/cuda.md)");
+    static_assert(host_storage_state<storage_type> || !has_tier, "a tier keeps pages that the host can read");
 
     /// Whether the codec keeps row by row.
-    static constexpr bool writes_rows = row_writer<codec_type>;
+    static constexpr bool writes_rows = row_writer<codec_type> || far_codec_state<codec_type>;
     /// Whether the index finds chunks by their content, and the codec keeps row by row.
     static constexpr bool knows_chunks =
         row_writer<codec_type> && chunk_index_state<decltype(std::declval<const Index&>().open(page_shape{}, 0))>;
@@ -186,7 +190,7 @@ public:
             throw;
         }
         sequences_.undo(state);
-        return sequences_.refuse(state, rows, needed, codec_.page_bytes());
+        return storage_says(sequences_.refuse(state, rows, needed, codec_.page_bytes()));
     }
 
     /// What is known of a prompt behind the tokens of a sequence, which begins it: chunks that `note` was told of,
@@ -368,7 +372,9 @@ public:
         sequences_.undo(state);
     }
 
-    [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return books_.pool().bytes(page); }
+    [[nodiscard]] std::span<std::byte> bytes(page_id page) const requires host_storage_state<storage_type> {
+        return books_.pool().bytes(page);
+    }
 
     /// The exact rows that are kept beside a page that a sequence holds; empty if there are none.
     [[nodiscard]] std::span<const std::byte> exact_bytes(page_id page) const {
@@ -394,6 +400,14 @@ private:
             return recompute_.first_rerun(found.tokens(), found.of(), found.end() == match_end::different);
         else
             return recompute_.first_rerun(found.tokens(), found.of());
+    }
+
+    // Where there was room and the storage refused: a far one says why.
+    [[nodiscard]] error storage_says(error full) const {
+        if constexpr (far_storage_state<storage_type>)
+            if (const auto well = storage().status(); !well)
+                return well.error();
+        return full;
     }
 
     // A tier that is chosen at run time may be none, and says so.
@@ -445,6 +459,10 @@ private:
         id.codec = codec_.name();
         id.layout = "key tiles of 16, value rows; " + std::to_string(shape_.layers) + " layers, " +
                     std::to_string(shape_.kv_heads) + " KV heads of " + std::to_string(shape_.head_dim);
+        if constexpr (far_codec_state<codec_type>) {
+            id.layout = codec_.layout_name();
+            id.backend = codec_.backend();
+        }
         id.page_tokens = shape_.tokens;
         return id;
     }

@@ -33,6 +33,23 @@ public:
     /// How many rows are reserved; none once the lease has ended.
     [[nodiscard]] std::size_t rows() const noexcept { return state_ != nullptr ? state_->leased : 0; }
 
+    /// Where a reserved row lies: a row of a page, and which entry of the table that is (of rows that are not woven).
+    struct place {
+        page_id page = {};
+        std::uint32_t row = 0;
+        std::size_t entry = 0;
+    };
+    [[nodiscard]] place place_of(std::size_t row) const {
+        expects(row < rows(), "a row that has a place was reserved");
+        if (!state_->woven.empty())
+            return {state_->woven[row].page, state_->woven[row].row, 0};
+        const std::size_t tokens = cache_->shape().tokens;
+        const std::size_t tail = state_->pages_before - (state_->tail_before ? 1 : 0);
+        const std::size_t used = state_->tail_before ? state_->tail_before->first + state_->tail_before->count : 0;
+        const std::size_t entry = tail + (used + row) / tokens;
+        return {state_->table[entry].page, static_cast<std::uint32_t>((used + row) % tokens), entry};
+    }
+
     /// Writes the keys (rotated by the position, where the model rotates) and values of one row.
     /// keys, values: (kv_heads, head_dim). Rows of one lease may be written by several threads; where the codec codes
     /// whole pages each is written once a layer, in ascending order but for as many as run at once.
@@ -43,15 +60,12 @@ public:
         expects(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
                 "a row of keys or values has head_dim numbers for each KV head");
         expects(!keeps(row), "a row that is kept from elsewhere is not written");
-        const std::size_t tail = state_->pages_before - (state_->tail_before ? 1 : 0);
-        const std::size_t used = state_->tail_before ? state_->tail_before->first + state_->tail_before->count : 0;
-        const bool woven = !state_->woven.empty();
-        const page_id page = woven ? state_->woven[row].page : state_->table[tail + (used + row) / shape.tokens].page;
+        const place to = place_of(row);
+        const page_id page = to.page;
         const auto bytes = cache_->bytes(page);
-        const auto at = woven ? state_->woven[row].row : static_cast<std::uint32_t>((used + row) % shape.tokens);
+        const std::uint32_t at = to.row;
         if constexpr (page_writer<typename Cache::codec_type>) {
-            state_->exact_rows[tail + (used + row) / shape.tokens]->write(cache_->codec(), bytes, layer, at, keys,
-                                                                          values);
+            state_->exact_rows[to.entry]->write(cache_->codec(), bytes, layer, at, keys, values);
         } else {
             for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
                 cache_->codec().encode(bytes, {layer, head_id{head}, at},

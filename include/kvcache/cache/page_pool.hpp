@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/codec/concept.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/storage/concept.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -29,6 +31,21 @@ public:
     [[nodiscard]] std::uint32_t holders(page_id page) const { return holders_[index_of(page)]; }
     [[nodiscard]] const Storage& storage() const noexcept { return storage_; }
     [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return storage_.bytes(page); }
+
+    /// Copies the first rows of a page to another one. False if the storage refuses.
+    template <class Codec>
+    [[nodiscard]] bool copy(const Codec& codec, page_id from, page_id to, std::size_t rows) const {
+        if constexpr (far_storage_state<Storage>)
+            return storage_.copy(from, to);
+        else if constexpr (row_writer<Codec>)
+            codec.copy(bytes(from), bytes(to), rows);
+        return true;
+    }
+    /// Writes zeros, where the host reads pages: rows that nobody writes are read, with no weight.
+    void clear(page_id page) const {
+        if constexpr (host_storage_state<Storage>)
+            std::ranges::fill(bytes(page), std::byte{});
+    }
 
     /// A free page with one holder; none if no page is free or the storage refuses.
     [[nodiscard]] std::optional<page_id> take() {

@@ -98,8 +98,8 @@ public:
             if (!own)
                 return false;
             const page_id shared = std::exchange(state.table.back().page, *own);
-            if constexpr (row_writer<Codec>)
-                codec.copy(pages_.pool().bytes(shared), pages_.pool().bytes(*own), copied);
+            if (!pages_.pool().copy(codec, shared, *own, copied))
+                return false;
             const page_id pair[] = {shared, *own};
             pages_.tell({event_kind::copied, copied, 0, 1, pair});
         }
@@ -124,8 +124,11 @@ public:
             const auto own = pages_.allocate(state.tenant);
             if (!own)
                 return false;
-            std::ranges::fill(pages_.pool().bytes(*own), std::byte{}); // rows nobody writes are read, with no weight
-            codec.copy(pages_.pool().bytes(entry.page), pages_.pool().bytes(*own), entry.first + entry.count);
+            pages_.pool().clear(*own);
+            if (!pages_.pool().copy(codec, entry.page, *own, entry.first + entry.count)) {
+                pages_.drop(*own);
+                return false;
+            }
             const page_id pair[] = {entry.page, *own};
             pages_.tell({event_kind::copied, entry.count, 0, 1, pair});
             state.table.push_back({*own, entry.base, entry.first, entry.count});
@@ -150,7 +153,7 @@ public:
                 return false;
             }
             own.push_back(*page);
-            std::ranges::fill(pages_.pool().bytes(*page), std::byte{}); // rows nobody writes are read, with no weight
+            pages_.pool().clear(*page);
         }
         try {
             woven.take(own, page_tokens_);

@@ -78,9 +78,19 @@ concept page_writer = requires(const S s, std::span<std::byte> page, std::span<c
     { s.shape() } -> std::same_as<page_shape>;
 };
 
+/// Says how pages lie that only a backend of its own reads and writes: it names the backend and the layout, which make
+/// a cache's identity another one than the host's.
+template <class S>
+concept far_codec_state = requires(const S s) {
+    { s.page_bytes() } -> std::same_as<std::size_t>;
+    { s.name() } -> std::same_as<std::string>;
+    { s.layout_name() } -> std::same_as<std::string>;
+    { s.backend() } -> std::same_as<std::string>;
+};
+
 /// The working state of a codec.
 template <class S>
-concept codec_state = page_reader<S> &&(row_writer<S> || page_writer<S>);
+concept codec_state = (page_reader<S> && (row_writer<S> || page_writer<S>)) || far_codec_state<S>;
 
 /// How the numbers of a page are kept.
 template <class P>

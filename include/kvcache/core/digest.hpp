@@ -22,6 +22,7 @@ struct digest {
     std::uint64_t low = 0;
     std::uint64_t high = 0;
 
+    friend constexpr bool operator==(const digest&, const digest&) = default;
     friend constexpr auto operator<=>(const digest&, const digest&) = default;
 };
 

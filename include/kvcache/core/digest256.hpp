@@ -19,6 +19,7 @@ namespace kvcache {
 struct digest256 {
     std::array<std::byte, 32> bytes = {};
 
+    friend constexpr bool operator==(const digest256&, const digest256&) = default;
     friend constexpr auto operator<=>(const digest256&, const digest256&) = default;
 };
 

@@ -70,6 +70,7 @@ public:
           page_bytes_(other.page_bytes_),
           pool_(std::exchange(other.pool_, {})),
           reason_(std::exchange(other.reason_, std::nullopt)),
+          own_(std::exchange(other.own_, std::nullopt)),
           ring_(std::move(other.ring_)) {}
     state& operator=(state&& other) noexcept {
         std::swap(device_, other.device_);
@@ -77,10 +78,13 @@ public:
         std::swap(page_bytes_, other.page_bytes_);
         std::swap(pool_, other.pool_);
         std::swap(reason_, other.reason_);
+        std::swap(own_, other.own_);
         std::swap(ring_, other.ring_);
         return *this;
     }
     ~state() {
+        if (own_)
+            device_->close(*own_);
         for (std::byte* const slab : pool_.slabs)
             device_->deallocate(slab);
     }
@@ -90,6 +94,7 @@ public:
     [[nodiscard]] bool acquire(page_id page) {
         expects(index_of(page) < pages_, "a page is of the storage");
         const std::size_t slab = index_of(page) / pool_.slab_pages;
+        reason_.reset();
         if (pool_.slabs[slab] != nullptr)
             return true;
         const std::size_t held = std::min<std::size_t>(pool_.slab_pages, pages_ - slab * pool_.slab_pages);
@@ -99,12 +104,32 @@ public:
             return false;
         }
         pool_.slabs[slab] = *memory;
-        reason_.reset();
         return true;
     }
     void release(page_id) noexcept {}
 
-    /// Why the last page was refused, if one was. Errors: out_of_memory, io.
+    /// Copies an acquired page to another and waits for it, in a stream of its own: copy on write, of a cache that
+    /// knows no streams. What was written to the page before has passed. False if the device refuses; `status` then
+    /// says why.
+    [[nodiscard]] bool copy(page_id from, page_id to) const {
+        reason_.reset();
+        if (!own_) {
+            auto opened = device_->open_stream();
+            if (!opened) {
+                reason_ = opened.error();
+                return false;
+            }
+            own_ = *opened;
+        }
+        const copy_piece piece{place({from, 0, {}}), place({to, 0, {}}), page_bytes_};
+        if (const auto put = device_->copy(*own_, copy_way::within_device, {&piece, 1}); !put)
+            reason_ = put.error();
+        else if (const auto passed = device_->synchronise(*own_); !passed)
+            reason_ = passed.error();
+        return !reason_;
+    }
+
+    /// Why the last page or copy was refused, if it was. Errors: out_of_memory, io.
     [[nodiscard]] result<void> status() const { return reason_ ? result<void>(*reason_) : result<void>(); }
 
     [[nodiscard]] Device& device() const noexcept { return *device_; }
@@ -167,7 +192,8 @@ private:
     std::size_t pages_;
     std::size_t page_bytes_;
     page_pool pool_;
-    std::optional<error> reason_;
+    mutable std::optional<error> reason_;
+    mutable std::optional<stream_id> own_;
     staging_ring<Device> ring_;
     std::vector<copy_piece> copies_;
     std::vector<staged_piece> pieces_;

@@ -31,13 +31,18 @@ struct rotation_steps {
 
     /// The tables for turns of up to `most` positions either way, from angles a position. (fine + coarse, half)
     [[nodiscard]] static std::vector<turn> make(std::span<const double> frequencies, std::uint32_t most) {
+        return make(frequencies, most, [](double angle) { return turn{std::cos(angle), std::sin(angle)}; });
+    }
+    /// The same from `turned`, which gives the cosine and sine of an angle: those above are the C library's, whose last
+    /// bits another machine need not have.
+    template <class Turned>
+    [[nodiscard]] static std::vector<turn> make(std::span<const double> frequencies, std::uint32_t most,
+                                                Turned turned) {
         std::vector<turn> all;
         all.reserve((fine + rows(most)) * frequencies.size());
         const auto add = [&](std::uint64_t position) {
-            for (const double frequency : frequencies) {
-                const double angle = static_cast<double>(position) * frequency;
-                all.push_back({std::cos(angle), std::sin(angle)});
-            }
+            for (const double frequency : frequencies)
+                all.push_back(turned(static_cast<double>(position) * frequency));
         };
         for (std::uint32_t step = 0; step < fine; ++step)
             add(step);

@@ -96,9 +96,7 @@ public:
             if (own.holds++ == 0 && own.slot == none)
                 coming_.push_back(page);
         }
-        auto done = make_room();
-        if (done)
-            done = bring();
+        const result<void> room = make_room(), done = room ? bring() : room;
         if (!done) {
             for (const page_id page : pages)
                 --pages_[index_of(page)].holds;

@@ -43,6 +43,12 @@ public:
         attention_.deal(shape, parts_, threads);
     }
 
+    /// Writes the keys and values of a lease's row `to`, which is row `row` of the batch. On any thread.
+    void write(const Lease& lease, std::size_t to, std::size_t /*row*/, layer_id layer, std::span<const float> keys,
+               std::span<const float> values) const {
+        lease.write(layer, to, keys, values);
+    }
+
     /// All rows in one layer, whose keys and values are in the leases.
     void attend(layer_id layer, team& threads) { attention_.attend(layer, threads); }
 

@@ -4,6 +4,7 @@
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/result.hpp>
 #include <kvcache/kernel/math.hpp>
 #include <kvcache/kernel/team.hpp>
 #include <kvcache/model/activations.hpp>
@@ -13,9 +14,11 @@
 #include <kvcache/model/weights.hpp>
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace kvcache {
@@ -27,18 +30,26 @@ struct model_parts {
     attention_shape attention;
 };
 
+/// Attention that can fail, and says whether it has.
+template <class Attention>
+concept fallible_attention = requires(const Attention attention) {
+    { attention.status() } -> std::same_as<result<void>>;
+};
+
 /// Forward passes over ragged batches of sequences: begin, then layer by layer, then logits. Rows of strangers go
 /// through the products together and never meet in a sum. A pass that begins again uses the memory of the one before:
-/// nothing is allocated for a batch of no more rows and parts.
-template <class Lease>
+/// nothing is allocated for a batch of no more rows and parts. `Attention` is what writes rows into the pages and
+/// attends to them.
+template <class Lease, class Attention = attention_jobs<Lease>>
 class forward_pass {
 public:
     /// Requires: the model and the threads outlive it.
-    forward_pass(const model_parts& model, team& threads)
+    forward_pass(const model_parts& model, team& threads, Attention attention = {})
         : model_(model),
           threads_(threads),
           q_(model.config.heads * model.config.head_dim),
           kv_(model.config.kv_heads * model.config.head_dim),
+          attention_(std::move(attention)),
           x_(model.config.hidden_size),
           normed_(model.config.hidden_size),
           qkv_(q_ + 2 * kv_),
@@ -103,6 +114,10 @@ public:
         w.down.apply(inner_.in(rows), normed_.out(), threads_, int8_);
         for_rows(x_.columns(), [&](std::size_t row) { add_to(x_.row(row), normed_.row(row)); });
     }
+
+    /// Whether the batch that began last went well so far, where attention runs on what may fail: its rows are not to
+    /// be used otherwise. Errors: what the device says.
+    [[nodiscard]] result<void> status() const requires fallible_attention<Attention> { return attention_.status(); }
 
     /// How many rows want logits.
     [[nodiscard]] std::size_t wanted() const {
@@ -170,7 +185,7 @@ private:
         const auto keys = qkv_.row(row).subspan(q_, kv_), values = qkv_.row(row).subspan(q_ + kv_);
         for (std::size_t at = 0; at < kv_; at += dim)
             rotate_head(keys.subspan(at, dim), rotation(row), keys.subspan(at, dim));
-        part.lease->write(layer, to, keys, values);
+        attention_.write(*part.lease, to, row, layer, keys, values);
     }
 
     void norm_heads(std::span<float> heads, std::span<const float> weight) const {
@@ -191,7 +206,7 @@ private:
     std::size_t kv_;
     std::vector<batch_part<Lease>> batch_;
     std::vector<origin> rows_;
-    attention_jobs<Lease> attention_;
+    Attention attention_;
     activations x_;                   // (rows, hidden): the residual stream
     activations normed_;              // (rows, hidden)
     activations qkv_;                 // (rows, q + 2 kv)

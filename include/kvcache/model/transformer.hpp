@@ -77,6 +77,12 @@ public:
         return forward_pass<Lease>({config_, weights_, attention()}, threads);
     }
 
+    /// The same with attention of another kind.
+    template <class Lease, class Attention>
+    [[nodiscard]] forward_pass<Lease, Attention> passes(team& threads, Attention attended) const {
+        return {{config_, weights_, attention()}, threads, std::move(attended)};
+    }
+
 private:
     [[nodiscard]] attention_shape attention() const {
         return {.heads = static_cast<std::uint32_t>(config_.heads),

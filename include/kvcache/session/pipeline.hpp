@@ -63,7 +63,8 @@ public:
         return fed<Cache>{std::move(sequence), std::move(*logits), plan.first, plan.count, std::move(explanation)};
     }
 
-    /// Runs tokens behind a sequence. Errors: as feed; the sequence is as before.
+    /// Runs tokens behind a sequence. Errors: as feed, and io, where attention runs on a device; the sequence is as
+    /// before.
     [[nodiscard]] result<matrix> extend(typename Cache::sequence& sequence, std::span<const token_id> tokens,
                                         logits_of wanted = logits_of::last) {
         matrix logits;
@@ -95,7 +96,8 @@ public:
         const ending at_the_end{leases_};
         if (auto reserved = reserve(batch); !reserved) // storage: pages; eviction says which leave
             return reserved;
-        run(batch, logits);
+        if (auto ran = run(batch, logits); !ran)
+            return ran;
         for (std::size_t i = 0; i < batch.size(); ++i)
             leases_[i].commit(batch[i].tokens); // none fails: all of the batch is committed, or nothing was
         return {};
@@ -140,8 +142,8 @@ private:
         return {};
     }
 
-    // All rows of the batch in passes of at most split_ rows, in order.
-    void run(std::span<const extension<Cache>> batch, matrix& logits) {
+    // All rows of the batch in passes of at most split_ rows, in order. Errors: of attention that may fail.
+    [[nodiscard]] result<void> run(std::span<const extension<Cache>> batch, matrix& logits) {
         std::size_t wanted = 0;
         for (const auto& one : batch)
             wanted += batch_part<lease>{nullptr, 0, one.tokens, one.wanted}.wanted_rows();
@@ -160,10 +162,20 @@ private:
                 if (rows == split_) {
                     to = forward(to);
                     rows = 0;
+                    if (auto well = status(); !well)
+                        return well;
                 }
             }
         if (!parts_.empty())
             forward(to);
+        return status();
+    }
+
+    [[nodiscard]] result<void> status() const {
+        if constexpr (requires { pass_.status(); })
+            return pass_.status();
+        else
+            return {};
     }
 
     // Runs the parts and forgets them. Returns where the logits end.

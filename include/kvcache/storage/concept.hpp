@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/result.hpp>
 #include <kvcache/core/role.hpp>
 
 #include <concepts>
@@ -10,15 +11,35 @@
 
 namespace kvcache {
 
-/// The working state of a storage: the memory of each page. `acquire` makes a page's memory usable and says whether it
-/// could; `release` says that its content is no longer needed; `bytes` is the memory of an acquired page.
+namespace detail {
+
 template <class S>
-concept storage_state = std::movable<S> && requires(S s, const S c, page_id page) {
+concept keeps_pages = std::movable<S> && requires(S s, page_id page) {
     { s.acquire(page) } -> std::same_as<bool>;
     { s.release(page) }
     noexcept;
+};
+
+} // namespace detail
+
+/// A storage whose pages the host reads and writes: `bytes` is the memory of an acquired page.
+template <class S>
+concept host_storage_state = detail::keeps_pages<S> && requires(const S c, page_id page) {
     { c.bytes(page) } -> std::same_as<std::span<std::byte>>;
 };
+
+/// A storage whose pages lie where the host cannot look: `copy` copies an acquired page to another and says whether it
+/// could; `status` is why it last refused a page or a copy.
+template <class S>
+concept far_storage_state = detail::keeps_pages<S> && !host_storage_state<S> && requires(const S c, page_id page) {
+    { c.copy(page, page) } -> std::same_as<bool>;
+    { c.status() } -> std::same_as<result<void>>;
+};
+
+/// The working state of a storage: the memory of each page. `acquire` makes a page's memory usable and says whether it
+/// could; `release` says that its content is no longer needed.
+template <class S>
+concept storage_state = host_storage_state<S> || far_storage_state<S>;
 
 /// Where the bytes of pages live.
 template <class P>

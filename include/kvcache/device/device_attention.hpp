@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/attention/paged_rows.hpp>
+#include <kvcache/core/contract.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/cuda/code_rows.hpp>
+#include <kvcache/cuda/device_array.hpp>
+#include <kvcache/cuda/device_storage.hpp>
+#include <kvcache/cuda/paged_attention.hpp>
+#include <kvcache/kernel/elementary.hpp>
+#include <kvcache/kernel/team.hpp>
+#include <kvcache/model/batch_part.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace kvcache::cuda {
+
+/// Attention of a forward pass over pages on a device, in place of `attention_jobs`: rows go there layer by layer, are
+/// written into the pages by a kernel and attended by others, and what comes out is waited for. Each row of a prompt
+/// asks as a sequence of its own that ends with it, so that its bits depend on its own past alone, however the prompt
+/// is split and whoever shares the batch. A demonstration: the host waits for each layer.
+///
+/// It allocates when it first deals, and fails there or later without a trace: `status` says so, and no row of the
+/// batch is to be used then.
+template <class Lease, device Device, row_format Format, unsigned Dim, unsigned Queries>
+class device_attention {
+public:
+    /// `reach` is how far the model's positions go. Requires: the device outlives it.
+    device_attention(Device& device, std::size_t reach) : own_(std::make_unique<working>(device, reach)) {}
+
+    /// As attention_jobs::deal. Requires: the leases are of one cache, of `device_rows` over a `device_storage` of this
+    /// device.
+    void deal(const attention_shape& shape, std::span<const batch_part<Lease>> batch, const query_rows& rows,
+              const team&) {
+        own_->failed.reset();
+        if (!batch.empty())
+            own_->note(own_->deal(shape, batch, rows));
+    }
+
+    /// As attention_jobs::write.
+    void write(const Lease&, std::size_t, std::size_t row, layer_id, std::span<const float> keys,
+               std::span<const float> values) const {
+        if (!own_->failed)
+            own_->write(row, keys, values);
+    }
+
+    /// As attention_jobs::attend: first the rows that were written go into the pages.
+    void attend(layer_id layer, team&) {
+        if (own_->failed)
+            return;
+        own_->note(own_->attend(index_of(layer)));
+        if (own_->failed) // what is under way still writes pages that the lease is about to give back
+            (void)own_->device->synchronise(*own_->stream);
+    }
+
+    /// Whether all since the last `deal` went well. Errors: out_of_memory, out_of_range, io.
+    [[nodiscard]] result<void> status() const { return own_->failed ? result<void>(*own_->failed) : result<void>(); }
+
+private:
+    struct working {
+        working(Device& of, std::size_t far)
+            : device(&of),
+              reach(static_cast<std::uint32_t>(std::min<std::size_t>(far, std::size_t{1} << 30))),
+              turns(of),
+              slots(of),
+              in(of),
+              out(of) {}
+        working(const working&) = delete;
+        working& operator=(const working&) = delete;
+        ~working() {
+            if (stream)
+                device->close(*stream); // what is under way passes first
+            device->deallocate_pinned(pinned);
+        }
+
+        void note(const result<void>& done) {
+            if (!done)
+                failed = done.error();
+        }
+
+        [[nodiscard]] result<void> deal(const attention_shape& shape, std::span<const batch_part<Lease>> batch,
+                                        const query_rows& rows) {
+            const auto pages = batch.front().lease->pages();
+            storage = pages.storage;
+            layout = pages.codec->layout();
+            expects(&storage->device() == device, "pages are attended on their own device");
+            if (auto ready = open(shape); !ready)
+                return ready;
+            asked = rows;
+            heads = shape.heads;
+            attention_table table;
+            std::vector<row_slot> places;
+            for (const auto& part : batch) {
+                const auto entries = part.lease->pages().table;
+                for (std::size_t i = 0; i < part.tokens.size(); ++i) {
+                    row_slot place; // kept rows have none
+                    if (const std::size_t to = part.row_of(i); !part.lease->keeps(to)) {
+                        const auto at = part.lease->place_of(to);
+                        place = {index_of(at.page), at.row};
+                    }
+                    places.push_back(place);
+                    if (auto added =
+                            table.add(seen(entries, part.limit(i) + 1), static_cast<std::int64_t>(part.position(i)));
+                        !added)
+                        return added;
+                }
+            }
+            count = places.size();
+            if (auto sent = slots.assign(*stream, places); !sent)
+                return sent;
+            if (auto planned = attention->plan(*stream, table); !planned)
+                return planned;
+            return make_room();
+        }
+
+        void write(std::size_t row, std::span<const float> keys, std::span<const float> values) const {
+            std::ranges::copy(keys, staged() + row * side());
+            std::ranges::copy(values, staged() + (count + row) * side());
+        }
+
+        [[nodiscard]] result<void> attend(std::uint32_t layer) {
+            float* const queries = staged() + 2 * count * side();
+            for (std::size_t row = 0; row < count; ++row)
+                std::copy_n(asked.queries + row * asked.stride, width(), queries + row * width());
+            const std::size_t sent = count * (2 * side() + width());
+            auto* const there = reinterpret_cast<std::byte*>(in.data());
+            const copy_piece going{pinned, there, sent * sizeof(float)};
+            if (auto put = device->copy(*stream, copy_way::to_device, {&going, 1}); !put)
+                return put;
+            const token_rows made{there, there + count * side() * sizeof(float), row_format::f32};
+            const auto append = code_rows<row_way::into_pages, Format>::make(
+                layout, storage->pool(), layer, static_cast<std::uint32_t>(count), slots.data(), made);
+            if (auto put = device->launch(*stream, append); !put)
+                return put;
+            if (auto put = attention->attend(*stream, storage->pool(), layer,
+                                             there + 2 * count * side() * sizeof(float), row_format::f32, out.data());
+                !put)
+                return put;
+            const copy_piece coming{reinterpret_cast<const std::byte*>(out.data()), pinned,
+                                    count * width() * sizeof(float)};
+            if (auto put = device->copy(*stream, copy_way::to_host, {&coming, 1}); !put)
+                return put;
+            if (auto passed = device->synchronise(*stream); !passed)
+                return passed;
+            for (std::size_t row = 0; row < count; ++row)
+                std::copy_n(staged() + row * width(), width(), asked.out + row * asked.out_stride);
+            return {};
+        }
+
+        // The entries that hold the first `rows` rows.
+        [[nodiscard]] std::span<const page_entry> seen(std::span<const page_entry> entries, std::size_t rows) {
+            cut.clear();
+            for (const page_entry& entry : entries) {
+                if (rows == 0)
+                    break;
+                cut.push_back(entry);
+                cut.back().count = static_cast<std::uint32_t>(std::min<std::size_t>(entry.count, rows));
+                rows -= cut.back().count;
+            }
+            return cut;
+        }
+
+        // The stream, the rotation's tables and the attention, once.
+        [[nodiscard]] result<void> open(const attention_shape& shape) {
+            if (attention)
+                return {};
+            if (!stream) {
+                auto opened = device->open_stream();
+                if (!opened)
+                    return opened.error();
+                stream = *opened;
+            }
+            rotation_steps steps;
+            if (shape.rotation != nullptr) {
+                const auto table = rotation_steps::make(shape.rotation->frequencies(), reach, [](double angle) {
+                    const auto at = elementary::sincos(angle);
+                    return turn{at.cosine, at.sine};
+                });
+                if (auto sent = turns.assign(*stream, table); !sent)
+                    return sent;
+                steps = {turns.data(), static_cast<std::uint32_t>(shape.rotation->half()), rotation_steps::rows(reach)};
+            }
+            attention.emplace(*device, attention_options{layout, shape.heads, shape.scale, steps});
+            return {};
+        }
+
+        // Keys, values and queries of the batch on their way there; what comes back lies where they were.
+        [[nodiscard]] result<void> make_room() {
+            const std::size_t numbers = count * (2 * side() + width());
+            if (auto room = in.resize(numbers); !room)
+                return room;
+            if (auto room = out.resize(count * width()); !room)
+                return room;
+            if (numbers <= pinned_numbers)
+                return {};
+            auto memory = device->allocate_pinned(numbers * sizeof(float));
+            if (!memory)
+                return memory.error();
+            device->deallocate_pinned(pinned);
+            pinned = *memory;
+            pinned_numbers = numbers;
+            return {};
+        }
+
+        [[nodiscard]] float* staged() const noexcept { return reinterpret_cast<float*>(pinned); }
+        [[nodiscard]] std::size_t side() const noexcept { return std::size_t{layout.shape.kv_heads} * Dim; }
+        [[nodiscard]] std::size_t width() const noexcept { return std::size_t{heads} * Dim; }
+
+        Device* device;
+        std::uint32_t reach;
+        std::optional<error> failed;
+        const typename device_storage<Device>::state* storage = nullptr;
+        page_layout layout = {};
+        query_rows asked = {};
+        std::uint32_t heads = 0;
+        std::size_t count = 0; // rows of the batch
+        std::vector<page_entry> cut;
+        device_array<turn, Device> turns;
+        device_array<row_slot, Device> slots;
+        device_array<float, Device> in;  // keys and values (rows, kv_heads, head_dim), queries (rows, heads, head_dim)
+        device_array<float, Device> out; // (rows, heads, head_dim)
+        std::optional<paged_attention<Device, Format, Dim, Queries>> attention;
+        std::byte* pinned = nullptr;
+        std::size_t pinned_numbers = 0;
+        std::optional<stream_id> stream;
+    };
+
+    std::unique_ptr<working> own_;
+};
+
+} // namespace kvcache::cuda

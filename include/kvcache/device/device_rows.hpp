@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/codec/concept.hpp>
+#include <kvcache/core/role.hpp>
+#include <kvcache/core/shape.hpp>
+#include <kvcache/cuda/page_layout.hpp>
+
+#include <cstddef>
+#include <string>
+
+namespace kvcache::cuda {
+
+/// The revision of what a device computes: the order of its sums, its splits, its powers of two. It changes whenever
+/// the same inputs may give other bits, and it is part of a cache's identity.
+inline constexpr unsigned device_revision = 1;
+
+/// The codec of a cache whose pages lie on a device, beside `device_storage`: how rows are kept there. The device's own
+/// kernels write and read them. Its cache has another identity than any of the host's, whoever's rows they are: the
+/// backend is `cuda` and the revision, since a device's sums are not the host's.
+struct device_rows {
+    using role = codec_role;
+    row_format format = row_format::f32; ///< f32 loses nothing; int4_turned is not attended.
+    page_order order = page_order::nhd;
+    class state;
+    [[nodiscard]] state open(page_shape shape) const;
+};
+
+class device_rows::state {
+public:
+    explicit state(const page_layout& layout) : layout_(layout) {
+        expects(layout.valid() && layout.format != row_format::int4_turned,
+                "rows on a device are whole vectors of 16 bytes, of a format that is attended");
+    }
+
+    [[nodiscard]] std::size_t page_bytes() const noexcept { return layout_.page_bytes(); }
+    [[nodiscard]] std::string name() const {
+        static constexpr const char* names[] = {"f32", "f16", "bf16", "int8", "int4 turned"};
+        return std::string("device ") + names[static_cast<std::size_t>(layout_.format)];
+    }
+    [[nodiscard]] std::string layout_name() const {
+        return std::string(layout_.order == page_order::nhd ? "nhd" : "hnd") + ", codes and then scales; " +
+               std::to_string(layout_.shape.layers) + " layers, " + std::to_string(layout_.shape.kv_heads) +
+               " KV heads of " + std::to_string(layout_.shape.head_dim);
+    }
+    [[nodiscard]] std::string backend() const { return "cuda " + std::to_string(device_revision); }
+
+    [[nodiscard]] const page_layout& layout() const noexcept { return layout_; }
+
+private:
+    page_layout layout_;
+};
+
+inline device_rows::state device_rows::open(page_shape shape) const {
+    return state({shape, order, format});
+}
+
+static_assert(codec_policy<device_rows>);
+
+} // namespace kvcache::cuda

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT
+// What a device computed is not taken for what the host did, nor the other way.
+#include <kvcache/core/identity.hpp>
+#include <kvcache/device/device_rows.hpp>
+#include <kvcache/hash/xxh3.hpp>
+#include <kvcache/session/snapshot.hpp>
+#include <kvcache/storage/concept.hpp>
+
+#include "device_host.hpp"
+#include <catch2/catch.hpp>
+
+using namespace device_host;
+
+namespace {
+
+using host_cache = kv::cache<kv::plain>;
+
+host_cache opened(kv::identity id) {
+    return kv::make_cache(std::move(id), small_model().shape(16), {.bytes = 1 << 20}, kv::plain{});
+}
+
+// A snapshot of a prompt that ran on the host, for a model of this identity.
+std::vector<std::byte> a_snapshot(const kv::identity& id) {
+    auto cache = opened(id);
+    kv::team threads(1);
+    kv::pipeline through(cache, small_model(), threads);
+    const auto done = through.feed(some_tokens(40, 1));
+    REQUIRE(done.has_value());
+    std::vector<std::byte> bytes;
+    REQUIRE(kv::write_snapshot(cache, done->sequence, {}, "", [&](auto pieces) -> kv::result<void> {
+        for (const auto piece : pieces)
+            bytes.insert(bytes.end(), piece.begin(), piece.end());
+        return {};
+    }));
+    return bytes;
+}
+
+} // namespace
+
+TEST_CASE("a device's cache has another identity than the host's, whatever it was told") {
+    const kv::identity model = small_model().id({1, 2});
+    CHECK(model.backend == "cpu");
+    auto host = opened(model);
+    CHECK(host.id().backend == "cpu");
+    on_device<f32> there, again;
+    CHECK(there.store.id().backend == "cuda " + std::to_string(cuda::device_revision)); // though told "cpu"
+    CHECK(there.store.id() == again.store.id());
+    on_device<bf16> other;
+    CHECK(kv::first_difference(there.store.id(), other.store.id()) == "codec");
+
+    // Beside how pages are kept, the backend alone makes the two strangers: in memory, in tiers and in files.
+    kv::identity nearly = there.store.id();
+    nearly.codec = host.id().codec;
+    nearly.layout = host.id().layout;
+    CHECK(kv::first_difference(host.id(), nearly) == "backend");
+    CHECK(kv::digest_of(host.id()) != kv::digest_of(nearly));
+    CHECK(kv::xxh3{}.open(host.id()).root() != kv::xxh3{}.open(nearly).root());
+    nearly.backend = "cpu";
+    CHECK(nearly == host.id());
+}
+
+TEST_CASE("a snapshot of another backend is refused by that name, and nothing has changed") {
+    const kv::identity cpu = small_model().id({1, 2});
+    kv::identity device = cpu;
+    device.backend = on_device<f32>().store.id().backend;
+    for (const auto& [from, to] : {std::pair(cpu, device), std::pair(device, cpu)}) {
+        const auto snapshot = a_snapshot(from);
+        auto cache = opened(to);
+        const auto refused = kv::read_snapshot(cache, snapshot);
+        REQUIRE_FALSE(refused.has_value());
+        CHECK(refused.error().code == kv::error_code::mismatched);
+        CHECK(refused.error().field == "backend");
+        CHECK(cache.stats().free == cache.stats().pages);
+        CHECK(cache.check().has_value());
+        auto own = opened(from);
+        CHECK(kv::read_snapshot(own, snapshot).has_value());
+    }
+}
+
+TEST_CASE("a device's pages are of the size and order that its kernels read") {
+    const kv::page_shape shape{.layers = 3, .kv_heads = 2, .head_dim = 32, .tokens = 16};
+    for (const auto format :
+         {cuda::row_format::f32, cuda::row_format::f16, cuda::row_format::bf16, cuda::row_format::int8})
+        for (const auto order : {cuda::page_order::nhd, cuda::page_order::hnd}) {
+            const auto state = cuda::device_rows{.format = format, .order = order}.open(shape);
+            CHECK(state.layout() == cuda::page_layout{shape, order, format});
+            CHECK(state.page_bytes() == state.layout().page_bytes());
+        }
+    const cuda::device_rows rows{}, turned{.format = cuda::row_format::int4_turned},
+        heads{.order = cuda::page_order::hnd};
+    CHECK(rows.open(shape).name() == "device f32");
+    CHECK(rows.open(shape).layout_name() == "nhd, codes and then scales; 3 layers, 2 KV heads of 32");
+    CHECK(heads.open(shape).layout_name() == "hnd, codes and then scales; 3 layers, 2 KV heads of 32");
+    CHECK_THROWS_AS(turned.open(shape), kv::contract_violation);
+    CHECK_THROWS_AS(rows.open({.head_dim = 6, .tokens = 16}), kv::contract_violation);
+    static_assert(kv::far_storage_state<on_device<f32>::cache::storage_type>);
+    static_assert(!kv::host_storage_state<on_device<f32>::cache::storage_type>);
+}
