@@ -154,8 +154,11 @@ class Crowd:
 def memory(at, began):
     """What the process has, and what of it the cache and the threads explain."""
     status = Path(f"/proc/{at.process.pid}/status").read_text()
-    number = lambda name: int(re.search(rf"{name}:\s*(\d+)", status)[1])
-    return {"seconds": round(time.monotonic() - began), "resident_mib": number("VmRSS") // 1024, "threads": number("Threads"),
+    number = lambda name, of=status: int(re.search(rf"{name}:\s*(\d+)", of)[1])
+    maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path(f"/proc/{at.process.pid}/smaps").read_text(), flags=re.M)[1:]
+    huge = sum(number("Rss", each) for each in maps if re.search(r"^VmFlags:.* hg\b", each, re.M))
+    return {"seconds": round(time.monotonic() - began), "resident_mib": number("VmRSS") // 1024,
+            "of_pages_and_weights_mib": huge // 1024, "threads": number("Threads"),
             "pages_in_use": int(at.gauge("kvcache_pages") - at.gauge("kvcache_pages_free")),
             "sessions": int(at.gauge("kvcache_sessions"))}
 
