@@ -30,7 +30,7 @@ namespace {
 
 struct flags {
     std::string model, json;
-    bool bf16 = false, int8 = false;
+    bool bf16 = false, int8 = false, paced = false;
     std::vector<std::size_t> threads{1, 2}, depths{0, 2048, 8192};
     std::vector<std::string> only{"prefill", "generation", "users", "chat", "zero_reuse", "shared_system", "documents"};
     std::size_t rounds = 3, prompt = 512, steps = 32, split = 256;
@@ -81,6 +81,12 @@ int run(const flags& f) {
     const auto model = f.int8 ? stored.in_int8(all) : stored;
     if (!f.ids.empty())
         return say(model, f);
+    if (f.paced) {
+        bench::subject paced(model, f.depths.back(), f.split);
+        bench::pipeline through(paced.pages(), model, all, f.split);
+        bench::paced_bound(paced, through);
+        return 0;
+    }
     const std::size_t held = 4096; // for the prompts of the reuse scenarios, and those that they push out
     std::size_t rows = held;
     for (const std::size_t depth : f.depths)
@@ -170,6 +176,7 @@ int main(int count, char** words) {
         ->check(CLI::Range(1, 65536))
         ->capture_default_str();
     app.add_option("--ids", f.ids, "Measures nothing, says --steps tokens behind these")->delimiter(',');
+    app.add_flag("--paced", f.paced, "Measures the bound of a chat alone, a turn a line of standard input: NEW REPLY");
     app.add_option("--json", f.json, "Writes the rows here");
     CLI11_PARSE(app, count, words);
     try {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <thread>
 
+#include "server/computing_slice.hpp"
 #include "server/host.hpp"
 #include "server/options.hpp"
 #include "server/routes.hpp"
@@ -27,7 +28,10 @@ int run(const server::options& with) {
     pthread_sigmask(SIG_BLOCK, &ends, nullptr);
     std::signal(SIGPIPE, SIG_IGN);
 
-    auto opened = server::host::open(with);
+    auto opened = [&] {
+        const server::computing_slice slices;
+        return server::host::open(with);
+    }();
     if (!opened)
         return support::report("server", opened.error());
     server::host& at = **opened;

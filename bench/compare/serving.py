@@ -2,10 +2,13 @@
 """Our server beside llama.cpp's: the same random weights, asked in turn over local HTTP, in one run.
 
     chat       ten turns of one user: milliseconds from the request sent to the first token read
+    two        two users who take turns, for five turns each
+    sixteen    users with one system prompt of 1,500 tokens who come at the same time: how many tokens run
     sessions   users who talk at the same time, each behind its own past: tokens said a second, and the first token
 
-Both are asked with token ids, and each user's past is what that server said. With --program (bench/model) the bound of
-the chat is measured in the same run: a prefill of the new tokens alone, in a process without a server.
+All are asked with token ids, and each user's past is what that server said. With --program (bench/model) the bound of
+the chat takes its turn beside the servers: a prefill of the new tokens alone, in a process without a server. What a turn
+costs without reuse is the same server asked for as many tokens that it never saw.
 """
 import argparse
 import http.client
@@ -15,7 +18,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -82,19 +84,82 @@ class Theirs(Server):
         return made
 
 
+class Bound:
+    """A prefill of what is new, in a process without a server, with the calls of server.Server."""
+
+    def __init__(self, program: Path, model: Path, threads: int):
+        self.command = [str(word) for word in (program, "--model", model, "--threads", threads, "--paced")]
+
+    def __enter__(self) -> "Bound":
+        self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.held = 0
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+    def complete(self, prompt: list[int], count: int, **_) -> dict:
+        if len(prompt) <= self.held:  # a new conversation
+            self.process.stdin.write("0 0\n")
+            self.held = 0
+        new = len(prompt) - self.held
+        self.process.stdin.write(f"{new} {max(count, 1) - 1}\n")
+        self.process.stdin.flush()
+        self.held = len(prompt) + max(count, 1) - 1  # the last token has not run
+        return {"seconds": 1e-3 * float(self.process.stdout.readline()), "tokens": [3] * count, "ran": new}
+
+
 def chat(servers: dict, ids: Ids, add, said: int) -> None:
     pasts = dict.fromkeys(servers, ids(SYSTEM))
     for turn in range(1, TURNS + 1):
-        words = ids(ASKED)
-        for who, server in servers.items():
+        words, order = ids(ASKED), list(servers)
+        for who in order[turn % len(order):] + order[:turn % len(order)]:
             prompt = pasts[who] + words
-            heard = server.complete(prompt, said)
+            heard = servers[who].complete(prompt, said)
             add(f"{who}/chat_turn_{turn:02}", 1e3 * heard["seconds"])
             add(f"{who}/chat_ran_turn_{turn:02}", heard["ran"])
             rest = ids(SAID - said)  # as if it had been said; the last token has not run
             if rest:
-                server.complete(prompt + heard["tokens"] + rest[:-1], 0)
+                servers[who].complete(prompt + heard["tokens"] + rest[:-1], 0)
             pasts[who] = prompt + heard["tokens"] + rest
+        cold = servers["ours"].complete(ids(SYSTEM + turn * ASKED + (turn - 1) * SAID), 1)
+        add(f"ours/chat_cold_turn_{turn:02}", 1e3 * cold["seconds"])
+
+
+def two(server: Ours, ids: Ids, add, turns: int = 5) -> None:
+    pasts = [ids(SYSTEM) for _ in range(2)]
+    for turn in range(1, turns + 1):
+        for user in range(2):
+            prompt = pasts[user] + ids(ASKED)
+            heard = server.complete(prompt, SAID)
+            add(f"ours/two_turn_{turn:02}", 1e3 * heard["seconds"])
+            add(f"ours/two_cold_turn_{turn:02}", 1e3 * server.complete(ids(len(prompt)), 1)["seconds"])
+            pasts[user] = prompt + heard["tokens"]
+
+
+def together(server, prompts: list[list[int]], count: int) -> tuple[list[dict], float]:
+    """What is said to prompts that come at the same time, and the seconds until all is."""
+    heard = [{}] * len(prompts)
+
+    def talk(user: int) -> None:
+        heard[user] = server.complete(prompts[user], count)
+
+    crowd = [threading.Thread(target=talk, args=(user,)) for user in range(len(prompts))]
+    began = time.perf_counter()
+    for each in crowd:
+        each.start()
+    for each in crowd:
+        each.join()
+    return heard, time.perf_counter() - began
+
+
+def sixteen(server: Ours, ids: Ids, add, users: int = 16, system: int = 1500) -> None:
+    common = ids(system)
+    heard, took = together(server, [common + ids(ASKED) for _ in range(users)], 1)
+    add("ours/sixteen_ran", sum(each["ran"] for each in heard))
+    add("ours/sixteen_seconds", took)
+    add("ours/sixteen_alone", server.complete(ids(system + ASKED), 1)["seconds"])
 
 
 def sessions(servers: dict, ids: Ids, add, users: int, turns: int) -> None:
@@ -102,18 +167,7 @@ def sessions(servers: dict, ids: Ids, add, users: int, turns: int) -> None:
     for turn in range(1, turns + 1):
         words = [ids(ASKED) for _ in range(users)]
         for who, server in servers.items():
-            heard = [{}] * users
-
-            def talk(user: int) -> None:
-                heard[user] = server.complete(pasts[who][user] + words[user], SAID)
-
-            crowd = [threading.Thread(target=talk, args=(user,)) for user in range(users)]
-            began = time.perf_counter()
-            for each in crowd:
-                each.start()
-            for each in crowd:
-                each.join()
-            took = time.perf_counter() - began
+            heard, took = together(server, [pasts[who][user] + words[user] for user in range(users)], SAID)
             add(f"{who}/sessions_rate_turn_{turn:02}", sum(len(h["tokens"]) for h in heard) / took)
             add(f"{who}/sessions_first_turn_{turn:02}", 1e3 * statistics.median(h["seconds"] for h in heard))
             add(f"{who}/sessions_ran_turn_{turn:02}", statistics.mean(h["ran"] for h in heard))
@@ -121,27 +175,37 @@ def sessions(servers: dict, ids: Ids, add, users: int, turns: int) -> None:
                 pasts[who][user] += words[user] + heard[user]["tokens"]
 
 
-def bounds(program: Path, model: Path, threads: int, add) -> None:
-    with tempfile.NamedTemporaryFile(suffix=".json") as rows:
-        subprocess.run([program, "--model", model, "--threads", str(threads), "--only", "chat", "--rounds", "1", "--json",
-                        rows.name], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for row in json.loads(Path(rows.name).read_text()):
-            add("bound/" + row["name"], row["value"])
-
-
 def report(state: State, turns: int, markdown: bool, best: bool) -> None:
     if best:
         state.median = lambda name: (max if "rate" in name else min)(state.samples.get(name, [0])) or None
+    rows, pairs = [], []
+    for turn in range(1, TURNS + 1):
+        at = lambda name: state.median(f"{name}_turn_{turn:02}")
+        ours, bound, theirs = at("ours/chat"), at("bound/chat"), at("theirs/chat")
+        beside = zip(*(state.samples.get(f"{who}/chat_turn_{turn:02}", []) for who in ("ours", "bound")))
+        pairs.append([mine / least for mine, least in beside])
+        if ours or theirs:
+            rows.append([str(turn), number(at("ours/chat_ran"), 0), number(ours), number(bound), ratio(ours, bound),
+                         number(statistics.median(pairs[-1]), 2) if pairs[-1] else "-", number(at("ours/chat_cold")),
+                         ratio(at("ours/chat_cold"), ours), number(at("theirs/chat_ran"), 0), number(theirs),
+                         ratio(theirs, ours)])
+    print_table("Ten-turn chat through the server, milliseconds to the first token",
+                ["turn", "tokens run", "ours", "bound", "ours / bound", "of a pair", "without reuse", "without / ours",
+                 "theirs: tokens run", "llama-server", "theirs / ours"], rows, markdown)
+    if flat := [each for turn in pairs for each in turn]:
+        print(f"\nOurs / bound over all {len(flat)} pairs of turns: median {statistics.median(flat):.3f}")
     rows = []
     for turn in range(1, TURNS + 1):
         at = lambda name: state.median(f"{name}_turn_{turn:02}")
-        ours, bound, theirs = at("ours/chat"), at("bound/chat_bound"), at("theirs/chat")
-        if ours or theirs:
-            rows.append([str(turn), number(at("ours/chat_ran"), 0), number(ours), number(bound), ratio(ours, bound),
-                         number(at("theirs/chat_ran"), 0), number(theirs), ratio(theirs, ours)])
-    print_table("Ten-turn chat through the server, milliseconds to the first token",
-                ["turn", "tokens run", "ours", "bound", "ours / bound", "theirs: tokens run", "llama-server",
-                 "theirs / ours"], rows, markdown)
+        if ours := at("ours/two"):
+            rows.append([str(turn), number(ours), number(at("ours/two_cold")), ratio(at("ours/two_cold"), ours)])
+    print_table("Two users who take turns, milliseconds to the first token",
+                ["turn", "ours", "without reuse", "without / ours"], rows, markdown)
+    if state.samples.get("ours/sixteen_ran"):
+        print_table("Sixteen users at the same time, one system prompt of 1,500 tokens and 16 of their own each",
+                    ["tokens run", "of", "seconds", "one prompt alone"],
+                    [[number(state.median("ours/sixteen_ran"), 0), str(16 * (1500 + ASKED)),
+                      *(number(state.median(f"ours/sixteen_{what}"), 2) for what in ("seconds", "alone"))]], markdown)
     rows = []
     for turn in range(1, turns + 1):
         at = lambda name: state.median(f"{name}_turn_{turn:02}")
@@ -156,7 +220,7 @@ def report(state: State, turns: int, markdown: bool, best: bool) -> None:
 
 def main() -> None:
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parse.add_argument("parts", nargs="*", choices=["chat", "sessions", []], help="both, if none is named")
+    parse.add_argument("parts", nargs="*", choices=["chat", "two", "sixteen", "sessions", []], help="all, if none is named")
     parse.add_argument("--server", type=Path, help="our server")
     parse.add_argument("--model", type=Path, help="the weights, with a tokenizer beside them")
     parse.add_argument("--program", type=Path, help="our bench program `model`, for the bound")
@@ -177,8 +241,10 @@ def main() -> None:
         if not f.server or not f.model:
             sys.exit("serving.py: --server and --model are needed")
         ids = Ids(49152, len(json.dumps(state.samples)))
-        parts = f.parts or ["chat", "sessions"]
+        parts = f.parts or ["chat", "two", "sixteen", "sessions"]
         servers = {"ours": Ours(f.server, f.model, f.threads)}
+        if f.program:
+            servers["bound"] = Bound(f.program, f.model, f.threads)
         if f.llama_server:
             servers["theirs"] = Theirs(f.llama_server, f.gguf, f.threads, f.users)
         entered = {}
@@ -188,11 +254,14 @@ def main() -> None:
                 entered[who].complete(ids(8), 2)  # what is made at the first request is there
             for _ in range(f.rounds):
                 if "chat" in parts:
-                    if f.program:
-                        bounds(f.program, f.model, f.threads, state.add)
                     chat(entered, ids, state.add, f.said)
+                if "two" in parts:
+                    two(entered["ours"], ids, state.add)
+                if "sixteen" in parts:
+                    sixteen(entered["ours"], ids, state.add)
                 if "sessions" in parts:
-                    sessions(entered, ids, state.add, f.users, f.turns)
+                    answering = {who: each for who, each in entered.items() if who != "bound"}
+                    sessions(answering, ids, state.add, f.users, f.turns)
                 state.save()
         finally:
             for server in entered.values():

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdio>
 #include <optional>
 #include <span>
 #include <string>
@@ -81,6 +82,23 @@ inline void chat(const visit& at, const conversation& talk) {
         static_cast<void>(must(at.through.extend(alone, ran, kvcache::logits_of::none)));
         detail::append(history, reply);
         said = std::move(warm.fed.sequence);
+    }
+}
+
+/// The bound of a chat that somebody else holds, turn by turn: reads `NEW REPLY` from standard input, writes how many
+/// milliseconds so many new tokens take to the first token, and runs a reply of so many tokens behind them. A new
+/// conversation begins with `0 0`.
+inline void paced_bound(subject& of, pipeline& through) {
+    sequence alone = of.pages().open();
+    for (std::size_t fresh = 0, reply = 0; std::scanf("%zu %zu", &fresh, &reply) == 2;) {
+        if (fresh == 0) {
+            alone = of.pages().open();
+            continue;
+        }
+        std::printf("%.3f\n", 1e3 * detail::run_alone(through, alone, of.fresh(fresh)));
+        std::fflush(stdout);
+        if (reply > 0)
+            static_cast<void>(must(through.extend(alone, of.fresh(reply), kvcache::logits_of::none)));
     }
 }
 

@@ -64,27 +64,34 @@ private:
     struct streaming {
         std::shared_ptr<exchange> talk;
         answer_json write;
-        bool opened = false;
+        std::vector<bool> opened; // a choice
 
         streaming(std::shared_ptr<exchange> with, std::string id)
-            : talk(std::move(with)), write(*talk, std::move(id)) {}
+            : talk(std::move(with)), write(*talk, std::move(id)), opened(talk->asked().choices) {}
 
         bool send(httplib::DataSink& to, const json& body) const {
             const std::string event = "data: " + body.dump(-1, ' ', false, json::error_handler_t::replace) + "\n\n";
             return to.write(event.data(), event.size());
         }
 
+        // The first token of an answer is sent also where it makes no whole letter: that is when the answer begins.
+        bool say(httplib::DataSink& to, const piece& said) {
+            const bool first = !opened[said.choice];
+            if (first && !open(to, said.choice))
+                return false;
+            const bool empty = said.text.empty() && !talk->asked().log_probabilities && !talk->asked().token_ids;
+            return (empty && (!first || talk->asked().chat)) || send(to, write.chunk_of(said));
+        }
+
+        bool open(httplib::DataSink& to, std::size_t choice) {
+            opened[choice] = true;
+            return !talk->asked().chat || send(to, write.opening(choice));
+        }
+
         // One step; false ends the connection.
         bool step(httplib::DataSink& to) {
-            if (!opened && talk->asked().chat)
-                for (std::size_t i = 0; i < talk->asked().choices; ++i)
-                    if (!send(to, write.opening(i)))
-                        return false;
-            opened = true;
-            if (const auto said = talk->next(std::chrono::milliseconds(100))) {
-                const bool empty = said->text.empty() && !talk->asked().log_probabilities && !talk->asked().token_ids;
-                return empty || send(to, write.chunk_of(*said));
-            }
+            if (const auto said = talk->next(std::chrono::milliseconds(100)))
+                return say(to, *said);
             if (!talk->over())
                 return to.is_writable(); // nothing was said for a while: is somebody there?
             talk->finish();
@@ -93,7 +100,7 @@ private:
                 return false;
             }
             for (std::size_t i = 0; i < talk->asked().choices; ++i)
-                if (!send(to, write.ending(i)))
+                if ((!opened[i] && !open(to, i)) || !send(to, write.ending(i)))
                     return false;
             if ((talk->asked().include_usage || talk->asked().show_tokens) && !send(to, write.usage_chunk()))
                 return false;

@@ -19,10 +19,11 @@
 #include "chosen_tier.hpp"
 #include "latencies.hpp"
 #include "options.hpp"
+#include "ready_memory.hpp"
 
 namespace server {
 
-using store = kvcache::cache<kvcache::plain, kvcache::mutexed, chosen_tier>;
+using store = kvcache::cache<kvcache::plain, kvcache::mutexed, chosen_tier, kvcache::heap>;
 
 /// What a chat does that is too long.
 struct overflow {
@@ -83,6 +84,7 @@ public:
     kvcache::tokenizer words;
     std::optional<kvcache::chat_form> form; ///< None for a model without a chat template.
     std::string no_form;                    ///< Why there is none.
+    ready_memory memory;
     store cache;
     kvcache::digest fingerprint;
     kvcache::session_table<session> sessions;
@@ -95,7 +97,7 @@ private:
           model(std::move(loaded.model)),
           words(std::move(speaks)),
           cache(kvcache::make_cache(identity(loaded.weights), model.shape(with.page), {.bytes = with.cache_mib << 20},
-                                    kvcache::mutexed{}, tier)),
+                                    kvcache::mutexed{}, tier, kvcache::heap{&memory})),
           fingerprint(kvcache::digest_of(cache.id())),
           // Idle conversations hold at most three quarters of the pages.
           sessions({.sessions = with.sessions, .bytes = (with.cache_mib << 20) / 4 * 3}),
@@ -106,6 +108,10 @@ private:
             form.emplace(kvcache::chat_form{words, std::move(*read)});
         else
             no_form = read.error().message;
+        {
+            auto nothing = cache.open(); // the first memory is there before the first request
+            (void)cache.reserve(nothing, 1);
+        }
         engine_.set_relief([this] { return sessions.evict(); });
         computing_ = std::jthread([this](const std::stop_token& stop) { engine_.run(stop); });
     }

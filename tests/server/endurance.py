@@ -33,6 +33,7 @@ class Crowd:
     def __init__(self, at):
         self.at, self.lock, self.over = at, threading.Lock(), time.monotonic() + SECONDS
         self.counts, self.took, self.waited = collections.Counter(), [], []
+        self.answered = collections.Counter()  # by connection
         dice = random.Random(1)
         prompts = [" ".join(dice.choices(WORDS, k=dice.randrange(4, 40))) for _ in range(40)]
         self.known = [(p, at.post("/v1/completions", **self.body(p))[1]["choices"][0]["text"]) for p in prompts]
@@ -53,13 +54,16 @@ class Crowd:
             self.counts[what] += 1
             if took is not None:
                 self.took.append(took)
+                self.answered[threading.current_thread().name] += 1
 
     def ask(self, link, path, body):
+        """The status, what was said, and the seconds to the first of it and to the last."""
         began = time.monotonic()
         link.request("POST", path, body if isinstance(body, bytes) else json.dumps(body), {"Content-Type": "application/json"})
         got = link.getresponse()
+        said = got.readline()
         first = time.monotonic() - began
-        return got.status, got.read(), first, time.monotonic() - began
+        return got.status, said + got.read(), first, time.monotonic() - began
 
     def one(self, link, dice):
         """A request; whether the connection goes on."""
@@ -147,8 +151,16 @@ class Crowd:
             link.close()
 
 
-def resident(process):
-    return int(re.search(r"VmRSS:\s*(\d+)", Path(f"/proc/{process.pid}/status").read_text())[1]) // 1024
+def memory(at, began):
+    """What the process has, and what of it the cache and the threads explain."""
+    status = Path(f"/proc/{at.process.pid}/status").read_text()
+    number = lambda name, of=status: int(re.search(rf"{name}:\s*(\d+)", of)[1])
+    maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path(f"/proc/{at.process.pid}/smaps").read_text(), flags=re.M)[1:]
+    huge = sum(number("Rss", each) for each in maps if re.search(r"^VmFlags:.* hg\b", each, re.M))
+    return {"seconds": round(time.monotonic() - began), "resident_mib": number("VmRSS") // 1024,
+            "of_pages_and_weights_mib": huge // 1024, "threads": number("Threads"),
+            "pages_in_use": int(at.gauge("kvcache_pages") - at.gauge("kvcache_pages_free")),
+            "sessions": int(at.gauge("kvcache_sessions"))}
 
 
 def main():
@@ -160,22 +172,29 @@ def main():
     threads.append(threading.Thread(target=crowd.idle))
     for each in threads:
         each.start()
-    time.sleep(SECONDS * 0.3)
-    early = resident(at.process)
+    began, course = time.monotonic(), []
+    for part in range(1, 10):
+        time.sleep(max(0.0, began + SECONDS * part / 10 - time.monotonic()))
+        course.append(memory(at, began))
     for each in threads:
         each.join()
-    late = resident(at.process)
+    course.append(memory(at, began))
     for _ in range(300):
         if at.gauge("vllm:num_requests_running") + at.gauge("vllm:num_requests_waiting") == 0:
             break
         time.sleep(0.1)
     took, waited = sorted(crowd.took), sorted(crowd.waited)
+    shares = [crowd.answered[each.name] for each in threads[:CONNECTIONS]]
     share = lambda of, p: 1e3 * of[min(len(of) - 1, int(p * len(of)))] if of else 0.0
     print(json.dumps({"seconds": SECONDS, "connections": CONNECTIONS, "idle": IDLE, "counts": crowd.counts,
                       "request_ms": {p: round(share(took, p), 1) for p in (0.5, 0.9, 0.99, 1.0)},
-                      "first_byte_of_a_stream_ms": {p: round(share(waited, p), 1) for p in (0.5, 0.9, 0.99, 1.0)},
+                      "first_token_of_a_stream_ms": {p: round(share(waited, p), 1) for p in (0.5, 0.9, 0.99, 1.0)},
+                      "fairness": {"first_token_p99_over_median": round(share(waited, 0.99) / max(share(waited, 0.5), 1e-3), 2),
+                                   "answers_a_connection": {"least": min(shares), "median": statistics.median(shares),
+                                                            "most": max(shares)},
+                                   "jain": round(sum(shares) ** 2 / max(1, len(shares) * sum(n * n for n in shares)), 4)},
                       "mean_request_ms": round(1e3 * statistics.mean(took), 1) if took else None,
-                      "resident_mib": {"at_30_percent": early, "at_the_end": late},
+                      "memory": course,
                       "preempted": at.gauge("vllm:num_preemptions")}, indent=1))
     check(crowd.counts["FAILED"] == 0, crowd.counts)
     check(at.gauge("vllm:num_requests_running") == 0, "nothing runs at rest")

@@ -6,16 +6,19 @@
 ./dev test installs the package (requirements.txt) where PyPI can be had; without it nothing is asked.
 """
 import asyncio
+import os
 import sys
+
+import running
+from running import check
 
 try:
     import openai
 except ImportError:
+    if running.CLIENTS.exists() and sys.executable != str(running.CLIENTS):
+        os.execv(running.CLIENTS, [str(running.CLIENTS), *sys.argv])
     print("SKIPPED: the openai package is not installed, and ./dev test could not fetch it")
     sys.exit(0)
-
-import running
-from running import check
 
 SERVER, MODEL = sys.argv[1:3]
 GREEDY = {"model": "worlds", "temperature": 0}

@@ -258,7 +258,8 @@ def ends():
             elif n % 3 == 1:
                 told.append(at.post("/v1/completions", **body)[0])
             else:
-                told.append(at.ask("POST", "/v1/completions", {**body, "stream": True})[1][-400:])
+                status, said, _ = at.ask("POST", "/v1/completions", {**body, "stream": True})
+                told.append(said[-400:] if isinstance(said, bytes) else status)  # or it came too late for a stream
         except (OSError, http.client.HTTPException):
             told.append("cut")
 
@@ -297,6 +298,51 @@ def tiers():
     check(refused.returncode == 1 and "--tier" in refused.stderr, refused)
 
 
+def equal():
+    """The same seeded requests alone, known, all at once, with guesses, in small steps: the same tokens and scores."""
+    texts = ["Ella lives in", "The kite is made of", "Tom has two red boats and Tom has two red boats and Tom has two",
+             "Where is the library? Where is the box? Where is"]
+    asked = [dict(prompt=text, max_tokens=24, ignore_eos=True, seed=seed, logprobs=3, return_token_ids=True, **how)
+             for text in texts for seed, how in ((1, {"temperature": 0}), (2, {"temperature": 1.0}),
+                                                 (3, {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}))]
+
+    def said(got):
+        status, reply = got
+        check(status == 200, reply)
+        return reply["choices"][0]["token_ids"], reply["choices"][0]["logprobs"]
+
+    def together(at):
+        heard = [None] * len(asked)
+
+        def ask(n):
+            heard[n] = at.post("/v1/completions", **asked[n])
+
+        crowd = [threading.Thread(target=ask, args=(n,)) for n in range(len(asked))]
+        for each in crowd:
+            each.start()
+        for each in crowd:
+            each.join()
+        return [said(each) for each in heard]
+
+    at = Server()
+    alone = [said(at.post("/v1/completions", **each)) for each in asked]
+    check(len({str(each) for each in alone}) > len(texts), "different seeds say different things")
+    check([said(at.post("/v1/completions", **each)) for each in asked] == alone, "what is known says the same")
+    check(together(at) == alone, "in company they say the same")
+    streamed = [at.stream("/v1/completions", **each) for each in asked]
+    check([sum((e["choices"][0].get("token_ids", []) for e in events), []) for events in streamed] == [a[0] for a in alone],
+          "streamed they say the same")
+    at.stop()
+    for flags in (("--draft", "4"), ("--draft", "6", "--lanes", "3", "--rows", "16"), ("--threads", "1", "--rows", "5"),
+                  ("--threads", "3", "--draft", "4")):
+        at = Server(*flags)
+        check(together(at) == alone, f"with {flags} they say the same")
+        check([said(at.post("/v1/completions", **each)) for each in asked] == alone, f"with {flags}, once more")
+        if "--draft" in flags:
+            check(at.gauge("kvcache_accepted_tokens") > 0, "some of what was guessed was right")
+        at.stop()
+
+
 def bare():
     """A model without a chat template completes texts."""
     at = Server(model=str(DATA / "models" / "stories260k"))
@@ -331,6 +377,7 @@ def main():
     check(all(g[2].getheader("Retry-After") for g in got if g[0] == 429), "429 says when to come again")
     check(len({g[1]["choices"][0]["text"] for g in got if g[0] == 200}) > 0, "some are answered")
     keyed.stop()
+    equal()
     overflows()
     ends()
     tiers()

@@ -5,7 +5,9 @@ import json
 import re
 import signal
 import subprocess
+from pathlib import Path
 
+CLIENTS = Path(__file__).parents[2] / "build" / "clients" / "bin" / "python"  # what ./dev test installed clients for
 checks = 0
 
 
