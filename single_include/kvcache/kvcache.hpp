@@ -7463,11 +7463,9 @@ public:
             if (tier_is_none())
                 return look_up(tenant, tokens, true);
             match_type known = look_up(tenant, tokens, false);
-            const std::size_t whole = known.tokens() / shape_.tokens;
-            if (whole == tokens.size() / shape_.tokens)
+            if (known.tokens() / shape_.tokens == tokens.size() / shape_.tokens)
                 return tell_of(std::move(known));
-            sequence behind = open(std::move(known), {whole * shape_.tokens, 0});
-            const std::size_t loaded = tier_.load(*this, behind, tenant, tokens) * shape_.tokens;
+            const std::size_t loaded = load_behind(std::move(known), tenant, tokens);
             match_type found = look_up(tenant, tokens, true);
             found.loaded_ = std::min(loaded, found.tokens());
             return found;
@@ -7476,7 +7474,35 @@ public:
         }
     }
 
+    /// As match, of what memory knows: nothing is asked of the tier. Cost: O(tokens).
+    [[nodiscard]] match_type match_in_memory(std::span<const token_id> tokens) { return look_up(0, tokens, true); }
+
+    /// Whether match would ask the tier for more of a prompt than memory knows. Cost: O(tokens).
+    [[nodiscard]] bool tier_may_know(std::span<const token_id> tokens) {
+        if constexpr (has_tier)
+            return !tier_is_none() &&
+                   look_up(0, tokens, false).tokens() / shape_.tokens < tokens.size() / shape_.tokens;
+        else
+            return false;
+    }
+
+    /// Loads what the tier has of a prompt behind what memory knows, for a match to come; nobody holds it then. Returns
+    /// how many tokens. Cost: as match.
+    std::size_t prefetch(std::span<const token_id> tokens) {
+        if constexpr (has_tier)
+            return tier_is_none() ? 0 : load_behind(look_up(0, tokens, false), 0, tokens);
+        else
+            return 0;
+    }
+
 private:
+    // Loads what the tier has of `tokens` behind what is known of them. Returns how many tokens.
+    [[nodiscard]] std::size_t load_behind(match_type known, std::uint32_t tenant, std::span<const token_id> tokens) {
+        const std::size_t whole = known.tokens() / shape_.tokens * shape_.tokens;
+        sequence behind = open(std::move(known), {whole, 0});
+        return tier_.load(*this, behind, tenant, tokens) * shape_.tokens;
+    }
+
     [[nodiscard]] match_type tell_of(match_type found) {
         std::vector<page_id> pages;
         for (const page_entry& entry : found.known_.table())
@@ -18288,6 +18314,145 @@ namespace kvcache {
 
 } // namespace kvcache
 
+// ---- kvcache/session/tier_prefetch.hpp ----------------------------------------------------------------------------
+
+namespace kvcache {
+
+namespace detail {
+
+/// Whether a cache has a tier, and another thread may read it.
+template <class Cache>
+inline constexpr bool prefetches = [] {
+    if constexpr (requires { Cache::has_tier; })
+        return Cache::has_tier && !std::same_as<typename Cache::locking_type, typename unlocked::state>;
+    else
+        return false;
+}();
+
+} // namespace detail
+
+/// Reads from a cache's tier what prompts will need, by threads of its own, in order of arrival but for prompts that
+/// begin alike, which follow one another: whoever computes goes on meanwhile with what is ready. What was read is known
+/// to the cache and held by nobody; a tier that fails, is late or has nothing leaves a prompt to be computed. For a
+/// cache of one thread, or without a tier, it does nothing.
+template <class Cache>
+class tier_prefetch {
+public:
+    /// Whether a prompt has been read. Whoever lets it go before its turn is not read for.
+    using ticket = std::shared_ptr<const std::atomic<bool>>;
+
+    /// `done` is called by a thread that reads, after each prompt.
+    tier_prefetch(Cache& cache, std::function<void()> done) : cache_(cache), done_(std::move(done)) {}
+    ~tier_prefetch() {
+        {
+            const std::lock_guard guard(lock_);
+            stop_ = true;
+        }
+        wake_.notify_all();
+        for (std::thread& each : readers_)
+            each.join();
+    }
+    tier_prefetch(const tier_prefetch&) = delete;
+    tier_prefetch& operator=(const tier_prefetch&) = delete;
+
+    /// Has a prompt read, if the tier might have what memory has not; else there is no ticket. Throws: bad_alloc,
+    /// system_error.
+    [[nodiscard]] ticket ask(std::span<const token_id> prompt) {
+        if constexpr (detail::prefetches<Cache>) {
+            if (!cache_.tier_may_know(prompt))
+                return nullptr;
+            auto over = std::make_shared<std::atomic<bool>>(false);
+            const std::lock_guard guard(lock_);
+            waiting_.push_back({{prompt.begin(), prompt.end()}, over});
+            if (readers_.size() < std::min(most_readers, waiting_.size() + under_way_.size()))
+                readers_.emplace_back([this] { run(); });
+            wake_.notify_one();
+            return over;
+        } else {
+            static_cast<void>(prompt);
+            return nullptr;
+        }
+    }
+
+    [[nodiscard]] static bool over(const ticket& of) noexcept { return of == nullptr || *of; }
+
+    /// Waits for what is being read, which has pages until it is known; nothing is read from then on,
+    void hold() {
+        std::unique_lock guard(lock_);
+        held_ = true;
+        quiet_.wait(guard, [this] { return under_way_.empty(); });
+    }
+    /// until it may go on.
+    void release() {
+        {
+            const std::lock_guard guard(lock_);
+            held_ = false;
+        }
+        wake_.notify_all();
+    }
+
+private:
+    static constexpr std::size_t most_readers = 2; // a store of few connections has others to serve
+
+    struct wanted {
+        std::vector<token_id> tokens = {};
+        std::shared_ptr<std::atomic<bool>> over = {};
+    };
+    using wanted_list = std::list<wanted>;
+
+    // The first prompt that begins with another page than all that are being read.
+    [[nodiscard]] typename wanted_list::iterator next() {
+        if (held_)
+            return waiting_.end();
+        const auto alike = [&](const wanted& a, const wanted& b) {
+            const std::size_t page = cache_.shape().tokens; // each has one
+            return std::ranges::equal(std::span(a.tokens).first(page), std::span(b.tokens).first(page));
+        };
+        return std::ranges::find_if(waiting_, [&](const wanted& one) {
+            return std::ranges::none_of(under_way_, [&](const wanted& other) { return alike(one, other); });
+        });
+    }
+
+    void run() {
+        std::unique_lock guard(lock_);
+        for (;;) {
+            auto one = waiting_.end();
+            wake_.wait(guard, [&] { return stop_ || (one = next()) != waiting_.end(); });
+            if (stop_)
+                return;
+            under_way_.splice(under_way_.end(), waiting_, one);
+            guard.unlock();
+            if (one->over.use_count() > 1)
+                read(one->tokens);
+            *one->over = true;
+            done_();
+            guard.lock();
+            under_way_.erase(one);
+            quiet_.notify_all();
+            wake_.notify_all(); // for those that begin alike
+        }
+    }
+
+    void read(std::span<const token_id> tokens) noexcept {
+        if constexpr (detail::prefetches<Cache>) {
+            try {
+                static_cast<void>(cache_.prefetch(tokens));
+            } catch (const std::bad_alloc&) { // it is computed, then
+            }
+        }
+    }
+
+    Cache& cache_;
+    std::function<void()> done_;
+    std::mutex lock_; // of all that follows
+    std::condition_variable wake_, quiet_;
+    wanted_list waiting_, under_way_;
+    bool stop_ = false, held_ = false;
+    std::vector<std::thread> readers_;
+};
+
+} // namespace kvcache
+
 // ---- kvcache/session/engine_job.hpp -------------------------------------------------------------------------------
 
 namespace kvcache::detail {
@@ -18326,7 +18491,8 @@ struct engine_job {
     std::size_t most = 0; // tokens of an answer
     std::vector<engine_lane<Cache>> lanes = {};
     engine_outcome<Cache> outcome = {};
-    bool counted = false; // what it reused
+    bool counted = false;                             // what it reused
+    typename tier_prefetch<Cache>::ticket ahead = {}; // what it waits for
 
     engine_job(request_id name, engine_request<Cache> asked, std::size_t max_positions)
         : id(name), request(std::move(asked)) {
@@ -18466,6 +18632,7 @@ public:
     [[nodiscard]] job_list& running() noexcept { return running_; }
     /// Requests that gave their pages back, to wait.
     [[nodiscard]] job_list& made_way() noexcept { return made_way_; }
+    [[nodiscard]] std::size_t page_tokens() const noexcept { return cache_.shape().tokens; }
     void set_relief(std::function<bool()> relief) { relief_ = std::move(relief); }
 
     /// Runs what fits a step. Where there is no page, idle sessions go, then the youngest request waits.
@@ -18561,7 +18728,7 @@ private:
     // older prompt is running more of it.
     [[nodiscard]] bool start(job& each, std::size_t choice) {
         lane& one = each.lanes[choice];
-        auto found = cache_.match(one.tokens);
+        auto found = match(one.tokens);
         const rerun plan = cache_.plan(found);
         auto& given = each.request.known;
         const bool own = given && given->size() >= plan.first && given->size() < one.tokens.size();
@@ -18592,6 +18759,14 @@ private:
             each.outcome.reused = std::min(held, each.request.prompt.size());
         each.counted = true;
         return true;
+    }
+
+    // What the tier has of it was read before, if it can be.
+    [[nodiscard]] typename Cache::match_type match(std::span<const token_id> tokens) {
+        if constexpr (prefetches<Cache>)
+            return cache_.match_in_memory(tokens);
+        else
+            return cache_.match(tokens);
     }
 
     // Tokens, of `n`, that another can go on from: whole pages where the codec codes whole pages.
@@ -18682,6 +18857,7 @@ namespace kvcache {
 /// left the prompts, in order of arrival and in pieces: a long prompt never stops an answer. Prompts that begin alike
 /// are run once, also when they arrive together. Where pages run out the youngest request makes way and runs again
 /// later. None of it changes a bit of what a request is answered: not its company, nor what was reused or guessed.
+/// What a `mutexed` cache's tier has of a prompt is read while others run (tier_prefetch); who waits for it is passed.
 ///
 /// submit, cancel and stats are for any thread; step and run for one. Requires: the cache outlives it; it alone uses
 /// the pipeline; a cache that others use too is `mutexed`.
@@ -18692,18 +18868,34 @@ public:
     using request = engine_request<Cache>;
 
     engine(Cache& cache, const Model& model, pipeline<Cache, Model>& through, engine_limits limits = {})
-        : model_(model), limits_(limits), schedule_(cache, model, through, limits.rows) {
+        : model_(model), limits_(limits), schedule_(cache, model, through, limits.rows), ahead_(cache, [this] {
+              const std::lock_guard guard(lock_);
+              arrived_.notify_one();
+          }) {
         expects(limits.rows > 1 && limits.lanes > 0, "an engine has a row for an answer and one for a prompt");
+        set_relief({});
     }
 
     /// Called when pages are short: gives some back, and says whether it did. For whoever keeps idle sessions.
-    void set_relief(std::function<bool()> relief) { schedule_.set_relief(std::move(relief)); }
+    void set_relief(std::function<bool()> relief) {
+        if constexpr (detail::prefetches<Cache>) // what is being read has pages, until it is there
+            schedule_.set_relief([this, own = std::move(relief)] {
+                if (std::exchange(held_, true))
+                    return own && own();
+                ahead_.hold();
+                return true;
+            });
+        else
+            schedule_.set_relief(std::move(relief));
+    }
 
     /// Queues a request. Errors: out_of_range, for one that can never run; out_of_memory, when the queue is full;
     /// cancelled, once it is closed. `done` is not called then.
     [[nodiscard]] result<request_id> submit(request asked) {
         if (auto valid = check(asked); !valid)
             return valid.error();
+        auto made = std::make_unique<job>(request_id{}, std::move(asked), model_.max_positions());
+        read_ahead(*made);
         const std::lock_guard guard(lock_);
         if (closed_)
             return error{error_code::cancelled, "engine", "the engine takes no more requests"};
@@ -18712,11 +18904,11 @@ public:
             return error{error_code::out_of_memory, "queue",
                          "the queue is full: " + std::to_string(stats_.waiting) + " requests wait"};
         }
-        const request_id id{next_++};
-        inbox_.push_back(std::make_unique<job>(id, std::move(asked), model_.max_positions()));
+        made->id = request_id{next_++};
+        inbox_.push_back(std::move(made));
         ++stats_.waiting;
         arrived_.notify_one();
-        return id;
+        return inbox_.back()->id;
     }
 
     /// Ends a request at the next step. Nothing happens if it has ended.
@@ -18736,7 +18928,11 @@ public:
     bool step(clock::time_point now) {
         take_in(now);
         admit();
+        if (schedule_.running().empty() && !queue_.empty())
+            wait_for_tier();
         schedule_.run();
+        if (std::exchange(held_, false))
+            ahead_.release();
         queue_again();
         settle();
         return !schedule_.running().empty() || !queue_.empty();
@@ -18813,22 +19009,51 @@ private:
             }
     }
 
-    // From the queue, while lanes are free. Whoever made way waits until another request has ended.
+    // Has the tier read for a request, unless a session of its own holds its pages.
+    void read_ahead(job& each) noexcept {
+        const std::size_t page = schedule_.page_tokens(), wanted = each.request.prompt.size();
+        if (each.over() || (each.request.known && each.request.known->size() / page == wanted / page))
+            return;
+        try {
+            each.ahead = ahead_.ask(each.lanes.front().tokens);
+        } catch (const std::exception&) { // no memory, or no thread: it is computed, then
+            each.ahead = nullptr;
+        }
+    }
+
+    // From the queue, while lanes are free. Whoever made way waits until another request has ended; whoever waits for
+    // the tier is passed.
     void admit() {
         std::size_t lanes = 0;
         for (const auto& each : schedule_.running())
             lanes += each->lanes.size();
-        while (!queue_.empty() && !crowded_ && lanes + queue_.front()->lanes.size() <= limits_.lanes) {
-            lanes += queue_.front()->lanes.size();
-            schedule_.running().push_back(std::move(queue_.front()));
-            queue_.pop_front();
+        for (auto next = queue_.begin();
+             next != queue_.end() && !crowded_ && lanes + (*next)->lanes.size() <= limits_.lanes;) {
+            if (!tier_prefetch<Cache>::over((*next)->ahead) && !(*next)->over()) {
+                ++next;
+                continue;
+            }
+            lanes += (*next)->lanes.size();
+            schedule_.running().push_back(std::move(*next));
+            next = queue_.erase(next);
         }
+    }
+
+    // All that there is to do waits for the tier: until something was read, or somebody comes or goes.
+    void wait_for_tier() {
+        std::unique_lock guard(lock_);
+        arrived_.wait_for(guard, std::chrono::milliseconds(20), [this] {
+            return !inbox_.empty() || !cancelled_.empty() || std::ranges::any_of(queue_, [](const auto& each) {
+                return each->over() || tier_prefetch<Cache>::over(each->ahead);
+            });
+        });
     }
 
     // Whoever made way waits at its place, before those who came later.
     void queue_again() {
         const std::size_t many = schedule_.made_way().size();
         for (auto& each : schedule_.made_way()) {
+            read_ahead(*each);
             const auto later = std::ranges::find_if(queue_, [&](const auto& other) { return other->id > each->id; });
             queue_.insert(later, std::move(each));
         }
@@ -18875,6 +19100,7 @@ private:
     detail::engine_schedule<Cache, Model> schedule_;
     std::deque<std::unique_ptr<job>> queue_; // in order of arrival
     bool crowded_ = false;                   // somebody made way, and nobody has ended since
+    bool held_ = false;                      // short of pages: nothing is read until the step is over
 
     // Of all.
     mutable std::mutex lock_;
@@ -18884,6 +19110,8 @@ private:
     engine_stats stats_;
     std::uint64_t next_ = 0;
     bool closed_ = false;
+
+    tier_prefetch<Cache> ahead_;
 };
 
 } // namespace kvcache

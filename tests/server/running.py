@@ -22,8 +22,9 @@ class Server:
     """Begun with the program, a model and flags; its port is one that was free."""
 
     def __init__(self, program, model, *flags):
-        self.process = subprocess.Popen([program, "--model", model, "--port", "0", "--cache-mib", "64", "--page", "16",
-                                         *flags], stdout=subprocess.PIPE, text=True)
+        cache = [] if "--cache-mib" in flags else ["--cache-mib", "64"]
+        self.process = subprocess.Popen([program, "--model", model, "--port", "0", "--page", "16", *cache, *flags],
+                                        stdout=subprocess.PIPE, text=True)
         atexit.register(self.process.kill)  # nothing stays behind a failure
         while True:
             line = self.process.stdout.readline()

@@ -88,11 +88,9 @@ public:
             if (tier_is_none())
                 return look_up(tenant, tokens, true);
             match_type known = look_up(tenant, tokens, false);
-            const std::size_t whole = known.tokens() / shape_.tokens;
-            if (whole == tokens.size() / shape_.tokens)
+            if (known.tokens() / shape_.tokens == tokens.size() / shape_.tokens)
                 return tell_of(std::move(known));
-            sequence behind = open(std::move(known), {whole * shape_.tokens, 0});
-            const std::size_t loaded = tier_.load(*this, behind, tenant, tokens) * shape_.tokens;
+            const std::size_t loaded = load_behind(std::move(known), tenant, tokens);
             match_type found = look_up(tenant, tokens, true);
             found.loaded_ = std::min(loaded, found.tokens());
             return found;
@@ -101,7 +99,35 @@ public:
         }
     }
 
+    /// As match, of what memory knows: nothing is asked of the tier. Cost: O(tokens).
+    [[nodiscard]] match_type match_in_memory(std::span<const token_id> tokens) { return look_up(0, tokens, true); }
+
+    /// Whether match would ask the tier for more of a prompt than memory knows. Cost: O(tokens).
+    [[nodiscard]] bool tier_may_know(std::span<const token_id> tokens) {
+        if constexpr (has_tier)
+            return !tier_is_none() &&
+                   look_up(0, tokens, false).tokens() / shape_.tokens < tokens.size() / shape_.tokens;
+        else
+            return false;
+    }
+
+    /// Loads what the tier has of a prompt behind what memory knows, for a match to come; nobody holds it then. Returns
+    /// how many tokens. Cost: as match.
+    std::size_t prefetch(std::span<const token_id> tokens) {
+        if constexpr (has_tier)
+            return tier_is_none() ? 0 : load_behind(look_up(0, tokens, false), 0, tokens);
+        else
+            return 0;
+    }
+
 private:
+    // Loads what the tier has of `tokens` behind what is known of them. Returns how many tokens.
+    [[nodiscard]] std::size_t load_behind(match_type known, std::uint32_t tenant, std::span<const token_id> tokens) {
+        const std::size_t whole = known.tokens() / shape_.tokens * shape_.tokens;
+        sequence behind = open(std::move(known), {whole, 0});
+        return tier_.load(*this, behind, tenant, tokens) * shape_.tokens;
+    }
+
     [[nodiscard]] match_type tell_of(match_type found) {
         std::vector<page_id> pages;
         for (const page_entry& entry : found.known_.table())

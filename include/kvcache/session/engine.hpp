@@ -5,6 +5,7 @@
 #include <kvcache/session/engine_request.hpp>
 #include <kvcache/session/engine_schedule.hpp>
 #include <kvcache/session/pipeline.hpp>
+#include <kvcache/session/tier_prefetch.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -12,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <iterator>
 #include <memory>
@@ -28,6 +30,7 @@ namespace kvcache {
 /// left the prompts, in order of arrival and in pieces: a long prompt never stops an answer. Prompts that begin alike
 /// are run once, also when they arrive together. Where pages run out the youngest request makes way and runs again
 /// later. None of it changes a bit of what a request is answered: not its company, nor what was reused or guessed.
+/// What a `mutexed` cache's tier has of a prompt is read while others run (tier_prefetch); who waits for it is passed.
 ///
 /// submit, cancel and stats are for any thread; step and run for one. Requires: the cache outlives it; it alone uses
 /// the pipeline; a cache that others use too is `mutexed`.
@@ -38,18 +41,34 @@ public:
     using request = engine_request<Cache>;
 
     engine(Cache& cache, const Model& model, pipeline<Cache, Model>& through, engine_limits limits = {})
-        : model_(model), limits_(limits), schedule_(cache, model, through, limits.rows) {
+        : model_(model), limits_(limits), schedule_(cache, model, through, limits.rows), ahead_(cache, [this] {
+              const std::lock_guard guard(lock_);
+              arrived_.notify_one();
+          }) {
         expects(limits.rows > 1 && limits.lanes > 0, "an engine has a row for an answer and one for a prompt");
+        set_relief({});
     }
 
     /// Called when pages are short: gives some back, and says whether it did. For whoever keeps idle sessions.
-    void set_relief(std::function<bool()> relief) { schedule_.set_relief(std::move(relief)); }
+    void set_relief(std::function<bool()> relief) {
+        if constexpr (detail::prefetches<Cache>) // what is being read has pages, until it is there
+            schedule_.set_relief([this, own = std::move(relief)] {
+                if (std::exchange(held_, true))
+                    return own && own();
+                ahead_.hold();
+                return true;
+            });
+        else
+            schedule_.set_relief(std::move(relief));
+    }
 
     /// Queues a request. Errors: out_of_range, for one that can never run; out_of_memory, when the queue is full;
     /// cancelled, once it is closed. `done` is not called then.
     [[nodiscard]] result<request_id> submit(request asked) {
         if (auto valid = check(asked); !valid)
             return valid.error();
+        auto made = std::make_unique<job>(request_id{}, std::move(asked), model_.max_positions());
+        read_ahead(*made);
         const std::lock_guard guard(lock_);
         if (closed_)
             return error{error_code::cancelled, "engine", "the engine takes no more requests"};
@@ -58,11 +77,11 @@ public:
             return error{error_code::out_of_memory, "queue",
                          "the queue is full: " + std::to_string(stats_.waiting) + " requests wait"};
         }
-        const request_id id{next_++};
-        inbox_.push_back(std::make_unique<job>(id, std::move(asked), model_.max_positions()));
+        made->id = request_id{next_++};
+        inbox_.push_back(std::move(made));
         ++stats_.waiting;
         arrived_.notify_one();
-        return id;
+        return inbox_.back()->id;
     }
 
     /// Ends a request at the next step. Nothing happens if it has ended.
@@ -82,7 +101,11 @@ public:
     bool step(clock::time_point now) {
         take_in(now);
         admit();
+        if (schedule_.running().empty() && !queue_.empty())
+            wait_for_tier();
         schedule_.run();
+        if (std::exchange(held_, false))
+            ahead_.release();
         queue_again();
         settle();
         return !schedule_.running().empty() || !queue_.empty();
@@ -159,22 +182,51 @@ private:
             }
     }
 
-    // From the queue, while lanes are free. Whoever made way waits until another request has ended.
+    // Has the tier read for a request, unless a session of its own holds its pages.
+    void read_ahead(job& each) noexcept {
+        const std::size_t page = schedule_.page_tokens(), wanted = each.request.prompt.size();
+        if (each.over() || (each.request.known && each.request.known->size() / page == wanted / page))
+            return;
+        try {
+            each.ahead = ahead_.ask(each.lanes.front().tokens);
+        } catch (const std::exception&) { // no memory, or no thread: it is computed, then
+            each.ahead = nullptr;
+        }
+    }
+
+    // From the queue, while lanes are free. Whoever made way waits until another request has ended; whoever waits for
+    // the tier is passed.
     void admit() {
         std::size_t lanes = 0;
         for (const auto& each : schedule_.running())
             lanes += each->lanes.size();
-        while (!queue_.empty() && !crowded_ && lanes + queue_.front()->lanes.size() <= limits_.lanes) {
-            lanes += queue_.front()->lanes.size();
-            schedule_.running().push_back(std::move(queue_.front()));
-            queue_.pop_front();
+        for (auto next = queue_.begin();
+             next != queue_.end() && !crowded_ && lanes + (*next)->lanes.size() <= limits_.lanes;) {
+            if (!tier_prefetch<Cache>::over((*next)->ahead) && !(*next)->over()) {
+                ++next;
+                continue;
+            }
+            lanes += (*next)->lanes.size();
+            schedule_.running().push_back(std::move(*next));
+            next = queue_.erase(next);
         }
+    }
+
+    // All that there is to do waits for the tier: until something was read, or somebody comes or goes.
+    void wait_for_tier() {
+        std::unique_lock guard(lock_);
+        arrived_.wait_for(guard, std::chrono::milliseconds(20), [this] {
+            return !inbox_.empty() || !cancelled_.empty() || std::ranges::any_of(queue_, [](const auto& each) {
+                return each->over() || tier_prefetch<Cache>::over(each->ahead);
+            });
+        });
     }
 
     // Whoever made way waits at its place, before those who came later.
     void queue_again() {
         const std::size_t many = schedule_.made_way().size();
         for (auto& each : schedule_.made_way()) {
+            read_ahead(*each);
             const auto later = std::ranges::find_if(queue_, [&](const auto& other) { return other->id > each->id; });
             queue_.insert(later, std::move(each));
         }
@@ -221,6 +273,7 @@ private:
     detail::engine_schedule<Cache, Model> schedule_;
     std::deque<std::unique_ptr<job>> queue_; // in order of arrival
     bool crowded_ = false;                   // somebody made way, and nobody has ended since
+    bool held_ = false;                      // short of pages: nothing is read until the step is over
 
     // Of all.
     mutable std::mutex lock_;
@@ -230,6 +283,8 @@ private:
     engine_stats stats_;
     std::uint64_t next_ = 0;
     bool closed_ = false;
+
+    tier_prefetch<Cache> ahead_;
 };
 
 } // namespace kvcache

@@ -4,6 +4,7 @@
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/session/engine_request.hpp>
 #include <kvcache/session/prompt_lookup.hpp>
+#include <kvcache/session/tier_prefetch.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -50,7 +51,8 @@ struct engine_job {
     std::size_t most = 0; // tokens of an answer
     std::vector<engine_lane<Cache>> lanes = {};
     engine_outcome<Cache> outcome = {};
-    bool counted = false; // what it reused
+    bool counted = false;                             // what it reused
+    typename tier_prefetch<Cache>::ticket ahead = {}; // what it waits for
 
     engine_job(request_id name, engine_request<Cache> asked, std::size_t max_positions)
         : id(name), request(std::move(asked)) {

@@ -15,6 +15,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +35,7 @@ public:
     [[nodiscard]] job_list& running() noexcept { return running_; }
     /// Requests that gave their pages back, to wait.
     [[nodiscard]] job_list& made_way() noexcept { return made_way_; }
+    [[nodiscard]] std::size_t page_tokens() const noexcept { return cache_.shape().tokens; }
     void set_relief(std::function<bool()> relief) { relief_ = std::move(relief); }
 
     /// Runs what fits a step. Where there is no page, idle sessions go, then the youngest request waits.
@@ -129,7 +131,7 @@ private:
     // older prompt is running more of it.
     [[nodiscard]] bool start(job& each, std::size_t choice) {
         lane& one = each.lanes[choice];
-        auto found = cache_.match(one.tokens);
+        auto found = match(one.tokens);
         const rerun plan = cache_.plan(found);
         auto& given = each.request.known;
         const bool own = given && given->size() >= plan.first && given->size() < one.tokens.size();
@@ -160,6 +162,14 @@ private:
             each.outcome.reused = std::min(held, each.request.prompt.size());
         each.counted = true;
         return true;
+    }
+
+    // What the tier has of it was read before, if it can be.
+    [[nodiscard]] typename Cache::match_type match(std::span<const token_id> tokens) {
+        if constexpr (prefetches<Cache>)
+            return cache_.match_in_memory(tokens);
+        else
+            return cache_.match(tokens);
     }
 
     // Tokens, of `n`, that another can go on from: whole pages where the codec codes whole pages.

@@ -6,17 +6,16 @@
 #include <kvcache/tier/lmdb_ranks.hpp>
 #include <kvcache/tier/lmdb_store.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
-#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <shared_mutex>
 #include <span>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -145,7 +144,9 @@ public:
     }
 
     [[nodiscard]] bool contains(const digest256& name) {
-        return status_ && in_store([&](auto& view) { return view.place_of(name) ? 0 : MDB_NOTFOUND; }) == 0;
+        const std::lock_guard guard(lock_);
+        return status_ && std::ranges::count(leaving_, name) == 0 &&
+               in_store([&](auto& view) { return view.place_of(name) ? 0 : MDB_NOTFOUND; }) == 0;
     }
     [[nodiscard]] result<void> erase(const digest256& name) {
         if (!status_)
@@ -206,6 +207,8 @@ private:
     [[nodiscard]] result<void> enqueue(lmdb_job one) {
         {
             const std::lock_guard guard(lock_);
+            if (one.leaves)
+                leaving_.push_back(one.entry.name);
             queue_.push_back(std::move(one));
         }
         wake_.notify_all();
@@ -236,6 +239,8 @@ private:
             busy_ = false;
             for (const lmdb_job& one : jobs)
                 queued_bytes_ -= one.record.size();
+            if (queue_.empty())
+                leaving_.clear();
             if (code != 0) {
                 ++counts_.failures;
                 last_ = lmdb_store::failure(code);
@@ -274,7 +279,7 @@ private:
     std::mutex lock_; // of all that follows
     std::condition_variable wake_, idle_;
     std::vector<lmdb_job> queue_;
-    std::vector<digest256> touched_;
+    std::vector<digest256> touched_, leaving_; // the latter: not there any more, for who asks
     std::size_t queued_bytes_ = 0;
     bool stop_ = false, flush_ = false, busy_ = false;
     result<void> last_;

@@ -71,7 +71,10 @@ public:
             return ++counts_.failures, error{error_code::out_of_memory, "redis", "there is no memory for a record"};
         }
     }
-    [[nodiscard]] result<void> erase(const digest256& name) { return enqueue({name, {}, true}); }
+    [[nodiscard]] result<void> erase(const digest256& name) {
+        hear(name, false); // a new one may be put at once
+        return enqueue({name, {}, true});
+    }
 
     /// Waits until nothing waits. Errors: the last since the flush before.
     [[nodiscard]] result<void> flush() {

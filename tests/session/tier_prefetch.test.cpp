@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: MIT
+// An engine's requests and a tier that is slow, fails, or has too much: who waits for it is in nobody's way, and no
+// answer depends on it.
+#include <kvcache/cache/compose.hpp>
+#include <kvcache/locking/mutexed.hpp>
+#include <kvcache/session/engine.hpp>
+#include <kvcache/session/tier_prefetch.hpp>
+#include <kvcache/testing/random_weights.hpp>
+#include <kvcache/tier/memory.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+namespace {
+
+using tokens = std::vector<kv::token_id>;
+using at = std::chrono::steady_clock::time_point;
+
+// What several caches share, and a gate before its reads.
+struct gated {
+    using role = kv::tier_role;
+    struct place {
+        kv::memory<>::state store = kv::memory<>{}.open();
+        std::mutex lock;
+        std::condition_variable moved;
+        bool shut = false, fails = false;
+        std::size_t waiting = 0;
+
+        void pass() {
+            std::unique_lock guard(lock);
+            ++waiting;
+            moved.notify_all();
+            moved.wait(guard, [this] { return !shut; });
+            --waiting;
+        }
+        void set(bool shuts) {
+            const std::lock_guard guard(lock);
+            shut = shuts;
+            moved.notify_all();
+        }
+        // Until somebody stands before the gate.
+        void wait() {
+            std::unique_lock guard(lock);
+            moved.wait(guard, [this] { return waiting > 0; });
+        }
+    };
+    place* of = nullptr;
+    struct state {
+        place* of;
+        template <class Use>
+        kv::result<bool> read(const kv::digest256& name, Use&& use) {
+            of->pass();
+            if (of->fails)
+                return kv::error{kv::error_code::io, "gate", "a fault that was asked for"};
+            return of->store.read(name, use);
+        }
+        kv::result<void> put(const kv::tier_entry& e, std::span<const std::span<const std::byte>> p) {
+            return of->store.put(e, p);
+        }
+        bool contains(const kv::digest256& name) { return of->store.contains(name); }
+        kv::result<void> erase(const kv::digest256& name) { return of->store.erase(name); }
+        kv::result<void> flush() { return {}; }
+        kv::result<void> status() const { return {}; }
+        kv::tier_counts counts() const { return of->store.counts(); }
+    };
+    state open() const { return {of}; }
+};
+static_assert(kv::tier_policy<gated>);
+
+using cache = kv::cache<kv::mutexed, gated>;
+using engine = kv::engine<cache, kv::transformer>;
+
+const kv::transformer& model() {
+    static const kv::transformer made = kv::make_random_model({.hidden_size = 48,
+                                                               .intermediate_size = 80,
+                                                               .layers = 2,
+                                                               .heads = 6,
+                                                               .kv_heads = 2,
+                                                               .head_dim = 24,
+                                                               .vocabulary = 131,
+                                                               .max_positions = 4096,
+                                                               .rope = {},
+                                                               .tied_head = true,
+                                                               .bos = {},
+                                                               .eos = {}},
+                                                              7);
+    return made;
+}
+
+tokens some(std::size_t count, unsigned seed) {
+    std::mt19937 dice(seed);
+    tokens made;
+    for (; count > 0; --count)
+        made.push_back(kv::token_id{static_cast<std::int32_t>(dice() % 131)});
+    return made;
+}
+
+struct told {
+    tokens ids = {};
+    std::vector<float> scores = {};
+    std::optional<kv::finish_reason> why = {};
+    std::size_t reused = 0;
+};
+
+// A process that begins: a cache of its own, and an engine.
+struct room {
+    explicit room(gated::place& from, std::size_t pages = 60, kv::engine_limits limits = {.rows = 64})
+        : store(kv::make_cache(model().id({1, 2}), model().shape(16),
+                               {.bytes = pages * kv::plain{}.open(model().shape(16)).page_bytes()}, kv::mutexed{},
+                               gated{&from})),
+          through(store, model(), team, 64),
+          runs(std::in_place, store, model(), through, limits) {}
+    ~room() {
+        runs.reset(); // reads no more
+        CHECK(store.check());
+        CHECK(store.stats().held == 0);
+    }
+
+    kv::request_id ask(const tokens& prompt, told& into) {
+        const auto made = runs->submit({.prompt = prompt,
+                                        .until = {.max_tokens = 6},
+                                        .log_probabilities = 0,
+                                        .hear =
+                                            [&into](const kv::said_token& token) {
+                                                into.ids.push_back(token.token);
+                                                into.scores.push_back(*token.log_probability);
+                                                return kv::hearing::go_on;
+                                            },
+                                        .done =
+                                            [&into](kv::engine_outcome<cache>&& end) {
+                                                into.why = end.answers.front().why;
+                                                into.reused = end.reused;
+                                            }});
+        REQUIRE(made);
+        return *made;
+    }
+    void run() {
+        while (runs->step(at{})) {
+        }
+    }
+    told answer(const tokens& prompt) {
+        told made;
+        static_cast<void>(ask(prompt, made));
+        run();
+        return made;
+    }
+
+    kv::team team{1};
+    cache store;
+    kv::pipeline<cache, kv::transformer> through;
+    std::optional<engine> runs;
+};
+
+void check_same(const told& made, const told& wanted) {
+    CHECK(made.ids == wanted.ids);
+    CHECK(made.scores == wanted.scores);
+    CHECK(made.why == kv::finish_reason::length);
+}
+
+} // namespace
+
+TEST_CASE("who waits for the tier is passed, and is answered with the bits of a cold run") {
+    gated::place nothing, from;
+    const tokens known = some(150, 1), other = some(40, 2);
+    const told wanted = room(nothing).answer(known), wanted_other = room(nothing).answer(other);
+    check_same(room(from).answer(known), wanted); // stored now
+
+    room here(from);
+    from.set(true);
+    told first, second;
+    static_cast<void>(here.ask(known, first));
+    from.wait();
+    static_cast<void>(here.ask(other, second));
+    for (int steps = 0; !second.why; ++steps) {
+        REQUIRE(steps < 1000);
+        REQUIRE(here.runs->step(at{}));
+    }
+    check_same(second, wanted_other);
+    CHECK_FALSE(first.why);
+    CHECK(here.runs->stats().waiting == 1);
+    from.set(false);
+    here.run();
+    check_same(first, wanted);
+    CHECK(first.reused == 144);
+    CHECK(here.store.tier_stats().loaded_tokens == 144);
+    CHECK(here.store.tier_stats().hits == 1);
+    check_same(here.answer(known), wanted);    // from memory
+    CHECK(here.store.tier_stats().asked == 2); // the other prompt, which the tier had not, was asked for once
+}
+
+TEST_CASE("who is cancelled, or late, does not wait for the tier") {
+    gated::place from;
+    const tokens known = some(150, 3);
+    static_cast<void>(room(from).answer(known));
+    room here(from);
+    from.set(true);
+    told first, second;
+    const auto id = here.ask(known, first);
+    from.wait();
+    static_cast<void>(here.ask(some(70, 3), second)); // its turn never comes
+    here.runs->cancel(id);
+    static_cast<void>(here.runs->step(at{}));
+    CHECK(first.why == kv::finish_reason::cancelled);
+    here.runs->close();
+    CHECK(second.why == kv::finish_reason::cancelled);
+    CHECK((first.ids.empty() && second.ids.empty()));
+    from.set(false);
+}
+
+TEST_CASE("a tier that fails leaves the prompt to be computed") {
+    gated::place from;
+    const tokens known = some(150, 4);
+    const told wanted = room(from).answer(known);
+    from.fails = true;
+    room here(from);
+    const told made = here.answer(known);
+    check_same(made, wanted);
+    CHECK(made.reused == 0);
+    CHECK(here.store.tier_stats().failed == 1);
+}
+
+TEST_CASE("a crowd whose pages are all in the tier finds room, one after the other") {
+    gated::place nothing, from;
+    std::vector<tokens> prompts;
+    std::vector<told> wanted;
+    for (unsigned seed = 0; seed < 12; ++seed) {
+        prompts.push_back(some(100 + seed * 5, seed % 8));
+        wanted.push_back(room(nothing).answer(prompts.back()));
+        static_cast<void>(room(from).answer(prompts.back()));
+    }
+    for (const std::size_t pages : {12u, 20u, 60u}) { // one prompt has up to eleven
+        CAPTURE(pages);
+        room here(from, pages);
+        std::vector<told> made(prompts.size());
+        for (std::size_t i = 0; i < prompts.size(); ++i)
+            static_cast<void>(here.ask(prompts[i], made[i]));
+        here.run();
+        for (std::size_t i = 0; i < prompts.size(); ++i) {
+            CAPTURE(i);
+            check_same(made[i], wanted[i]);
+        }
+        CHECK(here.store.tier_stats().hits > 0);
+    }
+}
