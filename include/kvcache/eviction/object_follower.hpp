@@ -54,7 +54,7 @@ public:
         const auto inside = contest_.mark(newcomer.key, index_of(slot));
         for (std::size_t p = 0; p < policies; ++p)
             if (!inside[p])
-                outside_[p].push_front(slot, 0);
+                leave(p, slot);
     }
 
     void touch(slot_id slot) {
@@ -66,8 +66,8 @@ public:
             return;
         const auto inside = contest_.mark(one.key, index_of(slot));
         for (std::size_t p = 0; p < policies; ++p)
-            if (inside[p] && outside_[p].contains(slot))
-                outside_[p].remove(slot);
+            if (inside[p])
+                enter(p, slot);
     }
 
     void settle(slot_id slot) {
@@ -80,9 +80,8 @@ public:
         expects(recency_.contains(slot), "an erased entry was admitted");
         recency_.remove(slot);
         contest_.mark(entries_[index_of(slot)].key, shadow_cache<arc>::no_mark);
-        for (slot_queues& outside : outside_)
-            if (outside.contains(slot))
-                outside.remove(slot);
+        for (std::size_t p = 0; p < policies; ++p)
+            enter(p, slot);
     }
 
     template <class MayLeave>
@@ -109,8 +108,21 @@ private:
     }
 
     void use(const entry& used) {
-        contest_.use(used, [&](std::size_t p, std::uint32_t slot) { outside_[p].push_front(slot_id{slot}, 0); });
-        leader_ = contest_.leader(leader_);
+        contest_.use(used, [&](std::size_t p, std::uint32_t slot) { leave(p, slot_id{slot}); });
+        // Whoever leads next lets go of all that are outside its shadow: a tenth of them would be used again.
+        leader_ = contest_.leader(leader_, [&](std::size_t p) { return 0.1 * static_cast<double>(count_outside_[p]); });
+    }
+
+    // An entry leaves a shadow, or enters it if it is not there.
+    void leave(std::size_t p, slot_id slot) {
+        outside_[p].push_front(slot, 0);
+        ++count_outside_[p];
+    }
+    void enter(std::size_t p, slot_id slot) {
+        if (!outside_[p].contains(slot))
+            return;
+        outside_[p].remove(slot);
+        --count_outside_[p];
     }
 
     template <class MayLeave>
@@ -124,6 +136,7 @@ private:
 
     slot_queues recency_;
     std::array<slot_queues, policies> outside_; // who is in the cache and not in a policy's shadow
+    std::array<std::size_t, policies> count_outside_ = {};
     std::vector<known> entries_;
     shadow_contest<arc, s3_fifo> contest_;
     std::size_t leader_ = 0;

@@ -68,18 +68,23 @@ public:
             each([&](std::size_t, auto& shadow) { return shadow.settle(key), true; });
     }
 
-    /// Who leads, after this one did.
-    [[nodiscard]] std::size_t leader(std::size_t before) const {
+    /// Who leads, after this one did. `cost(a)` is how many uses a change to another costs: it is to be ahead by these,
+    /// too.
+    template <class Cost>
+    [[nodiscard]] std::size_t leader(std::size_t before, Cost&& cost) const {
         std::size_t next = before;
         double most = 0.0;
         for (std::size_t a = 0; a < policies; ++a) {
             const double won = ahead_[a][before], lost = ahead_[before][a];
-            if (won - lost > most && won - lost > 1.5 * std::sqrt(won + lost) + 2.0) {
+            if (won - lost > most && won - lost > 1.5 * std::sqrt(won + lost) + 2.0 + cost(a)) {
                 most = won - lost;
                 next = a;
             }
         }
         return next;
+    }
+    [[nodiscard]] std::size_t leader(std::size_t before) const {
+        return leader(before, [](std::size_t) { return 0.0; });
     }
 
 private:
