@@ -23,7 +23,7 @@ public:
     explicit completions(host& at) : at_(at) {}
 
     void answer(const httplib::Request& in, httplib::Response& out, bool chat) {
-        const auto body = kvcache::parse_json(in.body, "invalid json");
+        const auto body = read_body(in.body);
         if (!body)
             return refuse(out, problem_of(body.error()));
         auto asked = read_question(*body, chat);

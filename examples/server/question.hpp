@@ -15,7 +15,13 @@
 
 namespace server {
 
-using kvcache::json;
+/// A body as it was sent. Its objects find a key among very many, where those that keep their order do not.
+using sent_json = nlohmann::json;
+
+/// Errors: malformed.
+[[nodiscard]] inline kvcache::result<sent_json> read_body(const std::string& text) {
+    return kvcache::parse_json_as<sent_json>(text, "invalid json");
+}
 
 /// What a client asks, read from its body. Fields that are not known are left alone.
 struct question {
@@ -40,11 +46,11 @@ struct question {
 /// Reads the fields of one object. The first that is not what it must be is told, and ends the reading.
 class field_reader {
 public:
-    explicit field_reader(const json& body) : body_(body) {}
+    explicit field_reader(const sent_json& body) : body_(body) {}
 
     template <class To>
     void number(const char* name, To& to, double least, double most) {
-        const json* at = find(name);
+        const sent_json* at = find(name);
         if (at == nullptr)
             return;
         if (!at->is_number() || (std::is_integral_v<To> && !at->is_number_integer()))
@@ -55,14 +61,14 @@ public:
         to = at->get<To>();
     }
     void flag(const char* name, bool& to) {
-        if (const json* at = find(name)) {
+        if (const sent_json* at = find(name)) {
             if (!at->is_boolean())
                 return refuse(name, "must be true or false");
             to = at->get<bool>();
         }
     }
     void text(const char* name, std::string& to) {
-        if (const json* at = find(name)) {
+        if (const sent_json* at = find(name)) {
             if (!at->is_string())
                 return refuse(name, "must be a string");
             to = at->get<std::string>();
@@ -70,7 +76,7 @@ public:
     }
 
     /// The value of a field; none if it is missing or null, or something was refused before.
-    [[nodiscard]] const json* find(const char* name) const {
+    [[nodiscard]] const sent_json* find(const char* name) const {
         if (problem_ || !body_.is_object())
             return nullptr;
         const auto at = body_.find(name);
@@ -90,14 +96,14 @@ private:
         return {out, std::to_chars(out, out + sizeof out, n).ptr};
     }
 
-    const json& body_;
+    const sent_json& body_;
     std::optional<kvcache::error> problem_;
 };
 
 namespace detail {
 
 // A string, or a list of parts of type text.
-inline std::string content_of(field_reader& fields, const std::string& name, const json& content) {
+inline std::string content_of(field_reader& fields, const std::string& name, const sent_json& content) {
     if (content.is_string())
         return content.get<std::string>();
     std::string made;
@@ -105,8 +111,8 @@ inline std::string content_of(field_reader& fields, const std::string& name, con
         fields.refuse(name, "must be a string or a list of parts");
         return made;
     }
-    for (const json& part : content)
-        if (part.is_object() && part.value("type", json()) == "text" && part.contains("text") &&
+    for (const sent_json& part : content)
+        if (part.is_object() && part.value("type", sent_json()) == "text" && part.contains("text") &&
             part["text"].is_string())
             made += part["text"].get<std::string>();
         else
@@ -115,10 +121,10 @@ inline std::string content_of(field_reader& fields, const std::string& name, con
 }
 
 inline void read_messages(field_reader& fields, question& into) {
-    const json* list = fields.find("messages");
+    const sent_json* list = fields.find("messages");
     if (list == nullptr || !list->is_array() || list->empty())
         return fields.refuse("messages", "must be a list of at least one message");
-    for (const json& each : *list) {
+    for (const sent_json& each : *list) {
         const std::string name = "messages[" + std::to_string(into.messages.size()) + "]";
         if (!each.is_object() || !each.contains("role") || !each["role"].is_string())
             return fields.refuse(name + ".role", "is missing or not a string");
@@ -132,7 +138,7 @@ inline void read_messages(field_reader& fields, question& into) {
 }
 
 inline void read_prompt(field_reader& fields, question& into) {
-    const json* prompt = fields.find("prompt");
+    const sent_json* prompt = fields.find("prompt");
     if (prompt != nullptr && prompt->is_array() && prompt->size() == 1 && prompt->front().is_string())
         prompt = &prompt->front();
     if (prompt != nullptr && prompt->is_string()) {
@@ -141,7 +147,7 @@ inline void read_prompt(field_reader& fields, question& into) {
     }
     if (prompt == nullptr || !prompt->is_array() || prompt->empty())
         return fields.refuse("prompt", "must be a string or a list of token ids");
-    for (const json& id : *prompt) {
+    for (const sent_json& id : *prompt) {
         if (!id.is_number_integer() || id.get<double>() < 0.0 || id.get<double>() > 2147483647.0)
             return fields.refuse("prompt", "must be a string or a list of token ids");
         into.prompt_ids.push_back(kvcache::token_id{id.get<std::int32_t>()});
@@ -149,13 +155,13 @@ inline void read_prompt(field_reader& fields, question& into) {
 }
 
 inline void read_stop(field_reader& fields, question& into) {
-    const json* stop = fields.find("stop");
+    const sent_json* stop = fields.find("stop");
     if (stop == nullptr)
         return;
     if (stop->is_string())
         into.stop.push_back(stop->get<std::string>());
     else if (stop->is_array() && stop->size() <= 16)
-        for (const json& each : *stop)
+        for (const sent_json& each : *stop)
             if (each.is_string())
                 into.stop.push_back(each.get<std::string>());
             else
@@ -165,7 +171,7 @@ inline void read_stop(field_reader& fields, question& into) {
 }
 
 inline void read_bias(field_reader& fields, question& into) {
-    const json* bias = fields.find("logit_bias");
+    const sent_json* bias = fields.find("logit_bias");
     if (bias == nullptr)
         return;
     if (!bias->is_object())
@@ -201,7 +207,7 @@ inline void read_log_probabilities(field_reader& fields, question& into) {
 } // namespace detail
 
 /// Reads a body. Errors: malformed, with the field that is not what it must be.
-[[nodiscard]] inline kvcache::result<question> read_question(const json& body, bool chat) {
+[[nodiscard]] inline kvcache::result<question> read_question(const sent_json& body, bool chat) {
     if (!body.is_object())
         return kvcache::error{kvcache::error_code::malformed, "body", "invalid json: the body must be an object"};
     question made{.chat = chat};
@@ -229,7 +235,7 @@ inline void read_log_probabilities(field_reader& fields, question& into) {
     fields.flag("stream", made.stream);
     fields.flag("kvcache_tokens", made.show_tokens);
     fields.flag("return_token_ids", made.token_ids);
-    if (const json* wanted = fields.find("stream_options")) {
+    if (const sent_json* wanted = fields.find("stream_options")) {
         field_reader inner(*wanted);
         inner.flag("include_usage", made.include_usage);
         if (!wanted->is_object() || inner.problem())

@@ -80,12 +80,12 @@ private:
 
     // Runs a text or the begin of a chat, so that what comes behind it needs not.
     void warm(const httplib::Request& in, httplib::Response& out) {
-        auto body = kvcache::parse_json(in.body, "invalid json");
+        auto body = read_body(in.body);
         if (!body)
             return refuse(out, problem_of(body.error()));
         const bool chat = body->is_object() && body->contains("messages");
         if (body->is_object() && !chat && body->contains("text"))
-            (*body)["prompt"] = json((*body)["text"]); // a copy: the object moves as it grows
+            (*body)["prompt"] = (*body)["text"];
         if (body->is_object())
             (*body)["max_tokens"] = 0;
         auto asked = read_question(*body, chat);
@@ -106,7 +106,7 @@ private:
     }
 
     void tokenize(const httplib::Request& in, httplib::Response& out) {
-        const auto body = kvcache::parse_json(in.body, "invalid json");
+        const auto body = read_body(in.body);
         if (!body)
             return refuse(out, problem_of(body.error()));
         field_reader fields(*body);
@@ -128,12 +128,12 @@ private:
     }
 
     void detokenize(const httplib::Request& in, httplib::Response& out) {
-        const auto body = kvcache::parse_json(in.body, "invalid json");
+        const auto body = read_body(in.body);
         if (!body)
             return refuse(out, problem_of(body.error()));
         std::vector<kvcache::token_id> ids;
-        const json none;
-        const json& list = body->is_object() && body->contains("tokens") ? (*body)["tokens"] : none;
+        const sent_json none;
+        const sent_json& list = body->is_object() && body->contains("tokens") ? (*body)["tokens"] : none;
         bool good = list.is_array();
         for (std::size_t i = 0; good && i < list.size(); ++i) {
             good = list[i].is_number_integer() && list[i].get<double>() >= 0.0 && list[i].get<double>() <= 2147483647.0;

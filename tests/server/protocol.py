@@ -143,6 +143,12 @@ def errors(at):
                          ("logit_bias", {"99999999": 1}), ("seed", 1.5), ("stream_options", 3), ("top_logprobs", 3)):
         refused(400, field, at.chat("x", **{field: value}))
     refused(413, "large", at.ask("POST", "/v1/completions", b"x" * (9 << 20)))
+    deep = at.memory()
+    for open_ in (b"[", b'{"a":', b'{"prompt":['):
+        refused(400, "256 levels", at.ask("POST", "/v1/completions", open_ * ((7 << 20) // len(open_))))
+    check(at.memory() < deep + 300, f"what is nested deeply takes no memory: {deep} MiB, then {at.memory()}")
+    many = json.dumps({**{f"key {n}": n for n in range(200000)}, "prompt": "x", "max_tokens": 1})
+    check(at.ask("POST", "/v1/completions", many)[0] == 200, "nor do many fields take long")
     if DATA:
         for case in sorted((DATA / "protocol" / "JSONTestSuite" / "test_parsing").glob("*.json")):
             status, reply, _ = at.ask("POST", "/v1/completions", case.read_bytes())

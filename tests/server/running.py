@@ -65,6 +65,10 @@ class Server:
         _, raw, _ = self.ask("GET", "/metrics")
         return float(re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", raw.decode(), re.M)[1])
 
+    def memory(self):
+        """The most that was resident, in MiB."""
+        return int(re.search(r"VmHWM:\s*(\d+)", Path(f"/proc/{self.process.pid}/status").read_text())[1]) // 1024
+
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
         out, _ = self.process.communicate(timeout=60)

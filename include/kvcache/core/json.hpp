@@ -26,11 +26,12 @@ KVCACHE_ONCE [[nodiscard]] result<Json> parse_json_as(std::string_view text, std
     using event_type = typename Json::parse_event_t;
     std::vector<std::set<std::string>> keys;
     std::string problem;
+    struct too_deep {}; // ends the parsing: what is nested deeper costs nothing
     const auto watch = [&](int depth, event_type event, Json& value) {
         constexpr int deepest = 256;
         if (event == event_type::object_start || event == event_type::array_start) {
-            if (depth > deepest && problem.empty())
-                problem = "is nested more than 256 levels deep";
+            if (depth > deepest)
+                throw too_deep{};
             keys.emplace_back();
         } else if (event == event_type::object_end || event == event_type::array_end) {
             keys.pop_back();
@@ -48,6 +49,8 @@ KVCACHE_ONCE [[nodiscard]] result<Json> parse_json_as(std::string_view text, std
         return value;
     } catch (const typename Json::exception& e) {
         return error{error_code::malformed, std::move(name), e.what()};
+    } catch (const too_deep&) {
+        return error{error_code::malformed, std::move(name), "the JSON text is nested more than 256 levels deep"};
     }
 }
 
