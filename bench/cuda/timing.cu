@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // What copies, rows and attention on a device take beside the same run's own limits: pinned copies, and copies within
-// the device counted in bytes read and written. bench/cuda/run builds it, and it writes JSON to the file it is given.
+// the device counted in bytes read and written; and whether attention of that size gives a sequence the same bits
+// alone, with half of the others, and in another order. bench/cuda/run builds it. It writes JSON to the first file that
+// it is given and a table to the second, and exits with 1 if an aim is missed or bits differ.
 #include <kvcache/cuda/code_rows.hpp>
 #include <kvcache/cuda/cuda_device.cuh>
 #include <kvcache/cuda/device_storage.hpp>
@@ -10,6 +12,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <numeric>
 #include <random>
 #include <string>
@@ -63,7 +66,10 @@ double seconds(cuda::cuda_device& device, cuda::stream_id stream, const Run& run
 
 struct rows_of_json {
     std::FILE* file;
+    std::FILE* table; ///< The same for people; null for none.
     bool first = true;
+    int missed = 0;
+    int aims = 0;
 
     // One row: bytes a second, and the share of the limit it is held against, where there is one.
     void row(const std::string& name, double rate, double limit, double aim) {
@@ -82,6 +88,25 @@ struct rows_of_json {
             std::fprintf(file, ", \"aim\": %.2f", aim);
         std::fprintf(file, "}");
         first = false;
+        if (table != nullptr) {
+            std::fprintf(table, "| %s | %.1f |", name.c_str(), rate * 1e-9);
+            limit > 0 ? std::fprintf(table, " %.1f %% |", 100 * rate / limit) : std::fprintf(table, " |");
+            aim > 0 ? std::fprintf(table, " %.0f %% |\n", 100 * aim) : std::fprintf(table, " |\n");
+        }
+        aims += aim > 0 ? 1 : 0;
+        missed += aim > 0 && rate < aim * limit ? 1 : 0;
+    }
+
+    // Something that is so or is not.
+    void fact(const std::string& name, bool holds) {
+        std::printf("%-52s %s\n", name.c_str(), holds ? "yes" : "NO");
+        std::fprintf(file, "%s\n    {\"name\": \"%s\", \"holds\": %s}", first ? "" : ",", name.c_str(),
+                     holds ? "true" : "false");
+        first = false;
+        if (table != nullptr)
+            std::fprintf(table, "| %s | %s | | |\n", name.c_str(), holds ? "yes" : "no");
+        ++aims;
+        missed += holds ? 0 : 1;
     }
 };
 
@@ -163,6 +188,55 @@ void rows(rows_of_json& to, cuda::cuda_device& device, cuda::page_order order, c
     device.close(stream);
 }
 
+// Numbers of either sign and a size near one, as bf16 or as any bytes, over a whole region: 64 MiB of them, repeated.
+void scatter(cuda::cuda_device& device, cuda::stream_id stream, std::byte* to, std::size_t bytes) {
+    const std::size_t block = std::min(bytes, 64 * mebi);
+    std::byte* const pinned = got(device.allocate_pinned(block));
+    auto* const numbers = reinterpret_cast<std::uint16_t*>(pinned);
+    std::mt19937 random(5);
+    for (std::size_t i = 0; i < block / 2; ++i) {
+        const std::uint32_t bits = random();
+        numbers[i] = static_cast<std::uint16_t>((bits & 0x8000) | 0x3E00 | (bits & 0x01FF)); // 0.125 to 1
+    }
+    for (std::size_t at = 0; at < bytes; at += block) {
+        const cuda::copy_piece piece{pinned, to + at, std::min(block, bytes - at)};
+        got(device.copy(stream, cuda::copy_way::to_device, {&piece, 1}));
+    }
+    got(device.synchronise(stream));
+    device.deallocate_pinned(pinned);
+}
+
+// Attention of some sequences of a batch, in an order: its output and theirs must be the same bits.
+template <row_format Format>
+[[nodiscard]] std::vector<float> attended(cuda::cuda_device& device, cuda::stream_id stream,
+                                          const cuda::attention_options& options, const cuda::page_pool& pool,
+                                          const std::vector<std::vector<kv::page_entry>>& tables,
+                                          const std::vector<std::uint32_t>& order, const std::byte* queries) {
+    const std::size_t width = std::size_t{options.heads} * 128;
+    cuda::attention_table table;
+    for (const std::uint32_t sequence : order)
+        got(table.add(tables[sequence], 0));
+    cuda::paged_attention<cuda::cuda_device, Format, 128, 4> attention(device, options);
+    got(attention.plan(stream, table));
+    std::byte* const asked = got(device.allocate(order.size() * width * 2));
+    std::byte* const out = got(device.allocate(order.size() * width * 4));
+    std::byte* const pinned = got(device.allocate_pinned(order.size() * width * 4));
+    std::vector<cuda::copy_piece> pieces;
+    for (std::size_t i = 0; i < order.size(); ++i)
+        pieces.push_back({queries + order[i] * width * 2, asked + i * width * 2, width * 2});
+    got(device.copy(stream, cuda::copy_way::within_device, pieces));
+    got(attention.attend(stream, pool, 0, asked, row_format::bf16, reinterpret_cast<float*>(out)));
+    const cuda::copy_piece home{out, pinned, order.size() * width * 4};
+    got(device.copy(stream, cuda::copy_way::to_host, {&home, 1}));
+    got(device.synchronise(stream));
+    std::vector<float> numbers(order.size() * width);
+    std::memcpy(numbers.data(), pinned, numbers.size() * 4);
+    device.deallocate(asked);
+    device.deallocate(out);
+    device.deallocate_pinned(pinned);
+    return numbers;
+}
+
 template <row_format Format>
 void attention(rows_of_json& to, cuda::cuda_device& device, cuda::page_order order, std::uint32_t batch,
                std::uint32_t page_tokens, const char* name, double limit, double aim) {
@@ -173,29 +247,46 @@ void attention(rows_of_json& to, cuda::cuda_device& device, cuda::page_order ord
     auto storage = cuda::device_storage<cuda::cuda_device>{.device = &device}.open(count, layout.page_bytes());
     if (!storage.acquire(kv::page_id{0}))
         got(storage.status());
-    set(device, stream, storage.address(kv::page_id{0}), count * layout.page_bytes());
+    scatter(device, stream, storage.address(kv::page_id{0}), count * layout.page_bytes());
     std::vector<std::uint32_t> pages(count);
     std::iota(pages.begin(), pages.end(), 0u);
     std::shuffle(pages.begin(), pages.end(), std::mt19937(3));
+    std::vector<std::vector<kv::page_entry>> tables;
     cuda::attention_table table;
     for (std::uint32_t i = 0; i < batch; ++i) {
         std::vector<kv::page_entry> entries;
         for (std::uint32_t page = 0; page < each; ++page)
             entries.push_back({.page = kv::page_id{pages[i * each + page]}, .count = page_tokens});
-        got(table.add(entries, context - 1));
+        got(table.add(entries, 0));
+        tables.push_back(std::move(entries));
     }
-    cuda::paged_attention<cuda::cuda_device, Format, 128, 4> attention(
-        device, {.layout = layout, .heads = heads, .scale = 0.08838835f, .steps = {}});
+    const cuda::attention_options options{.layout = layout, .heads = heads, .scale = 0.08838835f, .steps = {}};
+    cuda::paged_attention<cuda::cuda_device, Format, 128, 4> attention(device, options);
     got(attention.plan(stream, table));
     std::byte* const queries = got(device.allocate(batch * heads * 128 * 2));
     std::byte* const out = got(device.allocate(batch * heads * 128 * 4));
-    set(device, stream, queries, batch * heads * 128 * 2);
+    scatter(device, stream, queries, batch * heads * 128 * 2);
     const double bytes = static_cast<double>(batch) * context * 8 * 2 *
                          static_cast<double>(layout.row_bytes() + 2 * layout.row_scales());
     const double took = seconds(device, stream, [&] {
         got(attention.attend(stream, storage.pool(), 0, queries, row_format::bf16, reinterpret_cast<float*>(out)));
     });
     to.row(name, bytes / took, limit, aim);
+    if (aim > 0) {
+        std::vector<std::uint32_t> all(batch), back;
+        std::iota(all.begin(), all.end(), 0u);
+        back.assign(all.rbegin(), all.rend());
+        const std::vector<std::uint32_t> half(all.begin(), all.begin() + batch / 2), one(1, batch - 1);
+        const auto whole = attended<Format>(device, stream, options, storage.pool(), tables, all, queries);
+        bool same = std::any_of(whole.begin(), whole.end(), [](float x) { return x != 0.0f; });
+        for (const auto& order : {back, half, one}) {
+            const auto part = attended<Format>(device, stream, options, storage.pool(), tables, order, queries);
+            for (std::size_t i = 0; i < order.size(); ++i)
+                same = same && std::memcmp(part.data() + i * heads * 128, whole.data() + order[i] * heads * 128,
+                                           heads * 128 * sizeof(float)) == 0;
+        }
+        to.fact(std::string(name) + ": the same bits alone, with half, reversed", same);
+    }
     device.deallocate(queries);
     device.deallocate(out);
     device.close(stream);
@@ -210,9 +301,10 @@ int main(int count, char** words) {
         return 77;
     }
     auto& device = *opened;
-    rows_of_json to{std::fopen(count > 1 ? words[1] : "cuda.json", "w")};
-    if (to.file == nullptr) {
-        std::printf("FAIL  the JSON file cannot be written\n");
+    rows_of_json to{std::fopen(count > 1 ? words[1] : "cuda.json", "w"),
+                    count > 2 ? std::fopen(words[2], "w") : nullptr};
+    if (to.file == nullptr || (count > 2 && to.table == nullptr)) {
+        std::printf("FAIL  a file of results cannot be written\n");
         return 1;
     }
     int runtime = 0, driver = 0;
@@ -221,6 +313,11 @@ int main(int count, char** words) {
     std::printf("device: %s, runtime %d, driver %d\n", device.name().c_str(), runtime, driver);
     std::fprintf(to.file, "{\n  \"device\": \"%s\", \"runtime\": %d, \"driver\": %d,\n  \"rows\": [",
                  device.name().c_str(), runtime, driver);
+    if (to.table != nullptr)
+        std::fprintf(to.table,
+                     "%s, CUDA runtime %d, driver %d, `bench/cuda/run`:\n\n| What | GB/s | Of the limit | Aim "
+                     "|\n|---|---|---|---|\n",
+                     device.name().c_str(), runtime, driver);
 
     const auto stream = got(device.open_stream());
     double in = 0, out = 0, within = 0;
@@ -257,5 +354,8 @@ int main(int count, char** words) {
     attention<row_format::int8>(to, device, nhd, 64, 16, "attention int8, 64 x 8192, pages of 16, NHD", within, 0);
     std::fprintf(to.file, "\n  ]\n}\n");
     std::fclose(to.file);
-    return 0;
+    if (to.table != nullptr)
+        std::fclose(to.table);
+    std::printf("%s: %d of %d aims were missed\n", device.name().c_str(), to.missed, to.aims);
+    return to.missed == 0 ? 0 : 1;
 }

@@ -7,6 +7,10 @@
 
 #include <kvcache/cuda/cuda_device.cuh>
 #include <kvcache/cuda/emulated_device.hpp>
+#include <kvcache/cuda/pinned_resource.hpp>
+#include <kvcache/cuda/tiered.hpp>
+#include <kvcache/eviction/lru.hpp>
+#include <kvcache/storage/heap.hpp>
 
 #include <cstdio>
 #include <cstring>
@@ -114,6 +118,62 @@ void rows(report& to, const char* name, cuda::cuda_device& device, kv::page_shap
     return out.wrong;
 }
 
+// The host's pages with a device in front: they come layer by layer while something computes, leave when others need
+// room, and hold what was last written to them there.
+[[nodiscard]] std::vector<std::string> tiers(cuda::cuda_device& device) {
+    cuda_cases::outcome out;
+    constexpr std::uint32_t pages = 9, layers = 4;
+    constexpr std::size_t page_bytes = layers * 65536;
+    const cuda::stream_id compute = *device.open_stream();
+    std::byte* const seen = *device.allocate_pinned(page_bytes);
+    cuda::pinned_resource<cuda::cuda_device> pinned(device);
+    {
+        auto state =
+            cuda::tiered<cuda::cuda_device, kv::heap, kv::lru>{
+                .device = &device, .host = {.resource = &pinned}, .eviction = {}, .device_pages = 4, .layers = layers}
+                .open(pages, page_bytes);
+        std::vector<int> value(pages, 0);
+        for (std::uint32_t page = 0; page < pages; ++page) {
+            out.expect(state.acquire(kv::page_id{page}), "a page is acquired");
+            const auto bytes = state.bytes(kv::page_id{page});
+            cuda_cases::done(out, bytes);
+            if (bytes)
+                std::memset(bytes->data(), value[page] = static_cast<int>(page) + 1, page_bytes);
+        }
+        for (std::uint32_t step = 0; step < 60; ++step) {
+            const kv::page_id both[] = {kv::page_id{step * 5 % pages}, kv::page_id{(step * 5 + 3) % pages}};
+            cuda_cases::done(out, state.fetch(both));
+            if (!out.wrong.empty())
+                break;
+            for (const kv::page_id page : both) {
+                std::byte* const at = state.storage().address(state.place(page));
+                for (std::uint32_t layer = 0; layer < layers; ++layer) {
+                    cuda_cases::done(out, state.await(compute, layer));
+                    const cuda::copy_piece piece{at + layer * 65536, seen + layer * 65536, 65536};
+                    cuda_cases::done(out, device.copy(compute, cuda::copy_way::to_host, {&piece, 1}));
+                }
+                cuda_cases::done(out, device.synchronise(compute));
+                out.expect(std::all_of(seen, seen + page_bytes,
+                                       [&](std::byte b) { return b == static_cast<std::byte>(value[index_of(page)]); }),
+                           "a page holds what was last written");
+                value[index_of(page)] = static_cast<int>(step * 7 + index_of(page)) % 251;
+                cuda_cases::done(out,
+                                 device.fill(compute, at, static_cast<std::byte>(value[index_of(page)]), page_bytes));
+            }
+            cuda_cases::done(out, state.let_go(compute, both, true));
+        }
+        cuda_cases::done(out, state.write_back());
+        for (std::uint32_t page = 0; page < pages; ++page) {
+            const auto bytes = state.bytes(kv::page_id{page});
+            cuda_cases::done(out, bytes);
+            out.expect(bytes && (*bytes)[page_bytes - 1] == static_cast<std::byte>(value[page]), "and brings it home");
+        }
+    }
+    device.deallocate_pinned(seen);
+    device.close(compute);
+    return out.wrong;
+}
+
 // More than any device has: refused, typed, and the next call goes well.
 [[nodiscard]] std::vector<std::string> memory_runs_out(cuda::cuda_device& device) {
     cuda_cases::outcome out;
@@ -142,6 +202,7 @@ int main(int count, char** words) {
     auto engines = cuda::cuda_device::open({.engine_bytes = 0});
     to.tell("pages by kernels", copies(*opened));
     to.tell("pages by copy engines", copies(*engines));
+    to.tell("host pages with the device in front", tiers(*opened));
     if (!quick) // tools that watch the runtime count a refusal as a fault
         to.tell("memory runs out", memory_runs_out(*opened));
 

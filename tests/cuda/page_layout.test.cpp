@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cuda/page_layout.hpp>
+#include <kvcache/cuda/page_pool.hpp>
 
+#include <cstddef>
+#include <cstdint>
 #include <set>
 
 #include <catch2/catch.hpp>
@@ -57,4 +60,15 @@ TEST_CASE("rows that are no whole vectors are not valid") {
 TEST_CASE("offsets inside a page pass four gigabytes") {
     const cuda::page_layout layout{{.layers = 80, .kv_heads = 128, .head_dim = 256, .tokens = 1024}};
     CHECK(layout.side(79, cuda::row_side::values) == 159 * (std::uint64_t{1024} * 128 * 512));
+    CHECK(layout.codes(std::uint64_t{1} << 24) == std::uint64_t{512} << 24);
+}
+
+TEST_CASE("addresses in a slab pass four gigabytes") {
+    std::byte first{};
+    cuda::page_pool pool;
+    pool.page_stride = 3u << 20;
+    pool.slab_pages = 1u << 16;
+    pool.slabs[0] = &first;
+    const auto at = reinterpret_cast<std::uintptr_t>(pool.page(5000));
+    CHECK(at - reinterpret_cast<std::uintptr_t>(&first) == std::uintptr_t{5000} * (3u << 20));
 }

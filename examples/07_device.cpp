@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: MIT
+// Pages on a device: the reference model keeps its cache there and attends there, its products stay here. Compiled as
+// it is, the device is emulated on the host; nvcc makes it a real one:
+//
+//     nvcc -std=c++20 -O2 -arch=native --expt-relaxed-constexpr -Xcompiler -march=native -Iinclude
+//          -isystem /usr/include/eigen3 -x cu examples/07_device.cpp
+//
+// Who has a cache and attention of their own needs less: docs/cuda.md.
+// test:
+#if defined(__CUDACC__)
+#pragma nv_diag_suppress 20011, 20012, 20014 // functions of the host's that no kernel calls
+#endif
+
+#include <kvcache/cache/compose.hpp>
+#include <kvcache/device/device_model.hpp>
+#include <kvcache/device/device_rows.hpp>
+#include <kvcache/session/pipeline.hpp>
+#include <kvcache/testing/random_weights.hpp>
+
+#if defined(__CUDACC__)
+#include <kvcache/cuda/cuda_device.cuh>
+#else
+#include <kvcache/cuda/emulated_device.hpp>
+#endif
+
+#include <cstring>
+#include <iostream>
+#include <vector>
+
+namespace {
+
+namespace kv = kvcache;
+namespace cuda = kv::cuda;
+using namespace kv::literals;
+
+template <class Device>
+int run(Device& device) {
+    const kv::transformer model = kv::make_random_model({.hidden_size = 128,
+                                                         .intermediate_size = 256,
+                                                         .layers = 2,
+                                                         .heads = 8,
+                                                         .kv_heads = 2,
+                                                         .head_dim = 16,
+                                                         .vocabulary = 200,
+                                                         .max_positions = 1024,
+                                                         .rope = {},
+                                                         .bos = {},
+                                                         .eos = {}},
+                                                        1);
+    constexpr auto format = cuda::row_format::bf16;
+    const cuda::device_model<Device, format, 16, 4> there(model, device);
+    auto cache = kv::make_cache(there.id({}), there.shape(16), {.bytes = 4_MiB}, cuda::device_rows{.format = format},
+                                cuda::device_storage<Device>{.device = &device});
+    kv::team threads(1);
+    kv::pipeline through(cache, there, threads);
+
+    std::vector<kv::token_id> prompt;
+    for (std::int32_t i = 0; i < 100; ++i)
+        prompt.push_back(kv::token_id{i * 37 % 200});
+    const auto miss = through.feed(prompt);
+    const auto hit = through.feed(prompt);
+    if (!miss || !hit) {
+        std::cerr << (miss ? hit.error() : miss.error()).message << '\n';
+        return 1;
+    }
+    const bool same = std::memcmp(miss->logits.data(), hit->logits.data(),
+                                  static_cast<std::size_t>(hit->logits.size()) * sizeof(float)) == 0;
+    std::cout << device.name() << ": " << miss->prefilled << " tokens ran, then " << hit->prefilled << " and "
+              << hit->reused << " were known; the logits are " << (same ? "the same bits" : "NOT the same") << '\n'
+              << cache.describe() << "; backend " << cache.id().backend << '\n';
+    return same ? 0 : 1;
+}
+
+} // namespace
+
+int main() {
+#if defined(__CUDACC__)
+    auto device = cuda::cuda_device::open();
+    if (!device) {
+        std::cerr << "no CUDA device: " << device.error().message << '\n';
+        return 77;
+    }
+    return run(*device);
+#else
+    cuda::emulated_device device;
+    return run(device);
+#endif
+}
