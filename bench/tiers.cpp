@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 //
 // What tiers carry: records put and got, beside the same bytes read from files that the system has in memory and values
-// that redis-benchmark moves; and the time to the first token of a long prompt after a restart, beside a cold one.
+// that redis-benchmark moves; the time to the first token of a long prompt after a restart, beside a cold one; and how
+// long an answer under way pauses while another's prompt is read.
 
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/core/mixed_bits.hpp>
+#include <kvcache/locking/mutexed.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/testing/random_weights.hpp>
 #include <kvcache/tier/disk.hpp>
@@ -27,6 +29,7 @@
 #include <vector>
 
 #include "support/machine.hpp"
+#include "tiers/pauses.hpp"
 #include "tiers/redis_process.hpp"
 #include <CLI/CLI.hpp>
 #include <fcntl.h>
@@ -39,7 +42,7 @@ namespace kv = kvcache;
 using bytes = std::vector<std::byte>;
 
 struct flags {
-    std::vector<std::string> parts{"rates", "restart"};
+    std::vector<std::string> parts{"rates", "restart", "pauses"};
     std::vector<std::size_t> sizes{65536, 368640, 1 << 20, 4 << 20};
     std::string directory = "tiers-bench", json;
     std::size_t mib = 256, rounds = 5, prompt = 2000, layers = 30, threads = 1;
@@ -49,7 +52,8 @@ struct flags {
 struct row {
     std::string tier;
     std::size_t value_bytes = 0;
-    double put_gbps = 0, get_gbps = 0, baseline_gbps = 0, ttft_restart_ms = 0, ttft_cold_ms = 0;
+    double put_gbps = 0, get_gbps = 0, baseline_gbps = 0, ttft_restart_ms = 0, ttft_cold_ms = 0, pause_ms = 0,
+           pause_in_step_ms = 0;
 };
 
 void require(bool holds, const char* what) {
@@ -63,7 +67,10 @@ double median(std::vector<double> of) {
 }
 
 void print(const row& r) {
-    if (r.ttft_cold_ms > 0.0)
+    if (r.pause_ms > 0.0)
+        std::printf("%-6s %8zu B  longest pause of an answer %9.1f ms, if the tier is read in a step %9.1f ms\n",
+                    r.tier.c_str(), r.value_bytes, r.pause_ms, r.pause_in_step_ms);
+    else if (r.ttft_cold_ms > 0.0)
         std::printf("%-6s %8zu B  first token after a restart %9.1f ms, cold %9.1f ms: %6.1fx\n", r.tier.c_str(),
                     r.value_bytes, r.ttft_restart_ms, r.ttft_cold_ms, r.ttft_cold_ms / r.ttft_restart_ms);
     else
@@ -210,6 +217,28 @@ row restart(const char* name, const Policy& policy, const kv::transformer& model
             .ttft_cold_ms = cold.milliseconds};
 }
 
+// Of a prompt that the tier is given first.
+template <class Policy>
+row pause(const char* name, const Policy& policy, const kv::transformer& model, const flags& f) {
+    kv::team team(f.threads);
+    std::vector<kv::token_id> prompt;
+    for (std::uint64_t i = 0; i < f.prompt; ++i)
+        prompt.push_back(kv::token_id{static_cast<std::int32_t>(kv::mixed_bits(i) % 49152)});
+    static_cast<void>(start(policy, model, team, prompt));
+    std::vector<double> ahead, in_step;
+    for (std::size_t i = 0; i < f.rounds; ++i) {
+        const auto a = bench::pauses_of(policy, kv::mutexed{}, model, team, prompt);
+        const auto b = bench::pauses_of(policy, kv::unlocked{}, model, team, prompt);
+        require(a.loaded == b.loaded && a.loaded >= (prompt.size() - 1) / 64 * 64, "the tier had not all");
+        ahead.push_back(a.longest_ms);
+        in_step.push_back(b.longest_ms);
+    }
+    return {.tier = name,
+            .value_bytes = kv::plain{}.open(model.shape(64)).page_bytes(),
+            .pause_ms = median(ahead),
+            .pause_in_step_ms = median(in_step)};
+}
+
 int run(const flags& f) {
     std::filesystem::remove_all(f.directory);
     const std::filesystem::path files = f.directory + "/files";
@@ -239,10 +268,18 @@ int run(const flags& f) {
             return 1e-9 * server.benchmark(size, std::max<std::size_t>(all.names.size(), 64));
         }));
     }
-    if (wanted("restart")) {
+    if (wanted("restart") || wanted("pauses")) {
         const kv::transformer model = kv::make_random_model(shape(f.layers), 7);
-        add(restart("lmdb", kv::lmdb<>{.directory = f.directory + "/restart"}, model, f));
-        add(restart("redis", kv::redis{.port = f.port, .timeout = std::chrono::seconds(5)}, model, f));
+        const kv::lmdb<> disk{.directory = f.directory + "/restart"};
+        const kv::redis remote{.port = f.port, .timeout = std::chrono::seconds(5)};
+        if (wanted("restart")) {
+            add(restart("lmdb", disk, model, f));
+            add(restart("redis", remote, model, f));
+        }
+        if (wanted("pauses")) {
+            add(pause("lmdb", disk, model, f));
+            add(pause("redis", remote, model, f));
+        }
     }
     std::filesystem::remove_all(f.directory);
     if (f.json.empty())
@@ -256,7 +293,9 @@ int run(const flags& f) {
                         {"baseline_gbps", r.baseline_gbps},
                         {"ratio", r.baseline_gbps > 0.0 ? r.get_gbps / r.baseline_gbps : 0.0},
                         {"ttft_restart_ms", r.ttft_restart_ms},
-                        {"ttft_cold_ms", r.ttft_cold_ms}});
+                        {"ttft_cold_ms", r.ttft_cold_ms},
+                        {"pause_ms", r.pause_ms},
+                        {"pause_in_step_ms", r.pause_in_step_ms}});
     std::ofstream out(f.json);
     out << list.dump(1) << '\n';
     out.close();

@@ -22,8 +22,8 @@ class Server:
     """Begun with the program, a model and flags; its port is one that was free."""
 
     def __init__(self, program, model, *flags):
-        cache = [] if "--cache-mib" in flags else ["--cache-mib", "64"]
-        self.process = subprocess.Popen([program, "--model", model, "--port", "0", "--page", "16", *cache, *flags],
+        unsaid = [word for flag in (("--cache-mib", "64"), ("--page", "16")) if flag[0] not in flags for word in flag]
+        self.process = subprocess.Popen([program, "--model", model, "--port", "0", *unsaid, *flags],
                                         stdout=subprocess.PIPE, text=True)
         atexit.register(self.process.kill)  # nothing stays behind a failure
         while True:

@@ -61,7 +61,10 @@ namespace detail {
             if (auto fine = detail::accepted(said); !fine)
                 return fine;
         }
-        if (auto fine = detail::accepted(channel->ask({"PING"}, patience)); !fine)
+        if (const auto said = channel->ask({"PING"}, patience); !said)
+            return error{said.error().code, "redis",
+                         said.error().message + (how.security.on ? ", greeted by TLS" : ", greeted without TLS")};
+        else if (auto fine = detail::accepted(said); !fine)
             return fine;
         made.push_back(std::move(channel));
     }

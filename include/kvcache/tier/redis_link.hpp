@@ -205,7 +205,7 @@ private:
             if (*over)
                 return {};
             if (auto came = feed(patience); !came)
-                return came;
+                return error{came.error().code, "redis", came.error().message + ", in the TLS handshake"};
         }
     }
 

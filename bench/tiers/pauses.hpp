@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/compose.hpp>
+#include <kvcache/session/engine.hpp>
+#include <kvcache/session/pipeline.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+namespace bench {
+
+/// What an answer under way sees of another's prompt that the tier has.
+struct pauses {
+    double longest_ms = 0.0;     ///< Between two of its tokens, from when the prompt was asked to its first token.
+    double first_token_ms = 0.0; ///< Of the prompt.
+    std::size_t loaded = 0;      ///< Tokens of it.
+};
+
+/// An engine says an answer, is asked for `prompt` in the middle, and goes on until that has its first token. Under a
+/// locking policy of one thread the tier is read within a step. Throws: runtime_error.
+template <class Policy, class Locking, class Model>
+pauses pauses_of(const Policy& policy, const Locking& locking, const Model& model, kvcache::team& team,
+                 std::span<const kvcache::token_id> prompt) {
+    namespace kv = kvcache;
+    using clock = std::chrono::steady_clock;
+    const auto page = model.shape(64);
+    auto cache =
+        kv::make_cache(model.id({1, 2}), page,
+                       {.bytes = (prompt.size() / 64 + 16) * kv::plain{}.open(page).page_bytes()}, policy, locking);
+    kv::pipeline through(cache, model, team, 256);
+    kv::engine runs(cache, model, through);
+    std::vector<clock::time_point> said;
+    const auto ask = [&](std::vector<kv::token_id> tokens, std::size_t most, auto hear) {
+        if (!runs.submit({.prompt = std::move(tokens), .until = {.max_tokens = most}, .hear = hear}))
+            throw std::runtime_error("a request is refused");
+    };
+    ask({kv::token_id{1}, kv::token_id{2}}, 1000, [&](const kv::said_token&) {
+        said.push_back(clock::now());
+        return kv::hearing::go_on;
+    });
+    while (said.size() < 8)
+        static_cast<void>(runs.step(clock::now()));
+    const std::size_t before = said.size() - 1;
+    const auto asked = clock::now();
+    clock::time_point first = {};
+    ask({prompt.begin(), prompt.end()}, 1, [&](const kv::said_token&) {
+        first = clock::now();
+        return kv::hearing::go_on;
+    });
+    while (first == clock::time_point() || said.back() < first)
+        static_cast<void>(runs.step(clock::now()));
+    pauses made{.first_token_ms = std::chrono::duration<double, std::milli>(first - asked).count(),
+                .loaded = cache.tier_stats().loaded_tokens};
+    for (std::size_t i = before + 1; i < said.size(); ++i)
+        made.longest_ms =
+            std::max(made.longest_ms, std::chrono::duration<double, std::milli>(said[i] - said[i - 1]).count());
+    runs.close();
+    return made;
+}
+
+} // namespace bench
