@@ -129,7 +129,10 @@ TEST_CASE("codes and scales give what the decoded tile gives, but for the coding
         for (const std::uint32_t dim : {20u, 48u, 64u, 128u}) {
             CAPTURE(name, dim);
             const past all(name, dim, 2);
-            CHECK(distance(all.attend(all.codec, 0, 5), all.attend(decoding{all.codec}, 0, 5)) < 2e-3);
+            // Numbers of 16 bits meet codes of 8, numbers of 8 bits what has lost ten times as much and more.
+            const bool wide = name == "bf16" || name == "f16" || name == "int8" || name == "int8_grouped";
+            CHECK(distance(all.attend(all.codec, 0, 5), all.attend(decoding{all.codec}, 0, 5)) <
+                  (wide ? 2e-3 : 1.2e-2));
         }
 }
 
@@ -152,8 +155,8 @@ TEST_CASE("attention over codes gives the same bits in every build") {
     CHECK(digest("bf16") == "92c6ff0541ffbaa68a1d0b7a53d8fb85");
     CHECK(digest("int8") == "7e11a0000e5b02147f6c9fec9d4f558a");
     CHECK(digest("int8_grouped") == "1ad8d4cfddc349c0e9fb3982ec226fd6");
-    CHECK(digest("int4") == "43c9728489aacd40ffc3e808fb5b0f33");
-    CHECK(digest("int4_channels") == "12a845ddf6063d07011c0f9b05599b00");
-    CHECK(digest("codebook<4>") == "4ae871ebe3bad01953535273a8e6de29");
-    CHECK(digest("codebook<3>") == "1335290f9a4ab924a324a79f3d160527");
+    CHECK(digest("int4") == "9903485fdb94563dc9fcbf6b3cd6d87b");
+    CHECK(digest("int4_channels") == "16d322c33b51a7fa1af7fe9207d46664");
+    CHECK(digest("codebook<4>") == "d537fcc232d16b4809819d418c11b472");
+    CHECK(digest("codebook<3>") == "3fd0026667f715a605a427f708992253");
 }

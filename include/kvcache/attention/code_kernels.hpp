@@ -49,11 +49,32 @@ inline void score_strips(const float* queries, std::size_t stride, std::size_t h
     });
 }
 
+/// What products of codes multiply the sum of a query's numbers by: the first number of a table.
+template <unsigned Bits>
+[[nodiscard]] KVCACHE_INLINE inline std::int32_t first_of(const code_quads<Bits>& of) noexcept {
+    if constexpr (Bits == 8)
+        return 1;
+    else
+        return of.table[0];
+}
+
+/// Sums of products of N queries with the fours [begin, end) of 16 rows, as dots_of and byte_dots_of have them. `own`:
+/// of each query its numbers' sum, times first_of.
+template <unsigned Bits, bool Linear, std::size_t N>
+KVCACHE_INLINE inline void products_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
+                                       const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
+                                       f32x16 (&to)[N]) noexcept {
+    if constexpr (Bits == 8)
+        dots_of<Bits, N>(of, begin, end, queries, own, to);
+    else
+        byte_dots_of<Bits, Linear, N>(of, begin, end, queries, own, to);
+}
+
 /// Scores of N queries from `first` on with a tile of whole-number keys: one chain over ascending groups.
 /// scores: (N, most_tiles, 16)
-template <unsigned Bits, std::size_t N>
-inline void score_dots(const coded_queries& queries, std::size_t first, const side_codes& keys, std::size_t head_dim,
-                       float* scores) noexcept {
+template <unsigned Bits, bool Linear, std::size_t N>
+inline void score_dots(const coded_queries<numbers_that_meet<Bits>>& queries, std::size_t first, const side_codes& keys,
+                       std::size_t head_dim, float* scores) noexcept {
     const auto codes = packed_codes<Bits>(page_side::keys, head_dim).view(keys.codes, keys.table);
     f32x16 sums[N];
     for (std::size_t i = 0; i < N; ++i)
@@ -64,11 +85,11 @@ inline void score_dots(const coded_queries& queries, std::size_t first, const si
         const std::byte* asked[N];
         std::int32_t own[N];
         for (std::size_t i = 0; i < N; ++i) {
-            asked[i] = queries.codes(first + i) + begin / 4 * whole_quad_bytes;
-            own[i] = queries.sum(first + i, begin / 16, (end + 15) / 16);
+            asked[i] = queries.codes(first + i) + begin / 4 * numbers_that_meet<Bits>::quad_bytes;
+            own[i] = queries.sum(first + i, begin / 16, (end + 15) / 16) * first_of<Bits>(codes);
         }
         f32x16 dots[N];
-        dots_of<Bits, N>(codes, begin / 4, (end + 3) / 4, asked, own, dots);
+        products_of<Bits, Linear, N>(codes, begin / 4, (end + 3) / 4, asked, own, dots);
         const f32x16 scales = f32x16::load(keys.scales + g * tile_tokens);
         for (std::size_t i = 0; i < N; ++i)
             sums[i] = fma(dots[i], scales, sums[i]);
@@ -77,24 +98,51 @@ inline void score_dots(const coded_queries& queries, std::size_t first, const si
         (sums[i] * f32x16::broadcast(queries.scale(first + i))).store(scores + i * most_tiles * tile_tokens);
 }
 
-/// The same where each of head_dim has a step and a least number: the steps are the queries' by now, and the products
-/// with the least numbers are added. least: (N)
+/// The same where each of head_dim has a step and a middle: the steps are the queries' by now, and the products with
+/// the middles are added. middle: (N)
 template <std::size_t N>
-inline void score_channels(const coded_queries& queries, const side_codes& keys, std::size_t head_dim,
-                           const float* least, float* scores) noexcept {
+inline void score_channels(const coded_queries<byte_numbers>& queries, const side_codes& keys, std::size_t head_dim,
+                           const float* middle, float* scores) noexcept {
     const auto codes = packed_codes<4>(page_side::keys, head_dim).view(keys.codes, keys.table);
     const std::byte* asked[N];
     std::int32_t own[N];
     for (std::size_t i = 0; i < N; ++i) {
         asked[i] = queries.codes(i);
-        own[i] = queries.sum(i, 0, (head_dim + 15) / 16);
+        own[i] = queries.sum(i, 0, (head_dim + 15) / 16) * first_of<4>(codes);
     }
     f32x16 dots[N];
-    dots_of<4, N>(codes, 0, (head_dim + 3) / 4, asked, own, dots);
+    products_of<4, true, N>(codes, 0, (head_dim + 3) / 4, asked, own, dots);
     for (std::size_t i = 0; i < N; ++i)
-        fma(dots[i], f32x16::broadcast(queries.scale(i)), f32x16::broadcast(least[i]))
+        fma(dots[i], f32x16::broadcast(queries.scale(i)), f32x16::broadcast(middle[i]))
             .store(scores + i * most_tiles * tile_tokens);
 }
+
+/// Fetches the codes of a tile that comes soon, a line of keys and a line of values by turns, a few with each column of
+/// values: what is asked for all at once is in part forgotten.
+class code_fetch {
+public:
+    code_fetch() = default;
+    /// Of tile `of`, in as many steps as it has columns.
+    code_fetch(const attention_tile& of, std::size_t columns) noexcept
+        : keys_(of.ahead_key_codes),
+          values_(of.ahead_value_codes),
+          of_keys_(keys_ == nullptr ? 0 : of.codes.keys.bytes),
+          of_values_(values_ == nullptr ? 0 : of.codes.values.bytes),
+          step_((std::max(of_keys_, of_values_) / columns + 63) / 64 * 64) {}
+
+    KVCACHE_INLINE void some() noexcept {
+        for (const std::size_t end = next_ + step_; next_ < end; next_ += 64) {
+            if (next_ < of_keys_)
+                prefetch(keys_, next_);
+            if (next_ < of_values_)
+                prefetch(values_, next_);
+        }
+    }
+
+private:
+    const std::byte *keys_ = nullptr, *values_ = nullptr;
+    std::size_t of_keys_ = 0, of_values_ = 0, step_ = 0, next_ = 0;
+};
 
 /// What values of a tile are weighted with, query by query. Lanes that a query does not see weigh nothing.
 template <std::size_t N>
@@ -107,7 +155,8 @@ struct code_weights {
 /// Adds weighted values to the sums of N queries, in 16 * Columns numbers: one chain over ascending lanes.
 template <std::size_t N, std::size_t Columns, class Reader>
 inline void add_strips(const Reader& values, std::size_t column, const code_weights<N>& weights, float* to,
-                       std::size_t stride) noexcept {
+                       std::size_t stride, code_fetch& ahead) noexcept {
+    unrolled<Columns>([&](auto) KVCACHE_INLINE { ahead.some(); });
     constexpr std::size_t vectors = Columns * native_parts;
     native_floats sums[N * vectors];
     unrolled<N * vectors>([&](auto i) KVCACHE_INLINE {
@@ -135,22 +184,32 @@ inline void add_strips(const Reader& values, std::size_t column, const code_weig
 /// The same for columns [column, last), as many at once as fit.
 template <std::size_t N, std::size_t Columns, class Reader>
 inline void add_columns_of(const Reader& values, std::size_t column, std::size_t last, const code_weights<N>& weights,
-                           float* to, std::size_t stride) noexcept {
+                           float* to, std::size_t stride, code_fetch& ahead) noexcept {
     for (; column + Columns <= last; column += Columns)
-        add_strips<N, Columns>(values, column, weights, to + column * 16, stride);
+        add_strips<N, Columns>(values, column, weights, to + column * 16, stride, ahead);
     if constexpr (Columns > 1)
-        add_columns_of<N, Columns / 2>(values, column, last, weights, to, stride);
+        add_columns_of<N, Columns / 2>(values, column, last, weights, to, stride, ahead);
+}
+
+/// What was written here is read from memory: a compiler that knows the numbers takes vectors apart for them.
+inline void in_memory(const void* at) noexcept {
+#if defined(__GNUC__)
+    asm volatile("" : : "r"(at) : "memory");
+#else
+    static_cast<void>(at);
+#endif
 }
 
 /// Adds weighted whole-number values to the sums of N queries: exact over the lanes of a tile, one chain over tiles.
 /// Weights are whole numbers too, in units of their largest; they are multiplied by the lanes' scales of each group
 /// before, or the sums by the steps of each of head_dim behind.
-template <unsigned Bits, std::size_t N>
+template <unsigned Bits, bool Linear, std::size_t N>
 inline void add_dots(const side_codes& values, std::size_t head_dim, const code_weights<N>& weights, float* to,
-                     std::size_t stride) noexcept {
-    constexpr auto limit = static_cast<float>(largest_whole);
+                     std::size_t stride, code_fetch& ahead) noexcept {
+    using numbers = numbers_that_meet<Bits>;
+    constexpr auto limit = static_cast<float>(numbers::largest);
     const auto codes = packed_codes<Bits>(page_side::values, head_dim).view(values.codes, values.table);
-    const bool channels = values.format == code_format::channels;
+    const bool channels = Linear && values.format == code_format::channels;
     const std::size_t columns = value_width(head_dim) / 16, each = channels ? columns : (values.group + 15) / 16;
     f32x16 most = f32x16::broadcast(1.0f); // the largest size of a lane's scales
     if (!channels) {
@@ -160,36 +219,53 @@ inline void add_dots(const side_codes& values, std::size_t head_dim, const code_
             most = max(max(scales, -scales), most);
         }
     }
+    const f32x16 eight = f32x16::broadcast(8.0f);
     f32x16 lanes[N], units[N], all[N];
     for (std::size_t i = 0; i < N; ++i) {
         lanes[i] = f32x16::load(weights.lanes[i]);
         const float top = largest(lanes[i] * most);
         units[i] = f32x16::broadcast(top / limit);
         all[i] = channels ? f32x16::broadcast(sum(lanes[i])) : f32x16::zero();
-        lanes[i] = lanes[i] * f32x16::broadcast(top > coded_queries::least_size ? limit / top : 0.0f);
+        lanes[i] = lanes[i] * f32x16::broadcast(top > least_size ? limit / top : 0.0f);
     }
-    alignas(64) std::byte whole[N][4 * whole_quad_bytes];
-    const std::byte* asked[N];
-    std::int32_t own[N];
-    for (std::size_t first = 0, g = 0; first < columns; first += each, ++g) {
-        for (std::size_t i = 0; i < N; ++i) {
-            own[i] =
-                put_whole(channels ? lanes[i] : lanes[i] * f32x16::load(values.scales + g * tile_tokens), whole[i]);
-            asked[i] = whole[i];
-        }
-        for (std::size_t c = first; c < std::min(first + each, columns); ++c) {
-            f32x16 dots[N];
-            dots_of<Bits, N>(codes, c * 4, c * 4 + 4, asked, own, dots);
+    if (weights.rescaled)
+        for (std::size_t i = 0; i < N; ++i)
+            for (std::size_t c = 0; c < columns * 16; c += 16) {
+                float* const at = to + i * stride + c;
+                (f32x16::load(at) * f32x16::broadcast(weights.rescale[i])).store(at);
+            }
+    // Of some groups at once, so that one's weights need not wait for another's sums.
+    constexpr std::size_t at_once = 8;
+    alignas(64) std::byte whole[at_once][N][numbers::bytes];
+    std::int32_t own[at_once][N];
+    for (std::size_t begin = 0, g = 0; begin < columns; begin += at_once * each, g += at_once) {
+        const std::size_t end = std::min(begin + at_once * each, columns);
+        for (std::size_t first = begin, some = 0; first < end; first += each, ++some)
             for (std::size_t i = 0; i < N; ++i) {
-                float* const at = to + i * stride + c * 16;
-                f32x16 sums = f32x16::load(at);
-                if (weights.rescaled)
-                    sums = sums * f32x16::broadcast(weights.rescale[i]);
-                if (channels) {
-                    sums = fma(all[i], f32x16::load(values.scales + columns * 16 + c * 16), sums);
-                    fma(dots[i] * units[i], f32x16::load(values.scales + c * 16), sums).store(at);
-                } else {
-                    fma(dots[i], units[i], sums).store(at);
+                const f32x16 weighs =
+                    channels ? lanes[i] : lanes[i] * f32x16::load(values.scales + (g + some) * tile_tokens);
+                own[some][i] = numbers::put(weighs, whole[some][i]) * first_of<Bits>(codes);
+            }
+        in_memory(whole);
+        for (std::size_t first = begin, some = 0; first < end; first += each, ++some) {
+            const std::byte* asked[N];
+            for (std::size_t i = 0; i < N; ++i)
+                asked[i] = whole[some][i];
+            for (std::size_t c = first; c < std::min(first + each, end); ++c) {
+                ahead.some();
+                f32x16 dots[N];
+                products_of<Bits, Linear, N>(codes, c * 4, c * 4 + 4, asked, own[some], dots);
+                for (std::size_t i = 0; i < N; ++i) {
+                    float* const at = to + i * stride + c * 16;
+                    const f32x16 sums = f32x16::load(at);
+                    if (channels) {
+                        const f32x16 step = f32x16::load(values.scales + c * 16);
+                        const f32x16 middle = fma(
+                            step, eight, f32x16::load(values.scales + columns * 16 + c * 16)); // of codes from -8 on
+                        fma(dots[i] * units[i], step, fma(all[i], middle, sums)).store(at);
+                    } else {
+                        fma(dots[i], units[i], sums).store(at);
+                    }
                 }
             }
         }

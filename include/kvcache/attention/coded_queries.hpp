@@ -2,31 +2,55 @@
 #pragma once
 
 #include <kvcache/core/aligned.hpp>
+#include <kvcache/kernel/byte_dot.hpp>
 #include <kvcache/kernel/code_dot.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 namespace kvcache::detail {
 
-/// Queries as whole numbers of 16 bits, for keys that are whole numbers too: each with a scale, its largest size over
-/// the largest whole number. Sums of products of whole numbers are exact, so that their order is free, and what a
-/// query loses is a hundredth of what an int8 key does.
+/// How numbers meet codes of 8 bits: as whole numbers of 16. What is lost is a hundredth of what such codes lose.
+struct whole_numbers {
+    static constexpr std::size_t bytes = 4 * whole_quad_bytes; ///< Of sixteen.
+    static constexpr std::size_t quad_bytes = whole_quad_bytes;
+    static constexpr std::int32_t largest = largest_whole;
+    static std::int32_t put(const f32x16& x, std::byte* to) noexcept { return put_whole(x, to); }
+};
+
+/// How numbers meet shorter codes: as whole numbers of 8 bits. What is lost is a hundredth of what 4 bits lose.
+struct byte_numbers {
+    static constexpr std::size_t bytes = 4 * byte_quad_bytes; ///< Of sixteen.
+    static constexpr std::size_t quad_bytes = byte_quad_bytes;
+    static constexpr std::int32_t largest = largest_byte;
+    static std::int32_t put(const f32x16& x, std::byte* to) noexcept { return put_bytes(x, to); }
+};
+
+template <unsigned Bits>
+using numbers_that_meet = std::conditional_t<Bits == 8, whole_numbers, byte_numbers>;
+
+/// Less is nothing: its inverse would not be a number.
+inline constexpr float least_size = 1e-30f;
+
+/// Queries as whole numbers, for keys that are whole numbers too: each with a scale, its largest size over the largest
+/// whole number. Sums of products of whole numbers are exact, so that their order is free.
+template <class Numbers>
 class coded_queries {
 public:
     coded_queries(std::size_t head_dim, std::size_t capacity)
         : sixteens_((head_dim + 15) / 16),
           // So that 127 times the largest, head_dim times, is an int32.
-          largest_(static_cast<float>(std::min<std::size_t>(largest_whole, 2147483647 / 127 / (head_dim + 1)))),
-          codes_(capacity * sixteens_ * 4 * whole_quad_bytes),
+          largest_(static_cast<float>(std::min<std::size_t>(Numbers::largest, 2147483647 / 127 / (head_dim + 1)))),
+          codes_(capacity * sixteens_ * Numbers::bytes),
           sums_(capacity * (sixteens_ + 1)),
           scales_(capacity) {}
 
-    /// The query as products of codes read it, filled up with zeros. (sixteens, 4, whole_quad_bytes)
+    /// The query as products of codes read it, filled up with zeros. (sixteens, Numbers::bytes)
     [[nodiscard]] const std::byte* codes(std::size_t q) const noexcept {
-        return codes_.data() + q * sixteens_ * 4 * whole_quad_bytes;
+        return codes_.data() + q * sixteens_ * Numbers::bytes;
     }
     /// The sum of the numbers in the sixteens [begin, end).
     [[nodiscard]] std::int32_t sum(std::size_t q, std::size_t begin, std::size_t end) const noexcept {
@@ -45,20 +69,18 @@ public:
         }
         const float top = kvcache::largest(most);
         const f32x16 inverse = f32x16::broadcast(top > least_size ? largest_ / top : 0.0f);
-        std::byte* to = codes_.data() + q * sixteens_ * 4 * whole_quad_bytes;
+        std::byte* to = codes_.data() + q * sixteens_ * Numbers::bytes;
         std::int32_t* before = sums_.data() + q * (sixteens_ + 1);
         *before = 0;
-        for (std::size_t d = 0; d < sixteens_ * 16; d += 16, to += 4 * whole_quad_bytes, ++before)
-            before[1] = before[0] + put_whole(f32x16::load(numbers + d) * inverse, to);
+        for (std::size_t d = 0; d < sixteens_ * 16; d += 16, to += Numbers::bytes, ++before)
+            before[1] = before[0] + Numbers::put(f32x16::load(numbers + d) * inverse, to);
         scales_[q] = top / largest_ * by + kvcache::sum(none);
     }
-
-    static constexpr float least_size = 1e-30f; ///< Less is nothing: its inverse would not be a number.
 
 private:
     std::size_t sixteens_;
     float largest_;
-    aligned_vector<std::byte> codes_; // (capacity, sixteens, 4, whole_quad_bytes)
+    aligned_vector<std::byte> codes_; // (capacity, sixteens, Numbers::bytes)
     std::vector<std::int32_t> sums_;  // of what is before each, and of all (capacity, sixteens + 1)
     std::vector<float> scales_;
 };

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <span>
+#include <type_traits>
 #include <utility>
 
 namespace kvcache::detail {
@@ -30,6 +31,7 @@ public:
           width_(value_width(head_dim)),
           plain_(capacity * width_),
           whole_(head_dim, capacity),
+          bytes_(head_dim, capacity),
           turned_(head_dim, 4),
           steps_(2 * width_),
           query_(width_) {}
@@ -40,6 +42,7 @@ public:
         for (std::size_t d = 0; d < head_dim_; ++d)
             own[d] = numbers[d] * scale;
         whole_.place(q, own, 1.0f);
+        bytes_.place(q, own, 1.0f);
     }
 
     /// Scores of `count` queries from `first` on with the tiles, all in the format of the first one's keys.
@@ -49,9 +52,9 @@ public:
 
     /// Adds the weighted values of tile `t` to the sums of `count` queries, the first of which is `q` among the
     /// weights; `stride` numbers from one query's sums to the next. A lane that a query does not see has a weight of
-    /// zero.
+    /// zero. `ahead` is fetched meanwhile.
     void add(const side_codes& values, const tile_weights& weights, std::size_t t, std::size_t q, std::size_t count,
-             float* to, std::size_t stride) const;
+             float* to, std::size_t stride, code_fetch& ahead) const;
 
 private:
     template <class Number>
@@ -65,9 +68,10 @@ private:
     std::size_t head_dim_;
     std::size_t width_;
     aligned_vector<float> plain_; // queries (capacity, width)
-    coded_queries whole_;
-    coded_queries turned_;        // times the steps of channels
-    aligned_vector<float> steps_; // and the least numbers (2, width)
+    coded_queries<whole_numbers> whole_;
+    coded_queries<byte_numbers> bytes_;
+    coded_queries<byte_numbers> turned_; // times the steps of channels
+    aligned_vector<float> steps_;        // and the middles (2, width)
     aligned_vector<float> query_;
 };
 
@@ -113,10 +117,22 @@ void coded_tiles::by_numbers(std::span<const attention_tile> tiles, const float*
 template <unsigned Bits>
 void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
                           float* scores) const {
-    for (std::size_t t = 0; t < tiles.size(); ++t)
+    const auto& queries = [&]() -> const auto& {
+        if constexpr (Bits == 8)
+            return whole_;
+        else
+            return bytes_;
+    }
+    ();
+    for (std::size_t t = 0; t < tiles.size(); ++t) {
+        const side_codes& keys = tiles[t].codes.keys;
         together(count, [&]<std::size_t N>(std::size_t q) {
-            score_dots<Bits, N>(whole_, first + q, tiles[t].codes.keys, head_dim_, scores_of(scores, q, t));
+            if (Bits == 4 && is_linear<Bits>(keys.table))
+                score_dots<Bits, Bits == 4, N>(queries, first + q, keys, head_dim_, scores_of(scores, q, t));
+            else
+                score_dots<Bits, false, N>(queries, first + q, keys, head_dim_, scores_of(scores, q, t));
         });
+    }
 }
 
 // Queries are turned once for the tiles that share their steps.
@@ -126,10 +142,13 @@ inline void coded_tiles::by_channels(std::span<const attention_tile> tiles, std:
         const half* const steps = tiles[t].codes.keys.scales;
         for (last = t + 1; last < tiles.size() && tiles[last].codes.keys.scales == steps;)
             ++last;
-        for (std::size_t i = 0; i < 2 * width_; i += 16)
-            f32x16::load(steps + i).store(steps_.data() + i);
+        for (std::size_t d = 0; d < width_; d += 16) {
+            const f32x16 step = f32x16::load(steps + d);
+            step.store(steps_.data() + d);
+            fma(step, f32x16::broadcast(8.0f), f32x16::load(steps + width_ + d)).store(steps_.data() + width_ + d);
+        }
         together(count, [&]<std::size_t N>(std::size_t q) {
-            float least[N];
+            float middle[N];
             for (std::size_t i = 0; i < N; ++i) {
                 const float* const own = plain_.data() + (first + q + i) * width_;
                 f32x16 sums = f32x16::zero();
@@ -138,11 +157,11 @@ inline void coded_tiles::by_channels(std::span<const attention_tile> tiles, std:
                     sums = fma(x, f32x16::load(steps_.data() + width_ + d), sums);
                     (x * f32x16::load(steps_.data() + d)).store(query_.data() + d);
                 }
-                least[i] = sum(sums);
+                middle[i] = sum(sums);
                 turned_.place(i, query_.data(), 1.0f);
             }
             for (std::size_t each = t; each < last; ++each)
-                score_channels<N>(turned_, tiles[each].codes.keys, head_dim_, least, scores_of(scores, q, each));
+                score_channels<N>(turned_, tiles[each].codes.keys, head_dim_, middle, scores_of(scores, q, each));
         });
     }
 }
@@ -177,7 +196,7 @@ inline void coded_tiles::score(std::span<const attention_tile> tiles, const floa
 }
 
 inline void coded_tiles::add(const side_codes& values, const tile_weights& weights, std::size_t t, std::size_t q,
-                             std::size_t count, float* to, std::size_t stride) const {
+                             std::size_t count, float* to, std::size_t stride, code_fetch& ahead) const {
     const auto for_some = [&](const auto& body) {
         together(count, [&]<std::size_t N>(std::size_t i) {
             code_weights<N> own;
@@ -191,7 +210,12 @@ inline void coded_tiles::add(const side_codes& values, const tile_weights& weigh
     };
     const auto by_numbers = [&](const auto& reader) {
         for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
-            add_columns_of<N, columns_together(N)>(reader, 0, width_ / 16, own, sums, stride);
+            add_columns_of<N, columns_together(N)>(reader, 0, width_ / 16, own, sums, stride, ahead);
+        });
+    };
+    const auto by_dots = [&](auto bits, auto linear) {
+        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
+            add_dots<decltype(bits)::value, decltype(linear)::value, N>(values, head_dim_, own, sums, stride, ahead);
         });
     };
     switch (values.format) {
@@ -204,25 +228,20 @@ inline void coded_tiles::add(const side_codes& values, const tile_weights& weigh
         by_numbers(wide_reader<half>{reinterpret_cast<const half*>(values.codes), width_ / 16});
         break;
     case code_format::int8:
-        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
-            add_dots<8, N>(values, head_dim_, own, sums, stride);
-        });
+        by_dots(std::integral_constant<unsigned, 8>{}, std::false_type{});
         break;
     case code_format::four:
     case code_format::channels:
-        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
-            add_dots<4, N>(values, head_dim_, own, sums, stride);
-        });
+        if (is_linear<4>(values.table))
+            by_dots(std::integral_constant<unsigned, 4>{}, std::true_type{});
+        else
+            by_dots(std::integral_constant<unsigned, 4>{}, std::false_type{});
         break;
     case code_format::three:
-        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
-            add_dots<3, N>(values, head_dim_, own, sums, stride);
-        });
+        by_dots(std::integral_constant<unsigned, 3>{}, std::false_type{});
         break;
     case code_format::two:
-        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
-            add_dots<2, N>(values, head_dim_, own, sums, stride);
-        });
+        by_dots(std::integral_constant<unsigned, 2>{}, std::false_type{});
         break;
     }
 }

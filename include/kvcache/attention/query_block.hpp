@@ -233,24 +233,17 @@ private:
         weigh(tiles.first(count), q, group);
         for (std::size_t t = 0; t < count; ++t) {
             const side_codes& values = tiles[t].codes.values;
+            detail::code_fetch ahead;
             if (begin == 0)
-                fetch_codes(tiles[t]);
+                ahead = detail::code_fetch(tiles[t], width_ / 16);
             if (tiles[t].end() <= least.limit + 1) {
-                coded_.add(values, weights_, t, 0, group, running(q).sums(), stride_);
+                coded_.add(values, weights_, t, 0, group, running(q).sums(), stride_, ahead);
                 continue;
             }
             for (std::size_t i = 0; i < group; ++i)
                 if (seen(tiles[t], asked_[q + i].limit) > tiles[t].first)
-                    coded_.add(values, weights_, t, i, 1, running(q + i).sums(), stride_);
+                    coded_.add(values, weights_, t, i, 1, running(q + i).sums(), stride_, ahead);
         }
-    }
-
-    // The codes of a tile that comes soon.
-    static void fetch_codes(const attention_tile& tile) noexcept {
-        for (std::size_t at = 0; tile.ahead_key_codes != nullptr && at < tile.codes.keys.bytes; at += 64)
-            prefetch(tile.ahead_key_codes, at);
-        for (std::size_t at = 0; tile.ahead_value_codes != nullptr && at < tile.codes.values.bytes; at += 64)
-            prefetch(tile.ahead_value_codes, at);
     }
 
     // Whether two tiles are read in one way.

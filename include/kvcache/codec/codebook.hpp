@@ -17,23 +17,24 @@ namespace kvcache {
 namespace detail {
 
 /// The levels that code numbers of a standard normal distribution with the least mean squared error (Max 1960, table 1,
-/// recomputed), in 127ths of the largest; that one in standard deviations; and both signs, ascending.
+/// recomputed), as whole numbers of units that spare most of it: 0.2 % is lost with 4 bits, 0.04 % with 3, none with 2.
+/// They differ by no more than `widest_table`. The unit is in standard deviations; both signs, ascending.
 template <unsigned Bits>
 struct normal_levels;
 template <>
 struct normal_levels<2> {
-    static constexpr float largest = 1.51041761f;
-    static constexpr std::int8_t table[16] = {-127, -38, 38, 127};
+    static constexpr float unit = 1.51035062f / 60.0f;
+    static constexpr std::int8_t table[16] = {-60, -18, 18, 60};
 };
 template <>
 struct normal_levels<3> {
-    static constexpr float largest = 2.15194570f;
-    static constexpr std::int8_t table[16] = {-127, -79, -45, -14, 14, 45, 79, 127};
+    static constexpr float unit = 2.14745705f / 62.0f;
+    static constexpr std::int8_t table[16] = {-62, -39, -22, -7, 7, 22, 39, 62};
 };
 template <>
 struct normal_levels<4> {
-    static constexpr float largest = 2.73258957f;
-    static constexpr std::int8_t table[16] = {-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127};
+    static constexpr float unit = 2.733f / 61.0f;
+    static constexpr std::int8_t table[16] = {-61, -46, -36, -28, -21, -15, -9, -3, 3, 9, 15, 21, 28, 36, 46, 61};
 };
 
 /// The nearest level of a row, its root mean square being one standard deviation.
@@ -43,7 +44,7 @@ struct codebook_formula {
     static constexpr const std::int8_t (&table)[16] = normal_levels<Bits>::table;
     std::size_t group = 0;
 
-    [[nodiscard]] std::string name() const { return "codebook of " + std::to_string(Bits) + " bits"; }
+    [[nodiscard]] std::string name() const { return "codebook of " + std::to_string(Bits) + " bits, byte queries"; }
     template <class Strips>
     [[nodiscard]] f32x16 scale(const Strips& strips, std::size_t first, std::size_t last) const noexcept {
         f32x16 squares = f32x16::zero();
@@ -54,7 +55,7 @@ struct codebook_formula {
         alignas(64) float each[tile_tokens];
         (squares / f32x16::broadcast(static_cast<float>(last - first))).store(each);
         for (float& size : each)
-            size = std::sqrt(size) * (normal_levels<Bits>::largest / 127.0f);
+            size = std::sqrt(size) * normal_levels<Bits>::unit;
         return f32x16::load(each);
     }
     [[nodiscard]] f32x16 code(const f32x16& x) const noexcept {

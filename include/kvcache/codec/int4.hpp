@@ -18,7 +18,7 @@ struct int4_formula {
     static constexpr unsigned bits = 4;
     std::size_t group = 32;
 
-    [[nodiscard]] std::string name() const { return "int4 groups of " + std::to_string(group); }
+    [[nodiscard]] std::string name() const { return "int4 groups of " + std::to_string(group) + ", byte queries"; }
     template <class Strips>
     [[nodiscard]] f32x16 scale(const Strips& strips, std::size_t first, std::size_t last) const noexcept {
         f32x16 most = f32x16::zero(), least = f32x16::zero();

@@ -37,7 +37,7 @@ public:
     [[nodiscard]] std::size_t tokens() const noexcept { return tiles_ * tile_tokens; }
     [[nodiscard]] std::size_t bytes() const noexcept { return tiles_ * codes_.bytes() + 2 * width_ * sizeof(half); }
     [[nodiscard]] std::string name() const {
-        return "int4 channels, fitted, over " + std::to_string(tokens()) + " tokens";
+        return "int4 channels, fitted, over " + std::to_string(tokens()) + " tokens, byte queries";
     }
     void turn(std::span<float>) const noexcept {}
     void turn_back(std::span<float>) const noexcept {}
@@ -100,12 +100,13 @@ public:
         return {.format = code_format::channels,
                 .codes = from + tile * codes_.bytes(),
                 .scales = steps_of(from),
-                .table = table,
+                .table = from_middle,
                 .bytes = bytes() / tiles_};
     }
 
 private:
     static constexpr std::int8_t table[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    static constexpr std::int8_t from_middle[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 
     // A channel's codes, and their squared error.
     struct fitted {

@@ -25,9 +25,10 @@ struct side_codes {
     code_format format = code_format::none;
     const std::byte* codes = nullptr;
     const half* scales = nullptr; ///< (groups, 16); of channels: the steps, then the least numbers, (2, value_width).
-    const std::int8_t* table = nullptr; ///< What places stand for. (16)
-    std::size_t group = 0;              ///< Numbers of head_dim that share a scale.
-    std::size_t bytes = 0;              ///< From `codes` on, about: what is fetched before the tile is read.
+    const std::int8_t* table =
+        nullptr;           ///< What places stand for, ascending; of channels in steps from the middle. (16)
+    std::size_t group = 0; ///< Numbers of head_dim that share a scale.
+    std::size_t bytes = 0; ///< From `codes` on, about: what is fetched before the tile is read.
 };
 
 /// Both sides of a tile.

@@ -93,27 +93,50 @@ struct code_quads {
     return four;
 }
 
-/// A four of eight rows: each number, and 128.
+/// Steps that pass through here keep their order: a compiler that loads everything first has no registers for the sums.
+KVCACHE_INLINE inline void keep_order(__m256i& x) noexcept {
+#if defined(__GNUC__)
+    asm volatile("" : "+x"(x));
+#endif
+}
+
+/// Whole numbers of two halves of 16 rows as float32.
+[[nodiscard]] KVCACHE_INLINE inline f32x16 floats_of(__m256i first, __m256i last) noexcept {
+#if defined(__AVX512F__)
+    return {{native_floats(_mm512_cvtepi32_ps(_mm512_inserti64x4(_mm512_castsi256_si512(first), last, 1)))}};
+#else
+    return {{native_floats(_mm256_cvtepi32_ps(first)), native_floats(_mm256_cvtepi32_ps(last))}};
+#endif
+}
+
+/// A four of eight rows: the places in a table.
 template <unsigned Bits, std::size_t Place>
-[[nodiscard]] KVCACHE_INLINE inline __m256i quad_codes(const code_quads<Bits>& of, std::size_t quad, std::size_t half,
-                                                       __m256i table) noexcept {
+[[nodiscard]] KVCACHE_INLINE inline __m256i quad_places(const code_quads<Bits>& of, std::size_t quad,
+                                                        std::size_t half) noexcept {
     using quads = code_quads<Bits>;
     const auto load = [](const std::byte* from)
                           KVCACHE_INLINE { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); };
     __m256i x = load(of.codes + quad / quads::per * 64 + half * 32);
-    if constexpr (Bits == 8) {
-        return _mm256_xor_si256(x, table);
-    } else {
-        if constexpr (Place > 0)
-            x = _mm256_srli_epi16(x, Place * quads::part);
-        x = _mm256_and_si256(x, _mm256_set1_epi8((1 << quads::part) - 1));
-        if constexpr (Bits == 3) {
-            const __m256i above = _mm256_srl_epi16(load(of.upper + quad / 8 * 64 + half * 32),
-                                                   _mm_cvtsi32_si128(static_cast<int>(quad % 8)));
-            x = _mm256_or_si256(x, _mm256_slli_epi16(_mm256_and_si256(above, _mm256_set1_epi8(1)), 2));
-        }
-        return _mm256_shuffle_epi8(table, x);
+    if constexpr (Place > 0)
+        x = _mm256_srli_epi16(x, Place * quads::part);
+    x = _mm256_and_si256(x, _mm256_set1_epi8((1 << quads::part) - 1));
+    if constexpr (Bits == 3) {
+        const __m256i above =
+            _mm256_srl_epi16(load(of.upper + quad / 8 * 64 + half * 32), _mm_cvtsi32_si128(static_cast<int>(quad % 8)));
+        x = _mm256_or_si256(x, _mm256_slli_epi16(_mm256_and_si256(above, _mm256_set1_epi8(1)), 2));
     }
+    return x;
+}
+
+/// A four of eight rows: each number as the table has it; of 8 bits each number, and what the table has.
+template <unsigned Bits, std::size_t Place>
+[[nodiscard]] KVCACHE_INLINE inline __m256i quad_codes(const code_quads<Bits>& of, std::size_t quad, std::size_t half,
+                                                       __m256i table) noexcept {
+    if constexpr (Bits == 8)
+        return _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(of.codes + quad * 64 + half * 32)),
+                                table);
+    else
+        return _mm256_shuffle_epi8(table, quad_places<Bits, Place>(of, quad, half));
 }
 
 /// The numbers of a table, and 128; of none that 128.
@@ -213,17 +236,11 @@ KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin
                 __m256i& sum = sums[2 * i + half];
                 sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even[half], of_even));
                 sum = _mm256_add_epi32(sum, _mm256_madd_epi16(odd[half], of_odd));
+                keep_order(sum);
             });
         });
     });
-    unrolled<N>([&](auto i) KVCACHE_INLINE {
-#if defined(__AVX512F__)
-        const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(sums[2 * i]), sums[2 * i + 1], 1);
-        to[i] = {{native_floats(_mm512_cvtepi32_ps(both))}};
-#else
-        to[i] = {{native_floats(_mm256_cvtepi32_ps(sums[2 * i])), native_floats(_mm256_cvtepi32_ps(sums[2 * i + 1]))}};
-#endif
-    });
+    unrolled<N>([&](auto i) KVCACHE_INLINE { to[i] = floats_of(sums[2 * i], sums[2 * i + 1]); });
 }
 
 #else

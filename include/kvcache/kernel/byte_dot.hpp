@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/kernel/code_dot.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+/// Dot products of 16 rows of codes of 4 bits or less with whole numbers of 8 bits: half the instructions of numbers of
+/// 16 bits. What is lost is a hundredth of what such codes lose. Sums of int32 are exact, so every form gives the same
+/// numbers, whatever its order.
+namespace kvcache::detail {
+
+/// The largest size of a number that meets codes of 4 bits or less.
+inline constexpr std::int32_t largest_byte = 127;
+
+/// Bytes of four numbers that meet codes of 4 bits or less.
+inline constexpr std::size_t byte_quad_bytes = 4;
+
+/// The most that numbers of a table may differ: pairs of products are int16 then.
+inline constexpr int widest_table = 126;
+
+#if defined(__AVX2__)
+
+/// Rounds 16 numbers, none larger than `largest_byte`, and writes them as int8. to: 4 * byte_quad_bytes
+/// Returns: their sum.
+KVCACHE_INLINE inline std::int32_t put_bytes(const f32x16& x, std::byte* to) noexcept {
+#if defined(__AVX512F__)
+    const __m128i bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x.part[0].data));
+#else
+    const __m256i words = _mm256_permute4x64_epi64(
+        _mm256_packs_epi32(_mm256_cvtps_epi32(x.part[0].data), _mm256_cvtps_epi32(x.part[1].data)), 0b11'01'10'00);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+#endif
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+    const __m128i eights =
+        _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(static_cast<char>(0x80))), _mm_setzero_si128());
+    return _mm_cvtsi128_si32(_mm_add_epi32(eights, _mm_unpackhi_epi64(eights, eights))) - 16 * 128;
+}
+
+#else
+
+/// Rounds 16 numbers, none larger than `largest_byte`, and writes them as int8. to: 4 * byte_quad_bytes
+/// Returns: their sum.
+inline std::int32_t put_bytes(const f32x16& x, std::byte* to) noexcept {
+    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: what is added to it loses its fraction
+    alignas(64) float each[16];
+    (x + magic - magic).store(each);
+    std::int32_t all = 0;
+    for (std::size_t i = 0; i < 16; ++i) {
+        const auto byte = static_cast<std::int8_t>(each[i] >= -128.0f && each[i] < 128.0f ? each[i] : -128.0f);
+        to[i] = static_cast<std::byte>(byte);
+        all += byte;
+    }
+    return all;
+}
+
+#endif
+
+/// Whether the places of a table are its numbers, all but the first one.
+template <unsigned Bits>
+[[nodiscard]] inline bool is_linear(const std::int8_t* table) noexcept {
+    return Bits == 4 && table[15] - table[0] == 15;
+}
+
+#if defined(__AVX2__)
+
+/// The numbers of a table, counted from the first.
+template <unsigned Bits>
+[[nodiscard]] KVCACHE_INLINE inline __m256i upward_table(const code_quads<Bits>& of) noexcept {
+    return _mm256_sub_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(of.table))),
+                           _mm256_set1_epi8(static_cast<char>(of.table[0])));
+}
+
+#endif
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+
+/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum,
+/// times the first number of the table. `Linear`: as is_linear says. Requires: tables ascend, and are no wider than
+/// `widest_table`.
+template <unsigned Bits, bool Linear, std::size_t N>
+KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
+                                        const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
+                                        f32x16 (&to)[N]) noexcept {
+    using vector = std::int32_t __attribute__((vector_size(64))); // GCC 12 copies a running __m512i, which is of int64
+    vector sums[N];
+    unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = reinterpret_cast<vector>(_mm512_set1_epi32(own[i])); });
+    const __m256i table = upward_table(of);
+    for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
+        const __m512i x =
+            _mm512_inserti64x4(_mm512_castsi256_si512(quad_codes<Bits, decltype(place)::value>(of, quad, 0, table)),
+                               quad_codes<Bits, decltype(place)::value>(of, quad, 1, table), 1);
+        unrolled<N>([&](auto i) KVCACHE_INLINE {
+            const std::int32_t four = four_bytes(queries[i] + (quad - begin) * byte_quad_bytes);
+            sums[i] = reinterpret_cast<vector>(
+                _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums[i]), x, _mm512_set1_epi32(four)));
+        });
+    });
+    unrolled<N>([&](auto i) KVCACHE_INLINE {
+        to[i] = {{native_floats(_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(sums[i])))}};
+    });
+}
+
+#elif defined(__AVX2__)
+
+/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum,
+/// times the first number of the table. `Linear`: as is_linear says. Requires: tables ascend, and are no wider than
+/// `widest_table`.
+template <unsigned Bits, bool Linear, std::size_t N>
+KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
+                                        const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
+                                        f32x16 (&to)[N]) noexcept {
+    __m256i sums[2 * N];
+    unrolled<2 * N>([&](auto i) KVCACHE_INLINE { sums[i] = _mm256_set1_epi32(own[i / 2]); });
+    const __m256i table = upward_table(of), ones = _mm256_set1_epi16(1);
+    // Of places in a linear table, eight pairs of products are int16: 8 * 2 * 15 * 127.
+    constexpr std::size_t at_once = 8;
+    for (std::size_t first = begin; first < end; first += at_once) {
+        __m256i words[2 * N];
+        if constexpr (Linear)
+            unrolled<2 * N>([&](auto i) KVCACHE_INLINE { words[i] = _mm256_setzero_si256(); });
+        for_quads<Bits>(first, std::min(end, first + at_once), [&](std::size_t quad, auto place) KVCACHE_INLINE {
+            __m256i x[2];
+            unrolled<2>([&](auto half) KVCACHE_INLINE {
+                if constexpr (Linear)
+                    x[half] = quad_places<Bits, decltype(place)::value>(of, quad, half);
+                else
+                    x[half] = quad_codes<Bits, decltype(place)::value>(of, quad, half, table);
+            });
+            unrolled<N>([&](auto i) KVCACHE_INLINE {
+                const __m256i four = _mm256_set1_epi32(four_bytes(queries[i] + (quad - begin) * byte_quad_bytes));
+                unrolled<2>([&](auto half) KVCACHE_INLINE {
+                    const __m256i pairs = _mm256_maddubs_epi16(x[half], four);
+                    __m256i& sum = Linear ? words[2 * i + half] : sums[2 * i + half];
+                    if constexpr (Linear)
+                        sum = _mm256_add_epi16(sum, pairs);
+                    else
+                        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+                    keep_order(sum);
+                });
+            });
+        });
+        if constexpr (Linear)
+            unrolled<2 * N>(
+                [&](auto i) KVCACHE_INLINE { sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(words[i], ones)); });
+    }
+    unrolled<N>([&](auto i) KVCACHE_INLINE { to[i] = floats_of(sums[2 * i], sums[2 * i + 1]); });
+}
+
+#else
+
+/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum,
+/// times the first number of the table. `Linear`: as is_linear says. Requires: tables ascend, and are no wider than
+/// `widest_table`.
+template <unsigned Bits, bool Linear, std::size_t N>
+inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
+                         const std::byte* const (&queries)[N], const std::int32_t (&)[N], f32x16 (&to)[N]) noexcept {
+    std::int32_t sums[N][16] = {};
+    for (std::size_t quad = begin; quad < end; ++quad)
+        for (std::size_t byte = 0; byte < 64; ++byte)
+            for (std::size_t i = 0; i < N; ++i)
+                sums[i][byte / 4] +=
+                    code_at(of, quad, byte) *
+                    static_cast<std::int8_t>(std::to_integer<unsigned>(queries[i][(quad - begin) * 4 + byte % 4]));
+    for (std::size_t i = 0; i < N; ++i) {
+        alignas(64) float whole[16];
+        for (std::size_t row = 0; row < 16; ++row)
+            whole[row] = static_cast<float>(sums[i][row]);
+        to[i] = f32x16::load(whole);
+    }
+}
+
+#endif
+
+} // namespace kvcache::detail
