@@ -95,20 +95,6 @@ TEST_CASE("follow_leader keeps the laws also where policies are compared") {
     CHECK(kv::testing::eviction_laws(kv::follow_leader{.ghosts_a_slot = 0}, 1).empty());
 }
 
-TEST_CASE("where nobody else leads follow_leader is the leader, to the entry") {
-    // Nothing comes back that one of the two would have and the other not: arc leads from the first use on.
-    for (std::uint64_t seed = 0; seed < 4; ++seed) {
-        INFO("seed " << seed);
-        kv::testing::detail::choices choose(seed);
-        kv::object_replay<kv::follow_leader> follower(kv::follow_leader{.contest_from = 4}, 64, 64);
-        kv::object_replay<kv::arc> leader(kv::arc{}, 64, 64);
-        for (std::uint64_t i = 0; i < 4000; ++i) {
-            const std::uint64_t key = choose.one_in(2) ? 1'000'000 + i : i % 3;
-            REQUIRE(follower.run({.key = key}) == leader.run({.key = key}));
-        }
-    }
-}
-
 TEST_CASE("on objects follow_leader is near the best of lru, arc and s3_fifo") {
     kv::testing::detail::choices choose(5);
     std::vector<std::uint64_t> scanned, alone, loop, change;
