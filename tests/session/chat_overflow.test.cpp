@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "promise_fixture.hpp"
+#include "session/small_model.hpp"
 #include <catch2/catch.hpp>
 
 using namespace promise;
@@ -18,19 +19,7 @@ namespace {
 
 // Of one layer: a token's keys and values depend on the token alone, so that taking others out is exact.
 const kv::transformer& shallow_model() {
-    static const kv::transformer model = kv::make_random_model({.hidden_size = 48,
-                                                                .intermediate_size = 80,
-                                                                .layers = 1,
-                                                                .heads = 6,
-                                                                .kv_heads = 2,
-                                                                .head_dim = 24,
-                                                                .vocabulary = 131,
-                                                                .max_positions = 4096,
-                                                                .rope = {},
-                                                                .tied_head = true,
-                                                                .bos = {},
-                                                                .eos = {}},
-                                                               7);
+    static const kv::transformer model = kv::make_random_model(small::config_of(1), 7);
     return model;
 }
 

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "session/small_model.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
@@ -25,29 +26,11 @@ namespace {
 using tokens = std::vector<kv::token_id>;
 
 const kv::transformer& model() {
-    static const kv::transformer made = kv::make_random_model({.hidden_size = 48,
-                                                               .intermediate_size = 80,
-                                                               .layers = 3,
-                                                               .heads = 6,
-                                                               .kv_heads = 2,
-                                                               .head_dim = 24,
-                                                               .vocabulary = 131,
-                                                               .max_positions = 4096,
-                                                               .rope = {},
-                                                               .tied_head = true,
-                                                               .bos = {},
-                                                               .eos = {}},
-                                                              7);
+    static const kv::transformer made = kv::make_random_model(small::config_of(3), 7);
     return made;
 }
 
-tokens some(std::size_t count, unsigned seed) {
-    std::mt19937 dice(seed);
-    tokens made;
-    for (; count > 0; --count)
-        made.push_back(kv::token_id{static_cast<std::int32_t>(dice() % 131)});
-    return made;
-}
+using small::some;
 
 tokens joined(std::initializer_list<tokens> parts) {
     tokens all;

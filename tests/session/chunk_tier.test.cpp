@@ -4,15 +4,14 @@
 #include <kvcache/index/chunk.hpp>
 #include <kvcache/recompute/head.hpp>
 #include <kvcache/session/chunk_pipeline.hpp>
-#include <kvcache/testing/random_weights.hpp>
 #include <kvcache/tier/memory.hpp>
 
 #include <cstddef>
 #include <cstring>
 #include <initializer_list>
-#include <random>
 #include <vector>
 
+#include "session/small_model.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
@@ -22,13 +21,7 @@ namespace {
 using tokens = std::vector<kv::token_id>;
 using cache = kv::cache<kv::chunk, kv::head, kv::memory<>>;
 
-tokens some(std::size_t count, unsigned seed) {
-    std::mt19937 dice(seed);
-    tokens made;
-    for (; count > 0; --count)
-        made.push_back(kv::token_id{static_cast<std::int32_t>(dice() % 61)});
-    return made;
-}
+using small::some;
 
 tokens joined(std::initializer_list<tokens> parts) {
     tokens all;
@@ -40,19 +33,7 @@ tokens joined(std::initializer_list<tokens> parts) {
 } // namespace
 
 TEST_CASE("a tier is given exact pages alone, and gives them back with the bits of a cold run") {
-    const kv::transformer model = kv::make_random_model({.hidden_size = 32,
-                                                         .intermediate_size = 48,
-                                                         .layers = 2,
-                                                         .heads = 4,
-                                                         .kv_heads = 2,
-                                                         .head_dim = 16,
-                                                         .vocabulary = 61,
-                                                         .max_positions = 512,
-                                                         .rope = {},
-                                                         .tied_head = true,
-                                                         .bos = {},
-                                                         .eos = {}},
-                                                        3);
+    const kv::transformer& model = small::model();
     kv::team team(1);
     auto store = kv::make_cache(model.shape(16), {.bytes = 40 * kv::plain{}.open(model.shape(16)).page_bytes()},
                                 kv::chunk{.least = 8}, kv::head{.rows = 4, .page_aligned = false}, kv::memory<>{});

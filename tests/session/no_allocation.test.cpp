@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "session/small_model.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
@@ -186,20 +187,12 @@ std::vector<kv::token_id> counted(std::int32_t from, std::size_t n) {
 } // namespace
 
 TEST_CASE("a batch whose n-th allocation fails is committed whole or not at all") {
-    const kv::transformer small = kv::make_random_model({.hidden_size = 48,
-                                                         .intermediate_size = 80,
-                                                         .layers = 2,
-                                                         .heads = 6,
-                                                         .kv_heads = 2,
-                                                         .head_dim = 24,
-                                                         .vocabulary = 131},
-                                                        7);
     kv::team team;
     std::size_t taken = 0, n = 0;
     for (attempt last{.ran = false, .asked = ~std::size_t{}}; last.asked >= n;) {
         ++n;
-        auto cache = kv::make_cache(small.shape(16), {.bytes = 1 << 20});
-        kv::pipeline through(cache, small, team);
+        auto cache = kv::make_cache(small::model().shape(16), {.bytes = 1 << 20});
+        kv::pipeline through(cache, small::model(), team);
         auto a = through.feed(counted(0, 20)), b = through.feed(counted(40, 30)), c = through.feed(counted(80, 15));
         REQUIRE((a && b && c));
         const auto more = counted(100, 20);

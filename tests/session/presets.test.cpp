@@ -5,11 +5,11 @@
 #include <kvcache/testing/random_weights.hpp>
 
 #include <cstddef>
-#include <random>
 #include <string>
 #include <type_traits>
 #include <vector>
 
+#include "session/small_model.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
@@ -18,28 +18,10 @@ namespace {
 
 using tokens = std::vector<kv::token_id>;
 
-tokens some(std::size_t count, unsigned seed) {
-    std::mt19937 dice(seed);
-    tokens made;
-    for (; count > 0; --count)
-        made.push_back(kv::token_id{static_cast<std::int32_t>(dice() % 61)});
-    return made;
-}
+using small::some;
 
 kv::transformer small_model() {
-    return kv::make_random_model({.hidden_size = 32,
-                                  .intermediate_size = 48,
-                                  .layers = 3,
-                                  .heads = 4,
-                                  .kv_heads = 2,
-                                  .head_dim = 16,
-                                  .vocabulary = 61,
-                                  .max_positions = 512,
-                                  .rope = {},
-                                  .tied_head = true,
-                                  .bos = {},
-                                  .eos = {}},
-                                 3);
+    return kv::make_random_model(small::config_of(3), 3);
 }
 
 } // namespace
@@ -78,7 +60,8 @@ TEST_CASE("every preset reuses what it says: a prefix exactly, or documents of 1
 
 TEST_CASE("all or nothing takes a text that is gone on with, and drops one that was edited, with the same bits") {
     const kv::transformer model = small_model();
-    auto store = kv::make_cache(model.shape(16), {.bytes = std::size_t{1} << 22}, kv::all_or_nothing{});
+    auto store =
+        kv::make_cache(model.shape(16), {.bytes = std::size_t{1} << 24}, kv::all_or_nothing{}); // of every edit
     kv::team team(1);
     kv::pipeline through(store, model, team);
     const tokens text = some(75, 1);
@@ -96,7 +79,7 @@ TEST_CASE("all or nothing takes a text that is gone on with, and drops one that 
     CHECK(reused(longer) == 75);
     for (std::size_t at = 0; at < longer.size(); ++at) {
         tokens edited = longer;
-        edited[at] = kv::token_id{static_cast<std::int32_t>((index_of(edited[at]) + 1) % 61)};
+        edited[at] = kv::token_id{static_cast<std::int32_t>((index_of(edited[at]) + 1) % 131)};
         CHECK(reused(edited) == 0);
     }
 }

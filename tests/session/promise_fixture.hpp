@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "session/small_model.hpp"
 #include <catch2/catch.hpp>
 
 namespace promise {
@@ -25,20 +26,7 @@ using fed = kv::fed<cache>;
 
 /// A random model with grouped queries: 2 layers, 6 heads over 2, weights the same bits in every build.
 inline const kv::transformer& random_model() {
-    static const kv::transformer model = kv::make_random_model({.hidden_size = 48,
-                                                                .intermediate_size = 80,
-                                                                .layers = 2,
-                                                                .heads = 6,
-                                                                .kv_heads = 2,
-                                                                .head_dim = 24,
-                                                                .vocabulary = 131,
-                                                                .max_positions = 4096,
-                                                                .rope = {},
-                                                                .tied_head = true,
-                                                                .bos = {},
-                                                                .eos = {}},
-                                                               7);
-    return model;
+    return small::model();
 }
 
 /// The trained model of examples/models.

@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "model/huggingface/files.hpp"
+#include "session/small_model.hpp"
 #include <catch2/catch.hpp>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -44,19 +45,9 @@ using codecs = std::tuple<kv::int8_grouped, kv::rotated<kv::int4>, kv::sinks_exa
 using coded = kv::any_codec<codecs>;
 
 kv::transformer made(double theta) {
-    return kv::make_random_model({.hidden_size = 48,
-                                  .intermediate_size = 80,
-                                  .layers = 2,
-                                  .heads = 6,
-                                  .kv_heads = 2,
-                                  .head_dim = 24,
-                                  .vocabulary = 131,
-                                  .max_positions = 4096,
-                                  .rope = {.theta = theta},
-                                  .tied_head = true,
-                                  .bos = {},
-                                  .eos = {}},
-                                 7);
+    kv::model_config config = small::config();
+    config.rope.theta = theta;
+    return kv::make_random_model(config, 7);
 }
 
 const kv::transformer& model() {
@@ -70,13 +61,7 @@ kv::identity own_identity() {
     return id;
 }
 
-tokens some(std::size_t count, unsigned seed) {
-    std::mt19937 dice(seed);
-    tokens made_up;
-    for (; count > 0; --count)
-        made_up.push_back(kv::token_id{static_cast<std::int32_t>(dice() % 131)});
-    return made_up;
-}
+using small::some;
 
 constexpr std::uint32_t page = 32;
 

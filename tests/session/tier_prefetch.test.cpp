@@ -5,7 +5,6 @@
 #include <kvcache/locking/mutexed.hpp>
 #include <kvcache/session/engine.hpp>
 #include <kvcache/session/tier_prefetch.hpp>
-#include <kvcache/testing/random_weights.hpp>
 #include <kvcache/tier/memory.hpp>
 
 #include <atomic>
@@ -15,11 +14,11 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
-#include <random>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "session/small_model.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
@@ -83,30 +82,8 @@ static_assert(kv::tier_policy<gated>);
 using cache = kv::cache<kv::mutexed, gated>;
 using engine = kv::engine<cache, kv::transformer>;
 
-const kv::transformer& model() {
-    static const kv::transformer made = kv::make_random_model({.hidden_size = 48,
-                                                               .intermediate_size = 80,
-                                                               .layers = 2,
-                                                               .heads = 6,
-                                                               .kv_heads = 2,
-                                                               .head_dim = 24,
-                                                               .vocabulary = 131,
-                                                               .max_positions = 4096,
-                                                               .rope = {},
-                                                               .tied_head = true,
-                                                               .bos = {},
-                                                               .eos = {}},
-                                                              7);
-    return made;
-}
-
-tokens some(std::size_t count, unsigned seed) {
-    std::mt19937 dice(seed);
-    tokens made;
-    for (; count > 0; --count)
-        made.push_back(kv::token_id{static_cast<std::int32_t>(dice() % 131)});
-    return made;
-}
+using small::model;
+using small::some;
 
 struct told {
     tokens ids = {};

@@ -5,19 +5,18 @@
 #include <kvcache/codec/all.hpp>
 #include <kvcache/hash/sha256.hpp>
 #include <kvcache/session/pipeline.hpp>
-#include <kvcache/testing/random_weights.hpp>
 #include <kvcache/tier/lmdb.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <random>
 #include <span>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "model/huggingface/files.hpp"
+#include "session/small_model.hpp"
 #include <catch2/catch.hpp>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -30,30 +29,8 @@ using tokens = std::vector<kv::token_id>;
 using codecs = std::tuple<kv::int8_grouped, kv::sinks_exact<kv::int4>, kv::recent_exact<kv::int8>>;
 using coded = kv::any_codec<codecs>;
 
-const kv::transformer& model() {
-    static const kv::transformer made = kv::make_random_model({.hidden_size = 48,
-                                                               .intermediate_size = 80,
-                                                               .layers = 2,
-                                                               .heads = 6,
-                                                               .kv_heads = 2,
-                                                               .head_dim = 24,
-                                                               .vocabulary = 131,
-                                                               .max_positions = 4096,
-                                                               .rope = {},
-                                                               .tied_head = true,
-                                                               .bos = {},
-                                                               .eos = {}},
-                                                              7);
-    return made;
-}
-
-tokens some(std::size_t count, unsigned seed) {
-    std::mt19937 dice(seed);
-    tokens made;
-    for (; count > 0; --count)
-        made.push_back(kv::token_id{static_cast<std::int32_t>(dice() % 131)});
-    return made;
-}
+using small::model;
+using small::some;
 
 struct said {
     kv::matrix logits;

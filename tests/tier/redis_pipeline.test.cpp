@@ -3,7 +3,6 @@
 // bit, whatever becomes of the server meanwhile.
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/session/pipeline.hpp>
-#include <kvcache/testing/random_weights.hpp>
 #include <kvcache/tier/chain.hpp>
 #include <kvcache/tier/redis.hpp>
 
@@ -12,12 +11,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <random>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "redis_server.hpp"
+#include "session/small_model.hpp"
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
@@ -26,30 +25,8 @@ namespace {
 
 using tokens = std::vector<kv::token_id>;
 
-const kv::transformer& model() {
-    static const kv::transformer made = kv::make_random_model({.hidden_size = 48,
-                                                               .intermediate_size = 80,
-                                                               .layers = 2,
-                                                               .heads = 6,
-                                                               .kv_heads = 2,
-                                                               .head_dim = 24,
-                                                               .vocabulary = 131,
-                                                               .max_positions = 4096,
-                                                               .rope = {},
-                                                               .tied_head = true,
-                                                               .bos = {},
-                                                               .eos = {}},
-                                                              7);
-    return made;
-}
-
-tokens some(std::size_t count, unsigned seed) {
-    std::mt19937 dice(seed);
-    tokens made;
-    for (; count > 0; --count)
-        made.push_back(kv::token_id{static_cast<std::int32_t>(dice() % 131)});
-    return made;
-}
+using small::model;
+using small::some;
 
 template <class Tier>
 class host {
