@@ -131,6 +131,12 @@ TEST_CASE("expressions have Python's meaning") {
     CHECK(render("{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}"
                  "{{ i }}{% endfor %}",
                  none) == "02");
+    CHECK(render("{% for i in [7, 8] %}{% for j in [9] %}{{ loop.index }}{% endfor %}{{ loop.index }}"
+                 "{% set loop = 'x' %}{{ loop }}{% endfor %}",
+                 none) == "11x12x");
+    CHECK(render("{% for i in 'ab' %}{% set o = loop %}{% for j in 'cd' %}{{ o.index }}{{ loop.last }}{% endfor %}"
+                 "{% endfor %}",
+                 none) == "1False1True2False2True");
     CHECK(render("{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k }}{{ v }}{% endfor %}", none) == "a1b2");
     CHECK(render("{{ [{'r': 'a'}, {'r': 'b'}] | selectattr('r', 'equalto', 'b') | list | length }}", none) == "1");
 }
@@ -141,6 +147,7 @@ TEST_CASE("what a template may not do is refused by name") {
     CHECK(refusal("{{ 1 is odder }}").find("test \"odder\"") != std::string::npos);
     CHECK(refusal("{{ raise_exception('no') }}") == "messages: the chat template says: no");
     CHECK(refusal("{{ 'a' + 1 }}").find("str + int") != std::string::npos);
+    CHECK(refusal("{% for loop in [1] %}{% endfor %}").find("\"loop\"") != std::string::npos);
     CHECK(refusal("{{ x.y }}").find("\"x\" is undefined") != std::string::npos);
     CHECK(refusal("{% if true %}").find("ends inside a block") != std::string::npos);
     CHECK(refusal("{{ 'a").find("line 1") != std::string::npos);

@@ -172,7 +172,8 @@ private:
             const step here(*this);
             const inner_scope one(*this, nullptr);
             assign(s.targets, items[i]);
-            scope_->names["loop"] = loop_state(items, i);
+            scope_->items = &items;
+            scope_->at = i;
             if (run_block(s.bodies[0]) == flow::leave)
                 break;
         }

@@ -3,6 +3,7 @@
 
 #include <kvcache/text/jinja/expression_parser.hpp>
 
+#include <algorithm>
 #include <initializer_list>
 #include <memory>
 #include <string>
@@ -137,6 +138,8 @@ private:
     [[nodiscard]] std::unique_ptr<statement> parse_for() {
         auto made = make_statement(statement_kind::loop);
         made->targets = parse_targets();
+        if (std::ranges::find(made->targets, "loop") != made->targets.end())
+            refuse("line " + std::to_string(current().line) + ": a loop gives no values to \"loop\"");
         if (!take_name("in"))
             unexpected("in");
         made->values.push_back(parse_or());

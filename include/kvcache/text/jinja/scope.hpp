@@ -15,25 +15,6 @@
 
 namespace kvcache::text::jinja {
 
-/// Names and their values; what is not here is looked for in the scope around it.
-struct scope {
-    std::shared_ptr<scope> around = {};
-    std::map<std::string, value, std::less<>> names = {};
-
-    [[nodiscard]] const value* find(std::string_view name) const {
-        for (const scope* s = this; s; s = s->around.get())
-            if (const auto found = s->names.find(name); found != s->names.end())
-                return &found->second;
-        return nullptr;
-    }
-};
-
-/// A macro and where it was made. The scope outlives it: a macro is only called while its template is rendered.
-struct macro {
-    const statement* made_by = nullptr;
-    std::weak_ptr<scope> around = {};
-};
-
 /// What `loop` is for item `i`.
 [[nodiscard]] inline value loop_state(const list& items, std::size_t i) {
     const auto n = static_cast<std::int64_t>(items.size());
@@ -51,6 +32,31 @@ struct macro {
     add("nextitem", at + 1 == n ? value(value::undefined{"nextitem"}) : items[i + 1]);
     return made;
 }
+
+/// Names and their values; what is not here is looked for in the scope around it.
+struct scope {
+    std::shared_ptr<scope> around = {};
+    std::map<std::string, value, std::less<>> names = {};
+    const list* items = nullptr; ///< Those of the loop whose body this is, and which of them it is for.
+    std::size_t at = 0;
+
+    /// `loop` is made when it is asked for.
+    [[nodiscard]] const value* find(std::string_view name) {
+        for (scope* s = this; s; s = s->around.get()) {
+            if (const auto found = s->names.find(name); found != s->names.end())
+                return &found->second;
+            if (s->items && name == "loop")
+                return &s->names.emplace(name, loop_state(*s->items, s->at)).first->second;
+        }
+        return nullptr;
+    }
+};
+
+/// A macro and where it was made. The scope outlives it: a macro is only called while its template is rendered.
+struct macro {
+    const statement* made_by = nullptr;
+    std::weak_ptr<scope> around = {};
+};
 
 /// range(stop) or range(start, stop, step). Throws: failure.
 [[nodiscard]] inline value range(const arguments& args) {
