@@ -12,10 +12,10 @@
 #include "server/options.hpp"
 #include "server/routes.hpp"
 #include "server/thread_per_client.hpp"
+#include "server/web.hpp"
 #include "support/flags.hpp"
 #include "support/model_directory.hpp"
 #include <CLI/CLI.hpp>
-#include <httplib.h>
 
 namespace {
 
@@ -36,14 +36,14 @@ int run(const server::options& with) {
         return support::report("server", opened.error());
     server::host& at = **opened;
 
-    httplib::Server web;
+    server::web web;
     server::routes paths(at);
     paths.put_on(web);
     web.new_task_queue = [&] { return new server::thread_per_client(with.connections); };
     web.set_payload_max_length(with.body_mib << 20);
     web.set_tcp_nodelay(true);
     web.set_keep_alive_max_count(1u << 30);
-    web.set_keep_alive_timeout(10); // the longest that an idle client delays the end
+    web.set_keep_alive_timeout(75);
     web.set_read_timeout(30);
     web.set_write_timeout(30);
     // The library's own backlog is 5, and it lets two servers have one port.
@@ -65,7 +65,7 @@ int run(const server::options& with) {
         while (!stop.stop_requested())
             if (sigtimedwait(&ends, nullptr, &moment) > 0) {
                 at.stop(); // answers under way end, and their clients are told
-                web.stop();
+                web.end();
                 return;
             }
     });

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "answer_json.hpp"
-#include "client_line.hpp"
+#include "attend.hpp"
 #include "exchange.hpp"
 #include "problem.hpp"
 #include "question.hpp"
@@ -44,13 +44,12 @@ public:
         if (streams)
             stream(talk, id, out);
         else
-            whole(talk, id, in, out);
+            whole(talk, id, out);
     }
 
 private:
-    static void whole(const std::shared_ptr<exchange>& talk, const std::string& id, const httplib::Request& in,
-                      httplib::Response& out) {
-        attend(*talk, in);
+    static void whole(const std::shared_ptr<exchange>& talk, const std::string& id, httplib::Response& out) {
+        attend(*talk);
         std::vector<piece> pieces;
         while (auto each = talk->next(std::chrono::milliseconds(0)))
             pieces.push_back(std::move(*each));

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "client_line.hpp"
+#include "attend.hpp"
 #include "completions.hpp"
 #include "page.hpp"
 #include "problem.hpp"
@@ -94,7 +94,7 @@ private:
         const auto talk = std::make_shared<exchange>(at_, std::move(*asked));
         if (auto begun = talk->ask("warm-up"); !begun)
             return refuse(out, problem_of(begun.error()));
-        attend(*talk, in);
+        attend(*talk);
         talk->finish();
         if (const auto failed = talk->failure())
             return refuse(out, problem_of(*failed));

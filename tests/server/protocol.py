@@ -164,6 +164,14 @@ def rude(at):
         link.sendall((head + body).encode())
         check(link.recv(100).startswith(b"HTTP/1.1 200"), "a stream begins")
         link.close()
+    link = socket.create_connection(("127.0.0.1", at.port))
+    link.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 3)
+    link.settimeout(20)
+    heard = b""
+    while heard.count(b"HTTP/1.1 200") < 3 and (more := link.recv(4096)):
+        heard += more
+    check(heard.count(b"HTTP/1.1 200") == 3, "requests that come together are all answered")
+    link.close()
     halves = []
     for cut in (0, 1, 10, 40, len(head), len(head) + 5):
         link = socket.create_connection(("127.0.0.1", at.port))
@@ -274,9 +282,20 @@ def ends():
         each.start()
     while at.gauge("vllm:num_requests_running") < 4:
         threading.Event().wait(0.01)
+    silent = [socket.create_connection(("127.0.0.1", at.port)) for _ in range(20)]
+    for link in silent[::2]:
+        link.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
     at.stop()
     for each in crowd:
         each.join()
+    for link in silent:
+        link.settimeout(20)
+        try:
+            while link.recv(4096):  # half a request may be answered
+                pass
+        except ConnectionResetError:
+            pass
+        link.close()
     check(len(told) == 12 and 200 not in told and {t for t in told if isinstance(t, int)} <= {503}, told)
     check(all(b"[DONE]" not in t for t in told if isinstance(t, bytes)), "a stream that was cut does not look whole")
 

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include <httplib.h>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+namespace server {
+
+/// A client's connection, as cpp-httplib reads and writes it. Whoever waits here sleeps until something comes, the time
+/// is over, or the server ends. Of one thread.
+class connection : public httplib::Stream {
+public:
+    /// How long a client may be silent within a request, and how long it may take nothing.
+    struct patience {
+        std::chrono::seconds read = {}, write = {};
+    };
+
+    /// Takes an open socket. `end` can be read from when the server ends.
+    connection(int open, int end, patience with) : socket_(open), end_(end), with_(with) { here_ = this; }
+    connection(const connection&) = delete;
+    connection& operator=(const connection&) = delete;
+    ~connection() override {
+        here_ = nullptr;
+        ::shutdown(socket_, SHUT_RDWR);
+        ::close(socket_);
+    }
+
+    /// That of the request which this thread answers.
+    [[nodiscard]] static const connection* here() noexcept { return here_; }
+
+    /// Waits for a client's next request. False if none comes, or the server ends.
+    [[nodiscard]] bool next(std::chrono::seconds idle) const { return first_ < last_ || ready(POLLIN, idle); }
+
+    /// Whether the client has closed its end, as who hangs up does.
+    [[nodiscard]] bool closed() const {
+        pollfd ask{.fd = socket_, .events = POLLRDHUP, .revents = 0};
+        return ::poll(&ask, 1, 0) > 0 && (ask.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+    }
+
+    [[nodiscard]] bool is_readable() const override { return next(with_.read); }
+    [[nodiscard]] bool is_writable() const override {
+        pollfd ask{
+            .fd = socket_, .events = POLLOUT, .revents = 0}; // what ends is told so, and the server waits for that
+        return waited(&ask, 1, with_.write) && (ask.revents & POLLOUT) != 0;
+    }
+
+    ssize_t read(char* to, std::size_t size) override {
+        if (first_ == last_) {
+            if (!is_readable())
+                return -1;
+            const ssize_t got = again([&] { return ::recv(socket_, kept_.data(), kept_.size(), 0); });
+            if (got <= 0)
+                return got;
+            first_ = 0;
+            last_ = static_cast<std::size_t>(got);
+        }
+        size = std::min(size, last_ - first_);
+        std::memcpy(to, kept_.data() + first_, size);
+        first_ += size;
+        return static_cast<ssize_t>(size);
+    }
+    ssize_t write(const char* from, std::size_t size) override {
+        return is_writable() ? again([&] { return ::send(socket_, from, size, MSG_NOSIGNAL); }) : -1;
+    }
+
+    void get_remote_ip_and_port(std::string& ip, int& port) const override { name(::getpeername, ip, port); }
+    void get_local_ip_and_port(std::string& ip, int& port) const override { name(::getsockname, ip, port); }
+    [[nodiscard]] int socket() const override { return socket_; }
+
+private:
+    using clock = std::chrono::steady_clock;
+
+    template <class Call>
+    static ssize_t again(Call&& call) {
+        ssize_t done = call();
+        while (done < 0 && errno == EINTR)
+            done = call();
+        return done;
+    }
+
+    // Whether something came within the time, whatever signals did.
+    [[nodiscard]] static bool waited(pollfd* asks, nfds_t count, std::chrono::seconds most) {
+        const auto until = clock::now() + most;
+        for (;;) {
+            const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - clock::now()).count();
+            const int came = ::poll(asks, count, static_cast<int>(std::max<decltype(left)>(left, 0)));
+            if (came >= 0 || errno != EINTR)
+                return came > 0;
+        }
+    }
+
+    [[nodiscard]] bool ready(short what, std::chrono::seconds most) const {
+        std::array<pollfd, 2> asks{pollfd{.fd = socket_, .events = what, .revents = 0},
+                                   pollfd{.fd = end_, .events = POLLIN, .revents = 0}};
+        return waited(asks.data(), asks.size(), most) && asks[1].revents == 0;
+    }
+
+    template <class Ask>
+    void name(Ask&& ask, std::string& ip, int& port) const {
+        sockaddr_storage at{};
+        socklen_t size = sizeof at;
+        auto* address = reinterpret_cast<sockaddr*>(&at);
+        std::array<char, NI_MAXHOST> host{};
+        std::array<char, NI_MAXSERV> service{};
+        if (ask(socket_, address, &size) == 0 && ::getnameinfo(address, size, host.data(), host.size(), service.data(),
+                                                               service.size(), NI_NUMERICHOST | NI_NUMERICSERV) == 0) {
+            ip = host.data();
+            port = std::atoi(service.data());
+        }
+    }
+
+    inline static thread_local const connection* here_ = nullptr;
+
+    int socket_;
+    int end_;
+    patience with_;
+    std::array<char, 4096> kept_; // read and not yet asked for, from first_ to last_
+    std::size_t first_ = 0, last_ = 0;
+};
+
+} // namespace server
