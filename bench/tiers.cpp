@@ -47,7 +47,7 @@ struct flags {
     std::vector<std::string> parts{"rates", "restart", "pauses", "overlap"};
     std::vector<std::size_t> sizes{65536, 368640, 1 << 20, 4 << 20};
     std::string directory = "tiers-bench", json;
-    std::size_t mib = 256, rounds = 5, prompt = 2000, layers = 30, threads = 1;
+    std::size_t mib = 256, rounds = 5, prompt = 2000, layers = 30, threads = 1, readers = 0;
     std::uint16_t port = 16379;
 };
 
@@ -329,8 +329,10 @@ int run(const flags& f) {
     }
     if (wanted("restart") || wanted("pauses") || wanted("overlap")) {
         const kv::transformer model = kv::make_random_model(shape(f.layers), 7);
-        const kv::lmdb<> disk{.directory = f.directory + "/restart"};
+        kv::lmdb<> disk{.directory = f.directory + "/restart"};
         const kv::redis remote{.port = f.port, .timeout = std::chrono::seconds(5)};
+        if (f.readers > 0)
+            disk.readers = f.readers;
         if (wanted("restart")) {
             add(restart("lmdb", disk, model, f));
             add(restart("redis", remote, model, f));
@@ -343,7 +345,7 @@ int run(const flags& f) {
             const auto copied = [&] { // a directory is opened once in a process
                 const std::string to = f.directory + "/copied";
                 std::filesystem::copy(disk.directory, to);
-                return kv::lmdb<>{.directory = to};
+                return kv::lmdb<>{.directory = to, .readers = disk.readers};
             };
             add(overlap("lmdb", disk, copied, model, f));
             add(overlap(
@@ -391,6 +393,10 @@ int main(int count, char** words) {
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
     app.add_option("--threads", f.threads)->check(CLI::Range(1, 1024))->capture_default_str();
+    app.add_option("--readers", f.readers,
+                   "Threads that read a prompt from the disk; 0: as many as the tier has by itself")
+        ->check(CLI::Range(0, 64))
+        ->capture_default_str();
     app.add_option("--directory", f.directory, "Made and removed")->capture_default_str();
     app.add_option("--port", f.port, "Where the Redis server of this run listens at loopback")
         ->check(CLI::Range(1024, 65535))
