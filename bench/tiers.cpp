@@ -2,7 +2,7 @@
 //
 // What tiers carry: records put and got, beside the same bytes read from files that the system has in memory and values
 // that redis-benchmark moves; the time to the first token of a long prompt after a restart, beside a cold one; and how
-// long an answer under way pauses while another's prompt is read.
+// long an answer under way pauses while another's prompt is read; and what reading beside computing could save at most.
 
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/core/mixed_bits.hpp>
@@ -26,6 +26,8 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "support/machine.hpp"
@@ -42,10 +44,10 @@ namespace kv = kvcache;
 using bytes = std::vector<std::byte>;
 
 struct flags {
-    std::vector<std::string> parts{"rates", "restart", "pauses"};
+    std::vector<std::string> parts{"rates", "restart", "pauses", "overlap"};
     std::vector<std::size_t> sizes{65536, 368640, 1 << 20, 4 << 20};
     std::string directory = "tiers-bench", json;
-    std::size_t mib = 256, rounds = 5, prompt = 2000, layers = 30, threads = 1;
+    std::size_t mib = 256, rounds = 5, prompt = 2000, layers = 30, threads = 1, readers = 0;
     std::uint16_t port = 16379;
 };
 
@@ -53,7 +55,7 @@ struct row {
     std::string tier;
     std::size_t value_bytes = 0;
     double put_gbps = 0, get_gbps = 0, baseline_gbps = 0, ttft_restart_ms = 0, ttft_cold_ms = 0, pause_ms = 0,
-           pause_in_step_ms = 0;
+           pause_in_step_ms = 0, read_ms = 0, pass_ms = 0, both_ms = 0;
 };
 
 void require(bool holds, const char* what) {
@@ -67,12 +69,17 @@ double median(std::vector<double> of) {
 }
 
 void print(const row& r) {
-    if (r.pause_ms > 0.0)
+    if (r.both_ms > 0.0)
+        std::printf("%-6s %8zu B  read %7.1f ms, last tokens %7.1f ms, of strangers at once %7.1f ms: %5.2fx at most\n",
+                    r.tier.c_str(), r.value_bytes, r.read_ms, r.pass_ms, r.both_ms,
+                    (r.read_ms + r.pass_ms) / r.both_ms);
+    else if (r.pause_ms > 0.0)
         std::printf("%-6s %8zu B  longest pause of an answer %9.1f ms, if the tier is read in a step %9.1f ms\n",
                     r.tier.c_str(), r.value_bytes, r.pause_ms, r.pause_in_step_ms);
     else if (r.ttft_cold_ms > 0.0)
-        std::printf("%-6s %8zu B  first token after a restart %9.1f ms, cold %9.1f ms: %6.1fx\n", r.tier.c_str(),
-                    r.value_bytes, r.ttft_restart_ms, r.ttft_cold_ms, r.ttft_cold_ms / r.ttft_restart_ms);
+        std::printf("%-6s %8zu B  first token after a restart %9.1f ms, %7.1f of them reading; cold %9.1f ms: %6.1fx\n",
+                    r.tier.c_str(), r.value_bytes, r.ttft_restart_ms, r.read_ms, r.ttft_cold_ms,
+                    r.ttft_cold_ms / r.ttft_restart_ms);
     else
         std::printf("%-6s %8zu B  put %6.2f GB/s  get %6.2f GB/s  baseline %6.2f GB/s  ratio %.2f\n", r.tier.c_str(),
                     r.value_bytes, r.put_gbps, r.get_gbps, r.baseline_gbps, r.get_gbps / r.baseline_gbps);
@@ -176,6 +183,7 @@ kv::model_config shape(std::size_t layers) { // SmolLM2-135M
 
 struct told {
     double milliseconds = 0.0;
+    double reading_ms = 0.0; // of these
     kv::matrix logits;
     std::size_t loaded = 0;
 };
@@ -188,9 +196,12 @@ told start(const Policy& policy, const kv::transformer& model, kv::team& team, s
     auto cache = kv::make_cache(model.id({1, 2}), page,
                                 {.bytes = (prompt.size() / 64 + 8) * kv::plain{}.open(page).page_bytes()}, policy);
     kv::pipeline through(cache, model, team, 256);
+    const double opened = watch.seconds();
+    static_cast<void>(cache.prefetch(prompt));
+    const double read = watch.seconds();
     auto fed = through.feed(prompt);
     require(fed.has_value(), "a prompt fails");
-    told made{1e3 * watch.seconds(), std::move(fed->logits), cache.tier_stats().loaded_tokens};
+    told made{1e3 * watch.seconds(), 1e3 * (read - opened), std::move(fed->logits), cache.tier_stats().loaded_tokens};
     require(cache.tier().flush().has_value(), "a flush fails");
     return made;
 }
@@ -203,18 +214,20 @@ row restart(const char* name, const Policy& policy, const kv::transformer& model
         prompt.push_back(kv::token_id{static_cast<std::int32_t>(kv::mixed_bits(i) % 49152)});
     const told cold = start(policy, model, team, prompt);
     require(cold.loaded == 0, "the tier was not empty");
-    std::vector<double> times;
+    std::vector<double> times, reading;
     for (std::size_t i = 0; i < f.rounds; ++i) {
         const told warm = start(policy, model, team, prompt);
         require(warm.loaded == (prompt.size() - 1) / 64 * 64 || warm.loaded == prompt.size() / 64 * 64,
                 "the tier had not all");
         require(warm.logits == cold.logits, "the bits differ");
         times.push_back(warm.milliseconds);
+        reading.push_back(warm.reading_ms);
     }
     return {.tier = name,
             .value_bytes = kv::plain{}.open(model.shape(64)).page_bytes(),
             .ttft_restart_ms = median(times),
-            .ttft_cold_ms = cold.milliseconds};
+            .ttft_cold_ms = cold.milliseconds,
+            .read_ms = median(reading)};
 }
 
 // Of a prompt that the tier is given first.
@@ -237,6 +250,52 @@ row pause(const char* name, const Policy& policy, const kv::transformer& model, 
             .value_bytes = kv::plain{}.open(model.shape(64)).page_bytes(),
             .pause_ms = median(ahead),
             .pause_in_step_ms = median(in_step)};
+}
+
+// What reading layer by layer beside the pass over the last tokens could save at most: the two for strangers, so that
+// neither ever waits for the other. `other` is a second opening of the same store, or of a copy.
+template <class Policy, class Copy>
+row overlap(const char* name, const Policy& policy, Copy other, const kv::transformer& model, const flags& f) {
+    kv::team team(f.threads);
+    std::vector<kv::token_id> prompt;
+    for (std::uint64_t i = 0; i < f.prompt; ++i)
+        prompt.push_back(kv::token_id{static_cast<std::int32_t>(kv::mixed_bits(i) % 49152)});
+    static_cast<void>(start(policy, model, team, prompt));
+    const Policy second = other();
+    const auto page = model.shape(64);
+    const kv::budget room{.bytes = (f.prompt / 64 + 8) * kv::plain{}.open(page).page_bytes()};
+    auto here = kv::make_cache(model.id({1, 2}), page, room, policy);
+    kv::pipeline through(here, model, team, 256);
+    const std::size_t whole = (prompt.size() - 1) / 64 * 64;
+    auto found = here.match(std::span(prompt).first(whole));
+    require(found.loaded() == whole, "the tier had not all");
+    const auto known = here.open(std::move(found), {whole, 0});
+    std::vector<double> reads, passes, both;
+    const auto pass = [&] {
+        const bench::stopwatch watch;
+        auto behind = known.fork(whole);
+        require(through.extend(behind, std::span(prompt).subspan(whole)).has_value(), "a pass fails");
+        return 1e3 * watch.seconds();
+    };
+    for (std::size_t i = 0; i < f.rounds; ++i) {
+        passes.push_back(pass());
+        for (const bool beside : {false, true}) {
+            auto there = kv::make_cache(model.id({1, 2}), page, room, second);
+            const bench::stopwatch watch;
+            {
+                const std::jthread reader([&] { static_cast<void>(there.prefetch(prompt)); });
+                if (beside)
+                    static_cast<void>(pass());
+            }
+            (beside ? both : reads).push_back(1e3 * watch.seconds());
+            require(there.tier_stats().loaded_tokens >= whole, "the tier had not all");
+        }
+    }
+    return {.tier = name,
+            .value_bytes = kv::plain{}.open(page).page_bytes(),
+            .read_ms = median(reads),
+            .pass_ms = median(passes),
+            .both_ms = median(both)};
 }
 
 int run(const flags& f) {
@@ -268,10 +327,12 @@ int run(const flags& f) {
             return 1e-9 * server.benchmark(size, std::max<std::size_t>(all.names.size(), 64));
         }));
     }
-    if (wanted("restart") || wanted("pauses")) {
+    if (wanted("restart") || wanted("pauses") || wanted("overlap")) {
         const kv::transformer model = kv::make_random_model(shape(f.layers), 7);
-        const kv::lmdb<> disk{.directory = f.directory + "/restart"};
+        kv::lmdb<> disk{.directory = f.directory + "/restart"};
         const kv::redis remote{.port = f.port, .timeout = std::chrono::seconds(5)};
+        if (f.readers > 0)
+            disk.readers = f.readers;
         if (wanted("restart")) {
             add(restart("lmdb", disk, model, f));
             add(restart("redis", remote, model, f));
@@ -279,6 +340,16 @@ int run(const flags& f) {
         if (wanted("pauses")) {
             add(pause("lmdb", disk, model, f));
             add(pause("redis", remote, model, f));
+        }
+        if (wanted("overlap")) {
+            const auto copied = [&] { // a directory is opened once in a process
+                const std::string to = f.directory + "/copied";
+                std::filesystem::copy(disk.directory, to);
+                return kv::lmdb<>{.directory = to, .readers = disk.readers};
+            };
+            add(overlap("lmdb", disk, copied, model, f));
+            add(overlap(
+                "redis", remote, [&] { return remote; }, model, f));
         }
     }
     std::filesystem::remove_all(f.directory);
@@ -295,7 +366,10 @@ int run(const flags& f) {
                         {"ttft_restart_ms", r.ttft_restart_ms},
                         {"ttft_cold_ms", r.ttft_cold_ms},
                         {"pause_ms", r.pause_ms},
-                        {"pause_in_step_ms", r.pause_in_step_ms}});
+                        {"pause_in_step_ms", r.pause_in_step_ms},
+                        {"read_ms", r.read_ms},
+                        {"pass_ms", r.pass_ms},
+                        {"both_ms", r.both_ms}});
     std::ofstream out(f.json);
     out << list.dump(1) << '\n';
     out.close();
@@ -319,6 +393,10 @@ int main(int count, char** words) {
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
     app.add_option("--threads", f.threads)->check(CLI::Range(1, 1024))->capture_default_str();
+    app.add_option("--readers", f.readers,
+                   "Threads that read a prompt from the disk; 0: as many as the tier has by itself")
+        ->check(CLI::Range(0, 64))
+        ->capture_default_str();
     app.add_option("--directory", f.directory, "Made and removed")->capture_default_str();
     app.add_option("--port", f.port, "Where the Redis server of this run listens at loopback")
         ->check(CLI::Range(1024, 65535))

@@ -67,8 +67,12 @@ public:
     [[nodiscard]] kvcache::tier_counts counts() const {
         return std::visit([](const auto& tier) { return tier.counts(); }, of_);
     }
-    /// Whether there is none: nothing is asked of it then.
-    [[nodiscard]] bool is_none() const noexcept { return of_.index() == 0; }
+    [[nodiscard]] bool holds_nothing() const noexcept {
+        return std::visit([](const auto& tier) { return kvcache::holds_nothing(tier); }, of_);
+    }
+    [[nodiscard]] std::size_t readers() const noexcept {
+        return std::visit([](const auto& tier) { return kvcache::readers_of(tier); }, of_);
+    }
 
 private:
     using any = std::variant<kvcache::no_tier::state

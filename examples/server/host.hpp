@@ -97,7 +97,7 @@ private:
           model(std::move(loaded.model)),
           words(std::move(speaks)),
           cache(kvcache::make_cache(identity(loaded.weights), model.shape(with.page), {.bytes = with.cache_mib << 20},
-                                    kvcache::mutexed{}, tier, kvcache::heap{&memory})),
+                                    kvcache::mutexed{}, tier, kvcache::heap{&memory, true})),
           fingerprint(kvcache::digest_of(cache.id())),
           // Idle conversations hold at most three quarters of the pages.
           sessions({.sessions = with.sessions, .bytes = (with.cache_mib << 20) / 4 * 3}),

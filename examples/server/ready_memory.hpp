@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/huge_pages.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
 
 #include <condition_variable>
 #include <cstddef>
@@ -20,7 +21,8 @@ namespace server {
 
 /// Memory that the system has given for certain before it is needed: beside each large block that is taken, the next
 /// of that size is made ready, so that a request does not wait while the system finds and clears its pages. At most one
-/// block more than was taken. It is done while the processor has nothing better to do. For any thread.
+/// block more than was taken. It is done while the processor has nothing better to do. All of it is zero. For any
+/// thread.
 class ready_memory : public std::pmr::memory_resource {
 public:
     ready_memory() : preparing_([this](const std::stop_token& stop) { prepare(stop); }) {}
@@ -51,7 +53,7 @@ private:
                 return spare.at;
             give_back(spare);
         }
-        return touched(asked).at;
+        return taken(asked).at;
     }
     void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) override {
         from_->deallocate(at, bytes, alignment);
@@ -60,9 +62,13 @@ private:
         return this == &other;
     }
 
-    [[nodiscard]] block touched(block made) {
+    [[nodiscard]] block taken(block made) {
         made.at = from_->allocate(made.bytes, made.alignment);
         kvcache::want_huge_pages(made.at, made.bytes);
+        return made;
+    }
+    [[nodiscard]] block touched(const block& wanted) {
+        const block made = taken(wanted);
         std::memset(made.at, 0, made.bytes);
         return made;
     }
@@ -90,7 +96,7 @@ private:
         }
     }
 
-    std::pmr::memory_resource* from_ = std::pmr::new_delete_resource();
+    std::pmr::memory_resource* from_ = kvcache::zeroed_memory::shared();
     std::mutex lock_;
     std::condition_variable_any asked_;
     block wanted_; // to be made ready; none if it has no bytes

@@ -7352,8 +7352,9 @@ struct tier_use {
 /// record in pieces, which are the tier's own when it returns; it may be written later, or never. `contains` is a hint
 /// that costs little. `erase` takes a record out that its reader has refused. `flush` returns once all that was handed
 /// over is written. `status` says what is wrong with the store, if anything: such a tier only misses. No call throws
-/// for the world's faults, all may be made by several threads at once, and what they refuse is counted. One that is
-/// chosen at run time may have `is_none()`: nothing is asked of it then.
+/// for the world's faults, all may be made by several threads at once, and what they refuse is counted. Two things it
+/// may say besides: `holds_nothing()`, if it never has a record, so that none is made for it; `readers()`, how many
+/// threads are of use for reading different records, where that is more than one.
 template <class S>
 concept tier_state = std::movable<S> &&
     requires(S s, const S c, const tier_entry& entry, const digest256& name,
@@ -7366,6 +7367,24 @@ concept tier_state = std::movable<S> &&
     { c.status() } -> std::same_as<result<void>>;
     { c.counts() } -> std::same_as<tier_counts>;
 };
+
+/// Whether a tier never has a record. Cost: O(1).
+template <tier_state Tier>
+[[nodiscard]] bool holds_nothing(const Tier& tier) noexcept {
+    if constexpr (requires { tier.holds_nothing(); })
+        return tier.holds_nothing();
+    else
+        return false;
+}
+
+/// How many threads are of use for reading different records of a tier: one, if it does not say.
+template <tier_state Tier>
+[[nodiscard]] std::size_t readers_of(const Tier& tier) noexcept {
+    if constexpr (requires { tier.readers(); })
+        return tier.readers();
+    else
+        return 1;
+}
 
 /// Where pages stay when they leave memory.
 template <class P>
@@ -7432,29 +7451,26 @@ template <tier_state Tier, class Use>
 
 } // namespace kvcache
 
-// ---- kvcache/cache/tier_books.hpp ---------------------------------------------------------------------------------
+// ---- kvcache/cache/tier_records.hpp -------------------------------------------------------------------------------
 
 namespace kvcache {
 
-/// What a cache has asked of its tier and got.
-struct tier_stats {
-    std::uint64_t asked = 0;         ///< Prompts with whole pages that memory did not have.
-    std::uint64_t hits = 0;          ///< Of those, prompts of which the tier had some.
-    std::uint64_t loaded_tokens = 0; ///< Checked and published.
-    std::uint64_t refused = 0;       ///< Records that were damaged or not what was asked for; they are erased.
-    std::uint64_t failed = 0;        ///< Reads and writes that the tier refused.
-    std::uint64_t no_room = 0;       ///< Prompts whose records found no pages.
-    std::uint64_t slower = 0;        ///< Prompts of which the tier had some that are quicker computed.
-    std::uint64_t handed_over = 0;   ///< Records.
-    std::optional<error> last = {};  ///< Why the last one was refused or failed.
+/// Some neighbouring pages of a run that one thread put in place.
+struct placed_part {
+    std::size_t first = 0;   ///< In the run.
+    std::size_t pages = 0;   ///< Asked for.
+    std::size_t placed = 0;  ///< And sound, from the first on.
+    result<void> read = {};  ///< What the tier says.
+    result<void> sound = {}; ///< What is wrong with the record behind those placed.
+    std::exception_ptr thrown = {};
 };
 
-/// What a cache does with its tier: after a commit full pages are handed over; where memory knows no more of a prompt,
-/// records are put in place through a lease, checked there, and committed. What fails is counted, and is a miss.
+/// Pages of a cache as records of a tier: named, sealed and handed over; read, put in place through a lease and checked
+/// there.
 template <tier_state Tier>
-class tier_books {
+class tier_records {
 public:
-    tier_books(Tier tier, const identity& id, const std::string& secret)
+    tier_records(Tier tier, const identity& id, const std::string& secret)
         : tier_(std::move(tier)), secret_(secret), seal_(secret) {
         set(0, id);
     }
@@ -7469,150 +7485,87 @@ public:
         names_.resize(std::max(names_.size(), tenant + 1));
         names_[tenant] = std::move(names);
     }
-
-    [[nodiscard]] tier_stats stats() const {
-        const std::lock_guard guard(lock_);
-        return stats_;
-    }
-
-    /// Puts what the tier has of `tokens` behind a sequence that begins them and ends with a page. Whole pages only.
-    /// Returns how many pages.
-    template <class Cache>
-    [[nodiscard]] std::size_t load(Cache& cache, typename Cache::sequence& behind, std::uint32_t tenant,
-                                   std::span<const token_id> tokens) {
-        const std::size_t page_tokens = cache.shape().tokens;
-        const std::size_t first = behind.size() / page_tokens, most = tokens.size() / page_tokens;
-        if (first >= most)
-            return 0;
-        note([](tier_stats& s) { ++s.asked; });
-        try {
-            const record_names& names = names_of(tenant);
-            std::vector<digest256> chain = {names.root()}; // by page: what comes before it
-            for (std::size_t page = 0; page < most; ++page)
-                chain.push_back(names.chain(chain.back(), tokens.subspan(page * page_tokens, page_tokens)));
-            const auto wanted = std::span<const digest256>(chain).subspan(first + 1);
-            std::size_t pages = leading_in(tier_, wanted);
-            if (pages > 0 && !worth_loading(pages, cache.prefill_seconds(first * page_tokens, pages * page_tokens))) {
-                note([](tier_stats& s) { ++s.slower; });
-                return 0;
-            }
-            while (pages > 0) {
-                const auto run = tokens.subspan(first * page_tokens, pages * page_tokens);
-                const auto began = std::chrono::steady_clock::now();
-                auto lease = cache.reserve(behind, run.size(), 1);
-                if (!lease) {
-                    note([](tier_stats& s) { ++s.no_room; });
-                    pages /= 2;
-                    continue;
-                }
-                const std::size_t placed = place(*lease, cache, names, chain, first, run);
-                if (placed < pages) {
-                    pages = placed; // what a shorter run keeps exactly differs, so it is put in place anew
-                    continue;
-                }
-                lease->commit_in_place(run);
-                const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-                if constexpr (requires { tier_.took(pages, took.count()); })
-                    tier_.took(pages, took.count());
-                note([&](tier_stats& s) { ++s.hits, s.loaded_tokens += run.size(); });
-                return pages;
-            }
-        } catch (const std::bad_alloc&) {
-            note([](tier_stats& s) { ++s.failed; });
-        }
-        return 0;
-    }
-
-    /// Hands over the pages [first, last) of a sequence, which are full and exact, if the tier has them not. `name` is
-    /// that of all before `first`. Returns how many leading pages it is the name of then: `last`, or fewer without
-    /// memory.
-    template <class Cache>
-    [[nodiscard]] std::size_t store(const Cache& cache, std::uint32_t tenant, std::span<const page_entry> table,
-                                    std::span<const token_id> tokens, std::size_t first, std::size_t last,
-                                    digest256& name) noexcept {
-        const record_names& names = names_of(tenant);
-        const std::size_t page_tokens = cache.shape().tokens;
-        try {
-            for (; first < last; ++first) {
-                const auto run = tokens.subspan(first * page_tokens, page_tokens);
-                const digest256 before = first == 0 ? names.root() : name, own = names.chain(before, run);
-                if (!tier_.contains(own))
-                    hand_over(cache, table[first], first, tokens.size(), run, before, own, names);
-                name = own;
-            }
-        } catch (const std::bad_alloc&) {
-            note([](tier_stats& s) { ++s.failed; });
-        }
-        return first;
-    }
-
-private:
     [[nodiscard]] const record_names& names_of(std::uint32_t tenant) const {
         const std::lock_guard guard(lock_);
         return *names_[tenant];
     }
 
-    template <class Change>
-    void note(Change change) {
-        const std::lock_guard guard(lock_);
-        change(stats_);
-    }
-    void fail(error why) {
-        note([&](tier_stats& s) { ++s.failed, s.last = std::move(why); });
-    }
-
+    /// Hands over page `page` of a sequence of `end` exact tokens. Errors: the tier's. Throws: bad_alloc.
     template <class Cache>
-    void hand_over(const Cache& cache, const page_entry& entry, std::size_t page, std::size_t end,
-                   std::span<const token_id> run, const digest256& before, const digest256& name,
-                   const record_names& names) {
+    [[nodiscard]] result<void> hand_over(const Cache& cache, const page_entry& entry, std::size_t page, std::size_t end,
+                                         std::span<const token_id> run, const digest256& before, const digest256& name,
+                                         const record_names& names) {
         page_parts<Cache> parts(cache);
         parts.add(entry, page, end, 0);
         const record_writer made({record_kind::page, page * run.size(), run, before, name, parts.parts()}, names,
                                  seal_);
-        const auto taken = tier_.put({.name = name,
-                                      .cost = cache.prefill_seconds(page * run.size(), run.size()),
-                                      .depth = static_cast<std::uint32_t>(page)},
-                                     made.pieces());
-        if (!taken)
-            fail(taken.error());
-        else
-            note([](tier_stats& s) { ++s.handed_over; });
+        return tier_.put({.name = name,
+                          .cost = cache.prefill_seconds(page * run.size(), run.size()),
+                          .depth = static_cast<std::uint32_t>(page)},
+                         made.pieces());
     }
 
-    // Whether reading so many pages is said to be quicker than computing them.
-    [[nodiscard]] bool worth_loading(std::size_t pages, double prefill_seconds) {
-        if constexpr (requires { tier_.worth(pages, prefill_seconds); })
-            return tier_.worth(pages, prefill_seconds);
-        else
-            return true;
-    }
-
-    // Puts the pages of a run in place, from page `first` on. Returns how many: fewer, and it is counted why, if the
-    // tier has no sound record of the next.
+    /// Puts the pages of a run in place, from page `first` of the prompt on; `chain` has the name of what comes before
+    /// each page of it, and of all. A long run is shared by as many threads as are of use to the tier: each places
+    /// neighbours until one is missing or not sound. Throws: bad_alloc.
     template <class Lease, class Cache>
-    [[nodiscard]] std::size_t place(const Lease& lease, const Cache& cache, const record_names& names,
-                                    std::span<const digest256> chain, std::size_t first,
-                                    std::span<const token_id> run) {
-        const std::size_t page_tokens = cache.shape().tokens, pages = run.size() / page_tokens;
-        std::size_t placed = 0;
-        result<void> sound;
+    [[nodiscard]] std::vector<placed_part> place(const Lease& lease, const Cache& cache, const record_names& names,
+                                                 std::span<const digest256> chain, std::size_t first,
+                                                 std::span<const token_id> run) {
+        const std::size_t pages = run.size() / cache.shape().tokens;
+        const std::size_t enough = pages * cache.codec().page_bytes() / worth_a_thread;
+        const std::size_t count = std::clamp<std::size_t>(enough, 1, std::max<std::size_t>(readers_of(tier_), 1));
+        std::vector<placed_part> parts(std::min(count, pages));
+        for (std::size_t i = 0; i < parts.size(); ++i) {
+            parts[i].first = pages * i / parts.size();
+            parts[i].pages = pages * (i + 1) / parts.size() - parts[i].first;
+        }
+        const auto fill = [&](placed_part& part) noexcept {
+            try {
+                place<typename Cache::codec_type>(part, lease, names, chain.subspan(first + part.first),
+                                                  cache.shape().tokens, first, run);
+            } catch (...) {
+                part.thrown = std::current_exception();
+            }
+        };
+        {
+            std::vector<std::jthread> helpers;
+            helpers.reserve(parts.size() - 1);
+            while (helpers.size() + 1 < parts.size()) {
+                try {
+                    helpers.emplace_back([&fill, &part = parts[helpers.size() + 1]] { fill(part); });
+                } catch (const std::system_error&) { // there are no more threads
+                    break;
+                }
+            }
+            fill(parts.front());
+            for (std::size_t i = helpers.size() + 1; i < parts.size(); ++i)
+                fill(parts[i]);
+        }
+        for (const placed_part& part : parts)
+            if (part.thrown)
+                std::rethrow_exception(part.thrown);
+        return parts;
+    }
+
+private:
+    // Starting a thread takes some tens of microseconds, reading and checking so many bytes a millisecond.
+    static constexpr std::size_t worth_a_thread = std::size_t{4} << 20;
+
+    template <class Codec, class Lease>
+    void place(placed_part& part, const Lease& lease, const record_names& names, std::span<const digest256> chain,
+               std::size_t page_tokens, std::size_t first, std::span<const token_id> run) {
         const auto read =
-            read_run(tier_, chain.subspan(first + 1, pages), [&](std::size_t at, std::span<const std::byte> bytes) {
-                const std::size_t page = first + at;
-                sound = put_in_place<typename Cache::codec_type>(lease, names, bytes, chain[page], chain[page + 1],
-                                                                 page * page_tokens, at,
-                                                                 run.subspan(at * page_tokens, page_tokens));
-                placed += sound.has_value();
-                return sound.has_value();
+            read_run(tier_, chain.subspan(1, part.pages), [&](std::size_t i, std::span<const std::byte> bytes) {
+                const std::size_t at = part.first + i;
+                part.sound =
+                    put_in_place<Codec>(lease, names, bytes, chain[i], chain[i + 1], (first + at) * page_tokens, at,
+                                        run.subspan(at * page_tokens, page_tokens));
+                part.placed += part.sound.has_value();
+                return part.sound.has_value();
             });
         if (!read)
-            fail(read.error());
-        if (!sound) {
-            note([&](tier_stats& s) { ++s.refused, s.last = sound.error(); });
-            if (auto erased = tier_.erase(chain[first + placed + 1]); !erased)
-                fail(erased.error());
-        }
-        return placed;
+            part.read = read.error();
     }
 
     template <class Codec, class Lease>
@@ -7645,26 +7598,7 @@ private:
     record_seal seal_;
     mutable std::mutex lock_;                          // of what follows
     std::vector<std::unique_ptr<record_names>> names_; // by tenant
-    tier_stats stats_;
 };
-
-} // namespace kvcache
-
-// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// The working state of a locking policy: a lockable (as std::lock_guard needs it) whose identity stays put.
-template <class S>
-concept locking_state = requires(S& s) {
-    s.lock();
-    s.unlock();
-};
-
-/// How threads share a cache.
-template <class P>
-concept locking_policy =
-    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
 
 } // namespace kvcache
 
@@ -7691,6 +7625,7 @@ public:
     [[nodiscard]] result<void> flush() { return {}; }
     [[nodiscard]] result<void> status() const { return {}; }
     [[nodiscard]] tier_counts counts() const noexcept { return {}; }
+    [[nodiscard]] bool holds_nothing() const noexcept { return true; }
 };
 
 inline no_tier::state no_tier::open() const {
@@ -7698,6 +7633,232 @@ inline no_tier::state no_tier::open() const {
 }
 
 static_assert(tier_policy<no_tier>);
+
+} // namespace kvcache
+
+// ---- kvcache/cache/tier_books.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// What a cache has asked of its tier and got.
+struct tier_stats {
+    std::uint64_t asked = 0;         ///< Prompts with whole pages that memory did not have.
+    std::uint64_t hits = 0;          ///< Of those, prompts of which the tier had some.
+    std::uint64_t loaded_tokens = 0; ///< Checked and published.
+    std::uint64_t refused = 0;       ///< Records that were damaged or not what was asked for; they are erased.
+    std::uint64_t failed = 0;        ///< Reads and writes that the tier refused.
+    std::uint64_t no_room = 0;       ///< Prompts whose records found no pages.
+    std::uint64_t slower = 0;        ///< Prompts of which the tier had some that are quicker computed.
+    std::uint64_t handed_over = 0;   ///< Records.
+    std::optional<error> last = {};  ///< Why the last one was refused or failed.
+};
+
+/// What a cache does with its tier: after a commit full pages are handed over; where memory knows no more of a prompt,
+/// records are put in place through a lease, checked there, and committed. What fails is counted, and is a miss. Of a
+/// tier that holds nothing, nothing is asked.
+template <tier_state Tier>
+class tier_books {
+public:
+    /// Whether there is one at all.
+    static constexpr bool present = !std::same_as<Tier, no_tier::state>;
+
+    tier_books(Tier tier, const identity& id, const std::string& secret) : records_(std::move(tier), id, secret) {}
+
+    [[nodiscard]] Tier& tier() noexcept { return records_.tier(); }
+    [[nodiscard]] const Tier& tier() const noexcept { return records_.tier(); }
+
+    /// Says the identity of a tenant; of the cache itself for 0. Throws: bad_alloc.
+    void set(std::size_t tenant, const identity& id) { records_.set(tenant, id); }
+
+    [[nodiscard]] tier_stats stats() const {
+        const std::lock_guard guard(lock_);
+        return stats_;
+    }
+
+    /// What the cache knows of a prompt, once the tier has been asked for the pages that memory has not.
+    template <class Cache>
+    [[nodiscard]] auto match(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
+        if constexpr (present)
+            if (!holds_nothing(tier())) {
+                auto known = cache.look_up(tenant, tokens, false, 0);
+                if (complete(cache, known.tokens(), tokens.size()))
+                    return cache.tell_of(std::move(known));
+                const std::size_t loaded = load_behind(cache, std::move(known), tenant, tokens);
+                return cache.look_up(tenant, tokens, true, loaded);
+            }
+        return cache.look_up(tenant, tokens, true, 0);
+    }
+
+    /// Whether match would ask the tier for more of a prompt than memory knows.
+    template <class Cache>
+    [[nodiscard]] bool may_know(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
+        return present && !holds_nothing(tier()) &&
+               !complete(cache, cache.look_up(tenant, tokens, false, 0).tokens(), tokens.size());
+    }
+
+    /// Loads what the tier has of a prompt behind what memory knows. Returns how many tokens; nobody holds them then.
+    template <class Cache>
+    std::size_t prefetch(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
+        if constexpr (present)
+            if (!holds_nothing(tier()))
+                return load_behind(cache, cache.look_up(tenant, tokens, false, 0), tenant, tokens);
+        return 0;
+    }
+
+    /// Hands over the pages that a sequence has made known since, which are full and exact, if the tier has them not.
+    /// Without memory, those that are left wait for another time.
+    template <class Cache>
+    void store(const Cache& cache, sequence_state& state) noexcept {
+        if constexpr (present)
+            if (state.stored < state.sealed && !holds_nothing(tier()))
+                hand_over(cache, state);
+    }
+
+private:
+    template <class Cache>
+    void hand_over(const Cache& cache, sequence_state& state) noexcept {
+        const record_names& names = records_.names_of(state.tenant);
+        const std::size_t page_tokens = cache.shape().tokens;
+        try {
+            for (; state.stored < state.sealed; ++state.stored) {
+                const std::size_t page = state.stored;
+                const auto run = std::span<const token_id>(state.tokens).subspan(page * page_tokens, page_tokens);
+                const digest256 before = page == 0 ? names.root() : state.stored_name, own = names.chain(before, run);
+                if (!tier().contains(own)) {
+                    const auto taken = records_.hand_over(cache, state.table[page], page, state.tokens.size(), run,
+                                                          before, own, names);
+                    if (!taken)
+                        fail(taken.error());
+                    else
+                        note([](tier_stats& s) { ++s.handed_over; });
+                }
+                state.stored_name = own;
+            }
+        } catch (const std::bad_alloc&) {
+            note([](tier_stats& s) { ++s.failed; });
+        }
+    }
+
+    template <class Change>
+    void note(Change change) {
+        const std::lock_guard guard(lock_);
+        change(stats_);
+    }
+    void fail(error why) {
+        note([&](tier_stats& s) { ++s.failed, s.last = std::move(why); });
+    }
+
+    // Whether memory knows all whole pages of a prompt.
+    template <class Cache>
+    [[nodiscard]] static bool complete(const Cache& cache, std::size_t known, std::size_t tokens) {
+        return known / cache.shape().tokens == tokens / cache.shape().tokens;
+    }
+
+    template <class Cache>
+    [[nodiscard]] std::size_t load_behind(Cache& cache, typename Cache::match_type known, std::uint32_t tenant,
+                                          std::span<const token_id> tokens) {
+        const std::size_t page_tokens = cache.shape().tokens;
+        const std::size_t whole = known.tokens() / page_tokens * page_tokens;
+        auto behind = cache.open(std::move(known), {whole, 0});
+        return load(cache, behind, tenant, tokens) * page_tokens;
+    }
+
+    // Puts what the tier has of `tokens` behind a sequence that begins them and ends with a page. Whole pages only.
+    // Returns how many pages.
+    template <class Cache>
+    [[nodiscard]] std::size_t load(Cache& cache, typename Cache::sequence& behind, std::uint32_t tenant,
+                                   std::span<const token_id> tokens) {
+        const std::size_t page_tokens = cache.shape().tokens;
+        const std::size_t first = behind.size() / page_tokens, most = tokens.size() / page_tokens;
+        if (first >= most)
+            return 0;
+        note([](tier_stats& s) { ++s.asked; });
+        try {
+            const record_names& names = records_.names_of(tenant);
+            std::vector<digest256> chain = {names.root()}; // by page: what comes before it
+            for (std::size_t page = 0; page < most; ++page)
+                chain.push_back(names.chain(chain.back(), tokens.subspan(page * page_tokens, page_tokens)));
+            std::size_t pages = leading_in(tier(), std::span<const digest256>(chain).subspan(first + 1));
+            if (pages > 0 && !worth_loading(pages, cache.prefill_seconds(first * page_tokens, pages * page_tokens))) {
+                note([](tier_stats& s) { ++s.slower; });
+                return 0;
+            }
+            while (pages > 0) {
+                const auto run = tokens.subspan(first * page_tokens, pages * page_tokens);
+                const auto began = std::chrono::steady_clock::now();
+                auto lease = cache.reserve(behind, run.size(), 1);
+                if (!lease) {
+                    note([](tier_stats& s) { ++s.no_room; });
+                    pages /= 2;
+                    continue;
+                }
+                const std::size_t placed =
+                    settle(records_.place(*lease, cache, names, chain, first, run), chain, first);
+                if (placed < pages) {
+                    pages = placed; // what a shorter run keeps exactly differs, so it is put in place anew
+                    continue;
+                }
+                lease->commit_in_place(run);
+                const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+                if constexpr (requires { tier().took(pages, took.count()); })
+                    tier().took(pages, took.count());
+                note([&](tier_stats& s) { ++s.hits, s.loaded_tokens += run.size(); });
+                return pages;
+            }
+        } catch (const std::bad_alloc&) {
+            note([](tier_stats& s) { ++s.failed; });
+        }
+        return 0;
+    }
+
+    // Counts what was refused or failed, and erases what was refused. Returns how many leading pages are in place.
+    [[nodiscard]] std::size_t settle(std::span<const placed_part> parts, std::span<const digest256> chain,
+                                     std::size_t first) {
+        std::size_t leading = 0;
+        for (const placed_part& part : parts) {
+            if (leading == part.first)
+                leading += part.placed;
+            if (!part.read)
+                fail(part.read.error());
+            if (part.sound)
+                continue;
+            note([&](tier_stats& s) { ++s.refused, s.last = part.sound.error(); });
+            if (auto erased = tier().erase(chain[first + part.first + part.placed + 1]); !erased)
+                fail(erased.error());
+        }
+        return leading;
+    }
+
+    // Whether reading so many pages is said to be quicker than computing them.
+    [[nodiscard]] bool worth_loading(std::size_t pages, double prefill_seconds) {
+        if constexpr (requires { tier().worth(pages, prefill_seconds); })
+            return tier().worth(pages, prefill_seconds);
+        else
+            return true;
+    }
+
+    tier_records<Tier> records_;
+    mutable std::mutex lock_; // of what follows
+    tier_stats stats_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// The working state of a locking policy: a lockable (as std::lock_guard needs it) whose identity stays put.
+template <class S>
+concept locking_state = requires(S& s) {
+    s.lock();
+    s.unlock();
+};
+
+/// How threads share a cache.
+template <class P>
+concept locking_policy =
+    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
 
 } // namespace kvcache
 
@@ -7723,7 +7884,7 @@ public:
     using tier_type = decltype(std::declval<const Tier&>().open());
 
     /// Whether pages stay in a tier when they leave memory.
-    static constexpr bool has_tier = !std::same_as<Tier, no_tier>;
+    static constexpr bool has_tier = tier_books<tier_type>::present;
     static_assert(far_codec_state<codec_type> == far_storage_state<storage_type>,
                   "pages that the host cannot read have a storage and a codec of one kind (docs/cuda.md)");
     static_assert(host_storage_state<storage_type> || !has_tier, "a tier keeps pages that the host can read");
@@ -7755,82 +7916,19 @@ public:
     /// Cost: O(tokens), and what the tier takes.
     [[nodiscard]] match_type match(std::span<const token_id> tokens) { return match_as(0, tokens); }
     [[nodiscard]] match_type match_as(std::uint32_t tenant, std::span<const token_id> tokens) {
-        if constexpr (has_tier) {
-            if (tier_is_none())
-                return look_up(tenant, tokens, true);
-            match_type known = look_up(tenant, tokens, false);
-            if (known.tokens() / shape_.tokens == tokens.size() / shape_.tokens)
-                return tell_of(std::move(known));
-            const std::size_t loaded = load_behind(std::move(known), tenant, tokens);
-            match_type found = look_up(tenant, tokens, true);
-            found.loaded_ = std::min(loaded, found.tokens());
-            return found;
-        } else {
-            return look_up(tenant, tokens, true);
-        }
+        return tier_.match(*this, tenant, tokens);
     }
 
     /// As match, of what memory knows: nothing is asked of the tier. Cost: O(tokens).
-    [[nodiscard]] match_type match_in_memory(std::span<const token_id> tokens) { return look_up(0, tokens, true); }
+    [[nodiscard]] match_type match_in_memory(std::span<const token_id> tokens) { return look_up(0, tokens, true, 0); }
 
     /// Whether match would ask the tier for more of a prompt than memory knows. Cost: O(tokens).
-    [[nodiscard]] bool tier_may_know(std::span<const token_id> tokens) {
-        if constexpr (has_tier)
-            return !tier_is_none() &&
-                   look_up(0, tokens, false).tokens() / shape_.tokens < tokens.size() / shape_.tokens;
-        else
-            return false;
-    }
+    [[nodiscard]] bool tier_may_know(std::span<const token_id> tokens) { return tier_.may_know(*this, 0, tokens); }
 
     /// Loads what the tier has of a prompt behind what memory knows, for a match to come; nobody holds it then. Returns
     /// how many tokens. Cost: as match.
-    std::size_t prefetch(std::span<const token_id> tokens) {
-        if constexpr (has_tier)
-            return tier_is_none() ? 0 : load_behind(look_up(0, tokens, false), 0, tokens);
-        else
-            return 0;
-    }
+    std::size_t prefetch(std::span<const token_id> tokens) { return tier_.prefetch(*this, 0, tokens); }
 
-private:
-    // Loads what the tier has of `tokens` behind what is known of them. Returns how many tokens.
-    [[nodiscard]] std::size_t load_behind(match_type known, std::uint32_t tenant, std::span<const token_id> tokens) {
-        const std::size_t whole = known.tokens() / shape_.tokens * shape_.tokens;
-        sequence behind = open(std::move(known), {whole, 0});
-        return tier_.load(*this, behind, tenant, tokens) * shape_.tokens;
-    }
-
-    [[nodiscard]] match_type tell_of(match_type found) {
-        std::vector<page_id> pages;
-        for (const page_entry& entry : found.known_.table())
-            pages.push_back(entry.page);
-        const std::lock_guard guard(lock_);
-        books_.tell({event_kind::matched, found.tokens(), found.of(), pages.size(), pages});
-        return found;
-    }
-
-    [[nodiscard]] match_type look_up(std::uint32_t tenant, std::span<const token_id> tokens, bool tells) {
-        const std::lock_guard guard(lock_);
-        const index_match found = books_.index().match(tenant, tokens);
-        auto known = std::make_unique<sequence_state>();
-        known->tenant = tenant;
-        known->prompt = tokens.size();
-        known->tokens.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(found.tokens));
-        std::size_t left = found.tokens;
-        for (const page_id page : found.pages) {
-            const std::size_t rows = std::min<std::size_t>(left, shape_.tokens);
-            known->table.push_back({.page = page, .count = static_cast<std::uint32_t>(rows)});
-            left -= rows;
-        }
-        const std::size_t kept = sequences_.exact().kept(*known, found.tokens);
-        known->tokens.resize(kept);
-        known->table.resize(known->cut(kept));
-        const auto pages = std::span(found.pages).first(known->table.size());
-        if (tells)
-            books_.tell({event_kind::matched, kept, tokens.size(), pages.size(), pages});
-        return {adopt(std::move(known)), tokens.size(), found};
-    }
-
-public:
     /// Which of the matched prompt's tokens run.
     [[nodiscard]] rerun plan(const match_type& found) const {
         std::size_t first = first_rerun(found);
@@ -7973,6 +8071,44 @@ public:
         return sequences_.check();
     }
 
+    // For the tier.
+
+    /// What memory knows of a prompt, of which `loaded` tokens came from the tier just now; the observer is told of it
+    /// now, or by tell_of.
+    [[nodiscard]] match_type look_up(std::uint32_t tenant, std::span<const token_id> tokens, bool tells,
+                                     std::size_t loaded) {
+        const std::lock_guard guard(lock_);
+        const index_match found = books_.index().match(tenant, tokens);
+        auto known = std::make_unique<sequence_state>();
+        known->tenant = tenant;
+        known->prompt = tokens.size();
+        known->tokens.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(found.tokens));
+        std::size_t left = found.tokens;
+        for (const page_id page : found.pages) {
+            const std::size_t rows = std::min<std::size_t>(left, shape_.tokens);
+            known->table.push_back({.page = page, .count = static_cast<std::uint32_t>(rows)});
+            left -= rows;
+        }
+        const std::size_t kept = sequences_.exact().kept(*known, found.tokens);
+        known->tokens.resize(kept);
+        known->table.resize(known->cut(kept));
+        const auto pages = std::span(found.pages).first(known->table.size());
+        if (tells)
+            books_.tell({event_kind::matched, kept, tokens.size(), pages.size(), pages});
+        match_type made{adopt(std::move(known)), tokens.size(), found};
+        made.loaded_ = std::min(loaded, kept);
+        return made;
+    }
+
+    [[nodiscard]] match_type tell_of(match_type found) {
+        std::vector<page_id> pages;
+        for (const page_entry& entry : found.known_.table())
+            pages.push_back(entry.page);
+        const std::lock_guard guard(lock_);
+        books_.tell({event_kind::matched, found.tokens(), found.of(), pages.size(), pages});
+        return found;
+    }
+
     // For tenants.
 
     std::uint32_t add_tenant(const std::string& salt, std::size_t quota) {
@@ -8054,8 +8190,7 @@ public:
             sequences_.commit(state, tokens);
             books_.tell({event_kind::stored, tokens.size(), 0, 0});
         }
-        if constexpr (has_tier)
-            store(state);
+        tier_.store(*this, state);
     }
 
     void commit_in_place(sequence_state& state, std::span<const token_id> tokens) {
@@ -8105,21 +8240,6 @@ private:
             if (const auto well = storage().status(); !well)
                 return well.error();
         return full;
-    }
-
-    // A tier that is chosen at run time may be none, and says so.
-    [[nodiscard]] bool tier_is_none() const noexcept {
-        if constexpr (requires { tier_.tier().is_none(); })
-            return tier_.tier().is_none();
-        else
-            return false;
-    }
-
-    // Hands the tier the pages that a sequence has made known since.
-    void store(sequence_state& state) noexcept {
-        if (state.stored < state.sealed && !tier_is_none())
-            state.stored = tier_.store(*this, state.tenant, state.table, state.tokens, state.stored, state.sealed,
-                                       state.stored_name);
     }
 
     // Records leave the process under the key of the names that do.
@@ -10536,6 +10656,57 @@ static_assert(recompute_policy<exact_prefix>);
 
 } // namespace kvcache
 
+// ---- kvcache/core/zeroed_memory.hpp -------------------------------------------------------------------------------
+
+#include <sys/mman.h>
+
+namespace kvcache {
+
+/// Memory of which every byte is zero. What is asked for on the boundary of a huge page comes straight from the system,
+/// which clears it when it is first written to: whoever writes waits for that then, and nobody before. The rest is
+/// cleared here. For any thread.
+class zeroed_memory : public std::pmr::memory_resource {
+public:
+    /// The one that all share.
+    [[nodiscard]] static zeroed_memory* shared() noexcept {
+        static zeroed_memory all;
+        return &all;
+    }
+
+private:
+    void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+        if (alignment != huge_page_bytes)
+            return std::memset(std::pmr::new_delete_resource()->allocate(bytes, alignment), 0, bytes);
+        if (bytes > (std::numeric_limits<std::size_t>::max() >> 1))
+            throw std::bad_alloc();
+        // One huge page more, so that a boundary lies in it; what is not needed goes back.
+        const std::size_t size = mapped(bytes), all = size + huge_page_bytes;
+        void* const from = ::mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (from == MAP_FAILED)
+            throw std::bad_alloc();
+        auto* const first = static_cast<std::byte*>(from);
+        const std::size_t past = reinterpret_cast<std::uintptr_t>(from) % huge_page_bytes;
+        const std::size_t before = past == 0 ? 0 : huge_page_bytes - past;
+        if (before > 0)
+            ::munmap(first, before);
+        ::munmap(first + before + size, huge_page_bytes - before);
+        return first + before;
+    }
+    void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) override {
+        if (alignment != huge_page_bytes)
+            std::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
+        else
+            ::munmap(at, mapped(bytes));
+    }
+    [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
+
+    [[nodiscard]] static std::size_t mapped(std::size_t bytes) noexcept {
+        return bytes / huge_page_bytes * huge_page_bytes + (bytes % huge_page_bytes > 0 ? huge_page_bytes : 0);
+    }
+};
+
+} // namespace kvcache
+
 // ---- kvcache/storage/heap.hpp -------------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -10546,15 +10717,17 @@ namespace kvcache {
 /// pages are.
 struct heap {
     using role = storage_role;
-    std::pmr::memory_resource* resource = nullptr; ///< Where pages come from; null means new and delete.
+    std::pmr::memory_resource* resource = nullptr; ///< Where pages come from; null means the system: zeroed_memory.
+    bool zeroed = false; ///< Whether all that the resource gives is zero already, so that no page is touched here.
     class state;
     [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
 };
 
 class heap::state {
 public:
-    state(std::pmr::memory_resource* resource, std::size_t pages, std::size_t page_bytes)
+    state(std::pmr::memory_resource* resource, bool zeroed, std::size_t pages, std::size_t page_bytes)
         : resource_(resource),
+          zeroed_(zeroed),
           page_bytes_(page_bytes),
           stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes),
           slab_pages_(pages_a_slab(pages, stride_)),
@@ -10563,6 +10736,7 @@ public:
 
     state(state&& other) noexcept
         : resource_(other.resource_),
+          zeroed_(other.zeroed_),
           page_bytes_(other.page_bytes_),
           stride_(other.stride_),
           slab_pages_(other.slab_pages_),
@@ -10570,6 +10744,7 @@ public:
           slabs_(std::exchange(other.slabs_, {})) {}
     state& operator=(state&& other) noexcept {
         std::swap(resource_, other.resource_);
+        std::swap(zeroed_, other.zeroed_);
         std::swap(page_bytes_, other.page_bytes_);
         std::swap(stride_, other.stride_);
         std::swap(slab_pages_, other.slab_pages_);
@@ -10597,7 +10772,8 @@ public:
         } catch (const std::bad_alloc&) {
             return false;
         }
-        std::memset(memory, 0, page_bytes_);
+        if (!zeroed_)
+            std::memset(memory, 0, page_bytes_);
         return true;
     }
 
@@ -10651,6 +10827,7 @@ private:
     }
 
     std::pmr::memory_resource* resource_;
+    bool zeroed_; // what it gives
     std::size_t page_bytes_;
     std::size_t stride_;     // from one page of a slab to the next, in bytes
     std::size_t slab_pages_; // 0: pages are taken one by one
@@ -10659,7 +10836,9 @@ private:
 };
 
 inline heap::state heap::open(std::size_t pages, std::size_t page_bytes) const {
-    return {resource != nullptr ? resource : std::pmr::new_delete_resource(), pages, page_bytes};
+    if (resource == nullptr)
+        return {zeroed_memory::shared(), true, pages, page_bytes};
+    return {resource, zeroed, pages, page_bytes};
 }
 
 static_assert(storage_policy<heap>);
@@ -22362,6 +22541,7 @@ struct memory {
     std::size_t bytes = std::size_t{64} << 20; ///< Of all records together.
     std::size_t records = 1024;                ///< How many there may be.
     Eviction eviction = {};                    ///< Which record leaves when room is needed.
+    std::size_t readers = 2;                   ///< Threads that read one long prompt.
     class state;
     [[nodiscard]] state open() const;
 };
@@ -22436,6 +22616,7 @@ public:
 
     [[nodiscard]] result<void> flush() { return {}; }
     [[nodiscard]] result<void> status() const { return {}; }
+    [[nodiscard]] std::size_t readers() const noexcept { return held_->readers; }
     [[nodiscard]] tier_counts counts() const {
         const std::lock_guard guard(held_->lock);
         tier_counts now = held_->counts;
@@ -22446,8 +22627,9 @@ public:
 
 private:
     struct held {
-        explicit held(const memory& how) : ranks(how.eviction, how.records, how.bytes) {}
+        explicit held(const memory& how) : readers(how.readers), ranks(how.eviction, how.records, how.bytes) {}
 
+        const std::size_t readers;
         std::mutex lock;
         record_ranks<Eviction> ranks;
         std::unordered_map<digest256, std::shared_ptr<const std::vector<std::byte>>, name_hash> content;
@@ -22595,6 +22777,13 @@ public:
         return all;
     }
 
+    [[nodiscard]] bool holds_nothing() const noexcept {
+        return kvcache::holds_nothing(held_->first) && kvcache::holds_nothing(held_->second);
+    }
+    [[nodiscard]] std::size_t readers() const noexcept {
+        return std::min(readers_of(held_->first), readers_of(held_->second));
+    }
+
     [[nodiscard]] auto& first() noexcept { return held_->first; }
     [[nodiscard]] auto& second() noexcept { return held_->second; }
 
@@ -22719,6 +22908,8 @@ public:
     }
     [[nodiscard]] result<void> status() const { return inner_.status(); }
     [[nodiscard]] tier_counts counts() const { return inner_.counts(); }
+    [[nodiscard]] bool holds_nothing() const noexcept { return kvcache::holds_nothing(inner_); }
+    [[nodiscard]] std::size_t readers() const noexcept { return readers_of(inner_); }
 
 private:
     struct held {
@@ -22859,6 +23050,8 @@ public:
     [[nodiscard]] result<void> flush() { return inner_.flush(); }
     [[nodiscard]] result<void> status() const { return inner_.status(); }
     [[nodiscard]] tier_counts counts() const { return inner_.counts(); }
+    [[nodiscard]] bool holds_nothing() const noexcept { return kvcache::holds_nothing(inner_); }
+    [[nodiscard]] std::size_t readers() const noexcept { return readers_of(inner_); }
 
 private:
     struct held {

@@ -77,6 +77,52 @@ TEST_CASE("a cache that begins anew finds in the tier what another has stored") 
     CHECK(second.check());
 }
 
+namespace {
+
+// Holds nothing, and says so; whatever else it is asked is counted.
+struct hollow {
+    using role = kv::tier_role;
+    int* asked = nullptr;
+    struct state {
+        int* asked;
+        template <class Use>
+        kv::result<bool> read(const kv::digest256&, Use&&) {
+            return ++*asked, false;
+        }
+        kv::result<void> put(const kv::tier_entry&, std::span<const std::span<const std::byte>>) {
+            return ++*asked, kv::result<void>();
+        }
+        bool contains(const kv::digest256&) { return ++*asked, false; }
+        kv::result<void> erase(const kv::digest256&) { return ++*asked, kv::result<void>(); }
+        kv::result<void> flush() { return {}; }
+        kv::result<void> status() const { return {}; }
+        kv::tier_counts counts() const { return {}; }
+        bool holds_nothing() const noexcept { return true; }
+    };
+    state open() const { return {asked}; }
+};
+
+} // namespace
+
+TEST_CASE("a tier that holds nothing is asked nothing, through others too") {
+    int asked = 0;
+    const auto quiet = [&](auto tier) {
+        auto cache = made(20, tier);
+        CHECK(feed(cache, some(100, 1)).known == 0);
+        CHECK(feed(cache, some(100, 1)).known == 100);
+        CHECK_FALSE(cache.tier_may_know(some(100, 2)));
+        CHECK(cache.prefetch(some(100, 2)) == 0);
+        CHECK(cache.tier_stats().asked == 0);
+        CHECK(cache.tier_stats().handed_over == 0);
+        CHECK(asked == 0);
+        CHECK(cache.check());
+    };
+    quiet(hollow{&asked});
+    quiet(kv::faulty<hollow>{.inner = {&asked}});
+    quiet(kv::if_faster<hollow>{.inner = {&asked}});
+    quiet(kv::tiers<hollow, kv::no_tier>{.first = {&asked}, .second = {}});
+}
+
 TEST_CASE("what was cut and said otherwise is stored under its own past") {
     auto store = kv::memory<>{}.open();
     auto first = made(40, shared{&store});

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory_resource>
 #include <new>
+#include <span>
 
 #include <catch2/catch.hpp>
 
@@ -129,4 +130,36 @@ TEST_CASE("where no slab is to be had pages are taken one by one") {
         CHECK(resource.bytes_out == 3 * mebibyte);
     }
     CHECK(resource.out == 0);
+}
+
+TEST_CASE("what a resource gives as zero is not touched, and what the system gives is zero again and again") {
+    class : public std::pmr::memory_resource {
+        void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+            void* const at = std::pmr::new_delete_resource()->allocate(bytes, alignment);
+            std::ranges::fill(std::span(static_cast<std::byte*>(at), bytes), std::byte{7});
+            return at;
+        }
+        void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) override {
+            std::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
+        }
+        [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
+    } sevens;
+    const auto all_are = [](auto& state, std::uint32_t page, int n) {
+        return std::ranges::all_of(state.bytes(kv::page_id{page}), [n](std::byte b) { return b == std::byte(n); });
+    };
+    for (const std::size_t page_bytes : {std::size_t{200}, mebibyte}) {
+        auto touched = kv::heap{.resource = &sevens}.open(40, page_bytes);
+        auto left = kv::heap{.resource = &sevens, .zeroed = true}.open(40, page_bytes);
+        REQUIRE((touched.acquire(kv::page_id{1}) && left.acquire(kv::page_id{1})));
+        CHECK(all_are(touched, 1, 0));
+        CHECK(all_are(left, 1, 7));
+        for (int round = 0; round < 3; ++round) {
+            auto own = kv::heap{}.open(40, page_bytes);
+            for (std::uint32_t page = 0; page < 40; ++page) {
+                REQUIRE(own.acquire(kv::page_id{page}));
+                CHECK(all_are(own, page, 0));
+                std::ranges::fill(own.bytes(kv::page_id{page}), std::byte{9});
+            }
+        }
+    }
 }

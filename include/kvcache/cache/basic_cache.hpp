@@ -19,7 +19,6 @@
 #include <kvcache/recompute/concept.hpp>
 #include <kvcache/storage/concept.hpp>
 #include <kvcache/tier/concept.hpp>
-#include <kvcache/tier/no_tier.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -52,7 +51,7 @@ public:
     using tier_type = decltype(std::declval<const Tier&>().open());
 
     /// Whether pages stay in a tier when they leave memory.
-    static constexpr bool has_tier = !std::same_as<Tier, no_tier>;
+    static constexpr bool has_tier = tier_books<tier_type>::present;
     static_assert(far_codec_state<codec_type> == far_storage_state<storage_type>,
                   "pages that the host cannot read have a storage and a codec of one kind (docs/cuda.md)");
     static_assert(host_storage_state<storage_type> || !has_tier, "a tier keeps pages that the host can read");
@@ -84,82 +83,19 @@ public:
     /// Cost: O(tokens), and what the tier takes.
     [[nodiscard]] match_type match(std::span<const token_id> tokens) { return match_as(0, tokens); }
     [[nodiscard]] match_type match_as(std::uint32_t tenant, std::span<const token_id> tokens) {
-        if constexpr (has_tier) {
-            if (tier_is_none())
-                return look_up(tenant, tokens, true);
-            match_type known = look_up(tenant, tokens, false);
-            if (known.tokens() / shape_.tokens == tokens.size() / shape_.tokens)
-                return tell_of(std::move(known));
-            const std::size_t loaded = load_behind(std::move(known), tenant, tokens);
-            match_type found = look_up(tenant, tokens, true);
-            found.loaded_ = std::min(loaded, found.tokens());
-            return found;
-        } else {
-            return look_up(tenant, tokens, true);
-        }
+        return tier_.match(*this, tenant, tokens);
     }
 
     /// As match, of what memory knows: nothing is asked of the tier. Cost: O(tokens).
-    [[nodiscard]] match_type match_in_memory(std::span<const token_id> tokens) { return look_up(0, tokens, true); }
+    [[nodiscard]] match_type match_in_memory(std::span<const token_id> tokens) { return look_up(0, tokens, true, 0); }
 
     /// Whether match would ask the tier for more of a prompt than memory knows. Cost: O(tokens).
-    [[nodiscard]] bool tier_may_know(std::span<const token_id> tokens) {
-        if constexpr (has_tier)
-            return !tier_is_none() &&
-                   look_up(0, tokens, false).tokens() / shape_.tokens < tokens.size() / shape_.tokens;
-        else
-            return false;
-    }
+    [[nodiscard]] bool tier_may_know(std::span<const token_id> tokens) { return tier_.may_know(*this, 0, tokens); }
 
     /// Loads what the tier has of a prompt behind what memory knows, for a match to come; nobody holds it then. Returns
     /// how many tokens. Cost: as match.
-    std::size_t prefetch(std::span<const token_id> tokens) {
-        if constexpr (has_tier)
-            return tier_is_none() ? 0 : load_behind(look_up(0, tokens, false), 0, tokens);
-        else
-            return 0;
-    }
+    std::size_t prefetch(std::span<const token_id> tokens) { return tier_.prefetch(*this, 0, tokens); }
 
-private:
-    // Loads what the tier has of `tokens` behind what is known of them. Returns how many tokens.
-    [[nodiscard]] std::size_t load_behind(match_type known, std::uint32_t tenant, std::span<const token_id> tokens) {
-        const std::size_t whole = known.tokens() / shape_.tokens * shape_.tokens;
-        sequence behind = open(std::move(known), {whole, 0});
-        return tier_.load(*this, behind, tenant, tokens) * shape_.tokens;
-    }
-
-    [[nodiscard]] match_type tell_of(match_type found) {
-        std::vector<page_id> pages;
-        for (const page_entry& entry : found.known_.table())
-            pages.push_back(entry.page);
-        const std::lock_guard guard(lock_);
-        books_.tell({event_kind::matched, found.tokens(), found.of(), pages.size(), pages});
-        return found;
-    }
-
-    [[nodiscard]] match_type look_up(std::uint32_t tenant, std::span<const token_id> tokens, bool tells) {
-        const std::lock_guard guard(lock_);
-        const index_match found = books_.index().match(tenant, tokens);
-        auto known = std::make_unique<sequence_state>();
-        known->tenant = tenant;
-        known->prompt = tokens.size();
-        known->tokens.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(found.tokens));
-        std::size_t left = found.tokens;
-        for (const page_id page : found.pages) {
-            const std::size_t rows = std::min<std::size_t>(left, shape_.tokens);
-            known->table.push_back({.page = page, .count = static_cast<std::uint32_t>(rows)});
-            left -= rows;
-        }
-        const std::size_t kept = sequences_.exact().kept(*known, found.tokens);
-        known->tokens.resize(kept);
-        known->table.resize(known->cut(kept));
-        const auto pages = std::span(found.pages).first(known->table.size());
-        if (tells)
-            books_.tell({event_kind::matched, kept, tokens.size(), pages.size(), pages});
-        return {adopt(std::move(known)), tokens.size(), found};
-    }
-
-public:
     /// Which of the matched prompt's tokens run.
     [[nodiscard]] rerun plan(const match_type& found) const {
         std::size_t first = first_rerun(found);
@@ -302,6 +238,44 @@ public:
         return sequences_.check();
     }
 
+    // For the tier.
+
+    /// What memory knows of a prompt, of which `loaded` tokens came from the tier just now; the observer is told of it
+    /// now, or by tell_of.
+    [[nodiscard]] match_type look_up(std::uint32_t tenant, std::span<const token_id> tokens, bool tells,
+                                     std::size_t loaded) {
+        const std::lock_guard guard(lock_);
+        const index_match found = books_.index().match(tenant, tokens);
+        auto known = std::make_unique<sequence_state>();
+        known->tenant = tenant;
+        known->prompt = tokens.size();
+        known->tokens.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(found.tokens));
+        std::size_t left = found.tokens;
+        for (const page_id page : found.pages) {
+            const std::size_t rows = std::min<std::size_t>(left, shape_.tokens);
+            known->table.push_back({.page = page, .count = static_cast<std::uint32_t>(rows)});
+            left -= rows;
+        }
+        const std::size_t kept = sequences_.exact().kept(*known, found.tokens);
+        known->tokens.resize(kept);
+        known->table.resize(known->cut(kept));
+        const auto pages = std::span(found.pages).first(known->table.size());
+        if (tells)
+            books_.tell({event_kind::matched, kept, tokens.size(), pages.size(), pages});
+        match_type made{adopt(std::move(known)), tokens.size(), found};
+        made.loaded_ = std::min(loaded, kept);
+        return made;
+    }
+
+    [[nodiscard]] match_type tell_of(match_type found) {
+        std::vector<page_id> pages;
+        for (const page_entry& entry : found.known_.table())
+            pages.push_back(entry.page);
+        const std::lock_guard guard(lock_);
+        books_.tell({event_kind::matched, found.tokens(), found.of(), pages.size(), pages});
+        return found;
+    }
+
     // For tenants.
 
     std::uint32_t add_tenant(const std::string& salt, std::size_t quota) {
@@ -383,8 +357,7 @@ public:
             sequences_.commit(state, tokens);
             books_.tell({event_kind::stored, tokens.size(), 0, 0});
         }
-        if constexpr (has_tier)
-            store(state);
+        tier_.store(*this, state);
     }
 
     void commit_in_place(sequence_state& state, std::span<const token_id> tokens) {
@@ -434,21 +407,6 @@ private:
             if (const auto well = storage().status(); !well)
                 return well.error();
         return full;
-    }
-
-    // A tier that is chosen at run time may be none, and says so.
-    [[nodiscard]] bool tier_is_none() const noexcept {
-        if constexpr (requires { tier_.tier().is_none(); })
-            return tier_.tier().is_none();
-        else
-            return false;
-    }
-
-    // Hands the tier the pages that a sequence has made known since.
-    void store(sequence_state& state) noexcept {
-        if (state.stored < state.sealed && !tier_is_none())
-            state.stored = tier_.store(*this, state.tenant, state.table, state.tokens, state.stored, state.sealed,
-                                       state.stored_name);
     }
 
     // Records leave the process under the key of the names that do.

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cache/page_parts.hpp>
+#include <kvcache/cache/sequence_state.hpp>
+#include <kvcache/cache/tier_records.hpp>
+#include <kvcache/core/digest256.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/identity.hpp>
-#include <kvcache/core/page_table.hpp>
 #include <kvcache/core/result.hpp>
-#include <kvcache/record/record.hpp>
-#include <kvcache/record/record_writer.hpp>
 #include <kvcache/tier/concept.hpp>
+#include <kvcache/tier/no_tier.hpp>
 #include <kvcache/tier/run.hpp>
 
-#include <algorithm>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -40,33 +39,117 @@ struct tier_stats {
 };
 
 /// What a cache does with its tier: after a commit full pages are handed over; where memory knows no more of a prompt,
-/// records are put in place through a lease, checked there, and committed. What fails is counted, and is a miss.
+/// records are put in place through a lease, checked there, and committed. What fails is counted, and is a miss. Of a
+/// tier that holds nothing, nothing is asked.
 template <tier_state Tier>
 class tier_books {
 public:
-    tier_books(Tier tier, const identity& id, const std::string& secret)
-        : tier_(std::move(tier)), secret_(secret), seal_(secret) {
-        set(0, id);
-    }
+    /// Whether there is one at all.
+    static constexpr bool present = !std::same_as<Tier, no_tier::state>;
 
-    [[nodiscard]] Tier& tier() noexcept { return tier_; }
-    [[nodiscard]] const Tier& tier() const noexcept { return tier_; }
+    tier_books(Tier tier, const identity& id, const std::string& secret) : records_(std::move(tier), id, secret) {}
+
+    [[nodiscard]] Tier& tier() noexcept { return records_.tier(); }
+    [[nodiscard]] const Tier& tier() const noexcept { return records_.tier(); }
 
     /// Says the identity of a tenant; of the cache itself for 0. Throws: bad_alloc.
-    void set(std::size_t tenant, const identity& id) {
-        auto names = std::make_unique<record_names>(id, secret_);
-        const std::lock_guard guard(lock_);
-        names_.resize(std::max(names_.size(), tenant + 1));
-        names_[tenant] = std::move(names);
-    }
+    void set(std::size_t tenant, const identity& id) { records_.set(tenant, id); }
 
     [[nodiscard]] tier_stats stats() const {
         const std::lock_guard guard(lock_);
         return stats_;
     }
 
-    /// Puts what the tier has of `tokens` behind a sequence that begins them and ends with a page. Whole pages only.
-    /// Returns how many pages.
+    /// What the cache knows of a prompt, once the tier has been asked for the pages that memory has not.
+    template <class Cache>
+    [[nodiscard]] auto match(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
+        if constexpr (present)
+            if (!holds_nothing(tier())) {
+                auto known = cache.look_up(tenant, tokens, false, 0);
+                if (complete(cache, known.tokens(), tokens.size()))
+                    return cache.tell_of(std::move(known));
+                const std::size_t loaded = load_behind(cache, std::move(known), tenant, tokens);
+                return cache.look_up(tenant, tokens, true, loaded);
+            }
+        return cache.look_up(tenant, tokens, true, 0);
+    }
+
+    /// Whether match would ask the tier for more of a prompt than memory knows.
+    template <class Cache>
+    [[nodiscard]] bool may_know(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
+        return present && !holds_nothing(tier()) &&
+               !complete(cache, cache.look_up(tenant, tokens, false, 0).tokens(), tokens.size());
+    }
+
+    /// Loads what the tier has of a prompt behind what memory knows. Returns how many tokens; nobody holds them then.
+    template <class Cache>
+    std::size_t prefetch(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
+        if constexpr (present)
+            if (!holds_nothing(tier()))
+                return load_behind(cache, cache.look_up(tenant, tokens, false, 0), tenant, tokens);
+        return 0;
+    }
+
+    /// Hands over the pages that a sequence has made known since, which are full and exact, if the tier has them not.
+    /// Without memory, those that are left wait for another time.
+    template <class Cache>
+    void store(const Cache& cache, sequence_state& state) noexcept {
+        if constexpr (present)
+            if (state.stored < state.sealed && !holds_nothing(tier()))
+                hand_over(cache, state);
+    }
+
+private:
+    template <class Cache>
+    void hand_over(const Cache& cache, sequence_state& state) noexcept {
+        const record_names& names = records_.names_of(state.tenant);
+        const std::size_t page_tokens = cache.shape().tokens;
+        try {
+            for (; state.stored < state.sealed; ++state.stored) {
+                const std::size_t page = state.stored;
+                const auto run = std::span<const token_id>(state.tokens).subspan(page * page_tokens, page_tokens);
+                const digest256 before = page == 0 ? names.root() : state.stored_name, own = names.chain(before, run);
+                if (!tier().contains(own)) {
+                    const auto taken = records_.hand_over(cache, state.table[page], page, state.tokens.size(), run,
+                                                          before, own, names);
+                    if (!taken)
+                        fail(taken.error());
+                    else
+                        note([](tier_stats& s) { ++s.handed_over; });
+                }
+                state.stored_name = own;
+            }
+        } catch (const std::bad_alloc&) {
+            note([](tier_stats& s) { ++s.failed; });
+        }
+    }
+
+    template <class Change>
+    void note(Change change) {
+        const std::lock_guard guard(lock_);
+        change(stats_);
+    }
+    void fail(error why) {
+        note([&](tier_stats& s) { ++s.failed, s.last = std::move(why); });
+    }
+
+    // Whether memory knows all whole pages of a prompt.
+    template <class Cache>
+    [[nodiscard]] static bool complete(const Cache& cache, std::size_t known, std::size_t tokens) {
+        return known / cache.shape().tokens == tokens / cache.shape().tokens;
+    }
+
+    template <class Cache>
+    [[nodiscard]] std::size_t load_behind(Cache& cache, typename Cache::match_type known, std::uint32_t tenant,
+                                          std::span<const token_id> tokens) {
+        const std::size_t page_tokens = cache.shape().tokens;
+        const std::size_t whole = known.tokens() / page_tokens * page_tokens;
+        auto behind = cache.open(std::move(known), {whole, 0});
+        return load(cache, behind, tenant, tokens) * page_tokens;
+    }
+
+    // Puts what the tier has of `tokens` behind a sequence that begins them and ends with a page. Whole pages only.
+    // Returns how many pages.
     template <class Cache>
     [[nodiscard]] std::size_t load(Cache& cache, typename Cache::sequence& behind, std::uint32_t tenant,
                                    std::span<const token_id> tokens) {
@@ -76,12 +159,11 @@ public:
             return 0;
         note([](tier_stats& s) { ++s.asked; });
         try {
-            const record_names& names = names_of(tenant);
+            const record_names& names = records_.names_of(tenant);
             std::vector<digest256> chain = {names.root()}; // by page: what comes before it
             for (std::size_t page = 0; page < most; ++page)
                 chain.push_back(names.chain(chain.back(), tokens.subspan(page * page_tokens, page_tokens)));
-            const auto wanted = std::span<const digest256>(chain).subspan(first + 1);
-            std::size_t pages = leading_in(tier_, wanted);
+            std::size_t pages = leading_in(tier(), std::span<const digest256>(chain).subspan(first + 1));
             if (pages > 0 && !worth_loading(pages, cache.prefill_seconds(first * page_tokens, pages * page_tokens))) {
                 note([](tier_stats& s) { ++s.slower; });
                 return 0;
@@ -95,15 +177,16 @@ public:
                     pages /= 2;
                     continue;
                 }
-                const std::size_t placed = place(*lease, cache, names, chain, first, run);
+                const std::size_t placed =
+                    settle(records_.place(*lease, cache, names, chain, first, run), chain, first);
                 if (placed < pages) {
                     pages = placed; // what a shorter run keeps exactly differs, so it is put in place anew
                     continue;
                 }
                 lease->commit_in_place(run);
                 const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-                if constexpr (requires { tier_.took(pages, took.count()); })
-                    tier_.took(pages, took.count());
+                if constexpr (requires { tier().took(pages, took.count()); })
+                    tier().took(pages, took.count());
                 note([&](tier_stats& s) { ++s.hits, s.loaded_tokens += run.size(); });
                 return pages;
             }
@@ -113,128 +196,34 @@ public:
         return 0;
     }
 
-    /// Hands over the pages [first, last) of a sequence, which are full and exact, if the tier has them not. `name` is
-    /// that of all before `first`. Returns how many leading pages it is the name of then: `last`, or fewer without
-    /// memory.
-    template <class Cache>
-    [[nodiscard]] std::size_t store(const Cache& cache, std::uint32_t tenant, std::span<const page_entry> table,
-                                    std::span<const token_id> tokens, std::size_t first, std::size_t last,
-                                    digest256& name) noexcept {
-        const record_names& names = names_of(tenant);
-        const std::size_t page_tokens = cache.shape().tokens;
-        try {
-            for (; first < last; ++first) {
-                const auto run = tokens.subspan(first * page_tokens, page_tokens);
-                const digest256 before = first == 0 ? names.root() : name, own = names.chain(before, run);
-                if (!tier_.contains(own))
-                    hand_over(cache, table[first], first, tokens.size(), run, before, own, names);
-                name = own;
-            }
-        } catch (const std::bad_alloc&) {
-            note([](tier_stats& s) { ++s.failed; });
+    // Counts what was refused or failed, and erases what was refused. Returns how many leading pages are in place.
+    [[nodiscard]] std::size_t settle(std::span<const placed_part> parts, std::span<const digest256> chain,
+                                     std::size_t first) {
+        std::size_t leading = 0;
+        for (const placed_part& part : parts) {
+            if (leading == part.first)
+                leading += part.placed;
+            if (!part.read)
+                fail(part.read.error());
+            if (part.sound)
+                continue;
+            note([&](tier_stats& s) { ++s.refused, s.last = part.sound.error(); });
+            if (auto erased = tier().erase(chain[first + part.first + part.placed + 1]); !erased)
+                fail(erased.error());
         }
-        return first;
-    }
-
-private:
-    [[nodiscard]] const record_names& names_of(std::uint32_t tenant) const {
-        const std::lock_guard guard(lock_);
-        return *names_[tenant];
-    }
-
-    template <class Change>
-    void note(Change change) {
-        const std::lock_guard guard(lock_);
-        change(stats_);
-    }
-    void fail(error why) {
-        note([&](tier_stats& s) { ++s.failed, s.last = std::move(why); });
-    }
-
-    template <class Cache>
-    void hand_over(const Cache& cache, const page_entry& entry, std::size_t page, std::size_t end,
-                   std::span<const token_id> run, const digest256& before, const digest256& name,
-                   const record_names& names) {
-        page_parts<Cache> parts(cache);
-        parts.add(entry, page, end, 0);
-        const record_writer made({record_kind::page, page * run.size(), run, before, name, parts.parts()}, names,
-                                 seal_);
-        const auto taken = tier_.put({.name = name,
-                                      .cost = cache.prefill_seconds(page * run.size(), run.size()),
-                                      .depth = static_cast<std::uint32_t>(page)},
-                                     made.pieces());
-        if (!taken)
-            fail(taken.error());
-        else
-            note([](tier_stats& s) { ++s.handed_over; });
+        return leading;
     }
 
     // Whether reading so many pages is said to be quicker than computing them.
     [[nodiscard]] bool worth_loading(std::size_t pages, double prefill_seconds) {
-        if constexpr (requires { tier_.worth(pages, prefill_seconds); })
-            return tier_.worth(pages, prefill_seconds);
+        if constexpr (requires { tier().worth(pages, prefill_seconds); })
+            return tier().worth(pages, prefill_seconds);
         else
             return true;
     }
 
-    // Puts the pages of a run in place, from page `first` on. Returns how many: fewer, and it is counted why, if the
-    // tier has no sound record of the next.
-    template <class Lease, class Cache>
-    [[nodiscard]] std::size_t place(const Lease& lease, const Cache& cache, const record_names& names,
-                                    std::span<const digest256> chain, std::size_t first,
-                                    std::span<const token_id> run) {
-        const std::size_t page_tokens = cache.shape().tokens, pages = run.size() / page_tokens;
-        std::size_t placed = 0;
-        result<void> sound;
-        const auto read =
-            read_run(tier_, chain.subspan(first + 1, pages), [&](std::size_t at, std::span<const std::byte> bytes) {
-                const std::size_t page = first + at;
-                sound = put_in_place<typename Cache::codec_type>(lease, names, bytes, chain[page], chain[page + 1],
-                                                                 page * page_tokens, at,
-                                                                 run.subspan(at * page_tokens, page_tokens));
-                placed += sound.has_value();
-                return sound.has_value();
-            });
-        if (!read)
-            fail(read.error());
-        if (!sound) {
-            note([&](tier_stats& s) { ++s.refused, s.last = sound.error(); });
-            if (auto erased = tier_.erase(chain[first + placed + 1]); !erased)
-                fail(erased.error());
-        }
-        return placed;
-    }
-
-    template <class Codec, class Lease>
-    [[nodiscard]] result<void> put_in_place(const Lease& lease, const record_names& names,
-                                            std::span<const std::byte> bytes, const digest256& before,
-                                            const digest256& name, std::uint64_t first, std::size_t at,
-                                            std::span<const token_id> run) const {
-        const auto read = record::parse(bytes, seal_);
-        if (!read)
-            return read.error();
-        if (auto own = read->made_under(names); !own)
-            return own;
-        const struct {
-            const char* field;
-            bool holds;
-        } facts[] = {{"kind", read->kind() == record_kind::page},
-                     {"name", read->name() == name},
-                     {"before", read->before() == before},
-                     {"first_token", read->first() == first},
-                     {"tokens", std::ranges::equal(read->tokens(), run)}};
-        for (const auto& [field, holds] : facts)
-            if (!holds)
-                return error{error_code::mismatched, field,
-                             std::string(field) + ": the record is not the one that was asked for"};
-        return place_page<Codec>(*read, 0, lease, at, static_cast<std::uint32_t>(run.size()), seal_);
-    }
-
-    Tier tier_;
-    std::string secret_;
-    record_seal seal_;
-    mutable std::mutex lock_;                          // of what follows
-    std::vector<std::unique_ptr<record_names>> names_; // by tenant
+    tier_records<Tier> records_;
+    mutable std::mutex lock_; // of what follows
     tier_stats stats_;
 };
 

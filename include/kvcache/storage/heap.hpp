@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/aligned.hpp>
+#include <kvcache/core/zeroed_memory.hpp>
 #include <kvcache/storage/concept.hpp>
 
 #include <algorithm>
@@ -19,15 +20,17 @@ namespace kvcache {
 /// pages are.
 struct heap {
     using role = storage_role;
-    std::pmr::memory_resource* resource = nullptr; ///< Where pages come from; null means new and delete.
+    std::pmr::memory_resource* resource = nullptr; ///< Where pages come from; null means the system: zeroed_memory.
+    bool zeroed = false; ///< Whether all that the resource gives is zero already, so that no page is touched here.
     class state;
     [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
 };
 
 class heap::state {
 public:
-    state(std::pmr::memory_resource* resource, std::size_t pages, std::size_t page_bytes)
+    state(std::pmr::memory_resource* resource, bool zeroed, std::size_t pages, std::size_t page_bytes)
         : resource_(resource),
+          zeroed_(zeroed),
           page_bytes_(page_bytes),
           stride_((page_bytes + line_bytes - 1) / line_bytes * line_bytes),
           slab_pages_(pages_a_slab(pages, stride_)),
@@ -36,6 +39,7 @@ public:
 
     state(state&& other) noexcept
         : resource_(other.resource_),
+          zeroed_(other.zeroed_),
           page_bytes_(other.page_bytes_),
           stride_(other.stride_),
           slab_pages_(other.slab_pages_),
@@ -43,6 +47,7 @@ public:
           slabs_(std::exchange(other.slabs_, {})) {}
     state& operator=(state&& other) noexcept {
         std::swap(resource_, other.resource_);
+        std::swap(zeroed_, other.zeroed_);
         std::swap(page_bytes_, other.page_bytes_);
         std::swap(stride_, other.stride_);
         std::swap(slab_pages_, other.slab_pages_);
@@ -70,7 +75,8 @@ public:
         } catch (const std::bad_alloc&) {
             return false;
         }
-        std::memset(memory, 0, page_bytes_);
+        if (!zeroed_)
+            std::memset(memory, 0, page_bytes_);
         return true;
     }
 
@@ -124,6 +130,7 @@ private:
     }
 
     std::pmr::memory_resource* resource_;
+    bool zeroed_; // what it gives
     std::size_t page_bytes_;
     std::size_t stride_;     // from one page of a slab to the next, in bytes
     std::size_t slab_pages_; // 0: pages are taken one by one
@@ -132,7 +139,9 @@ private:
 };
 
 inline heap::state heap::open(std::size_t pages, std::size_t page_bytes) const {
-    return {resource != nullptr ? resource : std::pmr::new_delete_resource(), pages, page_bytes};
+    if (resource == nullptr)
+        return {zeroed_memory::shared(), true, pages, page_bytes};
+    return {resource, zeroed, pages, page_bytes};
 }
 
 static_assert(storage_policy<heap>);

@@ -6,6 +6,7 @@
 #include <kvcache/tier/memory.hpp>
 #include <kvcache/tier/run.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -140,6 +141,13 @@ public:
         all.evicted += more.evicted, all.dropped += more.dropped + held_->copies.dropped();
         all.failures += more.failures;
         return all;
+    }
+
+    [[nodiscard]] bool holds_nothing() const noexcept {
+        return kvcache::holds_nothing(held_->first) && kvcache::holds_nothing(held_->second);
+    }
+    [[nodiscard]] std::size_t readers() const noexcept {
+        return std::min(readers_of(held_->first), readers_of(held_->second));
     }
 
     [[nodiscard]] auto& first() noexcept { return held_->first; }

@@ -46,8 +46,9 @@ struct tier_use {
 /// record in pieces, which are the tier's own when it returns; it may be written later, or never. `contains` is a hint
 /// that costs little. `erase` takes a record out that its reader has refused. `flush` returns once all that was handed
 /// over is written. `status` says what is wrong with the store, if anything: such a tier only misses. No call throws
-/// for the world's faults, all may be made by several threads at once, and what they refuse is counted. One that is
-/// chosen at run time may have `is_none()`: nothing is asked of it then.
+/// for the world's faults, all may be made by several threads at once, and what they refuse is counted. Two things it
+/// may say besides: `holds_nothing()`, if it never has a record, so that none is made for it; `readers()`, how many
+/// threads are of use for reading different records, where that is more than one.
 template <class S>
 concept tier_state = std::movable<S> &&
     requires(S s, const S c, const tier_entry& entry, const digest256& name,
@@ -60,6 +61,24 @@ concept tier_state = std::movable<S> &&
     { c.status() } -> std::same_as<result<void>>;
     { c.counts() } -> std::same_as<tier_counts>;
 };
+
+/// Whether a tier never has a record. Cost: O(1).
+template <tier_state Tier>
+[[nodiscard]] bool holds_nothing(const Tier& tier) noexcept {
+    if constexpr (requires { tier.holds_nothing(); })
+        return tier.holds_nothing();
+    else
+        return false;
+}
+
+/// How many threads are of use for reading different records of a tier: one, if it does not say.
+template <tier_state Tier>
+[[nodiscard]] std::size_t readers_of(const Tier& tier) noexcept {
+    if constexpr (requires { tier.readers(); })
+        return tier.readers();
+    else
+        return 1;
+}
 
 /// Where pages stay when they leave memory.
 template <class P>

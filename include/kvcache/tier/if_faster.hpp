@@ -62,6 +62,8 @@ public:
     [[nodiscard]] result<void> flush() { return inner_.flush(); }
     [[nodiscard]] result<void> status() const { return inner_.status(); }
     [[nodiscard]] tier_counts counts() const { return inner_.counts(); }
+    [[nodiscard]] bool holds_nothing() const noexcept { return kvcache::holds_nothing(inner_); }
+    [[nodiscard]] std::size_t readers() const noexcept { return readers_of(inner_); }
 
 private:
     struct held {

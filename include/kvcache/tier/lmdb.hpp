@@ -28,14 +28,12 @@ namespace kvcache {
 enum class sync_policy {
     every_commit,  ///< Before the next commit: a machine that loses its power loses nothing that was committed.
     all_but_last,  ///< It may lose the last commit, and stays whole (MDB_NOMETASYNC).
-    by_the_system, ///< Whenever the system writes: it may then lose the store, on file systems that reorder
-                   ///< (MDB_NOSYNC).
+    by_the_system, ///< Whenever the system writes (MDB_NOSYNC): file systems that reorder may then lose the store.
 };
 
 /// Records on the disk, in an LMDB store (Chu, "MDB", LDAPCon 2011): read where they lie in its map, written in batches
-/// by a thread of its own, committed so that a killed process leaves a whole store, shared by several processes at
-/// once, each within its own budget. Their order of use is kept there too, and a next start goes on with it. The
-/// directory is opened once in a process.
+/// by a thread of its own, committed so that a killed process leaves a whole store, shared by several processes, each
+/// within its own budget. The order of use is kept there too, for the next start. A process opens a directory once.
 template <eviction_policy Eviction = lru>
 struct lmdb {
     using role = tier_role;
@@ -44,9 +42,9 @@ struct lmdb {
     std::size_t records = std::size_t{1} << 16;       ///< How many there may be.
     std::size_t queue_bytes = std::size_t{256} << 20; ///< Records that wait to be written; more are dropped.
     sync_policy sync = sync_policy::all_but_last;     ///< When commits are on the disk.
-    std::chrono::milliseconds gather =
-        std::chrono::milliseconds(200); ///< How long uses are gathered before they are noted.
-    Eviction eviction = {};             ///< Which record leaves when room is needed.
+    std::chrono::milliseconds gather{200};            ///< How long uses are gathered before they are noted.
+    std::size_t readers = 2;                          ///< Threads that read one long prompt.
+    Eviction eviction = {};                           ///< Which record leaves when room is needed.
     class state;
     [[nodiscard]] state open() const;
 };
@@ -54,7 +52,7 @@ struct lmdb {
 template <eviction_policy Eviction>
 class lmdb<Eviction>::state {
 public:
-    explicit state(const lmdb& how) : work_(std::make_unique<work>(how)) {}
+    explicit state(const lmdb& how) : readers_(how.readers), work_(std::make_unique<work>(how)) {}
 
     template <class Use>
     [[nodiscard]] result<bool> read(const digest256& name, Use&& use) {
@@ -68,9 +66,11 @@ public:
     [[nodiscard]] result<void> flush() { return work_->flush(); }
     [[nodiscard]] result<void> status() const { return work_->status(); }
     [[nodiscard]] tier_counts counts() const { return work_->counts(); }
+    [[nodiscard]] std::size_t readers() const noexcept { return readers_; }
 
 private:
     class work;
+    std::size_t readers_;
     std::unique_ptr<work> work_;
 };
 

@@ -24,6 +24,7 @@ struct memory {
     std::size_t bytes = std::size_t{64} << 20; ///< Of all records together.
     std::size_t records = 1024;                ///< How many there may be.
     Eviction eviction = {};                    ///< Which record leaves when room is needed.
+    std::size_t readers = 2;                   ///< Threads that read one long prompt.
     class state;
     [[nodiscard]] state open() const;
 };
@@ -98,6 +99,7 @@ public:
 
     [[nodiscard]] result<void> flush() { return {}; }
     [[nodiscard]] result<void> status() const { return {}; }
+    [[nodiscard]] std::size_t readers() const noexcept { return held_->readers; }
     [[nodiscard]] tier_counts counts() const {
         const std::lock_guard guard(held_->lock);
         tier_counts now = held_->counts;
@@ -108,8 +110,9 @@ public:
 
 private:
     struct held {
-        explicit held(const memory& how) : ranks(how.eviction, how.records, how.bytes) {}
+        explicit held(const memory& how) : readers(how.readers), ranks(how.eviction, how.records, how.bytes) {}
 
+        const std::size_t readers;
         std::mutex lock;
         record_ranks<Eviction> ranks;
         std::unordered_map<digest256, std::shared_ptr<const std::vector<std::byte>>, name_hash> content;

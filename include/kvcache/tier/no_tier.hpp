@@ -24,6 +24,7 @@ public:
     [[nodiscard]] result<void> flush() { return {}; }
     [[nodiscard]] result<void> status() const { return {}; }
     [[nodiscard]] tier_counts counts() const noexcept { return {}; }
+    [[nodiscard]] bool holds_nothing() const noexcept { return true; }
 };
 
 inline no_tier::state no_tier::open() const {

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/page_parts.hpp>
+#include <kvcache/core/digest256.hpp>
+#include <kvcache/core/id.hpp>
+#include <kvcache/core/identity.hpp>
+#include <kvcache/core/page_table.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/record/record.hpp>
+#include <kvcache/record/record_writer.hpp>
+#include <kvcache/tier/concept.hpp>
+#include <kvcache/tier/run.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace kvcache {
+
+/// Some neighbouring pages of a run that one thread put in place.
+struct placed_part {
+    std::size_t first = 0;   ///< In the run.
+    std::size_t pages = 0;   ///< Asked for.
+    std::size_t placed = 0;  ///< And sound, from the first on.
+    result<void> read = {};  ///< What the tier says.
+    result<void> sound = {}; ///< What is wrong with the record behind those placed.
+    std::exception_ptr thrown = {};
+};
+
+/// Pages of a cache as records of a tier: named, sealed and handed over; read, put in place through a lease and checked
+/// there.
+template <tier_state Tier>
+class tier_records {
+public:
+    tier_records(Tier tier, const identity& id, const std::string& secret)
+        : tier_(std::move(tier)), secret_(secret), seal_(secret) {
+        set(0, id);
+    }
+
+    [[nodiscard]] Tier& tier() noexcept { return tier_; }
+    [[nodiscard]] const Tier& tier() const noexcept { return tier_; }
+
+    /// Says the identity of a tenant; of the cache itself for 0. Throws: bad_alloc.
+    void set(std::size_t tenant, const identity& id) {
+        auto names = std::make_unique<record_names>(id, secret_);
+        const std::lock_guard guard(lock_);
+        names_.resize(std::max(names_.size(), tenant + 1));
+        names_[tenant] = std::move(names);
+    }
+    [[nodiscard]] const record_names& names_of(std::uint32_t tenant) const {
+        const std::lock_guard guard(lock_);
+        return *names_[tenant];
+    }
+
+    /// Hands over page `page` of a sequence of `end` exact tokens. Errors: the tier's. Throws: bad_alloc.
+    template <class Cache>
+    [[nodiscard]] result<void> hand_over(const Cache& cache, const page_entry& entry, std::size_t page, std::size_t end,
+                                         std::span<const token_id> run, const digest256& before, const digest256& name,
+                                         const record_names& names) {
+        page_parts<Cache> parts(cache);
+        parts.add(entry, page, end, 0);
+        const record_writer made({record_kind::page, page * run.size(), run, before, name, parts.parts()}, names,
+                                 seal_);
+        return tier_.put({.name = name,
+                          .cost = cache.prefill_seconds(page * run.size(), run.size()),
+                          .depth = static_cast<std::uint32_t>(page)},
+                         made.pieces());
+    }
+
+    /// Puts the pages of a run in place, from page `first` of the prompt on; `chain` has the name of what comes before
+    /// each page of it, and of all. A long run is shared by as many threads as are of use to the tier: each places
+    /// neighbours until one is missing or not sound. Throws: bad_alloc.
+    template <class Lease, class Cache>
+    [[nodiscard]] std::vector<placed_part> place(const Lease& lease, const Cache& cache, const record_names& names,
+                                                 std::span<const digest256> chain, std::size_t first,
+                                                 std::span<const token_id> run) {
+        const std::size_t pages = run.size() / cache.shape().tokens;
+        const std::size_t enough = pages * cache.codec().page_bytes() / worth_a_thread;
+        const std::size_t count = std::clamp<std::size_t>(enough, 1, std::max<std::size_t>(readers_of(tier_), 1));
+        std::vector<placed_part> parts(std::min(count, pages));
+        for (std::size_t i = 0; i < parts.size(); ++i) {
+            parts[i].first = pages * i / parts.size();
+            parts[i].pages = pages * (i + 1) / parts.size() - parts[i].first;
+        }
+        const auto fill = [&](placed_part& part) noexcept {
+            try {
+                place<typename Cache::codec_type>(part, lease, names, chain.subspan(first + part.first),
+                                                  cache.shape().tokens, first, run);
+            } catch (...) {
+                part.thrown = std::current_exception();
+            }
+        };
+        {
+            std::vector<std::jthread> helpers;
+            helpers.reserve(parts.size() - 1);
+            while (helpers.size() + 1 < parts.size()) {
+                try {
+                    helpers.emplace_back([&fill, &part = parts[helpers.size() + 1]] { fill(part); });
+                } catch (const std::system_error&) { // there are no more threads
+                    break;
+                }
+            }
+            fill(parts.front());
+            for (std::size_t i = helpers.size() + 1; i < parts.size(); ++i)
+                fill(parts[i]);
+        }
+        for (const placed_part& part : parts)
+            if (part.thrown)
+                std::rethrow_exception(part.thrown);
+        return parts;
+    }
+
+private:
+    // Starting a thread takes some tens of microseconds, reading and checking so many bytes a millisecond.
+    static constexpr std::size_t worth_a_thread = std::size_t{4} << 20;
+
+    template <class Codec, class Lease>
+    void place(placed_part& part, const Lease& lease, const record_names& names, std::span<const digest256> chain,
+               std::size_t page_tokens, std::size_t first, std::span<const token_id> run) {
+        const auto read =
+            read_run(tier_, chain.subspan(1, part.pages), [&](std::size_t i, std::span<const std::byte> bytes) {
+                const std::size_t at = part.first + i;
+                part.sound =
+                    put_in_place<Codec>(lease, names, bytes, chain[i], chain[i + 1], (first + at) * page_tokens, at,
+                                        run.subspan(at * page_tokens, page_tokens));
+                part.placed += part.sound.has_value();
+                return part.sound.has_value();
+            });
+        if (!read)
+            part.read = read.error();
+    }
+
+    template <class Codec, class Lease>
+    [[nodiscard]] result<void> put_in_place(const Lease& lease, const record_names& names,
+                                            std::span<const std::byte> bytes, const digest256& before,
+                                            const digest256& name, std::uint64_t first, std::size_t at,
+                                            std::span<const token_id> run) const {
+        const auto read = record::parse(bytes, seal_);
+        if (!read)
+            return read.error();
+        if (auto own = read->made_under(names); !own)
+            return own;
+        const struct {
+            const char* field;
+            bool holds;
+        } facts[] = {{"kind", read->kind() == record_kind::page},
+                     {"name", read->name() == name},
+                     {"before", read->before() == before},
+                     {"first_token", read->first() == first},
+                     {"tokens", std::ranges::equal(read->tokens(), run)}};
+        for (const auto& [field, holds] : facts)
+            if (!holds)
+                return error{error_code::mismatched, field,
+                             std::string(field) + ": the record is not the one that was asked for"};
+        return place_page<Codec>(*read, 0, lease, at, static_cast<std::uint32_t>(run.size()), seal_);
+    }
+
+    Tier tier_;
+    std::string secret_;
+    record_seal seal_;
+    mutable std::mutex lock_;                          // of what follows
+    std::vector<std::unique_ptr<record_names>> names_; // by tenant
+};
+
+} // namespace kvcache

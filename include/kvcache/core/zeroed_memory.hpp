@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/huge_pages.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory_resource>
+#include <new>
+
+#include <sys/mman.h>
+
+namespace kvcache {
+
+/// Memory of which every byte is zero. What is asked for on the boundary of a huge page comes straight from the system,
+/// which clears it when it is first written to: whoever writes waits for that then, and nobody before. The rest is
+/// cleared here. For any thread.
+class zeroed_memory : public std::pmr::memory_resource {
+public:
+    /// The one that all share.
+    [[nodiscard]] static zeroed_memory* shared() noexcept {
+        static zeroed_memory all;
+        return &all;
+    }
+
+private:
+    void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+        if (alignment != huge_page_bytes)
+            return std::memset(std::pmr::new_delete_resource()->allocate(bytes, alignment), 0, bytes);
+        if (bytes > (std::numeric_limits<std::size_t>::max() >> 1))
+            throw std::bad_alloc();
+        // One huge page more, so that a boundary lies in it; what is not needed goes back.
+        const std::size_t size = mapped(bytes), all = size + huge_page_bytes;
+        void* const from = ::mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (from == MAP_FAILED)
+            throw std::bad_alloc();
+        auto* const first = static_cast<std::byte*>(from);
+        const std::size_t past = reinterpret_cast<std::uintptr_t>(from) % huge_page_bytes;
+        const std::size_t before = past == 0 ? 0 : huge_page_bytes - past;
+        if (before > 0)
+            ::munmap(first, before);
+        ::munmap(first + before + size, huge_page_bytes - before);
+        return first + before;
+    }
+    void do_deallocate(void* at, std::size_t bytes, std::size_t alignment) override {
+        if (alignment != huge_page_bytes)
+            std::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
+        else
+            ::munmap(at, mapped(bytes));
+    }
+    [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
+
+    [[nodiscard]] static std::size_t mapped(std::size_t bytes) noexcept {
+        return bytes / huge_page_bytes * huge_page_bytes + (bytes % huge_page_bytes > 0 ? huge_page_bytes : 0);
+    }
+};
+
+} // namespace kvcache
