@@ -3278,6 +3278,12 @@ inline void add_columns_of(const Reader& values, std::size_t column, std::size_t
         add_columns_of<N, Columns / 2>(values, column, last, weights, to, stride, ahead);
 }
 
+} // namespace kvcache::detail
+
+// ---- kvcache/attention/weighted_tile.hpp --------------------------------------------------------------------------
+
+namespace kvcache::detail {
+
 /// What was written here is read from memory: a compiler that knows the numbers takes vectors apart for them.
 inline void in_memory(const void* at) noexcept {
 #if defined(__GNUC__)
@@ -3287,83 +3293,126 @@ inline void in_memory(const void* at) noexcept {
 #endif
 }
 
-/// Adds weighted whole-number values to the sums of N queries: exact over the lanes of a tile, one chain over tiles.
-/// Weights are whole numbers too, in units of their largest; they are multiplied by the lanes' scales of each group
-/// before, or the sums by the steps of each of head_dim behind.
+/// Values of a tile that are whole numbers, and what N queries weight them with: whole numbers too, in units of their
+/// largest. They are multiplied by the lanes' scales of each group before, or the sums by the steps of each of head_dim
+/// behind. Exact over the lanes of a tile, one chain over tiles.
 template <unsigned Bits, bool Linear, std::size_t N>
-inline void add_dots(const side_codes& values, std::size_t head_dim, const code_weights<N>& weights, float* to,
-                     std::size_t stride, code_fetch& ahead) noexcept {
-    constexpr auto limit = static_cast<float>(numbers_that_meet<Bits>::largest);
-    const auto codes = packed_codes<Bits>(page_side::values, head_dim).view(values.codes, values.table);
-    const bool channels = Linear && values.format == code_format::channels;
-    const std::size_t columns = value_width(head_dim) / 16, each = channels ? columns : (values.group + 15) / 16;
-    f32x16 most = f32x16::broadcast(1.0f); // the largest size of a lane's scales
-    if (!channels) {
-        most = f32x16::zero();
-        for (std::size_t first = 0, g = 0; first < columns; first += each, ++g) {
-            const f32x16 scales = f32x16::load(values.scales + g * tile_tokens);
-            most = max(max(scales, -scales), most);
-        }
-    }
-    const f32x16 eight = f32x16::broadcast(8.0f);
-    f32x16 lanes[N], units[N], all[N], sizes[N];
-    for (std::size_t i = 0; i < N; ++i) {
-        lanes[i] = f32x16::load(weights.lanes[i]);
-        sizes[i] = lanes[i] * most;
-        all[i] = channels ? f32x16::broadcast(sum(lanes[i])) : f32x16::zero();
-    }
-    float top[N], unit[N], whole_a_weight[N];
-    largest(sizes, top);
-    for (std::size_t i = 0; i < N; ++i) {
-        unit[i] = top[i] / limit;
-        whole_a_weight[i] = limit / (top[i] > least_size ? top[i] : std::numeric_limits<float>::infinity());
-    }
-    for (std::size_t i = 0; i < N; ++i) {
-        units[i] = f32x16::broadcast(unit[i]);
-        lanes[i] = lanes[i] * f32x16::broadcast(whole_a_weight[i]);
-    }
-    if (weights.rescaled)
-        for (std::size_t i = 0; i < N; ++i)
-            for (std::size_t c = 0; c < columns * 16; c += 16) {
-                float* const at = to + i * stride + c;
-                (f32x16::load(at) * f32x16::broadcast(weights.rescale[i])).store(at);
+class weighted_tile {
+public:
+    static constexpr std::size_t at_once = 8; ///< Groups whose weights are rounded together.
+
+    void take(const side_codes& values, std::size_t head_dim, const code_weights<N>& weights) noexcept {
+        constexpr auto limit = static_cast<float>(numbers_that_meet<Bits>::largest);
+        codes_ = packed_codes<Bits>(page_side::values, head_dim).view(values.codes, values.table);
+        channels_ = Linear && values.format == code_format::channels;
+        scales_ = values.scales;
+        columns_ = value_width(head_dim) / 16;
+        each_ = channels_ ? columns_ : (values.group + 15) / 16;
+        rescaled_ = weights.rescaled;
+        f32x16 most = f32x16::broadcast(1.0f); // the largest size of a lane's scales
+        if (!channels_) {
+            most = f32x16::zero();
+            for (std::size_t first = 0, g = 0; first < columns_; first += each_, ++g) {
+                const f32x16 scales = f32x16::load(scales_ + g * tile_tokens);
+                most = max(max(scales, -scales), most);
             }
-    // Of some groups at once, so that one's weights need not wait for another's sums.
-    constexpr std::size_t at_once = 8;
-    column_weights<Bits, Linear, N> whole[at_once];
-    for (std::size_t begin = 0, g = 0; begin < columns; begin += at_once * each, g += at_once) {
-        const std::size_t end = std::min(begin + at_once * each, columns);
-        for (std::size_t first = begin, some = 0; first < end; first += each, ++some) {
-            if (channels) {
-                whole[some].put(codes, lanes);
+        }
+        f32x16 sizes[N];
+        for (std::size_t i = 0; i < N; ++i) {
+            lanes_[i] = f32x16::load(weights.lanes[i]);
+            sizes[i] = lanes_[i] * most;
+            rescale_[i] = weights.rescale[i];
+            all_[i] = channels_ ? sum(lanes_[i]) : 0.0f;
+        }
+        float top[N], by[N];
+        largest(sizes, top);
+        for (std::size_t i = 0; i < N; ++i) {
+            unit_[i] = top[i] / limit;
+            by[i] = limit / (top[i] > least_size ? top[i] : std::numeric_limits<float>::infinity());
+        }
+        for (std::size_t i = 0; i < N; ++i)
+            lanes_[i] = lanes_[i] * f32x16::broadcast(by[i]);
+    }
+
+    /// Rounds the weights of the groups that begin with number `batch` * at_once. Returns: whether there are such.
+    bool put(std::size_t batch) noexcept {
+        begin_ = batch * at_once * each_;
+        end_ = std::min(begin_ + at_once * each_, columns_);
+        for (std::size_t first = begin_, some = 0; first < end_; first += each_, ++some) {
+            if (channels_) {
+                whole_[some].put(codes_, lanes_);
                 continue;
             }
-            const f32x16 scales = f32x16::load(values.scales + (g + some) * tile_tokens);
+            const f32x16 scales = f32x16::load(scales_ + (batch * at_once + some) * tile_tokens);
             f32x16 weighs[N];
-            unrolled<N>([&](auto i) KVCACHE_INLINE { weighs[i] = lanes[i] * scales; });
-            whole[some].put(codes, weighs);
+            unrolled<N>([&](auto i) KVCACHE_INLINE { weighs[i] = lanes_[i] * scales; });
+            whole_[some].put(codes_, weighs);
         }
-        in_memory(whole);
-        for (std::size_t first = begin, some = 0; first < end; first += each, ++some)
-            for (std::size_t c = first; c < std::min(first + each, end); ++c) {
+        return begin_ < end_;
+    }
+
+    /// Adds the columns of these groups to the sums of N queries, `stride` numbers from one to the next.
+    void add(float* to, std::size_t stride, code_fetch& ahead) const noexcept {
+        if (rescaled_)
+            for (std::size_t i = 0; i < N; ++i)
+                for (std::size_t c = begin_; c < end_; ++c) {
+                    float* const at = to + i * stride + c * 16;
+                    (f32x16::load(at) * f32x16::broadcast(rescale_[i])).store(at);
+                }
+        const f32x16 eight = f32x16::broadcast(8.0f);
+        for (std::size_t first = begin_, some = 0; first < end_; first += each_, ++some)
+            for (std::size_t c = first; c < std::min(first + each_, end_); ++c) {
                 ahead.some();
                 f32x16 dots[N];
-                whole[some].dots(codes, c, dots);
-                if (channels) {
-                    const f32x16 step = f32x16::load(values.scales + c * 16);
+                whole_[some].dots(codes_, c, dots);
+                if (channels_) {
+                    const f32x16 step = f32x16::load(scales_ + c * 16);
                     const f32x16 middle =
-                        fma(step, eight, f32x16::load(values.scales + columns * 16 + c * 16)); // of codes from -8 on
+                        fma(step, eight, f32x16::load(scales_ + (columns_ + c) * 16)); // of codes from -8 on
                     unrolled<N>([&](auto i) KVCACHE_INLINE {
                         float* const at = to + i * stride + c * 16;
-                        fma(dots[i] * units[i], step, fma(all[i], middle, f32x16::load(at))).store(at);
+                        fma(dots[i] * f32x16::broadcast(unit_[i]), step,
+                            fma(f32x16::broadcast(all_[i]), middle, f32x16::load(at)))
+                            .store(at);
                     });
                 } else {
                     unrolled<N>([&](auto i) KVCACHE_INLINE {
                         float* const at = to + i * stride + c * 16;
-                        fma(dots[i], units[i], f32x16::load(at)).store(at);
+                        fma(dots[i], f32x16::broadcast(unit_[i]), f32x16::load(at)).store(at);
                     });
                 }
             }
+    }
+
+private:
+    f32x16 lanes_[N]; // in units
+    float unit_[N], rescale_[N], all_[N];
+    code_quads<Bits> codes_;
+    const half* scales_;
+    std::size_t columns_, each_; // columns of a group
+    std::size_t begin_, end_;    // columns whose weights are rounded
+    bool channels_, rescaled_;
+    column_weights<Bits, Linear, N> whole_[at_once];
+};
+
+/// Adds weighted values of `count` tiles to the sums of N queries, in 16 * Columns numbers. Weights of all are rounded
+/// first, so that one tile's need not wait for another's sums. `tile(t)` gives its values, `weights(t)` what they are
+/// weighted with, `ahead[t]` is fetched meanwhile.
+template <unsigned Bits, bool Linear, std::size_t N, class Tile, class Weights>
+inline void add_dots(std::size_t count, const Tile& tile, const Weights& weights, std::size_t head_dim, float* to,
+                     std::size_t stride, code_fetch* ahead) noexcept {
+    weighted_tile<Bits, Linear, N> taken[most_tiles];
+    for (std::size_t t = 0; t < count; ++t)
+        taken[t].take(tile(t), head_dim, weights(t));
+    for (std::size_t batch = 0;; ++batch) {
+        bool some = false;
+        for (std::size_t t = 0; t < count; ++t)
+            some = taken[t].put(batch) || some;
+        if (!some)
+            return;
+        in_memory(taken);
+        for (std::size_t t = 0; t < count; ++t)
+            taken[t].add(to, stride, ahead[t]);
     }
 }
 
@@ -3407,11 +3456,16 @@ public:
     void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first, std::size_t count,
                float* scores);
 
-    /// Adds the weighted values of tile `t` to the sums of `count` queries, the first of which is `q` among the
-    /// weights; `stride` numbers from one query's sums to the next. A lane that a query does not see has a weight of
-    /// zero. `ahead` is fetched meanwhile.
-    void add(const side_codes& values, const tile_weights& weights, std::size_t t, std::size_t q, std::size_t count,
-             float* to, std::size_t stride, code_fetch& ahead) const;
+    /// Whether the values of two tiles are added in one call.
+    [[nodiscard]] static bool go_together(const side_codes& a, const side_codes& b) noexcept {
+        return a.format == b.format && a.table == b.table;
+    }
+
+    /// Adds the weighted values of tiles [begin, end), which go together, to the sums of `count` queries, the first of
+    /// which is `q` among the weights; `stride` numbers from one query's sums to the next. A lane that a query does not
+    /// see has a weight of zero. `ahead[t]` is fetched meanwhile.
+    void add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end, const tile_weights& weights,
+             std::size_t q, std::size_t count, float* to, std::size_t stride, code_fetch* ahead) const;
 
 private:
     template <class Number>
@@ -3552,37 +3606,49 @@ inline void coded_tiles::score(std::span<const attention_tile> tiles, const floa
     }
 }
 
-inline void coded_tiles::add(const side_codes& values, const tile_weights& weights, std::size_t t, std::size_t q,
-                             std::size_t count, float* to, std::size_t stride, code_fetch& ahead) const {
+inline void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
+                             const tile_weights& weights, std::size_t q, std::size_t count, float* to,
+                             std::size_t stride, code_fetch* ahead) const {
     const auto for_some = [&](const auto& body) {
         together(count, [&]<std::size_t N>(std::size_t i) {
-            code_weights<N> own;
-            own.rescaled = weights.rescaled[t];
-            for (std::size_t n = 0; n < N; ++n) {
-                own.lanes[n] = weights.lanes[q + i + n][t];
-                own.rescale[n] = weights.rescale[t][q + i + n];
-            }
-            body(own, to + i * stride);
+            body(
+                [&weights, first = q + i](std::size_t t) {
+                    code_weights<N> own;
+                    own.rescaled = weights.rescaled[t];
+                    for (std::size_t n = 0; n < N; ++n) {
+                        own.lanes[n] = weights.lanes[first + n][t];
+                        own.rescale[n] = weights.rescale[t][first + n];
+                    }
+                    return own;
+                },
+                to + i * stride, std::integral_constant<std::size_t, N>{});
         });
     };
-    const auto by_numbers = [&](const auto& reader) {
-        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
-            add_columns_of<N, columns_together(N)>(reader, 0, width_ / 16, own, sums, stride, ahead);
+    const auto by_numbers = [&]<class Number>(const Number*) {
+        for_some([&](const auto& own, float* sums, auto n) {
+            constexpr std::size_t N = decltype(n)::value;
+            for (std::size_t t = begin; t < end; ++t)
+                add_columns_of<N, columns_together(N)>(
+                    wide_reader<Number>{reinterpret_cast<const Number*>(tiles[t].codes.values.codes), width_ / 16}, 0,
+                    width_ / 16, own(t), sums, stride, ahead[t]);
         });
     };
     const auto by_dots = [&](auto bits, auto linear) {
-        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
-            add_dots<decltype(bits)::value, decltype(linear)::value, N>(values, head_dim_, own, sums, stride, ahead);
+        for_some([&](const auto& own, float* sums, auto n) {
+            add_dots<decltype(bits)::value, decltype(linear)::value, decltype(n)::value>(
+                end - begin, [&](std::size_t t) -> const side_codes& { return tiles[begin + t].codes.values; },
+                [&](std::size_t t) { return own(begin + t); }, head_dim_, sums, stride, ahead + begin);
         });
     };
+    const side_codes& values = tiles[begin].codes.values;
     switch (values.format) {
     case code_format::none:
         break;
     case code_format::bf16:
-        by_numbers(wide_reader<bfloat16>{reinterpret_cast<const bfloat16*>(values.codes), width_ / 16});
+        by_numbers(static_cast<const bfloat16*>(nullptr));
         break;
     case code_format::f16:
-        by_numbers(wide_reader<half>{reinterpret_cast<const half*>(values.codes), width_ / 16});
+        by_numbers(static_cast<const half*>(nullptr));
         break;
     case code_format::int8:
         by_dots(std::integral_constant<unsigned, 8>{}, std::false_type{});
@@ -4033,18 +4099,22 @@ private:
             return;
         coded_.score(tiles.first(count), packed_.data() + begin * head_dim_, begin, group, weights_.lanes[0][0]);
         weigh(tiles.first(count), q, group);
-        for (std::size_t t = 0; t < count; ++t) {
-            const side_codes& values = tiles[t].codes.values;
-            detail::code_fetch ahead;
-            if (begin == 0)
-                ahead = detail::code_fetch(tiles[t], width_ / 16);
+        detail::code_fetch ahead[most_tiles];
+        if (begin == 0)
+            for (std::size_t t = 0; t < count; ++t)
+                ahead[t] = detail::code_fetch(tiles[t], width_ / 16);
+        for (std::size_t t = 0, end; t < count; t = end) {
+            end = t + 1;
             if (tiles[t].end() <= least.limit + 1) {
-                coded_.add(values, weights_, t, 0, group, running(q).sums(), stride_, ahead);
+                while (end < count && tiles[end].end() <= least.limit + 1 &&
+                       detail::coded_tiles::go_together(tiles[t].codes.values, tiles[end].codes.values))
+                    ++end;
+                coded_.add(tiles, t, end, weights_, 0, group, running(q).sums(), stride_, ahead);
                 continue;
             }
             for (std::size_t i = 0; i < group; ++i)
                 if (seen(tiles[t], asked_[q + i].limit) > tiles[t].first)
-                    coded_.add(values, weights_, t, i, 1, running(q + i).sums(), stride_, ahead);
+                    coded_.add(tiles, t, end, weights_, i, 1, running(q + i).sums(), stride_, ahead);
         }
     }
 

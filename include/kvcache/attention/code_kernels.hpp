@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 namespace kvcache::detail {
 
@@ -175,95 +174,6 @@ inline void add_columns_of(const Reader& values, std::size_t column, std::size_t
         add_strips<N, Columns>(values, column, weights, to + column * 16, stride, ahead);
     if constexpr (Columns > 1)
         add_columns_of<N, Columns / 2>(values, column, last, weights, to, stride, ahead);
-}
-
-/// What was written here is read from memory: a compiler that knows the numbers takes vectors apart for them.
-inline void in_memory(const void* at) noexcept {
-#if defined(__GNUC__)
-    asm volatile("" : : "r"(at) : "memory");
-#else
-    static_cast<void>(at);
-#endif
-}
-
-/// Adds weighted whole-number values to the sums of N queries: exact over the lanes of a tile, one chain over tiles.
-/// Weights are whole numbers too, in units of their largest; they are multiplied by the lanes' scales of each group
-/// before, or the sums by the steps of each of head_dim behind.
-template <unsigned Bits, bool Linear, std::size_t N>
-inline void add_dots(const side_codes& values, std::size_t head_dim, const code_weights<N>& weights, float* to,
-                     std::size_t stride, code_fetch& ahead) noexcept {
-    constexpr auto limit = static_cast<float>(numbers_that_meet<Bits>::largest);
-    const auto codes = packed_codes<Bits>(page_side::values, head_dim).view(values.codes, values.table);
-    const bool channels = Linear && values.format == code_format::channels;
-    const std::size_t columns = value_width(head_dim) / 16, each = channels ? columns : (values.group + 15) / 16;
-    f32x16 most = f32x16::broadcast(1.0f); // the largest size of a lane's scales
-    if (!channels) {
-        most = f32x16::zero();
-        for (std::size_t first = 0, g = 0; first < columns; first += each, ++g) {
-            const f32x16 scales = f32x16::load(values.scales + g * tile_tokens);
-            most = max(max(scales, -scales), most);
-        }
-    }
-    const f32x16 eight = f32x16::broadcast(8.0f);
-    f32x16 lanes[N], units[N], all[N], sizes[N];
-    for (std::size_t i = 0; i < N; ++i) {
-        lanes[i] = f32x16::load(weights.lanes[i]);
-        sizes[i] = lanes[i] * most;
-        all[i] = channels ? f32x16::broadcast(sum(lanes[i])) : f32x16::zero();
-    }
-    float top[N], unit[N], whole_a_weight[N];
-    largest(sizes, top);
-    for (std::size_t i = 0; i < N; ++i) {
-        unit[i] = top[i] / limit;
-        whole_a_weight[i] = limit / (top[i] > least_size ? top[i] : std::numeric_limits<float>::infinity());
-    }
-    for (std::size_t i = 0; i < N; ++i) {
-        units[i] = f32x16::broadcast(unit[i]);
-        lanes[i] = lanes[i] * f32x16::broadcast(whole_a_weight[i]);
-    }
-    if (weights.rescaled)
-        for (std::size_t i = 0; i < N; ++i)
-            for (std::size_t c = 0; c < columns * 16; c += 16) {
-                float* const at = to + i * stride + c;
-                (f32x16::load(at) * f32x16::broadcast(weights.rescale[i])).store(at);
-            }
-    // Of some groups at once, so that one's weights need not wait for another's sums.
-    constexpr std::size_t at_once = 8;
-    column_weights<Bits, Linear, N> whole[at_once];
-    for (std::size_t begin = 0, g = 0; begin < columns; begin += at_once * each, g += at_once) {
-        const std::size_t end = std::min(begin + at_once * each, columns);
-        for (std::size_t first = begin, some = 0; first < end; first += each, ++some) {
-            if (channels) {
-                whole[some].put(codes, lanes);
-                continue;
-            }
-            const f32x16 scales = f32x16::load(values.scales + (g + some) * tile_tokens);
-            f32x16 weighs[N];
-            unrolled<N>([&](auto i) KVCACHE_INLINE { weighs[i] = lanes[i] * scales; });
-            whole[some].put(codes, weighs);
-        }
-        in_memory(whole);
-        for (std::size_t first = begin, some = 0; first < end; first += each, ++some)
-            for (std::size_t c = first; c < std::min(first + each, end); ++c) {
-                ahead.some();
-                f32x16 dots[N];
-                whole[some].dots(codes, c, dots);
-                if (channels) {
-                    const f32x16 step = f32x16::load(values.scales + c * 16);
-                    const f32x16 middle =
-                        fma(step, eight, f32x16::load(values.scales + columns * 16 + c * 16)); // of codes from -8 on
-                    unrolled<N>([&](auto i) KVCACHE_INLINE {
-                        float* const at = to + i * stride + c * 16;
-                        fma(dots[i] * units[i], step, fma(all[i], middle, f32x16::load(at))).store(at);
-                    });
-                } else {
-                    unrolled<N>([&](auto i) KVCACHE_INLINE {
-                        float* const at = to + i * stride + c * 16;
-                        fma(dots[i], units[i], f32x16::load(at)).store(at);
-                    });
-                }
-            }
-    }
 }
 
 } // namespace kvcache::detail

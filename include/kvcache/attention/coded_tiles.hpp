@@ -4,6 +4,7 @@
 #include <kvcache/attention/code_kernels.hpp>
 #include <kvcache/attention/coded_queries.hpp>
 #include <kvcache/attention/tile_kernels.hpp>
+#include <kvcache/attention/weighted_tile.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/side_codes.hpp>
 #include <kvcache/core/aligned.hpp>
@@ -50,11 +51,16 @@ public:
     void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first, std::size_t count,
                float* scores);
 
-    /// Adds the weighted values of tile `t` to the sums of `count` queries, the first of which is `q` among the
-    /// weights; `stride` numbers from one query's sums to the next. A lane that a query does not see has a weight of
-    /// zero. `ahead` is fetched meanwhile.
-    void add(const side_codes& values, const tile_weights& weights, std::size_t t, std::size_t q, std::size_t count,
-             float* to, std::size_t stride, code_fetch& ahead) const;
+    /// Whether the values of two tiles are added in one call.
+    [[nodiscard]] static bool go_together(const side_codes& a, const side_codes& b) noexcept {
+        return a.format == b.format && a.table == b.table;
+    }
+
+    /// Adds the weighted values of tiles [begin, end), which go together, to the sums of `count` queries, the first of
+    /// which is `q` among the weights; `stride` numbers from one query's sums to the next. A lane that a query does not
+    /// see has a weight of zero. `ahead[t]` is fetched meanwhile.
+    void add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end, const tile_weights& weights,
+             std::size_t q, std::size_t count, float* to, std::size_t stride, code_fetch* ahead) const;
 
 private:
     template <class Number>
@@ -195,37 +201,49 @@ inline void coded_tiles::score(std::span<const attention_tile> tiles, const floa
     }
 }
 
-inline void coded_tiles::add(const side_codes& values, const tile_weights& weights, std::size_t t, std::size_t q,
-                             std::size_t count, float* to, std::size_t stride, code_fetch& ahead) const {
+inline void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
+                             const tile_weights& weights, std::size_t q, std::size_t count, float* to,
+                             std::size_t stride, code_fetch* ahead) const {
     const auto for_some = [&](const auto& body) {
         together(count, [&]<std::size_t N>(std::size_t i) {
-            code_weights<N> own;
-            own.rescaled = weights.rescaled[t];
-            for (std::size_t n = 0; n < N; ++n) {
-                own.lanes[n] = weights.lanes[q + i + n][t];
-                own.rescale[n] = weights.rescale[t][q + i + n];
-            }
-            body(own, to + i * stride);
+            body(
+                [&weights, first = q + i](std::size_t t) {
+                    code_weights<N> own;
+                    own.rescaled = weights.rescaled[t];
+                    for (std::size_t n = 0; n < N; ++n) {
+                        own.lanes[n] = weights.lanes[first + n][t];
+                        own.rescale[n] = weights.rescale[t][first + n];
+                    }
+                    return own;
+                },
+                to + i * stride, std::integral_constant<std::size_t, N>{});
         });
     };
-    const auto by_numbers = [&](const auto& reader) {
-        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
-            add_columns_of<N, columns_together(N)>(reader, 0, width_ / 16, own, sums, stride, ahead);
+    const auto by_numbers = [&]<class Number>(const Number*) {
+        for_some([&](const auto& own, float* sums, auto n) {
+            constexpr std::size_t N = decltype(n)::value;
+            for (std::size_t t = begin; t < end; ++t)
+                add_columns_of<N, columns_together(N)>(
+                    wide_reader<Number>{reinterpret_cast<const Number*>(tiles[t].codes.values.codes), width_ / 16}, 0,
+                    width_ / 16, own(t), sums, stride, ahead[t]);
         });
     };
     const auto by_dots = [&](auto bits, auto linear) {
-        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
-            add_dots<decltype(bits)::value, decltype(linear)::value, N>(values, head_dim_, own, sums, stride, ahead);
+        for_some([&](const auto& own, float* sums, auto n) {
+            add_dots<decltype(bits)::value, decltype(linear)::value, decltype(n)::value>(
+                end - begin, [&](std::size_t t) -> const side_codes& { return tiles[begin + t].codes.values; },
+                [&](std::size_t t) { return own(begin + t); }, head_dim_, sums, stride, ahead + begin);
         });
     };
+    const side_codes& values = tiles[begin].codes.values;
     switch (values.format) {
     case code_format::none:
         break;
     case code_format::bf16:
-        by_numbers(wide_reader<bfloat16>{reinterpret_cast<const bfloat16*>(values.codes), width_ / 16});
+        by_numbers(static_cast<const bfloat16*>(nullptr));
         break;
     case code_format::f16:
-        by_numbers(wide_reader<half>{reinterpret_cast<const half*>(values.codes), width_ / 16});
+        by_numbers(static_cast<const half*>(nullptr));
         break;
     case code_format::int8:
         by_dots(std::integral_constant<unsigned, 8>{}, std::false_type{});
