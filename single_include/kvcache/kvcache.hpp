@@ -3199,25 +3199,30 @@ inline void score_channels(const coded_queries<byte_numbers>& queries, const sid
             .store(scores + i * most_tiles * tile_tokens);
 }
 
-/// Fetches the codes of a tile that comes soon, a line of keys and a line of values by turns, a few with each column of
-/// values: what is asked for all at once is in part forgotten.
+/// Fetches the codes of a tile that comes soon, a line of keys and a line of values by turns, a few at a time all
+/// along: what is asked for all at once is in part forgotten.
 class code_fetch {
 public:
     code_fetch() = default;
-    /// Of tile `of`, in as many steps as it has columns.
+    /// Steps before a tile's keys are scored, and before the weights of its values are rounded.
+    static constexpr std::size_t before_scores = 2, before_weights = 2;
+
+    /// Of tile `of`, in steps: those, and one with each column of values.
     code_fetch(const attention_tile& of, std::size_t columns) noexcept
         : keys_(of.ahead_key_codes), values_(of.ahead_value_codes) {
         if (keys_ == nullptr || values_ == nullptr)
             return;
         const std::size_t keys = of.codes.keys.bytes, values = of.codes.values.bytes;
+        const bool scored_by_dots = of.codes.keys.table != nullptr || of.codes.keys.format == code_format::int8;
         both_ = std::min(keys, values);
         most_ = std::max(keys, values);
         longer_ = keys > values ? keys_ : values_;
-        step_ = (most_ / columns + 63) / 64 * 64;
+        const std::size_t steps = columns + (scored_by_dots ? before_scores + before_weights : 0);
+        step_ = (most_ / steps + 63) / 64 * 64;
     }
 
-    KVCACHE_INLINE void some() noexcept {
-        const std::size_t end = next_ + step_;
+    KVCACHE_INLINE void some(std::size_t steps = 1) noexcept {
+        const std::size_t end = next_ + step_ * steps;
         for (; next_ < std::min(end, both_); next_ += 64) {
             prefetch(keys_, next_);
             prefetch(values_, next_);
@@ -3402,8 +3407,10 @@ template <unsigned Bits, bool Linear, std::size_t N, class Tile, class Weights>
 inline void add_dots(std::size_t count, const Tile& tile, const Weights& weights, std::size_t head_dim, float* to,
                      std::size_t stride, code_fetch* ahead) noexcept {
     weighted_tile<Bits, Linear, N> taken[most_tiles];
-    for (std::size_t t = 0; t < count; ++t)
+    for (std::size_t t = 0; t < count; ++t) {
+        ahead[t].some(code_fetch::before_weights);
         taken[t].take(tile(t), head_dim, weights(t));
+    }
     for (std::size_t batch = 0;; ++batch) {
         bool some = false;
         for (std::size_t t = 0; t < count; ++t)
@@ -3452,9 +3459,9 @@ public:
     }
 
     /// Scores of `count` queries from `first` on with the tiles, all in the format of the first one's keys.
-    /// queries: (head_dim, count), scores: (count, most_tiles, 16)
+    /// queries: (head_dim, count), scores: (count, most_tiles, 16); `ahead[t]` is fetched meanwhile.
     void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first, std::size_t count,
-               float* scores);
+               float* scores, code_fetch* ahead);
 
     /// Whether the values of two tiles are added in one call.
     [[nodiscard]] static bool go_together(const side_codes& a, const side_codes& b) noexcept {
@@ -3471,8 +3478,10 @@ private:
     template <class Number>
     void by_numbers(std::span<const attention_tile> tiles, const float* queries, std::size_t count, float* scores);
     template <unsigned Bits>
-    void by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores) const;
-    void by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores);
+    void by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
+                 code_fetch* ahead) const;
+    void by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
+                     code_fetch* ahead);
     template <class Some>
     static void together(std::size_t count, const Some& some);
 
@@ -3526,8 +3535,8 @@ void coded_tiles::by_numbers(std::span<const attention_tile> tiles, const float*
 }
 
 template <unsigned Bits>
-void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
-                          float* scores) const {
+void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
+                          code_fetch* ahead) const {
     const auto& queries = [&]() -> const auto& {
         if constexpr (Bits == 8)
             return whole_;
@@ -3537,6 +3546,7 @@ void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t fir
     ();
     for (std::size_t t = 0; t < tiles.size(); ++t) {
         const side_codes& keys = tiles[t].codes.keys;
+        ahead[t].some(code_fetch::before_scores);
         together(count, [&]<std::size_t N>(std::size_t q) {
             if (Bits == 4 && is_linear<Bits>(keys.table))
                 score_dots<Bits, Bits == 4, N>(queries, first + q, keys, head_dim_, scores_of(scores, q, t));
@@ -3548,7 +3558,7 @@ void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t fir
 
 // Queries are turned once for the tiles that share their steps.
 inline void coded_tiles::by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
-                                     float* scores) {
+                                     float* scores, code_fetch* ahead) {
     for (std::size_t t = 0, last; t < tiles.size(); t = last) {
         const half* const steps = tiles[t].codes.keys.scales;
         for (last = t + 1; last < tiles.size() && tiles[last].codes.keys.scales == steps;)
@@ -3571,14 +3581,17 @@ inline void coded_tiles::by_channels(std::span<const attention_tile> tiles, std:
                 middle[i] = sum(sums);
                 turned_.place(i, query_.data(), 1.0f);
             }
-            for (std::size_t each = t; each < last; ++each)
+            for (std::size_t each = t; each < last; ++each) {
+                if (q == 0)
+                    ahead[each].some(code_fetch::before_scores);
                 score_channels<N>(turned_, tiles[each].codes.keys, head_dim_, middle, scores_of(scores, q, each));
+            }
         });
     }
 }
 
 inline void coded_tiles::score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
-                               std::size_t count, float* scores) {
+                               std::size_t count, float* scores, code_fetch* ahead) {
     switch (tiles.front().codes.keys.format) {
     case code_format::none:
         break;
@@ -3589,19 +3602,19 @@ inline void coded_tiles::score(std::span<const attention_tile> tiles, const floa
         by_numbers<half>(tiles, queries, count, scores);
         break;
     case code_format::channels:
-        by_channels(tiles, first, count, scores);
+        by_channels(tiles, first, count, scores, ahead);
         break;
     case code_format::int8:
-        by_dots<8>(tiles, first, count, scores);
+        by_dots<8>(tiles, first, count, scores, ahead);
         break;
     case code_format::four:
-        by_dots<4>(tiles, first, count, scores);
+        by_dots<4>(tiles, first, count, scores, ahead);
         break;
     case code_format::three:
-        by_dots<3>(tiles, first, count, scores);
+        by_dots<3>(tiles, first, count, scores, ahead);
         break;
     case code_format::two:
-        by_dots<2>(tiles, first, count, scores);
+        by_dots<2>(tiles, first, count, scores, ahead);
         break;
     }
 }
@@ -4097,12 +4110,12 @@ private:
             --count;
         if (count == 0)
             return;
-        coded_.score(tiles.first(count), packed_.data() + begin * head_dim_, begin, group, weights_.lanes[0][0]);
-        weigh(tiles.first(count), q, group);
         detail::code_fetch ahead[most_tiles];
         if (begin == 0)
             for (std::size_t t = 0; t < count; ++t)
                 ahead[t] = detail::code_fetch(tiles[t], width_ / 16);
+        coded_.score(tiles.first(count), packed_.data() + begin * head_dim_, begin, group, weights_.lanes[0][0], ahead);
+        weigh(tiles.first(count), q, group);
         for (std::size_t t = 0, end; t < count; t = end) {
             end = t + 1;
             if (tiles[t].end() <= least.limit + 1) {

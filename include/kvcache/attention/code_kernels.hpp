@@ -97,25 +97,30 @@ inline void score_channels(const coded_queries<byte_numbers>& queries, const sid
             .store(scores + i * most_tiles * tile_tokens);
 }
 
-/// Fetches the codes of a tile that comes soon, a line of keys and a line of values by turns, a few with each column of
-/// values: what is asked for all at once is in part forgotten.
+/// Fetches the codes of a tile that comes soon, a line of keys and a line of values by turns, a few at a time all
+/// along: what is asked for all at once is in part forgotten.
 class code_fetch {
 public:
     code_fetch() = default;
-    /// Of tile `of`, in as many steps as it has columns.
+    /// Steps before a tile's keys are scored, and before the weights of its values are rounded.
+    static constexpr std::size_t before_scores = 2, before_weights = 2;
+
+    /// Of tile `of`, in steps: those, and one with each column of values.
     code_fetch(const attention_tile& of, std::size_t columns) noexcept
         : keys_(of.ahead_key_codes), values_(of.ahead_value_codes) {
         if (keys_ == nullptr || values_ == nullptr)
             return;
         const std::size_t keys = of.codes.keys.bytes, values = of.codes.values.bytes;
+        const bool scored_by_dots = of.codes.keys.table != nullptr || of.codes.keys.format == code_format::int8;
         both_ = std::min(keys, values);
         most_ = std::max(keys, values);
         longer_ = keys > values ? keys_ : values_;
-        step_ = (most_ / columns + 63) / 64 * 64;
+        const std::size_t steps = columns + (scored_by_dots ? before_scores + before_weights : 0);
+        step_ = (most_ / steps + 63) / 64 * 64;
     }
 
-    KVCACHE_INLINE void some() noexcept {
-        const std::size_t end = next_ + step_;
+    KVCACHE_INLINE void some(std::size_t steps = 1) noexcept {
+        const std::size_t end = next_ + step_ * steps;
         for (; next_ < std::min(end, both_); next_ += 64) {
             prefetch(keys_, next_);
             prefetch(values_, next_);

@@ -47,9 +47,9 @@ public:
     }
 
     /// Scores of `count` queries from `first` on with the tiles, all in the format of the first one's keys.
-    /// queries: (head_dim, count), scores: (count, most_tiles, 16)
+    /// queries: (head_dim, count), scores: (count, most_tiles, 16); `ahead[t]` is fetched meanwhile.
     void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first, std::size_t count,
-               float* scores);
+               float* scores, code_fetch* ahead);
 
     /// Whether the values of two tiles are added in one call.
     [[nodiscard]] static bool go_together(const side_codes& a, const side_codes& b) noexcept {
@@ -66,8 +66,10 @@ private:
     template <class Number>
     void by_numbers(std::span<const attention_tile> tiles, const float* queries, std::size_t count, float* scores);
     template <unsigned Bits>
-    void by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores) const;
-    void by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores);
+    void by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
+                 code_fetch* ahead) const;
+    void by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
+                     code_fetch* ahead);
     template <class Some>
     static void together(std::size_t count, const Some& some);
 
@@ -121,8 +123,8 @@ void coded_tiles::by_numbers(std::span<const attention_tile> tiles, const float*
 }
 
 template <unsigned Bits>
-void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
-                          float* scores) const {
+void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
+                          code_fetch* ahead) const {
     const auto& queries = [&]() -> const auto& {
         if constexpr (Bits == 8)
             return whole_;
@@ -132,6 +134,7 @@ void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t fir
     ();
     for (std::size_t t = 0; t < tiles.size(); ++t) {
         const side_codes& keys = tiles[t].codes.keys;
+        ahead[t].some(code_fetch::before_scores);
         together(count, [&]<std::size_t N>(std::size_t q) {
             if (Bits == 4 && is_linear<Bits>(keys.table))
                 score_dots<Bits, Bits == 4, N>(queries, first + q, keys, head_dim_, scores_of(scores, q, t));
@@ -143,7 +146,7 @@ void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t fir
 
 // Queries are turned once for the tiles that share their steps.
 inline void coded_tiles::by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
-                                     float* scores) {
+                                     float* scores, code_fetch* ahead) {
     for (std::size_t t = 0, last; t < tiles.size(); t = last) {
         const half* const steps = tiles[t].codes.keys.scales;
         for (last = t + 1; last < tiles.size() && tiles[last].codes.keys.scales == steps;)
@@ -166,14 +169,17 @@ inline void coded_tiles::by_channels(std::span<const attention_tile> tiles, std:
                 middle[i] = sum(sums);
                 turned_.place(i, query_.data(), 1.0f);
             }
-            for (std::size_t each = t; each < last; ++each)
+            for (std::size_t each = t; each < last; ++each) {
+                if (q == 0)
+                    ahead[each].some(code_fetch::before_scores);
                 score_channels<N>(turned_, tiles[each].codes.keys, head_dim_, middle, scores_of(scores, q, each));
+            }
         });
     }
 }
 
 inline void coded_tiles::score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
-                               std::size_t count, float* scores) {
+                               std::size_t count, float* scores, code_fetch* ahead) {
     switch (tiles.front().codes.keys.format) {
     case code_format::none:
         break;
@@ -184,19 +190,19 @@ inline void coded_tiles::score(std::span<const attention_tile> tiles, const floa
         by_numbers<half>(tiles, queries, count, scores);
         break;
     case code_format::channels:
-        by_channels(tiles, first, count, scores);
+        by_channels(tiles, first, count, scores, ahead);
         break;
     case code_format::int8:
-        by_dots<8>(tiles, first, count, scores);
+        by_dots<8>(tiles, first, count, scores, ahead);
         break;
     case code_format::four:
-        by_dots<4>(tiles, first, count, scores);
+        by_dots<4>(tiles, first, count, scores, ahead);
         break;
     case code_format::three:
-        by_dots<3>(tiles, first, count, scores);
+        by_dots<3>(tiles, first, count, scores, ahead);
         break;
     case code_format::two:
-        by_dots<2>(tiles, first, count, scores);
+        by_dots<2>(tiles, first, count, scores, ahead);
         break;
     }
 }

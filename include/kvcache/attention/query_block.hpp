@@ -229,12 +229,12 @@ private:
             --count;
         if (count == 0)
             return;
-        coded_.score(tiles.first(count), packed_.data() + begin * head_dim_, begin, group, weights_.lanes[0][0]);
-        weigh(tiles.first(count), q, group);
         detail::code_fetch ahead[most_tiles];
         if (begin == 0)
             for (std::size_t t = 0; t < count; ++t)
                 ahead[t] = detail::code_fetch(tiles[t], width_ / 16);
+        coded_.score(tiles.first(count), packed_.data() + begin * head_dim_, begin, group, weights_.lanes[0][0], ahead);
+        weigh(tiles.first(count), q, group);
         for (std::size_t t = 0, end; t < count; t = end) {
             end = t + 1;
             if (tiles[t].end() <= least.limit + 1) {

@@ -130,8 +130,10 @@ template <unsigned Bits, bool Linear, std::size_t N, class Tile, class Weights>
 inline void add_dots(std::size_t count, const Tile& tile, const Weights& weights, std::size_t head_dim, float* to,
                      std::size_t stride, code_fetch* ahead) noexcept {
     weighted_tile<Bits, Linear, N> taken[most_tiles];
-    for (std::size_t t = 0; t < count; ++t)
+    for (std::size_t t = 0; t < count; ++t) {
+        ahead[t].some(code_fetch::before_weights);
         taken[t].take(tile(t), head_dim, weights(t));
+    }
     for (std::size_t batch = 0;; ++batch) {
         bool some = false;
         for (std::size_t t = 0; t < count; ++t)
