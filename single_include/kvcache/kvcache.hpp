@@ -1929,6 +1929,26 @@ template <class Op>
     });
 }
 
+/// The largest lane of each, by the same tree.
+template <std::size_t N>
+KVCACHE_INLINE inline void largest(const f32x16 (&x)[N], float (&to)[N]) noexcept {
+#if defined(__AVX__) && !defined(__AVX512F__)
+    if constexpr (N == 4) { // the four trees side by side
+        __m128 four[4];
+        for (std::size_t i = 0; i < 4; ++i) {
+            const __m256 eight = _mm256_max_ps(x[i].part[0].data, x[i].part[1].data);
+            four[i] = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+        }
+        const __m128 a = _mm_max_ps(_mm_unpacklo_ps(four[0], four[1]), _mm_unpackhi_ps(four[0], four[1]));
+        const __m128 b = _mm_max_ps(_mm_unpacklo_ps(four[2], four[3]), _mm_unpackhi_ps(four[2], four[3]));
+        _mm_storeu_ps(to, _mm_max_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a)));
+        return;
+    }
+#endif
+    for (std::size_t i = 0; i < N; ++i)
+        to[i] = largest(x[i]);
+}
+
 } // namespace kvcache
 
 // ---- kvcache/kernel/code_dot.hpp ----------------------------------------------------------------------------------
@@ -2120,9 +2140,9 @@ KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin
     unrolled<N>([&](auto i) KVCACHE_INLINE { upper[i] = vector{}, lower[i] = vector{}; });
     const __m256i table = quad_table(of);
     for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
-        const __m512i x =
-            _mm512_inserti64x4(_mm512_castsi256_si512(quad_codes<Bits, decltype(place)::value>(of, quad, 0, table)),
-                               quad_codes<Bits, decltype(place)::value>(of, quad, 1, table), 1);
+        const __m256i first = quad_codes<Bits, decltype(place)::value>(of, quad, 0, table);
+        const __m256i last = quad_codes<Bits, decltype(place)::value>(of, quad, 1, table);
+        const __m512i x = _mm512_inserti64x4(_mm512_castsi256_si512(first), last, 1);
         unrolled<N>([&](auto i) KVCACHE_INLINE {
             const std::byte* const q = queries[i] + (quad - begin) * whole_quad_bytes;
             upper[i] = reinterpret_cast<vector>(
@@ -2305,9 +2325,9 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
     unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = reinterpret_cast<vector>(_mm512_set1_epi32(own[i])); });
     const __m256i table = upward_table(of);
     for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
-        const __m512i x =
-            _mm512_inserti64x4(_mm512_castsi256_si512(quad_codes<Bits, decltype(place)::value>(of, quad, 0, table)),
-                               quad_codes<Bits, decltype(place)::value>(of, quad, 1, table), 1);
+        const __m256i first = quad_codes<Bits, decltype(place)::value>(of, quad, 0, table);
+        const __m256i last = quad_codes<Bits, decltype(place)::value>(of, quad, 1, table);
+        const __m512i x = _mm512_inserti64x4(_mm512_castsi256_si512(first), last, 1);
         unrolled<N>([&](auto i) KVCACHE_INLINE {
             const std::int32_t four = four_bytes(queries[i] + (quad - begin) * byte_quad_bytes);
             sums[i] = reinterpret_cast<vector>(
@@ -2329,35 +2349,47 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
                                         const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
                                         f32x16 (&to)[N]) noexcept {
     __m256i sums[2 * N];
-    unrolled<2 * N>([&](auto i) KVCACHE_INLINE { sums[i] = _mm256_set1_epi32(own[i / 2]); });
     const __m256i table = upward_table(of), ones = _mm256_set1_epi16(1);
     // Of places in a linear table, eight pairs of products are int16: 8 * 2 * 15 * 127.
     constexpr std::size_t at_once = 8;
-    for (std::size_t first = begin; first < end; first += at_once) {
-        __m256i words[2 * N];
-        if constexpr (Linear)
-            unrolled<2 * N>([&](auto i) KVCACHE_INLINE { words[i] = _mm256_setzero_si256(); });
-        for_quads<Bits>(first, std::min(end, first + at_once), [&](std::size_t quad, auto place) KVCACHE_INLINE {
-            __m256i x[2];
+    __m256i words[2 * N];
+    const auto multiply = [&](std::size_t quad, auto place) KVCACHE_INLINE {
+        __m256i x[2];
+        unrolled<2>([&](auto half) KVCACHE_INLINE {
+            if constexpr (Linear)
+                x[half] = quad_places<Bits, decltype(place)::value>(of, quad, half);
+            else
+                x[half] = quad_codes<Bits, decltype(place)::value>(of, quad, half, table);
+        });
+        unrolled<N>([&](auto i) KVCACHE_INLINE {
+            const __m256i four = _mm256_set1_epi32(four_bytes(queries[i] + (quad - begin) * byte_quad_bytes));
             unrolled<2>([&](auto half) KVCACHE_INLINE {
+                const __m256i pairs = _mm256_maddubs_epi16(x[half], four);
+                __m256i& sum = Linear ? words[2 * i + half] : sums[2 * i + half];
                 if constexpr (Linear)
-                    x[half] = quad_places<Bits, decltype(place)::value>(of, quad, half);
+                    sum = _mm256_add_epi16(sum, pairs);
                 else
-                    x[half] = quad_codes<Bits, decltype(place)::value>(of, quad, half, table);
-            });
-            unrolled<N>([&](auto i) KVCACHE_INLINE {
-                const __m256i four = _mm256_set1_epi32(four_bytes(queries[i] + (quad - begin) * byte_quad_bytes));
-                unrolled<2>([&](auto half) KVCACHE_INLINE {
-                    const __m256i pairs = _mm256_maddubs_epi16(x[half], four);
-                    __m256i& sum = Linear ? words[2 * i + half] : sums[2 * i + half];
-                    if constexpr (Linear)
-                        sum = _mm256_add_epi16(sum, pairs);
-                    else
-                        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
-                    keep_order(sum);
-                });
+                    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+                keep_order(sum);
             });
         });
+    };
+    if constexpr (Linear)
+        if (end - begin == at_once) { // a group of 32, the usual one: no sum waits in memory
+            unrolled<2 * N>([&](auto i) KVCACHE_INLINE { words[i] = _mm256_setzero_si256(); });
+            for_quads<Bits>(begin, begin + at_once, multiply);
+            unrolled<N>([&](auto i) KVCACHE_INLINE {
+                const __m256i from = _mm256_set1_epi32(own[i]);
+                to[i] = floats_of(_mm256_add_epi32(from, _mm256_madd_epi16(words[2 * i], ones)),
+                                  _mm256_add_epi32(from, _mm256_madd_epi16(words[2 * i + 1], ones)));
+            });
+            return;
+        }
+    unrolled<2 * N>([&](auto i) KVCACHE_INLINE { sums[i] = _mm256_set1_epi32(own[i / 2]); });
+    for (std::size_t first = begin; first < end; first += at_once) {
+        if constexpr (Linear)
+            unrolled<2 * N>([&](auto i) KVCACHE_INLINE { words[i] = _mm256_setzero_si256(); });
+        for_quads<Bits>(first, std::min(end, first + at_once), multiply);
         if constexpr (Linear)
             unrolled<2 * N>(
                 [&](auto i) KVCACHE_INLINE { sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(words[i], ones)); });
@@ -2392,8 +2424,11 @@ inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::siz
 
 } // namespace kvcache::detail
 
-// ---- kvcache/attention/coded_queries.hpp --------------------------------------------------------------------------
+// ---- kvcache/kernel/column_dot.hpp --------------------------------------------------------------------------------
 
+/// Sums over the 16 tokens of a tile of values: codes of 16 neighbours of head_dim times whole weights. One column is
+/// four fours, so all of it stays in registers, and what `byte_dots_of` and `dots_of` spend on loops and on the middle
+/// of codes falls away. The sums are exact, so every form gives the same numbers, whatever its order.
 namespace kvcache::detail {
 
 /// How numbers meet codes of 8 bits: as whole numbers of 16. What is lost is a hundredth of what such codes lose.
@@ -2414,6 +2449,238 @@ struct byte_numbers {
 
 template <unsigned Bits>
 using numbers_that_meet = std::conditional_t<Bits == 8, whole_numbers, byte_numbers>;
+
+/// What products of codes multiply the sum of a query's numbers by: the first number of a table.
+template <unsigned Bits>
+[[nodiscard]] KVCACHE_INLINE inline std::int32_t first_of(const code_quads<Bits>& of) noexcept {
+    if constexpr (Bits == 8)
+        return 1;
+    else
+        return of.table[0];
+}
+
+/// Sums of products of N queries with the fours [begin, end) of 16 rows, as dots_of and byte_dots_of have them. `own`:
+/// of each query its numbers' sum, times first_of.
+template <unsigned Bits, bool Linear, std::size_t N>
+KVCACHE_INLINE inline void products_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
+                                       const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
+                                       f32x16 (&to)[N]) noexcept {
+    if constexpr (Bits == 8)
+        dots_of<Bits, N>(of, begin, end, queries, own, to);
+    else
+        byte_dots_of<Bits, Linear, N>(of, begin, end, queries, own, to);
+}
+
+/// The largest size of a number in a table that `column_weights` meets: four products with bytes are an int16 then. A
+/// linear table begins with no more than 15 in size.
+inline constexpr int largest_level = 63;
+
+#if defined(__AVX2__) && !(defined(__AVX512VNNI__) && defined(__AVX512BW__))
+
+/// The weights of 16 tokens as whole numbers, of N queries.
+template <unsigned Bits, bool Linear, std::size_t N>
+class column_weights {
+public:
+    /// Rounds weights, none larger than numbers_that_meet<Bits>::largest.
+    KVCACHE_INLINE void put(const code_quads<Bits>& of, const f32x16 (&x)[N]) noexcept {
+        if constexpr (Bits == 8) {
+            unrolled<N>([&](auto i) KVCACHE_INLINE { put_words(i, x[i]); });
+        } else {
+            signs_ = 0;
+            unrolled<(N + 1) / 2>([&](auto pair) KVCACHE_INLINE {
+                constexpr std::size_t last = 2 * pair + 1 < N ? 2 * pair + 1 : 2 * pair;
+                put_pair(of, pair, x[2 * pair], x[last]);
+            });
+        }
+    }
+
+    /// Sums of codes times weights, for number 16 * column of head_dim and its neighbours.
+    KVCACHE_INLINE void dots(const code_quads<Bits>& of, std::size_t column, f32x16 (&to)[N]) const noexcept {
+        if constexpr (Bits == 8)
+            dots_of_words(of, column * 4, to);
+        else if constexpr (Linear)
+            dots_of_places(of, column * 4, to);
+        else if (signs_ == 0)
+            dots_of_levels<false>(of, column * 4, to);
+        else
+            dots_of_levels<true>(of, column * 4, to);
+    }
+
+private:
+    // Tokens 0 to 3, 8 to 11, 4 to 7, 12 to 15, of each four the even ones first.
+    KVCACHE_INLINE void put_words(std::size_t i, const f32x16& x) noexcept {
+        const auto [first, last] = rounded(x);
+        const __m256i even_first =
+            _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(whole_[i]),
+                           _mm256_shuffle_epi8(_mm256_packs_epi32(first, last), even_first));
+    }
+
+    // The same tokens of one query, then of the next, in both halves.
+    KVCACHE_INLINE void put_pair(const code_quads<Bits>& of, std::size_t pair, const f32x16& a,
+                                 const f32x16& b) noexcept {
+        const auto [a_first, a_last] = rounded(a);
+        const auto [b_first, b_last] = rounded(b);
+        const __m256i bytes =
+            _mm256_packs_epi16(_mm256_packs_epi32(a_first, a_last), _mm256_packs_epi32(b_first, b_last));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(whole_[pair]), bytes);
+        if constexpr (Linear) {
+            const __m256i up = _mm256_sad_epu8(_mm256_xor_si256(bytes, _mm256_set1_epi8(static_cast<char>(0x80))),
+                                               _mm256_setzero_si256());
+            const __m128i both = _mm_add_epi64(_mm256_castsi256_si128(up), _mm256_extracti128_si256(up, 1));
+            const __m128i own =
+                _mm_mullo_epi32(_mm_sub_epi32(both, _mm_set1_epi32(16 * 128)), _mm_set1_epi32(of.table[0]));
+            const __m128i part = _mm_srai_epi32(own, 1); // in two: what a sum of pairs begins with
+            const __m128i parts = _mm_blend_epi16(part, _mm_slli_epi32(_mm_sub_epi32(own, part), 16), 0b10101010);
+            _mm_storel_epi64(reinterpret_cast<__m128i*>(starts_ + 2 * pair), _mm_shuffle_epi32(parts, 0b00'00'10'00));
+        } else {
+            signs_ |= _mm256_movemask_epi8(bytes);
+        }
+    }
+
+    struct halves {
+        __m256i first, last;
+    };
+    [[nodiscard]] KVCACHE_INLINE static halves rounded(const f32x16& x) noexcept {
+#if defined(__AVX512F__)
+        const __m512i all = _mm512_cvtps_epi32(x.part[0].data);
+        return {_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1)};
+#else
+        return {_mm256_cvtps_epi32(x.part[0].data), _mm256_cvtps_epi32(x.part[1].data)};
+#endif
+    }
+
+    // The weights of a four: `of_odd` those of its odd tokens, of words.
+    [[nodiscard]] KVCACHE_INLINE __m256i four(std::size_t i, std::size_t quad, std::size_t of_odd = 0) const noexcept {
+        constexpr std::size_t order[] = {0, 2, 1, 3};
+        if constexpr (Bits == 8)
+            return _mm256_set1_epi32(four_bytes(whole_[i] + order[quad] * 8 + of_odd * 4));
+        else
+            return _mm256_set1_epi32(four_bytes(whole_[i / 2] + quad % 2 * 16 + i % 2 * 8 + quad / 2 * 4));
+    }
+
+    KVCACHE_INLINE void dots_of_words(const code_quads<Bits>& of, std::size_t begin, f32x16 (&to)[N]) const noexcept {
+        __m256i sums[2 * N];
+        unrolled<4>([&](auto quad) KVCACHE_INLINE {
+            __m256i even[2], odd[2];
+            unrolled<2>([&](auto half) KVCACHE_INLINE {
+                const __m256i x =
+                    _mm256_loadu_si256(reinterpret_cast<const __m256i*>(of.codes + (begin + quad) * 64 + half * 32));
+                even[half] = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8);
+                odd[half] = _mm256_srai_epi16(x, 8);
+            });
+            unrolled<N>([&](auto i) KVCACHE_INLINE {
+                const __m256i of_even = four(i, quad), of_odd = four(i, quad, 1);
+                unrolled<2>([&](auto half) KVCACHE_INLINE {
+                    __m256i& sum = sums[2 * i + half];
+                    const __m256i products = _mm256_madd_epi16(even[half], of_even);
+                    sum = quad == 0 ? products : _mm256_add_epi32(sum, products);
+                    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(odd[half], of_odd));
+                    keep_order(sum);
+                });
+            });
+        });
+        unrolled<N>([&](auto i) KVCACHE_INLINE { to[i] = floats_of(sums[2 * i], sums[2 * i + 1]); });
+    }
+
+    KVCACHE_INLINE void dots_of_places(const code_quads<Bits>& of, std::size_t begin, f32x16 (&to)[N]) const noexcept {
+        __m256i words[2 * N];
+        unrolled<2 * N>([&](auto i) KVCACHE_INLINE { words[i] = _mm256_set1_epi32(starts_[i / 2]); });
+        unrolled<4>([&](auto quad) KVCACHE_INLINE {
+            __m256i x[2];
+            unrolled<2>([&](auto half) KVCACHE_INLINE {
+                x[half] = quad_places<Bits, quad % code_quads<Bits>::per>(of, begin + quad, half);
+            });
+            unrolled<N>([&](auto i) KVCACHE_INLINE {
+                const __m256i weights = four(i, quad);
+                unrolled<2>([&](auto half) KVCACHE_INLINE {
+                    __m256i& sum = words[2 * i + half];
+                    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(x[half], weights));
+                    keep_order(sum);
+                });
+            });
+        });
+        const __m256i ones = _mm256_set1_epi16(1);
+        unrolled<N>([&](auto i) KVCACHE_INLINE {
+            to[i] = floats_of(_mm256_madd_epi16(words[2 * i], ones), _mm256_madd_epi16(words[2 * i + 1], ones));
+        });
+    }
+
+    // Weights are seldom less than nothing: only scales that are could make them so.
+    template <bool Signed>
+    KVCACHE_INLINE void dots_of_levels(const code_quads<Bits>& of, std::size_t begin, f32x16 (&to)[N]) const noexcept {
+        const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(of.table)));
+        const __m256i ones = _mm256_set1_epi16(1);
+        __m256i sums[2 * N];
+        unrolled<2>([&](auto two) KVCACHE_INLINE {
+            __m256i words[2 * N];
+            unrolled<2>([&](auto one) KVCACHE_INLINE {
+                constexpr std::size_t quad = 2 * two + one;
+                __m256i x[2];
+                unrolled<2>([&](auto half) KVCACHE_INLINE {
+                    x[half] = quad_codes<Bits, quad % code_quads<Bits>::per>(of, begin + quad, half, table);
+                });
+                unrolled<N>([&](auto i) KVCACHE_INLINE {
+                    const __m256i weights = four(i, quad);
+                    unrolled<2>([&](auto half) KVCACHE_INLINE {
+                        const __m256i pairs =
+                            Signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x[half], weights))
+                                   : _mm256_maddubs_epi16(weights, x[half]);
+                        __m256i& sum = words[2 * i + half];
+                        sum = one == 0 ? pairs : _mm256_add_epi16(sum, pairs);
+                        keep_order(sum);
+                    });
+                });
+            });
+            unrolled<2 * N>([&](auto i) KVCACHE_INLINE {
+                const __m256i products = _mm256_madd_epi16(words[i], ones);
+                sums[i] = two == 0 ? products : _mm256_add_epi32(sums[i], products);
+                keep_order(sums[i]);
+            });
+        });
+        unrolled<N>([&](auto i) KVCACHE_INLINE { to[i] = floats_of(sums[2 * i], sums[2 * i + 1]); });
+    }
+
+    static constexpr std::size_t rows = Bits == 8 ? N : (N + 1) / 2;
+    alignas(32) std::byte whole_[rows][32];
+    std::int32_t starts_[(N + 1) / 2 * 2];
+    int signs_ = 0;
+};
+
+#else
+
+/// The weights of 16 tokens as whole numbers, of N queries.
+template <unsigned Bits, bool Linear, std::size_t N>
+class column_weights {
+    using numbers = numbers_that_meet<Bits>;
+
+public:
+    /// Rounds weights, none larger than numbers::largest.
+    KVCACHE_INLINE void put(const code_quads<Bits>& of, const f32x16 (&x)[N]) noexcept {
+        for (std::size_t i = 0; i < N; ++i)
+            own_[i] = numbers::put(x[i], whole_[i]) * first_of<Bits>(of);
+    }
+
+    /// Sums of codes times weights, for number 16 * column of head_dim and its neighbours.
+    KVCACHE_INLINE void dots(const code_quads<Bits>& of, std::size_t column, f32x16 (&to)[N]) const noexcept {
+        const std::byte* asked[N];
+        for (std::size_t i = 0; i < N; ++i)
+            asked[i] = whole_[i];
+        products_of<Bits, Linear, N>(of, column * 4, column * 4 + 4, asked, own_, to);
+    }
+
+private:
+    alignas(64) std::byte whole_[N][numbers::bytes];
+    std::int32_t own_[N];
+};
+
+#endif
+
+} // namespace kvcache::detail
+
+// ---- kvcache/attention/coded_queries.hpp --------------------------------------------------------------------------
+
+namespace kvcache::detail {
 
 /// Less is nothing: its inverse would not be a number.
 inline constexpr float least_size = 1e-30f;
@@ -2885,27 +3152,6 @@ inline void score_strips(const float* queries, std::size_t stride, std::size_t h
     });
 }
 
-/// What products of codes multiply the sum of a query's numbers by: the first number of a table.
-template <unsigned Bits>
-[[nodiscard]] KVCACHE_INLINE inline std::int32_t first_of(const code_quads<Bits>& of) noexcept {
-    if constexpr (Bits == 8)
-        return 1;
-    else
-        return of.table[0];
-}
-
-/// Sums of products of N queries with the fours [begin, end) of 16 rows, as dots_of and byte_dots_of have them. `own`:
-/// of each query its numbers' sum, times first_of.
-template <unsigned Bits, bool Linear, std::size_t N>
-KVCACHE_INLINE inline void products_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
-                                       const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
-                                       f32x16 (&to)[N]) noexcept {
-    if constexpr (Bits == 8)
-        dots_of<Bits, N>(of, begin, end, queries, own, to);
-    else
-        byte_dots_of<Bits, Linear, N>(of, begin, end, queries, own, to);
-}
-
 /// Scores of N queries from `first` on with a tile of whole-number keys: one chain over ascending groups.
 /// scores: (N, most_tiles, 16)
 template <unsigned Bits, bool Linear, std::size_t N>
@@ -2953,31 +3199,41 @@ inline void score_channels(const coded_queries<byte_numbers>& queries, const sid
             .store(scores + i * most_tiles * tile_tokens);
 }
 
-/// Fetches the codes of a tile that comes soon, a line of keys and a line of values by turns, a few with each column of
-/// values: what is asked for all at once is in part forgotten.
+/// Fetches the codes of a tile that comes soon, a line of keys and a line of values by turns, a few at a time all
+/// along: what is asked for all at once is in part forgotten.
 class code_fetch {
 public:
     code_fetch() = default;
-    /// Of tile `of`, in as many steps as it has columns.
-    code_fetch(const attention_tile& of, std::size_t columns) noexcept
-        : keys_(of.ahead_key_codes),
-          values_(of.ahead_value_codes),
-          of_keys_(keys_ == nullptr ? 0 : of.codes.keys.bytes),
-          of_values_(values_ == nullptr ? 0 : of.codes.values.bytes),
-          step_((std::max(of_keys_, of_values_) / columns + 63) / 64 * 64) {}
+    /// Steps before a tile's keys are scored, and before the weights of its values are rounded.
+    static constexpr std::size_t before_scores = 2, before_weights = 2;
 
-    KVCACHE_INLINE void some() noexcept {
-        for (const std::size_t end = next_ + step_; next_ < end; next_ += 64) {
-            if (next_ < of_keys_)
-                prefetch(keys_, next_);
-            if (next_ < of_values_)
-                prefetch(values_, next_);
+    /// Of tile `of`, in steps: those, and one with each column of values.
+    code_fetch(const attention_tile& of, std::size_t columns) noexcept
+        : keys_(of.ahead_key_codes), values_(of.ahead_value_codes) {
+        if (keys_ == nullptr || values_ == nullptr)
+            return;
+        const std::size_t keys = of.codes.keys.bytes, values = of.codes.values.bytes;
+        const bool scored_by_dots = of.codes.keys.table != nullptr || of.codes.keys.format == code_format::int8;
+        both_ = std::min(keys, values);
+        most_ = std::max(keys, values);
+        longer_ = keys > values ? keys_ : values_;
+        const std::size_t steps = columns + (scored_by_dots ? before_scores + before_weights : 0);
+        step_ = (most_ / steps + 63) / 64 * 64;
+    }
+
+    KVCACHE_INLINE void some(std::size_t steps = 1) noexcept {
+        const std::size_t end = next_ + step_ * steps;
+        for (; next_ < std::min(end, both_); next_ += 64) {
+            prefetch(keys_, next_);
+            prefetch(values_, next_);
         }
+        for (; next_ < std::min(end, most_); next_ += 64)
+            prefetch(longer_, next_);
     }
 
 private:
-    const std::byte *keys_ = nullptr, *values_ = nullptr;
-    std::size_t of_keys_ = 0, of_values_ = 0, step_ = 0, next_ = 0;
+    const std::byte *keys_ = nullptr, *values_ = nullptr, *longer_ = nullptr;
+    std::size_t both_ = 0, most_ = 0, step_ = 0, next_ = 0;
 };
 
 /// What values of a tile are weighted with, query by query. Lanes that a query does not see weigh nothing.
@@ -3027,6 +3283,12 @@ inline void add_columns_of(const Reader& values, std::size_t column, std::size_t
         add_columns_of<N, Columns / 2>(values, column, last, weights, to, stride, ahead);
 }
 
+} // namespace kvcache::detail
+
+// ---- kvcache/attention/weighted_tile.hpp --------------------------------------------------------------------------
+
+namespace kvcache::detail {
+
 /// What was written here is read from memory: a compiler that knows the numbers takes vectors apart for them.
 inline void in_memory(const void* at) noexcept {
 #if defined(__GNUC__)
@@ -3036,75 +3298,128 @@ inline void in_memory(const void* at) noexcept {
 #endif
 }
 
-/// Adds weighted whole-number values to the sums of N queries: exact over the lanes of a tile, one chain over tiles.
-/// Weights are whole numbers too, in units of their largest; they are multiplied by the lanes' scales of each group
-/// before, or the sums by the steps of each of head_dim behind.
+/// Values of a tile that are whole numbers, and what N queries weight them with: whole numbers too, in units of their
+/// largest. They are multiplied by the lanes' scales of each group before, or the sums by the steps of each of head_dim
+/// behind. Exact over the lanes of a tile, one chain over tiles.
 template <unsigned Bits, bool Linear, std::size_t N>
-inline void add_dots(const side_codes& values, std::size_t head_dim, const code_weights<N>& weights, float* to,
-                     std::size_t stride, code_fetch& ahead) noexcept {
-    using numbers = numbers_that_meet<Bits>;
-    constexpr auto limit = static_cast<float>(numbers::largest);
-    const auto codes = packed_codes<Bits>(page_side::values, head_dim).view(values.codes, values.table);
-    const bool channels = Linear && values.format == code_format::channels;
-    const std::size_t columns = value_width(head_dim) / 16, each = channels ? columns : (values.group + 15) / 16;
-    f32x16 most = f32x16::broadcast(1.0f); // the largest size of a lane's scales
-    if (!channels) {
-        most = f32x16::zero();
-        for (std::size_t first = 0, g = 0; first < columns; first += each, ++g) {
-            const f32x16 scales = f32x16::load(values.scales + g * tile_tokens);
-            most = max(max(scales, -scales), most);
+class weighted_tile {
+public:
+    static constexpr std::size_t at_once = 8; ///< Groups whose weights are rounded together.
+
+    void take(const side_codes& values, std::size_t head_dim, const code_weights<N>& weights) noexcept {
+        constexpr auto limit = static_cast<float>(numbers_that_meet<Bits>::largest);
+        codes_ = packed_codes<Bits>(page_side::values, head_dim).view(values.codes, values.table);
+        channels_ = Linear && values.format == code_format::channels;
+        scales_ = values.scales;
+        columns_ = value_width(head_dim) / 16;
+        each_ = channels_ ? columns_ : (values.group + 15) / 16;
+        rescaled_ = weights.rescaled;
+        f32x16 most = f32x16::broadcast(1.0f); // the largest size of a lane's scales
+        if (!channels_) {
+            most = f32x16::zero();
+            for (std::size_t first = 0, g = 0; first < columns_; first += each_, ++g) {
+                const f32x16 scales = f32x16::load(scales_ + g * tile_tokens);
+                most = max(max(scales, -scales), most);
+            }
         }
-    }
-    const f32x16 eight = f32x16::broadcast(8.0f);
-    f32x16 lanes[N], units[N], all[N];
-    for (std::size_t i = 0; i < N; ++i) {
-        lanes[i] = f32x16::load(weights.lanes[i]);
-        const float top = largest(lanes[i] * most);
-        units[i] = f32x16::broadcast(top / limit);
-        all[i] = channels ? f32x16::broadcast(sum(lanes[i])) : f32x16::zero();
-        lanes[i] = lanes[i] * f32x16::broadcast(top > least_size ? limit / top : 0.0f);
-    }
-    if (weights.rescaled)
+        f32x16 sizes[N];
+        for (std::size_t i = 0; i < N; ++i) {
+            lanes_[i] = f32x16::load(weights.lanes[i]);
+            sizes[i] = lanes_[i] * most;
+            rescale_[i] = weights.rescale[i];
+            all_[i] = channels_ ? sum(lanes_[i]) : 0.0f;
+        }
+        float top[N], by[N];
+        largest(sizes, top);
+        for (std::size_t i = 0; i < N; ++i) {
+            unit_[i] = top[i] / limit;
+            by[i] = limit / (top[i] > least_size ? top[i] : std::numeric_limits<float>::infinity());
+        }
         for (std::size_t i = 0; i < N; ++i)
-            for (std::size_t c = 0; c < columns * 16; c += 16) {
-                float* const at = to + i * stride + c;
-                (f32x16::load(at) * f32x16::broadcast(weights.rescale[i])).store(at);
+            lanes_[i] = lanes_[i] * f32x16::broadcast(by[i]);
+    }
+
+    /// Rounds the weights of the groups that begin with number `batch` * at_once. Returns: whether there are such.
+    bool put(std::size_t batch) noexcept {
+        begin_ = batch * at_once * each_;
+        end_ = std::min(begin_ + at_once * each_, columns_);
+        for (std::size_t first = begin_, some = 0; first < end_; first += each_, ++some) {
+            if (channels_) {
+                whole_[some].put(codes_, lanes_);
+                continue;
             }
-    // Of some groups at once, so that one's weights need not wait for another's sums.
-    constexpr std::size_t at_once = 8;
-    alignas(64) std::byte whole[at_once][N][numbers::bytes];
-    std::int32_t own[at_once][N];
-    for (std::size_t begin = 0, g = 0; begin < columns; begin += at_once * each, g += at_once) {
-        const std::size_t end = std::min(begin + at_once * each, columns);
-        for (std::size_t first = begin, some = 0; first < end; first += each, ++some)
-            for (std::size_t i = 0; i < N; ++i) {
-                const f32x16 weighs =
-                    channels ? lanes[i] : lanes[i] * f32x16::load(values.scales + (g + some) * tile_tokens);
-                own[some][i] = numbers::put(weighs, whole[some][i]) * first_of<Bits>(codes);
-            }
-        in_memory(whole);
-        for (std::size_t first = begin, some = 0; first < end; first += each, ++some) {
-            const std::byte* asked[N];
+            const f32x16 scales = f32x16::load(scales_ + (batch * at_once + some) * tile_tokens);
+            f32x16 weighs[N];
+            unrolled<N>([&](auto i) KVCACHE_INLINE { weighs[i] = lanes_[i] * scales; });
+            whole_[some].put(codes_, weighs);
+        }
+        return begin_ < end_;
+    }
+
+    /// Adds the columns of these groups to the sums of N queries, `stride` numbers from one to the next.
+    void add(float* to, std::size_t stride, code_fetch& ahead) const noexcept {
+        if (rescaled_)
             for (std::size_t i = 0; i < N; ++i)
-                asked[i] = whole[some][i];
-            for (std::size_t c = first; c < std::min(first + each, end); ++c) {
+                for (std::size_t c = begin_; c < end_; ++c) {
+                    float* const at = to + i * stride + c * 16;
+                    (f32x16::load(at) * f32x16::broadcast(rescale_[i])).store(at);
+                }
+        const f32x16 eight = f32x16::broadcast(8.0f);
+        for (std::size_t first = begin_, some = 0; first < end_; first += each_, ++some)
+            for (std::size_t c = first; c < std::min(first + each_, end_); ++c) {
                 ahead.some();
                 f32x16 dots[N];
-                products_of<Bits, Linear, N>(codes, c * 4, c * 4 + 4, asked, own[some], dots);
-                for (std::size_t i = 0; i < N; ++i) {
-                    float* const at = to + i * stride + c * 16;
-                    const f32x16 sums = f32x16::load(at);
-                    if (channels) {
-                        const f32x16 step = f32x16::load(values.scales + c * 16);
-                        const f32x16 middle = fma(
-                            step, eight, f32x16::load(values.scales + columns * 16 + c * 16)); // of codes from -8 on
-                        fma(dots[i] * units[i], step, fma(all[i], middle, sums)).store(at);
-                    } else {
-                        fma(dots[i], units[i], sums).store(at);
-                    }
+                whole_[some].dots(codes_, c, dots);
+                if (channels_) {
+                    const f32x16 step = f32x16::load(scales_ + c * 16);
+                    const f32x16 middle =
+                        fma(step, eight, f32x16::load(scales_ + (columns_ + c) * 16)); // of codes from -8 on
+                    unrolled<N>([&](auto i) KVCACHE_INLINE {
+                        float* const at = to + i * stride + c * 16;
+                        fma(dots[i] * f32x16::broadcast(unit_[i]), step,
+                            fma(f32x16::broadcast(all_[i]), middle, f32x16::load(at)))
+                            .store(at);
+                    });
+                } else {
+                    unrolled<N>([&](auto i) KVCACHE_INLINE {
+                        float* const at = to + i * stride + c * 16;
+                        fma(dots[i], f32x16::broadcast(unit_[i]), f32x16::load(at)).store(at);
+                    });
                 }
             }
-        }
+    }
+
+private:
+    f32x16 lanes_[N]; // in units
+    float unit_[N], rescale_[N], all_[N];
+    code_quads<Bits> codes_;
+    const half* scales_;
+    std::size_t columns_, each_; // columns of a group
+    std::size_t begin_, end_;    // columns whose weights are rounded
+    bool channels_, rescaled_;
+    column_weights<Bits, Linear, N> whole_[at_once];
+};
+
+/// Adds weighted values of `count` tiles to the sums of N queries, in 16 * Columns numbers. Weights of all are rounded
+/// first, so that one tile's need not wait for another's sums. `tile(t)` gives its values, `weights(t)` what they are
+/// weighted with, `ahead[t]` is fetched meanwhile.
+template <unsigned Bits, bool Linear, std::size_t N, class Tile, class Weights>
+inline void add_dots(std::size_t count, const Tile& tile, const Weights& weights, std::size_t head_dim, float* to,
+                     std::size_t stride, code_fetch* ahead) noexcept {
+    weighted_tile<Bits, Linear, N> taken[most_tiles];
+    for (std::size_t t = 0; t < count; ++t) {
+        ahead[t].some(code_fetch::before_weights);
+        taken[t].take(tile(t), head_dim, weights(t));
+    }
+    for (std::size_t batch = 0;; ++batch) {
+        bool some = false;
+        for (std::size_t t = 0; t < count; ++t)
+            some = taken[t].put(batch) || some;
+        if (!some)
+            return;
+        in_memory(taken);
+        for (std::size_t t = 0; t < count; ++t)
+            taken[t].add(to, stride, ahead[t]);
     }
 }
 
@@ -3144,22 +3459,29 @@ public:
     }
 
     /// Scores of `count` queries from `first` on with the tiles, all in the format of the first one's keys.
-    /// queries: (head_dim, count), scores: (count, most_tiles, 16)
+    /// queries: (head_dim, count), scores: (count, most_tiles, 16); `ahead[t]` is fetched meanwhile.
     void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first, std::size_t count,
-               float* scores);
+               float* scores, code_fetch* ahead);
 
-    /// Adds the weighted values of tile `t` to the sums of `count` queries, the first of which is `q` among the
-    /// weights; `stride` numbers from one query's sums to the next. A lane that a query does not see has a weight of
-    /// zero. `ahead` is fetched meanwhile.
-    void add(const side_codes& values, const tile_weights& weights, std::size_t t, std::size_t q, std::size_t count,
-             float* to, std::size_t stride, code_fetch& ahead) const;
+    /// Whether the values of two tiles are added in one call.
+    [[nodiscard]] static bool go_together(const side_codes& a, const side_codes& b) noexcept {
+        return a.format == b.format && a.table == b.table;
+    }
+
+    /// Adds the weighted values of tiles [begin, end), which go together, to the sums of `count` queries, the first of
+    /// which is `q` among the weights; `stride` numbers from one query's sums to the next. A lane that a query does not
+    /// see has a weight of zero. `ahead[t]` is fetched meanwhile.
+    void add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end, const tile_weights& weights,
+             std::size_t q, std::size_t count, float* to, std::size_t stride, code_fetch* ahead) const;
 
 private:
     template <class Number>
     void by_numbers(std::span<const attention_tile> tiles, const float* queries, std::size_t count, float* scores);
     template <unsigned Bits>
-    void by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores) const;
-    void by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores);
+    void by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
+                 code_fetch* ahead) const;
+    void by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
+                     code_fetch* ahead);
     template <class Some>
     static void together(std::size_t count, const Some& some);
 
@@ -3213,8 +3535,8 @@ void coded_tiles::by_numbers(std::span<const attention_tile> tiles, const float*
 }
 
 template <unsigned Bits>
-void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
-                          float* scores) const {
+void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
+                          code_fetch* ahead) const {
     const auto& queries = [&]() -> const auto& {
         if constexpr (Bits == 8)
             return whole_;
@@ -3224,6 +3546,7 @@ void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t fir
     ();
     for (std::size_t t = 0; t < tiles.size(); ++t) {
         const side_codes& keys = tiles[t].codes.keys;
+        ahead[t].some(code_fetch::before_scores);
         together(count, [&]<std::size_t N>(std::size_t q) {
             if (Bits == 4 && is_linear<Bits>(keys.table))
                 score_dots<Bits, Bits == 4, N>(queries, first + q, keys, head_dim_, scores_of(scores, q, t));
@@ -3235,7 +3558,7 @@ void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t fir
 
 // Queries are turned once for the tiles that share their steps.
 inline void coded_tiles::by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
-                                     float* scores) {
+                                     float* scores, code_fetch* ahead) {
     for (std::size_t t = 0, last; t < tiles.size(); t = last) {
         const half* const steps = tiles[t].codes.keys.scales;
         for (last = t + 1; last < tiles.size() && tiles[last].codes.keys.scales == steps;)
@@ -3258,14 +3581,17 @@ inline void coded_tiles::by_channels(std::span<const attention_tile> tiles, std:
                 middle[i] = sum(sums);
                 turned_.place(i, query_.data(), 1.0f);
             }
-            for (std::size_t each = t; each < last; ++each)
+            for (std::size_t each = t; each < last; ++each) {
+                if (q == 0)
+                    ahead[each].some(code_fetch::before_scores);
                 score_channels<N>(turned_, tiles[each].codes.keys, head_dim_, middle, scores_of(scores, q, each));
+            }
         });
     }
 }
 
 inline void coded_tiles::score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
-                               std::size_t count, float* scores) {
+                               std::size_t count, float* scores, code_fetch* ahead) {
     switch (tiles.front().codes.keys.format) {
     case code_format::none:
         break;
@@ -3276,54 +3602,66 @@ inline void coded_tiles::score(std::span<const attention_tile> tiles, const floa
         by_numbers<half>(tiles, queries, count, scores);
         break;
     case code_format::channels:
-        by_channels(tiles, first, count, scores);
+        by_channels(tiles, first, count, scores, ahead);
         break;
     case code_format::int8:
-        by_dots<8>(tiles, first, count, scores);
+        by_dots<8>(tiles, first, count, scores, ahead);
         break;
     case code_format::four:
-        by_dots<4>(tiles, first, count, scores);
+        by_dots<4>(tiles, first, count, scores, ahead);
         break;
     case code_format::three:
-        by_dots<3>(tiles, first, count, scores);
+        by_dots<3>(tiles, first, count, scores, ahead);
         break;
     case code_format::two:
-        by_dots<2>(tiles, first, count, scores);
+        by_dots<2>(tiles, first, count, scores, ahead);
         break;
     }
 }
 
-inline void coded_tiles::add(const side_codes& values, const tile_weights& weights, std::size_t t, std::size_t q,
-                             std::size_t count, float* to, std::size_t stride, code_fetch& ahead) const {
+inline void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
+                             const tile_weights& weights, std::size_t q, std::size_t count, float* to,
+                             std::size_t stride, code_fetch* ahead) const {
     const auto for_some = [&](const auto& body) {
         together(count, [&]<std::size_t N>(std::size_t i) {
-            code_weights<N> own;
-            own.rescaled = weights.rescaled[t];
-            for (std::size_t n = 0; n < N; ++n) {
-                own.lanes[n] = weights.lanes[q + i + n][t];
-                own.rescale[n] = weights.rescale[t][q + i + n];
-            }
-            body(own, to + i * stride);
+            body(
+                [&weights, first = q + i](std::size_t t) {
+                    code_weights<N> own;
+                    own.rescaled = weights.rescaled[t];
+                    for (std::size_t n = 0; n < N; ++n) {
+                        own.lanes[n] = weights.lanes[first + n][t];
+                        own.rescale[n] = weights.rescale[t][first + n];
+                    }
+                    return own;
+                },
+                to + i * stride, std::integral_constant<std::size_t, N>{});
         });
     };
-    const auto by_numbers = [&](const auto& reader) {
-        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
-            add_columns_of<N, columns_together(N)>(reader, 0, width_ / 16, own, sums, stride, ahead);
+    const auto by_numbers = [&]<class Number>(const Number*) {
+        for_some([&](const auto& own, float* sums, auto n) {
+            constexpr std::size_t N = decltype(n)::value;
+            for (std::size_t t = begin; t < end; ++t)
+                add_columns_of<N, columns_together(N)>(
+                    wide_reader<Number>{reinterpret_cast<const Number*>(tiles[t].codes.values.codes), width_ / 16}, 0,
+                    width_ / 16, own(t), sums, stride, ahead[t]);
         });
     };
     const auto by_dots = [&](auto bits, auto linear) {
-        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
-            add_dots<decltype(bits)::value, decltype(linear)::value, N>(values, head_dim_, own, sums, stride, ahead);
+        for_some([&](const auto& own, float* sums, auto n) {
+            add_dots<decltype(bits)::value, decltype(linear)::value, decltype(n)::value>(
+                end - begin, [&](std::size_t t) -> const side_codes& { return tiles[begin + t].codes.values; },
+                [&](std::size_t t) { return own(begin + t); }, head_dim_, sums, stride, ahead + begin);
         });
     };
+    const side_codes& values = tiles[begin].codes.values;
     switch (values.format) {
     case code_format::none:
         break;
     case code_format::bf16:
-        by_numbers(wide_reader<bfloat16>{reinterpret_cast<const bfloat16*>(values.codes), width_ / 16});
+        by_numbers(static_cast<const bfloat16*>(nullptr));
         break;
     case code_format::f16:
-        by_numbers(wide_reader<half>{reinterpret_cast<const half*>(values.codes), width_ / 16});
+        by_numbers(static_cast<const half*>(nullptr));
         break;
     case code_format::int8:
         by_dots(std::integral_constant<unsigned, 8>{}, std::false_type{});
@@ -3772,20 +4110,24 @@ private:
             --count;
         if (count == 0)
             return;
-        coded_.score(tiles.first(count), packed_.data() + begin * head_dim_, begin, group, weights_.lanes[0][0]);
+        detail::code_fetch ahead[most_tiles];
+        if (begin == 0)
+            for (std::size_t t = 0; t < count; ++t)
+                ahead[t] = detail::code_fetch(tiles[t], width_ / 16);
+        coded_.score(tiles.first(count), packed_.data() + begin * head_dim_, begin, group, weights_.lanes[0][0], ahead);
         weigh(tiles.first(count), q, group);
-        for (std::size_t t = 0; t < count; ++t) {
-            const side_codes& values = tiles[t].codes.values;
-            detail::code_fetch ahead;
-            if (begin == 0)
-                ahead = detail::code_fetch(tiles[t], width_ / 16);
+        for (std::size_t t = 0, end; t < count; t = end) {
+            end = t + 1;
             if (tiles[t].end() <= least.limit + 1) {
-                coded_.add(values, weights_, t, 0, group, running(q).sums(), stride_, ahead);
+                while (end < count && tiles[end].end() <= least.limit + 1 &&
+                       detail::coded_tiles::go_together(tiles[t].codes.values, tiles[end].codes.values))
+                    ++end;
+                coded_.add(tiles, t, end, weights_, 0, group, running(q).sums(), stride_, ahead);
                 continue;
             }
             for (std::size_t i = 0; i < group; ++i)
                 if (seen(tiles[t], asked_[q + i].limit) > tiles[t].first)
-                    coded_.add(values, weights_, t, i, 1, running(q + i).sums(), stride_, ahead);
+                    coded_.add(tiles, t, end, weights_, i, 1, running(q + i).sums(), stride_, ahead);
         }
     }
 
@@ -4742,26 +5084,36 @@ private:
     void make_room() {
         if (waiting_ < tiles_.size())
             return;
-        block_.template attend<gives_codes<Codec>>(std::span<const attention_tile>(tiles_).first(at_once));
-        std::copy(tiles_.begin() + at_once, tiles_.end(), tiles_.begin());
+        attend(oldest_, at_once);
+        oldest_ = at_once - oldest_;
         waiting_ -= at_once;
     }
 
     void push(const attention_tile& tile) {
-        if (reads_in_place<Codec> && waiting_ >= at_once) {
-            tiles_[waiting_ - at_once].ahead_keys = tile.keys;
-            tiles_[waiting_ - at_once].ahead_values = tile.values;
+        if (waiting_ >= at_once) {
+            attention_tile& before = tiles_[oldest_ + waiting_ - at_once];
+            if (reads_in_place<Codec>) {
+                before.ahead_keys = tile.keys;
+                before.ahead_values = tile.values;
+            }
+            if (gives_codes<Codec> && tile.codes.keys.format != code_format::none) {
+                before.ahead_key_codes = tile.codes.keys.codes;
+                before.ahead_value_codes = tile.codes.values.codes;
+            }
         }
-        if (gives_codes<Codec> && waiting_ >= at_once && tile.codes.keys.format != code_format::none) {
-            tiles_[waiting_ - at_once].ahead_key_codes = tile.codes.keys.codes;
-            tiles_[waiting_ - at_once].ahead_value_codes = tile.codes.values.codes;
-        }
-        tiles_[waiting_++] = tile;
+        tiles_[(oldest_ + waiting_) % tiles_.size()] = tile;
+        ++waiting_;
     }
 
     void flush() {
-        block_.template attend<gives_codes<Codec>>(std::span<const attention_tile>(tiles_).first(waiting_));
-        waiting_ = 0;
+        const std::size_t first = std::min(waiting_, at_once);
+        attend(oldest_, first);
+        attend(at_once - oldest_, waiting_ - first);
+        waiting_ = oldest_ = 0;
+    }
+
+    void attend(std::size_t first, std::size_t count) {
+        block_.template attend<gives_codes<Codec>>(std::span<const attention_tile>(tiles_).subspan(first, count));
     }
 
     // The queries that attend now, and the base they are rotated for.
@@ -4781,7 +5133,8 @@ private:
     attention_job job_;
     chosen chosen_;
     static constexpr std::size_t at_once = query_block::most_tiles;
-    std::array<attention_tile, 2 * at_once> tiles_; // the first waiting_ wait
+    std::array<attention_tile, 2 * at_once> tiles_; // two halves by turns; waiting_ wait, from oldest_ on
+    std::size_t oldest_ = 0;                        // the first of either half
     std::size_t waiting_ = 0;
     std::size_t taken_ = 0;
 };
@@ -10945,13 +11298,19 @@ template <side_coder Keys, side_coder Values>
 class coded_pages {
 public:
     coded_pages(page_shape shape, Keys keys, Values values, exact_pages exact = {})
-        : shape_(shape), keys_(std::move(keys)), values_(std::move(values)), rows_(shape), exact_(exact) {
+        : shape_(shape),
+          keys_(std::move(keys)),
+          values_(std::move(values)),
+          key_bytes_(shape.tokens / keys_.tokens() * keys_.bytes()),
+          value_bytes_(shape.tokens / values_.tokens() * values_.bytes()),
+          rows_(shape),
+          exact_(exact) {
         expects(shape.tokens % keys_.tokens() == 0 && shape.tokens % values_.tokens() == 0,
                 "a page holds whole groups of the tokens that are coded together");
     }
 
     [[nodiscard]] std::size_t page_bytes() const noexcept {
-        return std::size_t{shape_.layers} * shape_.kv_heads * (key_bytes() + value_bytes());
+        return std::size_t{shape_.layers} * shape_.kv_heads * (key_bytes_ + value_bytes_);
     }
     [[nodiscard]] std::string name() const {
         std::string both = keys_.name();
@@ -10993,7 +11352,7 @@ public:
     /// The sides of a tile as they are coded, where attention reads them so.
     [[nodiscard]] coded_tile codes(std::span<const std::byte> page, page_tile at) const noexcept {
         const std::byte* const from = page.data() + offset(at.layer, at.head);
-        return {codes_of(keys_, from, at.tile), codes_of(values_, from + key_bytes(), at.tile)};
+        return {codes_of(keys_, from, at.tile), codes_of(values_, from + key_bytes_, at.tile)};
     }
 
     [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
@@ -11004,7 +11363,7 @@ public:
     }
     [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
         const std::size_t tiles = values_.tokens() / tile_tokens;
-        values_.decode(page.data() + offset(at.layer, at.head) + key_bytes() + at.tile / tiles * values_.bytes(),
+        values_.decode(page.data() + offset(at.layer, at.head) + key_bytes_ + at.tile / tiles * values_.bytes(),
                        at.tile % tiles, scratch.data());
         return scratch.data();
     }
@@ -11020,12 +11379,8 @@ private:
         }
     }
 
-    [[nodiscard]] std::size_t key_bytes() const noexcept { return shape_.tokens / keys_.tokens() * keys_.bytes(); }
-    [[nodiscard]] std::size_t value_bytes() const noexcept {
-        return shape_.tokens / values_.tokens() * values_.bytes();
-    }
     [[nodiscard]] std::size_t offset(layer_id layer, head_id head) const noexcept {
-        return (std::size_t{index_of(layer)} * shape_.kv_heads + index_of(head)) * (key_bytes() + value_bytes());
+        return (std::size_t{index_of(layer)} * shape_.kv_heads + index_of(head)) * (key_bytes_ + value_bytes_);
     }
     [[nodiscard]] static page_tile tile_of(layer_id layer, head_id head, std::size_t row) noexcept {
         return {layer, head, static_cast<std::uint32_t>(row / tile_tokens)};
@@ -11034,6 +11389,8 @@ private:
     page_shape shape_;
     Keys keys_;
     Values values_;
+    std::size_t key_bytes_; // of a layer's head
+    std::size_t value_bytes_;
     plain::state rows_; // of what is coded
     exact_pages exact_;
 };
@@ -11042,7 +11399,7 @@ namespace detail {
 
 /// The state of a codec for both sides.
 template <sided_codec Keys, sided_codec Values>
-[[nodiscard]] auto open_sides(const Keys& keys, const Values& values, page_shape shape) {
+[[nodiscard]] auto open_sides(Keys keys, Values values, page_shape shape) {
     return coded_pages(shape, keys.coder(page_side::keys, shape), values.coder(page_side::values, shape));
 }
 
@@ -11134,10 +11491,11 @@ public:
           side_(side),
           head_dim_(head_dim),
           group_(formula.group == 0 ? head_dim : std::min(formula.group, head_dim)),
+          groups_((head_dim + group_ - 1) / group_),
           codes_(side, head_dim) {}
 
     [[nodiscard]] std::size_t tokens() const noexcept { return tile_tokens; }
-    [[nodiscard]] std::size_t bytes() const noexcept { return codes_.bytes() + groups() * tile_tokens * sizeof(half); }
+    [[nodiscard]] std::size_t bytes() const noexcept { return codes_.bytes() + groups_ * tile_tokens * sizeof(half); }
     [[nodiscard]] std::string name() const { return formula_.name(); }
     void turn(std::span<float>) const noexcept {}
     void turn_back(std::span<float>) const noexcept {}
@@ -11145,7 +11503,7 @@ public:
     void encode(const float* from, std::byte* to) const noexcept {
         const tile_strips strips(side_, head_dim_, from);
         std::memset(to, 0, bytes());
-        for (std::size_t g = 0; g < groups(); ++g) {
+        for (std::size_t g = 0; g < groups_; ++g) {
             const std::size_t first = g * group_, last = std::min(first + group_, head_dim_);
             alignas(64) float scales[tile_tokens], inverse[tile_tokens];
             formula_.scale(strips, first, last).store(scales);
@@ -11179,7 +11537,7 @@ public:
         const std::size_t width = value_width(head_dim_);
         for (std::size_t c = 0; c < width; c += 16) {
             alignas(64) float scales[tile_tokens];
-            f32x16::load(scales_of(from, std::min(c / group_, groups() - 1))).store(scales);
+            f32x16::load(scales_of(from, std::min(c / group_, groups_ - 1))).store(scales);
             for (std::size_t lane = 0; lane < tile_tokens; lane += 4) {
                 numbers_of(quads, (c + lane) / 4, four);
                 for (std::size_t i = 0; i < 4; ++i)
@@ -11203,7 +11561,6 @@ public:
     }
 
 private:
-    [[nodiscard]] std::size_t groups() const noexcept { return (head_dim_ + group_ - 1) / group_; }
     [[nodiscard]] const half* scales_of(const std::byte* tile, std::size_t g) const noexcept {
         return reinterpret_cast<const half*>(tile + codes_.bytes()) + g * tile_tokens;
     }
@@ -11218,6 +11575,7 @@ private:
     page_side side_;
     std::size_t head_dim_;
     std::size_t group_;
+    std::size_t groups_;
     packed_codes<bits> codes_;
 };
 

@@ -350,26 +350,36 @@ private:
     void make_room() {
         if (waiting_ < tiles_.size())
             return;
-        block_.template attend<gives_codes<Codec>>(std::span<const attention_tile>(tiles_).first(at_once));
-        std::copy(tiles_.begin() + at_once, tiles_.end(), tiles_.begin());
+        attend(oldest_, at_once);
+        oldest_ = at_once - oldest_;
         waiting_ -= at_once;
     }
 
     void push(const attention_tile& tile) {
-        if (reads_in_place<Codec> && waiting_ >= at_once) {
-            tiles_[waiting_ - at_once].ahead_keys = tile.keys;
-            tiles_[waiting_ - at_once].ahead_values = tile.values;
+        if (waiting_ >= at_once) {
+            attention_tile& before = tiles_[oldest_ + waiting_ - at_once];
+            if (reads_in_place<Codec>) {
+                before.ahead_keys = tile.keys;
+                before.ahead_values = tile.values;
+            }
+            if (gives_codes<Codec> && tile.codes.keys.format != code_format::none) {
+                before.ahead_key_codes = tile.codes.keys.codes;
+                before.ahead_value_codes = tile.codes.values.codes;
+            }
         }
-        if (gives_codes<Codec> && waiting_ >= at_once && tile.codes.keys.format != code_format::none) {
-            tiles_[waiting_ - at_once].ahead_key_codes = tile.codes.keys.codes;
-            tiles_[waiting_ - at_once].ahead_value_codes = tile.codes.values.codes;
-        }
-        tiles_[waiting_++] = tile;
+        tiles_[(oldest_ + waiting_) % tiles_.size()] = tile;
+        ++waiting_;
     }
 
     void flush() {
-        block_.template attend<gives_codes<Codec>>(std::span<const attention_tile>(tiles_).first(waiting_));
-        waiting_ = 0;
+        const std::size_t first = std::min(waiting_, at_once);
+        attend(oldest_, first);
+        attend(at_once - oldest_, waiting_ - first);
+        waiting_ = oldest_ = 0;
+    }
+
+    void attend(std::size_t first, std::size_t count) {
+        block_.template attend<gives_codes<Codec>>(std::span<const attention_tile>(tiles_).subspan(first, count));
     }
 
     // The queries that attend now, and the base they are rotated for.
@@ -389,7 +399,8 @@ private:
     attention_job job_;
     chosen chosen_;
     static constexpr std::size_t at_once = query_block::most_tiles;
-    std::array<attention_tile, 2 * at_once> tiles_; // the first waiting_ wait
+    std::array<attention_tile, 2 * at_once> tiles_; // two halves by turns; waiting_ wait, from oldest_ on
+    std::size_t oldest_ = 0;                        // the first of either half
     std::size_t waiting_ = 0;
     std::size_t taken_ = 0;
 };

@@ -5,6 +5,7 @@
 #include <kvcache/attention/tile_kernels.hpp>
 #include <kvcache/codec/packed_codes.hpp>
 #include <kvcache/codec/side_codes.hpp>
+#include <kvcache/kernel/column_dot.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -47,27 +48,6 @@ inline void score_strips(const float* queries, std::size_t stride, std::size_t h
     unrolled<N * vectors>([&](auto i) KVCACHE_INLINE {
         sums[i].store_unaligned(scores + (i / vectors * most_tiles) * tile_tokens + i % vectors * native_lanes);
     });
-}
-
-/// What products of codes multiply the sum of a query's numbers by: the first number of a table.
-template <unsigned Bits>
-[[nodiscard]] KVCACHE_INLINE inline std::int32_t first_of(const code_quads<Bits>& of) noexcept {
-    if constexpr (Bits == 8)
-        return 1;
-    else
-        return of.table[0];
-}
-
-/// Sums of products of N queries with the fours [begin, end) of 16 rows, as dots_of and byte_dots_of have them. `own`:
-/// of each query its numbers' sum, times first_of.
-template <unsigned Bits, bool Linear, std::size_t N>
-KVCACHE_INLINE inline void products_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
-                                       const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
-                                       f32x16 (&to)[N]) noexcept {
-    if constexpr (Bits == 8)
-        dots_of<Bits, N>(of, begin, end, queries, own, to);
-    else
-        byte_dots_of<Bits, Linear, N>(of, begin, end, queries, own, to);
 }
 
 /// Scores of N queries from `first` on with a tile of whole-number keys: one chain over ascending groups.
@@ -117,31 +97,41 @@ inline void score_channels(const coded_queries<byte_numbers>& queries, const sid
             .store(scores + i * most_tiles * tile_tokens);
 }
 
-/// Fetches the codes of a tile that comes soon, a line of keys and a line of values by turns, a few with each column of
-/// values: what is asked for all at once is in part forgotten.
+/// Fetches the codes of a tile that comes soon, a line of keys and a line of values by turns, a few at a time all
+/// along: what is asked for all at once is in part forgotten.
 class code_fetch {
 public:
     code_fetch() = default;
-    /// Of tile `of`, in as many steps as it has columns.
-    code_fetch(const attention_tile& of, std::size_t columns) noexcept
-        : keys_(of.ahead_key_codes),
-          values_(of.ahead_value_codes),
-          of_keys_(keys_ == nullptr ? 0 : of.codes.keys.bytes),
-          of_values_(values_ == nullptr ? 0 : of.codes.values.bytes),
-          step_((std::max(of_keys_, of_values_) / columns + 63) / 64 * 64) {}
+    /// Steps before a tile's keys are scored, and before the weights of its values are rounded.
+    static constexpr std::size_t before_scores = 2, before_weights = 2;
 
-    KVCACHE_INLINE void some() noexcept {
-        for (const std::size_t end = next_ + step_; next_ < end; next_ += 64) {
-            if (next_ < of_keys_)
-                prefetch(keys_, next_);
-            if (next_ < of_values_)
-                prefetch(values_, next_);
+    /// Of tile `of`, in steps: those, and one with each column of values.
+    code_fetch(const attention_tile& of, std::size_t columns) noexcept
+        : keys_(of.ahead_key_codes), values_(of.ahead_value_codes) {
+        if (keys_ == nullptr || values_ == nullptr)
+            return;
+        const std::size_t keys = of.codes.keys.bytes, values = of.codes.values.bytes;
+        const bool scored_by_dots = of.codes.keys.table != nullptr || of.codes.keys.format == code_format::int8;
+        both_ = std::min(keys, values);
+        most_ = std::max(keys, values);
+        longer_ = keys > values ? keys_ : values_;
+        const std::size_t steps = columns + (scored_by_dots ? before_scores + before_weights : 0);
+        step_ = (most_ / steps + 63) / 64 * 64;
+    }
+
+    KVCACHE_INLINE void some(std::size_t steps = 1) noexcept {
+        const std::size_t end = next_ + step_ * steps;
+        for (; next_ < std::min(end, both_); next_ += 64) {
+            prefetch(keys_, next_);
+            prefetch(values_, next_);
         }
+        for (; next_ < std::min(end, most_); next_ += 64)
+            prefetch(longer_, next_);
     }
 
 private:
-    const std::byte *keys_ = nullptr, *values_ = nullptr;
-    std::size_t of_keys_ = 0, of_values_ = 0, step_ = 0, next_ = 0;
+    const std::byte *keys_ = nullptr, *values_ = nullptr, *longer_ = nullptr;
+    std::size_t both_ = 0, most_ = 0, step_ = 0, next_ = 0;
 };
 
 /// What values of a tile are weighted with, query by query. Lanes that a query does not see weigh nothing.
@@ -189,87 +179,6 @@ inline void add_columns_of(const Reader& values, std::size_t column, std::size_t
         add_strips<N, Columns>(values, column, weights, to + column * 16, stride, ahead);
     if constexpr (Columns > 1)
         add_columns_of<N, Columns / 2>(values, column, last, weights, to, stride, ahead);
-}
-
-/// What was written here is read from memory: a compiler that knows the numbers takes vectors apart for them.
-inline void in_memory(const void* at) noexcept {
-#if defined(__GNUC__)
-    asm volatile("" : : "r"(at) : "memory");
-#else
-    static_cast<void>(at);
-#endif
-}
-
-/// Adds weighted whole-number values to the sums of N queries: exact over the lanes of a tile, one chain over tiles.
-/// Weights are whole numbers too, in units of their largest; they are multiplied by the lanes' scales of each group
-/// before, or the sums by the steps of each of head_dim behind.
-template <unsigned Bits, bool Linear, std::size_t N>
-inline void add_dots(const side_codes& values, std::size_t head_dim, const code_weights<N>& weights, float* to,
-                     std::size_t stride, code_fetch& ahead) noexcept {
-    using numbers = numbers_that_meet<Bits>;
-    constexpr auto limit = static_cast<float>(numbers::largest);
-    const auto codes = packed_codes<Bits>(page_side::values, head_dim).view(values.codes, values.table);
-    const bool channels = Linear && values.format == code_format::channels;
-    const std::size_t columns = value_width(head_dim) / 16, each = channels ? columns : (values.group + 15) / 16;
-    f32x16 most = f32x16::broadcast(1.0f); // the largest size of a lane's scales
-    if (!channels) {
-        most = f32x16::zero();
-        for (std::size_t first = 0, g = 0; first < columns; first += each, ++g) {
-            const f32x16 scales = f32x16::load(values.scales + g * tile_tokens);
-            most = max(max(scales, -scales), most);
-        }
-    }
-    const f32x16 eight = f32x16::broadcast(8.0f);
-    f32x16 lanes[N], units[N], all[N];
-    for (std::size_t i = 0; i < N; ++i) {
-        lanes[i] = f32x16::load(weights.lanes[i]);
-        const float top = largest(lanes[i] * most);
-        units[i] = f32x16::broadcast(top / limit);
-        all[i] = channels ? f32x16::broadcast(sum(lanes[i])) : f32x16::zero();
-        lanes[i] = lanes[i] * f32x16::broadcast(top > least_size ? limit / top : 0.0f);
-    }
-    if (weights.rescaled)
-        for (std::size_t i = 0; i < N; ++i)
-            for (std::size_t c = 0; c < columns * 16; c += 16) {
-                float* const at = to + i * stride + c;
-                (f32x16::load(at) * f32x16::broadcast(weights.rescale[i])).store(at);
-            }
-    // Of some groups at once, so that one's weights need not wait for another's sums.
-    constexpr std::size_t at_once = 8;
-    alignas(64) std::byte whole[at_once][N][numbers::bytes];
-    std::int32_t own[at_once][N];
-    for (std::size_t begin = 0, g = 0; begin < columns; begin += at_once * each, g += at_once) {
-        const std::size_t end = std::min(begin + at_once * each, columns);
-        for (std::size_t first = begin, some = 0; first < end; first += each, ++some)
-            for (std::size_t i = 0; i < N; ++i) {
-                const f32x16 weighs =
-                    channels ? lanes[i] : lanes[i] * f32x16::load(values.scales + (g + some) * tile_tokens);
-                own[some][i] = numbers::put(weighs, whole[some][i]) * first_of<Bits>(codes);
-            }
-        in_memory(whole);
-        for (std::size_t first = begin, some = 0; first < end; first += each, ++some) {
-            const std::byte* asked[N];
-            for (std::size_t i = 0; i < N; ++i)
-                asked[i] = whole[some][i];
-            for (std::size_t c = first; c < std::min(first + each, end); ++c) {
-                ahead.some();
-                f32x16 dots[N];
-                products_of<Bits, Linear, N>(codes, c * 4, c * 4 + 4, asked, own[some], dots);
-                for (std::size_t i = 0; i < N; ++i) {
-                    float* const at = to + i * stride + c * 16;
-                    const f32x16 sums = f32x16::load(at);
-                    if (channels) {
-                        const f32x16 step = f32x16::load(values.scales + c * 16);
-                        const f32x16 middle = fma(
-                            step, eight, f32x16::load(values.scales + columns * 16 + c * 16)); // of codes from -8 on
-                        fma(dots[i] * units[i], step, fma(all[i], middle, sums)).store(at);
-                    } else {
-                        fma(dots[i], units[i], sums).store(at);
-                    }
-                }
-            }
-        }
-    }
 }
 
 } // namespace kvcache::detail

@@ -2,35 +2,14 @@
 #pragma once
 
 #include <kvcache/core/aligned.hpp>
-#include <kvcache/kernel/byte_dot.hpp>
-#include <kvcache/kernel/code_dot.hpp>
+#include <kvcache/kernel/column_dot.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 #include <vector>
 
 namespace kvcache::detail {
-
-/// How numbers meet codes of 8 bits: as whole numbers of 16. What is lost is a hundredth of what such codes lose.
-struct whole_numbers {
-    static constexpr std::size_t bytes = 4 * whole_quad_bytes; ///< Of sixteen.
-    static constexpr std::size_t quad_bytes = whole_quad_bytes;
-    static constexpr std::int32_t largest = largest_whole;
-    static std::int32_t put(const f32x16& x, std::byte* to) noexcept { return put_whole(x, to); }
-};
-
-/// How numbers meet shorter codes: as whole numbers of 8 bits. What is lost is a hundredth of what 4 bits lose.
-struct byte_numbers {
-    static constexpr std::size_t bytes = 4 * byte_quad_bytes; ///< Of sixteen.
-    static constexpr std::size_t quad_bytes = byte_quad_bytes;
-    static constexpr std::int32_t largest = largest_byte;
-    static std::int32_t put(const f32x16& x, std::byte* to) noexcept { return put_bytes(x, to); }
-};
-
-template <unsigned Bits>
-using numbers_that_meet = std::conditional_t<Bits == 8, whole_numbers, byte_numbers>;
 
 /// Less is nothing: its inverse would not be a number.
 inline constexpr float least_size = 1e-30f;

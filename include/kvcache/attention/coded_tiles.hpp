@@ -4,6 +4,7 @@
 #include <kvcache/attention/code_kernels.hpp>
 #include <kvcache/attention/coded_queries.hpp>
 #include <kvcache/attention/tile_kernels.hpp>
+#include <kvcache/attention/weighted_tile.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/side_codes.hpp>
 #include <kvcache/core/aligned.hpp>
@@ -46,22 +47,29 @@ public:
     }
 
     /// Scores of `count` queries from `first` on with the tiles, all in the format of the first one's keys.
-    /// queries: (head_dim, count), scores: (count, most_tiles, 16)
+    /// queries: (head_dim, count), scores: (count, most_tiles, 16); `ahead[t]` is fetched meanwhile.
     void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first, std::size_t count,
-               float* scores);
+               float* scores, code_fetch* ahead);
 
-    /// Adds the weighted values of tile `t` to the sums of `count` queries, the first of which is `q` among the
-    /// weights; `stride` numbers from one query's sums to the next. A lane that a query does not see has a weight of
-    /// zero. `ahead` is fetched meanwhile.
-    void add(const side_codes& values, const tile_weights& weights, std::size_t t, std::size_t q, std::size_t count,
-             float* to, std::size_t stride, code_fetch& ahead) const;
+    /// Whether the values of two tiles are added in one call.
+    [[nodiscard]] static bool go_together(const side_codes& a, const side_codes& b) noexcept {
+        return a.format == b.format && a.table == b.table;
+    }
+
+    /// Adds the weighted values of tiles [begin, end), which go together, to the sums of `count` queries, the first of
+    /// which is `q` among the weights; `stride` numbers from one query's sums to the next. A lane that a query does not
+    /// see has a weight of zero. `ahead[t]` is fetched meanwhile.
+    void add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end, const tile_weights& weights,
+             std::size_t q, std::size_t count, float* to, std::size_t stride, code_fetch* ahead) const;
 
 private:
     template <class Number>
     void by_numbers(std::span<const attention_tile> tiles, const float* queries, std::size_t count, float* scores);
     template <unsigned Bits>
-    void by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores) const;
-    void by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores);
+    void by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
+                 code_fetch* ahead) const;
+    void by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
+                     code_fetch* ahead);
     template <class Some>
     static void together(std::size_t count, const Some& some);
 
@@ -115,8 +123,8 @@ void coded_tiles::by_numbers(std::span<const attention_tile> tiles, const float*
 }
 
 template <unsigned Bits>
-void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
-                          float* scores) const {
+void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
+                          code_fetch* ahead) const {
     const auto& queries = [&]() -> const auto& {
         if constexpr (Bits == 8)
             return whole_;
@@ -126,6 +134,7 @@ void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t fir
     ();
     for (std::size_t t = 0; t < tiles.size(); ++t) {
         const side_codes& keys = tiles[t].codes.keys;
+        ahead[t].some(code_fetch::before_scores);
         together(count, [&]<std::size_t N>(std::size_t q) {
             if (Bits == 4 && is_linear<Bits>(keys.table))
                 score_dots<Bits, Bits == 4, N>(queries, first + q, keys, head_dim_, scores_of(scores, q, t));
@@ -137,7 +146,7 @@ void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t fir
 
 // Queries are turned once for the tiles that share their steps.
 inline void coded_tiles::by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
-                                     float* scores) {
+                                     float* scores, code_fetch* ahead) {
     for (std::size_t t = 0, last; t < tiles.size(); t = last) {
         const half* const steps = tiles[t].codes.keys.scales;
         for (last = t + 1; last < tiles.size() && tiles[last].codes.keys.scales == steps;)
@@ -160,14 +169,17 @@ inline void coded_tiles::by_channels(std::span<const attention_tile> tiles, std:
                 middle[i] = sum(sums);
                 turned_.place(i, query_.data(), 1.0f);
             }
-            for (std::size_t each = t; each < last; ++each)
+            for (std::size_t each = t; each < last; ++each) {
+                if (q == 0)
+                    ahead[each].some(code_fetch::before_scores);
                 score_channels<N>(turned_, tiles[each].codes.keys, head_dim_, middle, scores_of(scores, q, each));
+            }
         });
     }
 }
 
 inline void coded_tiles::score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
-                               std::size_t count, float* scores) {
+                               std::size_t count, float* scores, code_fetch* ahead) {
     switch (tiles.front().codes.keys.format) {
     case code_format::none:
         break;
@@ -178,54 +190,66 @@ inline void coded_tiles::score(std::span<const attention_tile> tiles, const floa
         by_numbers<half>(tiles, queries, count, scores);
         break;
     case code_format::channels:
-        by_channels(tiles, first, count, scores);
+        by_channels(tiles, first, count, scores, ahead);
         break;
     case code_format::int8:
-        by_dots<8>(tiles, first, count, scores);
+        by_dots<8>(tiles, first, count, scores, ahead);
         break;
     case code_format::four:
-        by_dots<4>(tiles, first, count, scores);
+        by_dots<4>(tiles, first, count, scores, ahead);
         break;
     case code_format::three:
-        by_dots<3>(tiles, first, count, scores);
+        by_dots<3>(tiles, first, count, scores, ahead);
         break;
     case code_format::two:
-        by_dots<2>(tiles, first, count, scores);
+        by_dots<2>(tiles, first, count, scores, ahead);
         break;
     }
 }
 
-inline void coded_tiles::add(const side_codes& values, const tile_weights& weights, std::size_t t, std::size_t q,
-                             std::size_t count, float* to, std::size_t stride, code_fetch& ahead) const {
+inline void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
+                             const tile_weights& weights, std::size_t q, std::size_t count, float* to,
+                             std::size_t stride, code_fetch* ahead) const {
     const auto for_some = [&](const auto& body) {
         together(count, [&]<std::size_t N>(std::size_t i) {
-            code_weights<N> own;
-            own.rescaled = weights.rescaled[t];
-            for (std::size_t n = 0; n < N; ++n) {
-                own.lanes[n] = weights.lanes[q + i + n][t];
-                own.rescale[n] = weights.rescale[t][q + i + n];
-            }
-            body(own, to + i * stride);
+            body(
+                [&weights, first = q + i](std::size_t t) {
+                    code_weights<N> own;
+                    own.rescaled = weights.rescaled[t];
+                    for (std::size_t n = 0; n < N; ++n) {
+                        own.lanes[n] = weights.lanes[first + n][t];
+                        own.rescale[n] = weights.rescale[t][first + n];
+                    }
+                    return own;
+                },
+                to + i * stride, std::integral_constant<std::size_t, N>{});
         });
     };
-    const auto by_numbers = [&](const auto& reader) {
-        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
-            add_columns_of<N, columns_together(N)>(reader, 0, width_ / 16, own, sums, stride, ahead);
+    const auto by_numbers = [&]<class Number>(const Number*) {
+        for_some([&](const auto& own, float* sums, auto n) {
+            constexpr std::size_t N = decltype(n)::value;
+            for (std::size_t t = begin; t < end; ++t)
+                add_columns_of<N, columns_together(N)>(
+                    wide_reader<Number>{reinterpret_cast<const Number*>(tiles[t].codes.values.codes), width_ / 16}, 0,
+                    width_ / 16, own(t), sums, stride, ahead[t]);
         });
     };
     const auto by_dots = [&](auto bits, auto linear) {
-        for_some([&]<std::size_t N>(const code_weights<N>& own, float* sums) {
-            add_dots<decltype(bits)::value, decltype(linear)::value, N>(values, head_dim_, own, sums, stride, ahead);
+        for_some([&](const auto& own, float* sums, auto n) {
+            add_dots<decltype(bits)::value, decltype(linear)::value, decltype(n)::value>(
+                end - begin, [&](std::size_t t) -> const side_codes& { return tiles[begin + t].codes.values; },
+                [&](std::size_t t) { return own(begin + t); }, head_dim_, sums, stride, ahead + begin);
         });
     };
+    const side_codes& values = tiles[begin].codes.values;
     switch (values.format) {
     case code_format::none:
         break;
     case code_format::bf16:
-        by_numbers(wide_reader<bfloat16>{reinterpret_cast<const bfloat16*>(values.codes), width_ / 16});
+        by_numbers(static_cast<const bfloat16*>(nullptr));
         break;
     case code_format::f16:
-        by_numbers(wide_reader<half>{reinterpret_cast<const half*>(values.codes), width_ / 16});
+        by_numbers(static_cast<const half*>(nullptr));
         break;
     case code_format::int8:
         by_dots(std::integral_constant<unsigned, 8>{}, std::false_type{});

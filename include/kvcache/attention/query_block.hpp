@@ -229,20 +229,24 @@ private:
             --count;
         if (count == 0)
             return;
-        coded_.score(tiles.first(count), packed_.data() + begin * head_dim_, begin, group, weights_.lanes[0][0]);
+        detail::code_fetch ahead[most_tiles];
+        if (begin == 0)
+            for (std::size_t t = 0; t < count; ++t)
+                ahead[t] = detail::code_fetch(tiles[t], width_ / 16);
+        coded_.score(tiles.first(count), packed_.data() + begin * head_dim_, begin, group, weights_.lanes[0][0], ahead);
         weigh(tiles.first(count), q, group);
-        for (std::size_t t = 0; t < count; ++t) {
-            const side_codes& values = tiles[t].codes.values;
-            detail::code_fetch ahead;
-            if (begin == 0)
-                ahead = detail::code_fetch(tiles[t], width_ / 16);
+        for (std::size_t t = 0, end; t < count; t = end) {
+            end = t + 1;
             if (tiles[t].end() <= least.limit + 1) {
-                coded_.add(values, weights_, t, 0, group, running(q).sums(), stride_, ahead);
+                while (end < count && tiles[end].end() <= least.limit + 1 &&
+                       detail::coded_tiles::go_together(tiles[t].codes.values, tiles[end].codes.values))
+                    ++end;
+                coded_.add(tiles, t, end, weights_, 0, group, running(q).sums(), stride_, ahead);
                 continue;
             }
             for (std::size_t i = 0; i < group; ++i)
                 if (seen(tiles[t], asked_[q + i].limit) > tiles[t].first)
-                    coded_.add(values, weights_, t, i, 1, running(q + i).sums(), stride_, ahead);
+                    coded_.add(tiles, t, end, weights_, i, 1, running(q + i).sums(), stride_, ahead);
         }
     }
 

@@ -20,13 +20,19 @@ template <side_coder Keys, side_coder Values>
 class coded_pages {
 public:
     coded_pages(page_shape shape, Keys keys, Values values, exact_pages exact = {})
-        : shape_(shape), keys_(std::move(keys)), values_(std::move(values)), rows_(shape), exact_(exact) {
+        : shape_(shape),
+          keys_(std::move(keys)),
+          values_(std::move(values)),
+          key_bytes_(shape.tokens / keys_.tokens() * keys_.bytes()),
+          value_bytes_(shape.tokens / values_.tokens() * values_.bytes()),
+          rows_(shape),
+          exact_(exact) {
         expects(shape.tokens % keys_.tokens() == 0 && shape.tokens % values_.tokens() == 0,
                 "a page holds whole groups of the tokens that are coded together");
     }
 
     [[nodiscard]] std::size_t page_bytes() const noexcept {
-        return std::size_t{shape_.layers} * shape_.kv_heads * (key_bytes() + value_bytes());
+        return std::size_t{shape_.layers} * shape_.kv_heads * (key_bytes_ + value_bytes_);
     }
     [[nodiscard]] std::string name() const {
         std::string both = keys_.name();
@@ -68,7 +74,7 @@ public:
     /// The sides of a tile as they are coded, where attention reads them so.
     [[nodiscard]] coded_tile codes(std::span<const std::byte> page, page_tile at) const noexcept {
         const std::byte* const from = page.data() + offset(at.layer, at.head);
-        return {codes_of(keys_, from, at.tile), codes_of(values_, from + key_bytes(), at.tile)};
+        return {codes_of(keys_, from, at.tile), codes_of(values_, from + key_bytes_, at.tile)};
     }
 
     [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
@@ -79,7 +85,7 @@ public:
     }
     [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at, std::span<float> scratch) const {
         const std::size_t tiles = values_.tokens() / tile_tokens;
-        values_.decode(page.data() + offset(at.layer, at.head) + key_bytes() + at.tile / tiles * values_.bytes(),
+        values_.decode(page.data() + offset(at.layer, at.head) + key_bytes_ + at.tile / tiles * values_.bytes(),
                        at.tile % tiles, scratch.data());
         return scratch.data();
     }
@@ -95,12 +101,8 @@ private:
         }
     }
 
-    [[nodiscard]] std::size_t key_bytes() const noexcept { return shape_.tokens / keys_.tokens() * keys_.bytes(); }
-    [[nodiscard]] std::size_t value_bytes() const noexcept {
-        return shape_.tokens / values_.tokens() * values_.bytes();
-    }
     [[nodiscard]] std::size_t offset(layer_id layer, head_id head) const noexcept {
-        return (std::size_t{index_of(layer)} * shape_.kv_heads + index_of(head)) * (key_bytes() + value_bytes());
+        return (std::size_t{index_of(layer)} * shape_.kv_heads + index_of(head)) * (key_bytes_ + value_bytes_);
     }
     [[nodiscard]] static page_tile tile_of(layer_id layer, head_id head, std::size_t row) noexcept {
         return {layer, head, static_cast<std::uint32_t>(row / tile_tokens)};
@@ -109,6 +111,8 @@ private:
     page_shape shape_;
     Keys keys_;
     Values values_;
+    std::size_t key_bytes_; // of a layer's head
+    std::size_t value_bytes_;
     plain::state rows_; // of what is coded
     exact_pages exact_;
 };
@@ -117,7 +121,7 @@ namespace detail {
 
 /// The state of a codec for both sides.
 template <sided_codec Keys, sided_codec Values>
-[[nodiscard]] auto open_sides(const Keys& keys, const Values& values, page_shape shape) {
+[[nodiscard]] auto open_sides(Keys keys, Values values, page_shape shape) {
     return coded_pages(shape, keys.coder(page_side::keys, shape), values.coder(page_side::values, shape));
 }
 

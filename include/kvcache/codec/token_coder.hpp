@@ -31,10 +31,11 @@ public:
           side_(side),
           head_dim_(head_dim),
           group_(formula.group == 0 ? head_dim : std::min(formula.group, head_dim)),
+          groups_((head_dim + group_ - 1) / group_),
           codes_(side, head_dim) {}
 
     [[nodiscard]] std::size_t tokens() const noexcept { return tile_tokens; }
-    [[nodiscard]] std::size_t bytes() const noexcept { return codes_.bytes() + groups() * tile_tokens * sizeof(half); }
+    [[nodiscard]] std::size_t bytes() const noexcept { return codes_.bytes() + groups_ * tile_tokens * sizeof(half); }
     [[nodiscard]] std::string name() const { return formula_.name(); }
     void turn(std::span<float>) const noexcept {}
     void turn_back(std::span<float>) const noexcept {}
@@ -42,7 +43,7 @@ public:
     void encode(const float* from, std::byte* to) const noexcept {
         const tile_strips strips(side_, head_dim_, from);
         std::memset(to, 0, bytes());
-        for (std::size_t g = 0; g < groups(); ++g) {
+        for (std::size_t g = 0; g < groups_; ++g) {
             const std::size_t first = g * group_, last = std::min(first + group_, head_dim_);
             alignas(64) float scales[tile_tokens], inverse[tile_tokens];
             formula_.scale(strips, first, last).store(scales);
@@ -76,7 +77,7 @@ public:
         const std::size_t width = value_width(head_dim_);
         for (std::size_t c = 0; c < width; c += 16) {
             alignas(64) float scales[tile_tokens];
-            f32x16::load(scales_of(from, std::min(c / group_, groups() - 1))).store(scales);
+            f32x16::load(scales_of(from, std::min(c / group_, groups_ - 1))).store(scales);
             for (std::size_t lane = 0; lane < tile_tokens; lane += 4) {
                 numbers_of(quads, (c + lane) / 4, four);
                 for (std::size_t i = 0; i < 4; ++i)
@@ -100,7 +101,6 @@ public:
     }
 
 private:
-    [[nodiscard]] std::size_t groups() const noexcept { return (head_dim_ + group_ - 1) / group_; }
     [[nodiscard]] const half* scales_of(const std::byte* tile, std::size_t g) const noexcept {
         return reinterpret_cast<const half*>(tile + codes_.bytes()) + g * tile_tokens;
     }
@@ -115,6 +115,7 @@ private:
     page_side side_;
     std::size_t head_dim_;
     std::size_t group_;
+    std::size_t groups_;
     packed_codes<bits> codes_;
 };
 

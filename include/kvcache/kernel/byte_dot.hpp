@@ -90,9 +90,9 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
     unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = reinterpret_cast<vector>(_mm512_set1_epi32(own[i])); });
     const __m256i table = upward_table(of);
     for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
-        const __m512i x =
-            _mm512_inserti64x4(_mm512_castsi256_si512(quad_codes<Bits, decltype(place)::value>(of, quad, 0, table)),
-                               quad_codes<Bits, decltype(place)::value>(of, quad, 1, table), 1);
+        const __m256i first = quad_codes<Bits, decltype(place)::value>(of, quad, 0, table);
+        const __m256i last = quad_codes<Bits, decltype(place)::value>(of, quad, 1, table);
+        const __m512i x = _mm512_inserti64x4(_mm512_castsi256_si512(first), last, 1);
         unrolled<N>([&](auto i) KVCACHE_INLINE {
             const std::int32_t four = four_bytes(queries[i] + (quad - begin) * byte_quad_bytes);
             sums[i] = reinterpret_cast<vector>(
@@ -114,35 +114,47 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
                                         const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
                                         f32x16 (&to)[N]) noexcept {
     __m256i sums[2 * N];
-    unrolled<2 * N>([&](auto i) KVCACHE_INLINE { sums[i] = _mm256_set1_epi32(own[i / 2]); });
     const __m256i table = upward_table(of), ones = _mm256_set1_epi16(1);
     // Of places in a linear table, eight pairs of products are int16: 8 * 2 * 15 * 127.
     constexpr std::size_t at_once = 8;
-    for (std::size_t first = begin; first < end; first += at_once) {
-        __m256i words[2 * N];
-        if constexpr (Linear)
-            unrolled<2 * N>([&](auto i) KVCACHE_INLINE { words[i] = _mm256_setzero_si256(); });
-        for_quads<Bits>(first, std::min(end, first + at_once), [&](std::size_t quad, auto place) KVCACHE_INLINE {
-            __m256i x[2];
+    __m256i words[2 * N];
+    const auto multiply = [&](std::size_t quad, auto place) KVCACHE_INLINE {
+        __m256i x[2];
+        unrolled<2>([&](auto half) KVCACHE_INLINE {
+            if constexpr (Linear)
+                x[half] = quad_places<Bits, decltype(place)::value>(of, quad, half);
+            else
+                x[half] = quad_codes<Bits, decltype(place)::value>(of, quad, half, table);
+        });
+        unrolled<N>([&](auto i) KVCACHE_INLINE {
+            const __m256i four = _mm256_set1_epi32(four_bytes(queries[i] + (quad - begin) * byte_quad_bytes));
             unrolled<2>([&](auto half) KVCACHE_INLINE {
+                const __m256i pairs = _mm256_maddubs_epi16(x[half], four);
+                __m256i& sum = Linear ? words[2 * i + half] : sums[2 * i + half];
                 if constexpr (Linear)
-                    x[half] = quad_places<Bits, decltype(place)::value>(of, quad, half);
+                    sum = _mm256_add_epi16(sum, pairs);
                 else
-                    x[half] = quad_codes<Bits, decltype(place)::value>(of, quad, half, table);
-            });
-            unrolled<N>([&](auto i) KVCACHE_INLINE {
-                const __m256i four = _mm256_set1_epi32(four_bytes(queries[i] + (quad - begin) * byte_quad_bytes));
-                unrolled<2>([&](auto half) KVCACHE_INLINE {
-                    const __m256i pairs = _mm256_maddubs_epi16(x[half], four);
-                    __m256i& sum = Linear ? words[2 * i + half] : sums[2 * i + half];
-                    if constexpr (Linear)
-                        sum = _mm256_add_epi16(sum, pairs);
-                    else
-                        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
-                    keep_order(sum);
-                });
+                    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+                keep_order(sum);
             });
         });
+    };
+    if constexpr (Linear)
+        if (end - begin == at_once) { // a group of 32, the usual one: no sum waits in memory
+            unrolled<2 * N>([&](auto i) KVCACHE_INLINE { words[i] = _mm256_setzero_si256(); });
+            for_quads<Bits>(begin, begin + at_once, multiply);
+            unrolled<N>([&](auto i) KVCACHE_INLINE {
+                const __m256i from = _mm256_set1_epi32(own[i]);
+                to[i] = floats_of(_mm256_add_epi32(from, _mm256_madd_epi16(words[2 * i], ones)),
+                                  _mm256_add_epi32(from, _mm256_madd_epi16(words[2 * i + 1], ones)));
+            });
+            return;
+        }
+    unrolled<2 * N>([&](auto i) KVCACHE_INLINE { sums[i] = _mm256_set1_epi32(own[i / 2]); });
+    for (std::size_t first = begin; first < end; first += at_once) {
+        if constexpr (Linear)
+            unrolled<2 * N>([&](auto i) KVCACHE_INLINE { words[i] = _mm256_setzero_si256(); });
+        for_quads<Bits>(first, std::min(end, first + at_once), multiply);
         if constexpr (Linear)
             unrolled<2 * N>(
                 [&](auto i) KVCACHE_INLINE { sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(words[i], ones)); });

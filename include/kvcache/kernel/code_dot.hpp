@@ -194,9 +194,9 @@ KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin
     unrolled<N>([&](auto i) KVCACHE_INLINE { upper[i] = vector{}, lower[i] = vector{}; });
     const __m256i table = quad_table(of);
     for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
-        const __m512i x =
-            _mm512_inserti64x4(_mm512_castsi256_si512(quad_codes<Bits, decltype(place)::value>(of, quad, 0, table)),
-                               quad_codes<Bits, decltype(place)::value>(of, quad, 1, table), 1);
+        const __m256i first = quad_codes<Bits, decltype(place)::value>(of, quad, 0, table);
+        const __m256i last = quad_codes<Bits, decltype(place)::value>(of, quad, 1, table);
+        const __m512i x = _mm512_inserti64x4(_mm512_castsi256_si512(first), last, 1);
         unrolled<N>([&](auto i) KVCACHE_INLINE {
             const std::byte* const q = queries[i] + (quad - begin) * whole_quad_bytes;
             upper[i] = reinterpret_cast<vector>(

@@ -248,4 +248,24 @@ template <class Op>
     });
 }
 
+/// The largest lane of each, by the same tree.
+template <std::size_t N>
+KVCACHE_INLINE inline void largest(const f32x16 (&x)[N], float (&to)[N]) noexcept {
+#if defined(__AVX__) && !defined(__AVX512F__)
+    if constexpr (N == 4) { // the four trees side by side
+        __m128 four[4];
+        for (std::size_t i = 0; i < 4; ++i) {
+            const __m256 eight = _mm256_max_ps(x[i].part[0].data, x[i].part[1].data);
+            four[i] = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+        }
+        const __m128 a = _mm_max_ps(_mm_unpacklo_ps(four[0], four[1]), _mm_unpackhi_ps(four[0], four[1]));
+        const __m128 b = _mm_max_ps(_mm_unpacklo_ps(four[2], four[3]), _mm_unpackhi_ps(four[2], four[3]));
+        _mm_storeu_ps(to, _mm_max_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a)));
+        return;
+    }
+#endif
+    for (std::size_t i = 0; i < N; ++i)
+        to[i] = largest(x[i]);
+}
+
 } // namespace kvcache
