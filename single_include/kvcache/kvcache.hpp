@@ -1933,7 +1933,8 @@ template <class Op>
 template <std::size_t N>
 KVCACHE_INLINE inline void largest(const f32x16 (&x)[N], float (&to)[N]) noexcept {
 #if defined(__AVX__) && !defined(__AVX512F__)
-    if constexpr (N == 4) { // the four trees side by side
+    constexpr bool side_by_side = N == 4;
+    if constexpr (side_by_side) {
         __m128 four[4];
         for (std::size_t i = 0; i < 4; ++i) {
             const __m256 eight = _mm256_max_ps(x[i].part[0].data, x[i].part[1].data);
@@ -1942,11 +1943,13 @@ KVCACHE_INLINE inline void largest(const f32x16 (&x)[N], float (&to)[N]) noexcep
         const __m128 a = _mm_max_ps(_mm_unpacklo_ps(four[0], four[1]), _mm_unpackhi_ps(four[0], four[1]));
         const __m128 b = _mm_max_ps(_mm_unpacklo_ps(four[2], four[3]), _mm_unpackhi_ps(four[2], four[3]));
         _mm_storeu_ps(to, _mm_max_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a)));
-        return;
     }
+#else
+    constexpr bool side_by_side = false;
 #endif
-    for (std::size_t i = 0; i < N; ++i)
-        to[i] = largest(x[i]);
+    if constexpr (!side_by_side)
+        for (std::size_t i = 0; i < N; ++i)
+            to[i] = largest(x[i]);
 }
 
 } // namespace kvcache
@@ -3425,6 +3428,68 @@ inline void add_dots(std::size_t count, const Tile& tile, const Weights& weights
 
 } // namespace kvcache::detail
 
+// ---- kvcache/core/version.hpp -------------------------------------------------------------------------------------
+
+/// The one place where the version lives; CMake reads it from here.
+#define KVCACHE_VERSION_MAJOR 0
+#define KVCACHE_VERSION_MINOR 1
+#define KVCACHE_VERSION_PATCH 0
+
+namespace kvcache {
+
+/// The revision of the numeric contract: the order of every reduction, the polynomials, the tile and split
+/// lengths. It changes whenever the same inputs may give other bits, and it is part of a cache's identity.
+inline constexpr unsigned numeric_contract_revision = 1;
+
+/// The revision of the format of records: what snapshots and tiers keep (docs/format.md). It changes with every byte
+/// that means something else, and it is part of a cache's identity, so that records of another one are not found.
+inline constexpr unsigned record_format_revision = 1;
+
+} // namespace kvcache
+
+// ---- kvcache/core/compiled.hpp ------------------------------------------------------------------------------------
+
+// The library has two forms. Header-only, the standard: every function is defined in a header. Compiled, where
+// KVCACHE_COMPILED is defined: what is expensive to compile is only declared in its header, and defined once, in the
+// objects of the CMake target kvcache::compiled, which defines KVCACHE_COMPILED for itself and for whoever links it.
+//
+//     KVCACHE_ONCE   before a declaration: the compiled form defines this function once
+//     KVCACHE_BODY   before its definition, in an impl/ header
+//
+// Vector instructions, contract checks and the version decide what some classes hold and what their inline functions
+// do. The compiled form writes them into the names of its functions, so that objects built otherwise do not link.
+#if !defined(KVCACHE_COMPILED)
+#define KVCACHE_BODY inline
+#define KVCACHE_ONCE
+#else
+#define KVCACHE_BODY
+#if defined(__AVX512VNNI__)
+#define KVCACHE_BUILT_FOR "avx512vnni"
+#elif defined(__AVX512F__)
+#define KVCACHE_BUILT_FOR "avx512"
+#elif defined(__AVX2__) && defined(__FMA__)
+#define KVCACHE_BUILT_FOR "avx2"
+#elif defined(__AVX__)
+#define KVCACHE_BUILT_FOR "avx"
+#else
+#define KVCACHE_BUILT_FOR "base"
+#endif
+#if KVCACHE_CONTRACTS
+#define KVCACHE_BUILT_WITH "contracts"
+#else
+#define KVCACHE_BUILT_WITH "unchecked"
+#endif
+#define KVCACHE_TEXT(x) #x
+#define KVCACHE_VERSION_TEXT(major, minor, patch)                                                                      \
+    "v" KVCACHE_TEXT(major) "_" KVCACHE_TEXT(minor) "_" KVCACHE_TEXT(patch)
+#define KVCACHE_BUILT_AS KVCACHE_VERSION_TEXT(KVCACHE_VERSION_MAJOR, KVCACHE_VERSION_MINOR, KVCACHE_VERSION_PATCH)
+#if defined(__GNUC__)
+#define KVCACHE_ONCE [[gnu::abi_tag(KVCACHE_BUILT_AS, KVCACHE_BUILT_FOR, KVCACHE_BUILT_WITH)]]
+#else
+#define KVCACHE_ONCE
+#endif
+#endif
+
 // ---- kvcache/attention/coded_tiles.hpp ----------------------------------------------------------------------------
 
 namespace kvcache::detail {
@@ -3434,6 +3499,9 @@ namespace kvcache::detail {
     return format == code_format::int8 || format == code_format::four || format == code_format::three ||
            format == code_format::two || format == code_format::channels;
 }
+
+/// Queries that meet codes together, at most.
+inline constexpr std::size_t queries_of_codes = 4;
 
 /// What queries do with tiles that are read as they are coded. A query's bits depend on no other, nor on how many tiles
 /// come at once; formats that hold numbers, not whole numbers and scales, give the bits that the decoded tile gives.
@@ -3458,32 +3526,37 @@ public:
         bytes_.place(q, own, 1.0f);
     }
 
-    /// Scores of `count` queries from `first` on with the tiles, all in the format of the first one's keys.
+    /// Scores of `count` queries from `first` on, up to N at a time, with the tiles, all in the format of the first
+    /// one's keys.
     /// queries: (head_dim, count), scores: (count, most_tiles, 16); `ahead[t]` is fetched meanwhile.
-    void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first, std::size_t count,
-               float* scores, code_fetch* ahead);
+    template <std::size_t N>
+    KVCACHE_ONCE void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
+                            std::size_t count, float* scores, code_fetch* ahead);
 
     /// Whether the values of two tiles are added in one call.
     [[nodiscard]] static bool go_together(const side_codes& a, const side_codes& b) noexcept {
         return a.format == b.format && a.table == b.table;
     }
 
-    /// Adds the weighted values of tiles [begin, end), which go together, to the sums of `count` queries, the first of
-    /// which is `q` among the weights; `stride` numbers from one query's sums to the next. A lane that a query does not
-    /// see has a weight of zero. `ahead[t]` is fetched meanwhile.
-    void add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end, const tile_weights& weights,
-             std::size_t q, std::size_t count, float* to, std::size_t stride, code_fetch* ahead) const;
+    /// Adds the weighted values of tiles [begin, end), which go together, to the sums of `count` queries, up to N at a
+    /// time, the first of which is `q` among the weights; `stride` numbers from one query's sums to the next. A lane
+    /// that a query does not see has a weight of zero. `ahead[t]` is fetched meanwhile.
+    template <std::size_t N>
+    KVCACHE_ONCE void add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
+                          const tile_weights& weights, std::size_t q, std::size_t count, float* to, std::size_t stride,
+                          code_fetch* ahead) const;
 
 private:
-    template <class Number>
+    template <class Number, std::size_t Most>
     void by_numbers(std::span<const attention_tile> tiles, const float* queries, std::size_t count, float* scores);
-    template <unsigned Bits>
+    template <unsigned Bits, std::size_t Most>
     void by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
                  code_fetch* ahead) const;
+    template <std::size_t Most>
     void by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
                      code_fetch* ahead);
-    template <class Some>
-    static void together(std::size_t count, const Some& some);
+    template <std::size_t N, class Some>
+    static void together(std::size_t first, std::size_t count, const Some& some);
 
     std::size_t head_dim_;
     std::size_t width_;
@@ -3499,26 +3572,23 @@ private:
     return scores + (q * most_tiles + t) * tile_tokens;
 }
 
-// Queries four, two and one at a time: some.operator()<N>(first).
-template <class Some>
-void coded_tiles::together(std::size_t count, const Some& some) {
-    std::size_t q = 0;
-    for (; q + 4 <= count; q += 4)
-        some.template operator()<4>(q);
-    for (; q + 2 <= count; q += 2)
-        some.template operator()<2>(q);
-    for (; q < count; ++q)
-        some.template operator()<1>(q);
+// Queries [first, count), N at a time, the rest by half as many: some.operator()<N>(first).
+template <std::size_t N, class Some>
+void coded_tiles::together(std::size_t first, std::size_t count, const Some& some) {
+    for (; first + N <= count; first += N)
+        some.template operator()<N>(first);
+    if constexpr (N > 1)
+        together<N / 2>(first, count, some);
 }
 
 // The fewer queries, the more tiles at once.
-template <class Number>
+template <class Number, std::size_t Most>
 void coded_tiles::by_numbers(std::span<const attention_tile> tiles, const float* queries, std::size_t count,
                              float* scores) {
     const auto reads = [&](std::size_t t) {
         return wide_reader<Number>{reinterpret_cast<const Number*>(tiles[t].codes.keys.codes)};
     };
-    together(count, [&]<std::size_t N>(std::size_t q) {
+    together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
         constexpr std::size_t many = tiles_together(N);
         std::size_t t = 0;
         for (; t + many <= tiles.size(); t += many)
@@ -3534,7 +3604,7 @@ void coded_tiles::by_numbers(std::span<const attention_tile> tiles, const float*
     });
 }
 
-template <unsigned Bits>
+template <unsigned Bits, std::size_t Most>
 void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
                           code_fetch* ahead) const {
     const auto& queries = [&]() -> const auto& {
@@ -3547,7 +3617,7 @@ void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t fir
     for (std::size_t t = 0; t < tiles.size(); ++t) {
         const side_codes& keys = tiles[t].codes.keys;
         ahead[t].some(code_fetch::before_scores);
-        together(count, [&]<std::size_t N>(std::size_t q) {
+        together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
             if (Bits == 4 && is_linear<Bits>(keys.table))
                 score_dots<Bits, Bits == 4, N>(queries, first + q, keys, head_dim_, scores_of(scores, q, t));
             else
@@ -3557,8 +3627,9 @@ void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t fir
 }
 
 // Queries are turned once for the tiles that share their steps.
-inline void coded_tiles::by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
-                                     float* scores, code_fetch* ahead) {
+template <std::size_t Most>
+void coded_tiles::by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
+                              float* scores, code_fetch* ahead) {
     for (std::size_t t = 0, last; t < tiles.size(); t = last) {
         const half* const steps = tiles[t].codes.keys.scales;
         for (last = t + 1; last < tiles.size() && tiles[last].codes.keys.scales == steps;)
@@ -3568,7 +3639,7 @@ inline void coded_tiles::by_channels(std::span<const attention_tile> tiles, std:
             step.store(steps_.data() + d);
             fma(step, f32x16::broadcast(8.0f), f32x16::load(steps + width_ + d)).store(steps_.data() + width_ + d);
         }
-        together(count, [&]<std::size_t N>(std::size_t q) {
+        together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
             float middle[N];
             for (std::size_t i = 0; i < N; ++i) {
                 const float* const own = plain_.data() + (first + q + i) * width_;
@@ -3590,40 +3661,42 @@ inline void coded_tiles::by_channels(std::span<const attention_tile> tiles, std:
     }
 }
 
-inline void coded_tiles::score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
-                               std::size_t count, float* scores, code_fetch* ahead) {
+template <std::size_t N>
+void coded_tiles::score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
+                        std::size_t count, float* scores, code_fetch* ahead) {
     switch (tiles.front().codes.keys.format) {
     case code_format::none:
         break;
     case code_format::bf16:
-        by_numbers<bfloat16>(tiles, queries, count, scores);
+        by_numbers<bfloat16, N>(tiles, queries, count, scores);
         break;
     case code_format::f16:
-        by_numbers<half>(tiles, queries, count, scores);
+        by_numbers<half, N>(tiles, queries, count, scores);
         break;
     case code_format::channels:
-        by_channels(tiles, first, count, scores, ahead);
+        by_channels<N>(tiles, first, count, scores, ahead);
         break;
     case code_format::int8:
-        by_dots<8>(tiles, first, count, scores, ahead);
+        by_dots<8, N>(tiles, first, count, scores, ahead);
         break;
     case code_format::four:
-        by_dots<4>(tiles, first, count, scores, ahead);
+        by_dots<4, N>(tiles, first, count, scores, ahead);
         break;
     case code_format::three:
-        by_dots<3>(tiles, first, count, scores, ahead);
+        by_dots<3, N>(tiles, first, count, scores, ahead);
         break;
     case code_format::two:
-        by_dots<2>(tiles, first, count, scores, ahead);
+        by_dots<2, N>(tiles, first, count, scores, ahead);
         break;
     }
 }
 
-inline void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
-                             const tile_weights& weights, std::size_t q, std::size_t count, float* to,
-                             std::size_t stride, code_fetch* ahead) const {
+template <std::size_t Most>
+void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
+                      const tile_weights& weights, std::size_t q, std::size_t count, float* to, std::size_t stride,
+                      code_fetch* ahead) const {
     const auto for_some = [&](const auto& body) {
-        together(count, [&]<std::size_t N>(std::size_t i) {
+        together<Most>(0, count, [&]<std::size_t N>(std::size_t i) {
             body(
                 [&weights, first = q + i](std::size_t t) {
                     code_weights<N> own;
@@ -3681,6 +3754,14 @@ inline void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t 
         break;
     }
 }
+
+#if defined(KVCACHE_COMPILED)
+extern template void coded_tiles::score<queries_of_codes>(std::span<const attention_tile>, const float*, std::size_t,
+                                                          std::size_t, float*, code_fetch*);
+extern template void coded_tiles::add<queries_of_codes>(std::span<const attention_tile>, std::size_t, std::size_t,
+                                                        const tile_weights&, std::size_t, std::size_t, float*,
+                                                        std::size_t, code_fetch*) const;
+#endif
 
 } // namespace kvcache::detail
 
@@ -3833,68 +3914,6 @@ private:
 };
 
 } // namespace kvcache
-
-// ---- kvcache/core/version.hpp -------------------------------------------------------------------------------------
-
-/// The one place where the version lives; CMake reads it from here.
-#define KVCACHE_VERSION_MAJOR 0
-#define KVCACHE_VERSION_MINOR 1
-#define KVCACHE_VERSION_PATCH 0
-
-namespace kvcache {
-
-/// The revision of the numeric contract: the order of every reduction, the polynomials, the tile and split
-/// lengths. It changes whenever the same inputs may give other bits, and it is part of a cache's identity.
-inline constexpr unsigned numeric_contract_revision = 1;
-
-/// The revision of the format of records: what snapshots and tiers keep (docs/format.md). It changes with every byte
-/// that means something else, and it is part of a cache's identity, so that records of another one are not found.
-inline constexpr unsigned record_format_revision = 1;
-
-} // namespace kvcache
-
-// ---- kvcache/core/compiled.hpp ------------------------------------------------------------------------------------
-
-// The library has two forms. Header-only, the standard: every function is defined in a header. Compiled, where
-// KVCACHE_COMPILED is defined: what is expensive to compile is only declared in its header, and defined once, in the
-// objects of the CMake target kvcache::compiled, which defines KVCACHE_COMPILED for itself and for whoever links it.
-//
-//     KVCACHE_ONCE   before a declaration: the compiled form defines this function once
-//     KVCACHE_BODY   before its definition, in an impl/ header
-//
-// Vector instructions, contract checks and the version decide what some classes hold and what their inline functions
-// do. The compiled form writes them into the names of its functions, so that objects built otherwise do not link.
-#if !defined(KVCACHE_COMPILED)
-#define KVCACHE_BODY inline
-#define KVCACHE_ONCE
-#else
-#define KVCACHE_BODY
-#if defined(__AVX512VNNI__)
-#define KVCACHE_BUILT_FOR "avx512vnni"
-#elif defined(__AVX512F__)
-#define KVCACHE_BUILT_FOR "avx512"
-#elif defined(__AVX2__) && defined(__FMA__)
-#define KVCACHE_BUILT_FOR "avx2"
-#elif defined(__AVX__)
-#define KVCACHE_BUILT_FOR "avx"
-#else
-#define KVCACHE_BUILT_FOR "base"
-#endif
-#if KVCACHE_CONTRACTS
-#define KVCACHE_BUILT_WITH "contracts"
-#else
-#define KVCACHE_BUILT_WITH "unchecked"
-#endif
-#define KVCACHE_TEXT(x) #x
-#define KVCACHE_VERSION_TEXT(major, minor, patch)                                                                      \
-    "v" KVCACHE_TEXT(major) "_" KVCACHE_TEXT(minor) "_" KVCACHE_TEXT(patch)
-#define KVCACHE_BUILT_AS KVCACHE_VERSION_TEXT(KVCACHE_VERSION_MAJOR, KVCACHE_VERSION_MINOR, KVCACHE_VERSION_PATCH)
-#if defined(__GNUC__)
-#define KVCACHE_ONCE [[gnu::abi_tag(KVCACHE_BUILT_AS, KVCACHE_BUILT_FOR, KVCACHE_BUILT_WITH)]]
-#else
-#define KVCACHE_ONCE
-#endif
-#endif
 
 // ---- kvcache/attention/query_block.hpp ----------------------------------------------------------------------------
 
@@ -4114,7 +4133,8 @@ private:
         if (begin == 0)
             for (std::size_t t = 0; t < count; ++t)
                 ahead[t] = detail::code_fetch(tiles[t], width_ / 16);
-        coded_.score(tiles.first(count), packed_.data() + begin * head_dim_, begin, group, weights_.lanes[0][0], ahead);
+        coded_.score<detail::queries_of_codes>(tiles.first(count), packed_.data() + begin * head_dim_, begin, group,
+                                               weights_.lanes[0][0], ahead);
         weigh(tiles.first(count), q, group);
         for (std::size_t t = 0, end; t < count; t = end) {
             end = t + 1;
@@ -4122,12 +4142,14 @@ private:
                 while (end < count && tiles[end].end() <= least.limit + 1 &&
                        detail::coded_tiles::go_together(tiles[t].codes.values, tiles[end].codes.values))
                     ++end;
-                coded_.add(tiles, t, end, weights_, 0, group, running(q).sums(), stride_, ahead);
+                coded_.add<detail::queries_of_codes>(tiles, t, end, weights_, 0, group, running(q).sums(), stride_,
+                                                     ahead);
                 continue;
             }
             for (std::size_t i = 0; i < group; ++i)
                 if (seen(tiles[t], asked_[q + i].limit) > tiles[t].first)
-                    coded_.add(tiles, t, end, weights_, i, 1, running(q + i).sums(), stride_, ahead);
+                    coded_.add<detail::queries_of_codes>(tiles, t, end, weights_, i, 1, running(q + i).sums(), stride_,
+                                                         ahead);
         }
     }
 

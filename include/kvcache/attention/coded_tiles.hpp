@@ -8,6 +8,7 @@
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/side_codes.hpp>
 #include <kvcache/core/aligned.hpp>
+#include <kvcache/core/compiled.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -22,6 +23,9 @@ namespace kvcache::detail {
     return format == code_format::int8 || format == code_format::four || format == code_format::three ||
            format == code_format::two || format == code_format::channels;
 }
+
+/// Queries that meet codes together, at most.
+inline constexpr std::size_t queries_of_codes = 4;
 
 /// What queries do with tiles that are read as they are coded. A query's bits depend on no other, nor on how many tiles
 /// come at once; formats that hold numbers, not whole numbers and scales, give the bits that the decoded tile gives.
@@ -46,32 +50,37 @@ public:
         bytes_.place(q, own, 1.0f);
     }
 
-    /// Scores of `count` queries from `first` on with the tiles, all in the format of the first one's keys.
+    /// Scores of `count` queries from `first` on, up to N at a time, with the tiles, all in the format of the first
+    /// one's keys.
     /// queries: (head_dim, count), scores: (count, most_tiles, 16); `ahead[t]` is fetched meanwhile.
-    void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first, std::size_t count,
-               float* scores, code_fetch* ahead);
+    template <std::size_t N>
+    KVCACHE_ONCE void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
+                            std::size_t count, float* scores, code_fetch* ahead);
 
     /// Whether the values of two tiles are added in one call.
     [[nodiscard]] static bool go_together(const side_codes& a, const side_codes& b) noexcept {
         return a.format == b.format && a.table == b.table;
     }
 
-    /// Adds the weighted values of tiles [begin, end), which go together, to the sums of `count` queries, the first of
-    /// which is `q` among the weights; `stride` numbers from one query's sums to the next. A lane that a query does not
-    /// see has a weight of zero. `ahead[t]` is fetched meanwhile.
-    void add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end, const tile_weights& weights,
-             std::size_t q, std::size_t count, float* to, std::size_t stride, code_fetch* ahead) const;
+    /// Adds the weighted values of tiles [begin, end), which go together, to the sums of `count` queries, up to N at a
+    /// time, the first of which is `q` among the weights; `stride` numbers from one query's sums to the next. A lane
+    /// that a query does not see has a weight of zero. `ahead[t]` is fetched meanwhile.
+    template <std::size_t N>
+    KVCACHE_ONCE void add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
+                          const tile_weights& weights, std::size_t q, std::size_t count, float* to, std::size_t stride,
+                          code_fetch* ahead) const;
 
 private:
-    template <class Number>
+    template <class Number, std::size_t Most>
     void by_numbers(std::span<const attention_tile> tiles, const float* queries, std::size_t count, float* scores);
-    template <unsigned Bits>
+    template <unsigned Bits, std::size_t Most>
     void by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
                  code_fetch* ahead) const;
+    template <std::size_t Most>
     void by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
                      code_fetch* ahead);
-    template <class Some>
-    static void together(std::size_t count, const Some& some);
+    template <std::size_t N, class Some>
+    static void together(std::size_t first, std::size_t count, const Some& some);
 
     std::size_t head_dim_;
     std::size_t width_;
@@ -87,26 +96,23 @@ private:
     return scores + (q * most_tiles + t) * tile_tokens;
 }
 
-// Queries four, two and one at a time: some.operator()<N>(first).
-template <class Some>
-void coded_tiles::together(std::size_t count, const Some& some) {
-    std::size_t q = 0;
-    for (; q + 4 <= count; q += 4)
-        some.template operator()<4>(q);
-    for (; q + 2 <= count; q += 2)
-        some.template operator()<2>(q);
-    for (; q < count; ++q)
-        some.template operator()<1>(q);
+// Queries [first, count), N at a time, the rest by half as many: some.operator()<N>(first).
+template <std::size_t N, class Some>
+void coded_tiles::together(std::size_t first, std::size_t count, const Some& some) {
+    for (; first + N <= count; first += N)
+        some.template operator()<N>(first);
+    if constexpr (N > 1)
+        together<N / 2>(first, count, some);
 }
 
 // The fewer queries, the more tiles at once.
-template <class Number>
+template <class Number, std::size_t Most>
 void coded_tiles::by_numbers(std::span<const attention_tile> tiles, const float* queries, std::size_t count,
                              float* scores) {
     const auto reads = [&](std::size_t t) {
         return wide_reader<Number>{reinterpret_cast<const Number*>(tiles[t].codes.keys.codes)};
     };
-    together(count, [&]<std::size_t N>(std::size_t q) {
+    together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
         constexpr std::size_t many = tiles_together(N);
         std::size_t t = 0;
         for (; t + many <= tiles.size(); t += many)
@@ -122,7 +128,7 @@ void coded_tiles::by_numbers(std::span<const attention_tile> tiles, const float*
     });
 }
 
-template <unsigned Bits>
+template <unsigned Bits, std::size_t Most>
 void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
                           code_fetch* ahead) const {
     const auto& queries = [&]() -> const auto& {
@@ -135,7 +141,7 @@ void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t fir
     for (std::size_t t = 0; t < tiles.size(); ++t) {
         const side_codes& keys = tiles[t].codes.keys;
         ahead[t].some(code_fetch::before_scores);
-        together(count, [&]<std::size_t N>(std::size_t q) {
+        together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
             if (Bits == 4 && is_linear<Bits>(keys.table))
                 score_dots<Bits, Bits == 4, N>(queries, first + q, keys, head_dim_, scores_of(scores, q, t));
             else
@@ -145,8 +151,9 @@ void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t fir
 }
 
 // Queries are turned once for the tiles that share their steps.
-inline void coded_tiles::by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
-                                     float* scores, code_fetch* ahead) {
+template <std::size_t Most>
+void coded_tiles::by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
+                              float* scores, code_fetch* ahead) {
     for (std::size_t t = 0, last; t < tiles.size(); t = last) {
         const half* const steps = tiles[t].codes.keys.scales;
         for (last = t + 1; last < tiles.size() && tiles[last].codes.keys.scales == steps;)
@@ -156,7 +163,7 @@ inline void coded_tiles::by_channels(std::span<const attention_tile> tiles, std:
             step.store(steps_.data() + d);
             fma(step, f32x16::broadcast(8.0f), f32x16::load(steps + width_ + d)).store(steps_.data() + width_ + d);
         }
-        together(count, [&]<std::size_t N>(std::size_t q) {
+        together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
             float middle[N];
             for (std::size_t i = 0; i < N; ++i) {
                 const float* const own = plain_.data() + (first + q + i) * width_;
@@ -178,40 +185,42 @@ inline void coded_tiles::by_channels(std::span<const attention_tile> tiles, std:
     }
 }
 
-inline void coded_tiles::score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
-                               std::size_t count, float* scores, code_fetch* ahead) {
+template <std::size_t N>
+void coded_tiles::score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
+                        std::size_t count, float* scores, code_fetch* ahead) {
     switch (tiles.front().codes.keys.format) {
     case code_format::none:
         break;
     case code_format::bf16:
-        by_numbers<bfloat16>(tiles, queries, count, scores);
+        by_numbers<bfloat16, N>(tiles, queries, count, scores);
         break;
     case code_format::f16:
-        by_numbers<half>(tiles, queries, count, scores);
+        by_numbers<half, N>(tiles, queries, count, scores);
         break;
     case code_format::channels:
-        by_channels(tiles, first, count, scores, ahead);
+        by_channels<N>(tiles, first, count, scores, ahead);
         break;
     case code_format::int8:
-        by_dots<8>(tiles, first, count, scores, ahead);
+        by_dots<8, N>(tiles, first, count, scores, ahead);
         break;
     case code_format::four:
-        by_dots<4>(tiles, first, count, scores, ahead);
+        by_dots<4, N>(tiles, first, count, scores, ahead);
         break;
     case code_format::three:
-        by_dots<3>(tiles, first, count, scores, ahead);
+        by_dots<3, N>(tiles, first, count, scores, ahead);
         break;
     case code_format::two:
-        by_dots<2>(tiles, first, count, scores, ahead);
+        by_dots<2, N>(tiles, first, count, scores, ahead);
         break;
     }
 }
 
-inline void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
-                             const tile_weights& weights, std::size_t q, std::size_t count, float* to,
-                             std::size_t stride, code_fetch* ahead) const {
+template <std::size_t Most>
+void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
+                      const tile_weights& weights, std::size_t q, std::size_t count, float* to, std::size_t stride,
+                      code_fetch* ahead) const {
     const auto for_some = [&](const auto& body) {
-        together(count, [&]<std::size_t N>(std::size_t i) {
+        together<Most>(0, count, [&]<std::size_t N>(std::size_t i) {
             body(
                 [&weights, first = q + i](std::size_t t) {
                     code_weights<N> own;
@@ -269,5 +278,13 @@ inline void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t 
         break;
     }
 }
+
+#if defined(KVCACHE_COMPILED)
+extern template void coded_tiles::score<queries_of_codes>(std::span<const attention_tile>, const float*, std::size_t,
+                                                          std::size_t, float*, code_fetch*);
+extern template void coded_tiles::add<queries_of_codes>(std::span<const attention_tile>, std::size_t, std::size_t,
+                                                        const tile_weights&, std::size_t, std::size_t, float*,
+                                                        std::size_t, code_fetch*) const;
+#endif
 
 } // namespace kvcache::detail

@@ -233,7 +233,8 @@ private:
         if (begin == 0)
             for (std::size_t t = 0; t < count; ++t)
                 ahead[t] = detail::code_fetch(tiles[t], width_ / 16);
-        coded_.score(tiles.first(count), packed_.data() + begin * head_dim_, begin, group, weights_.lanes[0][0], ahead);
+        coded_.score<detail::queries_of_codes>(tiles.first(count), packed_.data() + begin * head_dim_, begin, group,
+                                               weights_.lanes[0][0], ahead);
         weigh(tiles.first(count), q, group);
         for (std::size_t t = 0, end; t < count; t = end) {
             end = t + 1;
@@ -241,12 +242,14 @@ private:
                 while (end < count && tiles[end].end() <= least.limit + 1 &&
                        detail::coded_tiles::go_together(tiles[t].codes.values, tiles[end].codes.values))
                     ++end;
-                coded_.add(tiles, t, end, weights_, 0, group, running(q).sums(), stride_, ahead);
+                coded_.add<detail::queries_of_codes>(tiles, t, end, weights_, 0, group, running(q).sums(), stride_,
+                                                     ahead);
                 continue;
             }
             for (std::size_t i = 0; i < group; ++i)
                 if (seen(tiles[t], asked_[q + i].limit) > tiles[t].first)
-                    coded_.add(tiles, t, end, weights_, i, 1, running(q + i).sums(), stride_, ahead);
+                    coded_.add<detail::queries_of_codes>(tiles, t, end, weights_, i, 1, running(q + i).sums(), stride_,
+                                                         ahead);
         }
     }
 

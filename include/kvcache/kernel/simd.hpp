@@ -252,7 +252,8 @@ template <class Op>
 template <std::size_t N>
 KVCACHE_INLINE inline void largest(const f32x16 (&x)[N], float (&to)[N]) noexcept {
 #if defined(__AVX__) && !defined(__AVX512F__)
-    if constexpr (N == 4) { // the four trees side by side
+    constexpr bool side_by_side = N == 4;
+    if constexpr (side_by_side) {
         __m128 four[4];
         for (std::size_t i = 0; i < 4; ++i) {
             const __m256 eight = _mm256_max_ps(x[i].part[0].data, x[i].part[1].data);
@@ -261,11 +262,13 @@ KVCACHE_INLINE inline void largest(const f32x16 (&x)[N], float (&to)[N]) noexcep
         const __m128 a = _mm_max_ps(_mm_unpacklo_ps(four[0], four[1]), _mm_unpackhi_ps(four[0], four[1]));
         const __m128 b = _mm_max_ps(_mm_unpacklo_ps(four[2], four[3]), _mm_unpackhi_ps(four[2], four[3]));
         _mm_storeu_ps(to, _mm_max_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a)));
-        return;
     }
+#else
+    constexpr bool side_by_side = false;
 #endif
-    for (std::size_t i = 0; i < N; ++i)
-        to[i] = largest(x[i]);
+    if constexpr (!side_by_side)
+        for (std::size_t i = 0; i < N; ++i)
+            to[i] = largest(x[i]);
 }
 
 } // namespace kvcache
