@@ -236,9 +236,9 @@ void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t begin, 
     };
     const auto by_numbers = [&]<class Number>(const Number*) {
         for_some([&](const auto& own, float* sums, auto n) {
-            constexpr std::size_t N = decltype(n)::value;
+            constexpr std::size_t some = decltype(n)::value;
             for (std::size_t t = begin; t < end; ++t)
-                add_columns_of<N, columns_together(N)>(
+                add_columns_of<some, columns_together(some)>(
                     wide_reader<Number>{reinterpret_cast<const Number*>(tiles[t].codes.values.codes), width_ / 16}, 0,
                     width_ / 16, own(t), sums, stride, ahead[t]);
         });
