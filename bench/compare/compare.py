@@ -44,14 +44,16 @@ class Turn:
         self.ids = Ids(weights.SHAPES[flags.shape].vocabulary, len(json.dumps(state.samples)))
 
     def ours(self, scenario: str, depth: int = 0) -> None:
-        """One round of our program; its rows become the samples ours/DTYPE/NAME/tTHREADS and .../limit."""
-        if not self.f.program or "hf-" + self.dtype not in self.paths:
+        """One round of our program; its rows become the samples ours/DTYPE/NAME/tTHREADS and .../limit. Beside the peers'
+        q8_0 our int8 weights, made of the F32 ones."""
+        stored, dtype, more = ("f32", "int8", ["--int8"]) if self.dtype == "q8_0" else (self.dtype, self.dtype, [])
+        if not self.f.program or "hf-" + stored not in self.paths:
             return
         with tempfile.NamedTemporaryFile(suffix=".json") as rows:
-            run([self.f.program, "--model", self.paths["hf-" + self.dtype], "--threads", self.threads, "--depths", depth,
-                 "--only", scenario, "--rounds", 1, "--prompt", PROMPT, "--steps", STEPS, "--json", rows.name])
+            run([self.f.program, "--model", self.paths["hf-" + stored], "--threads", self.threads, "--depths", depth,
+                 "--only", scenario, "--rounds", 1, "--prompt", PROMPT, "--steps", STEPS, "--json", rows.name, *more])
             for row in json.loads(Path(rows.name).read_text()):
-                name = f"ours/{self.dtype}/{row['name']}/t{row['threads']}"
+                name = f"ours/{dtype}/{row['name']}/t{row['threads']}"
                 self.state.add(name, row["value"])
                 if row["limit"]:
                     self.state.add(name + "/limit", row["limit"])
@@ -68,11 +70,11 @@ class Turn:
             if not self.f.llama_bench:
                 continue
             text = run([self.f.llama_bench, "-m", self.paths["gguf-" + self.dtype], "-t", self.threads, "-d", depth,
-                        "-p", PROMPT, "-n", STEPS, "-fa", 1, "-r", 2, "-o", "json", *self.f.llama_arguments.split()])
+                        "-p", PROMPT, "-n", STEPS, "-fa", "0,1", "-r", 2, "-o", "json", *self.f.llama_arguments.split()])
             for test in json.loads(text):
                 name = f"prefill_{PROMPT}" if test["n_prompt"] else "generation"
                 for value in test["samples_ts"]:
-                    self.theirs("llama-bench f16")(f"{name}_d{depth}", value)
+                    self.theirs("llama-bench f16" if test["flash_attn"] else "llama-bench f16 plain")(f"{name}_d{depth}", value)
 
     def past(self, depth: int) -> list[int]:
         return Ids(weights.SHAPES[self.f.shape].vocabulary, 2048)(depth)

@@ -34,7 +34,8 @@ def speed_rows(state: State, what: str, flags) -> list[list[str]]:
             for t in flags.threads:
                 name = f"{what}_d{depth}/t{t}"
                 value, limit = state.median(f"ours/{ours}/{name}"), state.median(f"ours/{ours}/{name}/limit")
-                f16 = state.best_rate([f"llama-bench f16/{theirs}/{name}", f"llama-server f16/{theirs}/{name}"])
+                f16 = state.best_rate([f"{who} f16{how}/{theirs}/{name}" for who in ("llama-bench", "llama-server")
+                                       for how in ("", " plain")])  # with flash attention, and without
                 f32 = state.median(f"llama-server f32/{theirs}/{name}")
                 if value or f16:
                     rows.append([ours, str(depth), str(t), number(value), number(limit),
