@@ -15018,13 +15018,19 @@ struct rows_out {
 namespace detail {
 
 // How the machine's registers are used: a tile of `rows` x `vectors` accumulators, two columns and a broadcast.
+// The most rows that run as one tile, with no others behind them.
 inline constexpr std::size_t tallest_tile = native_lanes == 16 ? 12 : 6;
 
-// Panels of 16 outputs that so many rows run side by side: enough chains to fill the pipes, few enough to stay in
+// Rows and panels of a tile among many rows. With AVX-512 8 x 3: a core that shares its front end with a neighbour has
+// the time for fewer loads than 12 x 2 takes.
+inline constexpr std::size_t tile_rows = native_lanes == 16 ? 8 : tallest_tile;
+inline constexpr std::size_t tile_panels = native_lanes == 16 ? 3 : 1;
+
+// Panels of 16 outputs that so few rows run side by side: enough chains to fill the pipes, few enough to stay in
 // registers.
 [[nodiscard]] constexpr std::size_t panels_at_once(std::size_t rows) {
     if (native_lanes == 16)
-        return rows == 1 ? 8 : rows <= 5 ? 4 : 2;
+        return rows == 1 ? 8 : rows <= 5 ? 4 : rows <= 8 ? 3 : 2;
     if (rows == 1)
         return native_lanes == 8 ? 6 : 4;
     return rows == 2 ? 3 : 1;
@@ -15139,7 +15145,7 @@ public:
 
 private:
     static constexpr std::size_t width = packed_matrix<Weight>::panel_width;
-    static constexpr std::size_t strip = panels_at_once(tallest_tile);
+    static constexpr std::size_t strip = tile_panels;
 
     // So many panels at a time, then the rest by fewer.
     template <std::size_t Rows, std::size_t Panels>
@@ -15170,19 +15176,18 @@ private:
     // The rows in tiles as equal as they can be: a short last tile would starve the pipes.
     void run_tiles(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
                    std::size_t inputs, const float* weights, std::size_t next, const Weight* soon) const {
-        std::size_t tiles = (last_row - row + tallest_tile - 1) / tallest_tile;
+        std::size_t tiles = (last_row - row + tile_rows - 1) / tile_rows;
         weights_ahead ahead{reinterpret_cast<const std::byte*>(soon), 0, w_.inputs() * width * sizeof(Weight),
                             soon != nullptr ? (4 * sizeof(Weight) + tiles - 1) / tiles : 0};
         for (; tiles > 0; --tiles) {
             const std::size_t rows = (last_row - row + tiles - 1) / tiles, output = panel * width;
             const float* x = x_.data + row * x_.stride + k;
             float* y = y_.data + row * y_.stride + output;
-            with_rows<tallest_tile>(rows, [&]<std::size_t Rows> {
-                const auto run = [&]<std::size_t Panels> {
+            with_rows<tile_rows>(rows, [&]<std::size_t Rows> {
+                with_rows<strip>(panels, [&]<std::size_t Panels> {
                     product_tile<Rows, Panels>(x, x_.stride, weights, next, inputs, y, y_.stride, w_.outputs() - output,
                                                k == 0, ahead);
-                };
-                panels == strip ? run.template operator()<strip>() : run.template operator()<1>();
+                });
             });
             row += rows;
             ahead.at += inputs / 16 * ahead.lines * line_bytes;
@@ -15215,11 +15220,15 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
         return;
     }
     const std::size_t row_blocks = (x.rows + detail::block_rows - 1) / detail::block_rows;
+    const auto block_at = [&](std::size_t b) { // whole tiles: short ones starve the pipes
+        return std::min(x.rows,
+                        (x.rows * b / row_blocks + detail::tile_rows - 1) / detail::tile_rows * detail::tile_rows);
+    };
     threads.share(row_blocks * w.panels(), work, [&](std::size_t begin, std::size_t end) {
         while (begin < end) {
             const std::size_t b = begin / w.panels(), panel = begin % w.panels();
             const std::size_t panels = std::min(end - begin, w.panels() - panel);
-            block.run_many(x.rows * b / row_blocks, x.rows * (b + 1) / row_blocks, panel, panel + panels);
+            block.run_many(block_at(b), block_at(b + 1), panel, panel + panels);
             begin += panels;
         }
     });
@@ -15602,8 +15611,12 @@ inline constexpr std::int32_t activation_offset = 128;
 
 /// How four inputs of 16 outputs lie in vectors, and their running sums.
 inline constexpr std::size_t int8_parts = 1;
-/// Rows that meet one load of weights, so that their sums stay in registers.
-inline constexpr std::size_t int8_rows_together = 12;
+/// Rows and panels of 16 outputs that run together, so that their sums stay in registers: 8 x 3 takes fewer loads
+/// than 12 x 2 or 12 x 1.
+inline constexpr std::size_t int8_rows_together = 8;
+inline constexpr std::size_t int8_panels_together = 3;
+/// Panels that a row alone runs through together.
+inline constexpr std::size_t int8_panels_of_one = 8;
 /// Of int32: GCC 12 copies a running __m512i, which is of int64, before and behind each dot product.
 using int8_vector = std::int32_t __attribute__((vector_size(64)));
 
@@ -15625,6 +15638,16 @@ using int8_vector = std::int32_t __attribute__((vector_size(64)));
 inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
     _mm512_storeu_si512(to, reinterpret_cast<__m512i>(sums[0]));
 }
+/// What 16 sums are without the offset: `weights` has those of the weights. (16)
+[[nodiscard]] KVCACHE_INLINE inline f32x16 exact_sums(const int8_vector* sums, const std::int32_t* weights) noexcept {
+    const __m512i offset = _mm512_slli_epi32(_mm512_loadu_si512(weights), 7); // times 128
+    return {{native_floats(_mm512_cvtepi32_ps(_mm512_sub_epi32(reinterpret_cast<__m512i>(sums[0]), offset)))}};
+}
+/// Writes 16 whole numbers, none larger than 127, as activations.
+KVCACHE_INLINE inline void put_activations(const f32x16& x, int8_activation* to) noexcept {
+    const __m512i whole = _mm512_add_epi32(_mm512_cvtps_epi32(x.part[0].data), _mm512_set1_epi32(activation_offset));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(whole));
+}
 
 #elif defined(__AVX2__)
 
@@ -15635,6 +15658,8 @@ inline constexpr std::size_t int8_parts = 4; // four outputs each: the sums of e
 using int8_vector = __m256i;
 
 inline constexpr std::size_t int8_rows_together = 2; // with weights, a row and a product that is 11 of 16 registers
+inline constexpr std::size_t int8_panels_together = 1;
+inline constexpr std::size_t int8_panels_of_one = 1;
 
 /// Steps that pass through here keep their order: a compiler that loads everything first has no registers for the sums.
 [[nodiscard]] KVCACHE_INLINE inline int8_vector in_order(int8_vector x) noexcept {
@@ -15667,6 +15692,16 @@ inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 4 * i), _mm256_castsi256_si128(four));
     }
 }
+/// Writes 16 whole numbers, none larger than 127, as activations.
+KVCACHE_INLINE inline void put_activations(const f32x16& x, int8_activation* to) noexcept {
+#if defined(__AVX512F__)
+    const __m256i words = _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x.part[0].data));
+#else
+    const __m256i words = _mm256_permute4x64_epi64(
+        _mm256_packs_epi32(_mm256_cvtps_epi32(x.part[0].data), _mm256_cvtps_epi32(x.part[1].data)), 0b11'01'10'00);
+#endif
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), words);
+}
 
 #else
 
@@ -15679,6 +15714,8 @@ struct int8_vector {
 };
 
 inline constexpr std::size_t int8_rows_together = 2;
+inline constexpr std::size_t int8_panels_together = 1;
+inline constexpr std::size_t int8_panels_of_one = 1;
 
 [[nodiscard]] inline int8_vector no_sums() noexcept {
     return {};
@@ -15701,7 +15738,27 @@ struct int8_weights {
 inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
     std::memcpy(to, sums->lanes, sizeof sums->lanes);
 }
+/// Writes 16 whole numbers, none larger than 127, as activations.
+inline void put_activations(const f32x16& x, int8_activation* to) noexcept {
+    alignas(64) float each[16];
+    x.store(each);
+    for (std::size_t lane = 0; lane < 16; ++lane)
+        to[lane] = static_cast<int8_activation>(static_cast<std::int32_t>(each[lane]) + activation_offset);
+}
 
+#endif
+
+#if !defined(__AVX512VNNI__)
+/// What 16 sums are without the offset: `weights` has those of the weights. (16)
+[[nodiscard]] inline f32x16 exact_sums(const int8_vector* sums, const std::int32_t*) noexcept {
+    static_assert(activation_offset == 0);
+    std::int32_t exact[16];
+    store_sums(sums, exact);
+    alignas(64) float each[16];
+    for (std::size_t i = 0; i < 16; ++i)
+        each[i] = static_cast<float>(exact[i]);
+    return f32x16::load(each);
+}
 #endif
 
 } // namespace kvcache::detail
@@ -15849,13 +15906,8 @@ private:
         const f32x16 levels = f32x16::broadcast(level_of_one);
         const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
         detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
-            alignas(line_bytes) float level[16];
-            (fma(f32x16::load_up_to(x + i, n), levels, magic) - magic).store(level);
-            for (std::size_t lane = 0; lane < n; ++lane)
-                to[i + lane] = static_cast<number>(static_cast<std::int32_t>(level[lane]) + detail::activation_offset);
+            detail::put_activations(fma(f32x16::load_up_to(x + i, n), levels, magic) - magic, to + i);
         });
-        for (std::size_t i = inputs; i % 4 != 0; ++i)
-            to[i] = static_cast<number>(detail::activation_offset);
     }
 
     std::size_t stride_ = 0;
@@ -15865,48 +15917,71 @@ private:
 
 namespace detail {
 
-// Rows [row, row + Rows) with the 16 outputs of a panel.
-template <std::size_t Rows>
+// Rows [row, row + Rows) with the 16 outputs of each of some panels.
+template <std::size_t Rows, std::size_t Panels>
 inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w, std::size_t panel, const rows_out& y) {
-    int8_vector sums[Rows * int8_parts]; // flat: GCC 12 keeps no nested array in registers
-    unrolled<Rows * int8_parts>([&](auto i) KVCACHE_INLINE { sums[i] = no_sums(); });
+    int8_vector sums[Rows * Panels * int8_parts]; // flat: GCC 12 keeps no nested array in registers
+    unrolled<Rows * Panels * int8_parts>([&](auto i) KVCACHE_INLINE { sums[i] = no_sums(); });
     const int8_activation* from = x.row(row);
     const std::size_t stride = x.stride();
-    const std::int8_t* weights = w.panel(panel);
-    for (std::size_t four = 0; four < w.fours(); ++four, from += 4, weights += 64)
+    const std::int8_t* weights[Panels];
+    unrolled<Panels>([&](auto p) KVCACHE_INLINE { weights[p] = w.panel(panel + p); });
+    for (std::size_t four = 0; four < w.fours(); ++four, from += 4)
         unrolled<int8_parts>([&](auto part) KVCACHE_INLINE {
-            const auto these = load_weights(weights, part);
+            using loaded = decltype(load_weights(weights[0], part));
+            loaded these[Panels];
+            unrolled<Panels>([&](auto p) KVCACHE_INLINE { these[p] = load_weights(weights[p] + four * 64, part); });
             unrolled<Rows>([&](auto r) KVCACHE_INLINE {
-                auto& sum = sums[r * int8_parts + part];
-                sum = add_dots(sum, these, load_four(from + r * stride));
+                const auto own = load_four(from + r * stride);
+                unrolled<Panels>([&](auto p) KVCACHE_INLINE {
+                    auto& sum = sums[(r * Panels + p) * int8_parts + part];
+                    sum = add_dots(sum, these[p], own);
+                });
             });
         });
-    const std::size_t output = panel * 16, left = std::min<std::size_t>(16, w.outputs() - output);
-    for (std::size_t r = 0; r < Rows; ++r) {
-        std::int32_t exact[16];
-        store_sums(sums + r * int8_parts, exact);
-        for (std::size_t i = 0; i < left; ++i)
-            y.data[(row + r) * y.stride + output + i] =
-                static_cast<float>(exact[i] - activation_offset * w.sums(panel)[i]) *
-                (x.scale(row + r) * w.scales(panel)[i]);
-    }
+    for (std::size_t r = 0; r < Rows; ++r)
+        for (std::size_t p = 0; p < Panels; ++p) {
+            const std::size_t output = (panel + p) * 16, left = std::min<std::size_t>(16, w.outputs() - output);
+            const f32x16 scale = f32x16::broadcast(x.scale(row + r)) * f32x16::load(w.scales(panel + p));
+            (exact_sums(sums + (r * Panels + p) * int8_parts, w.sums(panel + p)) * scale)
+                .store_up_to(y.data + (row + r) * y.stride + output, left);
+        }
 }
 
-// Rows [row, last) with the 16 outputs of a panel, in tiles of at most Tall rows, as equal as they can be.
-template <std::size_t Tall>
+// Rows [row, last) with the outputs of up to Wide panels, in tiles of at most Tall rows, as equal as they can be.
+template <std::size_t Tall, std::size_t Wide>
 KVCACHE_ONCE void int8_tiles(const int8_rows& x, std::size_t row, std::size_t last, const int8_matrix& w,
-                             std::size_t panel, const rows_out& y) {
+                             std::size_t panel, std::size_t panels, const rows_out& y) {
     for (std::size_t tiles = (last - row + Tall - 1) / Tall; tiles > 0; --tiles) {
         const std::size_t rows = (last - row + tiles - 1) / tiles;
-        with_rows<Tall>(rows, [&]<std::size_t Rows> { int8_tile<Rows>(x, row, w, panel, y); });
+        with_rows<Tall>(rows, [&]<std::size_t Rows> {
+            with_rows<Wide>(panels, [&]<std::size_t Panels> { int8_tile<Rows, Panels>(x, row, w, panel, y); });
+        });
         row += rows;
     }
 }
 
 #if defined(KVCACHE_COMPILED)
-extern template void int8_tiles<int8_rows_together>(const int8_rows&, std::size_t, std::size_t, const int8_matrix&,
-                                                    std::size_t, const rows_out&);
+extern template void int8_tiles<int8_rows_together, int8_panels_together>(const int8_rows&, std::size_t, std::size_t,
+                                                                          const int8_matrix&, std::size_t, std::size_t,
+                                                                          const rows_out&);
+extern template void int8_tiles<1, int8_panels_of_one>(const int8_rows&, std::size_t, std::size_t, const int8_matrix&,
+                                                       std::size_t, std::size_t, const rows_out&);
 #endif
+
+// All rows, in blocks, with strips of up to Wide panels, shared among threads.
+template <std::size_t Tall, std::size_t Wide>
+void int8_blocks(const int8_rows& x, std::size_t rows, const int8_matrix& w, const rows_out& y, team& threads) {
+    constexpr std::size_t block = 48 * Tall;
+    const std::size_t blocks = (rows + block - 1) / block, strips = (w.panels() + Wide - 1) / Wide;
+    threads.share(blocks * strips, rows * w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
+        for (std::size_t job = begin; job < end; ++job) {
+            const std::size_t first = job / strips * block, panel = job % strips * Wide;
+            int8_tiles<Tall, Wide>(x, first, std::min(first + block, rows), w, panel,
+                                   std::min(Wide, w.panels() - panel), y);
+        }
+    });
+}
 
 } // namespace detail
 
@@ -15918,14 +15993,10 @@ inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, t
     if (x.rows == 0)
         return;
     scratch.quantize(x, w.inputs(), threads);
-    constexpr std::size_t tall = detail::int8_rows_together;
-    const std::size_t block = 32 * tall, blocks = (x.rows + block - 1) / block;
-    threads.share(blocks * w.panels(), x.rows * w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
-        for (std::size_t job = begin; job < end; ++job) {
-            const std::size_t first = job / w.panels() * block, last = std::min(first + block, x.rows);
-            detail::int8_tiles<tall>(scratch, first, last, w, job % w.panels(), y);
-        }
-    });
+    if (x.rows == 1)
+        detail::int8_blocks<1, detail::int8_panels_of_one>(scratch, 1, w, y, threads);
+    else
+        detail::int8_blocks<detail::int8_rows_together, detail::int8_panels_together>(scratch, x.rows, w, y, threads);
 }
 
 } // namespace kvcache

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/kernel/native.hpp>
+#include <kvcache/kernel/simd.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -19,8 +19,12 @@ inline constexpr std::int32_t activation_offset = 128;
 
 /// How four inputs of 16 outputs lie in vectors, and their running sums.
 inline constexpr std::size_t int8_parts = 1;
-/// Rows that meet one load of weights, so that their sums stay in registers.
-inline constexpr std::size_t int8_rows_together = 12;
+/// Rows and panels of 16 outputs that run together, so that their sums stay in registers: 8 x 3 takes fewer loads
+/// than 12 x 2 or 12 x 1.
+inline constexpr std::size_t int8_rows_together = 8;
+inline constexpr std::size_t int8_panels_together = 3;
+/// Panels that a row alone runs through together.
+inline constexpr std::size_t int8_panels_of_one = 8;
 /// Of int32: GCC 12 copies a running __m512i, which is of int64, before and behind each dot product.
 using int8_vector = std::int32_t __attribute__((vector_size(64)));
 
@@ -42,6 +46,16 @@ using int8_vector = std::int32_t __attribute__((vector_size(64)));
 inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
     _mm512_storeu_si512(to, reinterpret_cast<__m512i>(sums[0]));
 }
+/// What 16 sums are without the offset: `weights` has those of the weights. (16)
+[[nodiscard]] KVCACHE_INLINE inline f32x16 exact_sums(const int8_vector* sums, const std::int32_t* weights) noexcept {
+    const __m512i offset = _mm512_slli_epi32(_mm512_loadu_si512(weights), 7); // times 128
+    return {{native_floats(_mm512_cvtepi32_ps(_mm512_sub_epi32(reinterpret_cast<__m512i>(sums[0]), offset)))}};
+}
+/// Writes 16 whole numbers, none larger than 127, as activations.
+KVCACHE_INLINE inline void put_activations(const f32x16& x, int8_activation* to) noexcept {
+    const __m512i whole = _mm512_add_epi32(_mm512_cvtps_epi32(x.part[0].data), _mm512_set1_epi32(activation_offset));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(whole));
+}
 
 #elif defined(__AVX2__)
 
@@ -52,6 +66,8 @@ inline constexpr std::size_t int8_parts = 4; // four outputs each: the sums of e
 using int8_vector = __m256i;
 
 inline constexpr std::size_t int8_rows_together = 2; // with weights, a row and a product that is 11 of 16 registers
+inline constexpr std::size_t int8_panels_together = 1;
+inline constexpr std::size_t int8_panels_of_one = 1;
 
 /// Steps that pass through here keep their order: a compiler that loads everything first has no registers for the sums.
 [[nodiscard]] KVCACHE_INLINE inline int8_vector in_order(int8_vector x) noexcept {
@@ -84,6 +100,16 @@ inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 4 * i), _mm256_castsi256_si128(four));
     }
 }
+/// Writes 16 whole numbers, none larger than 127, as activations.
+KVCACHE_INLINE inline void put_activations(const f32x16& x, int8_activation* to) noexcept {
+#if defined(__AVX512F__)
+    const __m256i words = _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x.part[0].data));
+#else
+    const __m256i words = _mm256_permute4x64_epi64(
+        _mm256_packs_epi32(_mm256_cvtps_epi32(x.part[0].data), _mm256_cvtps_epi32(x.part[1].data)), 0b11'01'10'00);
+#endif
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), words);
+}
 
 #else
 
@@ -96,6 +122,8 @@ struct int8_vector {
 };
 
 inline constexpr std::size_t int8_rows_together = 2;
+inline constexpr std::size_t int8_panels_together = 1;
+inline constexpr std::size_t int8_panels_of_one = 1;
 
 [[nodiscard]] inline int8_vector no_sums() noexcept {
     return {};
@@ -118,7 +146,27 @@ struct int8_weights {
 inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
     std::memcpy(to, sums->lanes, sizeof sums->lanes);
 }
+/// Writes 16 whole numbers, none larger than 127, as activations.
+inline void put_activations(const f32x16& x, int8_activation* to) noexcept {
+    alignas(64) float each[16];
+    x.store(each);
+    for (std::size_t lane = 0; lane < 16; ++lane)
+        to[lane] = static_cast<int8_activation>(static_cast<std::int32_t>(each[lane]) + activation_offset);
+}
 
+#endif
+
+#if !defined(__AVX512VNNI__)
+/// What 16 sums are without the offset: `weights` has those of the weights. (16)
+[[nodiscard]] inline f32x16 exact_sums(const int8_vector* sums, const std::int32_t*) noexcept {
+    static_assert(activation_offset == 0);
+    std::int32_t exact[16];
+    store_sums(sums, exact);
+    alignas(64) float each[16];
+    for (std::size_t i = 0; i < 16; ++i)
+        each[i] = static_cast<float>(exact[i]);
+    return f32x16::load(each);
+}
 #endif
 
 } // namespace kvcache::detail

@@ -61,13 +61,8 @@ private:
         const f32x16 levels = f32x16::broadcast(level_of_one);
         const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
         detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
-            alignas(line_bytes) float level[16];
-            (fma(f32x16::load_up_to(x + i, n), levels, magic) - magic).store(level);
-            for (std::size_t lane = 0; lane < n; ++lane)
-                to[i + lane] = static_cast<number>(static_cast<std::int32_t>(level[lane]) + detail::activation_offset);
+            detail::put_activations(fma(f32x16::load_up_to(x + i, n), levels, magic) - magic, to + i);
         });
-        for (std::size_t i = inputs; i % 4 != 0; ++i)
-            to[i] = static_cast<number>(detail::activation_offset);
     }
 
     std::size_t stride_ = 0;
@@ -77,48 +72,71 @@ private:
 
 namespace detail {
 
-// Rows [row, row + Rows) with the 16 outputs of a panel.
-template <std::size_t Rows>
+// Rows [row, row + Rows) with the 16 outputs of each of some panels.
+template <std::size_t Rows, std::size_t Panels>
 inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w, std::size_t panel, const rows_out& y) {
-    int8_vector sums[Rows * int8_parts]; // flat: GCC 12 keeps no nested array in registers
-    unrolled<Rows * int8_parts>([&](auto i) KVCACHE_INLINE { sums[i] = no_sums(); });
+    int8_vector sums[Rows * Panels * int8_parts]; // flat: GCC 12 keeps no nested array in registers
+    unrolled<Rows * Panels * int8_parts>([&](auto i) KVCACHE_INLINE { sums[i] = no_sums(); });
     const int8_activation* from = x.row(row);
     const std::size_t stride = x.stride();
-    const std::int8_t* weights = w.panel(panel);
-    for (std::size_t four = 0; four < w.fours(); ++four, from += 4, weights += 64)
+    const std::int8_t* weights[Panels];
+    unrolled<Panels>([&](auto p) KVCACHE_INLINE { weights[p] = w.panel(panel + p); });
+    for (std::size_t four = 0; four < w.fours(); ++four, from += 4)
         unrolled<int8_parts>([&](auto part) KVCACHE_INLINE {
-            const auto these = load_weights(weights, part);
+            using loaded = decltype(load_weights(weights[0], part));
+            loaded these[Panels];
+            unrolled<Panels>([&](auto p) KVCACHE_INLINE { these[p] = load_weights(weights[p] + four * 64, part); });
             unrolled<Rows>([&](auto r) KVCACHE_INLINE {
-                auto& sum = sums[r * int8_parts + part];
-                sum = add_dots(sum, these, load_four(from + r * stride));
+                const auto own = load_four(from + r * stride);
+                unrolled<Panels>([&](auto p) KVCACHE_INLINE {
+                    auto& sum = sums[(r * Panels + p) * int8_parts + part];
+                    sum = add_dots(sum, these[p], own);
+                });
             });
         });
-    const std::size_t output = panel * 16, left = std::min<std::size_t>(16, w.outputs() - output);
-    for (std::size_t r = 0; r < Rows; ++r) {
-        std::int32_t exact[16];
-        store_sums(sums + r * int8_parts, exact);
-        for (std::size_t i = 0; i < left; ++i)
-            y.data[(row + r) * y.stride + output + i] =
-                static_cast<float>(exact[i] - activation_offset * w.sums(panel)[i]) *
-                (x.scale(row + r) * w.scales(panel)[i]);
-    }
+    for (std::size_t r = 0; r < Rows; ++r)
+        for (std::size_t p = 0; p < Panels; ++p) {
+            const std::size_t output = (panel + p) * 16, left = std::min<std::size_t>(16, w.outputs() - output);
+            const f32x16 scale = f32x16::broadcast(x.scale(row + r)) * f32x16::load(w.scales(panel + p));
+            (exact_sums(sums + (r * Panels + p) * int8_parts, w.sums(panel + p)) * scale)
+                .store_up_to(y.data + (row + r) * y.stride + output, left);
+        }
 }
 
-// Rows [row, last) with the 16 outputs of a panel, in tiles of at most Tall rows, as equal as they can be.
-template <std::size_t Tall>
+// Rows [row, last) with the outputs of up to Wide panels, in tiles of at most Tall rows, as equal as they can be.
+template <std::size_t Tall, std::size_t Wide>
 KVCACHE_ONCE void int8_tiles(const int8_rows& x, std::size_t row, std::size_t last, const int8_matrix& w,
-                             std::size_t panel, const rows_out& y) {
+                             std::size_t panel, std::size_t panels, const rows_out& y) {
     for (std::size_t tiles = (last - row + Tall - 1) / Tall; tiles > 0; --tiles) {
         const std::size_t rows = (last - row + tiles - 1) / tiles;
-        with_rows<Tall>(rows, [&]<std::size_t Rows> { int8_tile<Rows>(x, row, w, panel, y); });
+        with_rows<Tall>(rows, [&]<std::size_t Rows> {
+            with_rows<Wide>(panels, [&]<std::size_t Panels> { int8_tile<Rows, Panels>(x, row, w, panel, y); });
+        });
         row += rows;
     }
 }
 
 #if defined(KVCACHE_COMPILED)
-extern template void int8_tiles<int8_rows_together>(const int8_rows&, std::size_t, std::size_t, const int8_matrix&,
-                                                    std::size_t, const rows_out&);
+extern template void int8_tiles<int8_rows_together, int8_panels_together>(const int8_rows&, std::size_t, std::size_t,
+                                                                          const int8_matrix&, std::size_t, std::size_t,
+                                                                          const rows_out&);
+extern template void int8_tiles<1, int8_panels_of_one>(const int8_rows&, std::size_t, std::size_t, const int8_matrix&,
+                                                       std::size_t, std::size_t, const rows_out&);
 #endif
+
+// All rows, in blocks, with strips of up to Wide panels, shared among threads.
+template <std::size_t Tall, std::size_t Wide>
+void int8_blocks(const int8_rows& x, std::size_t rows, const int8_matrix& w, const rows_out& y, team& threads) {
+    constexpr std::size_t block = 48 * Tall;
+    const std::size_t blocks = (rows + block - 1) / block, strips = (w.panels() + Wide - 1) / Wide;
+    threads.share(blocks * strips, rows * w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
+        for (std::size_t job = begin; job < end; ++job) {
+            const std::size_t first = job / strips * block, panel = job % strips * Wide;
+            int8_tiles<Tall, Wide>(x, first, std::min(first + block, rows), w, panel,
+                                   std::min(Wide, w.panels() - panel), y);
+        }
+    });
+}
 
 } // namespace detail
 
@@ -130,14 +148,10 @@ inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, t
     if (x.rows == 0)
         return;
     scratch.quantize(x, w.inputs(), threads);
-    constexpr std::size_t tall = detail::int8_rows_together;
-    const std::size_t block = 32 * tall, blocks = (x.rows + block - 1) / block;
-    threads.share(blocks * w.panels(), x.rows * w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
-        for (std::size_t job = begin; job < end; ++job) {
-            const std::size_t first = job / w.panels() * block, last = std::min(first + block, x.rows);
-            detail::int8_tiles<tall>(scratch, first, last, w, job % w.panels(), y);
-        }
-    });
+    if (x.rows == 1)
+        detail::int8_blocks<1, detail::int8_panels_of_one>(scratch, 1, w, y, threads);
+    else
+        detail::int8_blocks<detail::int8_rows_together, detail::int8_panels_together>(scratch, x.rows, w, y, threads);
 }
 
 } // namespace kvcache

@@ -32,13 +32,19 @@ struct rows_out {
 namespace detail {
 
 // How the machine's registers are used: a tile of `rows` x `vectors` accumulators, two columns and a broadcast.
+// The most rows that run as one tile, with no others behind them.
 inline constexpr std::size_t tallest_tile = native_lanes == 16 ? 12 : 6;
 
-// Panels of 16 outputs that so many rows run side by side: enough chains to fill the pipes, few enough to stay in
+// Rows and panels of a tile among many rows. With AVX-512 8 x 3: a core that shares its front end with a neighbour has
+// the time for fewer loads than 12 x 2 takes.
+inline constexpr std::size_t tile_rows = native_lanes == 16 ? 8 : tallest_tile;
+inline constexpr std::size_t tile_panels = native_lanes == 16 ? 3 : 1;
+
+// Panels of 16 outputs that so few rows run side by side: enough chains to fill the pipes, few enough to stay in
 // registers.
 [[nodiscard]] constexpr std::size_t panels_at_once(std::size_t rows) {
     if (native_lanes == 16)
-        return rows == 1 ? 8 : rows <= 5 ? 4 : 2;
+        return rows == 1 ? 8 : rows <= 5 ? 4 : rows <= 8 ? 3 : 2;
     if (rows == 1)
         return native_lanes == 8 ? 6 : 4;
     return rows == 2 ? 3 : 1;
@@ -153,7 +159,7 @@ public:
 
 private:
     static constexpr std::size_t width = packed_matrix<Weight>::panel_width;
-    static constexpr std::size_t strip = panels_at_once(tallest_tile);
+    static constexpr std::size_t strip = tile_panels;
 
     // So many panels at a time, then the rest by fewer.
     template <std::size_t Rows, std::size_t Panels>
@@ -184,19 +190,18 @@ private:
     // The rows in tiles as equal as they can be: a short last tile would starve the pipes.
     void run_tiles(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
                    std::size_t inputs, const float* weights, std::size_t next, const Weight* soon) const {
-        std::size_t tiles = (last_row - row + tallest_tile - 1) / tallest_tile;
+        std::size_t tiles = (last_row - row + tile_rows - 1) / tile_rows;
         weights_ahead ahead{reinterpret_cast<const std::byte*>(soon), 0, w_.inputs() * width * sizeof(Weight),
                             soon != nullptr ? (4 * sizeof(Weight) + tiles - 1) / tiles : 0};
         for (; tiles > 0; --tiles) {
             const std::size_t rows = (last_row - row + tiles - 1) / tiles, output = panel * width;
             const float* x = x_.data + row * x_.stride + k;
             float* y = y_.data + row * y_.stride + output;
-            with_rows<tallest_tile>(rows, [&]<std::size_t Rows> {
-                const auto run = [&]<std::size_t Panels> {
+            with_rows<tile_rows>(rows, [&]<std::size_t Rows> {
+                with_rows<strip>(panels, [&]<std::size_t Panels> {
                     product_tile<Rows, Panels>(x, x_.stride, weights, next, inputs, y, y_.stride, w_.outputs() - output,
                                                k == 0, ahead);
-                };
-                panels == strip ? run.template operator()<strip>() : run.template operator()<1>();
+                });
             });
             row += rows;
             ahead.at += inputs / 16 * ahead.lines * line_bytes;
@@ -229,11 +234,15 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
         return;
     }
     const std::size_t row_blocks = (x.rows + detail::block_rows - 1) / detail::block_rows;
+    const auto block_at = [&](std::size_t b) { // whole tiles: short ones starve the pipes
+        return std::min(x.rows,
+                        (x.rows * b / row_blocks + detail::tile_rows - 1) / detail::tile_rows * detail::tile_rows);
+    };
     threads.share(row_blocks * w.panels(), work, [&](std::size_t begin, std::size_t end) {
         while (begin < end) {
             const std::size_t b = begin / w.panels(), panel = begin % w.panels();
             const std::size_t panels = std::min(end - begin, w.panels() - panel);
-            block.run_many(x.rows * b / row_blocks, x.rows * (b + 1) / row_blocks, panel, panel + panels);
+            block.run_many(block_at(b), block_at(b + 1), panel, panel + panels);
             begin += panels;
         }
     });
