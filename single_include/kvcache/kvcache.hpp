@@ -1943,74 +1943,11 @@ template <class Op>
 
 } // namespace kvcache
 
-// ---- kvcache/kernel/code_dot.hpp ----------------------------------------------------------------------------------
+// ---- kvcache/kernel/code_quads.hpp --------------------------------------------------------------------------------
 
-/// Dot products of 16 rows of codes with whole numbers of 16 bits. Sums of int32 are exact, so every form gives the
-/// same numbers, whatever its order.
-///
 /// Codes lie in fours: 64 bytes hold four neighbours of 16 rows, row by row, or of shorter codes as many fours as fit,
 /// in ascending bits. Of 3-bit codes the lower two bits lie so, and the upper ones apart.
 namespace kvcache::detail {
-
-/// The largest size of a number that meets codes: both its bytes are int8 then, the lower one counted from -128 on.
-inline constexpr std::int32_t largest_whole = 127 * 256;
-
-/// Bytes of four numbers that meet codes.
-inline constexpr std::size_t whole_quad_bytes = 8;
-
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
-
-/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as products of codes read them: the upper bytes
-/// of four, then the lower ones, as VNNI multiplies an unsigned byte with a signed one. to: 4 * whole_quad_bytes
-/// Returns: their sum.
-inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
-    const __m512i whole = _mm512_cvtps_epi32(x.part[0].data);
-    const __m128i lower = _mm512_cvtepi32_epi8(whole);
-    const __m128i upper = _mm512_cvtepi32_epi8(_mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8));
-    auto* const at = reinterpret_cast<__m128i*>(to);
-    _mm_storeu_si128(at, _mm_unpacklo_epi32(upper, lower));
-    _mm_storeu_si128(at + 1, _mm_unpackhi_epi32(upper, lower));
-    return _mm512_reduce_add_epi32(whole);
-}
-
-#elif defined(__AVX2__)
-
-/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as products of codes read them: of each four
-/// the even ones, then the odd ones. to: 4 * whole_quad_bytes. Returns: their sum.
-inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
-#if defined(__AVX512F__)
-    const __m512i all = _mm512_cvtps_epi32(x.part[0].data);
-    const __m256i first = _mm512_castsi512_si256(all), last = _mm512_extracti64x4_epi64(all, 1);
-#else
-    const __m256i first = _mm256_cvtps_epi32(x.part[0].data), last = _mm256_cvtps_epi32(x.part[1].data);
-#endif
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, last), 0b11'01'10'00);
-    const __m256i turned = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0b11'01'10'00), 0b11'01'10'00);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), turned);
-    const __m256i eight = _mm256_add_epi32(first, last);
-    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
-    const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
-    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
-}
-
-#else
-
-/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as int16. to: 4 * whole_quad_bytes
-/// Returns: their sum.
-inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
-    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: what is added to it loses its fraction
-    alignas(64) float each[16];
-    (x + magic - magic).store(each);
-    std::int32_t all = 0;
-    for (std::size_t i = 0; i < 16; ++i) {
-        const auto word = static_cast<std::int16_t>(each[i] >= -32768.0f && each[i] < 32768.0f ? each[i] : -32768.0f);
-        std::memcpy(to + 2 * i, &word, sizeof word);
-        all += word;
-    }
-    return all;
-}
-
-#endif
 
 /// Where codes of `Bits` bits lie: places in a table, or the numbers themselves in 8 bits.
 template <unsigned Bits>
@@ -2088,6 +2025,41 @@ template <unsigned Bits>
             _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(of.table))), sign);
 }
 
+#if defined(__AVX512BW__)
+
+/// A four of 16 rows: the places in a table.
+template <unsigned Bits, std::size_t Place>
+[[nodiscard]] KVCACHE_INLINE inline __m512i all_places(const code_quads<Bits>& of, std::size_t quad) noexcept {
+    using quads = code_quads<Bits>;
+    __m512i x = _mm512_loadu_si512(of.codes + quad / quads::per * 64);
+    if constexpr (Place > 0)
+        x = _mm512_srli_epi16(x, Place * quads::part);
+    x = _mm512_and_si512(x, _mm512_set1_epi8((1 << quads::part) - 1));
+    if constexpr (Bits == 3) {
+        const __m512i above = _mm512_srl_epi16(_mm512_loadu_si512(of.upper + quad / 8 * 64),
+                                               _mm_cvtsi32_si128(static_cast<int>(quad % 8)));
+        x = _mm512_or_si512(x, _mm512_slli_epi16(_mm512_and_si512(above, _mm512_set1_epi8(1)), 2));
+    }
+    return x;
+}
+
+/// The same as `quad_codes` has it, of all 16 rows; `table` in each quarter.
+template <unsigned Bits, std::size_t Place>
+[[nodiscard]] KVCACHE_INLINE inline __m512i all_codes(const code_quads<Bits>& of, std::size_t quad,
+                                                      __m512i table) noexcept {
+    if constexpr (Bits == 8)
+        return _mm512_xor_si512(_mm512_loadu_si512(of.codes + quad * 64), table);
+    else
+        return _mm512_shuffle_epi8(table, all_places<Bits, Place>(of, quad));
+}
+
+/// A table in both halves.
+[[nodiscard]] KVCACHE_INLINE inline __m512i twice(__m256i table) noexcept {
+    return _mm512_broadcast_i64x4(table);
+}
+
+#endif
+
 #else
 
 template <unsigned Bits>
@@ -2120,6 +2092,74 @@ KVCACHE_INLINE inline void for_quads(std::size_t begin, std::size_t end, const B
         });
 }
 
+} // namespace kvcache::detail
+
+// ---- kvcache/kernel/code_dot.hpp ----------------------------------------------------------------------------------
+
+/// Dot products of 16 rows of codes with whole numbers of 16 bits. Sums of int32 are exact, so every form gives the
+/// same numbers, whatever its order.
+namespace kvcache::detail {
+
+/// The largest size of a number that meets codes: both its bytes are int8 then, the lower one counted from -128 on.
+inline constexpr std::int32_t largest_whole = 127 * 256;
+
+/// Bytes of four numbers that meet codes.
+inline constexpr std::size_t whole_quad_bytes = 8;
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+
+/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as products of codes read them: the upper bytes
+/// of four, then the lower ones, as VNNI multiplies an unsigned byte with a signed one. to: 4 * whole_quad_bytes
+/// Returns: their sum.
+inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
+    const __m512i whole = _mm512_cvtps_epi32(x.part[0].data);
+    const __m128i lower = _mm512_cvtepi32_epi8(whole);
+    const __m128i upper = _mm512_cvtepi32_epi8(_mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8));
+    auto* const at = reinterpret_cast<__m128i*>(to);
+    _mm_storeu_si128(at, _mm_unpacklo_epi32(upper, lower));
+    _mm_storeu_si128(at + 1, _mm_unpackhi_epi32(upper, lower));
+    return _mm512_reduce_add_epi32(whole);
+}
+
+#elif defined(__AVX2__)
+
+/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as products of codes read them: of each four
+/// the even ones, then the odd ones. to: 4 * whole_quad_bytes. Returns: their sum.
+inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
+#if defined(__AVX512F__)
+    const __m512i all = _mm512_cvtps_epi32(x.part[0].data);
+    const __m256i first = _mm512_castsi512_si256(all), last = _mm512_extracti64x4_epi64(all, 1);
+#else
+    const __m256i first = _mm256_cvtps_epi32(x.part[0].data), last = _mm256_cvtps_epi32(x.part[1].data);
+#endif
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, last), 0b11'01'10'00);
+    const __m256i turned = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0b11'01'10'00), 0b11'01'10'00);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), turned);
+    const __m256i eight = _mm256_add_epi32(first, last);
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
+}
+
+#else
+
+/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as int16. to: 4 * whole_quad_bytes
+/// Returns: their sum.
+inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
+    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: what is added to it loses its fraction
+    alignas(64) float each[16];
+    (x + magic - magic).store(each);
+    std::int32_t all = 0;
+    for (std::size_t i = 0; i < 16; ++i) {
+        const auto word = static_cast<std::int16_t>(each[i] >= -32768.0f && each[i] < 32768.0f ? each[i] : -32768.0f);
+        std::memcpy(to + 2 * i, &word, sizeof word);
+        all += word;
+    }
+    return all;
+}
+
+#endif
+
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
 /// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum.
@@ -2130,11 +2170,9 @@ KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin
     using vector = std::int32_t __attribute__((vector_size(64))); // GCC 12 copies a running __m512i, which is of int64
     vector upper[N], lower[N];
     unrolled<N>([&](auto i) KVCACHE_INLINE { upper[i] = vector{}, lower[i] = vector{}; });
-    const __m256i table = quad_table(of);
+    const __m512i table = twice(quad_table(of));
     for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
-        const __m256i first = quad_codes<Bits, decltype(place)::value>(of, quad, 0, table);
-        const __m256i last = quad_codes<Bits, decltype(place)::value>(of, quad, 1, table);
-        const __m512i x = _mm512_inserti64x4(_mm512_castsi256_si512(first), last, 1);
+        const __m512i x = all_codes<Bits, decltype(place)::value>(of, quad, table);
         unrolled<N>([&](auto i) KVCACHE_INLINE {
             const std::byte* const q = queries[i] + (quad - begin) * whole_quad_bytes;
             upper[i] = reinterpret_cast<vector>(
@@ -2315,11 +2353,13 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
     using vector = std::int32_t __attribute__((vector_size(64))); // GCC 12 copies a running __m512i, which is of int64
     vector sums[N];
     unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = reinterpret_cast<vector>(_mm512_set1_epi32(own[i])); });
-    const __m256i table = upward_table(of);
+    const __m512i table = twice(upward_table(of));
     for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
-        const __m256i first = quad_codes<Bits, decltype(place)::value>(of, quad, 0, table);
-        const __m256i last = quad_codes<Bits, decltype(place)::value>(of, quad, 1, table);
-        const __m512i x = _mm512_inserti64x4(_mm512_castsi256_si512(first), last, 1);
+        __m512i x;
+        if constexpr (Linear)
+            x = all_places<Bits, decltype(place)::value>(of, quad);
+        else
+            x = all_codes<Bits, decltype(place)::value>(of, quad, table);
         unrolled<N>([&](auto i) KVCACHE_INLINE {
             const std::int32_t four = four_bytes(queries[i] + (quad - begin) * byte_quad_bytes);
             sums[i] = reinterpret_cast<vector>(
@@ -4088,13 +4128,14 @@ inline void weigh(tile_weights& weights, std::size_t query, std::size_t t, const
         each[0] = each[0] + f32x16::load(tile.holes);
     if (tile.first != 0 || last != tile_tokens)
         each[0] = within(each[0], tile.first, last, none);
-    const float before = state.largest(), most = largest(each[0]), top = most > before ? most : before;
-    if (top > before) {
-        rescale = exp_one(before - top);
-        weights.rescaled[t] = true;
-        state.largest() = top;
-    }
-    each[0] = each[0] - f32x16::broadcast(top);
+    const float before = state.largest();
+    if (any_above(each[0], before))
+        if (const float most = largest(each[0]); most > before) {
+            rescale = exp_one(before - most);
+            weights.rescaled[t] = true;
+            state.largest() = most;
+        }
+    each[0] = each[0] - f32x16::broadcast(state.largest());
     exp_of_differences(each);
     state.set_weight(fma(state.weight(), f32x16::broadcast(rescale), each[0]));
     each[0].store(lanes);
@@ -4360,7 +4401,8 @@ private:
     [[gnu::flatten]] void weigh(std::span<const attention_tile> tiles, std::size_t whole, std::size_t q,
                                 std::size_t count) {
         std::fill_n(weights_.rescaled, tiles.size(), false);
-        if (whole == most_tiles && std::ranges::all_of(tiles, detail::is_full)) {
+        // Two queries do not fill what waits for their exponentials.
+        if (count > 2 && whole == most_tiles && std::ranges::all_of(tiles, detail::is_full)) {
             detail::weigh_full(weights_, count, [&](std::size_t i) KVCACHE_INLINE { return running(q + i); });
             return;
         }

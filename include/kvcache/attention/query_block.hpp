@@ -274,7 +274,8 @@ private:
     [[gnu::flatten]] void weigh(std::span<const attention_tile> tiles, std::size_t whole, std::size_t q,
                                 std::size_t count) {
         std::fill_n(weights_.rescaled, tiles.size(), false);
-        if (whole == most_tiles && std::ranges::all_of(tiles, detail::is_full)) {
+        // Two queries do not fill what waits for their exponentials.
+        if (count > 2 && whole == most_tiles && std::ranges::all_of(tiles, detail::is_full)) {
             detail::weigh_full(weights_, count, [&](std::size_t i) KVCACHE_INLINE { return running(q + i); });
             return;
         }

@@ -82,13 +82,14 @@ inline void weigh(tile_weights& weights, std::size_t query, std::size_t t, const
         each[0] = each[0] + f32x16::load(tile.holes);
     if (tile.first != 0 || last != tile_tokens)
         each[0] = within(each[0], tile.first, last, none);
-    const float before = state.largest(), most = largest(each[0]), top = most > before ? most : before;
-    if (top > before) {
-        rescale = exp_one(before - top);
-        weights.rescaled[t] = true;
-        state.largest() = top;
-    }
-    each[0] = each[0] - f32x16::broadcast(top);
+    const float before = state.largest();
+    if (any_above(each[0], before))
+        if (const float most = largest(each[0]); most > before) {
+            rescale = exp_one(before - most);
+            weights.rescaled[t] = true;
+            state.largest() = most;
+        }
+    each[0] = each[0] - f32x16::broadcast(state.largest());
     exp_of_differences(each);
     state.set_weight(fma(state.weight(), f32x16::broadcast(rescale), each[0]));
     each[0].store(lanes);
