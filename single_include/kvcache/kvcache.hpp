@@ -1868,15 +1868,27 @@ template <class Op>
     return xsimd::any(above);
 }
 
-/// 2 to the power n, where `shifted` is n + 1.5 * 2^23 and -126 <= n <= 127: n moves from the last bits of the
-/// mantissa into the exponent.
-[[nodiscard]] inline f32x16 power_of_two(const f32x16& shifted) noexcept {
+/// x times 2 to the power n where `key` >= `bound`, zero elsewhere. `shifted` is n + 1.5 * 2^23. Where n < -126 or
+/// n > 127, or what comes out is no normal number, it may be anything.
+[[nodiscard]] inline f32x16 scaled_above(const f32x16& x, const f32x16& n, const f32x16& shifted, const f32x16& key,
+                                         float bound) noexcept {
+#if defined(__AVX512F__)
+    static_cast<void>(shifted);
+    const __mmask16 above = _mm512_cmp_ps_mask(key.part[0].data, _mm512_set1_ps(bound), _CMP_GE_OQ);
+    return {{detail::native_floats(_mm512_maskz_scalef_ps(above, x.part[0].data, n.part[0].data))}};
+#else
+    static_cast<void>(n);
     f32x16 v;
+    const detail::native_floats limit(bound), nothing(0.0f);
     for (std::size_t i = 0; i < detail::native_parts; ++i) {
+        // n moves from the last bits of the mantissa into the exponent.
         const auto bits = xsimd::bitwise_cast<detail::native_integers>(shifted.part[i]);
-        v.part[i] = xsimd::bitwise_cast<detail::native_floats>((bits << 23) + detail::native_integers(0x3f800000));
+        const auto power =
+            xsimd::bitwise_cast<detail::native_floats>((bits << 23) + detail::native_integers(0x3f800000));
+        v.part[i] = xsimd::select(key.part[i] >= limit, x.part[i] * power, nothing);
     }
     return v;
+#endif
 }
 
 namespace detail {
@@ -1929,99 +1941,13 @@ template <class Op>
     });
 }
 
-/// The largest lane of each, by the same tree.
-template <std::size_t N>
-KVCACHE_INLINE inline void largest(const f32x16 (&x)[N], float (&to)[N]) noexcept {
-#if defined(__AVX__) && !defined(__AVX512F__)
-    constexpr bool side_by_side = N == 4;
-    if constexpr (side_by_side) {
-        __m128 four[4];
-        for (std::size_t i = 0; i < 4; ++i) {
-            const __m256 eight = _mm256_max_ps(x[i].part[0].data, x[i].part[1].data);
-            four[i] = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-        }
-        const __m128 a = _mm_max_ps(_mm_unpacklo_ps(four[0], four[1]), _mm_unpackhi_ps(four[0], four[1]));
-        const __m128 b = _mm_max_ps(_mm_unpacklo_ps(four[2], four[3]), _mm_unpackhi_ps(four[2], four[3]));
-        _mm_storeu_ps(to, _mm_max_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a)));
-    }
-#else
-    constexpr bool side_by_side = false;
-#endif
-    if constexpr (!side_by_side)
-        for (std::size_t i = 0; i < N; ++i)
-            to[i] = largest(x[i]);
-}
-
 } // namespace kvcache
 
-// ---- kvcache/kernel/code_dot.hpp ----------------------------------------------------------------------------------
+// ---- kvcache/kernel/code_quads.hpp --------------------------------------------------------------------------------
 
-/// Dot products of 16 rows of codes with whole numbers of 16 bits. Sums of int32 are exact, so every form gives the
-/// same numbers, whatever its order.
-///
 /// Codes lie in fours: 64 bytes hold four neighbours of 16 rows, row by row, or of shorter codes as many fours as fit,
 /// in ascending bits. Of 3-bit codes the lower two bits lie so, and the upper ones apart.
 namespace kvcache::detail {
-
-/// The largest size of a number that meets codes: both its bytes are int8 then, the lower one counted from -128 on.
-inline constexpr std::int32_t largest_whole = 127 * 256;
-
-/// Bytes of four numbers that meet codes.
-inline constexpr std::size_t whole_quad_bytes = 8;
-
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
-
-/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as products of codes read them: the upper bytes
-/// of four, then the lower ones, as VNNI multiplies an unsigned byte with a signed one. to: 4 * whole_quad_bytes
-/// Returns: their sum.
-inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
-    const __m512i whole = _mm512_cvtps_epi32(x.part[0].data);
-    const __m128i lower = _mm512_cvtepi32_epi8(whole);
-    const __m128i upper = _mm512_cvtepi32_epi8(_mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8));
-    auto* const at = reinterpret_cast<__m128i*>(to);
-    _mm_storeu_si128(at, _mm_unpacklo_epi32(upper, lower));
-    _mm_storeu_si128(at + 1, _mm_unpackhi_epi32(upper, lower));
-    return _mm512_reduce_add_epi32(whole);
-}
-
-#elif defined(__AVX2__)
-
-/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as products of codes read them: of each four
-/// the even ones, then the odd ones. to: 4 * whole_quad_bytes. Returns: their sum.
-inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
-#if defined(__AVX512F__)
-    const __m512i all = _mm512_cvtps_epi32(x.part[0].data);
-    const __m256i first = _mm512_castsi512_si256(all), last = _mm512_extracti64x4_epi64(all, 1);
-#else
-    const __m256i first = _mm256_cvtps_epi32(x.part[0].data), last = _mm256_cvtps_epi32(x.part[1].data);
-#endif
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, last), 0b11'01'10'00);
-    const __m256i turned = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0b11'01'10'00), 0b11'01'10'00);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), turned);
-    const __m256i eight = _mm256_add_epi32(first, last);
-    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
-    const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
-    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
-}
-
-#else
-
-/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as int16. to: 4 * whole_quad_bytes
-/// Returns: their sum.
-inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
-    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: what is added to it loses its fraction
-    alignas(64) float each[16];
-    (x + magic - magic).store(each);
-    std::int32_t all = 0;
-    for (std::size_t i = 0; i < 16; ++i) {
-        const auto word = static_cast<std::int16_t>(each[i] >= -32768.0f && each[i] < 32768.0f ? each[i] : -32768.0f);
-        std::memcpy(to + 2 * i, &word, sizeof word);
-        all += word;
-    }
-    return all;
-}
-
-#endif
 
 /// Where codes of `Bits` bits lie: places in a table, or the numbers themselves in 8 bits.
 template <unsigned Bits>
@@ -2099,6 +2025,41 @@ template <unsigned Bits>
             _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(of.table))), sign);
 }
 
+#if defined(__AVX512BW__)
+
+/// A four of 16 rows: the places in a table.
+template <unsigned Bits, std::size_t Place>
+[[nodiscard]] KVCACHE_INLINE inline __m512i all_places(const code_quads<Bits>& of, std::size_t quad) noexcept {
+    using quads = code_quads<Bits>;
+    __m512i x = _mm512_loadu_si512(of.codes + quad / quads::per * 64);
+    if constexpr (Place > 0)
+        x = _mm512_srli_epi16(x, Place * quads::part);
+    x = _mm512_and_si512(x, _mm512_set1_epi8((1 << quads::part) - 1));
+    if constexpr (Bits == 3) {
+        const __m512i above = _mm512_srl_epi16(_mm512_loadu_si512(of.upper + quad / 8 * 64),
+                                               _mm_cvtsi32_si128(static_cast<int>(quad % 8)));
+        x = _mm512_or_si512(x, _mm512_slli_epi16(_mm512_and_si512(above, _mm512_set1_epi8(1)), 2));
+    }
+    return x;
+}
+
+/// The same as `quad_codes` has it, of all 16 rows; `table` in each quarter.
+template <unsigned Bits, std::size_t Place>
+[[nodiscard]] KVCACHE_INLINE inline __m512i all_codes(const code_quads<Bits>& of, std::size_t quad,
+                                                      __m512i table) noexcept {
+    if constexpr (Bits == 8)
+        return _mm512_xor_si512(_mm512_loadu_si512(of.codes + quad * 64), table);
+    else
+        return _mm512_shuffle_epi8(table, all_places<Bits, Place>(of, quad));
+}
+
+/// A table in both halves.
+[[nodiscard]] KVCACHE_INLINE inline __m512i twice(__m256i table) noexcept {
+    return _mm512_broadcast_i64x4(table);
+}
+
+#endif
+
 #else
 
 template <unsigned Bits>
@@ -2131,6 +2092,74 @@ KVCACHE_INLINE inline void for_quads(std::size_t begin, std::size_t end, const B
         });
 }
 
+} // namespace kvcache::detail
+
+// ---- kvcache/kernel/code_dot.hpp ----------------------------------------------------------------------------------
+
+/// Dot products of 16 rows of codes with whole numbers of 16 bits. Sums of int32 are exact, so every form gives the
+/// same numbers, whatever its order.
+namespace kvcache::detail {
+
+/// The largest size of a number that meets codes: both its bytes are int8 then, the lower one counted from -128 on.
+inline constexpr std::int32_t largest_whole = 127 * 256;
+
+/// Bytes of four numbers that meet codes.
+inline constexpr std::size_t whole_quad_bytes = 8;
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+
+/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as products of codes read them: the upper bytes
+/// of four, then the lower ones, as VNNI multiplies an unsigned byte with a signed one. to: 4 * whole_quad_bytes
+/// Returns: their sum.
+inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
+    const __m512i whole = _mm512_cvtps_epi32(x.part[0].data);
+    const __m128i lower = _mm512_cvtepi32_epi8(whole);
+    const __m128i upper = _mm512_cvtepi32_epi8(_mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8));
+    auto* const at = reinterpret_cast<__m128i*>(to);
+    _mm_storeu_si128(at, _mm_unpacklo_epi32(upper, lower));
+    _mm_storeu_si128(at + 1, _mm_unpackhi_epi32(upper, lower));
+    return _mm512_reduce_add_epi32(whole);
+}
+
+#elif defined(__AVX2__)
+
+/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as products of codes read them: of each four
+/// the even ones, then the odd ones. to: 4 * whole_quad_bytes. Returns: their sum.
+inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
+#if defined(__AVX512F__)
+    const __m512i all = _mm512_cvtps_epi32(x.part[0].data);
+    const __m256i first = _mm512_castsi512_si256(all), last = _mm512_extracti64x4_epi64(all, 1);
+#else
+    const __m256i first = _mm256_cvtps_epi32(x.part[0].data), last = _mm256_cvtps_epi32(x.part[1].data);
+#endif
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, last), 0b11'01'10'00);
+    const __m256i turned = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0b11'01'10'00), 0b11'01'10'00);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), turned);
+    const __m256i eight = _mm256_add_epi32(first, last);
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
+}
+
+#else
+
+/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as int16. to: 4 * whole_quad_bytes
+/// Returns: their sum.
+inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
+    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: what is added to it loses its fraction
+    alignas(64) float each[16];
+    (x + magic - magic).store(each);
+    std::int32_t all = 0;
+    for (std::size_t i = 0; i < 16; ++i) {
+        const auto word = static_cast<std::int16_t>(each[i] >= -32768.0f && each[i] < 32768.0f ? each[i] : -32768.0f);
+        std::memcpy(to + 2 * i, &word, sizeof word);
+        all += word;
+    }
+    return all;
+}
+
+#endif
+
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
 /// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum.
@@ -2141,11 +2170,9 @@ KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin
     using vector = std::int32_t __attribute__((vector_size(64))); // GCC 12 copies a running __m512i, which is of int64
     vector upper[N], lower[N];
     unrolled<N>([&](auto i) KVCACHE_INLINE { upper[i] = vector{}, lower[i] = vector{}; });
-    const __m256i table = quad_table(of);
+    const __m512i table = twice(quad_table(of));
     for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
-        const __m256i first = quad_codes<Bits, decltype(place)::value>(of, quad, 0, table);
-        const __m256i last = quad_codes<Bits, decltype(place)::value>(of, quad, 1, table);
-        const __m512i x = _mm512_inserti64x4(_mm512_castsi256_si512(first), last, 1);
+        const __m512i x = all_codes<Bits, decltype(place)::value>(of, quad, table);
         unrolled<N>([&](auto i) KVCACHE_INLINE {
             const std::byte* const q = queries[i] + (quad - begin) * whole_quad_bytes;
             upper[i] = reinterpret_cast<vector>(
@@ -2326,11 +2353,13 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
     using vector = std::int32_t __attribute__((vector_size(64))); // GCC 12 copies a running __m512i, which is of int64
     vector sums[N];
     unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = reinterpret_cast<vector>(_mm512_set1_epi32(own[i])); });
-    const __m256i table = upward_table(of);
+    const __m512i table = twice(upward_table(of));
     for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
-        const __m256i first = quad_codes<Bits, decltype(place)::value>(of, quad, 0, table);
-        const __m256i last = quad_codes<Bits, decltype(place)::value>(of, quad, 1, table);
-        const __m512i x = _mm512_inserti64x4(_mm512_castsi256_si512(first), last, 1);
+        __m512i x;
+        if constexpr (Linear)
+            x = all_places<Bits, decltype(place)::value>(of, quad);
+        else
+            x = all_codes<Bits, decltype(place)::value>(of, quad, table);
         unrolled<N>([&](auto i) KVCACHE_INLINE {
             const std::int32_t four = four_bytes(queries[i] + (quad - begin) * byte_quad_bytes);
             sums[i] = reinterpret_cast<vector>(
@@ -2801,7 +2830,8 @@ namespace detail {
 
 /// Fetches the tiles that come soon while others are computed with: a line of keys and a line of values by turns, each
 /// in ascending order, as memory answers two long streams fastest. Every loop of the kernels takes the lines that it
-/// has the time for.
+/// has the time for. Wide vectors are done with a line so soon that the first cache would lose what it holds: there
+/// lines come to the second one.
 class tile_fetch {
 public:
     /// Lines of a tile's keys and values, from which on a loop fetches.
@@ -2811,9 +2841,14 @@ public:
         std::size_t next; ///< Numbers from either's begin.
 
         void fetch() noexcept {
-            prefetch(keys, next);
-            prefetch(values, next);
+            ask(keys, next);
+            ask(values, next);
             next += tile_tokens;
+        }
+
+    private:
+        static void ask(const float* from, std::size_t at) noexcept {
+            native_lanes == 16 ? prefetch_soon(from, at) : prefetch(from, at);
         }
     };
 
@@ -2841,19 +2876,19 @@ private:
 inline constexpr bool wide_vectors = native_lanes == 16;
 
 /// Queries that go through a kernel together, at most.
-inline constexpr std::size_t most_together = wide_vectors ? 8 : 6;
+inline constexpr std::size_t most_together = wide_vectors ? 12 : 6;
 
 /// Tiles whose weights are known before their values are read, at most.
 inline constexpr std::size_t most_tiles = 4;
 
 [[nodiscard]] constexpr std::size_t tiles_together(std::size_t queries) noexcept {
     if (wide_vectors)
-        return queries <= 4 ? 4 : 2;
+        return queries <= 6 ? 4 : 2;
     return queries == 1 ? 4 : queries <= 3 ? 2 : 1;
 }
 [[nodiscard]] constexpr std::size_t columns_together(std::size_t queries) noexcept {
     if (wide_vectors)
-        return queries <= 4 ? 4 : 2;
+        return queries <= 6 ? 4 : 2;
     return queries == 1 ? 4 : queries <= 3 ? 2 : 1;
 }
 
@@ -2927,9 +2962,10 @@ inline void score(const float* queries, std::size_t head_dim, const attention_ti
 
 /// What values are weighted with.
 struct tile_weights {
+    static constexpr std::size_t rows = (most_together + 3) / 4 * 4; ///< So that whole vectors fit.
     alignas(64) float lanes[most_together][most_tiles][tile_tokens];
-    float rescale[most_tiles][most_together]; ///< What sums are multiplied by before a tile.
-    bool rescaled[most_tiles];                ///< Whether any of those is not one.
+    alignas(64) float rescale[rows][most_tiles]; ///< What sums are multiplied by before a tile.
+    bool rescaled[most_tiles];                   ///< Whether any of those is not one.
 };
 
 /// Adds the weighted values of tiles [begin, end) to the sums of N queries, in 16 * Columns numbers from `column` on:
@@ -2953,7 +2989,7 @@ inline void add_columns(const attention_tile* tiles, std::size_t begin, std::siz
     for (std::size_t t = begin; t < end; ++t) {
         if (weights.rescaled[t])
             unrolled<N>([&](auto i) KVCACHE_INLINE {
-                const native_floats rescale(weights.rescale[t][first + i]);
+                const native_floats rescale(weights.rescale[first + i][t]);
                 unrolled<vectors>([&](auto j)
                                       KVCACHE_INLINE { sums[i * vectors + j] = sums[i * vectors + j] * rescale; });
             });
@@ -3287,6 +3323,84 @@ inline void add_columns_of(const Reader& values, std::size_t column, std::size_t
 }
 
 } // namespace kvcache::detail
+
+// ---- kvcache/kernel/largest.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+namespace detail {
+
+#if defined(__AVX__)
+
+/// The largest lane of each of four, by the tree of `largest`.
+[[nodiscard]] KVCACHE_INLINE inline __m128 largest_of_each(const f32x16 (&x)[4]) noexcept {
+#if defined(__AVX512F__)
+    // i with i + 8 of two at once, then i + 4 of four, each in a quarter of its own; i + 2 and i + 1 there.
+    const auto halves = [](const f32x16& a, const f32x16& b) KVCACHE_INLINE {
+        const __m512 u = a.part[0].data, v = b.part[0].data;
+        return _mm512_max_ps(_mm512_shuffle_f32x4(u, v, 0b01'00'01'00), _mm512_shuffle_f32x4(u, v, 0b11'10'11'10));
+    };
+    const __m512 u = halves(x[0], x[1]), v = halves(x[2], x[3]);
+    const __m512 four =
+        _mm512_max_ps(_mm512_shuffle_f32x4(u, v, 0b10'00'10'00), _mm512_shuffle_f32x4(u, v, 0b11'01'11'01));
+    const __m512 two = _mm512_max_ps(four, _mm512_permute_ps(four, 0b11'10'11'10));
+    const __m512 one = _mm512_max_ps(two, _mm512_permute_ps(two, 0b01'01'01'01));
+    const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+    return _mm512_castps512_ps128(_mm512_permutexvar_ps(first, one));
+#else
+    __m128 four[4];
+    for (std::size_t i = 0; i < 4; ++i) {
+        const __m256 eight = _mm256_max_ps(x[i].part[0].data, x[i].part[1].data);
+        four[i] = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    }
+    const __m128 a = _mm_max_ps(_mm_unpacklo_ps(four[0], four[1]), _mm_unpackhi_ps(four[0], four[1]));
+    const __m128 b = _mm_max_ps(_mm_unpacklo_ps(four[2], four[3]), _mm_unpackhi_ps(four[2], four[3]));
+    return _mm_max_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
+#endif
+}
+
+#endif
+
+} // namespace detail
+
+/// The largest lane of each, by the tree that one alone has.
+template <std::size_t N>
+KVCACHE_INLINE inline void largest(const f32x16 (&x)[N], float (&to)[N]) noexcept {
+#if defined(__AVX__)
+    constexpr bool side_by_side = N == 4;
+    if constexpr (side_by_side)
+        _mm_storeu_ps(to, detail::largest_of_each(x));
+#else
+    constexpr bool side_by_side = false;
+#endif
+    if constexpr (!side_by_side)
+        for (std::size_t i = 0; i < N; ++i)
+            to[i] = largest(x[i]);
+}
+
+/// The largest of `before` and the lanes of x[0], ..., x[i], for each i, and how much it changed there: as each
+/// `most = largest(x[i]); if (most > before) before = most` has it, without a branch. Returns: the last.
+KVCACHE_INLINE inline float rising(const f32x16 (&x)[4], float before, float* tops, float* falls) noexcept {
+#if defined(__AVX__)
+    const __m128 start = _mm_set1_ps(before);
+    __m128 top = _mm_max_ps(detail::largest_of_each(x), start); // of two alike, or where one is no number: the latter
+    top = _mm_max_ps(top, _mm_permute_ps(top, 0b10'01'00'00));
+    top = _mm_max_ps(top, _mm_permute_ps(top, 0b01'00'01'00));
+    _mm_storeu_ps(tops, top);
+    _mm_storeu_ps(falls, _mm_sub_ps(_mm_blend_ps(_mm_permute_ps(top, 0b10'01'00'00), start, 1), top));
+    return tops[3];
+#else
+    for (std::size_t i = 0; i < 4; ++i) {
+        const float most = largest(x[i]);
+        tops[i] = most > before ? most : before;
+        falls[i] = before - tops[i];
+        before = tops[i];
+    }
+    return before;
+#endif
+}
+
+} // namespace kvcache
 
 // ---- kvcache/attention/weighted_tile.hpp --------------------------------------------------------------------------
 
@@ -3703,7 +3817,7 @@ void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t begin, 
                     own.rescaled = weights.rescaled[t];
                     for (std::size_t n = 0; n < N; ++n) {
                         own.lanes[n] = weights.lanes[first + n][t];
-                        own.rescale[n] = weights.rescale[t][first + n];
+                        own.rescale[n] = weights.rescale[first + n][t];
                     }
                     return own;
                 },
@@ -3769,27 +3883,52 @@ extern template void coded_tiles::add<queries_of_codes>(std::span<const attentio
 
 namespace kvcache {
 
+namespace detail {
+
+// e to the power of each where its key is -87 or more, zero elsewhere; none is above 88. Side by side, step by step:
+// each is a chain of operations that wait for each other.
+template <std::size_t N>
+KVCACHE_INLINE inline void exp_each(f32x16 (&x)[N], const f32x16 (&key)[N]) noexcept {
+    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
+    f32x16 shifted[N], n[N], p[N];
+    unrolled<N>([&](auto i) KVCACHE_INLINE {
+        shifted[i] = fma(x[i], f32x16::broadcast(1.44269504088896341f), magic);
+        n[i] = shifted[i] - magic;
+    });
+    // ln 2 in two parts, the first with trailing zeros, so that n * part is exact.
+    unrolled<N>([&](auto i) KVCACHE_INLINE { x[i] = fma(n[i], f32x16::broadcast(-0.693359375f), x[i]); });
+    unrolled<N>([&](auto i) KVCACHE_INLINE { x[i] = fma(n[i], f32x16::broadcast(2.12194440e-4f), x[i]); });
+    // Taylor to degree 7 on |x| <= 0.3466: the next term is under 1e-9.
+    unrolled<N>([&](auto i) KVCACHE_INLINE { p[i] = f32x16::broadcast(1.0f / 5040.0f); });
+    const auto then = [&](float term) KVCACHE_INLINE {
+        unrolled<N>([&](auto i) KVCACHE_INLINE { p[i] = fma(p[i], x[i], f32x16::broadcast(term)); });
+    };
+    then(1.0f / 720.0f);
+    then(1.0f / 120.0f);
+    then(1.0f / 24.0f);
+    then(1.0f / 6.0f);
+    then(0.5f);
+    then(1.0f);
+    then(1.0f);
+    unrolled<N>([&](auto i) KVCACHE_INLINE { x[i] = scaled_above(p[i], n[i], shifted[i], key[i], -87.0f); });
+}
+
+} // namespace detail
+
 /// e to the power x, lane by lane, within 2 units in the last place; zero below -87 and for NaN, e^88 above 88.
 /// Cost: 10 fused operations. Same bits on every target.
 [[nodiscard]] inline f32x16 exp(const f32x16& x) noexcept {
-    constexpr float lowest = -87.0f, highest = 88.0f;
-    const f32x16 clamped = min(max(x, f32x16::broadcast(lowest)), f32x16::broadcast(highest));
-    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
-    const f32x16 shifted = fma(clamped, f32x16::broadcast(1.44269504088896341f), magic);
-    const f32x16 n = shifted - magic;
-    // ln 2 in two parts, the first with trailing zeros, so that n * part is exact.
-    f32x16 r = fma(n, f32x16::broadcast(-0.693359375f), clamped);
-    r = fma(n, f32x16::broadcast(2.12194440e-4f), r);
-    // Taylor to degree 7 on |r| <= 0.3466: the next term is under 1e-9.
-    f32x16 p = f32x16::broadcast(1.0f / 5040.0f);
-    p = fma(p, r, f32x16::broadcast(1.0f / 720.0f));
-    p = fma(p, r, f32x16::broadcast(1.0f / 120.0f));
-    p = fma(p, r, f32x16::broadcast(1.0f / 24.0f));
-    p = fma(p, r, f32x16::broadcast(1.0f / 6.0f));
-    p = fma(p, r, f32x16::broadcast(0.5f));
-    p = fma(p, r, f32x16::broadcast(1.0f));
-    p = fma(p, r, f32x16::broadcast(1.0f));
-    return zero_below(p * power_of_two(shifted), x, lowest);
+    f32x16 clamped[] = {min(max(x, f32x16::broadcast(-87.0f)), f32x16::broadcast(88.0f))};
+    detail::exp_each(clamped, {x});
+    return clamped[0];
+}
+
+/// The same of several, none above 88, in place: same bits, in fewer operations.
+template <std::size_t N>
+KVCACHE_INLINE inline void exp_of_differences(f32x16 (&x)[N]) noexcept {
+    f32x16 key[N];
+    detail::unrolled<N>([&](auto i) KVCACHE_INLINE { key[i] = x[i]; });
+    detail::exp_each(x, key);
 }
 
 /// e to the power of one number: lane 0 of the vector form, so that scalars and vectors agree.
@@ -3915,20 +4054,100 @@ private:
 
 } // namespace kvcache
 
+// ---- kvcache/attention/tile_weights.hpp ---------------------------------------------------------------------------
+
+namespace kvcache::detail {
+
+// Scores of queries become weights, in place, and each query's running softmax takes them in: what came before is
+// rescaled where a larger score appears.
+
+/// Behind the last lane of a tile that a query with this limit sees.
+[[nodiscard]] inline std::size_t seen(const attention_tile& tile, std::size_t limit) noexcept {
+    return limit < tile.position ? tile.first : std::min(tile.last, tile.first + limit + 1 - tile.position);
+}
+
+/// Whether all lanes of a tile are keys.
+[[nodiscard]] inline bool is_full(const attention_tile& tile) noexcept {
+    return tile.first == 0 && tile.last == tile_tokens && tile.holes == nullptr;
+}
+
+/// All tiles, if they are full, and seen to their ends by `count` queries. No branch foretells where a score is larger
+/// than any before, so there is none: first what is subtracted, of all queries, then the exponentials.
+/// `state(i)`: the running softmax of query i.
+template <class State>
+KVCACHE_INLINE inline void weigh_full(tile_weights& weights, std::size_t count, const State& state) noexcept {
+    static_assert(most_tiles == 4);
+    float tops[most_together][most_tiles];                        // the largest score up to each tile
+    alignas(64) float falls[tile_weights::rows][most_tiles] = {}; // from one to the next
+    for (std::size_t i = 0; i < count; ++i) {
+        f32x16 scores[most_tiles];
+        unrolled<most_tiles>([&](auto t) KVCACHE_INLINE { scores[t] = f32x16::load(weights.lanes[i][t]); });
+        float& top = state(i).largest();
+        top = rising(scores, top, tops[i], falls[i]); // falls by no number as long as nothing weighs anything
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+        f32x16 each[most_tiles];
+        unrolled<most_tiles>([&](auto t) KVCACHE_INLINE {
+            each[t] = f32x16::load(weights.lanes[i][t]) - f32x16::broadcast(tops[i][t]);
+        });
+        exp_of_differences(each);
+        unrolled<most_tiles>([&](auto t) KVCACHE_INLINE { each[t].store(weights.lanes[i][t]); });
+    }
+    f32x16 least = f32x16::broadcast(1.0f);
+    for (std::size_t i = 0; i < count; i += 16 / most_tiles) {
+        f32x16 each[] = {f32x16::load(falls[i])};
+        exp_of_differences(each);
+        each[0].store(weights.rescale[i]);
+        least = min(each[0], least);
+    }
+    float kept[16];
+    least.store(kept);
+    for (std::size_t t = 0; t < most_tiles; ++t)
+        weights.rescaled[t] = std::min(std::min(kept[t], kept[t + 4]), std::min(kept[t + 8], kept[t + 12])) < 1.0f;
+    for (std::size_t i = 0; i < count; ++i) {
+        f32x16 weight = state(i).weight();
+        unrolled<most_tiles>([&](auto t) KVCACHE_INLINE {
+            weight = fma(weight, f32x16::broadcast(weights.rescale[i][t]), f32x16::load(weights.lanes[i][t]));
+        });
+        state(i).set_weight(weight);
+    }
+}
+
+/// Tile t, of which lanes may be missing or not be seen.
+inline void weigh(tile_weights& weights, std::size_t query, std::size_t t, const attention_tile& tile,
+                  std::size_t limit, const softmax_state& state) noexcept {
+    constexpr float none = -std::numeric_limits<float>::infinity();
+    float* const lanes = weights.lanes[query][t];
+    float& rescale = weights.rescale[query][t];
+    rescale = 1.0f;
+    const std::size_t last = seen(tile, limit);
+    if (last == tile.first)
+        return;
+    f32x16 each[] = {f32x16::load(lanes)};
+    if (tile.holes != nullptr)
+        each[0] = each[0] + f32x16::load(tile.holes);
+    if (tile.first != 0 || last != tile_tokens)
+        each[0] = within(each[0], tile.first, last, none);
+    const float before = state.largest();
+    if (any_above(each[0], before))
+        if (const float most = largest(each[0]); most > before) {
+            rescale = exp_one(before - most);
+            weights.rescaled[t] = true;
+            state.largest() = most;
+        }
+    each[0] = each[0] - f32x16::broadcast(state.largest());
+    exp_of_differences(each);
+    state.set_weight(fma(state.weight(), f32x16::broadcast(rescale), each[0]));
+    each[0].store(lanes);
+}
+
+} // namespace kvcache::detail
+
 // ---- kvcache/attention/query_block.hpp ----------------------------------------------------------------------------
 
 // Longer than 300 lines: one block, whose tiles are numbers or codes.
 
 namespace kvcache {
-
-namespace detail {
-
-/// `exp_one`, where it is called too rarely to be worth inlining.
-[[nodiscard, gnu::noinline]] inline float exp_apart(float x) noexcept {
-    return exp_one(x);
-}
-
-} // namespace detail
 
 /// Queries on one key and value head that walk tiles together, each with a running softmax of its own. What a query
 /// computes is a chain of its own, so the bits do not depend on which queries share a block, nor on how many tiles come
@@ -4112,7 +4331,7 @@ private:
             for (; t < count; ++t)
                 detail::score<N, 1, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], ahead);
 
-        weigh(tiles.first(count), q, N);
+        weigh(tiles.first(count), whole, q, N);
 
         float* sums = running(q).sums();
         detail::add_values<N, Ahead>(tiles.data(), 0, whole, width_, weights_, 0, sums, stride_, ahead);
@@ -4135,7 +4354,10 @@ private:
                 ahead[t] = detail::code_fetch(tiles[t], width_ / 16);
         coded_.score<detail::queries_of_codes>(tiles.first(count), packed_.data() + begin * head_dim_, begin, group,
                                                weights_.lanes[0][0], ahead);
-        weigh(tiles.first(count), q, group);
+        std::size_t whole = count;
+        while (whole > 0 && tiles[whole - 1].end() > least.limit + 1)
+            --whole;
+        weigh(tiles.first(count), whole, q, group);
         for (std::size_t t = 0, end; t < count; t = end) {
             end = t + 1;
             if (tiles[t].end() <= least.limit + 1) {
@@ -4147,7 +4369,7 @@ private:
                 continue;
             }
             for (std::size_t i = 0; i < group; ++i)
-                if (seen(tiles[t], asked_[q + i].limit) > tiles[t].first)
+                if (detail::seen(tiles[t], asked_[q + i].limit) > tiles[t].first)
                     coded_.add<detail::queries_of_codes>(tiles, t, end, weights_, i, 1, running(q + i).sums(), stride_,
                                                          ahead);
         }
@@ -4164,57 +4386,29 @@ private:
         attention_tile at[most_tiles];
         detail::tile_fetch ahead({at, 1}, width_); // fetches nothing
         at[t] = tile;
-        at[t].last = seen(tile, least);
+        at[t].last = detail::seen(tile, least);
         detail::add_values<N, false>(at, t, t + 1, width_, weights_, 0, running(q).sums(), stride_, ahead);
         at[t].first = at[t].last;
         weights_.rescaled[t] = false;
         for (std::size_t i = 0; i < N; ++i) {
-            at[t].last = seen(tile, asked_[q + i].limit);
+            at[t].last = detail::seen(tile, asked_[q + i].limit);
             if (at[t].last > at[t].first)
                 detail::add_values<1, false>(at, t, t + 1, width_, weights_, i, running(q + i).sums(), stride_, ahead);
         }
     }
 
-    // Behind the last lane that a query with this limit sees.
-    [[nodiscard]] static std::size_t seen(const attention_tile& tile, std::size_t limit) noexcept {
-        return limit < tile.position ? tile.first : std::min(tile.last, tile.first + limit + 1 - tile.position);
-    }
-
-    // Scores of `count` queries to weights, in place; what came before is rescaled when a larger score appears.
-    [[gnu::flatten]] void weigh(std::span<const attention_tile> tiles, std::size_t q, std::size_t count) {
+    // Scores of `count` queries with tiles, of which all see `whole` to their ends, to weights, in place.
+    [[gnu::flatten]] void weigh(std::span<const attention_tile> tiles, std::size_t whole, std::size_t q,
+                                std::size_t count) {
         std::fill_n(weights_.rescaled, tiles.size(), false);
-        for (std::size_t i = 0; i < count; ++i) {
-            const softmax_state own = running(q + i);
-            f32x16 weight = own.weight();
-            float top = own.largest();
-            for (std::size_t t = 0; t < tiles.size(); ++t) {
-                weights_.rescale[t][i] = 1.0f;
-                const std::size_t last = seen(tiles[t], asked_[q + i].limit);
-                if (last == tiles[t].first)
-                    continue;
-                float* lanes = weights_.lanes[i][t];
-                f32x16 scores = f32x16::load(lanes);
-                if (tiles[t].holes != nullptr)
-                    scores = scores + f32x16::load(tiles[t].holes);
-                if (tiles[t].first != 0 || last != tile_tokens)
-                    scores = within(scores, tiles[t].first, last, -std::numeric_limits<float>::infinity());
-                if (any_above(scores, top))
-                    if (const float larger = kvcache::largest(scores); larger > top) {
-                        weights_.rescale[t][i] = detail::exp_apart(top - larger);
-                        weights_.rescaled[t] = true;
-                        top = larger;
-                    }
-                if (top == -std::numeric_limits<float>::infinity()) { // holes only, up to here
-                    f32x16::zero().store(lanes);
-                    continue;
-                }
-                const f32x16 weights = exp(scores - f32x16::broadcast(top));
-                weight = fma(weight, f32x16::broadcast(weights_.rescale[t][i]), weights);
-                weights.store(lanes);
-            }
-            own.largest() = top;
-            own.set_weight(weight);
+        // Two queries do not fill what waits for their exponentials.
+        if (count > 2 && whole == most_tiles && std::ranges::all_of(tiles, detail::is_full)) {
+            detail::weigh_full(weights_, count, [&](std::size_t i) KVCACHE_INLINE { return running(q + i); });
+            return;
         }
+        for (std::size_t i = 0; i < count; ++i)
+            for (std::size_t t = 0; t < tiles.size(); ++t)
+                detail::weigh(weights_, i, t, tiles[t], asked_[q + i].limit, running(q + i));
     }
 
     std::size_t head_dim_;

@@ -108,8 +108,8 @@ void check_values(const valued& of, const tile_weights& weights, std::size_t beg
             double truth = double(chain), size = std::abs(truth);
             for (std::size_t t = c < of.width ? begin : end; t < end; ++t) {
                 if (weights.rescaled[t]) {
-                    chain *= weights.rescale[t][first + i];
-                    truth *= double(weights.rescale[t][first + i]);
+                    chain *= weights.rescale[first + i][t];
+                    truth *= double(weights.rescale[first + i][t]);
                 }
                 for (std::size_t lane = of.tiles[t].first; lane < of.tiles[t].last; ++lane) {
                     const float w = weights.lanes[first + i][t][lane], v = of.tiles[t].values[lane * of.width + c];
@@ -134,7 +134,7 @@ tile_weights some_weights(std::uint64_t seed, unsigned rescaled) {
             for (std::size_t lane = 0; lane < lanes; ++lane)
                 made.lanes[i][t][lane] = std::fabs(numbers::uniform(seed, (i * most_tiles + t) * lanes + lane));
             made.rescaled[t] = (rescaled >> t & 1) != 0;
-            made.rescale[t][i] = made.rescaled[t] ? std::fabs(numbers::uniform(seed + 1, i * most_tiles + t)) : 1.0f;
+            made.rescale[i][t] = made.rescaled[t] ? std::fabs(numbers::uniform(seed + 1, i * most_tiles + t)) : 1.0f;
         }
     return made;
 }

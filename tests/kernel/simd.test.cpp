@@ -150,10 +150,16 @@ TEST_CASE("zero_below chooses, so that what is not chosen may be anything") {
         CHECK(same_bits(kept[i], key[i] >= 0.25f ? x[i] : 0.0f));
 }
 
-TEST_CASE("power_of_two is exact for every normal exponent") {
+TEST_CASE("scaled_above is exact for every normal exponent, and zero below its bound") {
+    lanes key{};
+    key[3] = 0.25f, key[9] = 1.0f, key[10] = numbers::not_a_number;
     for (int n = -126; n <= 127; ++n) {
+        const auto whole = kv::f32x16::broadcast(static_cast<float>(n));
         const auto shifted = kv::f32x16::broadcast(static_cast<float>(n) + 12582912.0f);
-        CHECK(lanes_of(kv::power_of_two(shifted))[9] == std::ldexp(1.0f, n));
+        const lanes made = lanes_of(
+            kv::scaled_above(kv::f32x16::broadcast(1.25f), whole, shifted, kv::f32x16::load(key.data()), 0.25f));
+        for (std::size_t i = 0; i < 16; ++i)
+            REQUIRE(same_bits(made[i], i == 3 || i == 9 ? std::ldexp(1.25f, n) : 0.0f));
     }
 }
 

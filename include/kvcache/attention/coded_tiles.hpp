@@ -227,7 +227,7 @@ void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t begin, 
                     own.rescaled = weights.rescaled[t];
                     for (std::size_t n = 0; n < N; ++n) {
                         own.lanes[n] = weights.lanes[first + n][t];
-                        own.rescale[n] = weights.rescale[t][first + n];
+                        own.rescale[n] = weights.rescale[first + n][t];
                     }
                     return own;
                 },

@@ -6,6 +6,7 @@
 #include <kvcache/attention/coded_tiles.hpp>
 #include <kvcache/attention/softmax_state.hpp>
 #include <kvcache/attention/tile_kernels.hpp>
+#include <kvcache/attention/tile_weights.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/compiled.hpp>
@@ -20,15 +21,6 @@
 #include <vector>
 
 namespace kvcache {
-
-namespace detail {
-
-/// `exp_one`, where it is called too rarely to be worth inlining.
-[[nodiscard, gnu::noinline]] inline float exp_apart(float x) noexcept {
-    return exp_one(x);
-}
-
-} // namespace detail
 
 /// Queries on one key and value head that walk tiles together, each with a running softmax of its own. What a query
 /// computes is a chain of its own, so the bits do not depend on which queries share a block, nor on how many tiles come
@@ -212,7 +204,7 @@ private:
             for (; t < count; ++t)
                 detail::score<N, 1, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], ahead);
 
-        weigh(tiles.first(count), q, N);
+        weigh(tiles.first(count), whole, q, N);
 
         float* sums = running(q).sums();
         detail::add_values<N, Ahead>(tiles.data(), 0, whole, width_, weights_, 0, sums, stride_, ahead);
@@ -235,7 +227,10 @@ private:
                 ahead[t] = detail::code_fetch(tiles[t], width_ / 16);
         coded_.score<detail::queries_of_codes>(tiles.first(count), packed_.data() + begin * head_dim_, begin, group,
                                                weights_.lanes[0][0], ahead);
-        weigh(tiles.first(count), q, group);
+        std::size_t whole = count;
+        while (whole > 0 && tiles[whole - 1].end() > least.limit + 1)
+            --whole;
+        weigh(tiles.first(count), whole, q, group);
         for (std::size_t t = 0, end; t < count; t = end) {
             end = t + 1;
             if (tiles[t].end() <= least.limit + 1) {
@@ -247,7 +242,7 @@ private:
                 continue;
             }
             for (std::size_t i = 0; i < group; ++i)
-                if (seen(tiles[t], asked_[q + i].limit) > tiles[t].first)
+                if (detail::seen(tiles[t], asked_[q + i].limit) > tiles[t].first)
                     coded_.add<detail::queries_of_codes>(tiles, t, end, weights_, i, 1, running(q + i).sums(), stride_,
                                                          ahead);
         }
@@ -264,57 +259,29 @@ private:
         attention_tile at[most_tiles];
         detail::tile_fetch ahead({at, 1}, width_); // fetches nothing
         at[t] = tile;
-        at[t].last = seen(tile, least);
+        at[t].last = detail::seen(tile, least);
         detail::add_values<N, false>(at, t, t + 1, width_, weights_, 0, running(q).sums(), stride_, ahead);
         at[t].first = at[t].last;
         weights_.rescaled[t] = false;
         for (std::size_t i = 0; i < N; ++i) {
-            at[t].last = seen(tile, asked_[q + i].limit);
+            at[t].last = detail::seen(tile, asked_[q + i].limit);
             if (at[t].last > at[t].first)
                 detail::add_values<1, false>(at, t, t + 1, width_, weights_, i, running(q + i).sums(), stride_, ahead);
         }
     }
 
-    // Behind the last lane that a query with this limit sees.
-    [[nodiscard]] static std::size_t seen(const attention_tile& tile, std::size_t limit) noexcept {
-        return limit < tile.position ? tile.first : std::min(tile.last, tile.first + limit + 1 - tile.position);
-    }
-
-    // Scores of `count` queries to weights, in place; what came before is rescaled when a larger score appears.
-    [[gnu::flatten]] void weigh(std::span<const attention_tile> tiles, std::size_t q, std::size_t count) {
+    // Scores of `count` queries with tiles, of which all see `whole` to their ends, to weights, in place.
+    [[gnu::flatten]] void weigh(std::span<const attention_tile> tiles, std::size_t whole, std::size_t q,
+                                std::size_t count) {
         std::fill_n(weights_.rescaled, tiles.size(), false);
-        for (std::size_t i = 0; i < count; ++i) {
-            const softmax_state own = running(q + i);
-            f32x16 weight = own.weight();
-            float top = own.largest();
-            for (std::size_t t = 0; t < tiles.size(); ++t) {
-                weights_.rescale[t][i] = 1.0f;
-                const std::size_t last = seen(tiles[t], asked_[q + i].limit);
-                if (last == tiles[t].first)
-                    continue;
-                float* lanes = weights_.lanes[i][t];
-                f32x16 scores = f32x16::load(lanes);
-                if (tiles[t].holes != nullptr)
-                    scores = scores + f32x16::load(tiles[t].holes);
-                if (tiles[t].first != 0 || last != tile_tokens)
-                    scores = within(scores, tiles[t].first, last, -std::numeric_limits<float>::infinity());
-                if (any_above(scores, top))
-                    if (const float larger = kvcache::largest(scores); larger > top) {
-                        weights_.rescale[t][i] = detail::exp_apart(top - larger);
-                        weights_.rescaled[t] = true;
-                        top = larger;
-                    }
-                if (top == -std::numeric_limits<float>::infinity()) { // holes only, up to here
-                    f32x16::zero().store(lanes);
-                    continue;
-                }
-                const f32x16 weights = exp(scores - f32x16::broadcast(top));
-                weight = fma(weight, f32x16::broadcast(weights_.rescale[t][i]), weights);
-                weights.store(lanes);
-            }
-            own.largest() = top;
-            own.set_weight(weight);
+        // Two queries do not fill what waits for their exponentials.
+        if (count > 2 && whole == most_tiles && std::ranges::all_of(tiles, detail::is_full)) {
+            detail::weigh_full(weights_, count, [&](std::size_t i) KVCACHE_INLINE { return running(q + i); });
+            return;
         }
+        for (std::size_t i = 0; i < count; ++i)
+            for (std::size_t t = 0; t < tiles.size(); ++t)
+                detail::weigh(weights_, i, t, tiles[t], asked_[q + i].limit, running(q + i));
     }
 
     std::size_t head_dim_;

@@ -33,7 +33,8 @@ namespace detail {
 
 /// Fetches the tiles that come soon while others are computed with: a line of keys and a line of values by turns, each
 /// in ascending order, as memory answers two long streams fastest. Every loop of the kernels takes the lines that it
-/// has the time for.
+/// has the time for. Wide vectors are done with a line so soon that the first cache would lose what it holds: there
+/// lines come to the second one.
 class tile_fetch {
 public:
     /// Lines of a tile's keys and values, from which on a loop fetches.
@@ -43,9 +44,14 @@ public:
         std::size_t next; ///< Numbers from either's begin.
 
         void fetch() noexcept {
-            prefetch(keys, next);
-            prefetch(values, next);
+            ask(keys, next);
+            ask(values, next);
             next += tile_tokens;
+        }
+
+    private:
+        static void ask(const float* from, std::size_t at) noexcept {
+            native_lanes == 16 ? prefetch_soon(from, at) : prefetch(from, at);
         }
     };
 
@@ -73,19 +79,19 @@ private:
 inline constexpr bool wide_vectors = native_lanes == 16;
 
 /// Queries that go through a kernel together, at most.
-inline constexpr std::size_t most_together = wide_vectors ? 8 : 6;
+inline constexpr std::size_t most_together = wide_vectors ? 12 : 6;
 
 /// Tiles whose weights are known before their values are read, at most.
 inline constexpr std::size_t most_tiles = 4;
 
 [[nodiscard]] constexpr std::size_t tiles_together(std::size_t queries) noexcept {
     if (wide_vectors)
-        return queries <= 4 ? 4 : 2;
+        return queries <= 6 ? 4 : 2;
     return queries == 1 ? 4 : queries <= 3 ? 2 : 1;
 }
 [[nodiscard]] constexpr std::size_t columns_together(std::size_t queries) noexcept {
     if (wide_vectors)
-        return queries <= 4 ? 4 : 2;
+        return queries <= 6 ? 4 : 2;
     return queries == 1 ? 4 : queries <= 3 ? 2 : 1;
 }
 
@@ -159,9 +165,10 @@ inline void score(const float* queries, std::size_t head_dim, const attention_ti
 
 /// What values are weighted with.
 struct tile_weights {
+    static constexpr std::size_t rows = (most_together + 3) / 4 * 4; ///< So that whole vectors fit.
     alignas(64) float lanes[most_together][most_tiles][tile_tokens];
-    float rescale[most_tiles][most_together]; ///< What sums are multiplied by before a tile.
-    bool rescaled[most_tiles];                ///< Whether any of those is not one.
+    alignas(64) float rescale[rows][most_tiles]; ///< What sums are multiplied by before a tile.
+    bool rescaled[most_tiles];                   ///< Whether any of those is not one.
 };
 
 /// Adds the weighted values of tiles [begin, end) to the sums of N queries, in 16 * Columns numbers from `column` on:
@@ -185,7 +192,7 @@ inline void add_columns(const attention_tile* tiles, std::size_t begin, std::siz
     for (std::size_t t = begin; t < end; ++t) {
         if (weights.rescaled[t])
             unrolled<N>([&](auto i) KVCACHE_INLINE {
-                const native_floats rescale(weights.rescale[t][first + i]);
+                const native_floats rescale(weights.rescale[first + i][t]);
                 unrolled<vectors>([&](auto j)
                                       KVCACHE_INLINE { sums[i * vectors + j] = sums[i * vectors + j] * rescale; });
             });

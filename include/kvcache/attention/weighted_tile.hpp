@@ -5,6 +5,7 @@
 #include <kvcache/codec/packed_codes.hpp>
 #include <kvcache/codec/side_codes.hpp>
 #include <kvcache/kernel/column_dot.hpp>
+#include <kvcache/kernel/largest.hpp>
 
 #include <algorithm>
 #include <cstddef>

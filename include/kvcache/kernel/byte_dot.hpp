@@ -88,11 +88,13 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
     using vector = std::int32_t __attribute__((vector_size(64))); // GCC 12 copies a running __m512i, which is of int64
     vector sums[N];
     unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = reinterpret_cast<vector>(_mm512_set1_epi32(own[i])); });
-    const __m256i table = upward_table(of);
+    const __m512i table = twice(upward_table(of));
     for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
-        const __m256i first = quad_codes<Bits, decltype(place)::value>(of, quad, 0, table);
-        const __m256i last = quad_codes<Bits, decltype(place)::value>(of, quad, 1, table);
-        const __m512i x = _mm512_inserti64x4(_mm512_castsi256_si512(first), last, 1);
+        __m512i x;
+        if constexpr (Linear)
+            x = all_places<Bits, decltype(place)::value>(of, quad);
+        else
+            x = all_codes<Bits, decltype(place)::value>(of, quad, table);
         unrolled<N>([&](auto i) KVCACHE_INLINE {
             const std::int32_t four = four_bytes(queries[i] + (quad - begin) * byte_quad_bytes);
             sums[i] = reinterpret_cast<vector>(

@@ -9,27 +9,52 @@
 
 namespace kvcache {
 
+namespace detail {
+
+// e to the power of each where its key is -87 or more, zero elsewhere; none is above 88. Side by side, step by step:
+// each is a chain of operations that wait for each other.
+template <std::size_t N>
+KVCACHE_INLINE inline void exp_each(f32x16 (&x)[N], const f32x16 (&key)[N]) noexcept {
+    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
+    f32x16 shifted[N], n[N], p[N];
+    unrolled<N>([&](auto i) KVCACHE_INLINE {
+        shifted[i] = fma(x[i], f32x16::broadcast(1.44269504088896341f), magic);
+        n[i] = shifted[i] - magic;
+    });
+    // ln 2 in two parts, the first with trailing zeros, so that n * part is exact.
+    unrolled<N>([&](auto i) KVCACHE_INLINE { x[i] = fma(n[i], f32x16::broadcast(-0.693359375f), x[i]); });
+    unrolled<N>([&](auto i) KVCACHE_INLINE { x[i] = fma(n[i], f32x16::broadcast(2.12194440e-4f), x[i]); });
+    // Taylor to degree 7 on |x| <= 0.3466: the next term is under 1e-9.
+    unrolled<N>([&](auto i) KVCACHE_INLINE { p[i] = f32x16::broadcast(1.0f / 5040.0f); });
+    const auto then = [&](float term) KVCACHE_INLINE {
+        unrolled<N>([&](auto i) KVCACHE_INLINE { p[i] = fma(p[i], x[i], f32x16::broadcast(term)); });
+    };
+    then(1.0f / 720.0f);
+    then(1.0f / 120.0f);
+    then(1.0f / 24.0f);
+    then(1.0f / 6.0f);
+    then(0.5f);
+    then(1.0f);
+    then(1.0f);
+    unrolled<N>([&](auto i) KVCACHE_INLINE { x[i] = scaled_above(p[i], n[i], shifted[i], key[i], -87.0f); });
+}
+
+} // namespace detail
+
 /// e to the power x, lane by lane, within 2 units in the last place; zero below -87 and for NaN, e^88 above 88.
 /// Cost: 10 fused operations. Same bits on every target.
 [[nodiscard]] inline f32x16 exp(const f32x16& x) noexcept {
-    constexpr float lowest = -87.0f, highest = 88.0f;
-    const f32x16 clamped = min(max(x, f32x16::broadcast(lowest)), f32x16::broadcast(highest));
-    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
-    const f32x16 shifted = fma(clamped, f32x16::broadcast(1.44269504088896341f), magic);
-    const f32x16 n = shifted - magic;
-    // ln 2 in two parts, the first with trailing zeros, so that n * part is exact.
-    f32x16 r = fma(n, f32x16::broadcast(-0.693359375f), clamped);
-    r = fma(n, f32x16::broadcast(2.12194440e-4f), r);
-    // Taylor to degree 7 on |r| <= 0.3466: the next term is under 1e-9.
-    f32x16 p = f32x16::broadcast(1.0f / 5040.0f);
-    p = fma(p, r, f32x16::broadcast(1.0f / 720.0f));
-    p = fma(p, r, f32x16::broadcast(1.0f / 120.0f));
-    p = fma(p, r, f32x16::broadcast(1.0f / 24.0f));
-    p = fma(p, r, f32x16::broadcast(1.0f / 6.0f));
-    p = fma(p, r, f32x16::broadcast(0.5f));
-    p = fma(p, r, f32x16::broadcast(1.0f));
-    p = fma(p, r, f32x16::broadcast(1.0f));
-    return zero_below(p * power_of_two(shifted), x, lowest);
+    f32x16 clamped[] = {min(max(x, f32x16::broadcast(-87.0f)), f32x16::broadcast(88.0f))};
+    detail::exp_each(clamped, {x});
+    return clamped[0];
+}
+
+/// The same of several, none above 88, in place: same bits, in fewer operations.
+template <std::size_t N>
+KVCACHE_INLINE inline void exp_of_differences(f32x16 (&x)[N]) noexcept {
+    f32x16 key[N];
+    detail::unrolled<N>([&](auto i) KVCACHE_INLINE { key[i] = x[i]; });
+    detail::exp_each(x, key);
 }
 
 /// e to the power of one number: lane 0 of the vector form, so that scalars and vectors agree.

@@ -187,15 +187,27 @@ template <class Op>
     return xsimd::any(above);
 }
 
-/// 2 to the power n, where `shifted` is n + 1.5 * 2^23 and -126 <= n <= 127: n moves from the last bits of the
-/// mantissa into the exponent.
-[[nodiscard]] inline f32x16 power_of_two(const f32x16& shifted) noexcept {
+/// x times 2 to the power n where `key` >= `bound`, zero elsewhere. `shifted` is n + 1.5 * 2^23. Where n < -126 or
+/// n > 127, or what comes out is no normal number, it may be anything.
+[[nodiscard]] inline f32x16 scaled_above(const f32x16& x, const f32x16& n, const f32x16& shifted, const f32x16& key,
+                                         float bound) noexcept {
+#if defined(__AVX512F__)
+    static_cast<void>(shifted);
+    const __mmask16 above = _mm512_cmp_ps_mask(key.part[0].data, _mm512_set1_ps(bound), _CMP_GE_OQ);
+    return {{detail::native_floats(_mm512_maskz_scalef_ps(above, x.part[0].data, n.part[0].data))}};
+#else
+    static_cast<void>(n);
     f32x16 v;
+    const detail::native_floats limit(bound), nothing(0.0f);
     for (std::size_t i = 0; i < detail::native_parts; ++i) {
+        // n moves from the last bits of the mantissa into the exponent.
         const auto bits = xsimd::bitwise_cast<detail::native_integers>(shifted.part[i]);
-        v.part[i] = xsimd::bitwise_cast<detail::native_floats>((bits << 23) + detail::native_integers(0x3f800000));
+        const auto power =
+            xsimd::bitwise_cast<detail::native_floats>((bits << 23) + detail::native_integers(0x3f800000));
+        v.part[i] = xsimd::select(key.part[i] >= limit, x.part[i] * power, nothing);
     }
     return v;
+#endif
 }
 
 namespace detail {
@@ -246,29 +258,6 @@ template <class Op>
         using std::max;
         return max(a, b);
     });
-}
-
-/// The largest lane of each, by the same tree.
-template <std::size_t N>
-KVCACHE_INLINE inline void largest(const f32x16 (&x)[N], float (&to)[N]) noexcept {
-#if defined(__AVX__) && !defined(__AVX512F__)
-    constexpr bool side_by_side = N == 4;
-    if constexpr (side_by_side) {
-        __m128 four[4];
-        for (std::size_t i = 0; i < 4; ++i) {
-            const __m256 eight = _mm256_max_ps(x[i].part[0].data, x[i].part[1].data);
-            four[i] = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-        }
-        const __m128 a = _mm_max_ps(_mm_unpacklo_ps(four[0], four[1]), _mm_unpackhi_ps(four[0], four[1]));
-        const __m128 b = _mm_max_ps(_mm_unpacklo_ps(four[2], four[3]), _mm_unpackhi_ps(four[2], four[3]));
-        _mm_storeu_ps(to, _mm_max_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a)));
-    }
-#else
-    constexpr bool side_by_side = false;
-#endif
-    if constexpr (!side_by_side)
-        for (std::size_t i = 0; i < N; ++i)
-            to[i] = largest(x[i]);
 }
 
 } // namespace kvcache

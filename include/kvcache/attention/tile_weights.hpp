@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/attention/softmax_state.hpp>
+#include <kvcache/attention/tile_kernels.hpp>
+#include <kvcache/kernel/largest.hpp>
+#include <kvcache/kernel/math.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+
+namespace kvcache::detail {
+
+// Scores of queries become weights, in place, and each query's running softmax takes them in: what came before is
+// rescaled where a larger score appears.
+
+/// Behind the last lane of a tile that a query with this limit sees.
+[[nodiscard]] inline std::size_t seen(const attention_tile& tile, std::size_t limit) noexcept {
+    return limit < tile.position ? tile.first : std::min(tile.last, tile.first + limit + 1 - tile.position);
+}
+
+/// Whether all lanes of a tile are keys.
+[[nodiscard]] inline bool is_full(const attention_tile& tile) noexcept {
+    return tile.first == 0 && tile.last == tile_tokens && tile.holes == nullptr;
+}
+
+/// All tiles, if they are full, and seen to their ends by `count` queries. No branch foretells where a score is larger
+/// than any before, so there is none: first what is subtracted, of all queries, then the exponentials.
+/// `state(i)`: the running softmax of query i.
+template <class State>
+KVCACHE_INLINE inline void weigh_full(tile_weights& weights, std::size_t count, const State& state) noexcept {
+    static_assert(most_tiles == 4);
+    float tops[most_together][most_tiles];                        // the largest score up to each tile
+    alignas(64) float falls[tile_weights::rows][most_tiles] = {}; // from one to the next
+    for (std::size_t i = 0; i < count; ++i) {
+        f32x16 scores[most_tiles];
+        unrolled<most_tiles>([&](auto t) KVCACHE_INLINE { scores[t] = f32x16::load(weights.lanes[i][t]); });
+        float& top = state(i).largest();
+        top = rising(scores, top, tops[i], falls[i]); // falls by no number as long as nothing weighs anything
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+        f32x16 each[most_tiles];
+        unrolled<most_tiles>([&](auto t) KVCACHE_INLINE {
+            each[t] = f32x16::load(weights.lanes[i][t]) - f32x16::broadcast(tops[i][t]);
+        });
+        exp_of_differences(each);
+        unrolled<most_tiles>([&](auto t) KVCACHE_INLINE { each[t].store(weights.lanes[i][t]); });
+    }
+    f32x16 least = f32x16::broadcast(1.0f);
+    for (std::size_t i = 0; i < count; i += 16 / most_tiles) {
+        f32x16 each[] = {f32x16::load(falls[i])};
+        exp_of_differences(each);
+        each[0].store(weights.rescale[i]);
+        least = min(each[0], least);
+    }
+    float kept[16];
+    least.store(kept);
+    for (std::size_t t = 0; t < most_tiles; ++t)
+        weights.rescaled[t] = std::min(std::min(kept[t], kept[t + 4]), std::min(kept[t + 8], kept[t + 12])) < 1.0f;
+    for (std::size_t i = 0; i < count; ++i) {
+        f32x16 weight = state(i).weight();
+        unrolled<most_tiles>([&](auto t) KVCACHE_INLINE {
+            weight = fma(weight, f32x16::broadcast(weights.rescale[i][t]), f32x16::load(weights.lanes[i][t]));
+        });
+        state(i).set_weight(weight);
+    }
+}
+
+/// Tile t, of which lanes may be missing or not be seen.
+inline void weigh(tile_weights& weights, std::size_t query, std::size_t t, const attention_tile& tile,
+                  std::size_t limit, const softmax_state& state) noexcept {
+    constexpr float none = -std::numeric_limits<float>::infinity();
+    float* const lanes = weights.lanes[query][t];
+    float& rescale = weights.rescale[query][t];
+    rescale = 1.0f;
+    const std::size_t last = seen(tile, limit);
+    if (last == tile.first)
+        return;
+    f32x16 each[] = {f32x16::load(lanes)};
+    if (tile.holes != nullptr)
+        each[0] = each[0] + f32x16::load(tile.holes);
+    if (tile.first != 0 || last != tile_tokens)
+        each[0] = within(each[0], tile.first, last, none);
+    const float before = state.largest();
+    if (any_above(each[0], before))
+        if (const float most = largest(each[0]); most > before) {
+            rescale = exp_one(before - most);
+            weights.rescaled[t] = true;
+            state.largest() = most;
+        }
+    each[0] = each[0] - f32x16::broadcast(state.largest());
+    exp_of_differences(each);
+    state.set_weight(fma(state.weight(), f32x16::broadcast(rescale), each[0]));
+    each[0].store(lanes);
+}
+
+} // namespace kvcache::detail
