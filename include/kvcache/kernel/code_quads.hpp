@@ -58,9 +58,13 @@ template <unsigned Bits, std::size_t Place>
         x = _mm256_srli_epi16(x, Place * quads::part);
     x = _mm256_and_si256(x, _mm256_set1_epi8((1 << quads::part) - 1));
     if constexpr (Bits == 3) {
-        const __m256i above =
-            _mm256_srl_epi16(load(of.upper + quad / 8 * 64 + half * 32), _mm_cvtsi32_si128(static_cast<int>(quad % 8)));
-        x = _mm256_or_si256(x, _mm256_slli_epi16(_mm256_and_si256(above, _mm256_set1_epi8(1)), 2));
+        const __m128i nibble = _mm_cvtsi32_si128(static_cast<int>(quad % 8 / 4 * 4));
+        __m256i above = _mm256_srl_epi32(load(of.upper + quad / 8 * 64 + half * 32), nibble);
+        if constexpr (Place < 2) // the bit of each byte to where it belongs; what crosses bytes is masked away
+            above = _mm256_slli_epi32(above, 2 - Place);
+        else if constexpr (Place > 2)
+            above = _mm256_srli_epi32(above, Place - 2);
+        x = _mm256_or_si256(x, _mm256_and_si256(above, _mm256_set1_epi8(4)));
     }
     return x;
 }
@@ -98,9 +102,13 @@ template <unsigned Bits, std::size_t Place>
         x = _mm512_srli_epi16(x, Place * quads::part);
     x = _mm512_and_si512(x, _mm512_set1_epi8((1 << quads::part) - 1));
     if constexpr (Bits == 3) {
-        const __m512i above = _mm512_srl_epi16(_mm512_loadu_si512(of.upper + quad / 8 * 64),
-                                               _mm_cvtsi32_si128(static_cast<int>(quad % 8)));
-        x = _mm512_or_si512(x, _mm512_slli_epi16(_mm512_and_si512(above, _mm512_set1_epi8(1)), 2));
+        const __m128i nibble = _mm_cvtsi32_si128(static_cast<int>(quad % 8 / 4 * 4));
+        __m512i above = _mm512_srl_epi32(_mm512_loadu_si512(of.upper + quad / 8 * 64), nibble);
+        if constexpr (Place < 2)
+            above = _mm512_slli_epi32(above, 2 - Place);
+        else if constexpr (Place > 2)
+            above = _mm512_srli_epi32(above, Place - 2);
+        x = _mm512_ternarylogic_epi32(x, above, _mm512_set1_epi8(4), 0xf8); // x | (above & 4)
     }
     return x;
 }
