@@ -8,6 +8,7 @@
 #include <kvcache/attention/paged_attention.hpp>
 #include <kvcache/codec/plain.hpp>
 #include <kvcache/core/tensor.hpp>
+#include <kvcache/kernel/hadamard.hpp>
 #include <kvcache/kernel/int8_product.hpp>
 #include <kvcache/kernel/product.hpp>
 #include <kvcache/storage/heap.hpp>
@@ -350,6 +351,18 @@ bench::sample dispatch(std::size_t threads) {
     return {watch.seconds() * 1e6 / loops};
 }
 
+// ---- the turn before codes
+
+// One row of 128 numbers after another, in the first cache.
+bench::sample hadamard_row() {
+    constexpr std::size_t rows = 32, turns = 200;
+    static const numbers x(rows * 128);
+    const bench::stopwatch watch;
+    for (std::size_t i = 0; i < turns * rows; ++i)
+        kv::hadamard({x.data() + i % rows * 128, 128});
+    return {watch.seconds() * 1e9 / (turns * rows)};
+}
+
 void add_limits(bench::suite& suite, std::size_t threads) {
     suite.add({.name = "fma_peak", .threads = threads, .unit = "GFLOP/s", .take = [threads] {
                    return bench::sample{bench::fma_peak(team_of(threads)) * 1e-9};
@@ -468,5 +481,6 @@ int main(int count, char** words) {
     }
     suite.add(
         {.name = "dispatch", .threads = 2, .unit = "us", .take = [] { return dispatch(2); }, .limit = 2.0, .aim = 1.0});
+    suite.add({.name = "hadamard_128", .threads = 1, .unit = "ns", .take = hadamard_row, .limit = 60.0, .aim = 1.0});
     return suite.run();
 }
