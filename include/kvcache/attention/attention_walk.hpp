@@ -333,16 +333,20 @@ private:
                           .position = position});
                     continue;
                 }
-            attention_tile decoded{
-                .first = first_lane, .last = std::min<std::size_t>(tile_tokens, last - origin), .position = position};
+            attention_tile& made = next();
+            made.keys = made.values = made.holes = nullptr;
+            made.first = first_lane;
+            made.last = std::min<std::size_t>(tile_tokens, last - origin);
+            made.position = position;
             if constexpr (gives_codes<Codec>)
-                decoded.codes = pages.codec->codes(bytes, at);
-            if (decoded.codes.keys.format == code_format::none || decoded.codes.values.format == code_format::none) {
-                decoded.codes = {};
-                decoded.keys = pages.codec->keys(bytes, at, scratch.first(keys));
-                decoded.values = pages.codec->values(bytes, at, scratch.subspan(keys));
+                made.codes = pages.codec->codes(bytes, at);
+            if (!gives_codes<Codec> || made.codes.keys.format == code_format::none ||
+                made.codes.values.format == code_format::none) {
+                made.codes = {};
+                made.keys = pages.codec->keys(bytes, at, scratch.first(keys));
+                made.values = pages.codec->values(bytes, at, scratch.subspan(keys));
             }
-            push(decoded);
+            push_next();
         }
     }
 
@@ -356,6 +360,17 @@ private:
     }
 
     void push(const attention_tile& tile) {
+        next() = tile;
+        push_next();
+    }
+
+    // Where the next tile is made, in place: a tile that is copied waits for what was just written into it.
+    [[nodiscard]] attention_tile& next() noexcept { return tiles_[(oldest_ + waiting_) % tiles_.size()]; }
+
+    void push_next() {
+        attention_tile& tile = next();
+        tile.ahead_keys = tile.ahead_values = nullptr;
+        tile.ahead_key_codes = tile.ahead_value_codes = nullptr;
         if (waiting_ >= at_once) {
             attention_tile& before = tiles_[oldest_ + waiting_ - at_once];
             if (reads_in_place<Codec>) {
@@ -367,7 +382,6 @@ private:
                 before.ahead_value_codes = tile.codes.values.codes;
             }
         }
-        tiles_[(oldest_ + waiting_) % tiles_.size()] = tile;
         ++waiting_;
     }
 
