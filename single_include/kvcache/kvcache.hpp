@@ -2191,6 +2191,9 @@ inline constexpr std::int32_t largest_whole = 127 * 256;
 /// Bytes of four numbers that meet codes.
 inline constexpr std::size_t whole_quad_bytes = 8;
 
+/// Products begin with the sum of a query's numbers times this, as codes are counted from -128 on.
+inline constexpr std::int32_t own_by = -128;
+
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
 /// Rounds 16 numbers, none larger than `largest_whole`, and writes them as products of codes read them: the upper bytes
@@ -2261,12 +2264,12 @@ KVCACHE_INLINE inline void put_whole(const f32x16 (&x)[N], std::byte* to, std::i
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
 /// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes);
-/// `own`: of each query its numbers' sum.
+/// `own`: of each query its numbers' sum, times `own_by`.
 template <unsigned Bits, std::size_t N>
 KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
                                    const std::byte* queries, const std::int32_t (&own)[N], f32x16 (&to)[N]) noexcept {
     quad_sums upper[N], lower[N];
-    unrolled<N>([&](auto i) KVCACHE_INLINE { upper[i] = quad_sums{}, lower[i] = quad_sums{}; });
+    unrolled<N>([&](auto i) KVCACHE_INLINE { upper[i] = quad_sums{}, lower[i] = quad_sums_of(own[i]); });
     for_codes<Bits, false>(
         of, begin, count, twice(quad_table(of)),
         [&](auto place, __m512i x) KVCACHE_INLINE {
@@ -2280,20 +2283,19 @@ KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin
     unrolled<N>([&](auto i) KVCACHE_INLINE {
         const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(reinterpret_cast<__m512i>(upper[i]), 8),
                                               reinterpret_cast<__m512i>(lower[i]));
-        const __m512i sum = _mm512_sub_epi32(both, _mm512_slli_epi32(_mm512_set1_epi32(own[i]), 7));
-        to[i] = {{native_floats(_mm512_cvtepi32_ps(sum))}};
+        to[i] = {{native_floats(_mm512_cvtepi32_ps(both))}};
     });
 }
 
 #elif defined(__AVX2__)
 
 /// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes);
-/// `own`: of each query its numbers' sum.
+/// `own`: of each query its numbers' sum, times `own_by`.
 template <unsigned Bits, std::size_t N>
 KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
                                    const std::byte* queries, const std::int32_t (&own)[N], f32x16 (&to)[N]) noexcept {
     __m256i sums[2 * N];
-    unrolled<2 * N>([&](auto i) KVCACHE_INLINE { sums[i] = _mm256_set1_epi32(own[i / 2] * -128); });
+    unrolled<2 * N>([&](auto i) KVCACHE_INLINE { sums[i] = _mm256_set1_epi32(own[i / 2]); });
     const __m256i table = quad_table(of);
     for_quads<Bits>(begin, begin + count, [&](std::size_t quad, auto place) KVCACHE_INLINE {
         __m256i even[2], odd[2];
@@ -2319,7 +2321,7 @@ KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin
 #else
 
 /// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes);
-/// `own`: of each query its numbers' sum.
+/// `own`: of each query its numbers' sum, times `own_by`.
 template <unsigned Bits, std::size_t N>
 inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count, const std::byte* queries,
                     const std::int32_t (&)[N], f32x16 (&to)[N]) noexcept {
@@ -2636,11 +2638,11 @@ struct byte_numbers {
 template <unsigned Bits>
 using numbers_that_meet = std::conditional_t<Bits == 8, whole_numbers, byte_numbers>;
 
-/// What products of codes multiply the sum of a query's numbers by: the first number of a table.
+/// What the sum of a query's numbers is multiplied by for products of codes: by the first number of a table.
 template <unsigned Bits>
 [[nodiscard]] KVCACHE_INLINE inline std::int32_t first_of(const code_quads<Bits>& of) noexcept {
     if constexpr (Bits == 8)
-        return 1;
+        return own_by;
     else
         return of.table[0];
 }
@@ -3004,7 +3006,8 @@ public:
           apart_(capacity, sixteens_),
           woven_(capacity, sixteens_),
           together_(capacity),
-          scales_(capacity) {}
+          scales_(capacity),
+          read_(most_together * sixteens_ * 16) {}
 
     /// Queries as products of codes read them, filled up with zeros.
     struct view {
@@ -3026,21 +3029,16 @@ public:
 
     /// Codes query `q`. (head_dim, filled up with zeros to whole sixteens)
     void place(std::size_t q, const float* numbers) noexcept {
-        for (std::size_t i = q - std::min(q, most_together - 1); i <= q; ++i)
-            together_[i] = 0;
-        code<1>(q, numbers, apart_);
+        forget(q, q + 1);
+        code<1>(q, apart_, [&](std::size_t d, f32x16(&x)[1]) KVCACHE_INLINE { x[0] = f32x16::load(numbers + d); });
     }
-    /// Codes N queries from `first` on that will be asked for together. (N, head_dim filled up to whole sixteens)
-    template <std::size_t N>
-    void place_together(std::size_t first, const float* numbers) noexcept {
-        for (std::size_t i = first - std::min(first, most_together - 1); i < first + N; ++i)
-            together_[i] = 0;
-        if constexpr (N == 1) {
-            code<1>(first, numbers, apart_);
-        } else {
-            code<N>(first, numbers, woven_);
-            together_[first] = N;
-        }
+    /// Codes N queries from `first` on that will be asked for together. read(d, x): numbers [d, d + 16) of each; it is
+    /// called once for each d, ascending, and gives zeros behind head_dim.
+    template <std::size_t N, class Read>
+    KVCACHE_INLINE void place_together(std::size_t first, const Read& read) noexcept {
+        forget(first, first + N);
+        code<N>(first, N == 1 ? apart_ : woven_, read);
+        together_[first] = N;
     }
 
 private:
@@ -3054,36 +3052,49 @@ private:
         std::vector<std::int32_t> before;
     };
 
-    template <std::size_t N>
-    void code(std::size_t first, const float* numbers, memory& to) noexcept {
+    // What was woven of queries [first, last) is no more.
+    void forget(std::size_t first, std::size_t last) noexcept {
+        for (std::size_t i = first - std::min(first, most_together - 1); i < last; ++i)
+            together_[i] = 0;
+    }
+
+    template <std::size_t N, class Read>
+    KVCACHE_INLINE void code(std::size_t first, memory& to, const Read& read) noexcept {
         f32x16 most[N], none[N];
-        for (std::size_t i = 0; i < N; ++i)
-            most[i] = none[i] = f32x16::zero();
+        unrolled<N>([&](auto i) KVCACHE_INLINE { most[i] = none[i] = f32x16::zero(); });
+        float* kept = read_.data();
         const std::size_t width = sixteens_ * 16;
-        for (std::size_t d = 0; d < width; d += 16)
+        for (std::size_t d = 0; d < width; d += 16, kept += N * 16) {
+            f32x16 x[N];
+            read(d, x);
             unrolled<N>([&](auto i) KVCACHE_INLINE {
-                const f32x16 x = f32x16::load(numbers + i * width + d);
-                most[i] = max(size_of(x), most[i]);
-                none[i] = fma(x, f32x16::zero(), none[i]); // a NaN where x is no number
+                most[i] = max(size_of(x[i]), most[i]);
+                none[i] = fma(x[i], f32x16::zero(), none[i]); // a NaN where x is no number
+                x[i].store(kept + i * 16);
             });
+        }
         float top[N], lost[N];
         kvcache::largest(most, top);
         kvcache::sum(none, lost);
         f32x16 inverse[N];
-        for (std::size_t i = 0; i < N; ++i) {
+        unrolled<N>([&](auto i) KVCACHE_INLINE {
             inverse[i] = f32x16::broadcast(top[i] > least_size ? largest_ / top[i] : 0.0f);
             scales_[first + i] = top[i] / largest_ + lost[i];
-        }
+        });
         std::byte* codes = to.codes.data() + first * sixteens_ * Numbers::bytes;
         std::int32_t* before = to.before.data() + first * (sixteens_ + 1);
         std::fill_n(before, N, 0);
-        for (std::size_t d = 0; d < width; d += 16, codes += N * Numbers::bytes, before += N) {
+        kept = read_.data();
+        for (std::size_t s = sixteens_; s > 0; --s, kept += N * 16, codes += N * Numbers::bytes, before += N) {
             f32x16 x[N];
-            unrolled<N>([&](auto i) KVCACHE_INLINE { x[i] = f32x16::load(numbers + i * width + d) * inverse[i]; });
+            unrolled<N>([&](auto i) KVCACHE_INLINE { x[i] = f32x16::load(kept + i * 16) * inverse[i]; });
             std::int32_t sums[N];
             Numbers::put(x, codes, 1, sums);
+            to_memory(sums);
             for (std::size_t i = 0; i < N; ++i)
-                before[N + i] = before[i] + sums[i];
+                sums[i] += before[i];
+            for (std::size_t i = 0; i < N; ++i)
+                before[N + i] = sums[i];
         }
     }
 
@@ -3109,6 +3120,7 @@ private:
     memory woven_;                       // some together
     std::vector<std::uint8_t> together_; // from each on; 0: none are woven
     std::vector<float> scales_;
+    aligned_vector<float> read_; // (sixteens, some queries, 16)
 };
 
 } // namespace kvcache::detail
@@ -3544,54 +3556,54 @@ public:
     static constexpr std::size_t before_scores = 2, before_weights = 2;
 
     code_fetch() = default; ///< Fetches nothing.
-    /// What comes behind these tiles, in steps for so many columns.
+    /// What comes behind these tiles, and is as large as they are, in steps for so many columns.
     code_fetch(std::span<const attention_tile> tiles, std::size_t columns) noexcept {
-        const coded_tile& codes = tiles.front().codes;
-        const bool scored_by_dots = codes.keys.table != nullptr || codes.keys.format == code_format::int8;
+        const side_codes& like = tiles.front().codes.keys;
+        const bool scored_by_dots = like.table != nullptr || like.format == code_format::int8;
         first_column_ = scored_by_dots ? before_scores + before_weights : 0;
-        both_ = std::min(codes.keys.bytes, codes.values.bytes);
-        most_ = std::max(codes.keys.bytes, codes.values.bytes);
-        step_ = (most_ / (columns + first_column_) + 63) / 64 * 64;
-        for (std::size_t t = 0; t < tiles.size(); ++t) {
-            if (tiles[t].ahead_key_codes == nullptr) {
-                most_ = both_ = 0;
-                return;
-            }
-            keys_[t] = tiles[t].ahead_key_codes;
-            values_[t] = tiles[t].ahead_value_codes;
-            longer_[t] = codes.keys.bytes > codes.values.bytes ? keys_[t] : values_[t];
+        std::size_t most = 0;
+        for (std::size_t t = 0; t < tiles.size() && tiles[t].ahead_key_codes != nullptr; ++t) {
+            const std::size_t keys = tiles[t].codes.keys.bytes, values = tiles[t].codes.values.bytes;
+            of_[t] = {tiles[t].ahead_key_codes, tiles[t].ahead_value_codes,
+                      keys > values ? tiles[t].ahead_key_codes : tiles[t].ahead_value_codes, std::min(keys, values),
+                      std::max(keys, values)};
+            most = std::max(of_[t].most, most);
         }
+        step_ = (most / (columns + first_column_) + 63) / 64 * 64;
     }
 
-    /// What is fetched of each tile: bytes [first, both) of keys and values, [.., last) of what is longer.
-    struct lines {
-        std::size_t first, both, last;
+    /// The bytes of a tile that are fetched at once.
+    struct bytes {
+        std::size_t first, last;
     };
-    [[nodiscard]] lines before_scoring() const noexcept { return some(0, before_scores); }
-    [[nodiscard]] lines before_weighing() const noexcept { return some(before_scores, before_weights); }
-    [[nodiscard]] lines with_column(std::size_t c) const noexcept { return some(first_column_ + c, 1); }
+    [[nodiscard]] bytes before_scoring() const noexcept { return some(0, before_scores); }
+    [[nodiscard]] bytes before_weighing() const noexcept { return some(before_scores, before_weights); }
+    [[nodiscard]] bytes with_column(std::size_t c) const noexcept { return some(first_column_ + c, 1); }
 
-    KVCACHE_INLINE void fetch(std::size_t t, const lines& some) const noexcept {
+    KVCACHE_INLINE void fetch(std::size_t t, const bytes& some) const noexcept {
+        const one_tile& of = of_[t];
         std::size_t next = some.first;
-        if (next >= some.last)
+        if (next >= of.most)
             return;
-        const std::byte *const keys = keys_[t], *const values = values_[t];
-        for (; next < some.both; next += 64) {
-            prefetch(keys, next);
-            prefetch(values, next);
+        for (const std::size_t last = std::min(some.last, of.both); next < last; next += 64) {
+            prefetch(of.keys, next);
+            prefetch(of.values, next);
         }
-        for (; next < some.last; next += 64)
-            prefetch(longer_[t], next);
+        for (const std::size_t last = std::min(some.last, of.most); next < last; next += 64)
+            prefetch(of.longer, next);
     }
 
 private:
-    [[nodiscard]] lines some(std::size_t step, std::size_t steps) const noexcept {
-        const std::size_t end = (step + steps) * step_;
-        return {step * step_, std::min(end, both_), std::min(end, most_)};
+    struct one_tile {
+        const std::byte *keys, *values, *longer;
+        std::size_t both, most; // bytes of both, and of what is longer
+    };
+    [[nodiscard]] bytes some(std::size_t step, std::size_t steps) const noexcept {
+        return {step * step_, (step + steps) * step_};
     }
 
-    const std::byte *keys_[most_tiles], *values_[most_tiles], *longer_[most_tiles];
-    std::size_t both_ = 0, most_ = 0, step_ = 0, first_column_ = 0;
+    one_tile of_[most_tiles] = {};
+    std::size_t step_ = 0, first_column_ = 0;
 };
 
 /// What products of codes add of N queries, whose numbers' sums are known up to a first and up to a last.
@@ -3613,23 +3625,27 @@ inline void score_dots(coded_queries<numbers_that_meet<Bits>>& queries, std::siz
                        std::span<const attention_tile> tiles, std::size_t head_dim, float* scores,
                        const code_fetch& ahead) noexcept {
     const auto asked = queries.template together<N>(first);
-    const auto lines = ahead.before_scoring();
+    const auto bytes = ahead.before_scoring();
     for (std::size_t t = 0; t < tiles.size(); ++t, scores += tile_tokens) {
-        ahead.fetch(t, lines);
+        ahead.fetch(t, bytes);
         const side_codes& keys = tiles[t].codes.keys;
         const auto codes = packed_codes<Bits>(page_side::keys, head_dim).view(keys.codes, keys.table);
+        const std::byte* numbers = asked.codes;
+        const std::int32_t* before = asked.before;
         const half* scales = keys.scales;
+        const std::size_t group = std::min(keys.group, head_dim);
         f32x16 sums[N];
         unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = f32x16::zero(); });
-        for (std::size_t begin = 0, end; begin < head_dim; begin = end, scales += tile_tokens) {
-            end = std::min(begin + keys.group, head_dim);
+        for (std::size_t quad = 0, left = head_dim; left > 0;) {
+            const std::size_t some = std::min(group, left), quads = (some + 3) / 4, sixteens = (some + 15) / 16;
             std::int32_t own[N];
-            own_sums(asked.before + begin / 16 * N, asked.before + (end + 15) / 16 * N, first_of<Bits>(codes), own);
+            own_sums(before, before + sixteens * N, first_of<Bits>(codes), own);
             f32x16 dots[N];
-            products_of<Bits, Linear, N>(codes, begin / 4, (end + 3) / 4 - begin / 4,
-                                         asked.codes + begin / 4 * N * numbers_that_meet<Bits>::quad_bytes, own, dots);
+            products_of<Bits, Linear, N>(codes, quad, quads, numbers, own, dots);
             const f32x16 scale = f32x16::load(scales);
             unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = fma(dots[i], scale, sums[i]); });
+            quad += quads, left -= some, scales += tile_tokens;
+            before += sixteens * N, numbers += quads * N * numbers_that_meet<Bits>::quad_bytes;
         }
         unrolled<N>([&](auto i) KVCACHE_INLINE {
             (sums[i] * f32x16::broadcast(queries.scale(first + i))).store(scores + i * most_tiles * tile_tokens);
@@ -3828,11 +3844,11 @@ inline void add_dots(std::size_t begin, std::size_t end, const Tile& tile, const
         std::size_t column = first * each;
         for (std::size_t g = 0; g < last - first; ++g)
             for (const std::size_t behind = std::min(column + each, columns); column < behind; ++column) {
-                const auto lines = ahead.with_column(column);
+                const auto bytes = ahead.with_column(column);
                 f32x16 sums[N];
                 unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = f32x16::load(to + i * stride + column * 16); });
                 for (std::size_t t = begin; t < end; ++t) {
-                    ahead.fetch(t, lines);
+                    ahead.fetch(t, bytes);
                     taken[t].add(column, g, sums);
                 }
                 unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i].store(to + i * stride + column * 16); });
@@ -3927,9 +3943,7 @@ public:
           plain_(capacity * width_),
           whole_(head_dim, capacity),
           bytes_(head_dim, capacity),
-          turned_(head_dim, queries_of_codes),
-          steps_(2 * width_),
-          query_(queries_of_codes * width_) {}
+          turned_(head_dim, queries_of_codes) {}
 
     /// Gives query `q` its numbers, which are multiplied by `scale`. (head_dim)
     void place(std::size_t q, const float* numbers, float scale) noexcept {
@@ -3978,8 +3992,6 @@ private:
     coded_queries<whole_numbers> whole_;
     coded_queries<byte_numbers> bytes_;
     coded_queries<byte_numbers> turned_; // times the steps of channels
-    aligned_vector<float> steps_;        // and the middles (2, width)
-    aligned_vector<float> query_;
 };
 
 [[nodiscard]] inline float* scores_of(float* scores, std::size_t q, std::size_t t) noexcept {
@@ -4046,28 +4058,22 @@ void coded_tiles::by_channels(std::span<const attention_tile> tiles, std::size_t
         const half* const steps = tiles[t].codes.keys.scales;
         for (last = t + 1; last < tiles.size() && tiles[last].codes.keys.scales == steps;)
             ++last;
-        for (std::size_t d = 0; d < width_; d += 16) {
-            const f32x16 step = f32x16::load(steps + d);
-            step.store(steps_.data() + d);
-            fma(step, f32x16::broadcast(8.0f), f32x16::load(steps + width_ + d)).store(steps_.data() + width_ + d);
-        }
         together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
             f32x16 sums[N];
-            for (std::size_t i = 0; i < N; ++i)
-                sums[i] = f32x16::zero();
-            const float* const own = plain_.data() + (first + q) * width_;
-            for (std::size_t d = 0; d < width_; d += 16) {
-                const f32x16 step = f32x16::load(steps_.data() + d),
-                             of_middle = f32x16::load(steps_.data() + width_ + d);
+            unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = f32x16::zero(); });
+            const std::size_t width = width_;
+            const float* const own = plain_.data() + (first + q) * width;
+            turned_.template place_together<N>(0, [&](std::size_t d, f32x16(&x)[N]) KVCACHE_INLINE {
+                const f32x16 step = f32x16::load(steps + d);
+                const f32x16 middle = fma(step, f32x16::broadcast(8.0f), f32x16::load(steps + width + d));
                 unrolled<N>([&](auto i) KVCACHE_INLINE {
-                    const f32x16 x = f32x16::load(own + i * width_ + d);
-                    sums[i] = fma(x, of_middle, sums[i]);
-                    (x * step).store(query_.data() + i * width_ + d);
+                    x[i] = f32x16::load(own + i * width + d);
+                    sums[i] = fma(x[i], middle, sums[i]);
+                    x[i] = x[i] * step;
                 });
-            }
+            });
             float middle[N];
             sum(sums, middle);
-            turned_.template place_together<N>(0, query_.data());
             for (std::size_t each = t; each < last; ++each) {
                 if (q == 0)
                     ahead.fetch(each, ahead.before_scoring());
@@ -5560,7 +5566,6 @@ private:
                 const exact_page* exact) {
         const std::span<const std::byte> bytes = pages.storage->bytes(entry.page);
         const std::size_t last = entry.first + count; // row behind the last in use
-        const std::size_t keys = std::size_t{shape_.head_dim} * tile_tokens;
         for (std::uint32_t tile = entry.first / tile_tokens; tile * tile_tokens < last; ++tile) {
             const std::size_t origin = std::size_t{tile} * tile_tokens;
             const std::size_t first_lane = origin < entry.first ? entry.first - origin : 0;
@@ -5569,8 +5574,6 @@ private:
                 split < job_.first_split || split >= job_.last_split)
                 continue;
             make_room(); // first: the oldest tiles' scratch is decoded into next
-            const auto scratch =
-                std::span(scratch_.tiles).subspan(taken_++ % tiles_.size() * (scratch_.tiles.size() / tiles_.size()));
             const page_tile at{layer_, head_, tile};
             if constexpr (page_writer<Codec>)
                 if (exact != nullptr) {
@@ -5590,13 +5593,20 @@ private:
             if constexpr (gives_codes<Codec>)
                 made.codes = pages.codec->codes(bytes, at);
             if (!gives_codes<Codec> || made.codes.keys.format == code_format::none ||
-                made.codes.values.format == code_format::none) {
-                made.codes = {};
-                made.keys = pages.codec->keys(bytes, at, scratch.first(keys));
-                made.values = pages.codec->values(bytes, at, scratch.subspan(keys));
-            }
+                made.codes.values.format == code_format::none)
+                decode(pages, bytes, at, made);
             push_next();
         }
+    }
+
+    void decode(const paged_rows<Codec, Storage>& pages, std::span<const std::byte> bytes, page_tile at,
+                attention_tile& to) {
+        const std::size_t keys = std::size_t{shape_.head_dim} * tile_tokens;
+        const auto scratch =
+            std::span(scratch_.tiles).subspan(taken_++ % tiles_.size() * (scratch_.tiles.size() / tiles_.size()));
+        to.codes = {};
+        to.keys = pages.codec->keys(bytes, at, scratch.first(keys));
+        to.values = pages.codec->values(bytes, at, scratch.subspan(keys));
     }
 
     // Tiles wait until as many follow them as go together: those are fetched from memory meanwhile.
@@ -12507,7 +12517,7 @@ public:
                 .codes = from + tile * codes_.bytes(),
                 .scales = steps_of(from),
                 .table = from_middle,
-                .bytes = bytes() / tiles_};
+                .bytes = codes_.bytes() + (tile + 1 == tiles_ ? 2 * width_ * sizeof(half) : 0)};
     }
 
 private:

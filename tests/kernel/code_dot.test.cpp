@@ -45,7 +45,7 @@ bool dots_are_exact(std::size_t dim) {
             x[i] = kv::f32x16::load(each);
         }
         std::int32_t sums[N];
-        kv::detail::put_whole(x, asked.data() + d * 2 * N, 1, sums);
+        kv::detail::put_whole(x, asked.data() + d * 2 * N, kv::detail::own_by, sums);
         for (std::size_t i = 0; i < N; ++i)
             own[i] += sums[i];
     }

@@ -311,7 +311,6 @@ private:
                 const exact_page* exact) {
         const std::span<const std::byte> bytes = pages.storage->bytes(entry.page);
         const std::size_t last = entry.first + count; // row behind the last in use
-        const std::size_t keys = std::size_t{shape_.head_dim} * tile_tokens;
         for (std::uint32_t tile = entry.first / tile_tokens; tile * tile_tokens < last; ++tile) {
             const std::size_t origin = std::size_t{tile} * tile_tokens;
             const std::size_t first_lane = origin < entry.first ? entry.first - origin : 0;
@@ -320,8 +319,6 @@ private:
                 split < job_.first_split || split >= job_.last_split)
                 continue;
             make_room(); // first: the oldest tiles' scratch is decoded into next
-            const auto scratch =
-                std::span(scratch_.tiles).subspan(taken_++ % tiles_.size() * (scratch_.tiles.size() / tiles_.size()));
             const page_tile at{layer_, head_, tile};
             if constexpr (page_writer<Codec>)
                 if (exact != nullptr) {
@@ -341,13 +338,20 @@ private:
             if constexpr (gives_codes<Codec>)
                 made.codes = pages.codec->codes(bytes, at);
             if (!gives_codes<Codec> || made.codes.keys.format == code_format::none ||
-                made.codes.values.format == code_format::none) {
-                made.codes = {};
-                made.keys = pages.codec->keys(bytes, at, scratch.first(keys));
-                made.values = pages.codec->values(bytes, at, scratch.subspan(keys));
-            }
+                made.codes.values.format == code_format::none)
+                decode(pages, bytes, at, made);
             push_next();
         }
+    }
+
+    void decode(const paged_rows<Codec, Storage>& pages, std::span<const std::byte> bytes, page_tile at,
+                attention_tile& to) {
+        const std::size_t keys = std::size_t{shape_.head_dim} * tile_tokens;
+        const auto scratch =
+            std::span(scratch_.tiles).subspan(taken_++ % tiles_.size() * (scratch_.tiles.size() / tiles_.size()));
+        to.codes = {};
+        to.keys = pages.codec->keys(bytes, at, scratch.first(keys));
+        to.values = pages.codec->values(bytes, at, scratch.subspan(keys));
     }
 
     // Tiles wait until as many follow them as go together: those are fetched from memory meanwhile.

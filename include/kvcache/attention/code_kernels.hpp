@@ -59,54 +59,54 @@ public:
     static constexpr std::size_t before_scores = 2, before_weights = 2;
 
     code_fetch() = default; ///< Fetches nothing.
-    /// What comes behind these tiles, in steps for so many columns.
+    /// What comes behind these tiles, and is as large as they are, in steps for so many columns.
     code_fetch(std::span<const attention_tile> tiles, std::size_t columns) noexcept {
-        const coded_tile& codes = tiles.front().codes;
-        const bool scored_by_dots = codes.keys.table != nullptr || codes.keys.format == code_format::int8;
+        const side_codes& like = tiles.front().codes.keys;
+        const bool scored_by_dots = like.table != nullptr || like.format == code_format::int8;
         first_column_ = scored_by_dots ? before_scores + before_weights : 0;
-        both_ = std::min(codes.keys.bytes, codes.values.bytes);
-        most_ = std::max(codes.keys.bytes, codes.values.bytes);
-        step_ = (most_ / (columns + first_column_) + 63) / 64 * 64;
-        for (std::size_t t = 0; t < tiles.size(); ++t) {
-            if (tiles[t].ahead_key_codes == nullptr) {
-                most_ = both_ = 0;
-                return;
-            }
-            keys_[t] = tiles[t].ahead_key_codes;
-            values_[t] = tiles[t].ahead_value_codes;
-            longer_[t] = codes.keys.bytes > codes.values.bytes ? keys_[t] : values_[t];
+        std::size_t most = 0;
+        for (std::size_t t = 0; t < tiles.size() && tiles[t].ahead_key_codes != nullptr; ++t) {
+            const std::size_t keys = tiles[t].codes.keys.bytes, values = tiles[t].codes.values.bytes;
+            of_[t] = {tiles[t].ahead_key_codes, tiles[t].ahead_value_codes,
+                      keys > values ? tiles[t].ahead_key_codes : tiles[t].ahead_value_codes, std::min(keys, values),
+                      std::max(keys, values)};
+            most = std::max(of_[t].most, most);
         }
+        step_ = (most / (columns + first_column_) + 63) / 64 * 64;
     }
 
-    /// What is fetched of each tile: bytes [first, both) of keys and values, [.., last) of what is longer.
-    struct lines {
-        std::size_t first, both, last;
+    /// The bytes of a tile that are fetched at once.
+    struct bytes {
+        std::size_t first, last;
     };
-    [[nodiscard]] lines before_scoring() const noexcept { return some(0, before_scores); }
-    [[nodiscard]] lines before_weighing() const noexcept { return some(before_scores, before_weights); }
-    [[nodiscard]] lines with_column(std::size_t c) const noexcept { return some(first_column_ + c, 1); }
+    [[nodiscard]] bytes before_scoring() const noexcept { return some(0, before_scores); }
+    [[nodiscard]] bytes before_weighing() const noexcept { return some(before_scores, before_weights); }
+    [[nodiscard]] bytes with_column(std::size_t c) const noexcept { return some(first_column_ + c, 1); }
 
-    KVCACHE_INLINE void fetch(std::size_t t, const lines& some) const noexcept {
+    KVCACHE_INLINE void fetch(std::size_t t, const bytes& some) const noexcept {
+        const one_tile& of = of_[t];
         std::size_t next = some.first;
-        if (next >= some.last)
+        if (next >= of.most)
             return;
-        const std::byte *const keys = keys_[t], *const values = values_[t];
-        for (; next < some.both; next += 64) {
-            prefetch(keys, next);
-            prefetch(values, next);
+        for (const std::size_t last = std::min(some.last, of.both); next < last; next += 64) {
+            prefetch(of.keys, next);
+            prefetch(of.values, next);
         }
-        for (; next < some.last; next += 64)
-            prefetch(longer_[t], next);
+        for (const std::size_t last = std::min(some.last, of.most); next < last; next += 64)
+            prefetch(of.longer, next);
     }
 
 private:
-    [[nodiscard]] lines some(std::size_t step, std::size_t steps) const noexcept {
-        const std::size_t end = (step + steps) * step_;
-        return {step * step_, std::min(end, both_), std::min(end, most_)};
+    struct one_tile {
+        const std::byte *keys, *values, *longer;
+        std::size_t both, most; // bytes of both, and of what is longer
+    };
+    [[nodiscard]] bytes some(std::size_t step, std::size_t steps) const noexcept {
+        return {step * step_, (step + steps) * step_};
     }
 
-    const std::byte *keys_[most_tiles], *values_[most_tiles], *longer_[most_tiles];
-    std::size_t both_ = 0, most_ = 0, step_ = 0, first_column_ = 0;
+    one_tile of_[most_tiles] = {};
+    std::size_t step_ = 0, first_column_ = 0;
 };
 
 /// What products of codes add of N queries, whose numbers' sums are known up to a first and up to a last.
@@ -128,23 +128,27 @@ inline void score_dots(coded_queries<numbers_that_meet<Bits>>& queries, std::siz
                        std::span<const attention_tile> tiles, std::size_t head_dim, float* scores,
                        const code_fetch& ahead) noexcept {
     const auto asked = queries.template together<N>(first);
-    const auto lines = ahead.before_scoring();
+    const auto bytes = ahead.before_scoring();
     for (std::size_t t = 0; t < tiles.size(); ++t, scores += tile_tokens) {
-        ahead.fetch(t, lines);
+        ahead.fetch(t, bytes);
         const side_codes& keys = tiles[t].codes.keys;
         const auto codes = packed_codes<Bits>(page_side::keys, head_dim).view(keys.codes, keys.table);
+        const std::byte* numbers = asked.codes;
+        const std::int32_t* before = asked.before;
         const half* scales = keys.scales;
+        const std::size_t group = std::min(keys.group, head_dim);
         f32x16 sums[N];
         unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = f32x16::zero(); });
-        for (std::size_t begin = 0, end; begin < head_dim; begin = end, scales += tile_tokens) {
-            end = std::min(begin + keys.group, head_dim);
+        for (std::size_t quad = 0, left = head_dim; left > 0;) {
+            const std::size_t some = std::min(group, left), quads = (some + 3) / 4, sixteens = (some + 15) / 16;
             std::int32_t own[N];
-            own_sums(asked.before + begin / 16 * N, asked.before + (end + 15) / 16 * N, first_of<Bits>(codes), own);
+            own_sums(before, before + sixteens * N, first_of<Bits>(codes), own);
             f32x16 dots[N];
-            products_of<Bits, Linear, N>(codes, begin / 4, (end + 3) / 4 - begin / 4,
-                                         asked.codes + begin / 4 * N * numbers_that_meet<Bits>::quad_bytes, own, dots);
+            products_of<Bits, Linear, N>(codes, quad, quads, numbers, own, dots);
             const f32x16 scale = f32x16::load(scales);
             unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = fma(dots[i], scale, sums[i]); });
+            quad += quads, left -= some, scales += tile_tokens;
+            before += sixteens * N, numbers += quads * N * numbers_that_meet<Bits>::quad_bytes;
         }
         unrolled<N>([&](auto i) KVCACHE_INLINE {
             (sums[i] * f32x16::broadcast(queries.scale(first + i))).store(scores + i * most_tiles * tile_tokens);

@@ -30,7 +30,8 @@ public:
           apart_(capacity, sixteens_),
           woven_(capacity, sixteens_),
           together_(capacity),
-          scales_(capacity) {}
+          scales_(capacity),
+          read_(most_together * sixteens_ * 16) {}
 
     /// Queries as products of codes read them, filled up with zeros.
     struct view {
@@ -52,21 +53,16 @@ public:
 
     /// Codes query `q`. (head_dim, filled up with zeros to whole sixteens)
     void place(std::size_t q, const float* numbers) noexcept {
-        for (std::size_t i = q - std::min(q, most_together - 1); i <= q; ++i)
-            together_[i] = 0;
-        code<1>(q, numbers, apart_);
+        forget(q, q + 1);
+        code<1>(q, apart_, [&](std::size_t d, f32x16(&x)[1]) KVCACHE_INLINE { x[0] = f32x16::load(numbers + d); });
     }
-    /// Codes N queries from `first` on that will be asked for together. (N, head_dim filled up to whole sixteens)
-    template <std::size_t N>
-    void place_together(std::size_t first, const float* numbers) noexcept {
-        for (std::size_t i = first - std::min(first, most_together - 1); i < first + N; ++i)
-            together_[i] = 0;
-        if constexpr (N == 1) {
-            code<1>(first, numbers, apart_);
-        } else {
-            code<N>(first, numbers, woven_);
-            together_[first] = N;
-        }
+    /// Codes N queries from `first` on that will be asked for together. read(d, x): numbers [d, d + 16) of each; it is
+    /// called once for each d, ascending, and gives zeros behind head_dim.
+    template <std::size_t N, class Read>
+    KVCACHE_INLINE void place_together(std::size_t first, const Read& read) noexcept {
+        forget(first, first + N);
+        code<N>(first, N == 1 ? apart_ : woven_, read);
+        together_[first] = N;
     }
 
 private:
@@ -80,36 +76,49 @@ private:
         std::vector<std::int32_t> before;
     };
 
-    template <std::size_t N>
-    void code(std::size_t first, const float* numbers, memory& to) noexcept {
+    // What was woven of queries [first, last) is no more.
+    void forget(std::size_t first, std::size_t last) noexcept {
+        for (std::size_t i = first - std::min(first, most_together - 1); i < last; ++i)
+            together_[i] = 0;
+    }
+
+    template <std::size_t N, class Read>
+    KVCACHE_INLINE void code(std::size_t first, memory& to, const Read& read) noexcept {
         f32x16 most[N], none[N];
-        for (std::size_t i = 0; i < N; ++i)
-            most[i] = none[i] = f32x16::zero();
+        unrolled<N>([&](auto i) KVCACHE_INLINE { most[i] = none[i] = f32x16::zero(); });
+        float* kept = read_.data();
         const std::size_t width = sixteens_ * 16;
-        for (std::size_t d = 0; d < width; d += 16)
+        for (std::size_t d = 0; d < width; d += 16, kept += N * 16) {
+            f32x16 x[N];
+            read(d, x);
             unrolled<N>([&](auto i) KVCACHE_INLINE {
-                const f32x16 x = f32x16::load(numbers + i * width + d);
-                most[i] = max(size_of(x), most[i]);
-                none[i] = fma(x, f32x16::zero(), none[i]); // a NaN where x is no number
+                most[i] = max(size_of(x[i]), most[i]);
+                none[i] = fma(x[i], f32x16::zero(), none[i]); // a NaN where x is no number
+                x[i].store(kept + i * 16);
             });
+        }
         float top[N], lost[N];
         kvcache::largest(most, top);
         kvcache::sum(none, lost);
         f32x16 inverse[N];
-        for (std::size_t i = 0; i < N; ++i) {
+        unrolled<N>([&](auto i) KVCACHE_INLINE {
             inverse[i] = f32x16::broadcast(top[i] > least_size ? largest_ / top[i] : 0.0f);
             scales_[first + i] = top[i] / largest_ + lost[i];
-        }
+        });
         std::byte* codes = to.codes.data() + first * sixteens_ * Numbers::bytes;
         std::int32_t* before = to.before.data() + first * (sixteens_ + 1);
         std::fill_n(before, N, 0);
-        for (std::size_t d = 0; d < width; d += 16, codes += N * Numbers::bytes, before += N) {
+        kept = read_.data();
+        for (std::size_t s = sixteens_; s > 0; --s, kept += N * 16, codes += N * Numbers::bytes, before += N) {
             f32x16 x[N];
-            unrolled<N>([&](auto i) KVCACHE_INLINE { x[i] = f32x16::load(numbers + i * width + d) * inverse[i]; });
+            unrolled<N>([&](auto i) KVCACHE_INLINE { x[i] = f32x16::load(kept + i * 16) * inverse[i]; });
             std::int32_t sums[N];
             Numbers::put(x, codes, 1, sums);
+            to_memory(sums);
             for (std::size_t i = 0; i < N; ++i)
-                before[N + i] = before[i] + sums[i];
+                sums[i] += before[i];
+            for (std::size_t i = 0; i < N; ++i)
+                before[N + i] = sums[i];
         }
     }
 
@@ -135,6 +144,7 @@ private:
     memory woven_;                       // some together
     std::vector<std::uint8_t> together_; // from each on; 0: none are woven
     std::vector<float> scales_;
+    aligned_vector<float> read_; // (sixteens, some queries, 16)
 };
 
 } // namespace kvcache::detail

@@ -37,9 +37,7 @@ public:
           plain_(capacity * width_),
           whole_(head_dim, capacity),
           bytes_(head_dim, capacity),
-          turned_(head_dim, queries_of_codes),
-          steps_(2 * width_),
-          query_(queries_of_codes * width_) {}
+          turned_(head_dim, queries_of_codes) {}
 
     /// Gives query `q` its numbers, which are multiplied by `scale`. (head_dim)
     void place(std::size_t q, const float* numbers, float scale) noexcept {
@@ -88,8 +86,6 @@ private:
     coded_queries<whole_numbers> whole_;
     coded_queries<byte_numbers> bytes_;
     coded_queries<byte_numbers> turned_; // times the steps of channels
-    aligned_vector<float> steps_;        // and the middles (2, width)
-    aligned_vector<float> query_;
 };
 
 [[nodiscard]] inline float* scores_of(float* scores, std::size_t q, std::size_t t) noexcept {
@@ -156,28 +152,22 @@ void coded_tiles::by_channels(std::span<const attention_tile> tiles, std::size_t
         const half* const steps = tiles[t].codes.keys.scales;
         for (last = t + 1; last < tiles.size() && tiles[last].codes.keys.scales == steps;)
             ++last;
-        for (std::size_t d = 0; d < width_; d += 16) {
-            const f32x16 step = f32x16::load(steps + d);
-            step.store(steps_.data() + d);
-            fma(step, f32x16::broadcast(8.0f), f32x16::load(steps + width_ + d)).store(steps_.data() + width_ + d);
-        }
         together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
             f32x16 sums[N];
-            for (std::size_t i = 0; i < N; ++i)
-                sums[i] = f32x16::zero();
-            const float* const own = plain_.data() + (first + q) * width_;
-            for (std::size_t d = 0; d < width_; d += 16) {
-                const f32x16 step = f32x16::load(steps_.data() + d),
-                             of_middle = f32x16::load(steps_.data() + width_ + d);
+            unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = f32x16::zero(); });
+            const std::size_t width = width_;
+            const float* const own = plain_.data() + (first + q) * width;
+            turned_.template place_together<N>(0, [&](std::size_t d, f32x16(&x)[N]) KVCACHE_INLINE {
+                const f32x16 step = f32x16::load(steps + d);
+                const f32x16 middle = fma(step, f32x16::broadcast(8.0f), f32x16::load(steps + width + d));
                 unrolled<N>([&](auto i) KVCACHE_INLINE {
-                    const f32x16 x = f32x16::load(own + i * width_ + d);
-                    sums[i] = fma(x, of_middle, sums[i]);
-                    (x * step).store(query_.data() + i * width_ + d);
+                    x[i] = f32x16::load(own + i * width + d);
+                    sums[i] = fma(x[i], middle, sums[i]);
+                    x[i] = x[i] * step;
                 });
-            }
+            });
             float middle[N];
             sum(sums, middle);
-            turned_.template place_together<N>(0, query_.data());
             for (std::size_t each = t; each < last; ++each) {
                 if (q == 0)
                     ahead.fetch(each, ahead.before_scoring());

@@ -132,11 +132,11 @@ inline void add_dots(std::size_t begin, std::size_t end, const Tile& tile, const
         std::size_t column = first * each;
         for (std::size_t g = 0; g < last - first; ++g)
             for (const std::size_t behind = std::min(column + each, columns); column < behind; ++column) {
-                const auto lines = ahead.with_column(column);
+                const auto bytes = ahead.with_column(column);
                 f32x16 sums[N];
                 unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = f32x16::load(to + i * stride + column * 16); });
                 for (std::size_t t = begin; t < end; ++t) {
-                    ahead.fetch(t, lines);
+                    ahead.fetch(t, bytes);
                     taken[t].add(column, g, sums);
                 }
                 unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i].store(to + i * stride + column * 16); });

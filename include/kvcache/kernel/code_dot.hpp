@@ -18,6 +18,9 @@ inline constexpr std::int32_t largest_whole = 127 * 256;
 /// Bytes of four numbers that meet codes.
 inline constexpr std::size_t whole_quad_bytes = 8;
 
+/// Products begin with the sum of a query's numbers times this, as codes are counted from -128 on.
+inline constexpr std::int32_t own_by = -128;
+
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
 /// Rounds 16 numbers, none larger than `largest_whole`, and writes them as products of codes read them: the upper bytes
@@ -88,12 +91,12 @@ KVCACHE_INLINE inline void put_whole(const f32x16 (&x)[N], std::byte* to, std::i
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
 /// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes);
-/// `own`: of each query its numbers' sum.
+/// `own`: of each query its numbers' sum, times `own_by`.
 template <unsigned Bits, std::size_t N>
 KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
                                    const std::byte* queries, const std::int32_t (&own)[N], f32x16 (&to)[N]) noexcept {
     quad_sums upper[N], lower[N];
-    unrolled<N>([&](auto i) KVCACHE_INLINE { upper[i] = quad_sums{}, lower[i] = quad_sums{}; });
+    unrolled<N>([&](auto i) KVCACHE_INLINE { upper[i] = quad_sums{}, lower[i] = quad_sums_of(own[i]); });
     for_codes<Bits, false>(
         of, begin, count, twice(quad_table(of)),
         [&](auto place, __m512i x) KVCACHE_INLINE {
@@ -107,20 +110,19 @@ KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin
     unrolled<N>([&](auto i) KVCACHE_INLINE {
         const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(reinterpret_cast<__m512i>(upper[i]), 8),
                                               reinterpret_cast<__m512i>(lower[i]));
-        const __m512i sum = _mm512_sub_epi32(both, _mm512_slli_epi32(_mm512_set1_epi32(own[i]), 7));
-        to[i] = {{native_floats(_mm512_cvtepi32_ps(sum))}};
+        to[i] = {{native_floats(_mm512_cvtepi32_ps(both))}};
     });
 }
 
 #elif defined(__AVX2__)
 
 /// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes);
-/// `own`: of each query its numbers' sum.
+/// `own`: of each query its numbers' sum, times `own_by`.
 template <unsigned Bits, std::size_t N>
 KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
                                    const std::byte* queries, const std::int32_t (&own)[N], f32x16 (&to)[N]) noexcept {
     __m256i sums[2 * N];
-    unrolled<2 * N>([&](auto i) KVCACHE_INLINE { sums[i] = _mm256_set1_epi32(own[i / 2] * -128); });
+    unrolled<2 * N>([&](auto i) KVCACHE_INLINE { sums[i] = _mm256_set1_epi32(own[i / 2]); });
     const __m256i table = quad_table(of);
     for_quads<Bits>(begin, begin + count, [&](std::size_t quad, auto place) KVCACHE_INLINE {
         __m256i even[2], odd[2];
@@ -146,7 +148,7 @@ KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin
 #else
 
 /// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes);
-/// `own`: of each query its numbers' sum.
+/// `own`: of each query its numbers' sum, times `own_by`.
 template <unsigned Bits, std::size_t N>
 inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count, const std::byte* queries,
                     const std::int32_t (&)[N], f32x16 (&to)[N]) noexcept {

@@ -40,11 +40,11 @@ struct byte_numbers {
 template <unsigned Bits>
 using numbers_that_meet = std::conditional_t<Bits == 8, whole_numbers, byte_numbers>;
 
-/// What products of codes multiply the sum of a query's numbers by: the first number of a table.
+/// What the sum of a query's numbers is multiplied by for products of codes: by the first number of a table.
 template <unsigned Bits>
 [[nodiscard]] KVCACHE_INLINE inline std::int32_t first_of(const code_quads<Bits>& of) noexcept {
     if constexpr (Bits == 8)
-        return 1;
+        return own_by;
     else
         return of.table[0];
 }
