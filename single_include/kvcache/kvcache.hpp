@@ -1823,6 +1823,13 @@ template <class Op>
 [[nodiscard]] inline f32x16 operator-(const f32x16& x) noexcept {
     return detail::lanewise(x, f32x16::broadcast(-0.0f), [](const auto& a, const auto& b) { return a ^ b; });
 }
+/// Each lane without its sign.
+[[nodiscard]] inline f32x16 size_of(const f32x16& x) noexcept {
+    f32x16 v;
+    for (std::size_t i = 0; i < detail::native_parts; ++i)
+        v.part[i] = xsimd::abs(x.part[i]);
+    return v;
+}
 /// The larger of two lanes; `y` where one is NaN on x86.
 [[nodiscard]] inline f32x16 max(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return xsimd::max(a, b); });
@@ -2031,17 +2038,18 @@ template <unsigned Bits>
 
 #if defined(__AVX512BW__)
 
-/// A four of 16 rows: the places in a table.
+/// A four of 16 rows: the places in a table. `line`: its 64 bytes; of 3 bits also those of the upper bits, and which
+/// half of each byte it is of.
 template <unsigned Bits, std::size_t Place>
-[[nodiscard]] KVCACHE_INLINE inline __m512i all_places(const code_quads<Bits>& of, std::size_t quad) noexcept {
+[[nodiscard]] KVCACHE_INLINE inline __m512i all_places(const std::byte* line, const std::byte* upper,
+                                                       __m128i nibble) noexcept {
     using quads = code_quads<Bits>;
-    __m512i x = _mm512_loadu_si512(of.codes + quad / quads::per * 64);
+    __m512i x = _mm512_loadu_si512(line);
     if constexpr (Place > 0)
         x = _mm512_srli_epi16(x, Place * quads::part);
     x = _mm512_and_si512(x, _mm512_set1_epi8((1 << quads::part) - 1));
     if constexpr (Bits == 3) {
-        const __m128i nibble = _mm_cvtsi32_si128(static_cast<int>(quad % 8 / 4 * 4));
-        __m512i above = _mm512_srl_epi32(_mm512_loadu_si512(of.upper + quad / 8 * 64), nibble);
+        __m512i above = _mm512_srl_epi32(_mm512_loadu_si512(upper), nibble);
         if constexpr (Place < 2)
             above = _mm512_slli_epi32(above, 2 - Place);
         else if constexpr (Place > 2)
@@ -2051,19 +2059,71 @@ template <unsigned Bits, std::size_t Place>
     return x;
 }
 
-/// The same as `quad_codes` has it, of all 16 rows; `table` in each quarter.
-template <unsigned Bits, std::size_t Place>
-[[nodiscard]] KVCACHE_INLINE inline __m512i all_codes(const code_quads<Bits>& of, std::size_t quad,
-                                                      __m512i table) noexcept {
-    if constexpr (Bits == 8)
-        return _mm512_xor_si512(_mm512_loadu_si512(of.codes + quad * 64), table);
-    else
-        return _mm512_shuffle_epi8(table, all_places<Bits, Place>(of, quad));
+/// Calls body(number of a four behind the others, of 4 at most, its codes) for `count` fours from `begin` on, and
+/// next() behind each 4 of them. The codes are places in a table, or if not Linear what `table`, in each quarter, has
+/// there; of 8 bits each number, and what the table has. Requires: begin is the first of 64 bytes.
+template <unsigned Bits, bool Linear, class Body, class Next>
+KVCACHE_INLINE inline void for_codes(const code_quads<Bits>& of, std::size_t begin, std::size_t count, __m512i table,
+                                     const Body& body, const Next& next) noexcept {
+    using quads = code_quads<Bits>;
+    const std::byte* line = of.codes + begin / quads::per * 64; // one pointer: all else is a constant
+    const auto take = [&](std::size_t quad, auto place) KVCACHE_INLINE {
+        constexpr std::size_t at = decltype(place)::value, within = at % quads::per;
+        const std::byte* const from = line + at / quads::per * 64;
+        if constexpr (Bits == 8) {
+            body(place, _mm512_xor_si512(_mm512_loadu_si512(from), table));
+        } else {
+            const std::byte* upper = nullptr;
+            __m128i nibble = _mm_setzero_si128();
+            if constexpr (Bits == 3) {
+                upper = of.upper + quad / 8 * 64;
+                nibble = _mm_cvtsi32_si128(static_cast<int>(quad % 8 / 4 * 4));
+            }
+            const __m512i x = all_places<Bits, within>(from, upper, nibble);
+            body(place, Linear ? x : _mm512_shuffle_epi8(table, x));
+        }
+    };
+    std::size_t done = 0;
+    for (; done + 4 <= count; done += 4, line += 4 / quads::per * 64) {
+        unrolled<4>([&](auto place) KVCACHE_INLINE { take(begin + done, place); });
+        next();
+    }
+    if (done < count)
+        unrolled<3>([&](auto place) KVCACHE_INLINE {
+            if (done + place < count)
+                take(begin + done, place);
+        });
 }
 
 /// A table in both halves.
 [[nodiscard]] KVCACHE_INLINE inline __m512i twice(__m256i table) noexcept {
     return _mm512_broadcast_i64x4(table);
+}
+
+#endif
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+
+/// Sums of 16 rows. GCC 12 copies a running __m512i, which is of int64.
+using quad_sums = std::int32_t __attribute__((vector_size(64)));
+
+/// One number as the sum of each row.
+[[nodiscard]] KVCACHE_INLINE inline quad_sums quad_sums_of(std::int32_t x) noexcept {
+    return reinterpret_cast<quad_sums>(_mm512_set1_epi32(x));
+}
+
+/// sums += unsigned bytes times four signed ones, four by four.
+KVCACHE_INLINE inline void add_products(quad_sums& sums, __m512i x, const std::byte* four) noexcept {
+#if defined(__GNUC__) && !defined(__clang__) // GCC 12 loads and broadcasts in instructions of their own
+    quad_sums own = sums;                    // a sum of an array would go to memory each time
+    asm("vpdpbusd\t{%2%{1to16%}, %1, %0|%0, %1, %2%{1to16%}}"
+        : "+v"(own)
+        : "v"(x), "m"(*reinterpret_cast<const std::int32_t*>(four)));
+    sums = own;
+#else
+    sums = reinterpret_cast<quad_sums>(
+        _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), x, _mm512_set1_epi32(four_bytes(four))));
+#endif
 }
 
 #endif
@@ -2085,6 +2145,23 @@ template <unsigned Bits>
 }
 
 #endif
+
+/// Numbers made in registers lie in memory from here on, where vectors are broadcast from.
+template <class T>
+KVCACHE_INLINE inline void to_memory([[maybe_unused]] T& x) noexcept {
+#if defined(__GNUC__)
+    asm("" : "+m"(x));
+#endif
+}
+
+/// What N queries have for sixteen codes each, four by four and query by query in each four.
+/// from: (N, 4, bytes), to: (4, N, bytes)
+template <std::size_t Bytes, std::size_t N>
+inline void weave(const std::byte* const (&from)[N], std::byte* to) noexcept {
+    for (std::size_t quad = 0; quad < 4; ++quad)
+        for (std::size_t i = 0; i < N; ++i, to += Bytes)
+            std::memcpy(to, from[i] + quad * Bytes, Bytes);
+}
 
 /// Calls body(quad, place in its 64 bytes) for the fours [begin, end). Requires: begin is the first of 64 bytes.
 template <unsigned Bits, class Body>
@@ -2113,6 +2190,9 @@ inline constexpr std::int32_t largest_whole = 127 * 256;
 
 /// Bytes of four numbers that meet codes.
 inline constexpr std::size_t whole_quad_bytes = 8;
+
+/// Products begin with the sum of a query's numbers times this, as codes are counted from -128 on.
+inline constexpr std::int32_t own_by = -128;
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
@@ -2168,45 +2248,56 @@ inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
 
 #endif
 
+/// The same of N queries, four by four. to: (4, N, whole_quad_bytes); `sums`: of each query, times `by`.
+template <std::size_t N>
+KVCACHE_INLINE inline void put_whole(const f32x16 (&x)[N], std::byte* to, std::int32_t by,
+                                     std::int32_t (&sums)[N]) noexcept {
+    alignas(64) std::byte each[N][4 * whole_quad_bytes];
+    const std::byte* from[N];
+    for (std::size_t i = 0; i < N; ++i) {
+        sums[i] = put_whole(x[i], each[i]) * by;
+        from[i] = each[i];
+    }
+    weave<whole_quad_bytes>(from, to);
+}
+
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
-/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum.
+/// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes);
+/// `own`: of each query its numbers' sum, times `own_by`.
 template <unsigned Bits, std::size_t N>
-KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
-                                   const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
-                                   f32x16 (&to)[N]) noexcept {
-    using vector = std::int32_t __attribute__((vector_size(64))); // GCC 12 copies a running __m512i, which is of int64
-    vector upper[N], lower[N];
-    unrolled<N>([&](auto i) KVCACHE_INLINE { upper[i] = vector{}, lower[i] = vector{}; });
-    const __m512i table = twice(quad_table(of));
-    for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
-        const __m512i x = all_codes<Bits, decltype(place)::value>(of, quad, table);
-        unrolled<N>([&](auto i) KVCACHE_INLINE {
-            const std::byte* const q = queries[i] + (quad - begin) * whole_quad_bytes;
-            upper[i] = reinterpret_cast<vector>(
-                _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(upper[i]), x, _mm512_set1_epi32(four_bytes(q))));
-            lower[i] = reinterpret_cast<vector>(
-                _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(lower[i]), x, _mm512_set1_epi32(four_bytes(q + 4))));
-        });
-    });
+KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
+                                   const std::byte* queries, const std::int32_t (&own)[N], f32x16 (&to)[N]) noexcept {
+    quad_sums upper[N], lower[N];
+    unrolled<N>([&](auto i) KVCACHE_INLINE { upper[i] = quad_sums{}, lower[i] = quad_sums_of(own[i]); });
+    for_codes<Bits, false>(
+        of, begin, count, twice(quad_table(of)),
+        [&](auto place, __m512i x) KVCACHE_INLINE {
+            unrolled<N>([&](auto i) KVCACHE_INLINE {
+                const std::byte* const q = queries + (place * N + i) * whole_quad_bytes;
+                add_products(upper[i], x, q);
+                add_products(lower[i], x, q + 4);
+            });
+        },
+        [&]() KVCACHE_INLINE { queries += 4 * N * whole_quad_bytes; });
     unrolled<N>([&](auto i) KVCACHE_INLINE {
         const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(reinterpret_cast<__m512i>(upper[i]), 8),
                                               reinterpret_cast<__m512i>(lower[i]));
-        to[i] = {{native_floats(_mm512_cvtepi32_ps(_mm512_sub_epi32(both, _mm512_set1_epi32(own[i] * 128))))}};
+        to[i] = {{native_floats(_mm512_cvtepi32_ps(both))}};
     });
 }
 
 #elif defined(__AVX2__)
 
-/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum.
+/// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes);
+/// `own`: of each query its numbers' sum, times `own_by`.
 template <unsigned Bits, std::size_t N>
-KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
-                                   const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
-                                   f32x16 (&to)[N]) noexcept {
+KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
+                                   const std::byte* queries, const std::int32_t (&own)[N], f32x16 (&to)[N]) noexcept {
     __m256i sums[2 * N];
-    unrolled<2 * N>([&](auto i) KVCACHE_INLINE { sums[i] = _mm256_set1_epi32(own[i / 2] * -128); });
+    unrolled<2 * N>([&](auto i) KVCACHE_INLINE { sums[i] = _mm256_set1_epi32(own[i / 2]); });
     const __m256i table = quad_table(of);
-    for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
+    for_quads<Bits>(begin, begin + count, [&](std::size_t quad, auto place) KVCACHE_INLINE {
         __m256i even[2], odd[2];
         unrolled<2>([&](auto half) KVCACHE_INLINE {
             const __m256i x = quad_codes<Bits, decltype(place)::value>(of, quad, half, table);
@@ -2214,7 +2305,7 @@ KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin
             odd[half] = _mm256_srli_epi16(x, 8);
         });
         unrolled<N>([&](auto i) KVCACHE_INLINE {
-            const std::byte* const q = queries[i] + (quad - begin) * whole_quad_bytes;
+            const std::byte* const q = queries + ((quad - begin) * N + i) * whole_quad_bytes;
             const __m256i of_even = _mm256_set1_epi32(four_bytes(q)), of_odd = _mm256_set1_epi32(four_bytes(q + 4));
             unrolled<2>([&](auto half) KVCACHE_INLINE {
                 __m256i& sum = sums[2 * i + half];
@@ -2229,16 +2320,17 @@ KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin
 
 #else
 
-/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum.
+/// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes);
+/// `own`: of each query its numbers' sum, times `own_by`.
 template <unsigned Bits, std::size_t N>
-inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
-                    const std::byte* const (&queries)[N], const std::int32_t (&)[N], f32x16 (&to)[N]) noexcept {
+inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count, const std::byte* queries,
+                    const std::int32_t (&)[N], f32x16 (&to)[N]) noexcept {
     std::int32_t sums[N][16] = {};
-    for (std::size_t quad = begin; quad < end; ++quad)
+    for (std::size_t quad = begin; quad < begin + count; ++quad)
         for (std::size_t byte = 0; byte < 64; ++byte)
             for (std::size_t i = 0; i < N; ++i) {
                 std::int16_t word;
-                std::memcpy(&word, queries[i] + (quad - begin) * whole_quad_bytes + byte % 4 * 2, sizeof word);
+                std::memcpy(&word, queries + ((quad - begin) * N + i) * whole_quad_bytes + byte % 4 * 2, sizeof word);
                 sums[i][byte / 4] += code_at(of, quad, byte) * word;
             }
     for (std::size_t i = 0; i < N; ++i) {
@@ -2313,6 +2405,42 @@ KVCACHE_INLINE inline std::int32_t put_bytes(const f32x16& x, std::byte* to) noe
     return _mm_cvtsi128_si32(_mm_add_epi32(eights, _mm_unpackhi_epi64(eights, eights))) - 16 * 128;
 }
 
+#if defined(__AVX512BW__) || !defined(__AVX512F__)
+
+/// The same of four queries, four numbers of each by turns: what packing does by itself. to: (4, 4, byte_quad_bytes);
+/// `sums`: of each query, times `by`.
+KVCACHE_INLINE inline void put_four(const f32x16 (&x)[4], std::byte* to, std::int32_t by,
+                                    std::int32_t (&sums)[4]) noexcept {
+#if defined(__AVX512BW__)
+    __m512i whole[4];
+    unrolled<4>([&](auto i) KVCACHE_INLINE { whole[i] = _mm512_cvtps_epi32(x[i].part[0].data); });
+    const __m512i bytes =
+        _mm512_packs_epi16(_mm512_packs_epi32(whole[0], whole[1]), _mm512_packs_epi32(whole[2], whole[3]));
+    _mm512_storeu_si512(to, bytes);
+#if defined(__AVX512VNNI__)
+    const __m512i each = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes);
+#else
+    const __m512i each = _mm512_madd_epi16(_mm512_maddubs_epi16(_mm512_set1_epi8(1), bytes), _mm512_set1_epi16(1));
+#endif
+    const __m256i two = _mm256_add_epi32(_mm512_castsi512_si256(each), _mm512_extracti64x4_epi64(each, 1));
+#else
+    __m256i two = _mm256_setzero_si256();
+    unrolled<2>([&](auto half) KVCACHE_INLINE {
+        __m256i whole[4];
+        unrolled<4>([&](auto i) KVCACHE_INLINE { whole[i] = _mm256_cvtps_epi32(x[i].part[half].data); });
+        const __m256i bytes =
+            _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]), _mm256_packs_epi32(whole[2], whole[3]));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 32 * half), bytes);
+        two = _mm256_add_epi32(
+            two, _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), _mm256_set1_epi16(1)));
+    });
+#endif
+    const __m128i all = _mm_add_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(sums), _mm_mullo_epi32(all, _mm_set1_epi32(by)));
+}
+
+#endif
+
 #else
 
 /// Rounds 16 numbers, none larger than `largest_byte`, and writes them as int8. to: 4 * byte_quad_bytes
@@ -2331,6 +2459,25 @@ inline std::int32_t put_bytes(const f32x16& x, std::byte* to) noexcept {
 }
 
 #endif
+
+/// The same of N queries, four by four. to: (4, N, byte_quad_bytes); `sums`: of each query, times `by`.
+template <std::size_t N>
+KVCACHE_INLINE inline void put_bytes(const f32x16 (&x)[N], std::byte* to, std::int32_t by,
+                                     std::int32_t (&sums)[N]) noexcept {
+#if defined(__AVX2__) && (defined(__AVX512BW__) || !defined(__AVX512F__))
+    if constexpr (N == 4) {
+        put_four(x, to, by, sums);
+        return;
+    }
+#endif
+    std::byte each[N][4 * byte_quad_bytes];
+    const std::byte* from[N];
+    for (std::size_t i = 0; i < N; ++i) {
+        sums[i] = put_bytes(x[i], each[i]) * by;
+        from[i] = each[i];
+    }
+    weave<byte_quad_bytes>(from, to);
+}
 
 /// Whether the places of a table are its numbers, all but the first one.
 template <unsigned Bits>
@@ -2351,29 +2498,22 @@ template <unsigned Bits>
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
-/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum,
-/// times the first number of the table. `Linear`: as is_linear says. Requires: tables ascend, and are no wider than
-/// `widest_table`.
+/// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, byte_quad_bytes);
+/// `own`: of each query its numbers' sum, times the first number of the table. `Linear`: as is_linear says.
+/// Requires: tables ascend, and are no wider than `widest_table`.
 template <unsigned Bits, bool Linear, std::size_t N>
-KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
-                                        const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
+KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
+                                        const std::byte* queries, const std::int32_t (&own)[N],
                                         f32x16 (&to)[N]) noexcept {
-    using vector = std::int32_t __attribute__((vector_size(64))); // GCC 12 copies a running __m512i, which is of int64
-    vector sums[N];
-    unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = reinterpret_cast<vector>(_mm512_set1_epi32(own[i])); });
-    const __m512i table = twice(upward_table(of));
-    for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
-        __m512i x;
-        if constexpr (Linear)
-            x = all_places<Bits, decltype(place)::value>(of, quad);
-        else
-            x = all_codes<Bits, decltype(place)::value>(of, quad, table);
-        unrolled<N>([&](auto i) KVCACHE_INLINE {
-            const std::int32_t four = four_bytes(queries[i] + (quad - begin) * byte_quad_bytes);
-            sums[i] = reinterpret_cast<vector>(
-                _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums[i]), x, _mm512_set1_epi32(four)));
-        });
-    });
+    quad_sums sums[N];
+    unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = quad_sums_of(own[i]); });
+    for_codes<Bits, Linear>(
+        of, begin, count, twice(upward_table(of)),
+        [&](auto place, __m512i x) KVCACHE_INLINE {
+            unrolled<N>([&](auto i)
+                            KVCACHE_INLINE { add_products(sums[i], x, queries + (place * N + i) * byte_quad_bytes); });
+        },
+        [&]() KVCACHE_INLINE { queries += 4 * N * byte_quad_bytes; });
     unrolled<N>([&](auto i) KVCACHE_INLINE {
         to[i] = {{native_floats(_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(sums[i])))}};
     });
@@ -2381,12 +2521,12 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
 
 #elif defined(__AVX2__)
 
-/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum,
-/// times the first number of the table. `Linear`: as is_linear says. Requires: tables ascend, and are no wider than
-/// `widest_table`.
+/// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, byte_quad_bytes);
+/// `own`: of each query its numbers' sum, times the first number of the table. `Linear`: as is_linear says.
+/// Requires: tables ascend, and are no wider than `widest_table`.
 template <unsigned Bits, bool Linear, std::size_t N>
-KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
-                                        const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
+KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
+                                        const std::byte* queries, const std::int32_t (&own)[N],
                                         f32x16 (&to)[N]) noexcept {
     __m256i sums[2 * N];
     const __m256i table = upward_table(of), ones = _mm256_set1_epi16(1);
@@ -2402,7 +2542,7 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
                 x[half] = quad_codes<Bits, decltype(place)::value>(of, quad, half, table);
         });
         unrolled<N>([&](auto i) KVCACHE_INLINE {
-            const __m256i four = _mm256_set1_epi32(four_bytes(queries[i] + (quad - begin) * byte_quad_bytes));
+            const __m256i four = _mm256_set1_epi32(four_bytes(queries + ((quad - begin) * N + i) * byte_quad_bytes));
             unrolled<2>([&](auto half) KVCACHE_INLINE {
                 const __m256i pairs = _mm256_maddubs_epi16(x[half], four);
                 __m256i& sum = Linear ? words[2 * i + half] : sums[2 * i + half];
@@ -2415,7 +2555,7 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
         });
     };
     if constexpr (Linear)
-        if (end - begin == at_once) { // a group of 32, the usual one: no sum waits in memory
+        if (count == at_once) { // a group of 32, the usual one: no sum waits in memory
             unrolled<2 * N>([&](auto i) KVCACHE_INLINE { words[i] = _mm256_setzero_si256(); });
             for_quads<Bits>(begin, begin + at_once, multiply);
             unrolled<N>([&](auto i) KVCACHE_INLINE {
@@ -2426,6 +2566,7 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
             return;
         }
     unrolled<2 * N>([&](auto i) KVCACHE_INLINE { sums[i] = _mm256_set1_epi32(own[i / 2]); });
+    const std::size_t end = begin + count;
     for (std::size_t first = begin; first < end; first += at_once) {
         if constexpr (Linear)
             unrolled<2 * N>([&](auto i) KVCACHE_INLINE { words[i] = _mm256_setzero_si256(); });
@@ -2439,19 +2580,18 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
 
 #else
 
-/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum,
-/// times the first number of the table. `Linear`: as is_linear says. Requires: tables ascend, and are no wider than
-/// `widest_table`.
+/// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, byte_quad_bytes);
+/// `own`: of each query its numbers' sum, times the first number of the table. `Linear`: as is_linear says.
+/// Requires: tables ascend, and are no wider than `widest_table`.
 template <unsigned Bits, bool Linear, std::size_t N>
-inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
-                         const std::byte* const (&queries)[N], const std::int32_t (&)[N], f32x16 (&to)[N]) noexcept {
+inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count, const std::byte* queries,
+                         const std::int32_t (&)[N], f32x16 (&to)[N]) noexcept {
     std::int32_t sums[N][16] = {};
-    for (std::size_t quad = begin; quad < end; ++quad)
+    for (std::size_t quad = begin; quad < begin + count; ++quad)
         for (std::size_t byte = 0; byte < 64; ++byte)
             for (std::size_t i = 0; i < N; ++i)
-                sums[i][byte / 4] +=
-                    code_at(of, quad, byte) *
-                    static_cast<std::int8_t>(std::to_integer<unsigned>(queries[i][(quad - begin) * 4 + byte % 4]));
+                sums[i][byte / 4] += code_at(of, quad, byte) * static_cast<std::int8_t>(std::to_integer<unsigned>(
+                                                                   queries[((quad - begin) * N + i) * 4 + byte % 4]));
     for (std::size_t i = 0; i < N; ++i) {
         alignas(64) float whole[16];
         for (std::size_t row = 0; row < 16; ++row)
@@ -2476,7 +2616,11 @@ struct whole_numbers {
     static constexpr std::size_t bytes = 4 * whole_quad_bytes; ///< Of sixteen.
     static constexpr std::size_t quad_bytes = whole_quad_bytes;
     static constexpr std::int32_t largest = largest_whole;
-    static std::int32_t put(const f32x16& x, std::byte* to) noexcept { return put_whole(x, to); }
+    template <std::size_t N>
+    KVCACHE_INLINE static void put(const f32x16 (&x)[N], std::byte* to, std::int32_t by,
+                                   std::int32_t (&sums)[N]) noexcept {
+        put_whole(x, to, by, sums);
+    }
 };
 
 /// How numbers meet shorter codes: as whole numbers of 8 bits. What is lost is a hundredth of what 4 bits lose.
@@ -2484,31 +2628,35 @@ struct byte_numbers {
     static constexpr std::size_t bytes = 4 * byte_quad_bytes; ///< Of sixteen.
     static constexpr std::size_t quad_bytes = byte_quad_bytes;
     static constexpr std::int32_t largest = largest_byte;
-    static std::int32_t put(const f32x16& x, std::byte* to) noexcept { return put_bytes(x, to); }
+    template <std::size_t N>
+    KVCACHE_INLINE static void put(const f32x16 (&x)[N], std::byte* to, std::int32_t by,
+                                   std::int32_t (&sums)[N]) noexcept {
+        put_bytes(x, to, by, sums);
+    }
 };
 
 template <unsigned Bits>
 using numbers_that_meet = std::conditional_t<Bits == 8, whole_numbers, byte_numbers>;
 
-/// What products of codes multiply the sum of a query's numbers by: the first number of a table.
+/// What the sum of a query's numbers is multiplied by for products of codes: by the first number of a table.
 template <unsigned Bits>
 [[nodiscard]] KVCACHE_INLINE inline std::int32_t first_of(const code_quads<Bits>& of) noexcept {
     if constexpr (Bits == 8)
-        return 1;
+        return own_by;
     else
         return of.table[0];
 }
 
-/// Sums of products of N queries with the fours [begin, end) of 16 rows, as dots_of and byte_dots_of have them. `own`:
-/// of each query its numbers' sum, times first_of.
+/// Sums of products of N queries with `count` fours of 16 rows, as dots_of and byte_dots_of have them. `own`: of each
+/// query its numbers' sum, times first_of.
 template <unsigned Bits, bool Linear, std::size_t N>
-KVCACHE_INLINE inline void products_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
-                                       const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
+KVCACHE_INLINE inline void products_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
+                                       const std::byte* queries, const std::int32_t (&own)[N],
                                        f32x16 (&to)[N]) noexcept {
     if constexpr (Bits == 8)
-        dots_of<Bits, N>(of, begin, end, queries, own, to);
+        dots_of<Bits, N>(of, begin, count, queries, own, to);
     else
-        byte_dots_of<Bits, Linear, N>(of, begin, end, queries, own, to);
+        byte_dots_of<Bits, Linear, N>(of, begin, count, queries, own, to);
 }
 
 /// The largest size of a number in a table that `column_weights` meets: four products with bytes are an int16 then. A
@@ -2697,26 +2845,144 @@ class column_weights {
 public:
     /// Rounds weights, none larger than numbers::largest.
     KVCACHE_INLINE void put(const code_quads<Bits>& of, const f32x16 (&x)[N]) noexcept {
-        for (std::size_t i = 0; i < N; ++i)
-            own_[i] = numbers::put(x[i], whole_[i]) * first_of<Bits>(of);
+        numbers::put(x, whole_, first_of<Bits>(of), own_);
     }
 
     /// Sums of codes times weights, for number 16 * column of head_dim and its neighbours.
     KVCACHE_INLINE void dots(const code_quads<Bits>& of, std::size_t column, f32x16 (&to)[N]) const noexcept {
-        const std::byte* asked[N];
-        for (std::size_t i = 0; i < N; ++i)
-            asked[i] = whole_[i];
-        products_of<Bits, Linear, N>(of, column * 4, column * 4 + 4, asked, own_, to);
+        products_of<Bits, Linear, N>(of, column * 4, 4, whole_, own_, to);
     }
 
 private:
-    alignas(64) std::byte whole_[N][numbers::bytes];
+    alignas(64) std::byte whole_[N * numbers::bytes];
     std::int32_t own_[N];
 };
 
 #endif
 
 } // namespace kvcache::detail
+
+// ---- kvcache/kernel/largest.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+namespace detail {
+
+#if defined(__AVX__)
+
+/// Each of four folded to one lane, by the tree that one alone has.
+template <class Op>
+[[nodiscard]] KVCACHE_INLINE inline __m128 fold_each(const f32x16 (&x)[4], Op op) noexcept {
+#if defined(__AVX512F__)
+    // i with i + 8 of two at once, then i + 4 of four, each in a quarter of its own; i + 2 and i + 1 there.
+    const auto halves = [&](const f32x16& a, const f32x16& b) KVCACHE_INLINE {
+        const __m512 u = a.part[0].data, v = b.part[0].data;
+        return op(_mm512_shuffle_f32x4(u, v, 0b01'00'01'00), _mm512_shuffle_f32x4(u, v, 0b11'10'11'10));
+    };
+    const __m512 u = halves(x[0], x[1]), v = halves(x[2], x[3]);
+    const __m512 four = op(_mm512_shuffle_f32x4(u, v, 0b10'00'10'00), _mm512_shuffle_f32x4(u, v, 0b11'01'11'01));
+    const __m512 two = op(four, _mm512_permute_ps(four, 0b11'10'11'10));
+    const __m512 one = op(two, _mm512_permute_ps(two, 0b01'01'01'01));
+    const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+    return _mm512_castps512_ps128(_mm512_permutexvar_ps(first, one));
+#else
+    __m128 four[4];
+    for (std::size_t i = 0; i < 4; ++i) {
+        const __m256 eight = op(x[i].part[0].data, x[i].part[1].data);
+        four[i] = op(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    }
+    const __m128 a = op(_mm_unpacklo_ps(four[0], four[1]), _mm_unpackhi_ps(four[0], four[1]));
+    const __m128 b = op(_mm_unpacklo_ps(four[2], four[3]), _mm_unpackhi_ps(four[2], four[3]));
+    return op(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
+#endif
+}
+
+struct larger {
+#if defined(__AVX512F__)
+    KVCACHE_INLINE __m512 operator()(__m512 a, __m512 b) const noexcept {
+        return _mm512_max_ps(a, b);
+    }
+#endif
+    KVCACHE_INLINE __m256 operator()(__m256 a, __m256 b) const noexcept {
+        return _mm256_max_ps(a, b);
+    }
+    KVCACHE_INLINE __m128 operator()(__m128 a, __m128 b) const noexcept {
+        return _mm_max_ps(a, b);
+    }
+};
+
+struct added {
+#if defined(__AVX512F__)
+    KVCACHE_INLINE __m512 operator()(__m512 a, __m512 b) const noexcept {
+        return _mm512_add_ps(a, b);
+    }
+#endif
+    KVCACHE_INLINE __m256 operator()(__m256 a, __m256 b) const noexcept {
+        return _mm256_add_ps(a, b);
+    }
+    KVCACHE_INLINE __m128 operator()(__m128 a, __m128 b) const noexcept {
+        return _mm_add_ps(a, b);
+    }
+};
+
+#endif
+
+} // namespace detail
+
+/// The largest lane of each, by the tree that one alone has.
+template <std::size_t N>
+KVCACHE_INLINE inline void largest(const f32x16 (&x)[N], float (&to)[N]) noexcept {
+#if defined(__AVX__)
+    constexpr bool side_by_side = N == 4;
+    if constexpr (side_by_side)
+        _mm_storeu_ps(to, detail::fold_each(x, detail::larger{}));
+#else
+    constexpr bool side_by_side = false;
+#endif
+    if constexpr (!side_by_side)
+        for (std::size_t i = 0; i < N; ++i)
+            to[i] = largest(x[i]);
+}
+
+/// The sum of the lanes of each, by the tree that one alone has.
+template <std::size_t N>
+KVCACHE_INLINE inline void sum(const f32x16 (&x)[N], float (&to)[N]) noexcept {
+#if defined(__AVX__)
+    constexpr bool side_by_side = N == 4;
+    if constexpr (side_by_side)
+        _mm_storeu_ps(to, detail::fold_each(x, detail::added{}));
+#else
+    constexpr bool side_by_side = false;
+#endif
+    if constexpr (!side_by_side)
+        for (std::size_t i = 0; i < N; ++i)
+            to[i] = sum(x[i]);
+}
+
+/// The largest of `before` and the lanes of x[0], ..., x[i], for each i, and how much it changed there: as each
+/// `most = largest(x[i]); if (most > before) before = most` has it, without a branch. Returns: the last.
+KVCACHE_INLINE inline float rising(const f32x16 (&x)[4], float before, float* tops, float* falls) noexcept {
+#if defined(__AVX__)
+    const __m128 start = _mm_set1_ps(before);
+    __m128 top = _mm_max_ps(detail::fold_each(x, detail::larger{}),
+                            start); // of two alike, or where one is no number: the latter
+    top = _mm_max_ps(top, _mm_permute_ps(top, 0b10'01'00'00));
+    top = _mm_max_ps(top, _mm_permute_ps(top, 0b01'00'01'00));
+    _mm_storeu_ps(tops, top);
+    _mm_storeu_ps(falls, _mm_sub_ps(_mm_blend_ps(_mm_permute_ps(top, 0b10'01'00'00), start, 1), top));
+    return tops[3];
+#else
+    for (std::size_t i = 0; i < 4; ++i) {
+        const float most = largest(x[i]);
+        tops[i] = most > before ? most : before;
+        falls[i] = before - tops[i];
+        before = tops[i];
+    }
+    return before;
+#endif
+}
+
+} // namespace kvcache
 
 // ---- kvcache/attention/coded_queries.hpp --------------------------------------------------------------------------
 
@@ -2726,53 +2992,135 @@ namespace kvcache::detail {
 inline constexpr float least_size = 1e-30f;
 
 /// Queries as whole numbers, for keys that are whole numbers too: each with a scale, its largest size over the largest
-/// whole number. Sums of products of whole numbers are exact, so that their order is free.
+/// whole number. Sums of products of whole numbers are exact, so that their order is free. Those that meet codes
+/// together lie together, four numbers of each by turns, so that one pointer leads through all.
 template <class Numbers>
 class coded_queries {
 public:
+    static constexpr std::size_t most_together = 4; ///< Queries that meet codes together, at most.
+
     coded_queries(std::size_t head_dim, std::size_t capacity)
         : sixteens_((head_dim + 15) / 16),
           // So that 127 times the largest, head_dim times, is an int32.
           largest_(static_cast<float>(std::min<std::size_t>(Numbers::largest, 2147483647 / 127 / (head_dim + 1)))),
-          codes_(capacity * sixteens_ * Numbers::bytes),
-          sums_(capacity * (sixteens_ + 1)),
-          scales_(capacity) {}
+          apart_(capacity, sixteens_),
+          woven_(capacity, sixteens_),
+          together_(capacity),
+          scales_(capacity),
+          read_(most_together * sixteens_ * 16) {}
 
-    /// The query as products of codes read it, filled up with zeros. (sixteens, Numbers::bytes)
-    [[nodiscard]] const std::byte* codes(std::size_t q) const noexcept {
-        return codes_.data() + q * sixteens_ * Numbers::bytes;
+    /// Queries as products of codes read them, filled up with zeros.
+    struct view {
+        const std::byte* codes;     ///< (head_dim / 4, queries, bytes of four)
+        const std::int32_t* before; ///< Sums of what is before each sixteen, and of all: (sixteens + 1, queries)
+    };
+
+    /// N queries from `first` on.
+    template <std::size_t N>
+    [[nodiscard]] view together(std::size_t first) noexcept {
+        if constexpr (N == 1)
+            return apart_.from(first, sixteens_);
+        if (together_[first] != N)
+            weave<N>(first);
+        return woven_.from(first, sixteens_);
     }
-    /// The sum of the numbers in the sixteens [begin, end).
-    [[nodiscard]] std::int32_t sum(std::size_t q, std::size_t begin, std::size_t end) const noexcept {
-        const std::int32_t* const before = sums_.data() + q * (sixteens_ + 1);
-        return before[end] - before[begin];
-    }
+    /// What products with a query are multiplied by.
     [[nodiscard]] float scale(std::size_t q) const noexcept { return scales_[q]; }
 
-    /// Codes query `q`, whose numbers are multiplied by `by` first. (head_dim, filled up with zeros to whole sixteens)
-    void place(std::size_t q, const float* numbers, float by) noexcept {
-        f32x16 most = f32x16::zero(), none = f32x16::zero();
-        for (std::size_t d = 0; d < sixteens_ * 16; d += 16) {
-            const f32x16 x = f32x16::load(numbers + d);
-            most = max(max(x, -x), most);
-            none = fma(x, f32x16::zero(), none); // a NaN where x is no number
-        }
-        const float top = kvcache::largest(most);
-        const f32x16 inverse = f32x16::broadcast(top > least_size ? largest_ / top : 0.0f);
-        std::byte* to = codes_.data() + q * sixteens_ * Numbers::bytes;
-        std::int32_t* before = sums_.data() + q * (sixteens_ + 1);
-        *before = 0;
-        for (std::size_t d = 0; d < sixteens_ * 16; d += 16, to += Numbers::bytes, ++before)
-            before[1] = before[0] + Numbers::put(f32x16::load(numbers + d) * inverse, to);
-        scales_[q] = top / largest_ * by + kvcache::sum(none);
+    /// Codes query `q`. (head_dim, filled up with zeros to whole sixteens)
+    void place(std::size_t q, const float* numbers) noexcept {
+        forget(q, q + 1);
+        code<1>(q, apart_, [&](std::size_t d, f32x16(&x)[1]) KVCACHE_INLINE { x[0] = f32x16::load(numbers + d); });
+    }
+    /// Codes N queries from `first` on that will be asked for together. read(d, x): numbers [d, d + 16) of each; it is
+    /// called once for each d, ascending, and gives zeros behind head_dim.
+    template <std::size_t N, class Read>
+    KVCACHE_INLINE void place_together(std::size_t first, const Read& read) noexcept {
+        forget(first, first + N);
+        code<N>(first, N == 1 ? apart_ : woven_, read);
+        together_[first] = N;
     }
 
 private:
+    struct memory {
+        memory(std::size_t capacity, std::size_t sixteens)
+            : codes(capacity * sixteens * Numbers::bytes), before(capacity * (sixteens + 1)) {}
+        [[nodiscard]] view from(std::size_t q, std::size_t sixteens) const noexcept {
+            return {codes.data() + q * sixteens * Numbers::bytes, before.data() + q * (sixteens + 1)};
+        }
+        aligned_vector<std::byte> codes;
+        std::vector<std::int32_t> before;
+    };
+
+    // What was woven of queries [first, last) is no more.
+    void forget(std::size_t first, std::size_t last) noexcept {
+        for (std::size_t i = first - std::min(first, most_together - 1); i < last; ++i)
+            together_[i] = 0;
+    }
+
+    template <std::size_t N, class Read>
+    KVCACHE_INLINE void code(std::size_t first, memory& to, const Read& read) noexcept {
+        f32x16 most[N], none[N];
+        unrolled<N>([&](auto i) KVCACHE_INLINE { most[i] = none[i] = f32x16::zero(); });
+        float* kept = read_.data();
+        const std::size_t width = sixteens_ * 16;
+        for (std::size_t d = 0; d < width; d += 16, kept += N * 16) {
+            f32x16 x[N];
+            read(d, x);
+            unrolled<N>([&](auto i) KVCACHE_INLINE {
+                most[i] = max(size_of(x[i]), most[i]);
+                none[i] = fma(x[i], f32x16::zero(), none[i]); // a NaN where x is no number
+                x[i].store(kept + i * 16);
+            });
+        }
+        float top[N], lost[N];
+        kvcache::largest(most, top);
+        kvcache::sum(none, lost);
+        f32x16 inverse[N];
+        unrolled<N>([&](auto i) KVCACHE_INLINE {
+            inverse[i] = f32x16::broadcast(top[i] > least_size ? largest_ / top[i] : 0.0f);
+            scales_[first + i] = top[i] / largest_ + lost[i];
+        });
+        std::byte* codes = to.codes.data() + first * sixteens_ * Numbers::bytes;
+        std::int32_t* before = to.before.data() + first * (sixteens_ + 1);
+        std::fill_n(before, N, 0);
+        kept = read_.data();
+        for (std::size_t s = sixteens_; s > 0; --s, kept += N * 16, codes += N * Numbers::bytes, before += N) {
+            f32x16 x[N];
+            unrolled<N>([&](auto i) KVCACHE_INLINE { x[i] = f32x16::load(kept + i * 16) * inverse[i]; });
+            std::int32_t sums[N];
+            Numbers::put(x, codes, 1, sums);
+            to_memory(sums);
+            for (std::size_t i = 0; i < N; ++i)
+                sums[i] += before[i];
+            for (std::size_t i = 0; i < N; ++i)
+                before[N + i] = sums[i];
+        }
+    }
+
+    template <std::size_t N>
+    void weave(std::size_t first) noexcept {
+        std::byte* codes = woven_.codes.data() + first * sixteens_ * Numbers::bytes;
+        std::int32_t* before = woven_.before.data() + first * (sixteens_ + 1);
+        for (std::size_t s = 0; s <= sixteens_; ++s)
+            for (std::size_t i = 0; i < N; ++i)
+                before[s * N + i] = apart_.from(first + i, sixteens_).before[s];
+        for (std::size_t s = 0; s < sixteens_; ++s, codes += N * Numbers::bytes) {
+            const std::byte* from[N];
+            for (std::size_t i = 0; i < N; ++i)
+                from[i] = apart_.from(first + i, sixteens_).codes + s * Numbers::bytes;
+            kvcache::detail::weave<Numbers::quad_bytes>(from, codes);
+        }
+        together_[first] = N;
+    }
+
     std::size_t sixteens_;
     float largest_;
-    aligned_vector<std::byte> codes_; // (capacity, sixteens, Numbers::bytes)
-    std::vector<std::int32_t> sums_;  // of what is before each, and of all (capacity, sixteens + 1)
+    memory apart_;                       // query by query
+    memory woven_;                       // some together
+    std::vector<std::uint8_t> together_; // from each on; 0: none are woven
     std::vector<float> scales_;
+    aligned_vector<float> read_; // (sixteens, some queries, 16)
 };
 
 } // namespace kvcache::detail
@@ -3199,116 +3547,157 @@ inline void score_strips(const float* queries, std::size_t stride, std::size_t h
     });
 }
 
-/// Scores of N queries from `first` on with a tile of whole-number keys: one chain over ascending groups.
-/// scores: (N, most_tiles, 16)
-template <unsigned Bits, bool Linear, std::size_t N>
-inline void score_dots(const coded_queries<numbers_that_meet<Bits>>& queries, std::size_t first, const side_codes& keys,
-                       std::size_t head_dim, float* scores) noexcept {
-    const auto codes = packed_codes<Bits>(page_side::keys, head_dim).view(keys.codes, keys.table);
-    f32x16 sums[N];
-    for (std::size_t i = 0; i < N; ++i)
-        sums[i] = f32x16::zero();
-    std::size_t g = 0;
-    for (std::size_t begin = 0; begin < head_dim; begin += keys.group, ++g) {
-        const std::size_t end = std::min(begin + keys.group, head_dim);
-        const std::byte* asked[N];
-        std::int32_t own[N];
-        for (std::size_t i = 0; i < N; ++i) {
-            asked[i] = queries.codes(first + i) + begin / 4 * numbers_that_meet<Bits>::quad_bytes;
-            own[i] = queries.sum(first + i, begin / 16, (end + 15) / 16) * first_of<Bits>(codes);
+/// Fetches the codes of tiles that come soon, a line of keys and a line of values by turns, a few at a time all along:
+/// what is asked for all at once is in part forgotten.
+class code_fetch {
+public:
+    /// Steps before a tile's keys are scored, and before the weights of its values are rounded; one follows with each
+    /// column of values.
+    static constexpr std::size_t before_scores = 2, before_weights = 2;
+
+    code_fetch() = default; ///< Fetches nothing.
+    /// What comes behind these tiles, and is as large as they are, in steps for so many columns.
+    code_fetch(std::span<const attention_tile> tiles, std::size_t columns) noexcept {
+        const side_codes& like = tiles.front().codes.keys;
+        const bool scored_by_dots = like.table != nullptr || like.format == code_format::int8;
+        first_column_ = scored_by_dots ? before_scores + before_weights : 0;
+        std::size_t most = 0;
+        for (std::size_t t = 0; t < tiles.size() && tiles[t].ahead_key_codes != nullptr; ++t) {
+            const std::size_t keys = tiles[t].codes.keys.bytes, values = tiles[t].codes.values.bytes;
+            of_[t] = {tiles[t].ahead_key_codes, tiles[t].ahead_value_codes,
+                      keys > values ? tiles[t].ahead_key_codes : tiles[t].ahead_value_codes, std::min(keys, values),
+                      std::max(keys, values)};
+            most = std::max(of_[t].most, most);
         }
-        f32x16 dots[N];
-        products_of<Bits, Linear, N>(codes, begin / 4, (end + 3) / 4, asked, own, dots);
-        const f32x16 scales = f32x16::load(keys.scales + g * tile_tokens);
-        for (std::size_t i = 0; i < N; ++i)
-            sums[i] = fma(dots[i], scales, sums[i]);
+        step_ = (most / (columns + first_column_) + 63) / 64 * 64;
     }
+
+    /// The bytes of a tile that are fetched at once.
+    struct bytes {
+        std::size_t first, last;
+    };
+    [[nodiscard]] bytes before_scoring() const noexcept { return some(0, before_scores); }
+    [[nodiscard]] bytes before_weighing() const noexcept { return some(before_scores, before_weights); }
+    [[nodiscard]] bytes with_column(std::size_t c) const noexcept { return some(first_column_ + c, 1); }
+
+    KVCACHE_INLINE void fetch(std::size_t t, const bytes& some) const noexcept {
+        const one_tile& of = of_[t];
+        std::size_t next = some.first;
+        if (next >= of.most)
+            return;
+        for (const std::size_t last = std::min(some.last, of.both); next < last; next += 64) {
+            prefetch(of.keys, next);
+            prefetch(of.values, next);
+        }
+        for (const std::size_t last = std::min(some.last, of.most); next < last; next += 64)
+            prefetch(of.longer, next);
+    }
+
+private:
+    struct one_tile {
+        const std::byte *keys, *values, *longer;
+        std::size_t both, most; // bytes of both, and of what is longer
+    };
+    [[nodiscard]] bytes some(std::size_t step, std::size_t steps) const noexcept {
+        return {step * step_, (step + steps) * step_};
+    }
+
+    one_tile of_[most_tiles] = {};
+    std::size_t step_ = 0, first_column_ = 0;
+};
+
+/// What products of codes add of N queries, whose numbers' sums are known up to a first and up to a last.
+template <std::size_t N>
+KVCACHE_INLINE inline void own_sums(const std::int32_t* first, const std::int32_t* last, std::int32_t by,
+                                    std::int32_t (&to)[N]) noexcept {
+    std::int32_t between[N];
     for (std::size_t i = 0; i < N; ++i)
-        (sums[i] * f32x16::broadcast(queries.scale(first + i))).store(scores + i * most_tiles * tile_tokens);
+        between[i] = last[i] - first[i];
+    for (std::size_t i = 0; i < N; ++i)
+        to[i] = between[i] * by;
+    to_memory(to);
+}
+
+/// Scores of N queries from `first` on with tiles of whole-number keys, all with one table: one chain over ascending
+/// groups. scores: (N, most_tiles, 16); `ahead` is fetched meanwhile.
+template <unsigned Bits, bool Linear, std::size_t N>
+inline void score_dots(coded_queries<numbers_that_meet<Bits>>& queries, std::size_t first,
+                       std::span<const attention_tile> tiles, std::size_t head_dim, float* scores,
+                       const code_fetch& ahead) noexcept {
+    const auto asked = queries.template together<N>(first);
+    const auto bytes = ahead.before_scoring();
+    for (std::size_t t = 0; t < tiles.size(); ++t, scores += tile_tokens) {
+        ahead.fetch(t, bytes);
+        const side_codes& keys = tiles[t].codes.keys;
+        const auto codes = packed_codes<Bits>(page_side::keys, head_dim).view(keys.codes, keys.table);
+        const std::byte* numbers = asked.codes;
+        const std::int32_t* before = asked.before;
+        const half* scales = keys.scales;
+        const std::size_t group = std::min(keys.group, head_dim);
+        f32x16 sums[N];
+        unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = f32x16::zero(); });
+        for (std::size_t quad = 0, left = head_dim; left > 0;) {
+            const std::size_t some = std::min(group, left), quads = (some + 3) / 4, sixteens = (some + 15) / 16;
+            std::int32_t own[N];
+            own_sums(before, before + sixteens * N, first_of<Bits>(codes), own);
+            f32x16 dots[N];
+            products_of<Bits, Linear, N>(codes, quad, quads, numbers, own, dots);
+            const f32x16 scale = f32x16::load(scales);
+            unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = fma(dots[i], scale, sums[i]); });
+            quad += quads, left -= some, scales += tile_tokens;
+            before += sixteens * N, numbers += quads * N * numbers_that_meet<Bits>::quad_bytes;
+        }
+        unrolled<N>([&](auto i) KVCACHE_INLINE {
+            (sums[i] * f32x16::broadcast(queries.scale(first + i))).store(scores + i * most_tiles * tile_tokens);
+        });
+    }
 }
 
 /// The same where each of head_dim has a step and a middle: the steps are the queries' by now, and the products with
 /// the middles are added. middle: (N)
 template <std::size_t N>
-inline void score_channels(const coded_queries<byte_numbers>& queries, const side_codes& keys, std::size_t head_dim,
+inline void score_channels(coded_queries<byte_numbers>& queries, const side_codes& keys, std::size_t head_dim,
                            const float* middle, float* scores) noexcept {
     const auto codes = packed_codes<4>(page_side::keys, head_dim).view(keys.codes, keys.table);
-    const std::byte* asked[N];
+    const auto asked = queries.template together<N>(0);
     std::int32_t own[N];
-    for (std::size_t i = 0; i < N; ++i) {
-        asked[i] = queries.codes(i);
-        own[i] = queries.sum(i, 0, (head_dim + 15) / 16) * first_of<4>(codes);
-    }
+    own_sums(asked.before, asked.before + (head_dim + 15) / 16 * N, first_of<4>(codes), own);
     f32x16 dots[N];
-    products_of<4, true, N>(codes, 0, (head_dim + 3) / 4, asked, own, dots);
-    for (std::size_t i = 0; i < N; ++i)
+    products_of<4, true, N>(codes, 0, (head_dim + 3) / 4, asked.codes, own, dots);
+    unrolled<N>([&](auto i) KVCACHE_INLINE {
         fma(dots[i], f32x16::broadcast(queries.scale(i)), f32x16::broadcast(middle[i]))
             .store(scores + i * most_tiles * tile_tokens);
+    });
 }
 
-/// Fetches the codes of a tile that comes soon, a line of keys and a line of values by turns, a few at a time all
-/// along: what is asked for all at once is in part forgotten.
-class code_fetch {
-public:
-    code_fetch() = default;
-    /// Steps before a tile's keys are scored, and before the weights of its values are rounded.
-    static constexpr std::size_t before_scores = 2, before_weights = 2;
-
-    /// Of tile `of`, in steps: those, and one with each column of values.
-    code_fetch(const attention_tile& of, std::size_t columns) noexcept
-        : keys_(of.ahead_key_codes), values_(of.ahead_value_codes) {
-        if (keys_ == nullptr || values_ == nullptr)
-            return;
-        const std::size_t keys = of.codes.keys.bytes, values = of.codes.values.bytes;
-        const bool scored_by_dots = of.codes.keys.table != nullptr || of.codes.keys.format == code_format::int8;
-        both_ = std::min(keys, values);
-        most_ = std::max(keys, values);
-        longer_ = keys > values ? keys_ : values_;
-        const std::size_t steps = columns + (scored_by_dots ? before_scores + before_weights : 0);
-        step_ = (most_ / steps + 63) / 64 * 64;
-    }
-
-    KVCACHE_INLINE void some(std::size_t steps = 1) noexcept {
-        const std::size_t end = next_ + step_ * steps;
-        for (; next_ < std::min(end, both_); next_ += 64) {
-            prefetch(keys_, next_);
-            prefetch(values_, next_);
-        }
-        for (; next_ < std::min(end, most_); next_ += 64)
-            prefetch(longer_, next_);
-    }
-
-private:
-    const std::byte *keys_ = nullptr, *values_ = nullptr, *longer_ = nullptr;
-    std::size_t both_ = 0, most_ = 0, step_ = 0, next_ = 0;
-};
-
 /// What values of a tile are weighted with, query by query. Lanes that a query does not see weigh nothing.
-template <std::size_t N>
 struct code_weights {
-    const float* lanes[N];
-    float rescale[N]; ///< What sums are multiplied by before.
+    const float* lanes;   ///< (N, most_tiles, 16)
+    const float* rescale; ///< What sums are multiplied by before. (N, most_tiles)
     bool rescaled;
+
+    [[nodiscard]] const float* of(std::size_t query) const noexcept { return lanes + query * most_tiles * tile_tokens; }
+    [[nodiscard]] float rescale_of(std::size_t query) const noexcept { return rescale[query * most_tiles]; }
 };
 
 /// Adds weighted values to the sums of N queries, in 16 * Columns numbers: one chain over ascending lanes.
 template <std::size_t N, std::size_t Columns, class Reader>
-inline void add_strips(const Reader& values, std::size_t column, const code_weights<N>& weights, float* to,
-                       std::size_t stride, code_fetch& ahead) noexcept {
-    unrolled<Columns>([&](auto) KVCACHE_INLINE { ahead.some(); });
+inline void add_strips(const Reader& values, std::size_t column, const code_weights& weights, float* to,
+                       std::size_t stride, const code_fetch& ahead, std::size_t t) noexcept {
+    unrolled<Columns>([&](auto c) KVCACHE_INLINE { ahead.fetch(t, ahead.with_column(column + c)); });
     constexpr std::size_t vectors = Columns * native_parts;
     native_floats sums[N * vectors];
     unrolled<N * vectors>([&](auto i) KVCACHE_INLINE {
         sums[i] = native_floats::load_unaligned(to + i / vectors * stride + i % vectors * native_lanes);
     });
     if (weights.rescaled)
-        unrolled<N * vectors>([&](auto i)
-                                  KVCACHE_INLINE { sums[i] = sums[i] * native_floats(weights.rescale[i / vectors]); });
+        unrolled<N * vectors>(
+            [&](auto i) KVCACHE_INLINE { sums[i] = sums[i] * native_floats(weights.rescale_of(i / vectors)); });
     for (std::size_t lane = 0; lane < tile_tokens; ++lane)
         unrolled<Columns>([&](auto c) KVCACHE_INLINE {
             const f32x16 numbers = values(lane, column + c);
             unrolled<N>([&](auto i) KVCACHE_INLINE {
-                const native_floats weight(weights.lanes[i][lane]);
+                const native_floats weight(weights.of(i)[lane]);
                 unrolled<native_parts>([&](auto p) KVCACHE_INLINE {
                     auto& sum = sums[i * vectors + c * native_parts + p];
                     sum = fused(weight, numbers.part[p], sum);
@@ -3322,93 +3711,15 @@ inline void add_strips(const Reader& values, std::size_t column, const code_weig
 
 /// The same for columns [column, last), as many at once as fit.
 template <std::size_t N, std::size_t Columns, class Reader>
-inline void add_columns_of(const Reader& values, std::size_t column, std::size_t last, const code_weights<N>& weights,
-                           float* to, std::size_t stride, code_fetch& ahead) noexcept {
+inline void add_columns_of(const Reader& values, std::size_t column, std::size_t last, const code_weights& weights,
+                           float* to, std::size_t stride, const code_fetch& ahead, std::size_t t) noexcept {
     for (; column + Columns <= last; column += Columns)
-        add_strips<N, Columns>(values, column, weights, to + column * 16, stride, ahead);
+        add_strips<N, Columns>(values, column, weights, to + column * 16, stride, ahead, t);
     if constexpr (Columns > 1)
-        add_columns_of<N, Columns / 2>(values, column, last, weights, to, stride, ahead);
+        add_columns_of<N, Columns / 2>(values, column, last, weights, to, stride, ahead, t);
 }
 
 } // namespace kvcache::detail
-
-// ---- kvcache/kernel/largest.hpp -----------------------------------------------------------------------------------
-
-namespace kvcache {
-
-namespace detail {
-
-#if defined(__AVX__)
-
-/// The largest lane of each of four, by the tree of `largest`.
-[[nodiscard]] KVCACHE_INLINE inline __m128 largest_of_each(const f32x16 (&x)[4]) noexcept {
-#if defined(__AVX512F__)
-    // i with i + 8 of two at once, then i + 4 of four, each in a quarter of its own; i + 2 and i + 1 there.
-    const auto halves = [](const f32x16& a, const f32x16& b) KVCACHE_INLINE {
-        const __m512 u = a.part[0].data, v = b.part[0].data;
-        return _mm512_max_ps(_mm512_shuffle_f32x4(u, v, 0b01'00'01'00), _mm512_shuffle_f32x4(u, v, 0b11'10'11'10));
-    };
-    const __m512 u = halves(x[0], x[1]), v = halves(x[2], x[3]);
-    const __m512 four =
-        _mm512_max_ps(_mm512_shuffle_f32x4(u, v, 0b10'00'10'00), _mm512_shuffle_f32x4(u, v, 0b11'01'11'01));
-    const __m512 two = _mm512_max_ps(four, _mm512_permute_ps(four, 0b11'10'11'10));
-    const __m512 one = _mm512_max_ps(two, _mm512_permute_ps(two, 0b01'01'01'01));
-    const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
-    return _mm512_castps512_ps128(_mm512_permutexvar_ps(first, one));
-#else
-    __m128 four[4];
-    for (std::size_t i = 0; i < 4; ++i) {
-        const __m256 eight = _mm256_max_ps(x[i].part[0].data, x[i].part[1].data);
-        four[i] = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    }
-    const __m128 a = _mm_max_ps(_mm_unpacklo_ps(four[0], four[1]), _mm_unpackhi_ps(four[0], four[1]));
-    const __m128 b = _mm_max_ps(_mm_unpacklo_ps(four[2], four[3]), _mm_unpackhi_ps(four[2], four[3]));
-    return _mm_max_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
-#endif
-}
-
-#endif
-
-} // namespace detail
-
-/// The largest lane of each, by the tree that one alone has.
-template <std::size_t N>
-KVCACHE_INLINE inline void largest(const f32x16 (&x)[N], float (&to)[N]) noexcept {
-#if defined(__AVX__)
-    constexpr bool side_by_side = N == 4;
-    if constexpr (side_by_side)
-        _mm_storeu_ps(to, detail::largest_of_each(x));
-#else
-    constexpr bool side_by_side = false;
-#endif
-    if constexpr (!side_by_side)
-        for (std::size_t i = 0; i < N; ++i)
-            to[i] = largest(x[i]);
-}
-
-/// The largest of `before` and the lanes of x[0], ..., x[i], for each i, and how much it changed there: as each
-/// `most = largest(x[i]); if (most > before) before = most` has it, without a branch. Returns: the last.
-KVCACHE_INLINE inline float rising(const f32x16 (&x)[4], float before, float* tops, float* falls) noexcept {
-#if defined(__AVX__)
-    const __m128 start = _mm_set1_ps(before);
-    __m128 top = _mm_max_ps(detail::largest_of_each(x), start); // of two alike, or where one is no number: the latter
-    top = _mm_max_ps(top, _mm_permute_ps(top, 0b10'01'00'00));
-    top = _mm_max_ps(top, _mm_permute_ps(top, 0b01'00'01'00));
-    _mm_storeu_ps(tops, top);
-    _mm_storeu_ps(falls, _mm_sub_ps(_mm_blend_ps(_mm_permute_ps(top, 0b10'01'00'00), start, 1), top));
-    return tops[3];
-#else
-    for (std::size_t i = 0; i < 4; ++i) {
-        const float most = largest(x[i]);
-        tops[i] = most > before ? most : before;
-        falls[i] = before - tops[i];
-        before = tops[i];
-    }
-    return before;
-#endif
-}
-
-} // namespace kvcache
 
 // ---- kvcache/attention/weighted_tile.hpp --------------------------------------------------------------------------
 
@@ -3426,125 +3737,122 @@ inline void in_memory(const void* at) noexcept {
 /// Values of a tile that are whole numbers, and what N queries weight them with: whole numbers too, in units of their
 /// largest. They are multiplied by the lanes' scales of each group before, or the sums by the steps of each of head_dim
 /// behind. Exact over the lanes of a tile, one chain over tiles.
-template <unsigned Bits, bool Linear, std::size_t N>
+template <unsigned Bits, bool Linear, bool Channels, std::size_t N>
 class weighted_tile {
 public:
-    static constexpr std::size_t at_once = 8; ///< Groups whose weights are rounded together.
+    static constexpr std::size_t at_once = Channels ? 1 : 8; ///< Groups whose weights are rounded together.
 
-    void take(const side_codes& values, std::size_t head_dim, const code_weights<N>& weights) noexcept {
-        constexpr auto limit = static_cast<float>(numbers_that_meet<Bits>::largest);
+    /// `groups`: of head_dim; of channels one.
+    void take(const side_codes& values, std::size_t head_dim, std::size_t groups,
+              const code_weights& weights) noexcept {
         codes_ = packed_codes<Bits>(page_side::values, head_dim).view(values.codes, values.table);
-        channels_ = Linear && values.format == code_format::channels;
         scales_ = values.scales;
         columns_ = value_width(head_dim) / 16;
-        each_ = channels_ ? columns_ : (values.group + 15) / 16;
         rescaled_ = weights.rescaled;
+        rescale_ = weights.rescale;
         f32x16 most = f32x16::broadcast(1.0f); // the largest size of a lane's scales
-        if (!channels_) {
+        if constexpr (!Channels) {
             most = f32x16::zero();
-            for (std::size_t first = 0, g = 0; first < columns_; first += each_, ++g) {
-                const f32x16 scales = f32x16::load(scales_ + g * tile_tokens);
-                most = max(max(scales, -scales), most);
-            }
+            for (std::size_t g = 0; g < groups; ++g)
+                most = max(size_of(f32x16::load(scales_ + g * tile_tokens)), most);
         }
-        f32x16 sizes[N];
-        for (std::size_t i = 0; i < N; ++i) {
-            lanes_[i] = f32x16::load(weights.lanes[i]);
-            sizes[i] = lanes_[i] * most;
-            rescale_[i] = weights.rescale[i];
-            all_[i] = channels_ ? sum(lanes_[i]) : 0.0f;
-        }
+        f32x16 lanes[N], sizes[N];
+        unrolled<N>([&](auto i) KVCACHE_INLINE {
+            lanes[i] = f32x16::load(weights.of(i));
+            sizes[i] = lanes[i] * most;
+        });
+        if constexpr (Channels)
+            sum(lanes, all_);
+        constexpr auto limit = static_cast<float>(numbers_that_meet<Bits>::largest);
         float top[N], by[N];
         largest(sizes, top);
-        for (std::size_t i = 0; i < N; ++i) {
-            unit_[i] = top[i] / limit;
-            by[i] = limit / (top[i] > least_size ? top[i] : std::numeric_limits<float>::infinity());
-        }
+        to_memory(top);
         for (std::size_t i = 0; i < N; ++i)
-            lanes_[i] = lanes_[i] * f32x16::broadcast(by[i]);
+            unit_[i] = top[i] / limit;
+        for (std::size_t i = 0; i < N; ++i)
+            by[i] = limit / (top[i] > least_size ? top[i] : std::numeric_limits<float>::infinity());
+        to_memory(by);
+        unrolled<N>([&](auto i) KVCACHE_INLINE { lanes_[i] = lanes[i] * f32x16::broadcast(by[i]); });
     }
 
-    /// Rounds the weights of the groups that begin with number `batch` * at_once. Returns: whether there are such.
-    bool put(std::size_t batch) noexcept {
-        begin_ = batch * at_once * each_;
-        end_ = std::min(begin_ + at_once * each_, columns_);
-        for (std::size_t first = begin_, some = 0; first < end_; first += each_, ++some) {
-            if (channels_) {
-                whole_[some].put(codes_, lanes_);
-                continue;
+    /// Rounds the weights of groups [first, last).
+    void put(std::size_t first, std::size_t last) noexcept {
+        if constexpr (Channels) {
+            whole_[0].put(codes_, lanes_);
+        } else {
+            for (std::size_t g = first; g < last; ++g) {
+                const f32x16 scales = f32x16::load(scales_ + g * tile_tokens);
+                f32x16 weighs[N];
+                unrolled<N>([&](auto i) KVCACHE_INLINE { weighs[i] = lanes_[i] * scales; });
+                whole_[g - first].put(codes_, weighs);
             }
-            const f32x16 scales = f32x16::load(scales_ + (batch * at_once + some) * tile_tokens);
-            f32x16 weighs[N];
-            unrolled<N>([&](auto i) KVCACHE_INLINE { weighs[i] = lanes_[i] * scales; });
-            whole_[some].put(codes_, weighs);
         }
-        return begin_ < end_;
     }
 
-    /// Adds the columns of these groups to the sums of N queries, `stride` numbers from one to the next.
-    void add(float* to, std::size_t stride, code_fetch& ahead) const noexcept {
+    /// Adds a column, of group `g` of those whose weights are rounded, to the sums of N queries.
+    KVCACHE_INLINE void add(std::size_t column, std::size_t g, f32x16 (&sums)[N]) const noexcept {
         if (rescaled_)
-            for (std::size_t i = 0; i < N; ++i)
-                for (std::size_t c = begin_; c < end_; ++c) {
-                    float* const at = to + i * stride + c * 16;
-                    (f32x16::load(at) * f32x16::broadcast(rescale_[i])).store(at);
-                }
-        const f32x16 eight = f32x16::broadcast(8.0f);
-        for (std::size_t first = begin_, some = 0; first < end_; first += each_, ++some)
-            for (std::size_t c = first; c < std::min(first + each_, end_); ++c) {
-                ahead.some();
-                f32x16 dots[N];
-                whole_[some].dots(codes_, c, dots);
-                if (channels_) {
-                    const f32x16 step = f32x16::load(scales_ + c * 16);
-                    const f32x16 middle =
-                        fma(step, eight, f32x16::load(scales_ + (columns_ + c) * 16)); // of codes from -8 on
-                    unrolled<N>([&](auto i) KVCACHE_INLINE {
-                        float* const at = to + i * stride + c * 16;
-                        fma(dots[i] * f32x16::broadcast(unit_[i]), step,
-                            fma(f32x16::broadcast(all_[i]), middle, f32x16::load(at)))
-                            .store(at);
-                    });
-                } else {
-                    unrolled<N>([&](auto i) KVCACHE_INLINE {
-                        float* const at = to + i * stride + c * 16;
-                        fma(dots[i], f32x16::broadcast(unit_[i]), f32x16::load(at)).store(at);
-                    });
-                }
-            }
+            unrolled<N>([&](auto i)
+                            KVCACHE_INLINE { sums[i] = sums[i] * f32x16::broadcast(rescale_[i * most_tiles]); });
+        f32x16 dots[N];
+        whole_[g].dots(codes_, column, dots);
+        if constexpr (Channels) {
+            const f32x16 step = f32x16::load(scales_ + column * 16);
+            const f32x16 middle = fma(step, f32x16::broadcast(8.0f),
+                                      f32x16::load(scales_ + (columns_ + column) * 16)); // of codes from -8 on
+            unrolled<N>([&](auto i) KVCACHE_INLINE {
+                sums[i] =
+                    fma(dots[i] * f32x16::broadcast(unit_[i]), step, fma(f32x16::broadcast(all_[i]), middle, sums[i]));
+            });
+        } else {
+            unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = fma(dots[i], f32x16::broadcast(unit_[i]), sums[i]); });
+        }
     }
 
 private:
     f32x16 lanes_[N]; // in units
-    float unit_[N], rescale_[N], all_[N];
+    float unit_[N], all_[N];
+    const float* rescale_; // (N, most_tiles)
     code_quads<Bits> codes_;
     const half* scales_;
-    std::size_t columns_, each_; // columns of a group
-    std::size_t begin_, end_;    // columns whose weights are rounded
-    bool channels_, rescaled_;
+    std::size_t columns_;
+    bool rescaled_;
     column_weights<Bits, Linear, N> whole_[at_once];
 };
 
-/// Adds weighted values of `count` tiles to the sums of N queries, in 16 * Columns numbers. Weights of all are rounded
-/// first, so that one tile's need not wait for another's sums. `tile(t)` gives its values, `weights(t)` what they are
-/// weighted with, `ahead[t]` is fetched meanwhile.
-template <unsigned Bits, bool Linear, std::size_t N, class Tile, class Weights>
-inline void add_dots(std::size_t count, const Tile& tile, const Weights& weights, std::size_t head_dim, float* to,
-                     std::size_t stride, code_fetch* ahead) noexcept {
-    weighted_tile<Bits, Linear, N> taken[most_tiles];
-    for (std::size_t t = 0; t < count; ++t) {
-        ahead[t].some(code_fetch::before_weights);
-        taken[t].take(tile(t), head_dim, weights(t));
+/// Adds weighted values of tiles [begin, end) to the sums of N queries, in 16 * Columns numbers. Weights of all are
+/// rounded first, so that one tile's need not wait for another's sums. `tile(t)` gives its values, all in one format
+/// and group, `weights(t)` what they are weighted with, `ahead` is fetched meanwhile.
+template <unsigned Bits, bool Linear, bool Channels, std::size_t N, class Tile, class Weights>
+inline void add_dots(std::size_t begin, std::size_t end, const Tile& tile, const Weights& weights, std::size_t head_dim,
+                     float* to, std::size_t stride, const code_fetch& ahead) noexcept {
+    using taking = weighted_tile<Bits, Linear, Channels, N>;
+    const side_codes& like = tile(begin);
+    const std::size_t columns = value_width(head_dim) / 16;
+    const std::size_t each = Channels ? columns : (like.group + 15) / 16; // of a group
+    const std::size_t groups = (columns + each - 1) / each;
+    taking taken[most_tiles];
+    for (std::size_t t = begin; t < end; ++t) {
+        ahead.fetch(t, ahead.before_weighing());
+        taken[t].take(tile(t), head_dim, groups, weights(t));
     }
-    for (std::size_t batch = 0;; ++batch) {
-        bool some = false;
-        for (std::size_t t = 0; t < count; ++t)
-            some = taken[t].put(batch) || some;
-        if (!some)
-            return;
+    for (std::size_t first = 0; first < groups; first += taking::at_once) {
+        const std::size_t last = std::min(first + taking::at_once, groups);
+        for (std::size_t t = begin; t < end; ++t)
+            taken[t].put(first, last);
         in_memory(taken);
-        for (std::size_t t = 0; t < count; ++t)
-            taken[t].add(to, stride, ahead[t]);
+        std::size_t column = first * each;
+        for (std::size_t g = 0; g < last - first; ++g)
+            for (const std::size_t behind = std::min(column + each, columns); column < behind; ++column) {
+                const auto bytes = ahead.with_column(column);
+                f32x16 sums[N];
+                unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = f32x16::load(to + i * stride + column * 16); });
+                for (std::size_t t = begin; t < end; ++t) {
+                    ahead.fetch(t, bytes);
+                    taken[t].add(column, g, sums);
+                }
+                unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i].store(to + i * stride + column * 16); });
+            }
     }
 }
 
@@ -3635,48 +3943,46 @@ public:
           plain_(capacity * width_),
           whole_(head_dim, capacity),
           bytes_(head_dim, capacity),
-          turned_(head_dim, 4),
-          steps_(2 * width_),
-          query_(width_) {}
+          turned_(head_dim, queries_of_codes) {}
 
     /// Gives query `q` its numbers, which are multiplied by `scale`. (head_dim)
     void place(std::size_t q, const float* numbers, float scale) noexcept {
         float* const own = plain_.data() + q * width_;
         for (std::size_t d = 0; d < head_dim_; ++d)
             own[d] = numbers[d] * scale;
-        whole_.place(q, own, 1.0f);
-        bytes_.place(q, own, 1.0f);
+        whole_.place(q, own);
+        bytes_.place(q, own);
     }
 
-    /// Scores of `count` queries from `first` on, up to N at a time, with the tiles, all in the format of the first
-    /// one's keys.
-    /// queries: (head_dim, count), scores: (count, most_tiles, 16); `ahead[t]` is fetched meanwhile.
+    /// Scores of `count` queries from `first` on, up to N at a time, with the tiles, all in the format and with the
+    /// table of the first one's keys. queries: (head_dim, count), scores: (count, most_tiles, 16); `ahead` is fetched
+    /// meanwhile.
     template <std::size_t N>
     KVCACHE_ONCE void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
-                            std::size_t count, float* scores, code_fetch* ahead);
+                            std::size_t count, float* scores, const code_fetch& ahead);
 
     /// Whether the values of two tiles are added in one call.
     [[nodiscard]] static bool go_together(const side_codes& a, const side_codes& b) noexcept {
-        return a.format == b.format && a.table == b.table;
+        return a.format == b.format && a.table == b.table && a.group == b.group;
     }
 
     /// Adds the weighted values of tiles [begin, end), which go together, to the sums of `count` queries, up to N at a
     /// time, the first of which is `q` among the weights; `stride` numbers from one query's sums to the next. A lane
-    /// that a query does not see has a weight of zero. `ahead[t]` is fetched meanwhile.
+    /// that a query does not see has a weight of zero. `ahead` is fetched meanwhile.
     template <std::size_t N>
     KVCACHE_ONCE void add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
                           const tile_weights& weights, std::size_t q, std::size_t count, float* to, std::size_t stride,
-                          code_fetch* ahead) const;
+                          const code_fetch& ahead) const;
 
 private:
     template <class Number, std::size_t Most>
     void by_numbers(std::span<const attention_tile> tiles, const float* queries, std::size_t count, float* scores);
     template <unsigned Bits, std::size_t Most>
     void by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
-                 code_fetch* ahead) const;
+                 const code_fetch& ahead);
     template <std::size_t Most>
     void by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
-                     code_fetch* ahead);
+                     const code_fetch& ahead);
     template <std::size_t N, class Some>
     static void together(std::size_t first, std::size_t count, const Some& some);
 
@@ -3686,8 +3992,6 @@ private:
     coded_queries<whole_numbers> whole_;
     coded_queries<byte_numbers> bytes_;
     coded_queries<byte_numbers> turned_; // times the steps of channels
-    aligned_vector<float> steps_;        // and the middles (2, width)
-    aligned_vector<float> query_;
 };
 
 [[nodiscard]] inline float* scores_of(float* scores, std::size_t q, std::size_t t) noexcept {
@@ -3728,55 +4032,51 @@ void coded_tiles::by_numbers(std::span<const attention_tile> tiles, const float*
 
 template <unsigned Bits, std::size_t Most>
 void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
-                          code_fetch* ahead) const {
-    const auto& queries = [&]() -> const auto& {
+                          const code_fetch& ahead) {
+    auto& queries = [&]() -> auto& {
         if constexpr (Bits == 8)
             return whole_;
         else
             return bytes_;
     }
     ();
-    for (std::size_t t = 0; t < tiles.size(); ++t) {
-        const side_codes& keys = tiles[t].codes.keys;
-        ahead[t].some(code_fetch::before_scores);
-        together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
-            if (Bits == 4 && is_linear<Bits>(keys.table))
-                score_dots<Bits, Bits == 4, N>(queries, first + q, keys, head_dim_, scores_of(scores, q, t));
-            else
-                score_dots<Bits, false, N>(queries, first + q, keys, head_dim_, scores_of(scores, q, t));
-        });
-    }
+    const bool linear = Bits == 4 && is_linear<Bits>(tiles.front().codes.keys.table);
+    together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
+        const code_fetch fetched = q == 0 ? ahead : code_fetch();
+        if (linear)
+            score_dots<Bits, Bits == 4, N>(queries, first + q, tiles, head_dim_, scores_of(scores, q, 0), fetched);
+        else
+            score_dots<Bits, false, N>(queries, first + q, tiles, head_dim_, scores_of(scores, q, 0), fetched);
+    });
 }
 
 // Queries are turned once for the tiles that share their steps.
 template <std::size_t Most>
 void coded_tiles::by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
-                              float* scores, code_fetch* ahead) {
+                              float* scores, const code_fetch& ahead) {
     for (std::size_t t = 0, last; t < tiles.size(); t = last) {
         const half* const steps = tiles[t].codes.keys.scales;
         for (last = t + 1; last < tiles.size() && tiles[last].codes.keys.scales == steps;)
             ++last;
-        for (std::size_t d = 0; d < width_; d += 16) {
-            const f32x16 step = f32x16::load(steps + d);
-            step.store(steps_.data() + d);
-            fma(step, f32x16::broadcast(8.0f), f32x16::load(steps + width_ + d)).store(steps_.data() + width_ + d);
-        }
         together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
+            f32x16 sums[N];
+            unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = f32x16::zero(); });
+            const std::size_t width = width_;
+            const float* const own = plain_.data() + (first + q) * width;
+            turned_.template place_together<N>(0, [&](std::size_t d, f32x16(&x)[N]) KVCACHE_INLINE {
+                const f32x16 step = f32x16::load(steps + d);
+                const f32x16 middle = fma(step, f32x16::broadcast(8.0f), f32x16::load(steps + width + d));
+                unrolled<N>([&](auto i) KVCACHE_INLINE {
+                    x[i] = f32x16::load(own + i * width + d);
+                    sums[i] = fma(x[i], middle, sums[i]);
+                    x[i] = x[i] * step;
+                });
+            });
             float middle[N];
-            for (std::size_t i = 0; i < N; ++i) {
-                const float* const own = plain_.data() + (first + q + i) * width_;
-                f32x16 sums = f32x16::zero();
-                for (std::size_t d = 0; d < width_; d += 16) {
-                    const f32x16 x = f32x16::load(own + d);
-                    sums = fma(x, f32x16::load(steps_.data() + width_ + d), sums);
-                    (x * f32x16::load(steps_.data() + d)).store(query_.data() + d);
-                }
-                middle[i] = sum(sums);
-                turned_.place(i, query_.data(), 1.0f);
-            }
+            sum(sums, middle);
             for (std::size_t each = t; each < last; ++each) {
                 if (q == 0)
-                    ahead[each].some(code_fetch::before_scores);
+                    ahead.fetch(each, ahead.before_scoring());
                 score_channels<N>(turned_, tiles[each].codes.keys, head_dim_, middle, scores_of(scores, q, each));
             }
         });
@@ -3785,7 +4085,7 @@ void coded_tiles::by_channels(std::span<const attention_tile> tiles, std::size_t
 
 template <std::size_t N>
 void coded_tiles::score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
-                        std::size_t count, float* scores, code_fetch* ahead) {
+                        std::size_t count, float* scores, const code_fetch& ahead) {
     switch (tiles.front().codes.keys.format) {
     case code_format::none:
         break;
@@ -3816,18 +4116,12 @@ void coded_tiles::score(std::span<const attention_tile> tiles, const float* quer
 template <std::size_t Most>
 void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
                       const tile_weights& weights, std::size_t q, std::size_t count, float* to, std::size_t stride,
-                      code_fetch* ahead) const {
+                      const code_fetch& ahead) const {
     const auto for_some = [&](const auto& body) {
         together<Most>(0, count, [&]<std::size_t N>(std::size_t i) {
             body(
                 [&weights, first = q + i](std::size_t t) {
-                    code_weights<N> own;
-                    own.rescaled = weights.rescaled[t];
-                    for (std::size_t n = 0; n < N; ++n) {
-                        own.lanes[n] = weights.lanes[first + n][t];
-                        own.rescale[n] = weights.rescale[first + n][t];
-                    }
-                    return own;
+                    return code_weights{weights.lanes[first][t], weights.rescale[first] + t, weights.rescaled[t]};
                 },
                 to + i * stride, std::integral_constant<std::size_t, N>{});
         });
@@ -3838,14 +4132,14 @@ void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t begin, 
             for (std::size_t t = begin; t < end; ++t)
                 add_columns_of<some, columns_together(some)>(
                     wide_reader<Number>{reinterpret_cast<const Number*>(tiles[t].codes.values.codes), width_ / 16}, 0,
-                    width_ / 16, own(t), sums, stride, ahead[t]);
+                    width_ / 16, own(t), sums, stride, ahead, t);
         });
     };
-    const auto by_dots = [&](auto bits, auto linear) {
+    const auto by_dots = [&](auto bits, auto linear, auto channels) {
         for_some([&](const auto& own, float* sums, auto n) {
-            add_dots<decltype(bits)::value, decltype(linear)::value, decltype(n)::value>(
-                end - begin, [&](std::size_t t) -> const side_codes& { return tiles[begin + t].codes.values; },
-                [&](std::size_t t) { return own(begin + t); }, head_dim_, sums, stride, ahead + begin);
+            add_dots<decltype(bits)::value, decltype(linear)::value, decltype(channels)::value, decltype(n)::value>(
+                begin, end, [&](std::size_t t) -> const side_codes& { return tiles[t].codes.values; }, own, head_dim_,
+                sums, stride, ahead);
         });
     };
     const side_codes& values = tiles[begin].codes.values;
@@ -3859,30 +4153,32 @@ void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t begin, 
         by_numbers(static_cast<const half*>(nullptr));
         break;
     case code_format::int8:
-        by_dots(std::integral_constant<unsigned, 8>{}, std::false_type{});
+        by_dots(std::integral_constant<unsigned, 8>{}, std::false_type{}, std::false_type{});
+        break;
+    case code_format::channels:
+        by_dots(std::integral_constant<unsigned, 4>{}, std::true_type{}, std::true_type{});
         break;
     case code_format::four:
-    case code_format::channels:
         if (is_linear<4>(values.table))
-            by_dots(std::integral_constant<unsigned, 4>{}, std::true_type{});
+            by_dots(std::integral_constant<unsigned, 4>{}, std::true_type{}, std::false_type{});
         else
-            by_dots(std::integral_constant<unsigned, 4>{}, std::false_type{});
+            by_dots(std::integral_constant<unsigned, 4>{}, std::false_type{}, std::false_type{});
         break;
     case code_format::three:
-        by_dots(std::integral_constant<unsigned, 3>{}, std::false_type{});
+        by_dots(std::integral_constant<unsigned, 3>{}, std::false_type{}, std::false_type{});
         break;
     case code_format::two:
-        by_dots(std::integral_constant<unsigned, 2>{}, std::false_type{});
+        by_dots(std::integral_constant<unsigned, 2>{}, std::false_type{}, std::false_type{});
         break;
     }
 }
 
 #if defined(KVCACHE_COMPILED)
 extern template void coded_tiles::score<queries_of_codes>(std::span<const attention_tile>, const float*, std::size_t,
-                                                          std::size_t, float*, code_fetch*);
+                                                          std::size_t, float*, const code_fetch&);
 extern template void coded_tiles::add<queries_of_codes>(std::span<const attention_tile>, std::size_t, std::size_t,
                                                         const tile_weights&, std::size_t, std::size_t, float*,
-                                                        std::size_t, code_fetch*) const;
+                                                        std::size_t, const code_fetch&) const;
 #endif
 
 } // namespace kvcache::detail
@@ -4110,8 +4406,12 @@ KVCACHE_INLINE inline void weigh_full(tile_weights& weights, std::size_t count, 
     }
     float kept[16];
     least.store(kept);
-    for (std::size_t t = 0; t < most_tiles; ++t)
-        weights.rescaled[t] = std::min(std::min(kept[t], kept[t + 4]), std::min(kept[t + 8], kept[t + 12])) < 1.0f;
+    for (std::size_t t = 0; t < most_tiles; ++t) {
+        float all = kept[t];
+        for (std::size_t more = t + most_tiles; more < 16; more += most_tiles)
+            all = kept[more] < all ? kept[more] : all;
+        weights.rescaled[t] = all < 1.0f;
+    }
     for (std::size_t i = 0; i < count; ++i) {
         f32x16 weight = state(i).weight();
         unrolled<most_tiles>([&](auto t) KVCACHE_INLINE {
@@ -4356,10 +4656,7 @@ private:
             --count;
         if (count == 0)
             return;
-        detail::code_fetch ahead[most_tiles];
-        if (begin == 0)
-            for (std::size_t t = 0; t < count; ++t)
-                ahead[t] = detail::code_fetch(tiles[t], width_ / 16);
+        const auto ahead = begin == 0 ? detail::code_fetch(tiles.first(count), width_ / 16) : detail::code_fetch();
         coded_.score<detail::queries_of_codes>(tiles.first(count), packed_.data() + begin * head_dim_, begin, group,
                                                weights_.lanes[0][0], ahead);
         std::size_t whole = count;
@@ -4385,7 +4682,7 @@ private:
 
     // Whether two tiles are read in one way.
     [[nodiscard]] static bool alike(const attention_tile& a, const attention_tile& b) noexcept {
-        return a.codes.keys.format == b.codes.keys.format;
+        return a.codes.keys.format == b.codes.keys.format && a.codes.keys.table == b.codes.keys.table;
     }
 
     // A tile that some see less of: the lanes of all together, then the others query by query.
@@ -4408,7 +4705,7 @@ private:
     // Scores of `count` queries with tiles, of which all see `whole` to their ends, to weights, in place.
     [[gnu::flatten]] void weigh(std::span<const attention_tile> tiles, std::size_t whole, std::size_t q,
                                 std::size_t count) {
-        std::fill_n(weights_.rescaled, tiles.size(), false);
+        std::ranges::fill(weights_.rescaled, false);
         // Two queries do not fill what waits for their exponentials.
         if (count > 2 && whole == most_tiles && std::ranges::all_of(tiles, detail::is_full)) {
             detail::weigh_full(weights_, count, [&](std::size_t i) KVCACHE_INLINE { return running(q + i); });
@@ -5269,7 +5566,6 @@ private:
                 const exact_page* exact) {
         const std::span<const std::byte> bytes = pages.storage->bytes(entry.page);
         const std::size_t last = entry.first + count; // row behind the last in use
-        const std::size_t keys = std::size_t{shape_.head_dim} * tile_tokens;
         for (std::uint32_t tile = entry.first / tile_tokens; tile * tile_tokens < last; ++tile) {
             const std::size_t origin = std::size_t{tile} * tile_tokens;
             const std::size_t first_lane = origin < entry.first ? entry.first - origin : 0;
@@ -5278,8 +5574,6 @@ private:
                 split < job_.first_split || split >= job_.last_split)
                 continue;
             make_room(); // first: the oldest tiles' scratch is decoded into next
-            const auto scratch =
-                std::span(scratch_.tiles).subspan(taken_++ % tiles_.size() * (scratch_.tiles.size() / tiles_.size()));
             const page_tile at{layer_, head_, tile};
             if constexpr (page_writer<Codec>)
                 if (exact != nullptr) {
@@ -5291,17 +5585,28 @@ private:
                           .position = position});
                     continue;
                 }
-            attention_tile decoded{
-                .first = first_lane, .last = std::min<std::size_t>(tile_tokens, last - origin), .position = position};
+            attention_tile& made = next();
+            made.keys = made.values = made.holes = nullptr;
+            made.first = first_lane;
+            made.last = std::min<std::size_t>(tile_tokens, last - origin);
+            made.position = position;
             if constexpr (gives_codes<Codec>)
-                decoded.codes = pages.codec->codes(bytes, at);
-            if (decoded.codes.keys.format == code_format::none || decoded.codes.values.format == code_format::none) {
-                decoded.codes = {};
-                decoded.keys = pages.codec->keys(bytes, at, scratch.first(keys));
-                decoded.values = pages.codec->values(bytes, at, scratch.subspan(keys));
-            }
-            push(decoded);
+                made.codes = pages.codec->codes(bytes, at);
+            if (!gives_codes<Codec> || made.codes.keys.format == code_format::none ||
+                made.codes.values.format == code_format::none)
+                decode(pages, bytes, at, made);
+            push_next();
         }
+    }
+
+    void decode(const paged_rows<Codec, Storage>& pages, std::span<const std::byte> bytes, page_tile at,
+                attention_tile& to) {
+        const std::size_t keys = std::size_t{shape_.head_dim} * tile_tokens;
+        const auto scratch =
+            std::span(scratch_.tiles).subspan(taken_++ % tiles_.size() * (scratch_.tiles.size() / tiles_.size()));
+        to.codes = {};
+        to.keys = pages.codec->keys(bytes, at, scratch.first(keys));
+        to.values = pages.codec->values(bytes, at, scratch.subspan(keys));
     }
 
     // Tiles wait until as many follow them as go together: those are fetched from memory meanwhile.
@@ -5314,6 +5619,17 @@ private:
     }
 
     void push(const attention_tile& tile) {
+        next() = tile;
+        push_next();
+    }
+
+    // Where the next tile is made, in place: a tile that is copied waits for what was just written into it.
+    [[nodiscard]] attention_tile& next() noexcept { return tiles_[(oldest_ + waiting_) % tiles_.size()]; }
+
+    void push_next() {
+        attention_tile& tile = next();
+        tile.ahead_keys = tile.ahead_values = nullptr;
+        tile.ahead_key_codes = tile.ahead_value_codes = nullptr;
         if (waiting_ >= at_once) {
             attention_tile& before = tiles_[oldest_ + waiting_ - at_once];
             if (reads_in_place<Codec>) {
@@ -5325,7 +5641,6 @@ private:
                 before.ahead_value_codes = tile.codes.values.codes;
             }
         }
-        tiles_[(oldest_ + waiting_) % tiles_.size()] = tile;
         ++waiting_;
     }
 
@@ -12202,7 +12517,7 @@ public:
                 .codes = from + tile * codes_.bytes(),
                 .scales = steps_of(from),
                 .table = from_middle,
-                .bytes = bytes() / tiles_};
+                .bytes = codes_.bytes() + (tile + 1 == tiles_ ? 2 * width_ * sizeof(half) : 0)};
     }
 
 private:

@@ -4,9 +4,9 @@
 namespace kvcache::detail {
 
 template void coded_tiles::score<queries_of_codes>(std::span<const attention_tile>, const float*, std::size_t,
-                                                   std::size_t, float*, code_fetch*);
+                                                   std::size_t, float*, const code_fetch&);
 template void coded_tiles::add<queries_of_codes>(std::span<const attention_tile>, std::size_t, std::size_t,
                                                  const tile_weights&, std::size_t, std::size_t, float*, std::size_t,
-                                                 code_fetch*) const;
+                                                 const code_fetch&) const;
 
 } // namespace kvcache::detail

@@ -32,24 +32,26 @@ bool products_are_exact(std::size_t dim, const std::int8_t* table, bool extreme)
     const std::size_t sixteens = (dim + 15) / 16;
     std::vector<std::byte> asked(N * sixteens * 16);
     std::vector<std::int64_t> whole(N * sixteens * 16);
-    const std::byte* queries[N];
     std::int32_t own[N] = {};
-    for (std::size_t i = 0; i < N; ++i) {
-        queries[i] = asked.data() + i * sixteens * 16;
-        for (std::size_t s = 0; s < sixteens; ++s) {
+    for (std::size_t d = 0; d < sixteens * 16; d += 16) {
+        kv::f32x16 x[N];
+        for (std::size_t i = 0; i < N; ++i) {
             alignas(64) float each[16] = {};
-            for (std::size_t d = s * 16; d < std::min(s * 16 + 16, dim); ++d) {
-                const auto x = static_cast<std::int32_t>(numbers::hashed(i, d) % 255) - 127;
-                whole[i * sixteens * 16 + d] = extreme ? (i % 2 == 0 ? 127 : -127) : x;
-                each[d % 16] = static_cast<float>(whole[i * sixteens * 16 + d]);
+            for (std::size_t k = 0; k < 16 && d + k < dim; ++k) {
+                const auto any = static_cast<std::int32_t>(numbers::hashed(i, d + k) % 255) - 127;
+                whole[i * sixteens * 16 + d + k] = extreme ? (i % 2 == 0 ? 127 : -127) : any;
+                each[k] = static_cast<float>(whole[i * sixteens * 16 + d + k]);
             }
-            own[i] += kv::detail::put_bytes(kv::f32x16::load(each), asked.data() + (i * sixteens + s) * 16);
+            x[i] = kv::f32x16::load(each);
         }
+        std::int32_t sums[N];
+        kv::detail::put_bytes(x, asked.data() + d * N, table[0], sums);
+        for (std::size_t i = 0; i < N; ++i)
+            own[i] += sums[i];
     }
-    for (std::int32_t& sum : own)
-        sum *= table[0];
     kv::f32x16 dots[N];
-    kv::detail::byte_dots_of<Bits, Linear, N>(packed.view(codes.data(), table), 0, (dim + 3) / 4, queries, own, dots);
+    kv::detail::byte_dots_of<Bits, Linear, N>(packed.view(codes.data(), table), 0, (dim + 3) / 4, asked.data(), own,
+                                              dots);
     bool right = true;
     for (std::size_t i = 0; i < N; ++i) {
         alignas(64) float got[16];

@@ -32,23 +32,26 @@ bool dots_are_exact(std::size_t dim) {
     const std::size_t sixteens = (dim + 15) / 16;
     std::vector<std::byte> asked(N * sixteens * 32);
     std::vector<std::int64_t> whole(N * sixteens * 16);
-    const std::byte* queries[N];
     std::int32_t own[N] = {};
-    for (std::size_t i = 0; i < N; ++i) {
-        queries[i] = asked.data() + i * sixteens * 32;
-        for (std::size_t s = 0; s < sixteens; ++s) {
+    for (std::size_t d = 0; d < sixteens * 16; d += 16) {
+        kv::f32x16 x[N];
+        for (std::size_t i = 0; i < N; ++i) {
             alignas(64) float each[16] = {};
-            for (std::size_t d = s * 16; d < std::min(s * 16 + 16, dim); ++d) {
-                const auto x = static_cast<std::int32_t>(numbers::hashed(i, d) % 65025) - 32512;
-                whole[i * sixteens * 16 + d] = d % 7 == 0 ? 32512 : d % 7 == 1 ? -32512 : x;
-                each[d % 16] = static_cast<float>(whole[i * sixteens * 16 + d]);
+            for (std::size_t k = 0; k < 16 && d + k < dim; ++k) {
+                const auto any = static_cast<std::int32_t>(numbers::hashed(i, d + k) % 65025) - 32512;
+                whole[i * sixteens * 16 + d + k] = (d + k) % 7 == 0 ? 32512 : (d + k) % 7 == 1 ? -32512 : any;
+                each[k] = static_cast<float>(whole[i * sixteens * 16 + d + k]);
             }
-            own[i] += kv::detail::put_whole(kv::f32x16::load(each), asked.data() + (i * sixteens + s) * 32);
+            x[i] = kv::f32x16::load(each);
         }
+        std::int32_t sums[N];
+        kv::detail::put_whole(x, asked.data() + d * 2 * N, kv::detail::own_by, sums);
+        for (std::size_t i = 0; i < N; ++i)
+            own[i] += sums[i];
     }
     kv::f32x16 dots[N];
     const auto quads = packed.view(codes.data(), table);
-    kv::detail::dots_of<Bits, N>(quads, 0, (dim + 3) / 4, queries, own, dots);
+    kv::detail::dots_of<Bits, N>(quads, 0, (dim + 3) / 4, asked.data(), own, dots);
     bool right = true;
     for (std::size_t i = 0; i < N; ++i) {
         alignas(64) float got[16];

@@ -44,6 +44,21 @@ TEST_CASE("the largest of several at once is that of each alone, whatever the la
     }
 }
 
+TEST_CASE("the sums of several at once are those of each alone") {
+    for (std::uint64_t seed = 0; seed < 500; ++seed) {
+        const auto from = some(seed);
+        kv::f32x16 x[4];
+        for (std::size_t i = 0; i < 4; ++i)
+            x[i] = kv::f32x16::load(from[i].data());
+        float all[4];
+        kv::sum(x, all);
+        for (std::size_t i = 0; i < 4; ++i) {
+            const float alone = kv::sum(x[i]);
+            REQUIRE((same_bits(all[i], alone) || (all[i] != all[i] && alone != alone)));
+        }
+    }
+}
+
 TEST_CASE("what rises is the largest so far, and by how much") {
     for (std::uint64_t seed = 0; seed < 500; ++seed) {
         const auto from = some(seed);

@@ -311,7 +311,6 @@ private:
                 const exact_page* exact) {
         const std::span<const std::byte> bytes = pages.storage->bytes(entry.page);
         const std::size_t last = entry.first + count; // row behind the last in use
-        const std::size_t keys = std::size_t{shape_.head_dim} * tile_tokens;
         for (std::uint32_t tile = entry.first / tile_tokens; tile * tile_tokens < last; ++tile) {
             const std::size_t origin = std::size_t{tile} * tile_tokens;
             const std::size_t first_lane = origin < entry.first ? entry.first - origin : 0;
@@ -320,8 +319,6 @@ private:
                 split < job_.first_split || split >= job_.last_split)
                 continue;
             make_room(); // first: the oldest tiles' scratch is decoded into next
-            const auto scratch =
-                std::span(scratch_.tiles).subspan(taken_++ % tiles_.size() * (scratch_.tiles.size() / tiles_.size()));
             const page_tile at{layer_, head_, tile};
             if constexpr (page_writer<Codec>)
                 if (exact != nullptr) {
@@ -333,17 +330,28 @@ private:
                           .position = position});
                     continue;
                 }
-            attention_tile decoded{
-                .first = first_lane, .last = std::min<std::size_t>(tile_tokens, last - origin), .position = position};
+            attention_tile& made = next();
+            made.keys = made.values = made.holes = nullptr;
+            made.first = first_lane;
+            made.last = std::min<std::size_t>(tile_tokens, last - origin);
+            made.position = position;
             if constexpr (gives_codes<Codec>)
-                decoded.codes = pages.codec->codes(bytes, at);
-            if (decoded.codes.keys.format == code_format::none || decoded.codes.values.format == code_format::none) {
-                decoded.codes = {};
-                decoded.keys = pages.codec->keys(bytes, at, scratch.first(keys));
-                decoded.values = pages.codec->values(bytes, at, scratch.subspan(keys));
-            }
-            push(decoded);
+                made.codes = pages.codec->codes(bytes, at);
+            if (!gives_codes<Codec> || made.codes.keys.format == code_format::none ||
+                made.codes.values.format == code_format::none)
+                decode(pages, bytes, at, made);
+            push_next();
         }
+    }
+
+    void decode(const paged_rows<Codec, Storage>& pages, std::span<const std::byte> bytes, page_tile at,
+                attention_tile& to) {
+        const std::size_t keys = std::size_t{shape_.head_dim} * tile_tokens;
+        const auto scratch =
+            std::span(scratch_.tiles).subspan(taken_++ % tiles_.size() * (scratch_.tiles.size() / tiles_.size()));
+        to.codes = {};
+        to.keys = pages.codec->keys(bytes, at, scratch.first(keys));
+        to.values = pages.codec->values(bytes, at, scratch.subspan(keys));
     }
 
     // Tiles wait until as many follow them as go together: those are fetched from memory meanwhile.
@@ -356,6 +364,17 @@ private:
     }
 
     void push(const attention_tile& tile) {
+        next() = tile;
+        push_next();
+    }
+
+    // Where the next tile is made, in place: a tile that is copied waits for what was just written into it.
+    [[nodiscard]] attention_tile& next() noexcept { return tiles_[(oldest_ + waiting_) % tiles_.size()]; }
+
+    void push_next() {
+        attention_tile& tile = next();
+        tile.ahead_keys = tile.ahead_values = nullptr;
+        tile.ahead_key_codes = tile.ahead_value_codes = nullptr;
         if (waiting_ >= at_once) {
             attention_tile& before = tiles_[oldest_ + waiting_ - at_once];
             if (reads_in_place<Codec>) {
@@ -367,7 +386,6 @@ private:
                 before.ahead_value_codes = tile.codes.values.codes;
             }
         }
-        tiles_[(oldest_ + waiting_) % tiles_.size()] = tile;
         ++waiting_;
     }
 

@@ -50,116 +50,157 @@ inline void score_strips(const float* queries, std::size_t stride, std::size_t h
     });
 }
 
-/// Scores of N queries from `first` on with a tile of whole-number keys: one chain over ascending groups.
-/// scores: (N, most_tiles, 16)
-template <unsigned Bits, bool Linear, std::size_t N>
-inline void score_dots(const coded_queries<numbers_that_meet<Bits>>& queries, std::size_t first, const side_codes& keys,
-                       std::size_t head_dim, float* scores) noexcept {
-    const auto codes = packed_codes<Bits>(page_side::keys, head_dim).view(keys.codes, keys.table);
-    f32x16 sums[N];
-    for (std::size_t i = 0; i < N; ++i)
-        sums[i] = f32x16::zero();
-    std::size_t g = 0;
-    for (std::size_t begin = 0; begin < head_dim; begin += keys.group, ++g) {
-        const std::size_t end = std::min(begin + keys.group, head_dim);
-        const std::byte* asked[N];
-        std::int32_t own[N];
-        for (std::size_t i = 0; i < N; ++i) {
-            asked[i] = queries.codes(first + i) + begin / 4 * numbers_that_meet<Bits>::quad_bytes;
-            own[i] = queries.sum(first + i, begin / 16, (end + 15) / 16) * first_of<Bits>(codes);
+/// Fetches the codes of tiles that come soon, a line of keys and a line of values by turns, a few at a time all along:
+/// what is asked for all at once is in part forgotten.
+class code_fetch {
+public:
+    /// Steps before a tile's keys are scored, and before the weights of its values are rounded; one follows with each
+    /// column of values.
+    static constexpr std::size_t before_scores = 2, before_weights = 2;
+
+    code_fetch() = default; ///< Fetches nothing.
+    /// What comes behind these tiles, and is as large as they are, in steps for so many columns.
+    code_fetch(std::span<const attention_tile> tiles, std::size_t columns) noexcept {
+        const side_codes& like = tiles.front().codes.keys;
+        const bool scored_by_dots = like.table != nullptr || like.format == code_format::int8;
+        first_column_ = scored_by_dots ? before_scores + before_weights : 0;
+        std::size_t most = 0;
+        for (std::size_t t = 0; t < tiles.size() && tiles[t].ahead_key_codes != nullptr; ++t) {
+            const std::size_t keys = tiles[t].codes.keys.bytes, values = tiles[t].codes.values.bytes;
+            of_[t] = {tiles[t].ahead_key_codes, tiles[t].ahead_value_codes,
+                      keys > values ? tiles[t].ahead_key_codes : tiles[t].ahead_value_codes, std::min(keys, values),
+                      std::max(keys, values)};
+            most = std::max(of_[t].most, most);
         }
-        f32x16 dots[N];
-        products_of<Bits, Linear, N>(codes, begin / 4, (end + 3) / 4, asked, own, dots);
-        const f32x16 scales = f32x16::load(keys.scales + g * tile_tokens);
-        for (std::size_t i = 0; i < N; ++i)
-            sums[i] = fma(dots[i], scales, sums[i]);
+        step_ = (most / (columns + first_column_) + 63) / 64 * 64;
     }
+
+    /// The bytes of a tile that are fetched at once.
+    struct bytes {
+        std::size_t first, last;
+    };
+    [[nodiscard]] bytes before_scoring() const noexcept { return some(0, before_scores); }
+    [[nodiscard]] bytes before_weighing() const noexcept { return some(before_scores, before_weights); }
+    [[nodiscard]] bytes with_column(std::size_t c) const noexcept { return some(first_column_ + c, 1); }
+
+    KVCACHE_INLINE void fetch(std::size_t t, const bytes& some) const noexcept {
+        const one_tile& of = of_[t];
+        std::size_t next = some.first;
+        if (next >= of.most)
+            return;
+        for (const std::size_t last = std::min(some.last, of.both); next < last; next += 64) {
+            prefetch(of.keys, next);
+            prefetch(of.values, next);
+        }
+        for (const std::size_t last = std::min(some.last, of.most); next < last; next += 64)
+            prefetch(of.longer, next);
+    }
+
+private:
+    struct one_tile {
+        const std::byte *keys, *values, *longer;
+        std::size_t both, most; // bytes of both, and of what is longer
+    };
+    [[nodiscard]] bytes some(std::size_t step, std::size_t steps) const noexcept {
+        return {step * step_, (step + steps) * step_};
+    }
+
+    one_tile of_[most_tiles] = {};
+    std::size_t step_ = 0, first_column_ = 0;
+};
+
+/// What products of codes add of N queries, whose numbers' sums are known up to a first and up to a last.
+template <std::size_t N>
+KVCACHE_INLINE inline void own_sums(const std::int32_t* first, const std::int32_t* last, std::int32_t by,
+                                    std::int32_t (&to)[N]) noexcept {
+    std::int32_t between[N];
     for (std::size_t i = 0; i < N; ++i)
-        (sums[i] * f32x16::broadcast(queries.scale(first + i))).store(scores + i * most_tiles * tile_tokens);
+        between[i] = last[i] - first[i];
+    for (std::size_t i = 0; i < N; ++i)
+        to[i] = between[i] * by;
+    to_memory(to);
+}
+
+/// Scores of N queries from `first` on with tiles of whole-number keys, all with one table: one chain over ascending
+/// groups. scores: (N, most_tiles, 16); `ahead` is fetched meanwhile.
+template <unsigned Bits, bool Linear, std::size_t N>
+inline void score_dots(coded_queries<numbers_that_meet<Bits>>& queries, std::size_t first,
+                       std::span<const attention_tile> tiles, std::size_t head_dim, float* scores,
+                       const code_fetch& ahead) noexcept {
+    const auto asked = queries.template together<N>(first);
+    const auto bytes = ahead.before_scoring();
+    for (std::size_t t = 0; t < tiles.size(); ++t, scores += tile_tokens) {
+        ahead.fetch(t, bytes);
+        const side_codes& keys = tiles[t].codes.keys;
+        const auto codes = packed_codes<Bits>(page_side::keys, head_dim).view(keys.codes, keys.table);
+        const std::byte* numbers = asked.codes;
+        const std::int32_t* before = asked.before;
+        const half* scales = keys.scales;
+        const std::size_t group = std::min(keys.group, head_dim);
+        f32x16 sums[N];
+        unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = f32x16::zero(); });
+        for (std::size_t quad = 0, left = head_dim; left > 0;) {
+            const std::size_t some = std::min(group, left), quads = (some + 3) / 4, sixteens = (some + 15) / 16;
+            std::int32_t own[N];
+            own_sums(before, before + sixteens * N, first_of<Bits>(codes), own);
+            f32x16 dots[N];
+            products_of<Bits, Linear, N>(codes, quad, quads, numbers, own, dots);
+            const f32x16 scale = f32x16::load(scales);
+            unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = fma(dots[i], scale, sums[i]); });
+            quad += quads, left -= some, scales += tile_tokens;
+            before += sixteens * N, numbers += quads * N * numbers_that_meet<Bits>::quad_bytes;
+        }
+        unrolled<N>([&](auto i) KVCACHE_INLINE {
+            (sums[i] * f32x16::broadcast(queries.scale(first + i))).store(scores + i * most_tiles * tile_tokens);
+        });
+    }
 }
 
 /// The same where each of head_dim has a step and a middle: the steps are the queries' by now, and the products with
 /// the middles are added. middle: (N)
 template <std::size_t N>
-inline void score_channels(const coded_queries<byte_numbers>& queries, const side_codes& keys, std::size_t head_dim,
+inline void score_channels(coded_queries<byte_numbers>& queries, const side_codes& keys, std::size_t head_dim,
                            const float* middle, float* scores) noexcept {
     const auto codes = packed_codes<4>(page_side::keys, head_dim).view(keys.codes, keys.table);
-    const std::byte* asked[N];
+    const auto asked = queries.template together<N>(0);
     std::int32_t own[N];
-    for (std::size_t i = 0; i < N; ++i) {
-        asked[i] = queries.codes(i);
-        own[i] = queries.sum(i, 0, (head_dim + 15) / 16) * first_of<4>(codes);
-    }
+    own_sums(asked.before, asked.before + (head_dim + 15) / 16 * N, first_of<4>(codes), own);
     f32x16 dots[N];
-    products_of<4, true, N>(codes, 0, (head_dim + 3) / 4, asked, own, dots);
-    for (std::size_t i = 0; i < N; ++i)
+    products_of<4, true, N>(codes, 0, (head_dim + 3) / 4, asked.codes, own, dots);
+    unrolled<N>([&](auto i) KVCACHE_INLINE {
         fma(dots[i], f32x16::broadcast(queries.scale(i)), f32x16::broadcast(middle[i]))
             .store(scores + i * most_tiles * tile_tokens);
+    });
 }
 
-/// Fetches the codes of a tile that comes soon, a line of keys and a line of values by turns, a few at a time all
-/// along: what is asked for all at once is in part forgotten.
-class code_fetch {
-public:
-    code_fetch() = default;
-    /// Steps before a tile's keys are scored, and before the weights of its values are rounded.
-    static constexpr std::size_t before_scores = 2, before_weights = 2;
-
-    /// Of tile `of`, in steps: those, and one with each column of values.
-    code_fetch(const attention_tile& of, std::size_t columns) noexcept
-        : keys_(of.ahead_key_codes), values_(of.ahead_value_codes) {
-        if (keys_ == nullptr || values_ == nullptr)
-            return;
-        const std::size_t keys = of.codes.keys.bytes, values = of.codes.values.bytes;
-        const bool scored_by_dots = of.codes.keys.table != nullptr || of.codes.keys.format == code_format::int8;
-        both_ = std::min(keys, values);
-        most_ = std::max(keys, values);
-        longer_ = keys > values ? keys_ : values_;
-        const std::size_t steps = columns + (scored_by_dots ? before_scores + before_weights : 0);
-        step_ = (most_ / steps + 63) / 64 * 64;
-    }
-
-    KVCACHE_INLINE void some(std::size_t steps = 1) noexcept {
-        const std::size_t end = next_ + step_ * steps;
-        for (; next_ < std::min(end, both_); next_ += 64) {
-            prefetch(keys_, next_);
-            prefetch(values_, next_);
-        }
-        for (; next_ < std::min(end, most_); next_ += 64)
-            prefetch(longer_, next_);
-    }
-
-private:
-    const std::byte *keys_ = nullptr, *values_ = nullptr, *longer_ = nullptr;
-    std::size_t both_ = 0, most_ = 0, step_ = 0, next_ = 0;
-};
-
 /// What values of a tile are weighted with, query by query. Lanes that a query does not see weigh nothing.
-template <std::size_t N>
 struct code_weights {
-    const float* lanes[N];
-    float rescale[N]; ///< What sums are multiplied by before.
+    const float* lanes;   ///< (N, most_tiles, 16)
+    const float* rescale; ///< What sums are multiplied by before. (N, most_tiles)
     bool rescaled;
+
+    [[nodiscard]] const float* of(std::size_t query) const noexcept { return lanes + query * most_tiles * tile_tokens; }
+    [[nodiscard]] float rescale_of(std::size_t query) const noexcept { return rescale[query * most_tiles]; }
 };
 
 /// Adds weighted values to the sums of N queries, in 16 * Columns numbers: one chain over ascending lanes.
 template <std::size_t N, std::size_t Columns, class Reader>
-inline void add_strips(const Reader& values, std::size_t column, const code_weights<N>& weights, float* to,
-                       std::size_t stride, code_fetch& ahead) noexcept {
-    unrolled<Columns>([&](auto) KVCACHE_INLINE { ahead.some(); });
+inline void add_strips(const Reader& values, std::size_t column, const code_weights& weights, float* to,
+                       std::size_t stride, const code_fetch& ahead, std::size_t t) noexcept {
+    unrolled<Columns>([&](auto c) KVCACHE_INLINE { ahead.fetch(t, ahead.with_column(column + c)); });
     constexpr std::size_t vectors = Columns * native_parts;
     native_floats sums[N * vectors];
     unrolled<N * vectors>([&](auto i) KVCACHE_INLINE {
         sums[i] = native_floats::load_unaligned(to + i / vectors * stride + i % vectors * native_lanes);
     });
     if (weights.rescaled)
-        unrolled<N * vectors>([&](auto i)
-                                  KVCACHE_INLINE { sums[i] = sums[i] * native_floats(weights.rescale[i / vectors]); });
+        unrolled<N * vectors>(
+            [&](auto i) KVCACHE_INLINE { sums[i] = sums[i] * native_floats(weights.rescale_of(i / vectors)); });
     for (std::size_t lane = 0; lane < tile_tokens; ++lane)
         unrolled<Columns>([&](auto c) KVCACHE_INLINE {
             const f32x16 numbers = values(lane, column + c);
             unrolled<N>([&](auto i) KVCACHE_INLINE {
-                const native_floats weight(weights.lanes[i][lane]);
+                const native_floats weight(weights.of(i)[lane]);
                 unrolled<native_parts>([&](auto p) KVCACHE_INLINE {
                     auto& sum = sums[i * vectors + c * native_parts + p];
                     sum = fused(weight, numbers.part[p], sum);
@@ -173,12 +214,12 @@ inline void add_strips(const Reader& values, std::size_t column, const code_weig
 
 /// The same for columns [column, last), as many at once as fit.
 template <std::size_t N, std::size_t Columns, class Reader>
-inline void add_columns_of(const Reader& values, std::size_t column, std::size_t last, const code_weights<N>& weights,
-                           float* to, std::size_t stride, code_fetch& ahead) noexcept {
+inline void add_columns_of(const Reader& values, std::size_t column, std::size_t last, const code_weights& weights,
+                           float* to, std::size_t stride, const code_fetch& ahead, std::size_t t) noexcept {
     for (; column + Columns <= last; column += Columns)
-        add_strips<N, Columns>(values, column, weights, to + column * 16, stride, ahead);
+        add_strips<N, Columns>(values, column, weights, to + column * 16, stride, ahead, t);
     if constexpr (Columns > 1)
-        add_columns_of<N, Columns / 2>(values, column, last, weights, to, stride, ahead);
+        add_columns_of<N, Columns / 2>(values, column, last, weights, to, stride, ahead, t);
 }
 
 } // namespace kvcache::detail

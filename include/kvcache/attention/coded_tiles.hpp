@@ -37,48 +37,46 @@ public:
           plain_(capacity * width_),
           whole_(head_dim, capacity),
           bytes_(head_dim, capacity),
-          turned_(head_dim, 4),
-          steps_(2 * width_),
-          query_(width_) {}
+          turned_(head_dim, queries_of_codes) {}
 
     /// Gives query `q` its numbers, which are multiplied by `scale`. (head_dim)
     void place(std::size_t q, const float* numbers, float scale) noexcept {
         float* const own = plain_.data() + q * width_;
         for (std::size_t d = 0; d < head_dim_; ++d)
             own[d] = numbers[d] * scale;
-        whole_.place(q, own, 1.0f);
-        bytes_.place(q, own, 1.0f);
+        whole_.place(q, own);
+        bytes_.place(q, own);
     }
 
-    /// Scores of `count` queries from `first` on, up to N at a time, with the tiles, all in the format of the first
-    /// one's keys.
-    /// queries: (head_dim, count), scores: (count, most_tiles, 16); `ahead[t]` is fetched meanwhile.
+    /// Scores of `count` queries from `first` on, up to N at a time, with the tiles, all in the format and with the
+    /// table of the first one's keys. queries: (head_dim, count), scores: (count, most_tiles, 16); `ahead` is fetched
+    /// meanwhile.
     template <std::size_t N>
     KVCACHE_ONCE void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
-                            std::size_t count, float* scores, code_fetch* ahead);
+                            std::size_t count, float* scores, const code_fetch& ahead);
 
     /// Whether the values of two tiles are added in one call.
     [[nodiscard]] static bool go_together(const side_codes& a, const side_codes& b) noexcept {
-        return a.format == b.format && a.table == b.table;
+        return a.format == b.format && a.table == b.table && a.group == b.group;
     }
 
     /// Adds the weighted values of tiles [begin, end), which go together, to the sums of `count` queries, up to N at a
     /// time, the first of which is `q` among the weights; `stride` numbers from one query's sums to the next. A lane
-    /// that a query does not see has a weight of zero. `ahead[t]` is fetched meanwhile.
+    /// that a query does not see has a weight of zero. `ahead` is fetched meanwhile.
     template <std::size_t N>
     KVCACHE_ONCE void add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
                           const tile_weights& weights, std::size_t q, std::size_t count, float* to, std::size_t stride,
-                          code_fetch* ahead) const;
+                          const code_fetch& ahead) const;
 
 private:
     template <class Number, std::size_t Most>
     void by_numbers(std::span<const attention_tile> tiles, const float* queries, std::size_t count, float* scores);
     template <unsigned Bits, std::size_t Most>
     void by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
-                 code_fetch* ahead) const;
+                 const code_fetch& ahead);
     template <std::size_t Most>
     void by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
-                     code_fetch* ahead);
+                     const code_fetch& ahead);
     template <std::size_t N, class Some>
     static void together(std::size_t first, std::size_t count, const Some& some);
 
@@ -88,8 +86,6 @@ private:
     coded_queries<whole_numbers> whole_;
     coded_queries<byte_numbers> bytes_;
     coded_queries<byte_numbers> turned_; // times the steps of channels
-    aligned_vector<float> steps_;        // and the middles (2, width)
-    aligned_vector<float> query_;
 };
 
 [[nodiscard]] inline float* scores_of(float* scores, std::size_t q, std::size_t t) noexcept {
@@ -130,55 +126,51 @@ void coded_tiles::by_numbers(std::span<const attention_tile> tiles, const float*
 
 template <unsigned Bits, std::size_t Most>
 void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
-                          code_fetch* ahead) const {
-    const auto& queries = [&]() -> const auto& {
+                          const code_fetch& ahead) {
+    auto& queries = [&]() -> auto& {
         if constexpr (Bits == 8)
             return whole_;
         else
             return bytes_;
     }
     ();
-    for (std::size_t t = 0; t < tiles.size(); ++t) {
-        const side_codes& keys = tiles[t].codes.keys;
-        ahead[t].some(code_fetch::before_scores);
-        together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
-            if (Bits == 4 && is_linear<Bits>(keys.table))
-                score_dots<Bits, Bits == 4, N>(queries, first + q, keys, head_dim_, scores_of(scores, q, t));
-            else
-                score_dots<Bits, false, N>(queries, first + q, keys, head_dim_, scores_of(scores, q, t));
-        });
-    }
+    const bool linear = Bits == 4 && is_linear<Bits>(tiles.front().codes.keys.table);
+    together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
+        const code_fetch fetched = q == 0 ? ahead : code_fetch();
+        if (linear)
+            score_dots<Bits, Bits == 4, N>(queries, first + q, tiles, head_dim_, scores_of(scores, q, 0), fetched);
+        else
+            score_dots<Bits, false, N>(queries, first + q, tiles, head_dim_, scores_of(scores, q, 0), fetched);
+    });
 }
 
 // Queries are turned once for the tiles that share their steps.
 template <std::size_t Most>
 void coded_tiles::by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
-                              float* scores, code_fetch* ahead) {
+                              float* scores, const code_fetch& ahead) {
     for (std::size_t t = 0, last; t < tiles.size(); t = last) {
         const half* const steps = tiles[t].codes.keys.scales;
         for (last = t + 1; last < tiles.size() && tiles[last].codes.keys.scales == steps;)
             ++last;
-        for (std::size_t d = 0; d < width_; d += 16) {
-            const f32x16 step = f32x16::load(steps + d);
-            step.store(steps_.data() + d);
-            fma(step, f32x16::broadcast(8.0f), f32x16::load(steps + width_ + d)).store(steps_.data() + width_ + d);
-        }
         together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
+            f32x16 sums[N];
+            unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = f32x16::zero(); });
+            const std::size_t width = width_;
+            const float* const own = plain_.data() + (first + q) * width;
+            turned_.template place_together<N>(0, [&](std::size_t d, f32x16(&x)[N]) KVCACHE_INLINE {
+                const f32x16 step = f32x16::load(steps + d);
+                const f32x16 middle = fma(step, f32x16::broadcast(8.0f), f32x16::load(steps + width + d));
+                unrolled<N>([&](auto i) KVCACHE_INLINE {
+                    x[i] = f32x16::load(own + i * width + d);
+                    sums[i] = fma(x[i], middle, sums[i]);
+                    x[i] = x[i] * step;
+                });
+            });
             float middle[N];
-            for (std::size_t i = 0; i < N; ++i) {
-                const float* const own = plain_.data() + (first + q + i) * width_;
-                f32x16 sums = f32x16::zero();
-                for (std::size_t d = 0; d < width_; d += 16) {
-                    const f32x16 x = f32x16::load(own + d);
-                    sums = fma(x, f32x16::load(steps_.data() + width_ + d), sums);
-                    (x * f32x16::load(steps_.data() + d)).store(query_.data() + d);
-                }
-                middle[i] = sum(sums);
-                turned_.place(i, query_.data(), 1.0f);
-            }
+            sum(sums, middle);
             for (std::size_t each = t; each < last; ++each) {
                 if (q == 0)
-                    ahead[each].some(code_fetch::before_scores);
+                    ahead.fetch(each, ahead.before_scoring());
                 score_channels<N>(turned_, tiles[each].codes.keys, head_dim_, middle, scores_of(scores, q, each));
             }
         });
@@ -187,7 +179,7 @@ void coded_tiles::by_channels(std::span<const attention_tile> tiles, std::size_t
 
 template <std::size_t N>
 void coded_tiles::score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
-                        std::size_t count, float* scores, code_fetch* ahead) {
+                        std::size_t count, float* scores, const code_fetch& ahead) {
     switch (tiles.front().codes.keys.format) {
     case code_format::none:
         break;
@@ -218,18 +210,12 @@ void coded_tiles::score(std::span<const attention_tile> tiles, const float* quer
 template <std::size_t Most>
 void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
                       const tile_weights& weights, std::size_t q, std::size_t count, float* to, std::size_t stride,
-                      code_fetch* ahead) const {
+                      const code_fetch& ahead) const {
     const auto for_some = [&](const auto& body) {
         together<Most>(0, count, [&]<std::size_t N>(std::size_t i) {
             body(
                 [&weights, first = q + i](std::size_t t) {
-                    code_weights<N> own;
-                    own.rescaled = weights.rescaled[t];
-                    for (std::size_t n = 0; n < N; ++n) {
-                        own.lanes[n] = weights.lanes[first + n][t];
-                        own.rescale[n] = weights.rescale[first + n][t];
-                    }
-                    return own;
+                    return code_weights{weights.lanes[first][t], weights.rescale[first] + t, weights.rescaled[t]};
                 },
                 to + i * stride, std::integral_constant<std::size_t, N>{});
         });
@@ -240,14 +226,14 @@ void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t begin, 
             for (std::size_t t = begin; t < end; ++t)
                 add_columns_of<some, columns_together(some)>(
                     wide_reader<Number>{reinterpret_cast<const Number*>(tiles[t].codes.values.codes), width_ / 16}, 0,
-                    width_ / 16, own(t), sums, stride, ahead[t]);
+                    width_ / 16, own(t), sums, stride, ahead, t);
         });
     };
-    const auto by_dots = [&](auto bits, auto linear) {
+    const auto by_dots = [&](auto bits, auto linear, auto channels) {
         for_some([&](const auto& own, float* sums, auto n) {
-            add_dots<decltype(bits)::value, decltype(linear)::value, decltype(n)::value>(
-                end - begin, [&](std::size_t t) -> const side_codes& { return tiles[begin + t].codes.values; },
-                [&](std::size_t t) { return own(begin + t); }, head_dim_, sums, stride, ahead + begin);
+            add_dots<decltype(bits)::value, decltype(linear)::value, decltype(channels)::value, decltype(n)::value>(
+                begin, end, [&](std::size_t t) -> const side_codes& { return tiles[t].codes.values; }, own, head_dim_,
+                sums, stride, ahead);
         });
     };
     const side_codes& values = tiles[begin].codes.values;
@@ -261,30 +247,32 @@ void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t begin, 
         by_numbers(static_cast<const half*>(nullptr));
         break;
     case code_format::int8:
-        by_dots(std::integral_constant<unsigned, 8>{}, std::false_type{});
+        by_dots(std::integral_constant<unsigned, 8>{}, std::false_type{}, std::false_type{});
+        break;
+    case code_format::channels:
+        by_dots(std::integral_constant<unsigned, 4>{}, std::true_type{}, std::true_type{});
         break;
     case code_format::four:
-    case code_format::channels:
         if (is_linear<4>(values.table))
-            by_dots(std::integral_constant<unsigned, 4>{}, std::true_type{});
+            by_dots(std::integral_constant<unsigned, 4>{}, std::true_type{}, std::false_type{});
         else
-            by_dots(std::integral_constant<unsigned, 4>{}, std::false_type{});
+            by_dots(std::integral_constant<unsigned, 4>{}, std::false_type{}, std::false_type{});
         break;
     case code_format::three:
-        by_dots(std::integral_constant<unsigned, 3>{}, std::false_type{});
+        by_dots(std::integral_constant<unsigned, 3>{}, std::false_type{}, std::false_type{});
         break;
     case code_format::two:
-        by_dots(std::integral_constant<unsigned, 2>{}, std::false_type{});
+        by_dots(std::integral_constant<unsigned, 2>{}, std::false_type{}, std::false_type{});
         break;
     }
 }
 
 #if defined(KVCACHE_COMPILED)
 extern template void coded_tiles::score<queries_of_codes>(std::span<const attention_tile>, const float*, std::size_t,
-                                                          std::size_t, float*, code_fetch*);
+                                                          std::size_t, float*, const code_fetch&);
 extern template void coded_tiles::add<queries_of_codes>(std::span<const attention_tile>, std::size_t, std::size_t,
                                                         const tile_weights&, std::size_t, std::size_t, float*,
-                                                        std::size_t, code_fetch*) const;
+                                                        std::size_t, const code_fetch&) const;
 #endif
 
 } // namespace kvcache::detail

@@ -221,10 +221,7 @@ private:
             --count;
         if (count == 0)
             return;
-        detail::code_fetch ahead[most_tiles];
-        if (begin == 0)
-            for (std::size_t t = 0; t < count; ++t)
-                ahead[t] = detail::code_fetch(tiles[t], width_ / 16);
+        const auto ahead = begin == 0 ? detail::code_fetch(tiles.first(count), width_ / 16) : detail::code_fetch();
         coded_.score<detail::queries_of_codes>(tiles.first(count), packed_.data() + begin * head_dim_, begin, group,
                                                weights_.lanes[0][0], ahead);
         std::size_t whole = count;
@@ -250,7 +247,7 @@ private:
 
     // Whether two tiles are read in one way.
     [[nodiscard]] static bool alike(const attention_tile& a, const attention_tile& b) noexcept {
-        return a.codes.keys.format == b.codes.keys.format;
+        return a.codes.keys.format == b.codes.keys.format && a.codes.keys.table == b.codes.keys.table;
     }
 
     // A tile that some see less of: the lanes of all together, then the others query by query.
@@ -273,7 +270,7 @@ private:
     // Scores of `count` queries with tiles, of which all see `whole` to their ends, to weights, in place.
     [[gnu::flatten]] void weigh(std::span<const attention_tile> tiles, std::size_t whole, std::size_t q,
                                 std::size_t count) {
-        std::fill_n(weights_.rescaled, tiles.size(), false);
+        std::ranges::fill(weights_.rescaled, false);
         // Two queries do not fill what waits for their exponentials.
         if (count > 2 && whole == most_tiles && std::ranges::all_of(tiles, detail::is_full)) {
             detail::weigh_full(weights_, count, [&](std::size_t i) KVCACHE_INLINE { return running(q + i); });

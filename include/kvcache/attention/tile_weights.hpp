@@ -56,8 +56,12 @@ KVCACHE_INLINE inline void weigh_full(tile_weights& weights, std::size_t count, 
     }
     float kept[16];
     least.store(kept);
-    for (std::size_t t = 0; t < most_tiles; ++t)
-        weights.rescaled[t] = std::min(std::min(kept[t], kept[t + 4]), std::min(kept[t + 8], kept[t + 12])) < 1.0f;
+    for (std::size_t t = 0; t < most_tiles; ++t) {
+        float all = kept[t];
+        for (std::size_t more = t + most_tiles; more < 16; more += most_tiles)
+            all = kept[more] < all ? kept[more] : all;
+        weights.rescaled[t] = all < 1.0f;
+    }
     for (std::size_t i = 0; i < count; ++i) {
         f32x16 weight = state(i).weight();
         unrolled<most_tiles>([&](auto t) KVCACHE_INLINE {

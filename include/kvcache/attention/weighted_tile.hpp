@@ -25,125 +25,122 @@ inline void in_memory(const void* at) noexcept {
 /// Values of a tile that are whole numbers, and what N queries weight them with: whole numbers too, in units of their
 /// largest. They are multiplied by the lanes' scales of each group before, or the sums by the steps of each of head_dim
 /// behind. Exact over the lanes of a tile, one chain over tiles.
-template <unsigned Bits, bool Linear, std::size_t N>
+template <unsigned Bits, bool Linear, bool Channels, std::size_t N>
 class weighted_tile {
 public:
-    static constexpr std::size_t at_once = 8; ///< Groups whose weights are rounded together.
+    static constexpr std::size_t at_once = Channels ? 1 : 8; ///< Groups whose weights are rounded together.
 
-    void take(const side_codes& values, std::size_t head_dim, const code_weights<N>& weights) noexcept {
-        constexpr auto limit = static_cast<float>(numbers_that_meet<Bits>::largest);
+    /// `groups`: of head_dim; of channels one.
+    void take(const side_codes& values, std::size_t head_dim, std::size_t groups,
+              const code_weights& weights) noexcept {
         codes_ = packed_codes<Bits>(page_side::values, head_dim).view(values.codes, values.table);
-        channels_ = Linear && values.format == code_format::channels;
         scales_ = values.scales;
         columns_ = value_width(head_dim) / 16;
-        each_ = channels_ ? columns_ : (values.group + 15) / 16;
         rescaled_ = weights.rescaled;
+        rescale_ = weights.rescale;
         f32x16 most = f32x16::broadcast(1.0f); // the largest size of a lane's scales
-        if (!channels_) {
+        if constexpr (!Channels) {
             most = f32x16::zero();
-            for (std::size_t first = 0, g = 0; first < columns_; first += each_, ++g) {
-                const f32x16 scales = f32x16::load(scales_ + g * tile_tokens);
-                most = max(max(scales, -scales), most);
-            }
+            for (std::size_t g = 0; g < groups; ++g)
+                most = max(size_of(f32x16::load(scales_ + g * tile_tokens)), most);
         }
-        f32x16 sizes[N];
-        for (std::size_t i = 0; i < N; ++i) {
-            lanes_[i] = f32x16::load(weights.lanes[i]);
-            sizes[i] = lanes_[i] * most;
-            rescale_[i] = weights.rescale[i];
-            all_[i] = channels_ ? sum(lanes_[i]) : 0.0f;
-        }
+        f32x16 lanes[N], sizes[N];
+        unrolled<N>([&](auto i) KVCACHE_INLINE {
+            lanes[i] = f32x16::load(weights.of(i));
+            sizes[i] = lanes[i] * most;
+        });
+        if constexpr (Channels)
+            sum(lanes, all_);
+        constexpr auto limit = static_cast<float>(numbers_that_meet<Bits>::largest);
         float top[N], by[N];
         largest(sizes, top);
-        for (std::size_t i = 0; i < N; ++i) {
-            unit_[i] = top[i] / limit;
-            by[i] = limit / (top[i] > least_size ? top[i] : std::numeric_limits<float>::infinity());
-        }
+        to_memory(top);
         for (std::size_t i = 0; i < N; ++i)
-            lanes_[i] = lanes_[i] * f32x16::broadcast(by[i]);
+            unit_[i] = top[i] / limit;
+        for (std::size_t i = 0; i < N; ++i)
+            by[i] = limit / (top[i] > least_size ? top[i] : std::numeric_limits<float>::infinity());
+        to_memory(by);
+        unrolled<N>([&](auto i) KVCACHE_INLINE { lanes_[i] = lanes[i] * f32x16::broadcast(by[i]); });
     }
 
-    /// Rounds the weights of the groups that begin with number `batch` * at_once. Returns: whether there are such.
-    bool put(std::size_t batch) noexcept {
-        begin_ = batch * at_once * each_;
-        end_ = std::min(begin_ + at_once * each_, columns_);
-        for (std::size_t first = begin_, some = 0; first < end_; first += each_, ++some) {
-            if (channels_) {
-                whole_[some].put(codes_, lanes_);
-                continue;
+    /// Rounds the weights of groups [first, last).
+    void put(std::size_t first, std::size_t last) noexcept {
+        if constexpr (Channels) {
+            whole_[0].put(codes_, lanes_);
+        } else {
+            for (std::size_t g = first; g < last; ++g) {
+                const f32x16 scales = f32x16::load(scales_ + g * tile_tokens);
+                f32x16 weighs[N];
+                unrolled<N>([&](auto i) KVCACHE_INLINE { weighs[i] = lanes_[i] * scales; });
+                whole_[g - first].put(codes_, weighs);
             }
-            const f32x16 scales = f32x16::load(scales_ + (batch * at_once + some) * tile_tokens);
-            f32x16 weighs[N];
-            unrolled<N>([&](auto i) KVCACHE_INLINE { weighs[i] = lanes_[i] * scales; });
-            whole_[some].put(codes_, weighs);
         }
-        return begin_ < end_;
     }
 
-    /// Adds the columns of these groups to the sums of N queries, `stride` numbers from one to the next.
-    void add(float* to, std::size_t stride, code_fetch& ahead) const noexcept {
+    /// Adds a column, of group `g` of those whose weights are rounded, to the sums of N queries.
+    KVCACHE_INLINE void add(std::size_t column, std::size_t g, f32x16 (&sums)[N]) const noexcept {
         if (rescaled_)
-            for (std::size_t i = 0; i < N; ++i)
-                for (std::size_t c = begin_; c < end_; ++c) {
-                    float* const at = to + i * stride + c * 16;
-                    (f32x16::load(at) * f32x16::broadcast(rescale_[i])).store(at);
-                }
-        const f32x16 eight = f32x16::broadcast(8.0f);
-        for (std::size_t first = begin_, some = 0; first < end_; first += each_, ++some)
-            for (std::size_t c = first; c < std::min(first + each_, end_); ++c) {
-                ahead.some();
-                f32x16 dots[N];
-                whole_[some].dots(codes_, c, dots);
-                if (channels_) {
-                    const f32x16 step = f32x16::load(scales_ + c * 16);
-                    const f32x16 middle =
-                        fma(step, eight, f32x16::load(scales_ + (columns_ + c) * 16)); // of codes from -8 on
-                    unrolled<N>([&](auto i) KVCACHE_INLINE {
-                        float* const at = to + i * stride + c * 16;
-                        fma(dots[i] * f32x16::broadcast(unit_[i]), step,
-                            fma(f32x16::broadcast(all_[i]), middle, f32x16::load(at)))
-                            .store(at);
-                    });
-                } else {
-                    unrolled<N>([&](auto i) KVCACHE_INLINE {
-                        float* const at = to + i * stride + c * 16;
-                        fma(dots[i], f32x16::broadcast(unit_[i]), f32x16::load(at)).store(at);
-                    });
-                }
-            }
+            unrolled<N>([&](auto i)
+                            KVCACHE_INLINE { sums[i] = sums[i] * f32x16::broadcast(rescale_[i * most_tiles]); });
+        f32x16 dots[N];
+        whole_[g].dots(codes_, column, dots);
+        if constexpr (Channels) {
+            const f32x16 step = f32x16::load(scales_ + column * 16);
+            const f32x16 middle = fma(step, f32x16::broadcast(8.0f),
+                                      f32x16::load(scales_ + (columns_ + column) * 16)); // of codes from -8 on
+            unrolled<N>([&](auto i) KVCACHE_INLINE {
+                sums[i] =
+                    fma(dots[i] * f32x16::broadcast(unit_[i]), step, fma(f32x16::broadcast(all_[i]), middle, sums[i]));
+            });
+        } else {
+            unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = fma(dots[i], f32x16::broadcast(unit_[i]), sums[i]); });
+        }
     }
 
 private:
     f32x16 lanes_[N]; // in units
-    float unit_[N], rescale_[N], all_[N];
+    float unit_[N], all_[N];
+    const float* rescale_; // (N, most_tiles)
     code_quads<Bits> codes_;
     const half* scales_;
-    std::size_t columns_, each_; // columns of a group
-    std::size_t begin_, end_;    // columns whose weights are rounded
-    bool channels_, rescaled_;
+    std::size_t columns_;
+    bool rescaled_;
     column_weights<Bits, Linear, N> whole_[at_once];
 };
 
-/// Adds weighted values of `count` tiles to the sums of N queries, in 16 * Columns numbers. Weights of all are rounded
-/// first, so that one tile's need not wait for another's sums. `tile(t)` gives its values, `weights(t)` what they are
-/// weighted with, `ahead[t]` is fetched meanwhile.
-template <unsigned Bits, bool Linear, std::size_t N, class Tile, class Weights>
-inline void add_dots(std::size_t count, const Tile& tile, const Weights& weights, std::size_t head_dim, float* to,
-                     std::size_t stride, code_fetch* ahead) noexcept {
-    weighted_tile<Bits, Linear, N> taken[most_tiles];
-    for (std::size_t t = 0; t < count; ++t) {
-        ahead[t].some(code_fetch::before_weights);
-        taken[t].take(tile(t), head_dim, weights(t));
+/// Adds weighted values of tiles [begin, end) to the sums of N queries, in 16 * Columns numbers. Weights of all are
+/// rounded first, so that one tile's need not wait for another's sums. `tile(t)` gives its values, all in one format
+/// and group, `weights(t)` what they are weighted with, `ahead` is fetched meanwhile.
+template <unsigned Bits, bool Linear, bool Channels, std::size_t N, class Tile, class Weights>
+inline void add_dots(std::size_t begin, std::size_t end, const Tile& tile, const Weights& weights, std::size_t head_dim,
+                     float* to, std::size_t stride, const code_fetch& ahead) noexcept {
+    using taking = weighted_tile<Bits, Linear, Channels, N>;
+    const side_codes& like = tile(begin);
+    const std::size_t columns = value_width(head_dim) / 16;
+    const std::size_t each = Channels ? columns : (like.group + 15) / 16; // of a group
+    const std::size_t groups = (columns + each - 1) / each;
+    taking taken[most_tiles];
+    for (std::size_t t = begin; t < end; ++t) {
+        ahead.fetch(t, ahead.before_weighing());
+        taken[t].take(tile(t), head_dim, groups, weights(t));
     }
-    for (std::size_t batch = 0;; ++batch) {
-        bool some = false;
-        for (std::size_t t = 0; t < count; ++t)
-            some = taken[t].put(batch) || some;
-        if (!some)
-            return;
+    for (std::size_t first = 0; first < groups; first += taking::at_once) {
+        const std::size_t last = std::min(first + taking::at_once, groups);
+        for (std::size_t t = begin; t < end; ++t)
+            taken[t].put(first, last);
         in_memory(taken);
-        for (std::size_t t = 0; t < count; ++t)
-            taken[t].add(to, stride, ahead[t]);
+        std::size_t column = first * each;
+        for (std::size_t g = 0; g < last - first; ++g)
+            for (const std::size_t behind = std::min(column + each, columns); column < behind; ++column) {
+                const auto bytes = ahead.with_column(column);
+                f32x16 sums[N];
+                unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = f32x16::load(to + i * stride + column * 16); });
+                for (std::size_t t = begin; t < end; ++t) {
+                    ahead.fetch(t, bytes);
+                    taken[t].add(column, g, sums);
+                }
+                unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i].store(to + i * stride + column * 16); });
+            }
     }
 }
 

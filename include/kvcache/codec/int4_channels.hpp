@@ -101,7 +101,7 @@ public:
                 .codes = from + tile * codes_.bytes(),
                 .scales = steps_of(from),
                 .table = from_middle,
-                .bytes = bytes() / tiles_};
+                .bytes = codes_.bytes() + (tile + 1 == tiles_ ? 2 * width_ * sizeof(half) : 0)};
     }
 
 private:

@@ -40,6 +40,42 @@ KVCACHE_INLINE inline std::int32_t put_bytes(const f32x16& x, std::byte* to) noe
     return _mm_cvtsi128_si32(_mm_add_epi32(eights, _mm_unpackhi_epi64(eights, eights))) - 16 * 128;
 }
 
+#if defined(__AVX512BW__) || !defined(__AVX512F__)
+
+/// The same of four queries, four numbers of each by turns: what packing does by itself. to: (4, 4, byte_quad_bytes);
+/// `sums`: of each query, times `by`.
+KVCACHE_INLINE inline void put_four(const f32x16 (&x)[4], std::byte* to, std::int32_t by,
+                                    std::int32_t (&sums)[4]) noexcept {
+#if defined(__AVX512BW__)
+    __m512i whole[4];
+    unrolled<4>([&](auto i) KVCACHE_INLINE { whole[i] = _mm512_cvtps_epi32(x[i].part[0].data); });
+    const __m512i bytes =
+        _mm512_packs_epi16(_mm512_packs_epi32(whole[0], whole[1]), _mm512_packs_epi32(whole[2], whole[3]));
+    _mm512_storeu_si512(to, bytes);
+#if defined(__AVX512VNNI__)
+    const __m512i each = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes);
+#else
+    const __m512i each = _mm512_madd_epi16(_mm512_maddubs_epi16(_mm512_set1_epi8(1), bytes), _mm512_set1_epi16(1));
+#endif
+    const __m256i two = _mm256_add_epi32(_mm512_castsi512_si256(each), _mm512_extracti64x4_epi64(each, 1));
+#else
+    __m256i two = _mm256_setzero_si256();
+    unrolled<2>([&](auto half) KVCACHE_INLINE {
+        __m256i whole[4];
+        unrolled<4>([&](auto i) KVCACHE_INLINE { whole[i] = _mm256_cvtps_epi32(x[i].part[half].data); });
+        const __m256i bytes =
+            _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]), _mm256_packs_epi32(whole[2], whole[3]));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 32 * half), bytes);
+        two = _mm256_add_epi32(
+            two, _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), _mm256_set1_epi16(1)));
+    });
+#endif
+    const __m128i all = _mm_add_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(sums), _mm_mullo_epi32(all, _mm_set1_epi32(by)));
+}
+
+#endif
+
 #else
 
 /// Rounds 16 numbers, none larger than `largest_byte`, and writes them as int8. to: 4 * byte_quad_bytes
@@ -58,6 +94,25 @@ inline std::int32_t put_bytes(const f32x16& x, std::byte* to) noexcept {
 }
 
 #endif
+
+/// The same of N queries, four by four. to: (4, N, byte_quad_bytes); `sums`: of each query, times `by`.
+template <std::size_t N>
+KVCACHE_INLINE inline void put_bytes(const f32x16 (&x)[N], std::byte* to, std::int32_t by,
+                                     std::int32_t (&sums)[N]) noexcept {
+#if defined(__AVX2__) && (defined(__AVX512BW__) || !defined(__AVX512F__))
+    if constexpr (N == 4) {
+        put_four(x, to, by, sums);
+        return;
+    }
+#endif
+    std::byte each[N][4 * byte_quad_bytes];
+    const std::byte* from[N];
+    for (std::size_t i = 0; i < N; ++i) {
+        sums[i] = put_bytes(x[i], each[i]) * by;
+        from[i] = each[i];
+    }
+    weave<byte_quad_bytes>(from, to);
+}
 
 /// Whether the places of a table are its numbers, all but the first one.
 template <unsigned Bits>
@@ -78,29 +133,22 @@ template <unsigned Bits>
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
-/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum,
-/// times the first number of the table. `Linear`: as is_linear says. Requires: tables ascend, and are no wider than
-/// `widest_table`.
+/// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, byte_quad_bytes);
+/// `own`: of each query its numbers' sum, times the first number of the table. `Linear`: as is_linear says.
+/// Requires: tables ascend, and are no wider than `widest_table`.
 template <unsigned Bits, bool Linear, std::size_t N>
-KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
-                                        const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
+KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
+                                        const std::byte* queries, const std::int32_t (&own)[N],
                                         f32x16 (&to)[N]) noexcept {
-    using vector = std::int32_t __attribute__((vector_size(64))); // GCC 12 copies a running __m512i, which is of int64
-    vector sums[N];
-    unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = reinterpret_cast<vector>(_mm512_set1_epi32(own[i])); });
-    const __m512i table = twice(upward_table(of));
-    for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
-        __m512i x;
-        if constexpr (Linear)
-            x = all_places<Bits, decltype(place)::value>(of, quad);
-        else
-            x = all_codes<Bits, decltype(place)::value>(of, quad, table);
-        unrolled<N>([&](auto i) KVCACHE_INLINE {
-            const std::int32_t four = four_bytes(queries[i] + (quad - begin) * byte_quad_bytes);
-            sums[i] = reinterpret_cast<vector>(
-                _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums[i]), x, _mm512_set1_epi32(four)));
-        });
-    });
+    quad_sums sums[N];
+    unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = quad_sums_of(own[i]); });
+    for_codes<Bits, Linear>(
+        of, begin, count, twice(upward_table(of)),
+        [&](auto place, __m512i x) KVCACHE_INLINE {
+            unrolled<N>([&](auto i)
+                            KVCACHE_INLINE { add_products(sums[i], x, queries + (place * N + i) * byte_quad_bytes); });
+        },
+        [&]() KVCACHE_INLINE { queries += 4 * N * byte_quad_bytes; });
     unrolled<N>([&](auto i) KVCACHE_INLINE {
         to[i] = {{native_floats(_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(sums[i])))}};
     });
@@ -108,12 +156,12 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
 
 #elif defined(__AVX2__)
 
-/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum,
-/// times the first number of the table. `Linear`: as is_linear says. Requires: tables ascend, and are no wider than
-/// `widest_table`.
+/// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, byte_quad_bytes);
+/// `own`: of each query its numbers' sum, times the first number of the table. `Linear`: as is_linear says.
+/// Requires: tables ascend, and are no wider than `widest_table`.
 template <unsigned Bits, bool Linear, std::size_t N>
-KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
-                                        const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
+KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
+                                        const std::byte* queries, const std::int32_t (&own)[N],
                                         f32x16 (&to)[N]) noexcept {
     __m256i sums[2 * N];
     const __m256i table = upward_table(of), ones = _mm256_set1_epi16(1);
@@ -129,7 +177,7 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
                 x[half] = quad_codes<Bits, decltype(place)::value>(of, quad, half, table);
         });
         unrolled<N>([&](auto i) KVCACHE_INLINE {
-            const __m256i four = _mm256_set1_epi32(four_bytes(queries[i] + (quad - begin) * byte_quad_bytes));
+            const __m256i four = _mm256_set1_epi32(four_bytes(queries + ((quad - begin) * N + i) * byte_quad_bytes));
             unrolled<2>([&](auto half) KVCACHE_INLINE {
                 const __m256i pairs = _mm256_maddubs_epi16(x[half], four);
                 __m256i& sum = Linear ? words[2 * i + half] : sums[2 * i + half];
@@ -142,7 +190,7 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
         });
     };
     if constexpr (Linear)
-        if (end - begin == at_once) { // a group of 32, the usual one: no sum waits in memory
+        if (count == at_once) { // a group of 32, the usual one: no sum waits in memory
             unrolled<2 * N>([&](auto i) KVCACHE_INLINE { words[i] = _mm256_setzero_si256(); });
             for_quads<Bits>(begin, begin + at_once, multiply);
             unrolled<N>([&](auto i) KVCACHE_INLINE {
@@ -153,6 +201,7 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
             return;
         }
     unrolled<2 * N>([&](auto i) KVCACHE_INLINE { sums[i] = _mm256_set1_epi32(own[i / 2]); });
+    const std::size_t end = begin + count;
     for (std::size_t first = begin; first < end; first += at_once) {
         if constexpr (Linear)
             unrolled<2 * N>([&](auto i) KVCACHE_INLINE { words[i] = _mm256_setzero_si256(); });
@@ -166,19 +215,18 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
 
 #else
 
-/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum,
-/// times the first number of the table. `Linear`: as is_linear says. Requires: tables ascend, and are no wider than
-/// `widest_table`.
+/// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, byte_quad_bytes);
+/// `own`: of each query its numbers' sum, times the first number of the table. `Linear`: as is_linear says.
+/// Requires: tables ascend, and are no wider than `widest_table`.
 template <unsigned Bits, bool Linear, std::size_t N>
-inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
-                         const std::byte* const (&queries)[N], const std::int32_t (&)[N], f32x16 (&to)[N]) noexcept {
+inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count, const std::byte* queries,
+                         const std::int32_t (&)[N], f32x16 (&to)[N]) noexcept {
     std::int32_t sums[N][16] = {};
-    for (std::size_t quad = begin; quad < end; ++quad)
+    for (std::size_t quad = begin; quad < begin + count; ++quad)
         for (std::size_t byte = 0; byte < 64; ++byte)
             for (std::size_t i = 0; i < N; ++i)
-                sums[i][byte / 4] +=
-                    code_at(of, quad, byte) *
-                    static_cast<std::int8_t>(std::to_integer<unsigned>(queries[i][(quad - begin) * 4 + byte % 4]));
+                sums[i][byte / 4] += code_at(of, quad, byte) * static_cast<std::int8_t>(std::to_integer<unsigned>(
+                                                                   queries[((quad - begin) * N + i) * 4 + byte % 4]));
     for (std::size_t i = 0; i < N; ++i) {
         alignas(64) float whole[16];
         for (std::size_t row = 0; row < 16; ++row)

@@ -18,6 +18,9 @@ inline constexpr std::int32_t largest_whole = 127 * 256;
 /// Bytes of four numbers that meet codes.
 inline constexpr std::size_t whole_quad_bytes = 8;
 
+/// Products begin with the sum of a query's numbers times this, as codes are counted from -128 on.
+inline constexpr std::int32_t own_by = -128;
+
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
 /// Rounds 16 numbers, none larger than `largest_whole`, and writes them as products of codes read them: the upper bytes
@@ -72,45 +75,56 @@ inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
 
 #endif
 
+/// The same of N queries, four by four. to: (4, N, whole_quad_bytes); `sums`: of each query, times `by`.
+template <std::size_t N>
+KVCACHE_INLINE inline void put_whole(const f32x16 (&x)[N], std::byte* to, std::int32_t by,
+                                     std::int32_t (&sums)[N]) noexcept {
+    alignas(64) std::byte each[N][4 * whole_quad_bytes];
+    const std::byte* from[N];
+    for (std::size_t i = 0; i < N; ++i) {
+        sums[i] = put_whole(x[i], each[i]) * by;
+        from[i] = each[i];
+    }
+    weave<whole_quad_bytes>(from, to);
+}
+
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
-/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum.
+/// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes);
+/// `own`: of each query its numbers' sum, times `own_by`.
 template <unsigned Bits, std::size_t N>
-KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
-                                   const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
-                                   f32x16 (&to)[N]) noexcept {
-    using vector = std::int32_t __attribute__((vector_size(64))); // GCC 12 copies a running __m512i, which is of int64
-    vector upper[N], lower[N];
-    unrolled<N>([&](auto i) KVCACHE_INLINE { upper[i] = vector{}, lower[i] = vector{}; });
-    const __m512i table = twice(quad_table(of));
-    for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
-        const __m512i x = all_codes<Bits, decltype(place)::value>(of, quad, table);
-        unrolled<N>([&](auto i) KVCACHE_INLINE {
-            const std::byte* const q = queries[i] + (quad - begin) * whole_quad_bytes;
-            upper[i] = reinterpret_cast<vector>(
-                _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(upper[i]), x, _mm512_set1_epi32(four_bytes(q))));
-            lower[i] = reinterpret_cast<vector>(
-                _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(lower[i]), x, _mm512_set1_epi32(four_bytes(q + 4))));
-        });
-    });
+KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
+                                   const std::byte* queries, const std::int32_t (&own)[N], f32x16 (&to)[N]) noexcept {
+    quad_sums upper[N], lower[N];
+    unrolled<N>([&](auto i) KVCACHE_INLINE { upper[i] = quad_sums{}, lower[i] = quad_sums_of(own[i]); });
+    for_codes<Bits, false>(
+        of, begin, count, twice(quad_table(of)),
+        [&](auto place, __m512i x) KVCACHE_INLINE {
+            unrolled<N>([&](auto i) KVCACHE_INLINE {
+                const std::byte* const q = queries + (place * N + i) * whole_quad_bytes;
+                add_products(upper[i], x, q);
+                add_products(lower[i], x, q + 4);
+            });
+        },
+        [&]() KVCACHE_INLINE { queries += 4 * N * whole_quad_bytes; });
     unrolled<N>([&](auto i) KVCACHE_INLINE {
         const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(reinterpret_cast<__m512i>(upper[i]), 8),
                                               reinterpret_cast<__m512i>(lower[i]));
-        to[i] = {{native_floats(_mm512_cvtepi32_ps(_mm512_sub_epi32(both, _mm512_set1_epi32(own[i] * 128))))}};
+        to[i] = {{native_floats(_mm512_cvtepi32_ps(both))}};
     });
 }
 
 #elif defined(__AVX2__)
 
-/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum.
+/// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes);
+/// `own`: of each query its numbers' sum, times `own_by`.
 template <unsigned Bits, std::size_t N>
-KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
-                                   const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
-                                   f32x16 (&to)[N]) noexcept {
+KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
+                                   const std::byte* queries, const std::int32_t (&own)[N], f32x16 (&to)[N]) noexcept {
     __m256i sums[2 * N];
-    unrolled<2 * N>([&](auto i) KVCACHE_INLINE { sums[i] = _mm256_set1_epi32(own[i / 2] * -128); });
+    unrolled<2 * N>([&](auto i) KVCACHE_INLINE { sums[i] = _mm256_set1_epi32(own[i / 2]); });
     const __m256i table = quad_table(of);
-    for_quads<Bits>(begin, end, [&](std::size_t quad, auto place) KVCACHE_INLINE {
+    for_quads<Bits>(begin, begin + count, [&](std::size_t quad, auto place) KVCACHE_INLINE {
         __m256i even[2], odd[2];
         unrolled<2>([&](auto half) KVCACHE_INLINE {
             const __m256i x = quad_codes<Bits, decltype(place)::value>(of, quad, half, table);
@@ -118,7 +132,7 @@ KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin
             odd[half] = _mm256_srli_epi16(x, 8);
         });
         unrolled<N>([&](auto i) KVCACHE_INLINE {
-            const std::byte* const q = queries[i] + (quad - begin) * whole_quad_bytes;
+            const std::byte* const q = queries + ((quad - begin) * N + i) * whole_quad_bytes;
             const __m256i of_even = _mm256_set1_epi32(four_bytes(q)), of_odd = _mm256_set1_epi32(four_bytes(q + 4));
             unrolled<2>([&](auto half) KVCACHE_INLINE {
                 __m256i& sum = sums[2 * i + half];
@@ -133,16 +147,17 @@ KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin
 
 #else
 
-/// Sums of products of N queries with the fours [begin, end) of 16 rows. `own`: of each query its numbers' sum.
+/// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes);
+/// `own`: of each query its numbers' sum, times `own_by`.
 template <unsigned Bits, std::size_t N>
-inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
-                    const std::byte* const (&queries)[N], const std::int32_t (&)[N], f32x16 (&to)[N]) noexcept {
+inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count, const std::byte* queries,
+                    const std::int32_t (&)[N], f32x16 (&to)[N]) noexcept {
     std::int32_t sums[N][16] = {};
-    for (std::size_t quad = begin; quad < end; ++quad)
+    for (std::size_t quad = begin; quad < begin + count; ++quad)
         for (std::size_t byte = 0; byte < 64; ++byte)
             for (std::size_t i = 0; i < N; ++i) {
                 std::int16_t word;
-                std::memcpy(&word, queries[i] + (quad - begin) * whole_quad_bytes + byte % 4 * 2, sizeof word);
+                std::memcpy(&word, queries + ((quad - begin) * N + i) * whole_quad_bytes + byte % 4 * 2, sizeof word);
                 sums[i][byte / 4] += code_at(of, quad, byte) * word;
             }
     for (std::size_t i = 0; i < N; ++i) {

@@ -93,17 +93,18 @@ template <unsigned Bits>
 
 #if defined(__AVX512BW__)
 
-/// A four of 16 rows: the places in a table.
+/// A four of 16 rows: the places in a table. `line`: its 64 bytes; of 3 bits also those of the upper bits, and which
+/// half of each byte it is of.
 template <unsigned Bits, std::size_t Place>
-[[nodiscard]] KVCACHE_INLINE inline __m512i all_places(const code_quads<Bits>& of, std::size_t quad) noexcept {
+[[nodiscard]] KVCACHE_INLINE inline __m512i all_places(const std::byte* line, const std::byte* upper,
+                                                       __m128i nibble) noexcept {
     using quads = code_quads<Bits>;
-    __m512i x = _mm512_loadu_si512(of.codes + quad / quads::per * 64);
+    __m512i x = _mm512_loadu_si512(line);
     if constexpr (Place > 0)
         x = _mm512_srli_epi16(x, Place * quads::part);
     x = _mm512_and_si512(x, _mm512_set1_epi8((1 << quads::part) - 1));
     if constexpr (Bits == 3) {
-        const __m128i nibble = _mm_cvtsi32_si128(static_cast<int>(quad % 8 / 4 * 4));
-        __m512i above = _mm512_srl_epi32(_mm512_loadu_si512(of.upper + quad / 8 * 64), nibble);
+        __m512i above = _mm512_srl_epi32(_mm512_loadu_si512(upper), nibble);
         if constexpr (Place < 2)
             above = _mm512_slli_epi32(above, 2 - Place);
         else if constexpr (Place > 2)
@@ -113,19 +114,71 @@ template <unsigned Bits, std::size_t Place>
     return x;
 }
 
-/// The same as `quad_codes` has it, of all 16 rows; `table` in each quarter.
-template <unsigned Bits, std::size_t Place>
-[[nodiscard]] KVCACHE_INLINE inline __m512i all_codes(const code_quads<Bits>& of, std::size_t quad,
-                                                      __m512i table) noexcept {
-    if constexpr (Bits == 8)
-        return _mm512_xor_si512(_mm512_loadu_si512(of.codes + quad * 64), table);
-    else
-        return _mm512_shuffle_epi8(table, all_places<Bits, Place>(of, quad));
+/// Calls body(number of a four behind the others, of 4 at most, its codes) for `count` fours from `begin` on, and
+/// next() behind each 4 of them. The codes are places in a table, or if not Linear what `table`, in each quarter, has
+/// there; of 8 bits each number, and what the table has. Requires: begin is the first of 64 bytes.
+template <unsigned Bits, bool Linear, class Body, class Next>
+KVCACHE_INLINE inline void for_codes(const code_quads<Bits>& of, std::size_t begin, std::size_t count, __m512i table,
+                                     const Body& body, const Next& next) noexcept {
+    using quads = code_quads<Bits>;
+    const std::byte* line = of.codes + begin / quads::per * 64; // one pointer: all else is a constant
+    const auto take = [&](std::size_t quad, auto place) KVCACHE_INLINE {
+        constexpr std::size_t at = decltype(place)::value, within = at % quads::per;
+        const std::byte* const from = line + at / quads::per * 64;
+        if constexpr (Bits == 8) {
+            body(place, _mm512_xor_si512(_mm512_loadu_si512(from), table));
+        } else {
+            const std::byte* upper = nullptr;
+            __m128i nibble = _mm_setzero_si128();
+            if constexpr (Bits == 3) {
+                upper = of.upper + quad / 8 * 64;
+                nibble = _mm_cvtsi32_si128(static_cast<int>(quad % 8 / 4 * 4));
+            }
+            const __m512i x = all_places<Bits, within>(from, upper, nibble);
+            body(place, Linear ? x : _mm512_shuffle_epi8(table, x));
+        }
+    };
+    std::size_t done = 0;
+    for (; done + 4 <= count; done += 4, line += 4 / quads::per * 64) {
+        unrolled<4>([&](auto place) KVCACHE_INLINE { take(begin + done, place); });
+        next();
+    }
+    if (done < count)
+        unrolled<3>([&](auto place) KVCACHE_INLINE {
+            if (done + place < count)
+                take(begin + done, place);
+        });
 }
 
 /// A table in both halves.
 [[nodiscard]] KVCACHE_INLINE inline __m512i twice(__m256i table) noexcept {
     return _mm512_broadcast_i64x4(table);
+}
+
+#endif
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+
+/// Sums of 16 rows. GCC 12 copies a running __m512i, which is of int64.
+using quad_sums = std::int32_t __attribute__((vector_size(64)));
+
+/// One number as the sum of each row.
+[[nodiscard]] KVCACHE_INLINE inline quad_sums quad_sums_of(std::int32_t x) noexcept {
+    return reinterpret_cast<quad_sums>(_mm512_set1_epi32(x));
+}
+
+/// sums += unsigned bytes times four signed ones, four by four.
+KVCACHE_INLINE inline void add_products(quad_sums& sums, __m512i x, const std::byte* four) noexcept {
+#if defined(__GNUC__) && !defined(__clang__) // GCC 12 loads and broadcasts in instructions of their own
+    quad_sums own = sums;                    // a sum of an array would go to memory each time
+    asm("vpdpbusd\t{%2%{1to16%}, %1, %0|%0, %1, %2%{1to16%}}"
+        : "+v"(own)
+        : "v"(x), "m"(*reinterpret_cast<const std::int32_t*>(four)));
+    sums = own;
+#else
+    sums = reinterpret_cast<quad_sums>(
+        _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), x, _mm512_set1_epi32(four_bytes(four))));
+#endif
 }
 
 #endif
@@ -147,6 +200,23 @@ template <unsigned Bits>
 }
 
 #endif
+
+/// Numbers made in registers lie in memory from here on, where vectors are broadcast from.
+template <class T>
+KVCACHE_INLINE inline void to_memory([[maybe_unused]] T& x) noexcept {
+#if defined(__GNUC__)
+    asm("" : "+m"(x));
+#endif
+}
+
+/// What N queries have for sixteen codes each, four by four and query by query in each four.
+/// from: (N, 4, bytes), to: (4, N, bytes)
+template <std::size_t Bytes, std::size_t N>
+inline void weave(const std::byte* const (&from)[N], std::byte* to) noexcept {
+    for (std::size_t quad = 0; quad < 4; ++quad)
+        for (std::size_t i = 0; i < N; ++i, to += Bytes)
+            std::memcpy(to, from[i] + quad * Bytes, Bytes);
+}
 
 /// Calls body(quad, place in its 64 bytes) for the fours [begin, end). Requires: begin is the first of 64 bytes.
 template <unsigned Bits, class Body>

@@ -18,7 +18,11 @@ struct whole_numbers {
     static constexpr std::size_t bytes = 4 * whole_quad_bytes; ///< Of sixteen.
     static constexpr std::size_t quad_bytes = whole_quad_bytes;
     static constexpr std::int32_t largest = largest_whole;
-    static std::int32_t put(const f32x16& x, std::byte* to) noexcept { return put_whole(x, to); }
+    template <std::size_t N>
+    KVCACHE_INLINE static void put(const f32x16 (&x)[N], std::byte* to, std::int32_t by,
+                                   std::int32_t (&sums)[N]) noexcept {
+        put_whole(x, to, by, sums);
+    }
 };
 
 /// How numbers meet shorter codes: as whole numbers of 8 bits. What is lost is a hundredth of what 4 bits lose.
@@ -26,31 +30,35 @@ struct byte_numbers {
     static constexpr std::size_t bytes = 4 * byte_quad_bytes; ///< Of sixteen.
     static constexpr std::size_t quad_bytes = byte_quad_bytes;
     static constexpr std::int32_t largest = largest_byte;
-    static std::int32_t put(const f32x16& x, std::byte* to) noexcept { return put_bytes(x, to); }
+    template <std::size_t N>
+    KVCACHE_INLINE static void put(const f32x16 (&x)[N], std::byte* to, std::int32_t by,
+                                   std::int32_t (&sums)[N]) noexcept {
+        put_bytes(x, to, by, sums);
+    }
 };
 
 template <unsigned Bits>
 using numbers_that_meet = std::conditional_t<Bits == 8, whole_numbers, byte_numbers>;
 
-/// What products of codes multiply the sum of a query's numbers by: the first number of a table.
+/// What the sum of a query's numbers is multiplied by for products of codes: by the first number of a table.
 template <unsigned Bits>
 [[nodiscard]] KVCACHE_INLINE inline std::int32_t first_of(const code_quads<Bits>& of) noexcept {
     if constexpr (Bits == 8)
-        return 1;
+        return own_by;
     else
         return of.table[0];
 }
 
-/// Sums of products of N queries with the fours [begin, end) of 16 rows, as dots_of and byte_dots_of have them. `own`:
-/// of each query its numbers' sum, times first_of.
+/// Sums of products of N queries with `count` fours of 16 rows, as dots_of and byte_dots_of have them. `own`: of each
+/// query its numbers' sum, times first_of.
 template <unsigned Bits, bool Linear, std::size_t N>
-KVCACHE_INLINE inline void products_of(const code_quads<Bits>& of, std::size_t begin, std::size_t end,
-                                       const std::byte* const (&queries)[N], const std::int32_t (&own)[N],
+KVCACHE_INLINE inline void products_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
+                                       const std::byte* queries, const std::int32_t (&own)[N],
                                        f32x16 (&to)[N]) noexcept {
     if constexpr (Bits == 8)
-        dots_of<Bits, N>(of, begin, end, queries, own, to);
+        dots_of<Bits, N>(of, begin, count, queries, own, to);
     else
-        byte_dots_of<Bits, Linear, N>(of, begin, end, queries, own, to);
+        byte_dots_of<Bits, Linear, N>(of, begin, count, queries, own, to);
 }
 
 /// The largest size of a number in a table that `column_weights` meets: four products with bytes are an int16 then. A
@@ -239,20 +247,16 @@ class column_weights {
 public:
     /// Rounds weights, none larger than numbers::largest.
     KVCACHE_INLINE void put(const code_quads<Bits>& of, const f32x16 (&x)[N]) noexcept {
-        for (std::size_t i = 0; i < N; ++i)
-            own_[i] = numbers::put(x[i], whole_[i]) * first_of<Bits>(of);
+        numbers::put(x, whole_, first_of<Bits>(of), own_);
     }
 
     /// Sums of codes times weights, for number 16 * column of head_dim and its neighbours.
     KVCACHE_INLINE void dots(const code_quads<Bits>& of, std::size_t column, f32x16 (&to)[N]) const noexcept {
-        const std::byte* asked[N];
-        for (std::size_t i = 0; i < N; ++i)
-            asked[i] = whole_[i];
-        products_of<Bits, Linear, N>(of, column * 4, column * 4 + 4, asked, own_, to);
+        products_of<Bits, Linear, N>(of, column * 4, 4, whole_, own_, to);
     }
 
 private:
-    alignas(64) std::byte whole_[N][numbers::bytes];
+    alignas(64) std::byte whole_[N * numbers::bytes];
     std::int32_t own_[N];
 };
 

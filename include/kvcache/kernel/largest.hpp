@@ -11,32 +11,60 @@ namespace detail {
 
 #if defined(__AVX__)
 
-/// The largest lane of each of four, by the tree of `largest`.
-[[nodiscard]] KVCACHE_INLINE inline __m128 largest_of_each(const f32x16 (&x)[4]) noexcept {
+/// Each of four folded to one lane, by the tree that one alone has.
+template <class Op>
+[[nodiscard]] KVCACHE_INLINE inline __m128 fold_each(const f32x16 (&x)[4], Op op) noexcept {
 #if defined(__AVX512F__)
     // i with i + 8 of two at once, then i + 4 of four, each in a quarter of its own; i + 2 and i + 1 there.
-    const auto halves = [](const f32x16& a, const f32x16& b) KVCACHE_INLINE {
+    const auto halves = [&](const f32x16& a, const f32x16& b) KVCACHE_INLINE {
         const __m512 u = a.part[0].data, v = b.part[0].data;
-        return _mm512_max_ps(_mm512_shuffle_f32x4(u, v, 0b01'00'01'00), _mm512_shuffle_f32x4(u, v, 0b11'10'11'10));
+        return op(_mm512_shuffle_f32x4(u, v, 0b01'00'01'00), _mm512_shuffle_f32x4(u, v, 0b11'10'11'10));
     };
     const __m512 u = halves(x[0], x[1]), v = halves(x[2], x[3]);
-    const __m512 four =
-        _mm512_max_ps(_mm512_shuffle_f32x4(u, v, 0b10'00'10'00), _mm512_shuffle_f32x4(u, v, 0b11'01'11'01));
-    const __m512 two = _mm512_max_ps(four, _mm512_permute_ps(four, 0b11'10'11'10));
-    const __m512 one = _mm512_max_ps(two, _mm512_permute_ps(two, 0b01'01'01'01));
+    const __m512 four = op(_mm512_shuffle_f32x4(u, v, 0b10'00'10'00), _mm512_shuffle_f32x4(u, v, 0b11'01'11'01));
+    const __m512 two = op(four, _mm512_permute_ps(four, 0b11'10'11'10));
+    const __m512 one = op(two, _mm512_permute_ps(two, 0b01'01'01'01));
     const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
     return _mm512_castps512_ps128(_mm512_permutexvar_ps(first, one));
 #else
     __m128 four[4];
     for (std::size_t i = 0; i < 4; ++i) {
-        const __m256 eight = _mm256_max_ps(x[i].part[0].data, x[i].part[1].data);
-        four[i] = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+        const __m256 eight = op(x[i].part[0].data, x[i].part[1].data);
+        four[i] = op(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     }
-    const __m128 a = _mm_max_ps(_mm_unpacklo_ps(four[0], four[1]), _mm_unpackhi_ps(four[0], four[1]));
-    const __m128 b = _mm_max_ps(_mm_unpacklo_ps(four[2], four[3]), _mm_unpackhi_ps(four[2], four[3]));
-    return _mm_max_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
+    const __m128 a = op(_mm_unpacklo_ps(four[0], four[1]), _mm_unpackhi_ps(four[0], four[1]));
+    const __m128 b = op(_mm_unpacklo_ps(four[2], four[3]), _mm_unpackhi_ps(four[2], four[3]));
+    return op(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
 #endif
 }
+
+struct larger {
+#if defined(__AVX512F__)
+    KVCACHE_INLINE __m512 operator()(__m512 a, __m512 b) const noexcept {
+        return _mm512_max_ps(a, b);
+    }
+#endif
+    KVCACHE_INLINE __m256 operator()(__m256 a, __m256 b) const noexcept {
+        return _mm256_max_ps(a, b);
+    }
+    KVCACHE_INLINE __m128 operator()(__m128 a, __m128 b) const noexcept {
+        return _mm_max_ps(a, b);
+    }
+};
+
+struct added {
+#if defined(__AVX512F__)
+    KVCACHE_INLINE __m512 operator()(__m512 a, __m512 b) const noexcept {
+        return _mm512_add_ps(a, b);
+    }
+#endif
+    KVCACHE_INLINE __m256 operator()(__m256 a, __m256 b) const noexcept {
+        return _mm256_add_ps(a, b);
+    }
+    KVCACHE_INLINE __m128 operator()(__m128 a, __m128 b) const noexcept {
+        return _mm_add_ps(a, b);
+    }
+};
 
 #endif
 
@@ -48,7 +76,7 @@ KVCACHE_INLINE inline void largest(const f32x16 (&x)[N], float (&to)[N]) noexcep
 #if defined(__AVX__)
     constexpr bool side_by_side = N == 4;
     if constexpr (side_by_side)
-        _mm_storeu_ps(to, detail::largest_of_each(x));
+        _mm_storeu_ps(to, detail::fold_each(x, detail::larger{}));
 #else
     constexpr bool side_by_side = false;
 #endif
@@ -57,12 +85,28 @@ KVCACHE_INLINE inline void largest(const f32x16 (&x)[N], float (&to)[N]) noexcep
             to[i] = largest(x[i]);
 }
 
+/// The sum of the lanes of each, by the tree that one alone has.
+template <std::size_t N>
+KVCACHE_INLINE inline void sum(const f32x16 (&x)[N], float (&to)[N]) noexcept {
+#if defined(__AVX__)
+    constexpr bool side_by_side = N == 4;
+    if constexpr (side_by_side)
+        _mm_storeu_ps(to, detail::fold_each(x, detail::added{}));
+#else
+    constexpr bool side_by_side = false;
+#endif
+    if constexpr (!side_by_side)
+        for (std::size_t i = 0; i < N; ++i)
+            to[i] = sum(x[i]);
+}
+
 /// The largest of `before` and the lanes of x[0], ..., x[i], for each i, and how much it changed there: as each
 /// `most = largest(x[i]); if (most > before) before = most` has it, without a branch. Returns: the last.
 KVCACHE_INLINE inline float rising(const f32x16 (&x)[4], float before, float* tops, float* falls) noexcept {
 #if defined(__AVX__)
     const __m128 start = _mm_set1_ps(before);
-    __m128 top = _mm_max_ps(detail::largest_of_each(x), start); // of two alike, or where one is no number: the latter
+    __m128 top = _mm_max_ps(detail::fold_each(x, detail::larger{}),
+                            start); // of two alike, or where one is no number: the latter
     top = _mm_max_ps(top, _mm_permute_ps(top, 0b10'01'00'00));
     top = _mm_max_ps(top, _mm_permute_ps(top, 0b01'00'01'00));
     _mm_storeu_ps(tops, top);

@@ -142,6 +142,13 @@ template <class Op>
 [[nodiscard]] inline f32x16 operator-(const f32x16& x) noexcept {
     return detail::lanewise(x, f32x16::broadcast(-0.0f), [](const auto& a, const auto& b) { return a ^ b; });
 }
+/// Each lane without its sign.
+[[nodiscard]] inline f32x16 size_of(const f32x16& x) noexcept {
+    f32x16 v;
+    for (std::size_t i = 0; i < detail::native_parts; ++i)
+        v.part[i] = xsimd::abs(x.part[i]);
+    return v;
+}
 /// The larger of two lanes; `y` where one is NaN on x86.
 [[nodiscard]] inline f32x16 max(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return xsimd::max(a, b); });
