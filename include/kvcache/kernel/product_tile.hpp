@@ -3,14 +3,13 @@
 
 #include <kvcache/core/prefetch.hpp>
 #include <kvcache/kernel/number_format.hpp>
-#include <kvcache/kernel/pack_panel.hpp>
 #include <kvcache/kernel/simd.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
-#include <utility>
 
 namespace kvcache {
 
@@ -38,7 +37,7 @@ inline constexpr std::size_t tile_panels = native_lanes == 16 ? 3 : 1;
 // Inputs that run before the next outputs do, so that their weights come from the first two caches, and rows that do,
 // so that their slice stays in the second: more where multiply-adds are twice as fast, as each block reads all weights.
 inline constexpr std::size_t block_inputs = 640;
-inline constexpr std::size_t block_rows = native_lanes == 16 ? 128 : 96;
+inline constexpr std::size_t block_rows = native_lanes == 16 ? 192 : 96;
 
 // Rows from which on a block of them is packed first, where vectors have 16 numbers.
 inline constexpr std::size_t worth_packing = 32;
@@ -125,21 +124,34 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
 // Numbers of an input that a tile of packed rows takes, whether it has so many rows or fewer.
 inline constexpr std::size_t packed_rows = 8;
 
+// Transposes a square of the numbers from `offset` on of 8 rows. (8, 8)
+inline void pack_eight(const float* const* rows, std::size_t offset, float* packed) {
+    using eight_words = std::uint32_t __attribute__((vector_size(32)));
+    std::array<eight_words, 8> square, zipped;
+    for (std::size_t r = 0; r < 8; ++r)
+        std::memcpy(&square[r], rows[r] + offset, sizeof square[r]);
+    unrolled<3>([&](auto) KVCACHE_INLINE { // each round zips the first half with the second
+        unrolled<4>([&](auto i) KVCACHE_INLINE {
+            zipped[2 * i] = __builtin_shufflevector(square[i], square[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+            zipped[2 * i + 1] = __builtin_shufflevector(square[i], square[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+        });
+        square = zipped;
+    });
+    std::memcpy(packed, square.data(), sizeof square);
+}
+
 // Packs so many rows (8 at most) for a tile: the inputs ascending, of each the rows' numbers side by side. What stands
-// for rows that are not there may be any number. (rows, inputs) -> (inputs, 8) Requires: `inputs` is a multiple of 4.
+// for rows that are not there may be any number. (rows, inputs) -> (inputs, 8)
 inline void pack_rows(const float* x, std::size_t x_stride, std::size_t rows, std::size_t inputs, float* packed) {
     const float* row[packed_rows];
     for (std::size_t r = 0; r < packed_rows; ++r)
         row[r] = x + std::min(r, rows - 1) * x_stride;
-    for (std::size_t k = 0; k < inputs; k += 4)
-        for (std::size_t r = 0; r < packed_rows; r += 4) {
-            std::array<four_words, 4> square;
-            for (std::size_t i = 0; i < 4; ++i)
-                std::memcpy(&square[i], row[r + i] + k, sizeof square[i]);
-            transpose(square, std::make_index_sequence<2>());
-            for (std::size_t i = 0; i < 4; ++i)
-                std::memcpy(packed + (k + i) * packed_rows + r, &square[i], sizeof square[i]);
-        }
+    std::size_t k = 0;
+    for (; k + 8 <= inputs; k += 8)
+        pack_eight(row, k, packed + k * packed_rows);
+    for (; k < inputs; ++k)
+        for (std::size_t r = 0; r < packed_rows; ++r)
+            packed[k * packed_rows + r] = row[r][k];
 }
 
 // Bytes that come soon: a tile of packed rows asks for the line at `at` every four inputs, then goes on by `step`.
