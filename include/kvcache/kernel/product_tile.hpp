@@ -178,7 +178,6 @@ inline void packed_tile(const float* x, const float* w, std::size_t panel, std::
             if (!begin && p * 16 < outputs)
                 sum = f32x16::load_up_to(from + p * 16, outputs - p * 16);
             sums[r * Panels + p] = sum.part[0];
-            prefetch_to_write(from, Rows * y_stride + p * 16);
         });
     });
     for (std::size_t k = 0; k < inputs; k += 4) {
