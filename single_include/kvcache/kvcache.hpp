@@ -1594,6 +1594,32 @@ inline void keep(native_floats& x) noexcept {
 #endif
 }
 
+/// Keeps a pointer that moves as the one that all near it are addressed from: GCC would compute each of them first.
+template <class T>
+inline void keep(T*& x) noexcept {
+#if defined(__GNUC__)
+    asm("" : "+r"(x));
+#endif
+}
+
+/// sum = x * y + sum, rounded once, in the register of the sum: in long loops GCC moves sums about.
+inline void accumulate(native_floats& sum, const native_floats& x, const native_floats& y) noexcept {
+#if defined(__GNUC__) && defined(__AVX512F__)
+    asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sum.data) : "v"(x.data), "v"(y.data));
+#else
+    sum = fused(x, y, sum);
+#endif
+}
+
+/// The same for a number x in memory: one instruction reads, broadcasts, multiplies and adds it.
+inline void accumulate(native_floats& sum, const float& x, const native_floats& y) noexcept {
+#if defined(__GNUC__) && defined(__AVX512F__)
+    asm volatile("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum.data) : "v"(y.data), "m"(x));
+#else
+    sum = fused(native_floats(x), y, sum);
+#endif
+}
+
 /// x / y, rounded once. xsimd 8's own on NEON is a refined estimate.
 [[nodiscard]] inline native_floats divided(const native_floats& x, const native_floats& y) noexcept {
 #if defined(__aarch64__)
@@ -15383,6 +15409,14 @@ public:
         });
     }
 
+    /// Room for so many numbers on a cache line, with any content: what a caller prepares for its loops. It is
+    /// another's at the next call. Allocates only where more are asked for than ever before.
+    [[nodiscard]] float* scratch(std::size_t numbers) {
+        if (scratch_.size() < numbers)
+            scratch_ = aligned_vector<float>(numbers);
+        return scratch_.data();
+    }
+
 private:
     using call = void (*)(const void* body, std::size_t member, std::size_t begin, std::size_t end);
 
@@ -15487,6 +15521,7 @@ private:
 
     std::unique_ptr<state> shared_;
     std::vector<std::thread> members_;
+    aligned_vector<float> scratch_;
 };
 
 } // namespace kvcache
@@ -15558,25 +15593,9 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/kernel/product.hpp -----------------------------------------------------------------------------------
+// ---- kvcache/kernel/product_tile.hpp ------------------------------------------------------------------------------
 
 namespace kvcache {
-
-/// Rows of activations with a fixed distance. (rows, columns)
-struct rows_in {
-    const float* data = nullptr;
-    std::size_t rows = 0;
-    std::size_t stride = 0; ///< Numbers from one row to the next.
-};
-struct rows_out {
-    float* data = nullptr;
-    std::size_t stride = 0;
-};
-
-/// A distance for rows of so many numbers at which neighbouring rows do not compete for the same lines of a cache.
-[[nodiscard]] constexpr std::size_t row_stride(std::size_t columns) noexcept {
-    return ((columns + 15) / 16 | 1) * 16;
-}
 
 namespace detail {
 
@@ -15603,6 +15622,9 @@ inline constexpr std::size_t tile_panels = native_lanes == 16 ? 3 : 1;
 // so that their slice stays in the second: more where multiply-adds are twice as fast, as each block reads all weights.
 inline constexpr std::size_t block_inputs = 640;
 inline constexpr std::size_t block_rows = native_lanes == 16 ? 192 : 96;
+
+// Rows from which on a block of them is packed first, where vectors have 16 numbers.
+inline constexpr std::size_t worth_packing = 32;
 
 // Weights that come soon, fetched meanwhile: so many lines of each of a tile's panels while it runs.
 struct weights_ahead {
@@ -15683,6 +15705,97 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
     });
 }
 
+// Numbers of an input that a tile of packed rows takes, whether it has so many rows or fewer.
+inline constexpr std::size_t packed_rows = 8;
+
+// Transposes a square of the numbers from `offset` on of 8 rows. (8, 8)
+inline void pack_eight(const float* const* rows, std::size_t offset, float* packed) {
+    using eight_words = std::uint32_t __attribute__((vector_size(32)));
+    std::array<eight_words, 8> square, zipped;
+    for (std::size_t r = 0; r < 8; ++r)
+        std::memcpy(&square[r], rows[r] + offset, sizeof square[r]);
+    unrolled<3>([&](auto) KVCACHE_INLINE { // each round zips the first half with the second
+        unrolled<4>([&](auto i) KVCACHE_INLINE {
+            zipped[2 * i] = __builtin_shufflevector(square[i], square[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+            zipped[2 * i + 1] = __builtin_shufflevector(square[i], square[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+        });
+        square = zipped;
+    });
+    std::memcpy(packed, square.data(), sizeof square);
+}
+
+// Packs so many rows (8 at most) for a tile: the inputs ascending, of each the rows' numbers side by side. What stands
+// for rows that are not there may be any number. (rows, inputs) -> (inputs, 8)
+inline void pack_rows(const float* x, std::size_t x_stride, std::size_t rows, std::size_t inputs, float* packed) {
+    const float* row[packed_rows];
+    for (std::size_t r = 0; r < packed_rows; ++r)
+        row[r] = x + std::min(r, rows - 1) * x_stride;
+    std::size_t k = 0;
+    for (; k + 8 <= inputs; k += 8)
+        pack_eight(row, k, packed + k * packed_rows);
+    for (; k < inputs; ++k)
+        for (std::size_t r = 0; r < packed_rows; ++r)
+            packed[k * packed_rows + r] = row[r][k];
+}
+
+// Bytes that come soon: a tile of packed rows asks for the line at `at` every four inputs, then goes on by `step`.
+struct bytes_ahead {
+    const void* base = nullptr;
+    std::size_t at = 0;
+    std::size_t step = 0;
+};
+
+// A product_tile() of packed rows and wide weights, for vectors of 16 numbers. Every fourth row is broadcast by the
+// multiply-adds themselves: fewer instructions, yet not so many loads that they take longer. Requires: `inputs` is a
+// multiple of 4.
+template <std::size_t Rows, std::size_t Panels>
+inline void packed_tile(const float* x, const float* w, std::size_t panel, std::size_t inputs, float* y,
+                        std::size_t y_stride, std::size_t outputs, bool begin, bytes_ahead ahead) {
+    native_floats sums[Rows * Panels];
+    const float* from = y;
+    unrolled<Rows>([&](auto r) KVCACHE_INLINE {
+        if constexpr (r > 0)
+            from += y_stride;
+        keep(from); // or GCC computes all addresses first, and has no registers for them
+        unrolled<Panels>([&](auto p) KVCACHE_INLINE {
+            f32x16 sum = f32x16::zero();
+            if (!begin && p * 16 < outputs)
+                sum = f32x16::load_up_to(from + p * 16, outputs - p * 16);
+            sums[r * Panels + p] = sum.part[0];
+        });
+    });
+    for (std::size_t k = 0; k < inputs; k += 4) {
+        prefetch_soon(static_cast<const std::byte*>(ahead.base), ahead.at);
+        ahead.at += ahead.step;
+        unrolled<4>([&](auto i) KVCACHE_INLINE {
+            native_floats columns[Panels];
+            unrolled<Panels>(
+                [&](auto p) KVCACHE_INLINE { columns[p] = native_floats::load_unaligned(w + p * panel + i * 16); });
+            unrolled<Rows>([&](auto r) KVCACHE_INLINE {
+                const float* number = x + i * packed_rows + r;
+                const native_floats a(*number);
+                unrolled<Panels>([&](auto p) KVCACHE_INLINE {
+                    if constexpr (r % 4 == 3)
+                        accumulate(sums[r * Panels + p], *number, columns[p]);
+                    else
+                        accumulate(sums[r * Panels + p], a, columns[p]);
+                });
+            });
+        });
+        x += 4 * packed_rows, w += 4 * 16;
+        keep(x), keep(w);
+    }
+    unrolled<Rows>([&](auto r) KVCACHE_INLINE {
+        if constexpr (r > 0)
+            y += y_stride;
+        keep(y);
+        unrolled<Panels>([&](auto p) KVCACHE_INLINE {
+            if (p * 16 < outputs)
+                f32x16{{sums[r * Panels + p]}}.store_up_to(y + p * 16, outputs - p * 16);
+        });
+    });
+}
+
 // Calls body<N>() for the N in [1, Most] that `n` is.
 template <std::size_t Most, class Body>
 inline void with_rows(std::size_t n, Body body) {
@@ -15691,6 +15804,32 @@ inline void with_rows(std::size_t n, Body body) {
             return with_rows<Most - 1>(n, body);
     body.template operator()<Most>();
 }
+
+} // namespace detail
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/product.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Rows of activations with a fixed distance. (rows, columns)
+struct rows_in {
+    const float* data = nullptr;
+    std::size_t rows = 0;
+    std::size_t stride = 0; ///< Numbers from one row to the next.
+};
+struct rows_out {
+    float* data = nullptr;
+    std::size_t stride = 0;
+};
+
+/// A distance for rows of so many numbers at which neighbouring rows do not compete for the same lines of a cache.
+[[nodiscard]] constexpr std::size_t row_stride(std::size_t columns) noexcept {
+    return ((columns + 15) / 16 | 1) * 16;
+}
+
+namespace detail {
 
 // The product of some rows with some panels of weights.
 template <weight_format Weight>
@@ -15715,6 +15854,29 @@ public:
         }
     }
 
+    // The same of rows packed before: the tile's inputs in the blocks in which they will meet weights.
+    void pack_tile(std::size_t row, std::size_t last_row, std::size_t tile, float* packed) const {
+        const row_tiles tiles(last_row - row);
+        for (std::size_t b = 0; tile < tiles.count && b < packed_blocks(); ++b) {
+            const std::size_t k = packed_input(b), inputs = packed_input(b + 1) - k;
+            pack_rows(x_.data + (row + tiles.row(tile)) * x_.stride + k, x_.stride, tiles.rows(tile), inputs,
+                      packed + (tiles.count * k + tile * inputs) * packed_rows);
+        }
+    }
+    void run_packed(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t last,
+                    const float* packed) const {
+        const row_tiles tiles(last_row - row);
+        for (std::size_t b = 0; b < packed_blocks(); ++b) {
+            const std::size_t k = packed_input(b), inputs = packed_input(b + 1) - k;
+            for (std::size_t p = panel; p < last; p += strip)
+                run_packed_strip(packed + tiles.count * packed_rows * k, row, tiles, p, k, inputs,
+                                 p + 2 * strip <= last);
+        }
+        if (const std::size_t k = packed_input(packed_blocks()); k < w_.inputs()) // up to three are left
+            for (std::size_t p = panel; p < last; p += strip)
+                run_strip(row, last_row, p, std::min(strip, last - p), k, w_.inputs() - k, nullptr);
+    }
+
 private:
     static constexpr std::size_t width = packed_matrix<Weight>::panel_width;
     static constexpr std::size_t strip = tile_panels;
@@ -15730,19 +15892,69 @@ private:
                 run_few<Rows, Panels / 2>(panel, last);
     }
 
-    // BF16 and F16 weights are widened once for all rows. `soon`: the weights of the strip behind, or null.
-    void run_strip(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
-                   std::size_t inputs, const Weight* soon) const {
+    // Blocks of inputs by fours.
+    [[nodiscard]] std::size_t packed_blocks() const { return (w_.inputs() / 4 * 4 + block_inputs - 1) / block_inputs; }
+    [[nodiscard]] std::size_t packed_input(std::size_t block) const {
+        return w_.inputs() / 4 * block / packed_blocks() * 4;
+    }
+
+    // Rows in tiles as equal as they can be: a short last tile would starve the pipes.
+    struct row_tiles {
+        explicit row_tiles(std::size_t all)
+            : count((all + tile_rows - 1) / tile_rows), least(all / count), taller(all % count) {}
+        [[nodiscard]] std::size_t rows(std::size_t tile) const { return least + (tile < taller ? 1 : 0); }
+        [[nodiscard]] std::size_t row(std::size_t tile) const { return least * tile + std::min(tile, taller); }
+
+        std::size_t count, least, taller;
+    };
+
+    // Calls body(weights, next) with the weights of a strip in float32, `next` numbers from one panel to the next: BF16
+    // and F16 weights are widened once for all rows.
+    template <class Body>
+    void with_wide(std::size_t panel, std::size_t panels, std::size_t k, std::size_t inputs, Body body) const {
         const Weight* from = w_.panel(panel) + k * width;
         if constexpr (std::same_as<Weight, float>) {
-            run_tiles(row, last_row, panel, panels, k, inputs, from, w_.inputs() * width, soon);
+            body(from, w_.inputs() * width);
         } else {
             alignas(line_bytes) float wide[strip * block_inputs * width];
             for (std::size_t p = 0; p < panels; ++p)
                 for (std::size_t i = 0; i < inputs * width; i += 16)
                     f32x16::load(from + p * w_.inputs() * width + i).store(wide + p * block_inputs * width + i);
-            run_tiles(row, last_row, panel, panels, k, inputs, wide, block_inputs * width, soon);
+            body(wide, block_inputs * width);
         }
+    }
+
+    // A strip whose successor in memory is the next to run, or not.
+    void run_packed_strip(const float* packed, std::size_t row, const row_tiles& tiles, std::size_t panel,
+                          std::size_t k, std::size_t inputs, bool more) const {
+        const std::size_t panels = std::min(strip, w_.panels() - panel), output = panel * width;
+        const std::size_t bytes = inputs * width * sizeof(Weight), next_panel = w_.inputs() * width * sizeof(Weight);
+        const std::size_t tiles_each = (tiles.count + strip - 1) / strip; // fetch one panel of the next strip
+        const std::size_t step = (bytes / tiles_each + inputs / 4) / (inputs / 4);
+        with_wide(panel, panels, k, inputs, [&](const float* weights, std::size_t next) {
+            for (std::size_t t = 0, soon = 0, part = 0; t < tiles.count; ++t) {
+                bytes_ahead ahead{weights};
+                if (more)
+                    ahead = {w_.panel(panel + strip) + k * width, soon * next_panel + part * step * (inputs / 4), step};
+                if (++part == tiles_each)
+                    part = 0, ++soon;
+                float* y = y_.data + (row + tiles.row(t)) * y_.stride + output;
+                with_rows<tile_rows>(tiles.rows(t), [&]<std::size_t Rows> {
+                    with_rows<strip>(panels, [&]<std::size_t Panels> {
+                        packed_tile<Rows, Panels>(packed + t * inputs * packed_rows, weights, next, inputs, y,
+                                                  y_.stride, w_.outputs() - output, k == 0, ahead);
+                    });
+                });
+            }
+        });
+    }
+
+    // `soon`: the weights of the strip behind, or null.
+    void run_strip(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
+                   std::size_t inputs, const Weight* soon) const {
+        with_wide(panel, panels, k, inputs, [&](const float* weights, std::size_t next) {
+            run_tiles(row, last_row, panel, panels, k, inputs, weights, next, soon);
+        });
     }
 
     // The rows in tiles as equal as they can be: a short last tile would starve the pipes.
@@ -15800,6 +16012,31 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
         return std::min(x.rows,
                         (x.rows * b / row_blocks + detail::tile_rows - 1) / detail::tile_rows * detail::tile_rows);
     };
+    if (detail::native_lanes == 16 && x.rows >= detail::worth_packing && w.inputs() >= 4) {
+        // So many blocks of rows at a time as a team's scratch may hold.
+        constexpr std::size_t at_once = 2, tiles = detail::block_rows / detail::tile_rows;
+        const std::size_t strips = (w.panels() + detail::tile_panels - 1) / detail::tile_panels;
+        const std::size_t room = w.inputs() * detail::block_rows; // of a block
+        float* const packed = threads.scratch(std::min(at_once, row_blocks) * room);
+        for (std::size_t first = 0; first < row_blocks; first += at_once) {
+            const std::size_t blocks = std::min(at_once, row_blocks - first);
+            threads.share(blocks * tiles, x.rows * w.inputs(), [&](std::size_t begin, std::size_t end) {
+                for (std::size_t t = begin; t < end; ++t)
+                    block.pack_tile(block_at(first + t / tiles), block_at(first + t / tiles + 1), t % tiles,
+                                    packed + t / tiles * room);
+            });
+            threads.share(blocks * strips, work, [&](std::size_t begin, std::size_t end) {
+                for (std::size_t last; begin < end; begin = last) {
+                    const std::size_t b = begin / strips;
+                    last = std::min(end, (b + 1) * strips);
+                    block.run_packed(
+                        block_at(first + b), block_at(first + b + 1), (begin - b * strips) * detail::tile_panels,
+                        std::min((last - b * strips) * detail::tile_panels, w.panels()), packed + b * room);
+                }
+            });
+        }
+        return;
+    }
     threads.share(row_blocks * w.panels(), work, [&](std::size_t begin, std::size_t end) {
         while (begin < end) {
             const std::size_t b = begin / w.panels(), panel = begin % w.panels();

@@ -105,7 +105,11 @@ TEMPLATE_TEST_CASE("a product is one fma chain an output, bit for bit, at every 
         const auto h = numbers::hashed(99, i);
         check(1 + h % 50, 1 + (h >> 16) % 130, 1 + (h >> 32) % 70);
     }
-    CHECK(shapes == 632);
+    // Several blocks of rows and of inputs, and inputs that are left.
+    check(33, 100, 641);
+    check(129, 49, 650);
+    check(300, 65, 1283);
+    CHECK(shapes == 635);
 }
 
 TEST_CASE("a product is close to its double reference") {

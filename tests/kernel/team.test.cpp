@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -100,4 +101,14 @@ TEST_CASE("a body that shares again is a caller's mistake") {
 
 TEST_CASE("a team has at least one thread") {
     CHECK_THROWS_AS(kv::team(0), kv::contract_violation);
+}
+
+TEST_CASE("a team's scratch holds what is asked for, on a cache line, and only grows") {
+    kv::team threads(2);
+    float* const first = threads.scratch(100);
+    CHECK(reinterpret_cast<std::uintptr_t>(first) % kv::line_bytes == 0);
+    CHECK(threads.scratch(1) == first);
+    float* const more = threads.scratch(1000);
+    std::fill_n(more, 1000, 1.0f);
+    CHECK(threads.scratch(1000) == more);
 }

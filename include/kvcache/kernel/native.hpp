@@ -75,6 +75,32 @@ inline void keep(native_floats& x) noexcept {
 #endif
 }
 
+/// Keeps a pointer that moves as the one that all near it are addressed from: GCC would compute each of them first.
+template <class T>
+inline void keep(T*& x) noexcept {
+#if defined(__GNUC__)
+    asm("" : "+r"(x));
+#endif
+}
+
+/// sum = x * y + sum, rounded once, in the register of the sum: in long loops GCC moves sums about.
+inline void accumulate(native_floats& sum, const native_floats& x, const native_floats& y) noexcept {
+#if defined(__GNUC__) && defined(__AVX512F__)
+    asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sum.data) : "v"(x.data), "v"(y.data));
+#else
+    sum = fused(x, y, sum);
+#endif
+}
+
+/// The same for a number x in memory: one instruction reads, broadcasts, multiplies and adds it.
+inline void accumulate(native_floats& sum, const float& x, const native_floats& y) noexcept {
+#if defined(__GNUC__) && defined(__AVX512F__)
+    asm volatile("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum.data) : "v"(y.data), "m"(x));
+#else
+    sum = fused(native_floats(x), y, sum);
+#endif
+}
+
 /// x / y, rounded once. xsimd 8's own on NEON is a refined estimate.
 [[nodiscard]] inline native_floats divided(const native_floats& x, const native_floats& y) noexcept {
 #if defined(__aarch64__)

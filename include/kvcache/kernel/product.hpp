@@ -4,6 +4,7 @@
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/kernel/packed_matrix.hpp>
+#include <kvcache/kernel/product_tile.hpp>
 #include <kvcache/kernel/simd.hpp>
 #include <kvcache/kernel/team.hpp>
 
@@ -31,118 +32,6 @@ struct rows_out {
 
 namespace detail {
 
-// How the machine's registers are used: a tile of `rows` x `vectors` accumulators, two columns and a broadcast.
-// The most rows that run as one tile, with no others behind them.
-inline constexpr std::size_t tallest_tile = native_lanes == 16 ? 12 : 6;
-
-// Rows and panels of a tile among many rows. With AVX-512 8 x 3, not 12 x 2: it takes 11 loads for 24 multiply-adds
-// where that takes 14, and a core that shares its front end with a neighbour has not the time for more.
-inline constexpr std::size_t tile_rows = native_lanes == 16 ? 8 : tallest_tile;
-inline constexpr std::size_t tile_panels = native_lanes == 16 ? 3 : 1;
-
-// Panels of 16 outputs that so few rows run side by side: enough chains to fill the pipes, few enough to stay in
-// registers.
-[[nodiscard]] constexpr std::size_t panels_at_once(std::size_t rows) {
-    if (native_lanes == 16)
-        return rows == 1 ? 8 : rows <= 5 ? 4 : rows <= 8 ? 3 : 2;
-    if (rows == 1)
-        return native_lanes == 8 ? 6 : 4;
-    return rows == 2 ? 3 : 1;
-}
-
-// Inputs that run before the next outputs do, so that their weights come from the first two caches, and rows that do,
-// so that their slice stays in the second: more where multiply-adds are twice as fast, as each block reads all weights.
-inline constexpr std::size_t block_inputs = 640;
-inline constexpr std::size_t block_rows = native_lanes == 16 ? 192 : 96;
-
-// Weights that come soon, fetched meanwhile: so many lines of each of a tile's panels while it runs.
-struct weights_ahead {
-    const std::byte* base = nullptr;
-    std::size_t at = 0;    // bytes from there on
-    std::size_t panel = 0; // bytes from one panel to the next
-    std::size_t lines = 0;
-};
-
-// A tile of Rows x Panels * 16 outputs, each its own chain of fused multiply-adds over ascending inputs, begun at zero
-// or gone on with. Panel p's weights lie at w + p * panel. The tile decides only which chains run side by side, never
-// the order inside one.
-template <std::size_t Rows, std::size_t Panels, weight_format Weight>
-inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, std::size_t panel, std::size_t inputs,
-                         float* y, std::size_t y_stride, std::size_t outputs, bool begin,
-                         const weights_ahead& ahead = {}) {
-    // Columns of weights in registers while all rows pass: one, but where GCC would then keep so many broadcasts for
-    // the next that the 32 registers of AVX-512 overflow.
-    constexpr std::size_t columns_held = native_lanes == 16 && Rows * Panels + Rows + 1 > 32 ? Panels : 1;
-    native_floats sums[Rows * Panels * native_parts]; // flat: GCC 12 keeps no nested array in registers
-    unrolled<Rows * Panels>([&](auto i) KVCACHE_INLINE {
-        const std::size_t v = i % Panels * 16;
-        f32x16 sum = f32x16::zero();
-        if (!begin && v < outputs)
-            sum = f32x16::load_up_to(y + i / Panels * y_stride + v, outputs - v);
-        unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sums[i * native_parts + part] = sum.part[part]; });
-    });
-    for (std::size_t r = 0; r < Rows; ++r) // those of the next tile
-        prefetch_to_write(y, (Rows + r) * y_stride);
-    const auto step = [&](std::size_t k) KVCACHE_INLINE {
-        unrolled<Panels / columns_held>([&](auto group) KVCACHE_INLINE {
-            native_floats columns[columns_held * native_parts];
-            unrolled<columns_held>([&](auto p) KVCACHE_INLINE {
-                f32x16 column = f32x16::load(w + (group * columns_held + p) * panel + k * 16);
-                unrolled<native_parts>([&](auto part) KVCACHE_INLINE {
-                    if constexpr (Rows > 1)
-                        keep(column.part[part]);
-                    columns[p * native_parts + part] = column.part[part];
-                });
-            });
-            unrolled<Rows>([&](auto r) KVCACHE_INLINE {
-                const native_floats a(x[r * x_stride + k]);
-                unrolled<columns_held * native_parts>([&](auto c) KVCACHE_INLINE {
-                    native_floats& sum = sums[(r * Panels + group * columns_held) * native_parts + c];
-                    sum = fused(a, columns[c], sum);
-                });
-            });
-        });
-    };
-    std::size_t k = 0;
-    if constexpr (native_lanes == 16) { // flat: a loop of 16 inside costs a misprediction in 16 inputs
-        for (; k < ahead.lines; ++k) {
-            for (std::size_t p = 0; p < Panels; ++p)
-                prefetch_soon(ahead.base, ahead.at + p * ahead.panel + k * line_bytes);
-            step(k);
-        }
-    } else {
-        const std::size_t lines = inputs < 16 ? 0 : ahead.lines / (inputs / 16); // while 16 inputs run
-        for (; k + 16 <= inputs; k += 16) {
-            if constexpr (Rows > 3)
-                for (std::size_t r = 0; r < Rows; ++r)
-                    prefetch(x, (Rows + r) * x_stride + k);
-            for (std::size_t line = 0; line < lines; ++line)
-                for (std::size_t p = 0; p < Panels; ++p)
-                    prefetch_soon(ahead.base, ahead.at + p * ahead.panel + (k / 16 * lines + line) * line_bytes);
-            for (std::size_t i = 0; i < 16; ++i)
-                step(k + i);
-        }
-    }
-    for (; k < inputs; ++k)
-        step(k);
-    unrolled<Rows * Panels>([&](auto i) KVCACHE_INLINE {
-        const std::size_t v = i % Panels * 16;
-        f32x16 sum;
-        unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sum.part[part] = sums[i * native_parts + part]; });
-        if (v < outputs)
-            sum.store_up_to(y + i / Panels * y_stride + v, outputs - v);
-    });
-}
-
-// Calls body<N>() for the N in [1, Most] that `n` is.
-template <std::size_t Most, class Body>
-inline void with_rows(std::size_t n, Body body) {
-    if constexpr (Most > 1)
-        if (n < Most)
-            return with_rows<Most - 1>(n, body);
-    body.template operator()<Most>();
-}
-
 // The product of some rows with some panels of weights.
 template <weight_format Weight>
 class product_block {
@@ -166,6 +55,29 @@ public:
         }
     }
 
+    // The same of rows packed before: the tile's inputs in the blocks in which they will meet weights.
+    void pack_tile(std::size_t row, std::size_t last_row, std::size_t tile, float* packed) const {
+        const row_tiles tiles(last_row - row);
+        for (std::size_t b = 0; tile < tiles.count && b < packed_blocks(); ++b) {
+            const std::size_t k = packed_input(b), inputs = packed_input(b + 1) - k;
+            pack_rows(x_.data + (row + tiles.row(tile)) * x_.stride + k, x_.stride, tiles.rows(tile), inputs,
+                      packed + (tiles.count * k + tile * inputs) * packed_rows);
+        }
+    }
+    void run_packed(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t last,
+                    const float* packed) const {
+        const row_tiles tiles(last_row - row);
+        for (std::size_t b = 0; b < packed_blocks(); ++b) {
+            const std::size_t k = packed_input(b), inputs = packed_input(b + 1) - k;
+            for (std::size_t p = panel; p < last; p += strip)
+                run_packed_strip(packed + tiles.count * packed_rows * k, row, tiles, p, k, inputs,
+                                 p + 2 * strip <= last);
+        }
+        if (const std::size_t k = packed_input(packed_blocks()); k < w_.inputs()) // up to three are left
+            for (std::size_t p = panel; p < last; p += strip)
+                run_strip(row, last_row, p, std::min(strip, last - p), k, w_.inputs() - k, nullptr);
+    }
+
 private:
     static constexpr std::size_t width = packed_matrix<Weight>::panel_width;
     static constexpr std::size_t strip = tile_panels;
@@ -181,19 +93,69 @@ private:
                 run_few<Rows, Panels / 2>(panel, last);
     }
 
-    // BF16 and F16 weights are widened once for all rows. `soon`: the weights of the strip behind, or null.
-    void run_strip(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
-                   std::size_t inputs, const Weight* soon) const {
+    // Blocks of inputs by fours.
+    [[nodiscard]] std::size_t packed_blocks() const { return (w_.inputs() / 4 * 4 + block_inputs - 1) / block_inputs; }
+    [[nodiscard]] std::size_t packed_input(std::size_t block) const {
+        return w_.inputs() / 4 * block / packed_blocks() * 4;
+    }
+
+    // Rows in tiles as equal as they can be: a short last tile would starve the pipes.
+    struct row_tiles {
+        explicit row_tiles(std::size_t all)
+            : count((all + tile_rows - 1) / tile_rows), least(all / count), taller(all % count) {}
+        [[nodiscard]] std::size_t rows(std::size_t tile) const { return least + (tile < taller ? 1 : 0); }
+        [[nodiscard]] std::size_t row(std::size_t tile) const { return least * tile + std::min(tile, taller); }
+
+        std::size_t count, least, taller;
+    };
+
+    // Calls body(weights, next) with the weights of a strip in float32, `next` numbers from one panel to the next: BF16
+    // and F16 weights are widened once for all rows.
+    template <class Body>
+    void with_wide(std::size_t panel, std::size_t panels, std::size_t k, std::size_t inputs, Body body) const {
         const Weight* from = w_.panel(panel) + k * width;
         if constexpr (std::same_as<Weight, float>) {
-            run_tiles(row, last_row, panel, panels, k, inputs, from, w_.inputs() * width, soon);
+            body(from, w_.inputs() * width);
         } else {
             alignas(line_bytes) float wide[strip * block_inputs * width];
             for (std::size_t p = 0; p < panels; ++p)
                 for (std::size_t i = 0; i < inputs * width; i += 16)
                     f32x16::load(from + p * w_.inputs() * width + i).store(wide + p * block_inputs * width + i);
-            run_tiles(row, last_row, panel, panels, k, inputs, wide, block_inputs * width, soon);
+            body(wide, block_inputs * width);
         }
+    }
+
+    // A strip whose successor in memory is the next to run, or not.
+    void run_packed_strip(const float* packed, std::size_t row, const row_tiles& tiles, std::size_t panel,
+                          std::size_t k, std::size_t inputs, bool more) const {
+        const std::size_t panels = std::min(strip, w_.panels() - panel), output = panel * width;
+        const std::size_t bytes = inputs * width * sizeof(Weight), next_panel = w_.inputs() * width * sizeof(Weight);
+        const std::size_t tiles_each = (tiles.count + strip - 1) / strip; // fetch one panel of the next strip
+        const std::size_t step = (bytes / tiles_each + inputs / 4) / (inputs / 4);
+        with_wide(panel, panels, k, inputs, [&](const float* weights, std::size_t next) {
+            for (std::size_t t = 0, soon = 0, part = 0; t < tiles.count; ++t) {
+                bytes_ahead ahead{weights};
+                if (more)
+                    ahead = {w_.panel(panel + strip) + k * width, soon * next_panel + part * step * (inputs / 4), step};
+                if (++part == tiles_each)
+                    part = 0, ++soon;
+                float* y = y_.data + (row + tiles.row(t)) * y_.stride + output;
+                with_rows<tile_rows>(tiles.rows(t), [&]<std::size_t Rows> {
+                    with_rows<strip>(panels, [&]<std::size_t Panels> {
+                        packed_tile<Rows, Panels>(packed + t * inputs * packed_rows, weights, next, inputs, y,
+                                                  y_.stride, w_.outputs() - output, k == 0, ahead);
+                    });
+                });
+            }
+        });
+    }
+
+    // `soon`: the weights of the strip behind, or null.
+    void run_strip(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
+                   std::size_t inputs, const Weight* soon) const {
+        with_wide(panel, panels, k, inputs, [&](const float* weights, std::size_t next) {
+            run_tiles(row, last_row, panel, panels, k, inputs, weights, next, soon);
+        });
     }
 
     // The rows in tiles as equal as they can be: a short last tile would starve the pipes.
@@ -251,6 +213,32 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
         return std::min(x.rows,
                         (x.rows * b / row_blocks + detail::tile_rows - 1) / detail::tile_rows * detail::tile_rows);
     };
+    if (detail::native_lanes == 16 && x.rows >= detail::worth_packing && w.inputs() >= 4) {
+        // A block of rows at a time stays in the second cache; a team waits less often where it takes two.
+        constexpr std::size_t tiles = detail::block_rows / detail::tile_rows;
+        const std::size_t at_once = threads.threads() > 1 ? 2 : 1;
+        const std::size_t strips = (w.panels() + detail::tile_panels - 1) / detail::tile_panels;
+        const std::size_t room = w.inputs() * detail::block_rows; // of a block
+        float* const packed = threads.scratch(std::min(at_once, row_blocks) * room);
+        for (std::size_t first = 0; first < row_blocks; first += at_once) {
+            const std::size_t blocks = std::min(at_once, row_blocks - first);
+            threads.share(blocks * tiles, x.rows * w.inputs(), [&](std::size_t begin, std::size_t end) {
+                for (std::size_t t = begin; t < end; ++t)
+                    block.pack_tile(block_at(first + t / tiles), block_at(first + t / tiles + 1), t % tiles,
+                                    packed + t / tiles * room);
+            });
+            threads.share(blocks * strips, work, [&](std::size_t begin, std::size_t end) {
+                for (std::size_t last; begin < end; begin = last) {
+                    const std::size_t b = begin / strips;
+                    last = std::min(end, (b + 1) * strips);
+                    block.run_packed(
+                        block_at(first + b), block_at(first + b + 1), (begin - b * strips) * detail::tile_panels,
+                        std::min((last - b * strips) * detail::tile_panels, w.panels()), packed + b * room);
+                }
+            });
+        }
+        return;
+    }
     threads.share(row_blocks * w.panels(), work, [&](std::size_t begin, std::size_t end) {
         while (begin < end) {
             const std::size_t b = begin / w.panels(), panel = begin % w.panels();

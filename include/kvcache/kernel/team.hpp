@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/aligned.hpp>
 #include <kvcache/core/contract.hpp>
 
 #include <algorithm>
@@ -87,6 +88,14 @@ public:
         run_all(jobs, &body, [](const void* of, std::size_t member, std::size_t begin, std::size_t end) {
             (*static_cast<body_type*>(const_cast<void*>(of)))(member, begin, end);
         });
+    }
+
+    /// Room for so many numbers on a cache line, with any content: what a caller prepares for its loops. It is
+    /// another's at the next call. Allocates only where more are asked for than ever before.
+    [[nodiscard]] float* scratch(std::size_t numbers) {
+        if (scratch_.size() < numbers)
+            scratch_ = aligned_vector<float>(numbers);
+        return scratch_.data();
     }
 
 private:
@@ -193,6 +202,7 @@ private:
 
     std::unique_ptr<state> shared_;
     std::vector<std::thread> members_;
+    aligned_vector<float> scratch_;
 };
 
 } // namespace kvcache
