@@ -15752,17 +15752,30 @@ template <std::size_t Rows, std::size_t Panels>
 inline void packed_tile(const float* x, const float* w, std::size_t panel, std::size_t inputs, float* y,
                         std::size_t y_stride, std::size_t outputs, bool begin, bytes_ahead ahead) {
     native_floats sums[Rows * Panels];
-    const float* from = y;
-    unrolled<Rows>([&](auto r) KVCACHE_INLINE {
-        if constexpr (r > 0)
-            from += y_stride;
-        keep(from); // or GCC computes all addresses first, and has no registers for them
-        unrolled<Panels>([&](auto p) KVCACHE_INLINE {
-            f32x16 sum = f32x16::zero();
-            if (!begin && p * 16 < outputs)
-                sum = f32x16::load_up_to(from + p * 16, outputs - p * 16);
-            sums[r * Panels + p] = sum.part[0];
+    const bool whole = outputs >= Panels * 16; // all that meets here is asked for once, not at each vector
+    const auto each_sum = [&](auto body) KVCACHE_INLINE {
+        float* row = y;
+        unrolled<Rows>([&](auto r) KVCACHE_INLINE {
+            if constexpr (r > 0)
+                row += y_stride;
+            keep(row); // or GCC computes all addresses first, and has no registers for them
+            unrolled<Panels>([&](auto p) KVCACHE_INLINE { body(sums[r * Panels + p], row + p * 16, p * 16); });
         });
+    };
+    if (begin)
+        each_sum([](native_floats& sum, const float*, std::size_t) KVCACHE_INLINE { sum = native_floats(0.0f); });
+    else if (whole)
+        each_sum([](native_floats& sum, const float* at, std::size_t)
+                     KVCACHE_INLINE { sum = native_floats::load_unaligned(at); });
+    else
+        each_sum([&](native_floats& sum, const float* at, std::size_t first) KVCACHE_INLINE {
+            sum = first < outputs ? f32x16::load_up_to(at, outputs - first).part[0] : native_floats(0.0f);
+        });
+    const float* soon = y + Rows * y_stride; // those of the next tile
+    unrolled<Rows>([&](auto) KVCACHE_INLINE {
+        unrolled<Panels>([&](auto p) KVCACHE_INLINE { prefetch_to_write(soon, p * 16); });
+        soon += y_stride;
+        keep(soon);
     });
     for (std::size_t k = 0; k < inputs; k += 4) {
         prefetch_soon(static_cast<const std::byte*>(ahead.base), ahead.at);
@@ -15785,15 +15798,13 @@ inline void packed_tile(const float* x, const float* w, std::size_t panel, std::
         x += 4 * packed_rows, w += 4 * 16;
         keep(x), keep(w);
     }
-    unrolled<Rows>([&](auto r) KVCACHE_INLINE {
-        if constexpr (r > 0)
-            y += y_stride;
-        keep(y);
-        unrolled<Panels>([&](auto p) KVCACHE_INLINE {
-            if (p * 16 < outputs)
-                f32x16{{sums[r * Panels + p]}}.store_up_to(y + p * 16, outputs - p * 16);
+    if (whole)
+        each_sum([](const native_floats& sum, float* at, std::size_t) KVCACHE_INLINE { sum.store_unaligned(at); });
+    else
+        each_sum([&](const native_floats& sum, float* at, std::size_t first) KVCACHE_INLINE {
+            if (first < outputs)
+                f32x16{{sum}}.store_up_to(at, outputs - first);
         });
-    });
 }
 
 // Calls body<N>() for the N in [1, Most] that `n` is.
@@ -16013,8 +16024,9 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
                         (x.rows * b / row_blocks + detail::tile_rows - 1) / detail::tile_rows * detail::tile_rows);
     };
     if (detail::native_lanes == 16 && x.rows >= detail::worth_packing && w.inputs() >= 4) {
-        // So many blocks of rows at a time as a team's scratch may hold.
-        constexpr std::size_t at_once = 2, tiles = detail::block_rows / detail::tile_rows;
+        // A block of rows at a time stays in the second cache; a team waits less often where it takes two.
+        constexpr std::size_t tiles = detail::block_rows / detail::tile_rows;
+        const std::size_t at_once = threads.threads() > 1 ? 2 : 1;
         const std::size_t strips = (w.panels() + detail::tile_panels - 1) / detail::tile_panels;
         const std::size_t room = w.inputs() * detail::block_rows; // of a block
         float* const packed = threads.scratch(std::min(at_once, row_blocks) * room);
