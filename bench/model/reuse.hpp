@@ -138,19 +138,24 @@ private:
 
 /// A prompt that the cache knows nothing of, through it and past it: the limit is the forward passes alone.
 inline void zero_reuse(const visit& at, std::size_t length) {
-    const double with = detail::ask(at.through, at.of.fresh(length)).seconds;
     uncached alone(at.of, at.threads);
-    alone.ask(at.of.fresh(length)); // makes room
-    const tokens prompt = at.of.fresh(length);
-    const stopwatch watch;
-    alone.ask(prompt);
-    const double without = watch.seconds();
-
+    const auto with = [&] { return detail::ask(at.through, at.of.fresh(length)).seconds; };
+    const auto without = [&] {
+        const tokens prompt = at.of.fresh(length);
+        const stopwatch watch;
+        alone.ask(prompt);
+        return watch.seconds();
+    };
     const std::string name = "zero_reuse_" + std::to_string(length);
     const std::size_t threads = at.threads.threads();
-    at.time(name, with,
-            [&book = at.book, name, threads] { return 1e-3 * book.values(name + "_no_cache", threads).median(); });
-    at.time(name + "_no_cache", without, [&of = at.of, &most = at.most, length] { return of.bound(most, length, 0); });
+    static_cast<void>(with()), static_cast<void>(without()); // each makes room
+    for (const bool first : {true, false, false, true}) {
+        const double before = first ? with() : 0.0, plain = without();
+        at.time(name, first ? before : with(),
+                [&book = at.book, name, threads] { return 1e-3 * book.values(name + "_no_cache", threads).median(); });
+        at.time(name + "_no_cache", plain,
+                [&of = at.of, &most = at.most, length] { return of.bound(most, length, 0); });
+    }
 }
 
 /// Users that come one after the other with one system prompt and words of their own: milliseconds to the first token
