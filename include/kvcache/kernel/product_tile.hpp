@@ -126,8 +126,8 @@ inline constexpr std::size_t packed_rows = 8;
 
 // Transposes a square of the numbers from `offset` on of 8 rows. (8, 8)
 inline void pack_eight(const float* const* rows, std::size_t offset, float* packed) {
-    using eight_words = std::uint32_t __attribute__((vector_size(32)));
-    std::array<eight_words, 8> square, zipped;
+    using eight_numbers = std::uint32_t __attribute__((vector_size(32)));
+    std::array<eight_numbers, 8> square, zipped;
     for (std::size_t r = 0; r < 8; ++r)
         std::memcpy(&square[r], rows[r] + offset, sizeof square[r]);
     unrolled<3>([&](auto) KVCACHE_INLINE { // each round zips the first half with the second
