@@ -99,12 +99,6 @@ inline std::int32_t put_bytes(const f32x16& x, std::byte* to) noexcept {
 template <std::size_t N>
 KVCACHE_INLINE inline void put_bytes(const f32x16 (&x)[N], std::byte* to, std::int32_t by,
                                      std::int32_t (&sums)[N]) noexcept {
-#if defined(__AVX2__) && (defined(__AVX512BW__) || !defined(__AVX512F__))
-    if constexpr (N == 4) {
-        put_four(x, to, by, sums);
-        return;
-    }
-#endif
     std::byte each[N][4 * byte_quad_bytes];
     const std::byte* from[N];
     for (std::size_t i = 0; i < N; ++i) {
@@ -113,6 +107,12 @@ KVCACHE_INLINE inline void put_bytes(const f32x16 (&x)[N], std::byte* to, std::i
     }
     weave<byte_quad_bytes>(from, to);
 }
+#if defined(__AVX2__) && (defined(__AVX512BW__) || !defined(__AVX512F__))
+KVCACHE_INLINE inline void put_bytes(const f32x16 (&x)[4], std::byte* to, std::int32_t by,
+                                     std::int32_t (&sums)[4]) noexcept {
+    put_four(x, to, by, sums);
+}
+#endif
 
 /// Whether the places of a table are its numbers, all but the first one.
 template <unsigned Bits>
