@@ -15593,6 +15593,85 @@ private:
 
 } // namespace kvcache
 
+// ---- kvcache/kernel/pack_panel.hpp --------------------------------------------------------------------------------
+
+namespace kvcache {
+
+namespace detail {
+
+/// Sixteen bytes of weights, whose bits are moved and never computed with.
+using four_words = std::uint32_t __attribute__((vector_size(16)));
+using eight_words = std::uint16_t __attribute__((vector_size(16)));
+
+/// The lower halves of two vectors, alternating; and the upper ones.
+[[nodiscard]] inline four_words zip_lower(four_words a, four_words b) noexcept {
+    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
+}
+[[nodiscard]] inline four_words zip_upper(four_words a, four_words b) noexcept {
+    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
+}
+[[nodiscard]] inline eight_words zip_lower(eight_words a, eight_words b) noexcept {
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+}
+[[nodiscard]] inline eight_words zip_upper(eight_words a, eight_words b) noexcept {
+    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+}
+
+/// Transposes a square of N vectors of N numbers: each round zips the first half of them with the second.
+template <class Vector, std::size_t N, std::size_t... Pair>
+inline void transpose(std::array<Vector, N>& square, std::index_sequence<Pair...>) noexcept {
+    for (std::size_t round = 1; round < N; round *= 2) {
+        std::array<Vector, N> zipped;
+        ((zipped[2 * Pair] = zip_lower(square[Pair], square[Pair + N / 2]),
+          zipped[2 * Pair + 1] = zip_upper(square[Pair], square[Pair + N / 2])),
+         ...);
+        square = zipped;
+    }
+}
+
+/// Writes a square of the numbers at `rows` + `offset` bytes, transposed, into a panel. (N, N)
+template <class Vector, weight_format Weight, std::size_t... Row>
+inline void pack_square(const std::byte* const* rows, std::size_t offset, Weight* panel,
+                        std::index_sequence<Row...>) noexcept {
+    constexpr std::size_t n = sizeof...(Row);
+    std::array<Vector, n> square = {};
+    ((rows[Row] != nullptr ? void(std::memcpy(&square[Row], rows[Row] + offset, sizeof(Vector))) : void()), ...);
+    transpose(square, std::make_index_sequence<n / 2>());
+    (std::memcpy(static_cast<void*>(panel + Row * packed_matrix<Weight>::panel_width), &square[Row], sizeof(Vector)),
+     ...);
+}
+
+} // namespace detail
+
+/// Packs the rows of 16 outputs, each `inputs` numbers in memory order at any alignment; null is a row of zeros.
+/// (16, inputs) -> (inputs, 16). Cost: every cache line is read once and written once.
+template <weight_format Weight>
+inline void pack_panel(std::span<const std::byte* const, packed_matrix<Weight>::panel_width> rows, std::size_t inputs,
+                       Weight* panel) noexcept {
+    using vector = std::conditional_t<sizeof(Weight) == 4, detail::four_words, detail::eight_words>;
+    constexpr std::size_t width = packed_matrix<Weight>::panel_width;
+    constexpr std::size_t side = sizeof(vector) / sizeof(Weight);
+    constexpr std::size_t block = 4 * line_bytes / sizeof(Weight); // of each row, before the next rows
+    const std::size_t squares = inputs / side * side;
+    for (std::size_t begin = 0; begin < inputs; begin += block) {
+        const std::size_t end = std::min(begin + block, inputs), whole = std::min(end, squares);
+        for (std::size_t row = 0; row < width; row += side) {
+            for (std::size_t k = begin; k < whole; k += side)
+                detail::pack_square<vector>(&rows[row], k * sizeof(Weight), panel + k * width + row,
+                                            std::make_index_sequence<side>());
+            for (std::size_t k = std::max(begin, whole); k < end; ++k)
+                for (std::size_t r = row; r < row + side; ++r) {
+                    Weight weight{};
+                    if (rows[r] != nullptr)
+                        std::memcpy(static_cast<void*>(&weight), rows[r] + k * sizeof(Weight), sizeof(Weight));
+                    panel[k * width + r] = weight;
+                }
+        }
+    }
+}
+
+} // namespace kvcache
+
 // ---- kvcache/kernel/product_tile.hpp ------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -15708,20 +15787,17 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
 // Numbers of an input that a tile of packed rows takes, whether it has so many rows or fewer.
 inline constexpr std::size_t packed_rows = 8;
 
-// Transposes a square of the numbers from `offset` on of 8 rows. (8, 8)
+// Transposes a square of the numbers from `offset` on of 8 rows, by squares of four. (8, 8)
 inline void pack_eight(const float* const* rows, std::size_t offset, float* packed) {
-    using eight_numbers = std::uint32_t __attribute__((vector_size(32)));
-    std::array<eight_numbers, 8> square, zipped;
-    for (std::size_t r = 0; r < 8; ++r)
-        std::memcpy(&square[r], rows[r] + offset, sizeof square[r]);
-    unrolled<3>([&](auto) KVCACHE_INLINE { // each round zips the first half with the second
-        unrolled<4>([&](auto i) KVCACHE_INLINE {
-            zipped[2 * i] = __builtin_shufflevector(square[i], square[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
-            zipped[2 * i + 1] = __builtin_shufflevector(square[i], square[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
-        });
-        square = zipped;
-    });
-    std::memcpy(packed, square.data(), sizeof square);
+    for (std::size_t half = 0; half < 2; ++half)
+        for (std::size_t k = 0; k < 8; k += 4) {
+            std::array<four_words, 4> square;
+            for (std::size_t r = 0; r < 4; ++r)
+                std::memcpy(&square[r], rows[half * 4 + r] + offset + k, sizeof square[r]);
+            transpose(square, std::make_index_sequence<2>());
+            for (std::size_t i = 0; i < 4; ++i)
+                std::memcpy(packed + (k + i) * packed_rows + half * 4, &square[i], sizeof square[i]);
+        }
 }
 
 // Packs so many rows (8 at most) for a tile: the inputs ascending, of each the rows' numbers side by side. What stands
@@ -16822,85 +16898,6 @@ inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, t
         detail::int8_blocks<1, detail::int8_panels_of_one>(scratch, 1, w, y, threads);
     else
         detail::int8_blocks<detail::int8_rows_together, detail::int8_panels_together>(scratch, x.rows, w, y, threads);
-}
-
-} // namespace kvcache
-
-// ---- kvcache/kernel/pack_panel.hpp --------------------------------------------------------------------------------
-
-namespace kvcache {
-
-namespace detail {
-
-/// Sixteen bytes of weights, whose bits are moved and never computed with.
-using four_words = std::uint32_t __attribute__((vector_size(16)));
-using eight_words = std::uint16_t __attribute__((vector_size(16)));
-
-/// The lower halves of two vectors, alternating; and the upper ones.
-[[nodiscard]] inline four_words zip_lower(four_words a, four_words b) noexcept {
-    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
-}
-[[nodiscard]] inline four_words zip_upper(four_words a, four_words b) noexcept {
-    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
-}
-[[nodiscard]] inline eight_words zip_lower(eight_words a, eight_words b) noexcept {
-    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-}
-[[nodiscard]] inline eight_words zip_upper(eight_words a, eight_words b) noexcept {
-    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-}
-
-/// Transposes a square of N vectors of N numbers: each round zips the first half of them with the second.
-template <class Vector, std::size_t N, std::size_t... Pair>
-inline void transpose(std::array<Vector, N>& square, std::index_sequence<Pair...>) noexcept {
-    for (std::size_t round = 1; round < N; round *= 2) {
-        std::array<Vector, N> zipped;
-        ((zipped[2 * Pair] = zip_lower(square[Pair], square[Pair + N / 2]),
-          zipped[2 * Pair + 1] = zip_upper(square[Pair], square[Pair + N / 2])),
-         ...);
-        square = zipped;
-    }
-}
-
-/// Writes a square of the numbers at `rows` + `offset` bytes, transposed, into a panel. (N, N)
-template <class Vector, weight_format Weight, std::size_t... Row>
-inline void pack_square(const std::byte* const* rows, std::size_t offset, Weight* panel,
-                        std::index_sequence<Row...>) noexcept {
-    constexpr std::size_t n = sizeof...(Row);
-    std::array<Vector, n> square = {};
-    ((rows[Row] != nullptr ? void(std::memcpy(&square[Row], rows[Row] + offset, sizeof(Vector))) : void()), ...);
-    transpose(square, std::make_index_sequence<n / 2>());
-    (std::memcpy(static_cast<void*>(panel + Row * packed_matrix<Weight>::panel_width), &square[Row], sizeof(Vector)),
-     ...);
-}
-
-} // namespace detail
-
-/// Packs the rows of 16 outputs, each `inputs` numbers in memory order at any alignment; null is a row of zeros.
-/// (16, inputs) -> (inputs, 16). Cost: every cache line is read once and written once.
-template <weight_format Weight>
-inline void pack_panel(std::span<const std::byte* const, packed_matrix<Weight>::panel_width> rows, std::size_t inputs,
-                       Weight* panel) noexcept {
-    using vector = std::conditional_t<sizeof(Weight) == 4, detail::four_words, detail::eight_words>;
-    constexpr std::size_t width = packed_matrix<Weight>::panel_width;
-    constexpr std::size_t side = sizeof(vector) / sizeof(Weight);
-    constexpr std::size_t block = 4 * line_bytes / sizeof(Weight); // of each row, before the next rows
-    const std::size_t squares = inputs / side * side;
-    for (std::size_t begin = 0; begin < inputs; begin += block) {
-        const std::size_t end = std::min(begin + block, inputs), whole = std::min(end, squares);
-        for (std::size_t row = 0; row < width; row += side) {
-            for (std::size_t k = begin; k < whole; k += side)
-                detail::pack_square<vector>(&rows[row], k * sizeof(Weight), panel + k * width + row,
-                                            std::make_index_sequence<side>());
-            for (std::size_t k = std::max(begin, whole); k < end; ++k)
-                for (std::size_t r = row; r < row + side; ++r) {
-                    Weight weight{};
-                    if (rows[r] != nullptr)
-                        std::memcpy(static_cast<void*>(&weight), rows[r] + k * sizeof(Weight), sizeof(Weight));
-                    panel[k * width + r] = weight;
-                }
-        }
-    }
 }
 
 } // namespace kvcache

@@ -3,13 +3,14 @@
 
 #include <kvcache/core/prefetch.hpp>
 #include <kvcache/kernel/number_format.hpp>
+#include <kvcache/kernel/pack_panel.hpp>
 #include <kvcache/kernel/simd.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace kvcache {
 
@@ -124,20 +125,17 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
 // Numbers of an input that a tile of packed rows takes, whether it has so many rows or fewer.
 inline constexpr std::size_t packed_rows = 8;
 
-// Transposes a square of the numbers from `offset` on of 8 rows. (8, 8)
+// Transposes a square of the numbers from `offset` on of 8 rows, by squares of four. (8, 8)
 inline void pack_eight(const float* const* rows, std::size_t offset, float* packed) {
-    using eight_numbers = std::uint32_t __attribute__((vector_size(32)));
-    std::array<eight_numbers, 8> square, zipped;
-    for (std::size_t r = 0; r < 8; ++r)
-        std::memcpy(&square[r], rows[r] + offset, sizeof square[r]);
-    unrolled<3>([&](auto) KVCACHE_INLINE { // each round zips the first half with the second
-        unrolled<4>([&](auto i) KVCACHE_INLINE {
-            zipped[2 * i] = __builtin_shufflevector(square[i], square[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
-            zipped[2 * i + 1] = __builtin_shufflevector(square[i], square[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
-        });
-        square = zipped;
-    });
-    std::memcpy(packed, square.data(), sizeof square);
+    for (std::size_t half = 0; half < 2; ++half)
+        for (std::size_t k = 0; k < 8; k += 4) {
+            std::array<four_words, 4> square;
+            for (std::size_t r = 0; r < 4; ++r)
+                std::memcpy(&square[r], rows[half * 4 + r] + offset + k, sizeof square[r]);
+            transpose(square, std::make_index_sequence<2>());
+            for (std::size_t i = 0; i < 4; ++i)
+                std::memcpy(packed + (k + i) * packed_rows + half * 4, &square[i], sizeof square[i]);
+        }
 }
 
 // Packs so many rows (8 at most) for a tile: the inputs ascending, of each the rows' numbers side by side. What stands
