@@ -1473,6 +1473,16 @@ struct attention_job {
 
 } // namespace kvcache
 
+// ---- kvcache/core/inline.hpp --------------------------------------------------------------------------------------
+
+/// For what must become part of its caller: for the compiler to keep sums in registers, and for what does nothing but
+/// prefetch, since GCC takes such a function for one without effect and drops its calls. On a lambda: after its (...).
+#if defined(__GNUC__)
+#define KVCACHE_INLINE __attribute__((always_inline))
+#else
+#define KVCACHE_INLINE
+#endif
+
 // ---- kvcache/core/intrinsics.hpp ----------------------------------------------------------------------------------
 
 // GCC 12 sees uninitialised values inside its own AVX-512 intrinsics, wherever a program inlines them. A warning
@@ -1503,7 +1513,7 @@ template <class T>
 
 /// Asks for the cache line of number `offset` from `base` on, which is soon read. Any may be asked for.
 template <class T>
-inline void prefetch([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
+KVCACHE_INLINE inline void prefetch([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
 #if defined(__GNUC__)
     __builtin_prefetch(address(base, offset), 0, 3);
 #endif
@@ -1511,7 +1521,7 @@ inline void prefetch([[maybe_unused]] const T* base, [[maybe_unused]] std::size_
 
 /// The same for a line that is read somewhat later, in the second cache.
 template <class T>
-inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
+KVCACHE_INLINE inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
 #if defined(__GNUC__)
     __builtin_prefetch(address(base, offset), 0, 2);
 #endif
@@ -1519,7 +1529,8 @@ inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe_unused]] std::
 
 /// The same for a line that is soon written.
 template <class T>
-inline void prefetch_to_write([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
+KVCACHE_INLINE inline void prefetch_to_write([[maybe_unused]] const T* base,
+                                             [[maybe_unused]] std::size_t offset) noexcept {
 #if defined(__GNUC__)
     __builtin_prefetch(address(base, offset), 1, 3);
 #endif
@@ -1530,13 +1541,6 @@ inline void prefetch_to_write([[maybe_unused]] const T* base, [[maybe_unused]] s
 // ---- kvcache/kernel/native.hpp ------------------------------------------------------------------------------------
 
 #include <xsimd/xsimd.hpp>
-
-/// For what must become part of its caller for the compiler to keep sums in registers. On a lambda: after its (...).
-#if defined(__GNUC__)
-#define KVCACHE_INLINE __attribute__((always_inline))
-#else
-#define KVCACHE_INLINE
-#endif
 
 #if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #error "kvcache: -ffast-math reorders sums, so a hit would no longer equal a miss; build without it"
@@ -1608,15 +1612,6 @@ inline void accumulate(native_floats& sum, const native_floats& x, const native_
     asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sum.data) : "v"(x.data), "v"(y.data));
 #else
     sum = fused(x, y, sum);
-#endif
-}
-
-/// The same for a number x in memory: one instruction reads, broadcasts, multiplies and adds it.
-inline void accumulate(native_floats& sum, const float& x, const native_floats& y) noexcept {
-#if defined(__GNUC__) && defined(__AVX512F__)
-    asm volatile("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum.data) : "v"(y.data), "m"(x));
-#else
-    sum = fused(native_floats(x), y, sum);
 #endif
 }
 
@@ -9294,7 +9289,9 @@ public:
     }
 
     /// Asks for the memory that a key is looked up in.
-    void prefetch(std::uint64_t key) const noexcept { kvcache::prefetch(chains_.data(), chain_at(mixed_bits(key))); }
+    KVCACHE_INLINE void prefetch(std::uint64_t key) const noexcept {
+        kvcache::prefetch(chains_.data(), chain_at(mixed_bits(key)));
+    }
 
     /// Whether the key is in the list.
     [[nodiscard]] bool contains(std::uint64_t key) const noexcept {
@@ -9373,7 +9370,7 @@ private:
     [[nodiscard]] std::uint32_t& chain_of(std::uint64_t hash) noexcept { return chains_[chain_at(hash)]; }
 
     // Asks for what forgetting the next oldest ones reads: the chain of one, and where the chain of a nearer one leads.
-    void prefetch_oldest() const noexcept {
+    KVCACHE_INLINE void prefetch_oldest() const noexcept {
         if (used_ <= 16)
             return;
         const std::uint32_t far = nodes_[(first_ + 16) % capacity()].next,
@@ -9473,8 +9470,10 @@ public:
     [[nodiscard]] bool ends(slot_id slot) const noexcept { return index_of(slot) >= slots_; }
 
     /// Asks for the memory of a slot's links, and of its neighbours'.
-    void prefetch(slot_id slot) const noexcept { kvcache::prefetch_to_write(links_.data(), index_of(slot)); }
-    void prefetch_neighbours(slot_id slot) const noexcept {
+    KVCACHE_INLINE void prefetch(slot_id slot) const noexcept {
+        kvcache::prefetch_to_write(links_.data(), index_of(slot));
+    }
+    KVCACHE_INLINE void prefetch_neighbours(slot_id slot) const noexcept {
         const auto [newer, older] = links_[index_of(slot)];
         kvcache::prefetch_to_write(links_.data(), newer);
         kvcache::prefetch_to_write(links_.data(), older);
@@ -15530,8 +15529,10 @@ private:
 
 namespace kvcache {
 
-/// The weights of y = W x, packed once for the product: panels of 16 outputs, in each the inputs ascending and for
-/// every input its 16 weights side by side. (outputs / 16, inputs, 16), zeros behind the last output.
+/// The weights of y = W x, packed once for the product: strips of outputs, in each the inputs ascending and for every
+/// input the weights of all its outputs side by side, so that a tile reads them from the first byte to the last. A
+/// strip has as many panels of 16 outputs as a tile: 3 where vectors have 16 numbers, else 1; the last has those that
+/// are left, and zeros behind the last output. (outputs / strip_width, inputs, width)
 ///
 /// It owns its memory, or looks at weights packed before (a mapped file) whose keeper it holds. A copy of an owner owns
 /// a copy; copies of a view look at the same weights.
@@ -15539,48 +15540,61 @@ template <weight_format Weight>
 class packed_matrix {
 public:
     static constexpr std::size_t panel_width = 16;
+    static constexpr std::size_t strip_panels = detail::native_lanes == 16 ? 3 : 1;
+    static constexpr std::size_t strip_width = strip_panels * panel_width;
 
-    /// The panels of this many outputs.
+    /// The panels of this many outputs, and the strips.
     [[nodiscard]] static constexpr std::size_t panels_of(std::size_t outputs) noexcept {
         return (outputs + panel_width - 1) / panel_width;
+    }
+    [[nodiscard]] static constexpr std::size_t strips_of(std::size_t outputs) noexcept {
+        return (outputs + strip_width - 1) / strip_width;
+    }
+    /// Outputs side by side in a strip of a matrix of so many, with those that only fill a panel up.
+    [[nodiscard]] static constexpr std::size_t width_of(std::size_t outputs, std::size_t strip) noexcept {
+        return std::min(strip_panels, panels_of(outputs) - strip * strip_panels) * panel_width;
     }
 
     packed_matrix() = default;
     packed_matrix(std::size_t outputs, std::size_t inputs)
         : outputs_(outputs), inputs_(inputs), own_(panels() * inputs * panel_width) {}
 
-    /// Looks at weights that are packed already, on a cache line. (outputs / 16, inputs, 16)
+    /// Looks at weights that are packed already, on a cache line.
     packed_matrix(std::size_t outputs, std::size_t inputs, const Weight* packed, std::shared_ptr<const void> keeper)
         : outputs_(outputs), inputs_(inputs), view_(packed), keeper_(std::move(keeper)) {
         expects(reinterpret_cast<std::uintptr_t>(packed) % line_bytes == 0, "packed weights begin on a cache line");
     }
 
     /// Places the weights of one output. (inputs) Requires: this owns its memory. Cost: a cache line a weight;
-    /// pack_panel() is for many outputs.
+    /// pack_strip() is for many outputs.
     void set_row(std::size_t output, std::span<const Weight> weights) {
         expects(output < outputs_ && weights.size() == inputs_, "a packed row is one output's weights");
         expects(view_ == nullptr, "weights are set where they are owned");
-        Weight* to = own_.data() + output / panel_width * inputs_ * panel_width + output % panel_width;
+        const std::size_t index = output / strip_width, step = width(index);
+        Weight* to = own_.data() + index * inputs_ * strip_width + output % strip_width;
         for (std::size_t k = 0; k < inputs_; ++k)
-            to[k * panel_width] = weights[k];
+            to[k * step] = weights[k];
     }
 
     /// The weights of one output, widened. (inputs)
     void row(std::size_t output, std::span<float> out) const {
         expects(output < outputs_ && out.size() == inputs_, "a packed row is one output's weights");
-        const Weight* from = panel(output / panel_width) + output % panel_width;
+        const std::size_t index = output / strip_width, step = width(index);
+        const Weight* from = strip(index) + output % strip_width;
         for (std::size_t k = 0; k < inputs_; ++k)
-            out[k] = widen(from[k * panel_width]);
+            out[k] = widen(from[k * step]);
     }
 
     [[nodiscard]] std::size_t outputs() const noexcept { return outputs_; }
     [[nodiscard]] std::size_t inputs() const noexcept { return inputs_; }
     [[nodiscard]] std::size_t panels() const noexcept { return panels_of(outputs_); }
+    [[nodiscard]] std::size_t strips() const noexcept { return strips_of(outputs_); }
+    [[nodiscard]] std::size_t width(std::size_t strip) const noexcept { return width_of(outputs_, strip); }
     [[nodiscard]] std::size_t bytes() const noexcept { return panels() * inputs_ * panel_width * sizeof(Weight); }
 
-    /// The weights of outputs [16 * index, 16 * index + 16). (inputs, 16)
-    [[nodiscard]] const Weight* panel(std::size_t index) const noexcept {
-        return (view_ != nullptr ? view_ : own_.data()) + index * inputs_ * panel_width;
+    /// The weights of the outputs from strip_width * index on. (inputs, width(index))
+    [[nodiscard]] const Weight* strip(std::size_t index) const noexcept {
+        return (view_ != nullptr ? view_ : own_.data()) + index * inputs_ * strip_width;
     }
 
 private:
@@ -15593,7 +15607,7 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/kernel/pack_panel.hpp --------------------------------------------------------------------------------
+// ---- kvcache/kernel/pack_strip.hpp --------------------------------------------------------------------------------
 
 namespace kvcache {
 
@@ -15629,27 +15643,27 @@ inline void transpose(std::array<Vector, N>& square, std::index_sequence<Pair...
     }
 }
 
-/// Writes a square of the numbers at `rows` + `offset` bytes, transposed, into a panel. (N, N)
+/// Writes a square of the numbers at `rows` + `offset` bytes, transposed, `step` numbers from one input to the next.
+/// (N, N)
 template <class Vector, weight_format Weight, std::size_t... Row>
-inline void pack_square(const std::byte* const* rows, std::size_t offset, Weight* panel,
+inline void pack_square(const std::byte* const* rows, std::size_t offset, Weight* to, std::size_t step,
                         std::index_sequence<Row...>) noexcept {
     constexpr std::size_t n = sizeof...(Row);
     std::array<Vector, n> square = {};
     ((rows[Row] != nullptr ? void(std::memcpy(&square[Row], rows[Row] + offset, sizeof(Vector))) : void()), ...);
     transpose(square, std::make_index_sequence<n / 2>());
-    (std::memcpy(static_cast<void*>(panel + Row * packed_matrix<Weight>::panel_width), &square[Row], sizeof(Vector)),
-     ...);
+    (std::memcpy(static_cast<void*>(to + Row * step), &square[Row], sizeof(Vector)), ...);
 }
 
 } // namespace detail
 
-/// Packs the rows of 16 outputs, each `inputs` numbers in memory order at any alignment; null is a row of zeros.
-/// (16, inputs) -> (inputs, 16). Cost: every cache line is read once and written once.
+/// Packs the rows of a strip's outputs, each `inputs` numbers in memory order at any alignment; null is a row of zeros.
+/// (width, inputs) -> (inputs, width) Requires: width is a multiple of 16. Cost: every cache line is read once and
+/// written once.
 template <weight_format Weight>
-inline void pack_panel(std::span<const std::byte* const, packed_matrix<Weight>::panel_width> rows, std::size_t inputs,
-                       Weight* panel) noexcept {
+inline void pack_strip(std::span<const std::byte* const> rows, std::size_t inputs, Weight* strip) noexcept {
     using vector = std::conditional_t<sizeof(Weight) == 4, detail::four_words, detail::eight_words>;
-    constexpr std::size_t width = packed_matrix<Weight>::panel_width;
+    const std::size_t width = rows.size();
     constexpr std::size_t side = sizeof(vector) / sizeof(Weight);
     constexpr std::size_t block = 4 * line_bytes / sizeof(Weight); // of each row, before the next rows
     const std::size_t squares = inputs / side * side;
@@ -15657,14 +15671,14 @@ inline void pack_panel(std::span<const std::byte* const, packed_matrix<Weight>::
         const std::size_t end = std::min(begin + block, inputs), whole = std::min(end, squares);
         for (std::size_t row = 0; row < width; row += side) {
             for (std::size_t k = begin; k < whole; k += side)
-                detail::pack_square<vector>(&rows[row], k * sizeof(Weight), panel + k * width + row,
+                detail::pack_square<vector>(&rows[row], k * sizeof(Weight), strip + k * width + row, width,
                                             std::make_index_sequence<side>());
             for (std::size_t k = std::max(begin, whole); k < end; ++k)
                 for (std::size_t r = row; r < row + side; ++r) {
                     Weight weight{};
                     if (rows[r] != nullptr)
                         std::memcpy(static_cast<void*>(&weight), rows[r] + k * sizeof(Weight), sizeof(Weight));
-                    panel[k * width + r] = weight;
+                    strip[k * width + r] = weight;
                 }
         }
     }
@@ -15672,117 +15686,11 @@ inline void pack_panel(std::span<const std::byte* const, packed_matrix<Weight>::
 
 } // namespace kvcache
 
-// ---- kvcache/kernel/product_tile.hpp ------------------------------------------------------------------------------
+// ---- kvcache/kernel/packed_tile.hpp -------------------------------------------------------------------------------
 
 namespace kvcache {
 
 namespace detail {
-
-// How the machine's registers are used: a tile of `rows` x `vectors` accumulators, two columns and a broadcast.
-// The most rows that run as one tile, with no others behind them.
-inline constexpr std::size_t tallest_tile = native_lanes == 16 ? 12 : 6;
-
-// Rows and panels of a tile among many rows. With AVX-512 8 x 3, not 12 x 2: it takes 11 loads for 24 multiply-adds
-// where that takes 14, and a core that shares its front end with a neighbour has not the time for more.
-inline constexpr std::size_t tile_rows = native_lanes == 16 ? 8 : tallest_tile;
-inline constexpr std::size_t tile_panels = native_lanes == 16 ? 3 : 1;
-
-// Panels of 16 outputs that so few rows run side by side: enough chains to fill the pipes, few enough to stay in
-// registers.
-[[nodiscard]] constexpr std::size_t panels_at_once(std::size_t rows) {
-    if (native_lanes == 16)
-        return rows == 1 ? 8 : rows <= 5 ? 4 : rows <= 8 ? 3 : 2;
-    if (rows == 1)
-        return native_lanes == 8 ? 6 : 4;
-    return rows == 2 ? 3 : 1;
-}
-
-// Inputs that run before the next outputs do, so that their weights come from the first two caches, and rows that do,
-// so that their slice stays in the second: more where multiply-adds are twice as fast, as each block reads all weights.
-inline constexpr std::size_t block_inputs = 640;
-inline constexpr std::size_t block_rows = native_lanes == 16 ? 192 : 96;
-
-// Rows from which on a block of them is packed first, where vectors have 16 numbers.
-inline constexpr std::size_t worth_packing = 32;
-
-// Weights that come soon, fetched meanwhile: so many lines of each of a tile's panels while it runs.
-struct weights_ahead {
-    const std::byte* base = nullptr;
-    std::size_t at = 0;    // bytes from there on
-    std::size_t panel = 0; // bytes from one panel to the next
-    std::size_t lines = 0;
-};
-
-// A tile of Rows x Panels * 16 outputs, each its own chain of fused multiply-adds over ascending inputs, begun at zero
-// or gone on with. Panel p's weights lie at w + p * panel. The tile decides only which chains run side by side, never
-// the order inside one.
-template <std::size_t Rows, std::size_t Panels, weight_format Weight>
-inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, std::size_t panel, std::size_t inputs,
-                         float* y, std::size_t y_stride, std::size_t outputs, bool begin,
-                         const weights_ahead& ahead = {}) {
-    // Columns of weights in registers while all rows pass: one, but where GCC would then keep so many broadcasts for
-    // the next that the 32 registers of AVX-512 overflow.
-    constexpr std::size_t columns_held = native_lanes == 16 && Rows * Panels + Rows + 1 > 32 ? Panels : 1;
-    native_floats sums[Rows * Panels * native_parts]; // flat: GCC 12 keeps no nested array in registers
-    unrolled<Rows * Panels>([&](auto i) KVCACHE_INLINE {
-        const std::size_t v = i % Panels * 16;
-        f32x16 sum = f32x16::zero();
-        if (!begin && v < outputs)
-            sum = f32x16::load_up_to(y + i / Panels * y_stride + v, outputs - v);
-        unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sums[i * native_parts + part] = sum.part[part]; });
-    });
-    for (std::size_t r = 0; r < Rows; ++r) // those of the next tile
-        prefetch_to_write(y, (Rows + r) * y_stride);
-    const auto step = [&](std::size_t k) KVCACHE_INLINE {
-        unrolled<Panels / columns_held>([&](auto group) KVCACHE_INLINE {
-            native_floats columns[columns_held * native_parts];
-            unrolled<columns_held>([&](auto p) KVCACHE_INLINE {
-                f32x16 column = f32x16::load(w + (group * columns_held + p) * panel + k * 16);
-                unrolled<native_parts>([&](auto part) KVCACHE_INLINE {
-                    if constexpr (Rows > 1)
-                        keep(column.part[part]);
-                    columns[p * native_parts + part] = column.part[part];
-                });
-            });
-            unrolled<Rows>([&](auto r) KVCACHE_INLINE {
-                const native_floats a(x[r * x_stride + k]);
-                unrolled<columns_held * native_parts>([&](auto c) KVCACHE_INLINE {
-                    native_floats& sum = sums[(r * Panels + group * columns_held) * native_parts + c];
-                    sum = fused(a, columns[c], sum);
-                });
-            });
-        });
-    };
-    std::size_t k = 0;
-    if constexpr (native_lanes == 16) { // flat: a loop of 16 inside costs a misprediction in 16 inputs
-        for (; k < ahead.lines; ++k) {
-            for (std::size_t p = 0; p < Panels; ++p)
-                prefetch_soon(ahead.base, ahead.at + p * ahead.panel + k * line_bytes);
-            step(k);
-        }
-    } else {
-        const std::size_t lines = inputs < 16 ? 0 : ahead.lines / (inputs / 16); // while 16 inputs run
-        for (; k + 16 <= inputs; k += 16) {
-            if constexpr (Rows > 3)
-                for (std::size_t r = 0; r < Rows; ++r)
-                    prefetch(x, (Rows + r) * x_stride + k);
-            for (std::size_t line = 0; line < lines; ++line)
-                for (std::size_t p = 0; p < Panels; ++p)
-                    prefetch_soon(ahead.base, ahead.at + p * ahead.panel + (k / 16 * lines + line) * line_bytes);
-            for (std::size_t i = 0; i < 16; ++i)
-                step(k + i);
-        }
-    }
-    for (; k < inputs; ++k)
-        step(k);
-    unrolled<Rows * Panels>([&](auto i) KVCACHE_INLINE {
-        const std::size_t v = i % Panels * 16;
-        f32x16 sum;
-        unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sum.part[part] = sums[i * native_parts + part]; });
-        if (v < outputs)
-            sum.store_up_to(y + i / Panels * y_stride + v, outputs - v);
-    });
-}
 
 // Numbers of an input that a tile of packed rows takes, whether it has so many rows or fewer.
 inline constexpr std::size_t packed_rows = 8;
@@ -15814,19 +15722,21 @@ inline void pack_rows(const float* x, std::size_t x_stride, std::size_t rows, st
             packed[k * packed_rows + r] = row[r][k];
 }
 
-// Bytes that come soon: a tile of packed rows asks for the line at `at` every four inputs, then goes on by `step`.
+// Bytes that come soon: every four inputs a tile of packed rows asks so many times for the line at `at`, then goes on
+// by `step`.
 struct bytes_ahead {
     const void* base = nullptr;
     std::size_t at = 0;
     std::size_t step = 0;
+    std::size_t times = 0;
 };
 
-// A product_tile() of packed rows and wide weights, for vectors of 16 numbers. Every fourth row is broadcast by the
-// multiply-adds themselves: fewer instructions, yet not so many loads that they take longer. Requires: `inputs` is a
-// multiple of 4.
+// A product_tile() of packed rows and wide weights, one strip of Panels panels, for vectors of 16 numbers. The weights
+// come from the second cache and are asked for four inputs ahead. It stays a function of its own: among others' code
+// GCC finds no room for its registers. Requires: `inputs` is a multiple of 4.
 template <std::size_t Rows, std::size_t Panels>
-inline void packed_tile(const float* x, const float* w, std::size_t panel, std::size_t inputs, float* y,
-                        std::size_t y_stride, std::size_t outputs, bool begin, bytes_ahead ahead) {
+[[gnu::noinline]] inline void packed_tile(const float* x, const float* w, std::size_t inputs, float* y,
+                                          std::size_t y_stride, std::size_t outputs, bool begin, bytes_ahead ahead) {
     native_floats sums[Rows * Panels];
     const bool whole = outputs >= Panels * 16; // all that meets here is asked for once, not at each vector
     const auto each_sum = [&](auto body) KVCACHE_INLINE {
@@ -15854,24 +15764,20 @@ inline void packed_tile(const float* x, const float* w, std::size_t panel, std::
         keep(soon);
     });
     for (std::size_t k = 0; k < inputs; k += 4) {
-        prefetch_soon(static_cast<const std::byte*>(ahead.base), ahead.at);
-        ahead.at += ahead.step;
+        for (std::size_t n = 0; n < ahead.times; ++n, ahead.at += ahead.step)
+            prefetch_soon(static_cast<const std::byte*>(ahead.base), ahead.at);
         unrolled<4>([&](auto i) KVCACHE_INLINE {
             native_floats columns[Panels];
             unrolled<Panels>(
-                [&](auto p) KVCACHE_INLINE { columns[p] = native_floats::load_unaligned(w + p * panel + i * 16); });
+                [&](auto p) KVCACHE_INLINE { columns[p] = native_floats::load_unaligned(w + (i * Panels + p) * 16); });
             unrolled<Rows>([&](auto r) KVCACHE_INLINE {
-                const float* number = x + i * packed_rows + r;
-                const native_floats a(*number);
-                unrolled<Panels>([&](auto p) KVCACHE_INLINE {
-                    if constexpr (r % 4 == 3)
-                        accumulate(sums[r * Panels + p], *number, columns[p]);
-                    else
-                        accumulate(sums[r * Panels + p], a, columns[p]);
-                });
+                const native_floats a(x[i * packed_rows + r]);
+                if constexpr (r < Panels)
+                    prefetch(w, ((i + 4) * Panels + r) * 16);
+                unrolled<Panels>([&](auto p) KVCACHE_INLINE { accumulate(sums[r * Panels + p], a, columns[p]); });
             });
         });
-        x += 4 * packed_rows, w += 4 * 16;
+        x += 4 * packed_rows, w += 4 * Panels * 16;
         keep(x), keep(w);
     }
     if (whole)
@@ -15881,6 +15787,109 @@ inline void packed_tile(const float* x, const float* w, std::size_t panel, std::
             if (first < outputs)
                 f32x16{{sum}}.store_up_to(at, outputs - first);
         });
+}
+
+} // namespace detail
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/product_tile.hpp ------------------------------------------------------------------------------
+
+namespace kvcache {
+
+namespace detail {
+
+// How the machine's registers are used: a tile of `rows` x `vectors` accumulators, two columns and a broadcast.
+// The most rows that run as one tile, with no others behind them.
+inline constexpr std::size_t tallest_tile = native_lanes == 16 ? 9 : 6;
+
+// Rows of a tile among many rows; it is as wide as a strip. With AVX-512 8 x 3, not 12 x 2: it takes 11 loads for 24
+// multiply-adds where that takes 14, and a core that shares its front end with a neighbour has not the time for more.
+inline constexpr std::size_t tile_rows = native_lanes == 16 ? 8 : tallest_tile;
+
+// Strips that so few rows run side by side: enough chains to fill the pipes, few enough to stay in registers.
+[[nodiscard]] constexpr std::size_t strips_at_once(std::size_t rows) {
+    if (native_lanes == 16)
+        return rows == 1 ? 3 : rows <= 4 ? 2 : 1;
+    if (rows == 1)
+        return native_lanes == 8 ? 6 : 4;
+    return rows == 2 ? 3 : 1;
+}
+
+// Inputs that run before the next outputs do, so that their weights come from the first two caches, and rows that do,
+// so that their slice stays in the second: more where multiply-adds are twice as fast, as each block reads all weights.
+inline constexpr std::size_t block_inputs = 640;
+inline constexpr std::size_t block_rows = native_lanes == 16 ? 192 : 96;
+
+// Weights that come soon, fetched meanwhile: so many lines while 16 inputs run.
+struct weights_ahead {
+    const std::byte* base = nullptr;
+    std::size_t at = 0; // bytes from there on
+    std::size_t lines = 0;
+};
+
+// A tile of Rows x Strips * Width * 16 outputs, each its own chain of fused multiply-adds over ascending inputs, begun
+// at zero or gone on with. The weights of strip s, Width panels side by side, lie at w + s * strip. The tile decides
+// only which chains run side by side, never the order inside one.
+template <std::size_t Rows, std::size_t Strips, std::size_t Width, weight_format Weight>
+inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, std::size_t strip, std::size_t inputs,
+                         float* y, std::size_t y_stride, std::size_t outputs, bool begin,
+                         [[maybe_unused]] const weights_ahead& ahead = {}) {
+    constexpr std::size_t panels = Strips * Width;
+    // Columns of weights in registers while all rows pass: one, but where GCC would then keep so many broadcasts for
+    // the next that the 32 registers of AVX-512 overflow.
+    constexpr std::size_t columns_held = native_lanes == 16 && Rows * panels + Rows + 1 > 32 ? panels : 1;
+    native_floats sums[Rows * panels * native_parts]; // flat: GCC 12 keeps no nested array in registers
+    unrolled<Rows * panels>([&](auto i) KVCACHE_INLINE {
+        const std::size_t v = i % panels * 16;
+        f32x16 sum = f32x16::zero();
+        if (!begin && v < outputs)
+            sum = f32x16::load_up_to(y + i / panels * y_stride + v, outputs - v);
+        unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sums[i * native_parts + part] = sum.part[part]; });
+    });
+    for (std::size_t r = 0; r < Rows; ++r) // those of the next tile
+        prefetch_to_write(y, (Rows + r) * y_stride);
+    const auto step = [&](std::size_t k) KVCACHE_INLINE {
+        unrolled<panels / columns_held>([&](auto group) KVCACHE_INLINE {
+            native_floats columns[columns_held * native_parts];
+            unrolled<columns_held>([&](auto p) KVCACHE_INLINE {
+                const std::size_t panel = group * columns_held + p;
+                f32x16 column = f32x16::load(w + panel / Width * strip + (k * Width + panel % Width) * 16);
+                unrolled<native_parts>([&](auto part) KVCACHE_INLINE {
+                    if constexpr (Rows > 1)
+                        keep(column.part[part]);
+                    columns[p * native_parts + part] = column.part[part];
+                });
+            });
+            unrolled<Rows>([&](auto r) KVCACHE_INLINE {
+                const native_floats a(x[r * x_stride + k]);
+                unrolled<columns_held * native_parts>([&](auto c) KVCACHE_INLINE {
+                    native_floats& sum = sums[(r * panels + group * columns_held) * native_parts + c];
+                    sum = fused(a, columns[c], sum);
+                });
+            });
+        });
+    };
+    std::size_t k = 0;
+    if constexpr (native_lanes < 16) // with AVX-512 many rows are packed, and few have nothing to fetch
+        for (; k + 16 <= inputs; k += 16) {
+            if constexpr (Rows > 3)
+                for (std::size_t r = 0; r < Rows; ++r)
+                    prefetch(x, (Rows + r) * x_stride + k);
+            for (std::size_t line = 0; line < ahead.lines; ++line)
+                prefetch_soon(ahead.base, ahead.at + (k / 16 * ahead.lines + line) * line_bytes);
+            for (std::size_t i = 0; i < 16; ++i)
+                step(k + i);
+        }
+    for (; k < inputs; ++k)
+        step(k);
+    unrolled<Rows * panels>([&](auto i) KVCACHE_INLINE {
+        const std::size_t v = i % panels * 16;
+        f32x16 sum;
+        unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sum.part[part] = sums[i * native_parts + part]; });
+        if (v < outputs)
+            sum.store_up_to(y + i / panels * y_stride + v, outputs - v);
+    });
 }
 
 // Calls body<N>() for the N in [1, Most] that `n` is.
@@ -15918,71 +15927,78 @@ struct rows_out {
 
 namespace detail {
 
-// The product of some rows with some panels of weights.
+// The product of some rows with some strips of weights.
 template <weight_format Weight>
 class product_block {
 public:
     product_block(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y) : x_(x), w_(w), y_(y) {}
 
     // Few rows: each weight is read once, by tiles as wide as the registers allow.
-    void run_few(std::size_t panel, std::size_t last) const {
-        with_rows<tallest_tile>(x_.rows, [&]<std::size_t Rows> { run_few<Rows, panels_at_once(Rows)>(panel, last); });
+    void run_few(std::size_t strip, std::size_t last) const {
+        with_rows<tallest_tile>(x_.rows, [&]<std::size_t Rows> { run_few<Rows, strips_at_once(Rows)>(strip, last); });
     }
 
     // Many rows: a block of inputs at a time, whose weights meet all rows.
-    void run_many(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t last) const {
+    void run_many(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last) const {
         // One block at least: without inputs it writes the zeros.
         const std::size_t blocks = std::max<std::size_t>(1, (w_.inputs() + block_inputs - 1) / block_inputs);
-        for (std::size_t b = 0; b < blocks; ++b) {
-            const std::size_t k = w_.inputs() * b / blocks, inputs = w_.inputs() * (b + 1) / blocks - k;
-            for (std::size_t p = panel; p < last; p += strip)
-                run_strip(row, last_row, p, std::min(strip, last - p), k, inputs,
-                          p + 2 * strip <= last ? w_.panel(p + strip) + k * width : nullptr);
-        }
+        for (std::size_t b = 0; b < blocks; ++b)
+            run_inputs(row, last_row, strip, last, w_.inputs() * b / blocks, w_.inputs() * (b + 1) / blocks);
+    }
+    void run_inputs(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last, std::size_t k,
+                    std::size_t last_input) const {
+        for (; strip < last; ++strip)
+            run_strip(row, last_row, strip, k, last_input - k, strip + 1 < last ? weights(strip + 1, k) : nullptr);
     }
 
-    // The same of rows packed before: the tile's inputs in the blocks in which they will meet weights.
-    void pack_tile(std::size_t row, std::size_t last_row, std::size_t tile, float* packed) const {
-        const row_tiles tiles(last_row - row);
-        for (std::size_t b = 0; tile < tiles.count && b < packed_blocks(); ++b) {
-            const std::size_t k = packed_input(b), inputs = packed_input(b + 1) - k;
-            pack_rows(x_.data + (row + tiles.row(tile)) * x_.stride + k, x_.stride, tiles.rows(tile), inputs,
-                      packed + (tiles.count * k + tile * inputs) * packed_rows);
-        }
-    }
-    void run_packed(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t last,
-                    const float* packed) const {
-        const row_tiles tiles(last_row - row);
-        for (std::size_t b = 0; b < packed_blocks(); ++b) {
-            const std::size_t k = packed_input(b), inputs = packed_input(b + 1) - k;
-            for (std::size_t p = panel; p < last; p += strip)
-                run_packed_strip(packed + tiles.count * packed_rows * k, row, tiles, p, k, inputs,
-                                 p + 2 * strip <= last);
-        }
-        if (const std::size_t k = packed_input(packed_blocks()); k < w_.inputs()) // up to three are left
-            for (std::size_t p = panel; p < last; p += strip)
-                run_strip(row, last_row, p, std::min(strip, last - p), k, w_.inputs() - k, nullptr);
-    }
-
-private:
-    static constexpr std::size_t width = packed_matrix<Weight>::panel_width;
-    static constexpr std::size_t strip = tile_panels;
-
-    // So many panels at a time, then the rest by fewer.
-    template <std::size_t Rows, std::size_t Panels>
-    void run_few(std::size_t panel, std::size_t last) const {
-        for (; panel + Panels <= last; panel += Panels)
-            product_tile<Rows, Panels>(x_.data, x_.stride, w_.panel(panel), w_.inputs() * width, w_.inputs(),
-                                       y_.data + panel * width, y_.stride, w_.outputs() - panel * width, true);
-        if constexpr (Panels > 1)
-            if (panel < last)
-                run_few<Rows, Panels / 2>(panel, last);
-    }
-
-    // Blocks of inputs by fours.
+    // The blocks of inputs for packed rows, by fours; up to three inputs are left.
     [[nodiscard]] std::size_t packed_blocks() const { return (w_.inputs() / 4 * 4 + block_inputs - 1) / block_inputs; }
     [[nodiscard]] std::size_t packed_input(std::size_t block) const {
         return w_.inputs() / 4 * block / packed_blocks() * 4;
+    }
+
+    // Packs a tile's rows of a block of inputs.
+    void pack_tile(std::size_t row, std::size_t last_row, std::size_t tile, std::size_t block, float* packed) const {
+        const row_tiles tiles(last_row - row);
+        const std::size_t k = packed_input(block), inputs = packed_input(block + 1) - k;
+        if (tile < tiles.count)
+            pack_rows(x_.data + (row + tiles.row(tile)) * x_.stride + k, x_.stride, tiles.rows(tile), inputs,
+                      packed + tile * inputs * packed_rows);
+    }
+    // Their products with some strips.
+    void run_packed(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last, std::size_t block,
+                    const float* packed) const {
+        const row_tiles tiles(last_row - row);
+        const std::size_t k = packed_input(block), inputs = packed_input(block + 1) - k;
+        for (; strip < last; ++strip)
+            run_packed_strip(packed, row, tiles, strip, k, inputs, strip + 1 < last);
+    }
+
+private:
+    using matrix = packed_matrix<Weight>;
+
+    // The weights of a strip from an input on.
+    [[nodiscard]] const Weight* weights(std::size_t strip, std::size_t k) const {
+        return w_.strip(strip) + k * w_.width(strip);
+    }
+
+    // So many strips at a time, then the rest by fewer; the last strip may have fewer panels.
+    template <std::size_t Rows, std::size_t Strips>
+    void run_few(std::size_t strip, std::size_t last) const {
+        const std::size_t whole = std::min(last, w_.panels() / matrix::strip_panels);
+        for (; strip + Strips <= whole; strip += Strips)
+            run_few<Rows, Strips, matrix::strip_panels>(strip);
+        if constexpr (Strips > 1)
+            run_few<Rows, Strips / 2>(strip, last);
+        else if (strip < last)
+            with_rows<matrix::strip_panels>(w_.width(strip) / matrix::panel_width,
+                                            [&]<std::size_t Width> { run_few<Rows, 1, Width>(strip); });
+    }
+    template <std::size_t Rows, std::size_t Strips, std::size_t Width>
+    void run_few(std::size_t strip) const {
+        const std::size_t output = strip * matrix::strip_width;
+        product_tile<Rows, Strips, Width>(x_.data, x_.stride, w_.strip(strip), w_.inputs() * matrix::strip_width,
+                                          w_.inputs(), y_.data + output, y_.stride, w_.outputs() - output, true);
     }
 
     // Rows in tiles as equal as they can be: a short last tile would starve the pipes.
@@ -15995,78 +16011,61 @@ private:
         std::size_t count, least, taller;
     };
 
-    // Calls body(weights, next) with the weights of a strip in float32, `next` numbers from one panel to the next: BF16
-    // and F16 weights are widened once for all rows.
+    // Calls body(weights) with the weights of a strip in float32: BF16 and F16 weights are widened once for all rows.
     template <class Body>
-    void with_wide(std::size_t panel, std::size_t panels, std::size_t k, std::size_t inputs, Body body) const {
-        const Weight* from = w_.panel(panel) + k * width;
+    void with_wide(std::size_t strip, std::size_t k, std::size_t inputs, Body body) const {
+        const Weight* from = weights(strip, k);
         if constexpr (std::same_as<Weight, float>) {
-            body(from, w_.inputs() * width);
+            body(from);
         } else {
-            alignas(line_bytes) float wide[strip * block_inputs * width];
-            for (std::size_t p = 0; p < panels; ++p)
-                for (std::size_t i = 0; i < inputs * width; i += 16)
-                    f32x16::load(from + p * w_.inputs() * width + i).store(wide + p * block_inputs * width + i);
-            body(wide, block_inputs * width);
+            alignas(line_bytes) float wide[block_inputs * matrix::strip_width];
+            for (std::size_t i = 0; i < inputs * w_.width(strip); i += 16)
+                f32x16::load(from + i).store(wide + i);
+            body(wide);
         }
     }
 
     // A strip whose successor in memory is the next to run, or not.
-    void run_packed_strip(const float* packed, std::size_t row, const row_tiles& tiles, std::size_t panel,
+    void run_packed_strip(const float* packed, std::size_t row, const row_tiles& tiles, std::size_t strip,
                           std::size_t k, std::size_t inputs, bool more) const {
-        const std::size_t panels = std::min(strip, w_.panels() - panel), output = panel * width;
-        const std::size_t bytes = inputs * width * sizeof(Weight), next_panel = w_.inputs() * width * sizeof(Weight);
-        const std::size_t tiles_each = (tiles.count + strip - 1) / strip; // fetch one panel of the next strip
-        const std::size_t step = (bytes / tiles_each + inputs / 4) / (inputs / 4);
-        with_wide(panel, panels, k, inputs, [&](const float* weights, std::size_t next) {
-            for (std::size_t t = 0, soon = 0, part = 0; t < tiles.count; ++t) {
-                bytes_ahead ahead{weights};
-                if (more)
-                    ahead = {w_.panel(panel + strip) + k * width, soon * next_panel + part * step * (inputs / 4), step};
-                if (++part == tiles_each)
-                    part = 0, ++soon;
-                float* y = y_.data + (row + tiles.row(t)) * y_.stride + output;
+        const std::size_t output = strip * matrix::strip_width, width = w_.width(strip);
+        const std::size_t bytes = more ? inputs * w_.width(strip + 1) * sizeof(Weight) : 0; // that come next
+        const std::size_t fours = inputs / 4 * tiles.count, times = (bytes / line_bytes + fours - 1) / fours;
+        const std::size_t asked = inputs / 4 * times; // by a tile
+        with_wide(strip, k, inputs, [&](const float* wide) {
+            bytes_ahead ahead{more ? weights(strip + 1, k) : nullptr, 0,
+                              bytes / std::max<std::size_t>(1, fours * times), times};
+            for (std::size_t t = 0; t < tiles.count; ++t, ahead.at += asked * ahead.step)
                 with_rows<tile_rows>(tiles.rows(t), [&]<std::size_t Rows> {
-                    with_rows<strip>(panels, [&]<std::size_t Panels> {
-                        packed_tile<Rows, Panels>(packed + t * inputs * packed_rows, weights, next, inputs, y,
-                                                  y_.stride, w_.outputs() - output, k == 0, ahead);
+                    with_rows<matrix::strip_panels>(width / matrix::panel_width, [&]<std::size_t Panels> {
+                        packed_tile<Rows, Panels>(packed + t * inputs * packed_rows, wide, inputs,
+                                                  y_.data + (row + tiles.row(t)) * y_.stride + output, y_.stride,
+                                                  w_.outputs() - output, k == 0, ahead);
+                    });
+                });
+        });
+    }
+
+    // The same of rows as they are. `soon`: the weights that come next, or null.
+    void run_strip(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t k, std::size_t inputs,
+                   const Weight* soon) const {
+        const std::size_t output = strip * matrix::strip_width, panels = w_.width(strip) / matrix::panel_width;
+        with_wide(strip, k, inputs, [&](const float* wide) {
+            const row_tiles tiles(last_row - row);
+            weights_ahead ahead{reinterpret_cast<const std::byte*>(soon)};
+            if (soon != nullptr)
+                ahead.lines = (4 * panels * sizeof(Weight) + tiles.count - 1) / tiles.count;
+            for (std::size_t t = 0; t < tiles.count; ++t, ahead.at += inputs / 16 * ahead.lines * line_bytes) {
+                const std::size_t at = row + tiles.row(t);
+                with_rows<tile_rows>(tiles.rows(t), [&]<std::size_t Rows> {
+                    with_rows<matrix::strip_panels>(panels, [&]<std::size_t Panels> {
+                        product_tile<Rows, 1, Panels>(x_.data + at * x_.stride + k, x_.stride, wide, 0, inputs,
+                                                      y_.data + at * y_.stride + output, y_.stride,
+                                                      w_.outputs() - output, k == 0, ahead);
                     });
                 });
             }
         });
-    }
-
-    // `soon`: the weights of the strip behind, or null.
-    void run_strip(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
-                   std::size_t inputs, const Weight* soon) const {
-        with_wide(panel, panels, k, inputs, [&](const float* weights, std::size_t next) {
-            run_tiles(row, last_row, panel, panels, k, inputs, weights, next, soon);
-        });
-    }
-
-    // The rows in tiles as equal as they can be: a short last tile would starve the pipes.
-    void run_tiles(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
-                   std::size_t inputs, const float* weights, std::size_t next, const Weight* soon) const {
-        std::size_t tiles = (last_row - row + tile_rows - 1) / tile_rows;
-        const std::size_t lines = inputs * width * sizeof(Weight) / line_bytes; // of a panel
-        const std::size_t rounded = (4 * sizeof(Weight) + tiles - 1) / tiles * (inputs / 16);
-        weights_ahead ahead{reinterpret_cast<const std::byte*>(soon), 0, w_.inputs() * width * sizeof(Weight), 0};
-        for (; tiles > 0; --tiles) {
-            const std::size_t rows = (last_row - row + tiles - 1) / tiles, output = panel * width;
-            if (soon != nullptr) // of no more lines than there are inputs, where each input asks for one
-                ahead.lines = native_lanes == 16 ? std::min((lines - ahead.at / line_bytes + tiles - 1) / tiles, inputs)
-                                                 : rounded;
-            const float* x = x_.data + row * x_.stride + k;
-            float* y = y_.data + row * y_.stride + output;
-            with_rows<tile_rows>(rows, [&]<std::size_t Rows> {
-                with_rows<strip>(panels, [&]<std::size_t Panels> {
-                    product_tile<Rows, Panels>(x, x_.stride, weights, next, inputs, y, y_.stride, w_.outputs() - output,
-                                               k == 0, ahead);
-                });
-            });
-            row += rows;
-            ahead.at += ahead.lines * line_bytes;
-        }
     }
 
     const rows_in& x_;
@@ -16087,10 +16086,11 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
     const std::size_t work = x.rows * w.inputs() * w.outputs();
     if (x.rows == 0)
         return;
+    const std::size_t strips = w.strips();
     if (x.rows <= detail::tallest_tile) {
-        const std::size_t wide = detail::panels_at_once(x.rows);
-        threads.share((w.panels() + wide - 1) / wide, work, [&](std::size_t begin, std::size_t end) {
-            block.run_few(begin * wide, std::min(end * wide, w.panels()));
+        const std::size_t at_once = detail::strips_at_once(x.rows);
+        threads.share((strips + at_once - 1) / at_once, work, [&](std::size_t begin, std::size_t end) {
+            block.run_few(begin * at_once, std::min(end * at_once, strips));
         });
         return;
     }
@@ -16099,40 +16099,48 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
         return std::min(x.rows,
                         (x.rows * b / row_blocks + detail::tile_rows - 1) / detail::tile_rows * detail::tile_rows);
     };
-    if (detail::native_lanes == 16 && x.rows >= detail::worth_packing && w.inputs() >= 4) {
-        // A block of rows at a time stays in the second cache; a team waits less often where it takes two.
-        constexpr std::size_t tiles = detail::block_rows / detail::tile_rows;
-        const std::size_t at_once = threads.threads() > 1 ? 2 : 1;
-        const std::size_t strips = (w.panels() + detail::tile_panels - 1) / detail::tile_panels;
-        const std::size_t room = w.inputs() * detail::block_rows; // of a block
-        float* const packed = threads.scratch(std::min(at_once, row_blocks) * room);
-        for (std::size_t first = 0; first < row_blocks; first += at_once) {
-            const std::size_t blocks = std::min(at_once, row_blocks - first);
+    // Calls body(row block, first strip, last strip) for some of the strips of all of some row blocks.
+    const auto each_block = [&](std::size_t begin, std::size_t end, auto body) {
+        for (std::size_t last; begin < end; begin = last) {
+            const std::size_t b = begin / strips;
+            last = std::min(end, (b + 1) * strips);
+            body(b, begin - b * strips, last - b * strips);
+        }
+    };
+    if (detail::native_lanes < 16 || w.inputs() < 4) {
+        threads.share(row_blocks * strips, work, [&](std::size_t begin, std::size_t end) {
+            each_block(begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
+                block.run_many(block_at(b), block_at(b + 1), strip, last);
+            });
+        });
+        return;
+    }
+    // A block of rows and inputs at a time stays in the second cache; a team waits less often where it takes two.
+    constexpr std::size_t tiles = detail::block_rows / detail::tile_rows;
+    constexpr std::size_t room = detail::block_inputs * detail::block_rows;
+    const std::size_t at_once = std::min<std::size_t>(threads.threads() > 1 ? 2 : 1, row_blocks);
+    float* const packed = threads.scratch(at_once * room);
+    for (std::size_t first = 0; first < row_blocks; first += at_once) {
+        const std::size_t blocks = std::min(at_once, row_blocks - first);
+        for (std::size_t k = 0; k < block.packed_blocks(); ++k) {
             threads.share(blocks * tiles, x.rows * w.inputs(), [&](std::size_t begin, std::size_t end) {
                 for (std::size_t t = begin; t < end; ++t)
-                    block.pack_tile(block_at(first + t / tiles), block_at(first + t / tiles + 1), t % tiles,
+                    block.pack_tile(block_at(first + t / tiles), block_at(first + t / tiles + 1), t % tiles, k,
                                     packed + t / tiles * room);
             });
             threads.share(blocks * strips, work, [&](std::size_t begin, std::size_t end) {
-                for (std::size_t last; begin < end; begin = last) {
-                    const std::size_t b = begin / strips;
-                    last = std::min(end, (b + 1) * strips);
-                    block.run_packed(
-                        block_at(first + b), block_at(first + b + 1), (begin - b * strips) * detail::tile_panels,
-                        std::min((last - b * strips) * detail::tile_panels, w.panels()), packed + b * room);
-                }
+                each_block(begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
+                    block.run_packed(block_at(first + b), block_at(first + b + 1), strip, last, k, packed + b * room);
+                });
             });
         }
-        return;
     }
-    threads.share(row_blocks * w.panels(), work, [&](std::size_t begin, std::size_t end) {
-        while (begin < end) {
-            const std::size_t b = begin / w.panels(), panel = begin % w.panels();
-            const std::size_t panels = std::min(end - begin, w.panels() - panel);
-            block.run_many(block_at(b), block_at(b + 1), panel, panel + panels);
-            begin += panels;
-        }
-    });
+    if (const std::size_t k = block.packed_input(block.packed_blocks()); k < w.inputs()) // up to three are left
+        threads.share(row_blocks * strips, work, [&](std::size_t begin, std::size_t end) {
+            each_block(begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
+                block.run_inputs(block_at(b), block_at(b + 1), strip, last, k, w.inputs());
+            });
+        });
 }
 
 #if defined(KVCACHE_COMPILED)
@@ -17039,22 +17047,23 @@ inline void read_row_in(std::span<const tensor_view> parts, std::size_t row, std
 }
 
 template <weight_format Weight>
-inline void pack_as(std::span<const tensor_view> parts, bool as_stored, Weight* to, std::size_t begin,
-                    std::size_t end) {
-    constexpr std::size_t width = packed_matrix<Weight>::panel_width;
+inline void pack_as(std::span<const tensor_view> parts, std::size_t outputs, bool as_stored, Weight* to,
+                    std::size_t begin, std::size_t end) {
+    using matrix = packed_matrix<Weight>;
     const std::size_t inputs = parts[0].shape[1];
-    std::vector<float> widened(as_stored ? 0 : width * inputs);
-    std::array<const std::byte*, width> rows = {};
-    for (std::size_t panel = begin; panel < end; ++panel) {
+    std::vector<float> widened(as_stored ? 0 : matrix::strip_width * inputs);
+    std::array<const std::byte*, matrix::strip_width> rows = {};
+    for (std::size_t strip = begin; strip < end; ++strip) {
+        const std::size_t first = strip * matrix::strip_width, width = matrix::width_of(outputs, strip);
         for (std::size_t r = 0; r < width; ++r)
             if (as_stored) {
-                rows[r] = row_in(parts, panel * width + r);
+                rows[r] = row_in(parts, first + r);
             } else {
                 const std::span row(widened.data() + r * inputs, inputs);
-                read_row_in(parts, panel * width + r, row);
+                read_row_in(parts, first + r, row);
                 rows[r] = std::as_bytes(row).data();
             }
-        pack_panel<Weight>(rows, inputs, to + panel * width * inputs);
+        pack_strip<Weight>(std::span(rows).first(width), inputs, to + first * inputs);
     }
 }
 
@@ -17075,9 +17084,10 @@ inline void pack_rows(std::span<const tensor_view> parts, dtype format, std::byt
                            std::ranges::all_of(parts, [&](const tensor_view& part) { return part.dtype == format; });
     expects(as_stored || format == dtype::f32, "weights are packed as stored or as F32");
     const auto pack = [&](auto* weights) {
-        threads.share(
-            packed_matrix<float>::panels_of(outputs), outputs * parts[0].shape[1],
-            [&](std::size_t begin, std::size_t end) { detail::pack_as(parts, as_stored, weights, begin, end); });
+        threads.share(packed_matrix<float>::strips_of(outputs), outputs * parts[0].shape[1],
+                      [&](std::size_t begin, std::size_t end) {
+                          detail::pack_as(parts, outputs, as_stored, weights, begin, end);
+                      });
     };
     switch (format) {
     case dtype::f32:

@@ -13,22 +13,34 @@
 
 namespace kv = kvcache;
 
-TEST_CASE("a packed matrix lies in panels of 16 outputs, inputs ascending, zeros behind the last output") {
-    constexpr std::size_t outputs = 70, inputs = 5;
-    kv::packed_matrix<float> packed(outputs, inputs);
-    std::vector<float> row(inputs);
-    for (std::size_t n = 0; n < outputs; ++n) {
-        for (std::size_t k = 0; k < inputs; ++k)
-            row[k] = static_cast<float>(100 * n + k + 1);
-        packed.set_row(n, row);
+TEST_CASE("a packed matrix lies in strips of panels, inputs ascending, zeros behind the last output") {
+    constexpr std::size_t inputs = 5, strip_width = kv::packed_matrix<float>::strip_width;
+    for (std::size_t outputs = 1; outputs <= 3 * strip_width + 1; ++outputs) {
+        INFO(outputs << " outputs");
+        kv::packed_matrix<float> packed(outputs, inputs);
+        std::vector<float> row(inputs);
+        for (std::size_t n = 0; n < outputs; ++n) {
+            for (std::size_t k = 0; k < inputs; ++k)
+                row[k] = static_cast<float>(100 * n + k + 1);
+            packed.set_row(n, row);
+        }
+        REQUIRE(packed.outputs() == outputs);
+        REQUIRE(packed.inputs() == inputs);
+        REQUIRE(packed.panels() == (outputs + 15) / 16);
+        REQUIRE(packed.bytes() == packed.panels() * 16 * inputs * sizeof(float));
+        std::size_t output = 0, wrong = 0;
+        for (std::size_t s = 0; s < packed.strips(); ++s) {
+            REQUIRE(packed.width(s) <= strip_width);
+            REQUIRE(packed.strip(s) == packed.strip(0) + output * inputs);
+            for (std::size_t k = 0; k < inputs; ++k)
+                for (std::size_t n = 0; n < packed.width(s); ++n)
+                    wrong += packed.strip(s)[k * packed.width(s) + n] !=
+                             (output + n < outputs ? static_cast<float>(100 * (output + n) + k + 1) : 0.0f);
+            output += packed.width(s);
+        }
+        CHECK(output == packed.panels() * 16);
+        CHECK(wrong == 0);
     }
-    CHECK(packed.outputs() == outputs);
-    CHECK(packed.inputs() == inputs);
-    CHECK(packed.panels() == 5);
-    CHECK(packed.bytes() == 5 * 16 * inputs * sizeof(float));
-    for (std::size_t n = 0; n < 80; ++n)
-        for (std::size_t k = 0; k < inputs; ++k)
-            CHECK(packed.panel(n / 16)[k * 16 + n % 16] == (n < outputs ? static_cast<float>(100 * n + k + 1) : 0.0f));
 }
 
 TEST_CASE("a packed row reads back as it was set, widened") {
@@ -60,17 +72,19 @@ TEST_CASE("a view looks at weights that its keeper owns, and copies of it share 
     kv::packed_matrix<float> owner(40, 3);
     owner.set_row(39, std::vector<float>{1.0f, 2.0f, 3.0f});
     const auto copy = owner;
-    CHECK(copy.panel(0) != owner.panel(0));
-    CHECK(copy.panel(2)[7 + 16] == 2.0f);
+    CHECK(copy.strip(0) != owner.strip(0));
+    std::vector<float> last(3);
+    copy.row(39, last);
+    CHECK(last == std::vector<float>{1.0f, 2.0f, 3.0f});
 
     auto memory = kv::shared_memory(owner.bytes(), nullptr);
-    std::memcpy(memory.get(), owner.panel(0), owner.bytes());
+    std::memcpy(memory.get(), owner.strip(0), owner.bytes());
     const std::weak_ptr<const void> alive = memory;
     {
         kv::packed_matrix<float> view(40, 3, reinterpret_cast<const float*>(memory.get()), memory);
         memory.reset();
         const auto shared = view;
-        CHECK(shared.panel(0) == view.panel(0));
+        CHECK(shared.strip(0) == view.strip(0));
         CHECK(shared.bytes() == owner.bytes());
         std::vector<float> row(3);
         shared.row(39, row);

@@ -114,7 +114,7 @@ TEST_CASE("sound packed weights of something else are refused by what differs") 
     CHECK(s.refused(sealed(s.whole)).empty());
     CHECK(with(1, 0) == "version"); // older
     CHECK(with(1, kv::packed_file::version + 1) == "version");
-    CHECK(with(3, 32) == "panel_width");
+    CHECK(with(3, 32) == "strip_width");
     CHECK(with(4, 0) == "numeric_contract");
     CHECK(with(5, 1) == "payload_bytes");
     CHECK(with(6, 1) == "reserved");

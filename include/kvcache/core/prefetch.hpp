@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/inline.hpp>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -15,7 +17,7 @@ template <class T>
 
 /// Asks for the cache line of number `offset` from `base` on, which is soon read. Any may be asked for.
 template <class T>
-inline void prefetch([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
+KVCACHE_INLINE inline void prefetch([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
 #if defined(__GNUC__)
     __builtin_prefetch(address(base, offset), 0, 3);
 #endif
@@ -23,7 +25,7 @@ inline void prefetch([[maybe_unused]] const T* base, [[maybe_unused]] std::size_
 
 /// The same for a line that is read somewhat later, in the second cache.
 template <class T>
-inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
+KVCACHE_INLINE inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
 #if defined(__GNUC__)
     __builtin_prefetch(address(base, offset), 0, 2);
 #endif
@@ -31,7 +33,8 @@ inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe_unused]] std::
 
 /// The same for a line that is soon written.
 template <class T>
-inline void prefetch_to_write([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
+KVCACHE_INLINE inline void prefetch_to_write([[maybe_unused]] const T* base,
+                                             [[maybe_unused]] std::size_t offset) noexcept {
 #if defined(__GNUC__)
     __builtin_prefetch(address(base, offset), 1, 3);
 #endif

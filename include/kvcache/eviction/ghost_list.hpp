@@ -67,7 +67,9 @@ public:
     }
 
     /// Asks for the memory that a key is looked up in.
-    void prefetch(std::uint64_t key) const noexcept { kvcache::prefetch(chains_.data(), chain_at(mixed_bits(key))); }
+    KVCACHE_INLINE void prefetch(std::uint64_t key) const noexcept {
+        kvcache::prefetch(chains_.data(), chain_at(mixed_bits(key)));
+    }
 
     /// Whether the key is in the list.
     [[nodiscard]] bool contains(std::uint64_t key) const noexcept {
@@ -146,7 +148,7 @@ private:
     [[nodiscard]] std::uint32_t& chain_of(std::uint64_t hash) noexcept { return chains_[chain_at(hash)]; }
 
     // Asks for what forgetting the next oldest ones reads: the chain of one, and where the chain of a nearer one leads.
-    void prefetch_oldest() const noexcept {
+    KVCACHE_INLINE void prefetch_oldest() const noexcept {
         if (used_ <= 16)
             return;
         const std::uint32_t far = nodes_[(first_ + 16) % capacity()].next,

@@ -43,8 +43,10 @@ public:
     [[nodiscard]] bool ends(slot_id slot) const noexcept { return index_of(slot) >= slots_; }
 
     /// Asks for the memory of a slot's links, and of its neighbours'.
-    void prefetch(slot_id slot) const noexcept { kvcache::prefetch_to_write(links_.data(), index_of(slot)); }
-    void prefetch_neighbours(slot_id slot) const noexcept {
+    KVCACHE_INLINE void prefetch(slot_id slot) const noexcept {
+        kvcache::prefetch_to_write(links_.data(), index_of(slot));
+    }
+    KVCACHE_INLINE void prefetch_neighbours(slot_id slot) const noexcept {
         const auto [newer, older] = links_[index_of(slot)];
         kvcache::prefetch_to_write(links_.data(), newer);
         kvcache::prefetch_to_write(links_.data(), older);

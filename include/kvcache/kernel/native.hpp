@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/inline.hpp>
 #include <kvcache/core/intrinsics.hpp>
 #include <kvcache/core/prefetch.hpp>
 
@@ -11,13 +12,6 @@
 #include <cstdint>
 #include <type_traits>
 #include <utility>
-
-/// For what must become part of its caller for the compiler to keep sums in registers. On a lambda: after its (...).
-#if defined(__GNUC__)
-#define KVCACHE_INLINE __attribute__((always_inline))
-#else
-#define KVCACHE_INLINE
-#endif
 
 #if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #error "kvcache: -ffast-math reorders sums, so a hit would no longer equal a miss; build without it"
@@ -89,15 +83,6 @@ inline void accumulate(native_floats& sum, const native_floats& x, const native_
     asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sum.data) : "v"(x.data), "v"(y.data));
 #else
     sum = fused(x, y, sum);
-#endif
-}
-
-/// The same for a number x in memory: one instruction reads, broadcasts, multiplies and adds it.
-inline void accumulate(native_floats& sum, const float& x, const native_floats& y) noexcept {
-#if defined(__GNUC__) && defined(__AVX512F__)
-    asm volatile("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum.data) : "v"(y.data), "m"(x));
-#else
-    sum = fused(native_floats(x), y, sum);
 #endif
 }
 

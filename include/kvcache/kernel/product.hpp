@@ -4,6 +4,7 @@
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/kernel/packed_matrix.hpp>
+#include <kvcache/kernel/packed_tile.hpp>
 #include <kvcache/kernel/product_tile.hpp>
 #include <kvcache/kernel/simd.hpp>
 #include <kvcache/kernel/team.hpp>
@@ -32,71 +33,78 @@ struct rows_out {
 
 namespace detail {
 
-// The product of some rows with some panels of weights.
+// The product of some rows with some strips of weights.
 template <weight_format Weight>
 class product_block {
 public:
     product_block(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y) : x_(x), w_(w), y_(y) {}
 
     // Few rows: each weight is read once, by tiles as wide as the registers allow.
-    void run_few(std::size_t panel, std::size_t last) const {
-        with_rows<tallest_tile>(x_.rows, [&]<std::size_t Rows> { run_few<Rows, panels_at_once(Rows)>(panel, last); });
+    void run_few(std::size_t strip, std::size_t last) const {
+        with_rows<tallest_tile>(x_.rows, [&]<std::size_t Rows> { run_few<Rows, strips_at_once(Rows)>(strip, last); });
     }
 
     // Many rows: a block of inputs at a time, whose weights meet all rows.
-    void run_many(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t last) const {
+    void run_many(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last) const {
         // One block at least: without inputs it writes the zeros.
         const std::size_t blocks = std::max<std::size_t>(1, (w_.inputs() + block_inputs - 1) / block_inputs);
-        for (std::size_t b = 0; b < blocks; ++b) {
-            const std::size_t k = w_.inputs() * b / blocks, inputs = w_.inputs() * (b + 1) / blocks - k;
-            for (std::size_t p = panel; p < last; p += strip)
-                run_strip(row, last_row, p, std::min(strip, last - p), k, inputs,
-                          p + 2 * strip <= last ? w_.panel(p + strip) + k * width : nullptr);
-        }
+        for (std::size_t b = 0; b < blocks; ++b)
+            run_inputs(row, last_row, strip, last, w_.inputs() * b / blocks, w_.inputs() * (b + 1) / blocks);
+    }
+    void run_inputs(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last, std::size_t k,
+                    std::size_t last_input) const {
+        for (; strip < last; ++strip)
+            run_strip(row, last_row, strip, k, last_input - k, strip + 1 < last ? weights(strip + 1, k) : nullptr);
     }
 
-    // The same of rows packed before: the tile's inputs in the blocks in which they will meet weights.
-    void pack_tile(std::size_t row, std::size_t last_row, std::size_t tile, float* packed) const {
-        const row_tiles tiles(last_row - row);
-        for (std::size_t b = 0; tile < tiles.count && b < packed_blocks(); ++b) {
-            const std::size_t k = packed_input(b), inputs = packed_input(b + 1) - k;
-            pack_rows(x_.data + (row + tiles.row(tile)) * x_.stride + k, x_.stride, tiles.rows(tile), inputs,
-                      packed + (tiles.count * k + tile * inputs) * packed_rows);
-        }
-    }
-    void run_packed(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t last,
-                    const float* packed) const {
-        const row_tiles tiles(last_row - row);
-        for (std::size_t b = 0; b < packed_blocks(); ++b) {
-            const std::size_t k = packed_input(b), inputs = packed_input(b + 1) - k;
-            for (std::size_t p = panel; p < last; p += strip)
-                run_packed_strip(packed + tiles.count * packed_rows * k, row, tiles, p, k, inputs,
-                                 p + 2 * strip <= last);
-        }
-        if (const std::size_t k = packed_input(packed_blocks()); k < w_.inputs()) // up to three are left
-            for (std::size_t p = panel; p < last; p += strip)
-                run_strip(row, last_row, p, std::min(strip, last - p), k, w_.inputs() - k, nullptr);
-    }
-
-private:
-    static constexpr std::size_t width = packed_matrix<Weight>::panel_width;
-    static constexpr std::size_t strip = tile_panels;
-
-    // So many panels at a time, then the rest by fewer.
-    template <std::size_t Rows, std::size_t Panels>
-    void run_few(std::size_t panel, std::size_t last) const {
-        for (; panel + Panels <= last; panel += Panels)
-            product_tile<Rows, Panels>(x_.data, x_.stride, w_.panel(panel), w_.inputs() * width, w_.inputs(),
-                                       y_.data + panel * width, y_.stride, w_.outputs() - panel * width, true);
-        if constexpr (Panels > 1)
-            if (panel < last)
-                run_few<Rows, Panels / 2>(panel, last);
-    }
-
-    // Blocks of inputs by fours.
+    // The blocks of inputs for packed rows, by fours; up to three inputs are left.
     [[nodiscard]] std::size_t packed_blocks() const { return (w_.inputs() / 4 * 4 + block_inputs - 1) / block_inputs; }
     [[nodiscard]] std::size_t packed_input(std::size_t block) const {
         return w_.inputs() / 4 * block / packed_blocks() * 4;
+    }
+
+    // Packs a tile's rows of a block of inputs.
+    void pack_tile(std::size_t row, std::size_t last_row, std::size_t tile, std::size_t block, float* packed) const {
+        const row_tiles tiles(last_row - row);
+        const std::size_t k = packed_input(block), inputs = packed_input(block + 1) - k;
+        if (tile < tiles.count)
+            pack_rows(x_.data + (row + tiles.row(tile)) * x_.stride + k, x_.stride, tiles.rows(tile), inputs,
+                      packed + tile * inputs * packed_rows);
+    }
+    // Their products with some strips.
+    void run_packed(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last, std::size_t block,
+                    const float* packed) const {
+        const row_tiles tiles(last_row - row);
+        const std::size_t k = packed_input(block), inputs = packed_input(block + 1) - k;
+        for (; strip < last; ++strip)
+            run_packed_strip(packed, row, tiles, strip, k, inputs, strip + 1 < last);
+    }
+
+private:
+    using matrix = packed_matrix<Weight>;
+
+    // The weights of a strip from an input on.
+    [[nodiscard]] const Weight* weights(std::size_t strip, std::size_t k) const {
+        return w_.strip(strip) + k * w_.width(strip);
+    }
+
+    // So many strips at a time, then the rest by fewer; the last strip may have fewer panels.
+    template <std::size_t Rows, std::size_t Strips>
+    void run_few(std::size_t strip, std::size_t last) const {
+        const std::size_t whole = std::min(last, w_.panels() / matrix::strip_panels);
+        for (; strip + Strips <= whole; strip += Strips)
+            run_few<Rows, Strips, matrix::strip_panels>(strip);
+        if constexpr (Strips > 1)
+            run_few<Rows, Strips / 2>(strip, last);
+        else if (strip < last)
+            with_rows<matrix::strip_panels>(w_.width(strip) / matrix::panel_width,
+                                            [&]<std::size_t Width> { run_few<Rows, 1, Width>(strip); });
+    }
+    template <std::size_t Rows, std::size_t Strips, std::size_t Width>
+    void run_few(std::size_t strip) const {
+        const std::size_t output = strip * matrix::strip_width;
+        product_tile<Rows, Strips, Width>(x_.data, x_.stride, w_.strip(strip), w_.inputs() * matrix::strip_width,
+                                          w_.inputs(), y_.data + output, y_.stride, w_.outputs() - output, true);
     }
 
     // Rows in tiles as equal as they can be: a short last tile would starve the pipes.
@@ -109,78 +117,61 @@ private:
         std::size_t count, least, taller;
     };
 
-    // Calls body(weights, next) with the weights of a strip in float32, `next` numbers from one panel to the next: BF16
-    // and F16 weights are widened once for all rows.
+    // Calls body(weights) with the weights of a strip in float32: BF16 and F16 weights are widened once for all rows.
     template <class Body>
-    void with_wide(std::size_t panel, std::size_t panels, std::size_t k, std::size_t inputs, Body body) const {
-        const Weight* from = w_.panel(panel) + k * width;
+    void with_wide(std::size_t strip, std::size_t k, std::size_t inputs, Body body) const {
+        const Weight* from = weights(strip, k);
         if constexpr (std::same_as<Weight, float>) {
-            body(from, w_.inputs() * width);
+            body(from);
         } else {
-            alignas(line_bytes) float wide[strip * block_inputs * width];
-            for (std::size_t p = 0; p < panels; ++p)
-                for (std::size_t i = 0; i < inputs * width; i += 16)
-                    f32x16::load(from + p * w_.inputs() * width + i).store(wide + p * block_inputs * width + i);
-            body(wide, block_inputs * width);
+            alignas(line_bytes) float wide[block_inputs * matrix::strip_width];
+            for (std::size_t i = 0; i < inputs * w_.width(strip); i += 16)
+                f32x16::load(from + i).store(wide + i);
+            body(wide);
         }
     }
 
     // A strip whose successor in memory is the next to run, or not.
-    void run_packed_strip(const float* packed, std::size_t row, const row_tiles& tiles, std::size_t panel,
+    void run_packed_strip(const float* packed, std::size_t row, const row_tiles& tiles, std::size_t strip,
                           std::size_t k, std::size_t inputs, bool more) const {
-        const std::size_t panels = std::min(strip, w_.panels() - panel), output = panel * width;
-        const std::size_t bytes = inputs * width * sizeof(Weight), next_panel = w_.inputs() * width * sizeof(Weight);
-        const std::size_t tiles_each = (tiles.count + strip - 1) / strip; // fetch one panel of the next strip
-        const std::size_t step = (bytes / tiles_each + inputs / 4) / (inputs / 4);
-        with_wide(panel, panels, k, inputs, [&](const float* weights, std::size_t next) {
-            for (std::size_t t = 0, soon = 0, part = 0; t < tiles.count; ++t) {
-                bytes_ahead ahead{weights};
-                if (more)
-                    ahead = {w_.panel(panel + strip) + k * width, soon * next_panel + part * step * (inputs / 4), step};
-                if (++part == tiles_each)
-                    part = 0, ++soon;
-                float* y = y_.data + (row + tiles.row(t)) * y_.stride + output;
+        const std::size_t output = strip * matrix::strip_width, width = w_.width(strip);
+        const std::size_t bytes = more ? inputs * w_.width(strip + 1) * sizeof(Weight) : 0; // that come next
+        const std::size_t fours = inputs / 4 * tiles.count, times = (bytes / line_bytes + fours - 1) / fours;
+        const std::size_t asked = inputs / 4 * times; // by a tile
+        with_wide(strip, k, inputs, [&](const float* wide) {
+            bytes_ahead ahead{more ? weights(strip + 1, k) : nullptr, 0,
+                              bytes / std::max<std::size_t>(1, fours * times), times};
+            for (std::size_t t = 0; t < tiles.count; ++t, ahead.at += asked * ahead.step)
                 with_rows<tile_rows>(tiles.rows(t), [&]<std::size_t Rows> {
-                    with_rows<strip>(panels, [&]<std::size_t Panels> {
-                        packed_tile<Rows, Panels>(packed + t * inputs * packed_rows, weights, next, inputs, y,
-                                                  y_.stride, w_.outputs() - output, k == 0, ahead);
+                    with_rows<matrix::strip_panels>(width / matrix::panel_width, [&]<std::size_t Panels> {
+                        packed_tile<Rows, Panels>(packed + t * inputs * packed_rows, wide, inputs,
+                                                  y_.data + (row + tiles.row(t)) * y_.stride + output, y_.stride,
+                                                  w_.outputs() - output, k == 0, ahead);
+                    });
+                });
+        });
+    }
+
+    // The same of rows as they are. `soon`: the weights that come next, or null.
+    void run_strip(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t k, std::size_t inputs,
+                   const Weight* soon) const {
+        const std::size_t output = strip * matrix::strip_width, panels = w_.width(strip) / matrix::panel_width;
+        with_wide(strip, k, inputs, [&](const float* wide) {
+            const row_tiles tiles(last_row - row);
+            weights_ahead ahead{reinterpret_cast<const std::byte*>(soon)};
+            if (soon != nullptr)
+                ahead.lines = (4 * panels * sizeof(Weight) + tiles.count - 1) / tiles.count;
+            for (std::size_t t = 0; t < tiles.count; ++t, ahead.at += inputs / 16 * ahead.lines * line_bytes) {
+                const std::size_t at = row + tiles.row(t);
+                with_rows<tile_rows>(tiles.rows(t), [&]<std::size_t Rows> {
+                    with_rows<matrix::strip_panels>(panels, [&]<std::size_t Panels> {
+                        product_tile<Rows, 1, Panels>(x_.data + at * x_.stride + k, x_.stride, wide, 0, inputs,
+                                                      y_.data + at * y_.stride + output, y_.stride,
+                                                      w_.outputs() - output, k == 0, ahead);
                     });
                 });
             }
         });
-    }
-
-    // `soon`: the weights of the strip behind, or null.
-    void run_strip(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
-                   std::size_t inputs, const Weight* soon) const {
-        with_wide(panel, panels, k, inputs, [&](const float* weights, std::size_t next) {
-            run_tiles(row, last_row, panel, panels, k, inputs, weights, next, soon);
-        });
-    }
-
-    // The rows in tiles as equal as they can be: a short last tile would starve the pipes.
-    void run_tiles(std::size_t row, std::size_t last_row, std::size_t panel, std::size_t panels, std::size_t k,
-                   std::size_t inputs, const float* weights, std::size_t next, const Weight* soon) const {
-        std::size_t tiles = (last_row - row + tile_rows - 1) / tile_rows;
-        const std::size_t lines = inputs * width * sizeof(Weight) / line_bytes; // of a panel
-        const std::size_t rounded = (4 * sizeof(Weight) + tiles - 1) / tiles * (inputs / 16);
-        weights_ahead ahead{reinterpret_cast<const std::byte*>(soon), 0, w_.inputs() * width * sizeof(Weight), 0};
-        for (; tiles > 0; --tiles) {
-            const std::size_t rows = (last_row - row + tiles - 1) / tiles, output = panel * width;
-            if (soon != nullptr) // of no more lines than there are inputs, where each input asks for one
-                ahead.lines = native_lanes == 16 ? std::min((lines - ahead.at / line_bytes + tiles - 1) / tiles, inputs)
-                                                 : rounded;
-            const float* x = x_.data + row * x_.stride + k;
-            float* y = y_.data + row * y_.stride + output;
-            with_rows<tile_rows>(rows, [&]<std::size_t Rows> {
-                with_rows<strip>(panels, [&]<std::size_t Panels> {
-                    product_tile<Rows, Panels>(x, x_.stride, weights, next, inputs, y, y_.stride, w_.outputs() - output,
-                                               k == 0, ahead);
-                });
-            });
-            row += rows;
-            ahead.at += ahead.lines * line_bytes;
-        }
     }
 
     const rows_in& x_;
@@ -201,10 +192,11 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
     const std::size_t work = x.rows * w.inputs() * w.outputs();
     if (x.rows == 0)
         return;
+    const std::size_t strips = w.strips();
     if (x.rows <= detail::tallest_tile) {
-        const std::size_t wide = detail::panels_at_once(x.rows);
-        threads.share((w.panels() + wide - 1) / wide, work, [&](std::size_t begin, std::size_t end) {
-            block.run_few(begin * wide, std::min(end * wide, w.panels()));
+        const std::size_t at_once = detail::strips_at_once(x.rows);
+        threads.share((strips + at_once - 1) / at_once, work, [&](std::size_t begin, std::size_t end) {
+            block.run_few(begin * at_once, std::min(end * at_once, strips));
         });
         return;
     }
@@ -213,40 +205,48 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
         return std::min(x.rows,
                         (x.rows * b / row_blocks + detail::tile_rows - 1) / detail::tile_rows * detail::tile_rows);
     };
-    if (detail::native_lanes == 16 && x.rows >= detail::worth_packing && w.inputs() >= 4) {
-        // A block of rows at a time stays in the second cache; a team waits less often where it takes two.
-        constexpr std::size_t tiles = detail::block_rows / detail::tile_rows;
-        const std::size_t at_once = threads.threads() > 1 ? 2 : 1;
-        const std::size_t strips = (w.panels() + detail::tile_panels - 1) / detail::tile_panels;
-        const std::size_t room = w.inputs() * detail::block_rows; // of a block
-        float* const packed = threads.scratch(std::min(at_once, row_blocks) * room);
-        for (std::size_t first = 0; first < row_blocks; first += at_once) {
-            const std::size_t blocks = std::min(at_once, row_blocks - first);
+    // Calls body(row block, first strip, last strip) for some of the strips of all of some row blocks.
+    const auto each_block = [&](std::size_t begin, std::size_t end, auto body) {
+        for (std::size_t last; begin < end; begin = last) {
+            const std::size_t b = begin / strips;
+            last = std::min(end, (b + 1) * strips);
+            body(b, begin - b * strips, last - b * strips);
+        }
+    };
+    if (detail::native_lanes < 16 || w.inputs() < 4) {
+        threads.share(row_blocks * strips, work, [&](std::size_t begin, std::size_t end) {
+            each_block(begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
+                block.run_many(block_at(b), block_at(b + 1), strip, last);
+            });
+        });
+        return;
+    }
+    // A block of rows and inputs at a time stays in the second cache; a team waits less often where it takes two.
+    constexpr std::size_t tiles = detail::block_rows / detail::tile_rows;
+    constexpr std::size_t room = detail::block_inputs * detail::block_rows;
+    const std::size_t at_once = std::min<std::size_t>(threads.threads() > 1 ? 2 : 1, row_blocks);
+    float* const packed = threads.scratch(at_once * room);
+    for (std::size_t first = 0; first < row_blocks; first += at_once) {
+        const std::size_t blocks = std::min(at_once, row_blocks - first);
+        for (std::size_t k = 0; k < block.packed_blocks(); ++k) {
             threads.share(blocks * tiles, x.rows * w.inputs(), [&](std::size_t begin, std::size_t end) {
                 for (std::size_t t = begin; t < end; ++t)
-                    block.pack_tile(block_at(first + t / tiles), block_at(first + t / tiles + 1), t % tiles,
+                    block.pack_tile(block_at(first + t / tiles), block_at(first + t / tiles + 1), t % tiles, k,
                                     packed + t / tiles * room);
             });
             threads.share(blocks * strips, work, [&](std::size_t begin, std::size_t end) {
-                for (std::size_t last; begin < end; begin = last) {
-                    const std::size_t b = begin / strips;
-                    last = std::min(end, (b + 1) * strips);
-                    block.run_packed(
-                        block_at(first + b), block_at(first + b + 1), (begin - b * strips) * detail::tile_panels,
-                        std::min((last - b * strips) * detail::tile_panels, w.panels()), packed + b * room);
-                }
+                each_block(begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
+                    block.run_packed(block_at(first + b), block_at(first + b + 1), strip, last, k, packed + b * room);
+                });
             });
         }
-        return;
     }
-    threads.share(row_blocks * w.panels(), work, [&](std::size_t begin, std::size_t end) {
-        while (begin < end) {
-            const std::size_t b = begin / w.panels(), panel = begin % w.panels();
-            const std::size_t panels = std::min(end - begin, w.panels() - panel);
-            block.run_many(block_at(b), block_at(b + 1), panel, panel + panels);
-            begin += panels;
-        }
-    });
+    if (const std::size_t k = block.packed_input(block.packed_blocks()); k < w.inputs()) // up to three are left
+        threads.share(row_blocks * strips, work, [&](std::size_t begin, std::size_t end) {
+            each_block(begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
+                block.run_inputs(block_at(b), block_at(b + 1), strip, last, k, w.inputs());
+            });
+        });
 }
 
 #if defined(KVCACHE_COMPILED)

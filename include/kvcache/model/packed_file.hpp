@@ -33,7 +33,7 @@ struct packed_origin {
 
 /// A file of packed weights, mapped read-only:
 ///
-///     512 words of 8 bytes: magic, version, byte order, panel width, numeric contract, payload bytes, 3 zeros; the
+///     512 words of 8 bytes: magic, version, byte order, strip width, numeric contract, payload bytes, 3 zeros; the
 ///     digests of config, layout, weights, files and payload; zeros; a digest of all words before it
 ///     the payload: an image of the weights, every part on a cache line
 ///
@@ -41,7 +41,7 @@ struct packed_origin {
 class packed_file {
 public:
     /// The revision of the format and of the order of packed weights.
-    static constexpr std::uint64_t version = 1;
+    static constexpr std::uint64_t version = 2;
 
     /// Maps `file` and checks that it is whole, unharmed in its header, and of this build, `expected.config` and
     /// `expected.layout`. Whose weights they are says origin(); whether the payload is unharmed, check_payload().
@@ -92,7 +92,7 @@ private:
         return {{{"magic", 0x314b434150564b89, error_code::malformed},
                  {"version", version, error_code::unsupported},
                  {"byte_order", 0x0102030405060708, error_code::unsupported},
-                 {"panel_width", packed_matrix<float>::panel_width, error_code::mismatched},
+                 {"strip_width", packed_matrix<float>::strip_width, error_code::mismatched},
                  {"numeric_contract", numeric_contract_revision, error_code::mismatched},
                  {"payload_bytes", payload_bytes, error_code::mismatched},
                  {"reserved", 0, error_code::unsupported},

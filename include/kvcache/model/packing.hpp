@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/contract.hpp>
-#include <kvcache/kernel/pack_panel.hpp>
+#include <kvcache/kernel/pack_strip.hpp>
 #include <kvcache/kernel/team.hpp>
 #include <kvcache/model/tensor_view.hpp>
 
@@ -51,22 +51,23 @@ inline void read_row_in(std::span<const tensor_view> parts, std::size_t row, std
 }
 
 template <weight_format Weight>
-inline void pack_as(std::span<const tensor_view> parts, bool as_stored, Weight* to, std::size_t begin,
-                    std::size_t end) {
-    constexpr std::size_t width = packed_matrix<Weight>::panel_width;
+inline void pack_as(std::span<const tensor_view> parts, std::size_t outputs, bool as_stored, Weight* to,
+                    std::size_t begin, std::size_t end) {
+    using matrix = packed_matrix<Weight>;
     const std::size_t inputs = parts[0].shape[1];
-    std::vector<float> widened(as_stored ? 0 : width * inputs);
-    std::array<const std::byte*, width> rows = {};
-    for (std::size_t panel = begin; panel < end; ++panel) {
+    std::vector<float> widened(as_stored ? 0 : matrix::strip_width * inputs);
+    std::array<const std::byte*, matrix::strip_width> rows = {};
+    for (std::size_t strip = begin; strip < end; ++strip) {
+        const std::size_t first = strip * matrix::strip_width, width = matrix::width_of(outputs, strip);
         for (std::size_t r = 0; r < width; ++r)
             if (as_stored) {
-                rows[r] = row_in(parts, panel * width + r);
+                rows[r] = row_in(parts, first + r);
             } else {
                 const std::span row(widened.data() + r * inputs, inputs);
-                read_row_in(parts, panel * width + r, row);
+                read_row_in(parts, first + r, row);
                 rows[r] = std::as_bytes(row).data();
             }
-        pack_panel<Weight>(rows, inputs, to + panel * width * inputs);
+        pack_strip<Weight>(std::span(rows).first(width), inputs, to + first * inputs);
     }
 }
 
@@ -87,9 +88,10 @@ inline void pack_rows(std::span<const tensor_view> parts, dtype format, std::byt
                            std::ranges::all_of(parts, [&](const tensor_view& part) { return part.dtype == format; });
     expects(as_stored || format == dtype::f32, "weights are packed as stored or as F32");
     const auto pack = [&](auto* weights) {
-        threads.share(
-            packed_matrix<float>::panels_of(outputs), outputs * parts[0].shape[1],
-            [&](std::size_t begin, std::size_t end) { detail::pack_as(parts, as_stored, weights, begin, end); });
+        threads.share(packed_matrix<float>::strips_of(outputs), outputs * parts[0].shape[1],
+                      [&](std::size_t begin, std::size_t end) {
+                          detail::pack_as(parts, outputs, as_stored, weights, begin, end);
+                      });
     };
     switch (format) {
     case dtype::f32:

@@ -47,27 +47,27 @@ inline void transpose(std::array<Vector, N>& square, std::index_sequence<Pair...
     }
 }
 
-/// Writes a square of the numbers at `rows` + `offset` bytes, transposed, into a panel. (N, N)
+/// Writes a square of the numbers at `rows` + `offset` bytes, transposed, `step` numbers from one input to the next.
+/// (N, N)
 template <class Vector, weight_format Weight, std::size_t... Row>
-inline void pack_square(const std::byte* const* rows, std::size_t offset, Weight* panel,
+inline void pack_square(const std::byte* const* rows, std::size_t offset, Weight* to, std::size_t step,
                         std::index_sequence<Row...>) noexcept {
     constexpr std::size_t n = sizeof...(Row);
     std::array<Vector, n> square = {};
     ((rows[Row] != nullptr ? void(std::memcpy(&square[Row], rows[Row] + offset, sizeof(Vector))) : void()), ...);
     transpose(square, std::make_index_sequence<n / 2>());
-    (std::memcpy(static_cast<void*>(panel + Row * packed_matrix<Weight>::panel_width), &square[Row], sizeof(Vector)),
-     ...);
+    (std::memcpy(static_cast<void*>(to + Row * step), &square[Row], sizeof(Vector)), ...);
 }
 
 } // namespace detail
 
-/// Packs the rows of 16 outputs, each `inputs` numbers in memory order at any alignment; null is a row of zeros.
-/// (16, inputs) -> (inputs, 16). Cost: every cache line is read once and written once.
+/// Packs the rows of a strip's outputs, each `inputs` numbers in memory order at any alignment; null is a row of zeros.
+/// (width, inputs) -> (inputs, width) Requires: width is a multiple of 16. Cost: every cache line is read once and
+/// written once.
 template <weight_format Weight>
-inline void pack_panel(std::span<const std::byte* const, packed_matrix<Weight>::panel_width> rows, std::size_t inputs,
-                       Weight* panel) noexcept {
+inline void pack_strip(std::span<const std::byte* const> rows, std::size_t inputs, Weight* strip) noexcept {
     using vector = std::conditional_t<sizeof(Weight) == 4, detail::four_words, detail::eight_words>;
-    constexpr std::size_t width = packed_matrix<Weight>::panel_width;
+    const std::size_t width = rows.size();
     constexpr std::size_t side = sizeof(vector) / sizeof(Weight);
     constexpr std::size_t block = 4 * line_bytes / sizeof(Weight); // of each row, before the next rows
     const std::size_t squares = inputs / side * side;
@@ -75,14 +75,14 @@ inline void pack_panel(std::span<const std::byte* const, packed_matrix<Weight>::
         const std::size_t end = std::min(begin + block, inputs), whole = std::min(end, squares);
         for (std::size_t row = 0; row < width; row += side) {
             for (std::size_t k = begin; k < whole; k += side)
-                detail::pack_square<vector>(&rows[row], k * sizeof(Weight), panel + k * width + row,
+                detail::pack_square<vector>(&rows[row], k * sizeof(Weight), strip + k * width + row, width,
                                             std::make_index_sequence<side>());
             for (std::size_t k = std::max(begin, whole); k < end; ++k)
                 for (std::size_t r = row; r < row + side; ++r) {
                     Weight weight{};
                     if (rows[r] != nullptr)
                         std::memcpy(static_cast<void*>(&weight), rows[r] + k * sizeof(Weight), sizeof(Weight));
-                    panel[k * width + r] = weight;
+                    strip[k * width + r] = weight;
                 }
         }
     }

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+/// For what must become part of its caller: for the compiler to keep sums in registers, and for what does nothing but
+/// prefetch, since GCC takes such a function for one without effect and drops its calls. On a lambda: after its (...).
+#if defined(__GNUC__)
+#define KVCACHE_INLINE __attribute__((always_inline))
+#else
+#define KVCACHE_INLINE
+#endif
