@@ -15397,7 +15397,7 @@ public:
     /// scratch memory.
     template <class Body>
     void share_by_member(std::size_t jobs, std::size_t work, Body&& body) {
-        if (members_.empty() || jobs < 2 || work < worth_sharing) {
+        if (alone(jobs, work)) {
             if (jobs > 0)
                 body(std::size_t{0}, std::size_t{0}, jobs);
             return;
@@ -15405,6 +15405,23 @@ public:
         using body_type = std::remove_reference_t<Body>;
         run_all(jobs, &body, [](const void* of, std::size_t member, std::size_t begin, std::size_t end) {
             (*static_cast<body_type*>(const_cast<void*>(of)))(member, begin, end);
+        });
+    }
+
+    /// As share, but each thread has a part of the loop, whose ranges come one behind another, and claims another's
+    /// when its own are done: for threads of one pace, what they read and fetch ahead goes on.
+    template <class Body>
+    void share_adjacent(std::size_t jobs, std::size_t work, Body&& body) {
+        if (alone(jobs, work))
+            return share(jobs, work, body);
+        const std::size_t ranges = std::min(jobs, threads() * ranges_a_thread);
+        share(ranges, work, [&](std::size_t claim, std::size_t last) {
+            for (; claim < last; ++claim) { // claims go round the parts, and through each from front to back
+                const std::size_t part = claim % threads(), range = part * (ranges / threads()) +
+                                                                    std::min(part, ranges % threads()) +
+                                                                    claim / threads();
+                body(jobs * range / ranges, jobs * (range + 1) / ranges);
+            }
         });
     }
 
@@ -15417,6 +15434,10 @@ public:
     }
 
 private:
+    [[nodiscard]] bool alone(std::size_t jobs, std::size_t work) const noexcept {
+        return members_.empty() || jobs < 2 || work < worth_sharing;
+    }
+
     using call = void (*)(const void* body, std::size_t member, std::size_t begin, std::size_t end);
 
     // A loop is cut into at most `ranges_a_thread` ranges a thread. The ticket holds the loop's number and how many
@@ -15948,7 +15969,8 @@ public:
     void run_inputs(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last, std::size_t k,
                     std::size_t last_input) const {
         for (; strip < last; ++strip)
-            run_strip(row, last_row, strip, k, last_input - k, strip + 1 < last ? weights(strip + 1, k) : nullptr);
+            run_strip(row, last_row, strip, k, last_input - k,
+                      strip + 1 < w_.strips() ? weights(strip + 1, k) : nullptr);
     }
 
     // The blocks of inputs for packed rows, by fours; up to three inputs are left.
@@ -15971,7 +15993,7 @@ public:
         const row_tiles tiles(last_row - row);
         const std::size_t k = packed_input(block), inputs = packed_input(block + 1) - k;
         for (; strip < last; ++strip)
-            run_packed_strip(packed, row, tiles, strip, k, inputs, strip + 1 < last);
+            run_packed_strip(packed, row, tiles, strip, k, inputs);
     }
 
 private:
@@ -16025,9 +16047,10 @@ private:
         }
     }
 
-    // A strip whose successor in memory is the next to run, or not.
+    // One strip; of its successor in memory, which most often runs next, the weights are fetched.
     void run_packed_strip(const float* packed, std::size_t row, const row_tiles& tiles, std::size_t strip,
-                          std::size_t k, std::size_t inputs, bool more) const {
+                          std::size_t k, std::size_t inputs) const {
+        const bool more = strip + 1 < w_.strips();
         const std::size_t output = strip * matrix::strip_width, width = w_.width(strip);
         const std::size_t bytes = more ? inputs * w_.width(strip + 1) * sizeof(Weight) : 0; // that come next
         const std::size_t fours = inputs / 4 * tiles.count, times = (bytes / line_bytes + fours - 1) / fours;
@@ -16089,7 +16112,7 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
     const std::size_t strips = w.strips();
     if (x.rows <= detail::tallest_tile) {
         const std::size_t at_once = detail::strips_at_once(x.rows);
-        threads.share((strips + at_once - 1) / at_once, work, [&](std::size_t begin, std::size_t end) {
+        threads.share_adjacent((strips + at_once - 1) / at_once, work, [&](std::size_t begin, std::size_t end) {
             block.run_few(begin * at_once, std::min(end * at_once, strips));
         });
         return;
@@ -16108,7 +16131,7 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
         }
     };
     if (detail::native_lanes < 16 || w.inputs() < 4) {
-        threads.share(row_blocks * strips, work, [&](std::size_t begin, std::size_t end) {
+        threads.share_adjacent(row_blocks * strips, work, [&](std::size_t begin, std::size_t end) {
             each_block(begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
                 block.run_many(block_at(b), block_at(b + 1), strip, last);
             });
@@ -16128,7 +16151,7 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
                     block.pack_tile(block_at(first + t / tiles), block_at(first + t / tiles + 1), t % tiles, k,
                                     packed + t / tiles * room);
             });
-            threads.share(blocks * strips, work, [&](std::size_t begin, std::size_t end) {
+            threads.share_adjacent(blocks * strips, work, [&](std::size_t begin, std::size_t end) {
                 each_block(begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
                     block.run_packed(block_at(first + b), block_at(first + b + 1), strip, last, k, packed + b * room);
                 });
@@ -16136,7 +16159,7 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
         }
     }
     if (const std::size_t k = block.packed_input(block.packed_blocks()); k < w.inputs()) // up to three are left
-        threads.share(row_blocks * strips, work, [&](std::size_t begin, std::size_t end) {
+        threads.share_adjacent(row_blocks * strips, work, [&](std::size_t begin, std::size_t end) {
             each_block(begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
                 block.run_inputs(block_at(b), block_at(b + 1), strip, last, k, w.inputs());
             });

@@ -28,15 +28,20 @@ TEST_CASE("a loop of little work stays with the caller, whole") {
 }
 
 TEST_CASE("every index is dealt exactly once, whatever the jobs and the threads") {
+    const bool adjacent = GENERATE(false, true);
     for (std::size_t threads = 1; threads <= 6; ++threads) {
         kv::team team(threads);
         REQUIRE(team.threads() == threads);
         for (std::size_t jobs = 0; jobs <= 70; ++jobs) {
             std::vector<int> dealt(jobs); // ranges do not overlap, so no two threads write one number
-            team.share(jobs, [&](std::size_t begin, std::size_t end) {
+            const auto deal = [&](std::size_t begin, std::size_t end) {
                 for (std::size_t i = begin; i < end; ++i)
                     ++dealt[i];
-            });
+            };
+            if (adjacent)
+                team.share_adjacent(jobs, kv::team::worth_sharing, deal);
+            else
+                team.share(jobs, deal);
             INFO(threads << " threads, " << jobs << " jobs");
             REQUIRE(std::ranges::all_of(dealt, [](int times) { return times == 1; }));
         }

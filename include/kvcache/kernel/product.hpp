@@ -54,7 +54,8 @@ public:
     void run_inputs(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last, std::size_t k,
                     std::size_t last_input) const {
         for (; strip < last; ++strip)
-            run_strip(row, last_row, strip, k, last_input - k, strip + 1 < last ? weights(strip + 1, k) : nullptr);
+            run_strip(row, last_row, strip, k, last_input - k,
+                      strip + 1 < w_.strips() ? weights(strip + 1, k) : nullptr);
     }
 
     // The blocks of inputs for packed rows, by fours; up to three inputs are left.
@@ -77,7 +78,7 @@ public:
         const row_tiles tiles(last_row - row);
         const std::size_t k = packed_input(block), inputs = packed_input(block + 1) - k;
         for (; strip < last; ++strip)
-            run_packed_strip(packed, row, tiles, strip, k, inputs, strip + 1 < last);
+            run_packed_strip(packed, row, tiles, strip, k, inputs);
     }
 
 private:
@@ -131,9 +132,10 @@ private:
         }
     }
 
-    // A strip whose successor in memory is the next to run, or not.
+    // One strip; of its successor in memory, which most often runs next, the weights are fetched.
     void run_packed_strip(const float* packed, std::size_t row, const row_tiles& tiles, std::size_t strip,
-                          std::size_t k, std::size_t inputs, bool more) const {
+                          std::size_t k, std::size_t inputs) const {
+        const bool more = strip + 1 < w_.strips();
         const std::size_t output = strip * matrix::strip_width, width = w_.width(strip);
         const std::size_t bytes = more ? inputs * w_.width(strip + 1) * sizeof(Weight) : 0; // that come next
         const std::size_t fours = inputs / 4 * tiles.count, times = (bytes / line_bytes + fours - 1) / fours;
@@ -195,7 +197,7 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
     const std::size_t strips = w.strips();
     if (x.rows <= detail::tallest_tile) {
         const std::size_t at_once = detail::strips_at_once(x.rows);
-        threads.share((strips + at_once - 1) / at_once, work, [&](std::size_t begin, std::size_t end) {
+        threads.share_adjacent((strips + at_once - 1) / at_once, work, [&](std::size_t begin, std::size_t end) {
             block.run_few(begin * at_once, std::min(end * at_once, strips));
         });
         return;
@@ -214,7 +216,7 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
         }
     };
     if (detail::native_lanes < 16 || w.inputs() < 4) {
-        threads.share(row_blocks * strips, work, [&](std::size_t begin, std::size_t end) {
+        threads.share_adjacent(row_blocks * strips, work, [&](std::size_t begin, std::size_t end) {
             each_block(begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
                 block.run_many(block_at(b), block_at(b + 1), strip, last);
             });
@@ -234,7 +236,7 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
                     block.pack_tile(block_at(first + t / tiles), block_at(first + t / tiles + 1), t % tiles, k,
                                     packed + t / tiles * room);
             });
-            threads.share(blocks * strips, work, [&](std::size_t begin, std::size_t end) {
+            threads.share_adjacent(blocks * strips, work, [&](std::size_t begin, std::size_t end) {
                 each_block(begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
                     block.run_packed(block_at(first + b), block_at(first + b + 1), strip, last, k, packed + b * room);
                 });
@@ -242,7 +244,7 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
         }
     }
     if (const std::size_t k = block.packed_input(block.packed_blocks()); k < w.inputs()) // up to three are left
-        threads.share(row_blocks * strips, work, [&](std::size_t begin, std::size_t end) {
+        threads.share_adjacent(row_blocks * strips, work, [&](std::size_t begin, std::size_t end) {
             each_block(begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
                 block.run_inputs(block_at(b), block_at(b + 1), strip, last, k, w.inputs());
             });

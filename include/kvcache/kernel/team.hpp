@@ -79,7 +79,7 @@ public:
     /// scratch memory.
     template <class Body>
     void share_by_member(std::size_t jobs, std::size_t work, Body&& body) {
-        if (members_.empty() || jobs < 2 || work < worth_sharing) {
+        if (alone(jobs, work)) {
             if (jobs > 0)
                 body(std::size_t{0}, std::size_t{0}, jobs);
             return;
@@ -87,6 +87,23 @@ public:
         using body_type = std::remove_reference_t<Body>;
         run_all(jobs, &body, [](const void* of, std::size_t member, std::size_t begin, std::size_t end) {
             (*static_cast<body_type*>(const_cast<void*>(of)))(member, begin, end);
+        });
+    }
+
+    /// As share, but each thread has a part of the loop, whose ranges come one behind another, and claims another's
+    /// when its own are done: for threads of one pace, what they read and fetch ahead goes on.
+    template <class Body>
+    void share_adjacent(std::size_t jobs, std::size_t work, Body&& body) {
+        if (alone(jobs, work))
+            return share(jobs, work, body);
+        const std::size_t ranges = std::min(jobs, threads() * ranges_a_thread);
+        share(ranges, work, [&](std::size_t claim, std::size_t last) {
+            for (; claim < last; ++claim) { // claims go round the parts, and through each from front to back
+                const std::size_t part = claim % threads(), range = part * (ranges / threads()) +
+                                                                    std::min(part, ranges % threads()) +
+                                                                    claim / threads();
+                body(jobs * range / ranges, jobs * (range + 1) / ranges);
+            }
         });
     }
 
@@ -99,6 +116,10 @@ public:
     }
 
 private:
+    [[nodiscard]] bool alone(std::size_t jobs, std::size_t work) const noexcept {
+        return members_.empty() || jobs < 2 || work < worth_sharing;
+    }
+
     using call = void (*)(const void* body, std::size_t member, std::size_t begin, std::size_t end);
 
     // A loop is cut into at most `ranges_a_thread` ranges a thread. The ticket holds the loop's number and how many
