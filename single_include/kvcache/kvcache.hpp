@@ -15752,12 +15752,14 @@ struct bytes_ahead {
     std::size_t times = 0;
 };
 
-// A product_tile() of packed rows and wide weights, one strip of Panels panels, for vectors of 16 numbers. The weights
-// come from the second cache and are asked for four inputs ahead. It stays a function of its own: among others' code
-// GCC finds no room for its registers. Requires: `inputs` is a multiple of 4.
-template <std::size_t Rows, std::size_t Panels>
-[[gnu::noinline]] inline void packed_tile(const float* x, const float* w, std::size_t inputs, float* y,
-                                          std::size_t y_stride, std::size_t outputs, bool begin, bytes_ahead ahead) {
+// A product_tile() of packed rows and one strip of Panels panels, for vectors of 16 numbers. The weights come from the
+// second cache and are asked for four inputs ahead. What is not float32 is widened on the way and written to `wide`,
+// from which other rows read it then. It stays a function of its own: among others' code GCC finds no room for its
+// registers. Requires: `inputs` is a multiple of 4.
+template <std::size_t Rows, std::size_t Panels, weight_format Weight>
+[[gnu::noinline]] inline void packed_tile(const float* x, const Weight* w, [[maybe_unused]] float* wide,
+                                          std::size_t inputs, float* y, std::size_t y_stride, std::size_t outputs,
+                                          bool begin, bytes_ahead ahead) {
     native_floats sums[Rows * Panels];
     const bool whole = outputs >= Panels * 16; // all that meets here is asked for once, not at each vector
     const auto each_sum = [&](auto body) KVCACHE_INLINE {
@@ -15788,18 +15790,26 @@ template <std::size_t Rows, std::size_t Panels>
         for (std::size_t n = 0; n < ahead.times; ++n, ahead.at += ahead.step)
             prefetch_soon(static_cast<const std::byte*>(ahead.base), ahead.at);
         unrolled<4>([&](auto i) KVCACHE_INLINE {
-            native_floats columns[Panels];
-            unrolled<Panels>(
-                [&](auto p) KVCACHE_INLINE { columns[p] = native_floats::load_unaligned(w + (i * Panels + p) * 16); });
+            f32x16 columns[Panels];
+            unrolled<Panels>([&](auto p) KVCACHE_INLINE {
+                columns[p] = f32x16::load(w + (i * Panels + p) * 16);
+                if constexpr (!std::same_as<Weight, float>)
+                    columns[p].store(wide + (i * Panels + p) * 16);
+            });
             unrolled<Rows>([&](auto r) KVCACHE_INLINE {
                 const native_floats a(x[i * packed_rows + r]);
                 if constexpr (r < Panels)
                     prefetch(w, ((i + 4) * Panels + r) * 16);
-                unrolled<Panels>([&](auto p) KVCACHE_INLINE { accumulate(sums[r * Panels + p], a, columns[p]); });
+                unrolled<Panels>([&](auto p)
+                                     KVCACHE_INLINE { accumulate(sums[r * Panels + p], a, columns[p].part[0]); });
             });
         });
         x += 4 * packed_rows, w += 4 * Panels * 16;
         keep(x), keep(w);
+        if constexpr (!std::same_as<Weight, float>) {
+            wide += 4 * Panels * 16;
+            keep(wide);
+        }
     }
     if (whole)
         each_sum([](const native_floats& sum, float* at, std::size_t) KVCACHE_INLINE { sum.store_unaligned(at); });
@@ -15828,6 +15838,9 @@ inline constexpr std::size_t tallest_tile = native_lanes == 16 ? 9 : 6;
 // multiply-adds where that takes 14, and a core that shares its front end with a neighbour has not the time for more.
 inline constexpr std::size_t tile_rows = native_lanes == 16 ? 8 : tallest_tile;
 
+// The fewest that more rows than the tallest tile's leave for one, where they are split as equally as they can be.
+inline constexpr std::size_t fewest_rows = (tallest_tile + 1) / 2;
+
 // Strips that so few rows run side by side: enough chains to fill the pipes, few enough to stay in registers.
 [[nodiscard]] constexpr std::size_t strips_at_once(std::size_t rows) {
     if (native_lanes == 16)
@@ -15840,7 +15853,7 @@ inline constexpr std::size_t tile_rows = native_lanes == 16 ? 8 : tallest_tile;
 // Inputs that run before the next outputs do, so that their weights come from the first two caches, and rows that do,
 // so that their slice stays in the second: more where multiply-adds are twice as fast, as each block reads all weights.
 inline constexpr std::size_t block_inputs = 640;
-inline constexpr std::size_t block_rows = native_lanes == 16 ? 192 : 96;
+inline constexpr std::size_t block_rows = native_lanes == 16 ? 128 : 96;
 
 // Weights that come soon, fetched meanwhile: so many lines while 16 inputs run.
 struct weights_ahead {
@@ -15913,12 +15926,12 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
     });
 }
 
-// Calls body<N>() for the N in [1, Most] that `n` is.
-template <std::size_t Most, class Body>
+// Calls body<N>() for the N in [Least, Most] that `n` is.
+template <std::size_t Most, std::size_t Least = 1, class Body>
 inline void with_rows(std::size_t n, Body body) {
-    if constexpr (Most > 1)
+    if constexpr (Most > Least)
         if (n < Most)
-            return with_rows<Most - 1>(n, body);
+            return with_rows<Most - 1, Least>(n, body);
     body.template operator()<Most>();
 }
 
@@ -16033,19 +16046,10 @@ private:
         std::size_t count, least, taller;
     };
 
-    // Calls body(weights) with the weights of a strip in float32: BF16 and F16 weights are widened once for all rows.
-    template <class Body>
-    void with_wide(std::size_t strip, std::size_t k, std::size_t inputs, Body body) const {
-        const Weight* from = weights(strip, k);
-        if constexpr (std::same_as<Weight, float>) {
-            body(from);
-        } else {
-            alignas(line_bytes) float wide[block_inputs * matrix::strip_width];
-            for (std::size_t i = 0; i < inputs * w_.width(strip); i += 16)
-                f32x16::load(from + i).store(wide + i);
-            body(wide);
-        }
-    }
+    // Room for a strip's weights of a block of inputs in float32, where they are not.
+    struct wide_weights {
+        alignas(line_bytes) float data[std::same_as<Weight, float> ? 1 : block_inputs * matrix::strip_width];
+    };
 
     // One strip; of its successor in memory, which most often runs next, the weights are fetched.
     void run_packed_strip(const float* packed, std::size_t row, const row_tiles& tiles, std::size_t strip,
@@ -16055,40 +16059,50 @@ private:
         const std::size_t bytes = more ? inputs * w_.width(strip + 1) * sizeof(Weight) : 0; // that come next
         const std::size_t fours = inputs / 4 * tiles.count, times = (bytes / line_bytes + fours - 1) / fours;
         const std::size_t asked = inputs / 4 * times; // by a tile
-        with_wide(strip, k, inputs, [&](const float* wide) {
-            bytes_ahead ahead{more ? weights(strip + 1, k) : nullptr, 0,
-                              bytes / std::max<std::size_t>(1, fours * times), times};
-            for (std::size_t t = 0; t < tiles.count; ++t, ahead.at += asked * ahead.step)
-                with_rows<tile_rows>(tiles.rows(t), [&]<std::size_t Rows> {
-                    with_rows<matrix::strip_panels>(width / matrix::panel_width, [&]<std::size_t Panels> {
-                        packed_tile<Rows, Panels>(packed + t * inputs * packed_rows, wide, inputs,
+        bytes_ahead ahead{more ? weights(strip + 1, k) : nullptr, 0, bytes / std::max<std::size_t>(1, fours * times),
+                          times};
+        wide_weights wide;
+        for (std::size_t t = 0; t < tiles.count; ++t, ahead.at += asked * ahead.step)
+            with_rows<tile_rows, fewest_rows>(tiles.rows(t), [&]<std::size_t Rows> {
+                with_rows<matrix::strip_panels>(width / matrix::panel_width, [&]<std::size_t Panels> {
+                    const auto run = [&](const auto* from) {
+                        packed_tile<Rows, Panels>(packed + t * inputs * packed_rows, from, wide.data, inputs,
                                                   y_.data + (row + tiles.row(t)) * y_.stride + output, y_.stride,
                                                   w_.outputs() - output, k == 0, ahead);
-                    });
+                    };
+                    std::same_as<Weight, float> || t == 0 ? run(weights(strip, k)) : run(std::as_const(wide).data);
                 });
-        });
+            });
     }
 
     // The same of rows as they are. `soon`: the weights that come next, or null.
     void run_strip(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t k, std::size_t inputs,
                    const Weight* soon) const {
         const std::size_t output = strip * matrix::strip_width, panels = w_.width(strip) / matrix::panel_width;
-        with_wide(strip, k, inputs, [&](const float* wide) {
+        const auto run = [&](const float* from) {
             const row_tiles tiles(last_row - row);
             weights_ahead ahead{reinterpret_cast<const std::byte*>(soon)};
             if (soon != nullptr)
                 ahead.lines = (4 * panels * sizeof(Weight) + tiles.count - 1) / tiles.count;
             for (std::size_t t = 0; t < tiles.count; ++t, ahead.at += inputs / 16 * ahead.lines * line_bytes) {
                 const std::size_t at = row + tiles.row(t);
-                with_rows<tile_rows>(tiles.rows(t), [&]<std::size_t Rows> {
+                with_rows<tile_rows, fewest_rows>(tiles.rows(t), [&]<std::size_t Rows> {
                     with_rows<matrix::strip_panels>(panels, [&]<std::size_t Panels> {
-                        product_tile<Rows, 1, Panels>(x_.data + at * x_.stride + k, x_.stride, wide, 0, inputs,
+                        product_tile<Rows, 1, Panels>(x_.data + at * x_.stride + k, x_.stride, from, 0, inputs,
                                                       y_.data + at * y_.stride + output, y_.stride,
                                                       w_.outputs() - output, k == 0, ahead);
                     });
                 });
             }
-        });
+        };
+        if constexpr (std::same_as<Weight, float>) {
+            run(weights(strip, k));
+        } else { // widened once for all rows
+            wide_weights wide;
+            for (std::size_t i = 0; i < inputs * w_.width(strip); i += 16)
+                f32x16::load(weights(strip, k) + i).store(wide.data + i);
+            run(wide.data);
+        }
     }
 
     const rows_in& x_;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstring>
 #include <utility>
@@ -54,12 +55,14 @@ struct bytes_ahead {
     std::size_t times = 0;
 };
 
-// A product_tile() of packed rows and wide weights, one strip of Panels panels, for vectors of 16 numbers. The weights
-// come from the second cache and are asked for four inputs ahead. It stays a function of its own: among others' code
-// GCC finds no room for its registers. Requires: `inputs` is a multiple of 4.
-template <std::size_t Rows, std::size_t Panels>
-[[gnu::noinline]] inline void packed_tile(const float* x, const float* w, std::size_t inputs, float* y,
-                                          std::size_t y_stride, std::size_t outputs, bool begin, bytes_ahead ahead) {
+// A product_tile() of packed rows and one strip of Panels panels, for vectors of 16 numbers. The weights come from the
+// second cache and are asked for four inputs ahead. What is not float32 is widened on the way and written to `wide`,
+// from which other rows read it then. It stays a function of its own: among others' code GCC finds no room for its
+// registers. Requires: `inputs` is a multiple of 4.
+template <std::size_t Rows, std::size_t Panels, weight_format Weight>
+[[gnu::noinline]] inline void packed_tile(const float* x, const Weight* w, [[maybe_unused]] float* wide,
+                                          std::size_t inputs, float* y, std::size_t y_stride, std::size_t outputs,
+                                          bool begin, bytes_ahead ahead) {
     native_floats sums[Rows * Panels];
     const bool whole = outputs >= Panels * 16; // all that meets here is asked for once, not at each vector
     const auto each_sum = [&](auto body) KVCACHE_INLINE {
@@ -90,18 +93,26 @@ template <std::size_t Rows, std::size_t Panels>
         for (std::size_t n = 0; n < ahead.times; ++n, ahead.at += ahead.step)
             prefetch_soon(static_cast<const std::byte*>(ahead.base), ahead.at);
         unrolled<4>([&](auto i) KVCACHE_INLINE {
-            native_floats columns[Panels];
-            unrolled<Panels>(
-                [&](auto p) KVCACHE_INLINE { columns[p] = native_floats::load_unaligned(w + (i * Panels + p) * 16); });
+            f32x16 columns[Panels];
+            unrolled<Panels>([&](auto p) KVCACHE_INLINE {
+                columns[p] = f32x16::load(w + (i * Panels + p) * 16);
+                if constexpr (!std::same_as<Weight, float>)
+                    columns[p].store(wide + (i * Panels + p) * 16);
+            });
             unrolled<Rows>([&](auto r) KVCACHE_INLINE {
                 const native_floats a(x[i * packed_rows + r]);
                 if constexpr (r < Panels)
                     prefetch(w, ((i + 4) * Panels + r) * 16);
-                unrolled<Panels>([&](auto p) KVCACHE_INLINE { accumulate(sums[r * Panels + p], a, columns[p]); });
+                unrolled<Panels>([&](auto p)
+                                     KVCACHE_INLINE { accumulate(sums[r * Panels + p], a, columns[p].part[0]); });
             });
         });
         x += 4 * packed_rows, w += 4 * Panels * 16;
         keep(x), keep(w);
+        if constexpr (!std::same_as<Weight, float>) {
+            wide += 4 * Panels * 16;
+            keep(wide);
+        }
     }
     if (whole)
         each_sum([](const native_floats& sum, float* at, std::size_t) KVCACHE_INLINE { sum.store_unaligned(at); });

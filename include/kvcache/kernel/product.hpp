@@ -118,19 +118,10 @@ private:
         std::size_t count, least, taller;
     };
 
-    // Calls body(weights) with the weights of a strip in float32: BF16 and F16 weights are widened once for all rows.
-    template <class Body>
-    void with_wide(std::size_t strip, std::size_t k, std::size_t inputs, Body body) const {
-        const Weight* from = weights(strip, k);
-        if constexpr (std::same_as<Weight, float>) {
-            body(from);
-        } else {
-            alignas(line_bytes) float wide[block_inputs * matrix::strip_width];
-            for (std::size_t i = 0; i < inputs * w_.width(strip); i += 16)
-                f32x16::load(from + i).store(wide + i);
-            body(wide);
-        }
-    }
+    // Room for a strip's weights of a block of inputs in float32, where they are not.
+    struct wide_weights {
+        alignas(line_bytes) float data[std::same_as<Weight, float> ? 1 : block_inputs * matrix::strip_width];
+    };
 
     // One strip; of its successor in memory, which most often runs next, the weights are fetched.
     void run_packed_strip(const float* packed, std::size_t row, const row_tiles& tiles, std::size_t strip,
@@ -140,40 +131,50 @@ private:
         const std::size_t bytes = more ? inputs * w_.width(strip + 1) * sizeof(Weight) : 0; // that come next
         const std::size_t fours = inputs / 4 * tiles.count, times = (bytes / line_bytes + fours - 1) / fours;
         const std::size_t asked = inputs / 4 * times; // by a tile
-        with_wide(strip, k, inputs, [&](const float* wide) {
-            bytes_ahead ahead{more ? weights(strip + 1, k) : nullptr, 0,
-                              bytes / std::max<std::size_t>(1, fours * times), times};
-            for (std::size_t t = 0; t < tiles.count; ++t, ahead.at += asked * ahead.step)
-                with_rows<tile_rows>(tiles.rows(t), [&]<std::size_t Rows> {
-                    with_rows<matrix::strip_panels>(width / matrix::panel_width, [&]<std::size_t Panels> {
-                        packed_tile<Rows, Panels>(packed + t * inputs * packed_rows, wide, inputs,
+        bytes_ahead ahead{more ? weights(strip + 1, k) : nullptr, 0, bytes / std::max<std::size_t>(1, fours * times),
+                          times};
+        wide_weights wide;
+        for (std::size_t t = 0; t < tiles.count; ++t, ahead.at += asked * ahead.step)
+            with_rows<tile_rows, fewest_rows>(tiles.rows(t), [&]<std::size_t Rows> {
+                with_rows<matrix::strip_panels>(width / matrix::panel_width, [&]<std::size_t Panels> {
+                    const auto run = [&](const auto* from) {
+                        packed_tile<Rows, Panels>(packed + t * inputs * packed_rows, from, wide.data, inputs,
                                                   y_.data + (row + tiles.row(t)) * y_.stride + output, y_.stride,
                                                   w_.outputs() - output, k == 0, ahead);
-                    });
+                    };
+                    std::same_as<Weight, float> || t == 0 ? run(weights(strip, k)) : run(std::as_const(wide).data);
                 });
-        });
+            });
     }
 
     // The same of rows as they are. `soon`: the weights that come next, or null.
     void run_strip(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t k, std::size_t inputs,
                    const Weight* soon) const {
         const std::size_t output = strip * matrix::strip_width, panels = w_.width(strip) / matrix::panel_width;
-        with_wide(strip, k, inputs, [&](const float* wide) {
+        const auto run = [&](const float* from) {
             const row_tiles tiles(last_row - row);
             weights_ahead ahead{reinterpret_cast<const std::byte*>(soon)};
             if (soon != nullptr)
                 ahead.lines = (4 * panels * sizeof(Weight) + tiles.count - 1) / tiles.count;
             for (std::size_t t = 0; t < tiles.count; ++t, ahead.at += inputs / 16 * ahead.lines * line_bytes) {
                 const std::size_t at = row + tiles.row(t);
-                with_rows<tile_rows>(tiles.rows(t), [&]<std::size_t Rows> {
+                with_rows<tile_rows, fewest_rows>(tiles.rows(t), [&]<std::size_t Rows> {
                     with_rows<matrix::strip_panels>(panels, [&]<std::size_t Panels> {
-                        product_tile<Rows, 1, Panels>(x_.data + at * x_.stride + k, x_.stride, wide, 0, inputs,
+                        product_tile<Rows, 1, Panels>(x_.data + at * x_.stride + k, x_.stride, from, 0, inputs,
                                                       y_.data + at * y_.stride + output, y_.stride,
                                                       w_.outputs() - output, k == 0, ahead);
                     });
                 });
             }
-        });
+        };
+        if constexpr (std::same_as<Weight, float>) {
+            run(weights(strip, k));
+        } else { // widened once for all rows
+            wide_weights wide;
+            for (std::size_t i = 0; i < inputs * w_.width(strip); i += 16)
+                f32x16::load(weights(strip, k) + i).store(wide.data + i);
+            run(wide.data);
+        }
     }
 
     const rows_in& x_;

@@ -21,6 +21,9 @@ inline constexpr std::size_t tallest_tile = native_lanes == 16 ? 9 : 6;
 // multiply-adds where that takes 14, and a core that shares its front end with a neighbour has not the time for more.
 inline constexpr std::size_t tile_rows = native_lanes == 16 ? 8 : tallest_tile;
 
+// The fewest that more rows than the tallest tile's leave for one, where they are split as equally as they can be.
+inline constexpr std::size_t fewest_rows = (tallest_tile + 1) / 2;
+
 // Strips that so few rows run side by side: enough chains to fill the pipes, few enough to stay in registers.
 [[nodiscard]] constexpr std::size_t strips_at_once(std::size_t rows) {
     if (native_lanes == 16)
@@ -33,7 +36,7 @@ inline constexpr std::size_t tile_rows = native_lanes == 16 ? 8 : tallest_tile;
 // Inputs that run before the next outputs do, so that their weights come from the first two caches, and rows that do,
 // so that their slice stays in the second: more where multiply-adds are twice as fast, as each block reads all weights.
 inline constexpr std::size_t block_inputs = 640;
-inline constexpr std::size_t block_rows = native_lanes == 16 ? 192 : 96;
+inline constexpr std::size_t block_rows = native_lanes == 16 ? 128 : 96;
 
 // Weights that come soon, fetched meanwhile: so many lines while 16 inputs run.
 struct weights_ahead {
@@ -106,12 +109,12 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
     });
 }
 
-// Calls body<N>() for the N in [1, Most] that `n` is.
-template <std::size_t Most, class Body>
+// Calls body<N>() for the N in [Least, Most] that `n` is.
+template <std::size_t Most, std::size_t Least = 1, class Body>
 inline void with_rows(std::size_t n, Body body) {
-    if constexpr (Most > 1)
+    if constexpr (Most > Least)
         if (n < Most)
-            return with_rows<Most - 1>(n, body);
+            return with_rows<Most - 1, Least>(n, body);
     body.template operator()<Most>();
 }
 
