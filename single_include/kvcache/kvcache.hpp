@@ -3243,6 +3243,14 @@ public:
         return from;
     }
 
+    /// Asks for lines that are taken next, for memory to be busy while scores become weights and nothing is read.
+    void ask_early() const noexcept {
+        constexpr std::size_t some = 8;
+        lines early{tiles_.front().ahead_keys, tiles_.front().ahead_values, taken_ * tile_tokens};
+        for (std::size_t n = 0; n < some; ++n)
+            early.fetch();
+    }
+
 private:
     std::span<const attention_tile> tiles_; // not fetched yet, or not wholly
     std::size_t of_tile_, taken_ = 0;
@@ -4660,6 +4668,8 @@ private:
             for (; t < count; ++t)
                 detail::score<N, 1, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], ahead);
 
+        if constexpr (Ahead)
+            ahead.ask_early();
         weigh(tiles.first(count), whole, q, N);
 
         float* sums = running(q).sums();

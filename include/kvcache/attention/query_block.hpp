@@ -204,6 +204,8 @@ private:
             for (; t < count; ++t)
                 detail::score<N, 1, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], ahead);
 
+        if constexpr (Ahead)
+            ahead.ask_early();
         weigh(tiles.first(count), whole, q, N);
 
         float* sums = running(q).sums();

@@ -69,6 +69,14 @@ public:
         return from;
     }
 
+    /// Asks for lines that are taken next, for memory to be busy while scores become weights and nothing is read.
+    void ask_early() const noexcept {
+        constexpr std::size_t some = 8;
+        lines early{tiles_.front().ahead_keys, tiles_.front().ahead_values, taken_ * tile_tokens};
+        for (std::size_t n = 0; n < some; ++n)
+            early.fetch();
+    }
+
 private:
     std::span<const attention_tile> tiles_; // not fetched yet, or not wholly
     std::size_t of_tile_, taken_ = 0;
