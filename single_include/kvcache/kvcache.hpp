@@ -16882,6 +16882,11 @@ inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w,
     const std::size_t stride = x.stride();
     const std::int8_t* weights[Panels];
     unrolled<Panels>([&](auto p) KVCACHE_INLINE { weights[p] = w.panel(panel + p); });
+    if constexpr (Rows > 1)
+        for (std::size_t r = 0; r < Rows; ++r)
+            for (std::size_t p = 0; p < Panels; ++p)
+                prefetch_to_write(y.data, (row + r) * y.stride + (panel + p) * 16);
+    constexpr std::size_t soon = 4; // fours ahead: weights come from the second cache
     for (std::size_t four = 0; four < w.fours(); ++four, from += 4)
         unrolled<int8_parts>([&](auto part) KVCACHE_INLINE {
             using loaded = decltype(load_weights(weights[0], part));
@@ -16889,6 +16894,8 @@ inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w,
             unrolled<Panels>([&](auto p) KVCACHE_INLINE { these[p] = load_weights(weights[p] + four * 64, part); });
             unrolled<Rows>([&](auto r) KVCACHE_INLINE {
                 const auto own = load_four(from + r * stride);
+                if constexpr (Rows > 1 && r < Panels && part == 0)
+                    prefetch(weights[r], (four + soon) * 64);
                 unrolled<Panels>([&](auto p) KVCACHE_INLINE {
                     auto& sum = sums[(r * Panels + p) * int8_parts + part];
                     sum = add_dots(sum, these[p], own);
