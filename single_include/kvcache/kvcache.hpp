@@ -3243,17 +3243,27 @@ public:
         return from;
     }
 
-    /// Asks for lines that are taken next, for memory to be busy while scores become weights and nothing is read.
-    void ask_early() const noexcept {
-        constexpr std::size_t some = 8;
-        lines early{tiles_.front().ahead_keys, tiles_.front().ahead_values, taken_ * tile_tokens};
+    /// Asks for some lines before they are taken, and for those behind them the next time: so memory is busy while
+    /// scores become weights, and nothing is read.
+    KVCACHE_INLINE void ask_early() noexcept {
+        constexpr std::size_t some = 3;
+        lines soon{tiles_.front().ahead_keys, tiles_.front().ahead_values, (taken_ + early_) * tile_tokens};
         for (std::size_t n = 0; n < some; ++n)
-            early.fetch();
+            soon.fetch();
+        early_ += some;
+    }
+
+    /// Asks for a tile's first lines, when no more of it is known than where it lies.
+    KVCACHE_INLINE static void announce(const float* keys, const float* values) noexcept {
+        constexpr std::size_t some = native_lanes == 16 ? 4 : 0; // narrow vectors: a Zen 3 is slower for it
+        lines first{keys, values, 0};
+        for (std::size_t n = 0; n < some; ++n)
+            first.fetch();
     }
 
 private:
     std::span<const attention_tile> tiles_; // not fetched yet, or not wholly
-    std::size_t of_tile_, taken_ = 0;
+    std::size_t of_tile_, taken_ = 0, early_ = 0;
 };
 
 // Chains of multiply-adds that run side by side hide the latency of each: so many queries, tiles and columns of values
@@ -4406,9 +4416,10 @@ namespace kvcache::detail {
 
 /// All tiles, if they are full, and seen to their ends by `count` queries. No branch foretells where a score is larger
 /// than any before, so there is none: first what is subtracted, of all queries, then the exponentials.
-/// `state(i)`: the running softmax of query i.
-template <class State>
-KVCACHE_INLINE inline void weigh_full(tile_weights& weights, std::size_t count, const State& state) noexcept {
+/// `state(i)`: the running softmax of query i; `meanwhile` is called once a query, amid what takes longest.
+template <class State, class Meanwhile>
+KVCACHE_INLINE inline void weigh_full(tile_weights& weights, std::size_t count, const State& state,
+                                      const Meanwhile& meanwhile) noexcept {
     static_assert(most_tiles == 4);
     float tops[most_together][most_tiles];                        // the largest score up to each tile
     alignas(64) float falls[tile_weights::rows][most_tiles] = {}; // from one to the next
@@ -4419,6 +4430,7 @@ KVCACHE_INLINE inline void weigh_full(tile_weights& weights, std::size_t count, 
         top = rising(scores, top, tops[i], falls[i]); // falls by no number as long as nothing weighs anything
     }
     for (std::size_t i = 0; i < count; ++i) {
+        meanwhile();
         f32x16 each[most_tiles];
         unrolled<most_tiles>([&](auto t) KVCACHE_INLINE {
             each[t] = f32x16::load(weights.lanes[i][t]) - f32x16::broadcast(tops[i][t]);
@@ -4625,6 +4637,8 @@ private:
     // The tiles, and what a group fetches meanwhile: its share of all that comes, else what it has.
     [[nodiscard]] std::span<const attention_tile> fetched_by(std::size_t group, std::size_t groups,
                                                              std::span<const attention_tile> tiles) {
+        if (groups == 1)
+            return tiles; // a copy would wait for what was just written into them
         std::ranges::copy(tiles, fetching_.begin());
         for (std::size_t t = 0; t < tiles.size(); ++t)
             if (t * groups / tiles.size() != group) {
@@ -4668,9 +4682,10 @@ private:
             for (; t < count; ++t)
                 detail::score<N, 1, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], ahead);
 
-        if constexpr (Ahead)
-            ahead.ask_early();
-        weigh(tiles.first(count), whole, q, N);
+        weigh(tiles.first(count), whole, q, N, [&]() KVCACHE_INLINE {
+            if constexpr (Ahead)
+                ahead.ask_early();
+        });
 
         float* sums = running(q).sums();
         detail::add_values<N, Ahead>(tiles.data(), 0, whole, width_, weights_, 0, sums, stride_, ahead);
@@ -4693,7 +4708,7 @@ private:
         std::size_t whole = count;
         while (whole > 0 && tiles[whole - 1].end() > least.limit + 1)
             --whole;
-        weigh(tiles.first(count), whole, q, group);
+        weigh(tiles.first(count), whole, q, group, [] {});
         for (std::size_t t = 0, end; t < count; t = end) {
             end = t + 1;
             if (tiles[t].end() <= least.limit + 1) {
@@ -4733,16 +4748,19 @@ private:
         }
     }
 
-    // Scores of `count` queries with tiles, of which all see `whole` to their ends, to weights, in place.
+    // Scores of `count` queries with tiles, of which all see `whole` to their ends, to weights, in place; `meanwhile`
+    // is called once a query.
+    template <class Meanwhile>
     [[gnu::flatten]] void weigh(std::span<const attention_tile> tiles, std::size_t whole, std::size_t q,
-                                std::size_t count) {
+                                std::size_t count, const Meanwhile& meanwhile) {
         std::ranges::fill(weights_.rescaled, false);
         // Two queries do not fill what waits for their exponentials.
         if (count > 2 && whole == most_tiles && std::ranges::all_of(tiles, detail::is_full)) {
-            detail::weigh_full(weights_, count, [&](std::size_t i) KVCACHE_INLINE { return running(q + i); });
+            detail::weigh_full(
+                weights_, count, [&](std::size_t i) KVCACHE_INLINE { return running(q + i); }, meanwhile);
             return;
         }
-        for (std::size_t i = 0; i < count; ++i)
+        for (std::size_t i = 0; i < count; ++i, meanwhile())
             for (std::size_t t = 0; t < tiles.size(); ++t)
                 detail::weigh(weights_, i, t, tiles[t], asked_[q + i].limit, running(q + i));
     }
@@ -4769,7 +4787,7 @@ private:
 template <std::size_t N, bool Ahead>
 void query_block::dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count) {
     if (count == N)
-        take<N, Ahead && (N > 1)>(tiles, begin); // one query alone: the machine's own fetching suffices
+        take<N, Ahead && (N > 1 || detail::wide_vectors)>(tiles, begin); // else the machine's own fetching suffices
     else if constexpr (N > 1)
         dispatch<N - 1, Ahead>(tiles, begin, count);
 }
@@ -5666,6 +5684,7 @@ private:
             if (reads_in_place<Codec>) {
                 before.ahead_keys = tile.keys;
                 before.ahead_values = tile.values;
+                tile_fetch::announce(tile.keys, tile.values);
             }
             if (gives_codes<Codec> && tile.codes.keys.format != code_format::none) {
                 before.ahead_key_codes = tile.codes.keys.codes;

@@ -52,7 +52,10 @@ TEST_CASE("tiles that are weighed together weigh what each weighs alone") {
         for (std::uint64_t seed = 0; seed < 20; ++seed) {
             kv::detail::tile_weights a, b;
             fill(a, seed), fill(b, seed);
-            kv::detail::weigh_full(a, count, [&](std::size_t i) { return together.at(i); });
+            std::size_t calls = 0;
+            kv::detail::weigh_full(
+                a, count, [&](std::size_t i) { return together.at(i); }, [&] { ++calls; });
+            REQUIRE(calls == count);
             for (std::size_t i = 0; i < count; ++i)
                 for (std::size_t t = 0; t < most_tiles; ++t)
                     kv::detail::weigh(b, i, t, tiles[t], 1000, alone.at(i));

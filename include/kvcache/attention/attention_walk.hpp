@@ -380,6 +380,7 @@ private:
             if (reads_in_place<Codec>) {
                 before.ahead_keys = tile.keys;
                 before.ahead_values = tile.values;
+                tile_fetch::announce(tile.keys, tile.values);
             }
             if (gives_codes<Codec> && tile.codes.keys.format != code_format::none) {
                 before.ahead_key_codes = tile.codes.keys.codes;

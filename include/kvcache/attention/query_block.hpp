@@ -161,6 +161,8 @@ private:
     // The tiles, and what a group fetches meanwhile: its share of all that comes, else what it has.
     [[nodiscard]] std::span<const attention_tile> fetched_by(std::size_t group, std::size_t groups,
                                                              std::span<const attention_tile> tiles) {
+        if (groups == 1)
+            return tiles; // a copy would wait for what was just written into them
         std::ranges::copy(tiles, fetching_.begin());
         for (std::size_t t = 0; t < tiles.size(); ++t)
             if (t * groups / tiles.size() != group) {
@@ -204,9 +206,10 @@ private:
             for (; t < count; ++t)
                 detail::score<N, 1, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], ahead);
 
-        if constexpr (Ahead)
-            ahead.ask_early();
-        weigh(tiles.first(count), whole, q, N);
+        weigh(tiles.first(count), whole, q, N, [&]() KVCACHE_INLINE {
+            if constexpr (Ahead)
+                ahead.ask_early();
+        });
 
         float* sums = running(q).sums();
         detail::add_values<N, Ahead>(tiles.data(), 0, whole, width_, weights_, 0, sums, stride_, ahead);
@@ -229,7 +232,7 @@ private:
         std::size_t whole = count;
         while (whole > 0 && tiles[whole - 1].end() > least.limit + 1)
             --whole;
-        weigh(tiles.first(count), whole, q, group);
+        weigh(tiles.first(count), whole, q, group, [] {});
         for (std::size_t t = 0, end; t < count; t = end) {
             end = t + 1;
             if (tiles[t].end() <= least.limit + 1) {
@@ -269,16 +272,19 @@ private:
         }
     }
 
-    // Scores of `count` queries with tiles, of which all see `whole` to their ends, to weights, in place.
+    // Scores of `count` queries with tiles, of which all see `whole` to their ends, to weights, in place; `meanwhile`
+    // is called once a query.
+    template <class Meanwhile>
     [[gnu::flatten]] void weigh(std::span<const attention_tile> tiles, std::size_t whole, std::size_t q,
-                                std::size_t count) {
+                                std::size_t count, const Meanwhile& meanwhile) {
         std::ranges::fill(weights_.rescaled, false);
         // Two queries do not fill what waits for their exponentials.
         if (count > 2 && whole == most_tiles && std::ranges::all_of(tiles, detail::is_full)) {
-            detail::weigh_full(weights_, count, [&](std::size_t i) KVCACHE_INLINE { return running(q + i); });
+            detail::weigh_full(
+                weights_, count, [&](std::size_t i) KVCACHE_INLINE { return running(q + i); }, meanwhile);
             return;
         }
-        for (std::size_t i = 0; i < count; ++i)
+        for (std::size_t i = 0; i < count; ++i, meanwhile())
             for (std::size_t t = 0; t < tiles.size(); ++t)
                 detail::weigh(weights_, i, t, tiles[t], asked_[q + i].limit, running(q + i));
     }
@@ -305,7 +311,7 @@ private:
 template <std::size_t N, bool Ahead>
 void query_block::dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count) {
     if (count == N)
-        take<N, Ahead && (N > 1)>(tiles, begin); // one query alone: the machine's own fetching suffices
+        take<N, Ahead && (N > 1 || detail::wide_vectors)>(tiles, begin); // else the machine's own fetching suffices
     else if constexpr (N > 1)
         dispatch<N - 1, Ahead>(tiles, begin, count);
 }

@@ -69,17 +69,27 @@ public:
         return from;
     }
 
-    /// Asks for lines that are taken next, for memory to be busy while scores become weights and nothing is read.
-    void ask_early() const noexcept {
-        constexpr std::size_t some = 8;
-        lines early{tiles_.front().ahead_keys, tiles_.front().ahead_values, taken_ * tile_tokens};
+    /// Asks for some lines before they are taken, and for those behind them the next time: so memory is busy while
+    /// scores become weights, and nothing is read.
+    KVCACHE_INLINE void ask_early() noexcept {
+        constexpr std::size_t some = 3;
+        lines soon{tiles_.front().ahead_keys, tiles_.front().ahead_values, (taken_ + early_) * tile_tokens};
         for (std::size_t n = 0; n < some; ++n)
-            early.fetch();
+            soon.fetch();
+        early_ += some;
+    }
+
+    /// Asks for a tile's first lines, when no more of it is known than where it lies.
+    KVCACHE_INLINE static void announce(const float* keys, const float* values) noexcept {
+        constexpr std::size_t some = native_lanes == 16 ? 4 : 0; // narrow vectors: a Zen 3 is slower for it
+        lines first{keys, values, 0};
+        for (std::size_t n = 0; n < some; ++n)
+            first.fetch();
     }
 
 private:
     std::span<const attention_tile> tiles_; // not fetched yet, or not wholly
-    std::size_t of_tile_, taken_ = 0;
+    std::size_t of_tile_, taken_ = 0, early_ = 0;
 };
 
 // Chains of multiply-adds that run side by side hide the latency of each: so many queries, tiles and columns of values

@@ -27,9 +27,10 @@ namespace kvcache::detail {
 
 /// All tiles, if they are full, and seen to their ends by `count` queries. No branch foretells where a score is larger
 /// than any before, so there is none: first what is subtracted, of all queries, then the exponentials.
-/// `state(i)`: the running softmax of query i.
-template <class State>
-KVCACHE_INLINE inline void weigh_full(tile_weights& weights, std::size_t count, const State& state) noexcept {
+/// `state(i)`: the running softmax of query i; `meanwhile` is called once a query, amid what takes longest.
+template <class State, class Meanwhile>
+KVCACHE_INLINE inline void weigh_full(tile_weights& weights, std::size_t count, const State& state,
+                                      const Meanwhile& meanwhile) noexcept {
     static_assert(most_tiles == 4);
     float tops[most_together][most_tiles];                        // the largest score up to each tile
     alignas(64) float falls[tile_weights::rows][most_tiles] = {}; // from one to the next
@@ -40,6 +41,7 @@ KVCACHE_INLINE inline void weigh_full(tile_weights& weights, std::size_t count, 
         top = rising(scores, top, tops[i], falls[i]); // falls by no number as long as nothing weighs anything
     }
     for (std::size_t i = 0; i < count; ++i) {
+        meanwhile();
         f32x16 each[most_tiles];
         unrolled<most_tiles>([&](auto t) KVCACHE_INLINE {
             each[t] = f32x16::load(weights.lanes[i][t]) - f32x16::broadcast(tops[i][t]);
