@@ -15884,6 +15884,9 @@ inline constexpr std::size_t fewest_rows = (tallest_tile + 1) / 2;
 inline constexpr std::size_t block_inputs = 640;
 inline constexpr std::size_t block_rows = native_lanes == 16 ? 128 : 96;
 
+// How far ahead few rows ask for weights on AVX-512, in bytes of a strip: memory answers about as late.
+inline constexpr std::size_t far_ahead = 1536;
+
 // Weights that come soon, fetched meanwhile: so many lines while 16 inputs run.
 struct weights_ahead {
     const std::byte* base = nullptr;
@@ -15934,7 +15937,7 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
         });
     };
     std::size_t k = 0;
-    if constexpr (native_lanes < 16) // with AVX-512 many rows are packed, and few have nothing to fetch
+    if constexpr (native_lanes < 16)
         for (; k + 16 <= inputs; k += 16) {
             if constexpr (Rows > 3)
                 for (std::size_t r = 0; r < Rows; ++r)
@@ -15943,6 +15946,15 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
                 prefetch_soon(ahead.base, ahead.at + (k / 16 * ahead.lines + line) * line_bytes);
             for (std::size_t i = 0; i < 16; ++i)
                 step(k + i);
+        }
+    else if constexpr (Rows > 1 || !std::same_as<Weight, float>) // one row of float32 comes as fast by itself
+        for (; k + 2 <= inputs; k += 2) {
+            constexpr std::size_t line = line_bytes / sizeof(Weight), lines = 2 * Width * 16 / line;
+            unrolled<Strips * lines>([&](auto i) KVCACHE_INLINE {
+                prefetch_soon(w + i / lines * strip, k * Width * 16 + far_ahead / sizeof(Weight) + i % lines * line);
+            });
+            step(k);
+            step(k + 1);
         }
     for (; k < inputs; ++k)
         step(k);
