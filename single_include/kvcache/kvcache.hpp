@@ -3255,10 +3255,10 @@ public:
 
     /// Asks for a tile's first lines, when no more of it is known than where it lies.
     KVCACHE_INLINE static void announce(const float* keys, const float* values) noexcept {
-        constexpr std::size_t some = native_lanes == 16 ? 4 : 0; // narrow vectors: a Zen 3 is slower for it
         lines first{keys, values, 0};
-        for (std::size_t n = 0; n < some; ++n)
-            first.fetch();
+        if constexpr (native_lanes == 16) // narrow vectors: a Zen 3 is slower for it
+            for (std::size_t n = 0; n < 4; ++n)
+                first.fetch();
     }
 
 private:
@@ -15657,85 +15657,6 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/kernel/pack_strip.hpp --------------------------------------------------------------------------------
-
-namespace kvcache {
-
-namespace detail {
-
-/// Sixteen bytes of weights, whose bits are moved and never computed with.
-using four_words = std::uint32_t __attribute__((vector_size(16)));
-using eight_words = std::uint16_t __attribute__((vector_size(16)));
-
-/// The lower halves of two vectors, alternating; and the upper ones.
-[[nodiscard]] inline four_words zip_lower(four_words a, four_words b) noexcept {
-    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
-}
-[[nodiscard]] inline four_words zip_upper(four_words a, four_words b) noexcept {
-    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
-}
-[[nodiscard]] inline eight_words zip_lower(eight_words a, eight_words b) noexcept {
-    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-}
-[[nodiscard]] inline eight_words zip_upper(eight_words a, eight_words b) noexcept {
-    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-}
-
-/// Transposes a square of N vectors of N numbers: each round zips the first half of them with the second.
-template <class Vector, std::size_t N, std::size_t... Pair>
-inline void transpose(std::array<Vector, N>& square, std::index_sequence<Pair...>) noexcept {
-    for (std::size_t round = 1; round < N; round *= 2) {
-        std::array<Vector, N> zipped;
-        ((zipped[2 * Pair] = zip_lower(square[Pair], square[Pair + N / 2]),
-          zipped[2 * Pair + 1] = zip_upper(square[Pair], square[Pair + N / 2])),
-         ...);
-        square = zipped;
-    }
-}
-
-/// Writes a square of the numbers at `rows` + `offset` bytes, transposed, `step` numbers from one input to the next.
-/// (N, N)
-template <class Vector, weight_format Weight, std::size_t... Row>
-inline void pack_square(const std::byte* const* rows, std::size_t offset, Weight* to, std::size_t step,
-                        std::index_sequence<Row...>) noexcept {
-    constexpr std::size_t n = sizeof...(Row);
-    std::array<Vector, n> square = {};
-    ((rows[Row] != nullptr ? void(std::memcpy(&square[Row], rows[Row] + offset, sizeof(Vector))) : void()), ...);
-    transpose(square, std::make_index_sequence<n / 2>());
-    (std::memcpy(static_cast<void*>(to + Row * step), &square[Row], sizeof(Vector)), ...);
-}
-
-} // namespace detail
-
-/// Packs the rows of a strip's outputs, each `inputs` numbers in memory order at any alignment; null is a row of zeros.
-/// (width, inputs) -> (inputs, width) Requires: width is a multiple of 16. Cost: every cache line is read once and
-/// written once.
-template <weight_format Weight>
-inline void pack_strip(std::span<const std::byte* const> rows, std::size_t inputs, Weight* strip) noexcept {
-    using vector = std::conditional_t<sizeof(Weight) == 4, detail::four_words, detail::eight_words>;
-    const std::size_t width = rows.size();
-    constexpr std::size_t side = sizeof(vector) / sizeof(Weight);
-    constexpr std::size_t block = 4 * line_bytes / sizeof(Weight); // of each row, before the next rows
-    const std::size_t squares = inputs / side * side;
-    for (std::size_t begin = 0; begin < inputs; begin += block) {
-        const std::size_t end = std::min(begin + block, inputs), whole = std::min(end, squares);
-        for (std::size_t row = 0; row < width; row += side) {
-            for (std::size_t k = begin; k < whole; k += side)
-                detail::pack_square<vector>(&rows[row], k * sizeof(Weight), strip + k * width + row, width,
-                                            std::make_index_sequence<side>());
-            for (std::size_t k = std::max(begin, whole); k < end; ++k)
-                for (std::size_t r = row; r < row + side; ++r) {
-                    Weight weight{};
-                    if (rows[r] != nullptr)
-                        std::memcpy(static_cast<void*>(&weight), rows[r] + k * sizeof(Weight), sizeof(Weight));
-                    strip[k * width + r] = weight;
-                }
-        }
-    }
-}
-
-} // namespace kvcache
-
 // ---- kvcache/kernel/packed_tile.hpp -------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -15745,28 +15666,66 @@ namespace detail {
 // Numbers of an input that a tile of packed rows takes, whether it has so many rows or fewer.
 inline constexpr std::size_t packed_rows = 8;
 
-// Transposes a square of the numbers from `offset` on of 8 rows, by squares of four. (8, 8)
-inline void pack_eight(const float* const* rows, std::size_t offset, float* packed) {
-    for (std::size_t half = 0; half < 2; ++half)
-        for (std::size_t k = 0; k < 8; k += 4) {
-            std::array<four_words, 4> square;
-            for (std::size_t r = 0; r < 4; ++r)
-                std::memcpy(&square[r], rows[half * 4 + r] + offset + k, sizeof square[r]);
-            transpose(square, std::make_index_sequence<2>());
-            for (std::size_t i = 0; i < 4; ++i)
-                std::memcpy(packed + (k + i) * packed_rows + half * 4, &square[i], sizeof square[i]);
-        }
+using whole_line = std::uint32_t __attribute__((vector_size(64)));
+using half_line = std::uint32_t __attribute__((vector_size(32)));
+
+KVCACHE_INLINE inline void load_halves(const float* first, const float* second, whole_line& to) noexcept {
+    half_line lower, upper;
+    std::memcpy(&lower, first, sizeof lower);
+    std::memcpy(&upper, second, sizeof upper);
+    to = __builtin_shufflevector(lower, upper, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+
+// Mixes two vectors, quarter by quarter: their numbers in turn, or pairs of them.
+KVCACHE_INLINE inline void zip_quarters(const whole_line& a, const whole_line& b, whole_line& lower,
+                                        whole_line& upper) noexcept {
+    lower = __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+    upper = __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+}
+KVCACHE_INLINE inline void pair_quarters(const whole_line& a, const whole_line& b, whole_line& lower,
+                                         whole_line& upper) noexcept {
+    lower = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+    upper = __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+}
+
+// Writes the even quarters of two vectors, and the odd ones four inputs further.
+KVCACHE_INLINE inline void store_quarters(const whole_line& a, const whole_line& b, float* packed) noexcept {
+    const whole_line even = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    const whole_line odd = __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    std::memcpy(packed, &even, sizeof even);
+    std::memcpy(packed + 4 * packed_rows, &odd, sizeof odd);
+}
+
+// Transposes a square of the numbers from `offset` on of 8 rows, in vectors of two half rows each. (8, 8)
+KVCACHE_INLINE inline void pack_eight(const float* const* rows, std::size_t offset, float* packed) noexcept {
+    whole_line row[4], zipped[4], column[4];
+    unrolled<4>([&](auto r) KVCACHE_INLINE { load_halves(rows[r] + offset, rows[r + 4] + offset, row[r]); });
+    zip_quarters(row[0], row[1], zipped[0], zipped[1]);
+    zip_quarters(row[2], row[3], zipped[2], zipped[3]);
+    pair_quarters(zipped[0], zipped[2], column[0], column[1]); // inputs 0 and 4, each of all rows; then 1 and 5
+    pair_quarters(zipped[1], zipped[3], column[2], column[3]);
+    store_quarters(column[0], column[1], packed);
+    store_quarters(column[2], column[3], packed + 2 * packed_rows);
 }
 
 // Packs so many rows (8 at most) for a tile: the inputs ascending, of each the rows' numbers side by side. What stands
-// for rows that are not there may be any number. (rows, inputs) -> (inputs, 8)
+// for rows that are not there may be any number. The rows behind them, which come next, are asked for meanwhile.
+// (rows, inputs) -> (inputs, 8)
 inline void pack_rows(const float* x, std::size_t x_stride, std::size_t rows, std::size_t inputs, float* packed) {
     const float* row[packed_rows];
     for (std::size_t r = 0; r < packed_rows; ++r)
         row[r] = x + std::min(r, rows - 1) * x_stride;
     std::size_t k = 0;
-    for (; k + 8 <= inputs; k += 8)
+    for (; k + 16 <= inputs; k += 16) {
+        for (std::size_t r = 0; r < packed_rows; ++r)
+            prefetch_soon(row[r], rows * x_stride + k);
         pack_eight(row, k, packed + k * packed_rows);
+        pack_eight(row, k + 8, packed + (k + 8) * packed_rows);
+    }
+    if (k + 8 <= inputs) {
+        pack_eight(row, k, packed + k * packed_rows);
+        k += 8;
+    }
     for (; k < inputs; ++k)
         for (std::size_t r = 0; r < packed_rows; ++r)
             packed[k * packed_rows + r] = row[r][k];
@@ -16991,6 +16950,85 @@ inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, t
         detail::int8_blocks<1, detail::int8_panels_of_one>(scratch, 1, w, y, threads);
     else
         detail::int8_blocks<detail::int8_rows_together, detail::int8_panels_together>(scratch, x.rows, w, y, threads);
+}
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/pack_strip.hpp --------------------------------------------------------------------------------
+
+namespace kvcache {
+
+namespace detail {
+
+/// Sixteen bytes of weights, whose bits are moved and never computed with.
+using four_words = std::uint32_t __attribute__((vector_size(16)));
+using eight_words = std::uint16_t __attribute__((vector_size(16)));
+
+/// The lower halves of two vectors, alternating; and the upper ones.
+[[nodiscard]] inline four_words zip_lower(four_words a, four_words b) noexcept {
+    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
+}
+[[nodiscard]] inline four_words zip_upper(four_words a, four_words b) noexcept {
+    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
+}
+[[nodiscard]] inline eight_words zip_lower(eight_words a, eight_words b) noexcept {
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+}
+[[nodiscard]] inline eight_words zip_upper(eight_words a, eight_words b) noexcept {
+    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+}
+
+/// Transposes a square of N vectors of N numbers: each round zips the first half of them with the second.
+template <class Vector, std::size_t N, std::size_t... Pair>
+inline void transpose(std::array<Vector, N>& square, std::index_sequence<Pair...>) noexcept {
+    for (std::size_t round = 1; round < N; round *= 2) {
+        std::array<Vector, N> zipped;
+        ((zipped[2 * Pair] = zip_lower(square[Pair], square[Pair + N / 2]),
+          zipped[2 * Pair + 1] = zip_upper(square[Pair], square[Pair + N / 2])),
+         ...);
+        square = zipped;
+    }
+}
+
+/// Writes a square of the numbers at `rows` + `offset` bytes, transposed, `step` numbers from one input to the next.
+/// (N, N)
+template <class Vector, weight_format Weight, std::size_t... Row>
+inline void pack_square(const std::byte* const* rows, std::size_t offset, Weight* to, std::size_t step,
+                        std::index_sequence<Row...>) noexcept {
+    constexpr std::size_t n = sizeof...(Row);
+    std::array<Vector, n> square = {};
+    ((rows[Row] != nullptr ? void(std::memcpy(&square[Row], rows[Row] + offset, sizeof(Vector))) : void()), ...);
+    transpose(square, std::make_index_sequence<n / 2>());
+    (std::memcpy(static_cast<void*>(to + Row * step), &square[Row], sizeof(Vector)), ...);
+}
+
+} // namespace detail
+
+/// Packs the rows of a strip's outputs, each `inputs` numbers in memory order at any alignment; null is a row of zeros.
+/// (width, inputs) -> (inputs, width) Requires: width is a multiple of 16. Cost: every cache line is read once and
+/// written once.
+template <weight_format Weight>
+inline void pack_strip(std::span<const std::byte* const> rows, std::size_t inputs, Weight* strip) noexcept {
+    using vector = std::conditional_t<sizeof(Weight) == 4, detail::four_words, detail::eight_words>;
+    const std::size_t width = rows.size();
+    constexpr std::size_t side = sizeof(vector) / sizeof(Weight);
+    constexpr std::size_t block = 4 * line_bytes / sizeof(Weight); // of each row, before the next rows
+    const std::size_t squares = inputs / side * side;
+    for (std::size_t begin = 0; begin < inputs; begin += block) {
+        const std::size_t end = std::min(begin + block, inputs), whole = std::min(end, squares);
+        for (std::size_t row = 0; row < width; row += side) {
+            for (std::size_t k = begin; k < whole; k += side)
+                detail::pack_square<vector>(&rows[row], k * sizeof(Weight), strip + k * width + row, width,
+                                            std::make_index_sequence<side>());
+            for (std::size_t k = std::max(begin, whole); k < end; ++k)
+                for (std::size_t r = row; r < row + side; ++r) {
+                    Weight weight{};
+                    if (rows[r] != nullptr)
+                        std::memcpy(static_cast<void*>(&weight), rows[r] + k * sizeof(Weight), sizeof(Weight));
+                    strip[k * width + r] = weight;
+                }
+        }
+    }
 }
 
 } // namespace kvcache

@@ -81,10 +81,10 @@ public:
 
     /// Asks for a tile's first lines, when no more of it is known than where it lies.
     KVCACHE_INLINE static void announce(const float* keys, const float* values) noexcept {
-        constexpr std::size_t some = native_lanes == 16 ? 4 : 0; // narrow vectors: a Zen 3 is slower for it
         lines first{keys, values, 0};
-        for (std::size_t n = 0; n < some; ++n)
-            first.fetch();
+        if constexpr (native_lanes == 16) // narrow vectors: a Zen 3 is slower for it
+            for (std::size_t n = 0; n < 4; ++n)
+                first.fetch();
     }
 
 private:
