@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // The kernels beside what this machine does at most: fused multiply-adds a second from registers, and bytes a second
-// read from memory, both measured in the same run by as many threads. Then the product beside Eigen's at the shapes of
+// read from memory, measured by as many threads behind each sample. Then the product beside Eigen's at the shapes of
 // two models, in turn: there the limit is Eigen's speed.
 
 #include <kvcache/attention/batch_attention.hpp>
@@ -115,11 +115,30 @@ void multiply(const kv::packed_matrix<Weight>& w, std::size_t rows, kv::team& th
                 {results().data(), kv::row_stride(w.outputs())}, threads);
 }
 
+// ---- limits
+
+// The machine's limits, in GFLOP/s and GB/s.
+double peak(std::size_t threads) {
+    return bench::fma_peak(team_of(threads)) * 1e-9;
+}
+double streamed(std::size_t threads) {
+    static bench::stream memory(beyond_cache);
+    return memory(team_of(threads)) * 1e-9;
+}
+
+// A sample with its limit, taken right behind it: a neighbour meets both.
+bench::sample of_peak(double value, std::size_t threads) {
+    return {value, peak(threads)};
+}
+bench::sample of_stream(double value, std::size_t threads) {
+    return {value, streamed(threads)};
+}
+
 // ---- products
 
 // `rows` rows through the matrices of a layer, which lie in a cache.
 template <class Weight>
-bench::sample product_rate(std::span<const matrix_shape> shapes, std::size_t rows, std::size_t threads) {
+double product_rate(std::span<const matrix_shape> shapes, std::size_t rows, std::size_t threads) {
     const auto& layer = layer_of<Weight>(shapes);
     double flops = 0.0;
     const auto pass = [&] {
@@ -133,7 +152,7 @@ bench::sample product_rate(std::span<const matrix_shape> shapes, std::size_t row
     const bench::stopwatch watch;
     while (watch.seconds() < 0.005)
         pass();
-    return {flops * 1e-9 / watch.seconds()};
+    return flops * 1e-9 / watch.seconds();
 }
 
 // The same in int8, beside F32: the limit is the rate of the same products in F32.
@@ -159,12 +178,12 @@ bench::sample beside_f32(std::size_t rows, std::size_t threads) {
         operations += 2.0 * static_cast<double>(rows * w.inputs() * w.outputs());
     }
     const double seconds = watch.seconds();
-    return {operations * 1e-9 / seconds, product_rate<float>(smollm2, rows, threads).value};
+    return {operations * 1e-9 / seconds, product_rate<float>(smollm2, rows, threads)};
 }
 
 // One row through as many matrices as lie in memory: the weights of a token.
 template <class Weight>
-bench::sample streamed_rate(std::size_t threads) {
+double streamed_rate(std::size_t threads) {
     static const auto layers = [] {
         std::vector<std::vector<kv::packed_matrix<Weight>>> made;
         for (std::size_t bytes = 0; bytes < beyond_cache;) {
@@ -181,7 +200,7 @@ bench::sample streamed_rate(std::size_t threads) {
             multiply(w, 1, team_of(threads));
             bytes += static_cast<double>(w.bytes());
         }
-    return {bytes * 1e-9 / watch.seconds()};
+    return bytes * 1e-9 / watch.seconds();
 }
 
 // The same product by Eigen, the outputs dealt to the threads.
@@ -295,9 +314,9 @@ double attend(const past& p, const page_tables& tables, std::uint32_t heads, std
     return watch.seconds();
 }
 
-bench::sample attention_decode(std::size_t threads) {
+double attention_decode(std::size_t threads) {
     static const past p(2, 30, 3, beyond_cache + (32 << 20), false);
-    return {p.bytes() * 1e-9 / attend(p, p.tables, 9, p.tokens(), 1, team_of(threads))};
+    return p.bytes() * 1e-9 / attend(p, p.tables, 9, p.tokens(), 1, team_of(threads));
 }
 
 // One layer, so that contiguous means it: pages in the order of memory, beside pages taken at random and in disorder.
@@ -332,12 +351,12 @@ bench::sample attention_shared_prefix(std::uint32_t group, std::size_t threads) 
     return {apart / attend(p, shared, 2 * group, tokens, 1, team_of(threads))};
 }
 
-bench::sample attention_prefill(std::size_t depth, std::size_t rows, std::size_t threads) {
+double attention_prefill(std::size_t depth, std::size_t rows, std::size_t threads) {
     static const past p(1, 1, 3, std::size_t{9216} * 3 * past::dim * 2 * sizeof(float), false);
     double pairs = 0.0;
     for (std::size_t row = 0; row < rows; ++row)
         pairs += static_cast<double>(depth + row + 1);
-    return {pairs * 4e-9 * 9 * past::dim / attend(p, p.tables, 9, depth + rows, rows, team_of(threads))};
+    return pairs * 4e-9 * 9 * past::dim / attend(p, p.tables, 9, depth + rows, rows, team_of(threads));
 }
 
 // ---- the team
@@ -365,11 +384,10 @@ bench::sample hadamard_row() {
 
 void add_limits(bench::suite& suite, std::size_t threads) {
     suite.add({.name = "fma_peak", .threads = threads, .unit = "GFLOP/s", .take = [threads] {
-                   return bench::sample{bench::fma_peak(team_of(threads)) * 1e-9};
+                   return bench::sample{peak(threads)};
                }});
     suite.add({.name = "stream", .threads = threads, .unit = "GB/s", .take = [threads] {
-                   static const bench::stream memory(beyond_cache);
-                   return bench::sample{memory(team_of(threads)) * 1e-9};
+                   return bench::sample{streamed(threads)};
                }});
 }
 
@@ -379,9 +397,8 @@ void add_products(bench::suite& suite, std::size_t threads) {
         suite.add({.name = std::move(name),
                    .threads = threads,
                    .unit = "GFLOP/s",
-                   .take = [=] { return product_rate<decltype(weight)>(shapes, rows, threads); },
+                   .take = [=] { return of_peak(product_rate<decltype(weight)>(shapes, rows, threads), threads); },
                    .open = [=] { product_rate<decltype(weight)>(shapes, 16, threads); },
-                   .limited_by = "fma_peak",
                    .aim = aim,
                    .scored = true,
                    .repetitions = shapes.data() == tinyllama ? 3 : 5});
@@ -389,15 +406,13 @@ void add_products(bench::suite& suite, std::size_t threads) {
     suite.add({.name = "product_f32_m1",
                .threads = threads,
                .unit = "GB/s",
-               .take = [=] { return streamed_rate<float>(threads); },
-               .limited_by = "stream",
+               .take = [=] { return of_stream(streamed_rate<float>(threads), threads); },
                .aim = 0.85,
                .scored = true});
     suite.add({.name = "product_bf16_m1",
                .threads = threads,
                .unit = "GB/s",
-               .take = [=] { return streamed_rate<kv::bfloat16>(threads); },
-               .limited_by = "stream",
+               .take = [=] { return of_stream(streamed_rate<kv::bfloat16>(threads), threads); },
                .aim = 0.85,
                .scored = true});
     add("product_f32_m8", 0.0, 0.0f, smollm2, 8);
@@ -419,8 +434,7 @@ void add_attention(bench::suite& suite, std::size_t threads) {
     suite.add({.name = "attention_decode",
                .threads = threads,
                .unit = "GB/s",
-               .take = [=] { return attention_decode(threads); },
-               .limited_by = "stream",
+               .take = [=] { return of_stream(attention_decode(threads), threads); },
                .aim = 0.85,
                .scored = true});
     suite.add({.name = "attention_contiguous",
@@ -431,15 +445,13 @@ void add_attention(bench::suite& suite, std::size_t threads) {
     suite.add({.name = "attention_prefill",
                .threads = threads,
                .unit = "GFLOP/s",
-               .take = [=] { return attention_prefill(0, 1024, threads); },
-               .limited_by = "fma_peak",
+               .take = [=] { return of_peak(attention_prefill(0, 1024, threads), threads); },
                .aim = 0.50,
                .scored = true});
     suite.add({.name = "attention_prefill_at_8192",
                .threads = threads,
                .unit = "GFLOP/s",
-               .take = [=] { return attention_prefill(8192, 256, threads); },
-               .limited_by = "fma_peak",
+               .take = [=] { return of_peak(attention_prefill(8192, 256, threads), threads); },
                .aim = 0.50,
                .scored = true});
     for (const std::uint32_t group : {4u, 1u})

@@ -125,7 +125,7 @@ int run(const flags& f) {
     if (wanted("documents"))
         scenarios.emplace_back([](const bench::visit& at) { bench::permuted_documents(at, 64, 128, 32); });
 
-    const bench::stream memory;
+    bench::stream memory;
     bench::journal book;
     std::size_t done = 0;
     for (std::size_t round = 0; round < f.rounds; ++round)

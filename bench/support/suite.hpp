@@ -40,8 +40,9 @@ struct measurement {
 };
 
 /// Rows over Google Benchmark: all repetitions of all rows in one random order, so that a noisy neighbour meets all
-/// alike. A row's value is the median of its repetitions, each the median of its samples; beside its ratio stands that
-/// of the best samples, since a core that is shared with strangers does a third less without saying so.
+/// alike. A row's value is the median of its repetitions, each the median of its samples, and so is its ratio where
+/// each sample has its limit's; beside it stands that of the best samples, since a core that is shared with strangers
+/// does a third less without saying so.
 class suite {
 public:
     suite(std::string program, int count, char** words) : program_(std::move(program)), name_(words[0]) {
@@ -49,7 +50,7 @@ public:
             words_.emplace_back(words[i]);
     }
 
-    void add(measurement row) { rows_.push_back({std::move(row), {}, {}}); }
+    void add(measurement row) { rows_.push_back({std::move(row), {}, {}, {}}); }
 
     /// Measures, prints the rows and then the score. Returns what main returns.
     [[nodiscard]] int run() {
@@ -70,7 +71,7 @@ public:
 private:
     struct measured {
         measurement of;
-        samples values, limits;              // one a repetition
+        samples values, limits, ratios;      // one a repetition
         double best = 0.0, best_limit = 0.0; // of all samples
     };
 
@@ -89,6 +90,7 @@ private:
                     continue;
                 found->second->values.add(run.counters.at("value").value);
                 found->second->limits.add(run.counters.at("limit").value);
+                found->second->ratios.add(run.counters.at("ratio").value);
                 found->second->best = std::max(found->second->best, run.counters.at("best").value);
                 found->second->best_limit = std::max(found->second->best_limit, run.counters.at("best_limit").value);
             }
@@ -149,14 +151,16 @@ private:
             const auto run = [&of = row.of, opened = false](benchmark::State& state) mutable {
                 if (!std::exchange(opened, true))
                     of.open ? of.open() : static_cast<void>(of.take());
-                samples values, limits;
+                samples values, limits, ratios;
                 for (auto _ : state) {
                     const sample taken = of.take();
                     values.add(taken.value);
                     limits.add(taken.limit);
+                    ratios.add(make_row("", 1, taken.value, of.unit, taken.limit).ratio);
                 }
                 state.counters["value"] = values.median();
                 state.counters["limit"] = limits.median();
+                state.counters["ratio"] = ratios.median();
                 state.counters["best"] = values.most();
                 state.counters["best_limit"] = limits.most();
             };
@@ -182,6 +186,8 @@ private:
                     best_limit = other.best;
                 }
             row r = make_row(m.of.name, m.of.threads, m.values.median(), m.of.unit, limit);
+            if (m.limits.median() > 0.0)
+                r.ratio = m.ratios.median();
             if (best_limit > 0.0 && !is_time(m.of.unit))
                 r.best = m.best / best_limit;
             print(r);
