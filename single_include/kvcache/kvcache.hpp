@@ -4836,7 +4836,9 @@ public:
                 return cost;
             });
             target_ = std::max<std::size_t>(1, all * kv_heads / (4 * threads));
+            coarse_ = all / 8 * 5;
         }
+        cost_ = 0;
         for_roots([&](std::size_t first, std::size_t last) {
             cut(first, last, {0, splits(first, last)});
             return std::size_t{0};
@@ -4994,13 +4996,17 @@ private:
         return cost;
     }
 
+    // The cost of a job on one head that need not be cut: a quarter towards the end, so that threads of unequal pace
+    // end together.
+    [[nodiscard]] std::size_t target() const noexcept { return cost_ < coarse_ ? target_ : target_ / 4; }
+
     // Makes jobs of runs over splits: one, or several if it is too large.
     void cut(std::size_t first, std::size_t last, range of) {
         const std::size_t mark = segments_.size();
         const std::size_t cost = place(first, last, of);
         const std::size_t queries = runs_[last - 1].queries + runs_[last - 1].rows * group_ - runs_[first].queries;
         const bool crowded = last - first > 1 && queries > most_queries;
-        if (!crowded && cost > target_ && of.last - of.first > 1) {
+        if (!crowded && cost > target() && of.last - of.first > 1) {
             segments_.resize(mark);
             const std::size_t middle = (of.first + of.last) / 2;
             keep_partials(first, last);
@@ -5008,7 +5014,7 @@ private:
             cut(first, last, {middle, of.last});
             return;
         }
-        if (crowded || (last - first > 1 && cost > 2 * target_)) {
+        if (crowded || (last - first > 1 && cost > 2 * target())) {
             segments_.resize(mark);
             const std::size_t middle = fork(first, last);
             const std::size_t apart = place(first, middle, of) + place(middle, last, of);
@@ -5020,6 +5026,7 @@ private:
             }
             place(first, last, of);
         }
+        cost_ += cost;
         jobs_.push_back({mark, segments_.size(), first, last, of.first, of.last, cost});
     }
 
@@ -5046,7 +5053,9 @@ private:
 
     std::span<const planned_rows> parts_;
     std::size_t group_ = 1;
-    std::size_t target_ = 0; // cost of a job on one head that need not be cut
+    std::size_t target_ = 0; // the cost of a job on one head, of the first jobs
+    std::size_t coarse_ = 0; // the cost of those
+    std::size_t cost_ = 0;   // of the jobs there are
     std::size_t partials_ = 0;
     std::vector<std::uint32_t> order_; // of parts, by their tables
     std::vector<attention_run> runs_;
@@ -15486,7 +15495,7 @@ private:
         std::exception_ptr failure;
     };
 
-    static constexpr std::size_t ranges_a_thread = 8;
+    static constexpr std::size_t ranges_a_thread = 16;
     static constexpr std::uint64_t one_round = std::uint64_t{1} << 32;
 
     void run_all(std::size_t jobs, const void* body, call function) {

@@ -45,7 +45,9 @@ public:
                 return cost;
             });
             target_ = std::max<std::size_t>(1, all * kv_heads / (4 * threads));
+            coarse_ = all / 8 * 5;
         }
+        cost_ = 0;
         for_roots([&](std::size_t first, std::size_t last) {
             cut(first, last, {0, splits(first, last)});
             return std::size_t{0};
@@ -203,13 +205,17 @@ private:
         return cost;
     }
 
+    // The cost of a job on one head that need not be cut: a quarter towards the end, so that threads of unequal pace
+    // end together.
+    [[nodiscard]] std::size_t target() const noexcept { return cost_ < coarse_ ? target_ : target_ / 4; }
+
     // Makes jobs of runs over splits: one, or several if it is too large.
     void cut(std::size_t first, std::size_t last, range of) {
         const std::size_t mark = segments_.size();
         const std::size_t cost = place(first, last, of);
         const std::size_t queries = runs_[last - 1].queries + runs_[last - 1].rows * group_ - runs_[first].queries;
         const bool crowded = last - first > 1 && queries > most_queries;
-        if (!crowded && cost > target_ && of.last - of.first > 1) {
+        if (!crowded && cost > target() && of.last - of.first > 1) {
             segments_.resize(mark);
             const std::size_t middle = (of.first + of.last) / 2;
             keep_partials(first, last);
@@ -217,7 +223,7 @@ private:
             cut(first, last, {middle, of.last});
             return;
         }
-        if (crowded || (last - first > 1 && cost > 2 * target_)) {
+        if (crowded || (last - first > 1 && cost > 2 * target())) {
             segments_.resize(mark);
             const std::size_t middle = fork(first, last);
             const std::size_t apart = place(first, middle, of) + place(middle, last, of);
@@ -229,6 +235,7 @@ private:
             }
             place(first, last, of);
         }
+        cost_ += cost;
         jobs_.push_back({mark, segments_.size(), first, last, of.first, of.last, cost});
     }
 
@@ -255,7 +262,9 @@ private:
 
     std::span<const planned_rows> parts_;
     std::size_t group_ = 1;
-    std::size_t target_ = 0; // cost of a job on one head that need not be cut
+    std::size_t target_ = 0; // the cost of a job on one head, of the first jobs
+    std::size_t coarse_ = 0; // the cost of those
+    std::size_t cost_ = 0;   // of the jobs there are
     std::size_t partials_ = 0;
     std::vector<std::uint32_t> order_; // of parts, by their tables
     std::vector<attention_run> runs_;

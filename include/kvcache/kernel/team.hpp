@@ -139,7 +139,7 @@ private:
         std::exception_ptr failure;
     };
 
-    static constexpr std::size_t ranges_a_thread = 8;
+    static constexpr std::size_t ranges_a_thread = 16;
     static constexpr std::uint64_t one_round = std::uint64_t{1} << 32;
 
     void run_all(std::size_t jobs, const void* body, call function) {
