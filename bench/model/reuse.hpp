@@ -69,9 +69,7 @@ inline void chat(const visit& at, const conversation& talk) {
         const double cold = detail::ask(at.through, at.of.fresh(length)).seconds;
 
         const std::string name = (turn < 10 ? "_turn_0" : "_turn_") + std::to_string(turn);
-        const std::size_t threads = at.threads.threads();
-        at.time("chat_warm" + name, warm.seconds,
-                [&book = at.book, name, threads] { return 1e-3 * book.values("chat_bound" + name, threads).median(); });
+        at.time("chat_warm" + name, warm.seconds, "chat_bound" + name);
         at.time("chat_bound" + name, bound,
                 [&of = at.of, &most = at.most, length, known] { return of.bound(most, length - known, known); });
         at.time("chat_cold" + name, cold, [&of = at.of, &most = at.most, length] { return of.bound(most, length, 0); });
@@ -147,12 +145,10 @@ inline void zero_reuse(const visit& at, std::size_t length) {
         return watch.seconds();
     };
     const std::string name = "zero_reuse_" + std::to_string(length);
-    const std::size_t threads = at.threads.threads();
     static_cast<void>(with()), static_cast<void>(without()); // each makes room
     for (const bool first : {true, false, false, true}) {
         const double before = first ? with() : 0.0, plain = without();
-        at.time(name, first ? before : with(),
-                [&book = at.book, name, threads] { return 1e-3 * book.values(name + "_no_cache", threads).median(); });
+        at.time(name, first ? before : with(), name + "_no_cache");
         at.time(name + "_no_cache", plain,
                 [&of = at.of, &most = at.most, length] { return of.bound(most, length, 0); });
     }

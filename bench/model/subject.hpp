@@ -190,6 +190,16 @@ struct visit {
             return make_row(name, n, s.median(), "ms", 1e3 * bound());
         });
     }
+    /// The same beside another row, of which a sample is taken with each of this one.
+    void time(const std::string& name, double seconds, const std::string& limit) const {
+        const std::size_t n = threads.threads();
+        book.add(name, n, 1e3 * seconds, [&of = book, name, n, limit](const samples& s) {
+            const samples& least = of.values(limit, n);
+            row made = make_row(name, n, s.median(), "ms", least.median());
+            made.ratio = least.ratio_to(s);
+            return made;
+        });
+    }
 };
 
 } // namespace bench

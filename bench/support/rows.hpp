@@ -64,6 +64,14 @@ public:
         return values_.empty() ? 0.0 : *std::max_element(values_.begin(), values_.end());
     }
 
+    /// The median of this one's ratios to a limit's repetitions, each to the one taken beside it.
+    [[nodiscard]] double ratio_to(const samples& limit) const {
+        samples ratios;
+        for (std::size_t i = 0; i < std::min(size(), limit.size()); ++i)
+            ratios.add(values_[i] / limit.values_[i]);
+        return ratios.median();
+    }
+
 private:
     std::vector<double> values_;
 };
