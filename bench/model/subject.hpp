@@ -196,7 +196,7 @@ struct visit {
         book.add(name, n, 1e3 * seconds, [&of = book, name, n, limit](const samples& s) {
             const samples& least = of.values(limit, n);
             row made = make_row(name, n, s.median(), "ms", least.median());
-            made.ratio = least.ratio_to(s);
+            made.ratio = paired_share(s, "ms", least);
             return made;
         });
     }

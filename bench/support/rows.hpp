@@ -29,10 +29,15 @@ struct row {
     return unit == "s" || unit == "ms" || unit == "us" || unit == "ns" || unit == "ns/token";
 }
 
-/// A row with its ratio: value / limit for a rate, limit / value for a time.
-[[nodiscard]] inline row make_row(std::string name, std::size_t threads, double value, std::string unit, double limit) {
+/// The share of a limit that was reached: value / limit for a rate, limit / value for a time; 0 without a limit.
+[[nodiscard]] inline double share_of(double value, const std::string& unit, double limit) {
     const double over = is_time(unit) ? value : limit, under = is_time(unit) ? limit : value;
-    const double ratio = over > 0.0 && under > 0.0 ? under / over : 0.0;
+    return over > 0.0 && under > 0.0 ? under / over : 0.0;
+}
+
+/// A row with its ratio.
+[[nodiscard]] inline row make_row(std::string name, std::size_t threads, double value, std::string unit, double limit) {
+    const double ratio = share_of(value, unit, limit);
     return {.name = std::move(name),
             .threads = threads,
             .value = value,
@@ -64,17 +69,19 @@ public:
         return values_.empty() ? 0.0 : *std::max_element(values_.begin(), values_.end());
     }
 
-    /// The median of this one's ratios to a limit's repetitions, each to the one taken beside it.
-    [[nodiscard]] double ratio_to(const samples& limit) const {
-        samples ratios;
-        for (std::size_t i = 0; i < std::min(size(), limit.size()); ++i)
-            ratios.add(values_[i] / limit.values_[i]);
-        return ratios.median();
-    }
+    [[nodiscard]] double operator[](std::size_t i) const { return values_[i]; }
 
 private:
     std::vector<double> values_;
 };
+
+/// The median share of a limit, of which a sample was taken beside each value.
+[[nodiscard]] inline double paired_share(const samples& values, const std::string& unit, const samples& limits) {
+    samples shares;
+    for (std::size_t i = 0; i < std::min(values.size(), limits.size()); ++i)
+        shares.add(share_of(values[i], unit, limits[i]));
+    return shares.median();
+}
 
 inline void print_heading() {
     std::printf("%-36s %7s %12s %-10s %12s %7s %7s\n", "name", "threads", "value", "unit", "limit", "ratio", "best");

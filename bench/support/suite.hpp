@@ -151,16 +151,15 @@ private:
             const auto run = [&of = row.of, opened = false](benchmark::State& state) mutable {
                 if (!std::exchange(opened, true))
                     of.open ? of.open() : static_cast<void>(of.take());
-                samples values, limits, ratios;
+                samples values, limits;
                 for (auto _ : state) {
                     const sample taken = of.take();
                     values.add(taken.value);
                     limits.add(taken.limit);
-                    ratios.add(make_row("", 1, taken.value, of.unit, taken.limit).ratio);
                 }
                 state.counters["value"] = values.median();
                 state.counters["limit"] = limits.median();
-                state.counters["ratio"] = ratios.median();
+                state.counters["ratio"] = paired_share(values, of.unit, limits);
                 state.counters["best"] = values.most();
                 state.counters["best_limit"] = limits.most();
             };

@@ -18,7 +18,7 @@ namespace kvcache {
 ///
 /// Rows whose page tables begin alike form a tree (as in Juravsky et al. 2024 and Ye et al. 2024): what they share is
 /// read once, for all of them together; then each goes on with pages of its own. Long contexts are cut at the fixed
-/// splits, and rows into blocks, until the threads have enough jobs of about one cost. None of it changes a bit.
+/// splits, and rows into blocks, until the threads have enough jobs, the last of them small. None of it changes a bit.
 class attention_plan {
 public:
     /// Positions of a woven table that are read together, base by base; a split is so many of them.

@@ -5,12 +5,10 @@
 #include <kvcache/kernel/simd.hpp>
 
 #include <algorithm>
-#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <utility>
 
 namespace kvcache {
 
