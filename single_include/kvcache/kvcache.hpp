@@ -15447,18 +15447,31 @@ public:
     }
 
     /// As share, but each thread has a part of the loop, whose ranges come one behind another, and claims another's
-    /// when its own are done: for threads of one pace, what they read and fetch ahead goes on.
+    /// when its own are done: for threads of one pace, what they read and fetch ahead goes on. A job counts as `cut`
+    /// pieces, and the last of each part is claimed by the piece, so that threads of unequal pace end together.
+    /// Calls body(first piece, behind the last) for pieces of [0, jobs * cut). Requires: 0 < cut < 16.
     template <class Body>
-    void share_adjacent(std::size_t jobs, std::size_t work, Body&& body) {
-        if (alone(jobs, work))
-            return share(jobs, work, body);
-        const std::size_t ranges = std::min(jobs, threads() * ranges_a_thread);
-        share(ranges, work, [&](std::size_t claim, std::size_t last) {
+    void share_adjacent(std::size_t jobs, std::size_t cut, std::size_t work, Body&& body) {
+        expects(cut > 0 && cut < ranges_a_thread, "a job is cut into few pieces");
+        if (alone(jobs, work)) {
+            if (jobs > 0)
+                body(std::size_t{0}, jobs * cut);
+            return;
+        }
+        // Of whole jobs the largest part has so many ranges, before the pieces of its last job.
+        const std::size_t parts = threads(), whole = std::min((jobs - 1) / parts, ranges_a_thread - cut);
+        share(parts * (whole + cut), work, [&](std::size_t claim, std::size_t last) {
             for (; claim < last; ++claim) { // claims go round the parts, and through each from front to back
-                const std::size_t part = claim % threads(), range = part * (ranges / threads()) +
-                                                                    std::min(part, ranges % threads()) +
-                                                                    claim / threads();
-                body(jobs * range / ranges, jobs * (range + 1) / ranges);
+                const std::size_t part = claim % parts, range = claim / parts;
+                const std::size_t first = jobs * part / parts, end = jobs * (part + 1) / parts;
+                if (first == end)
+                    continue;
+                const std::size_t final = end - 1; // the job that comes by pieces
+                const auto at = [&](std::size_t r) { return (first + (final - first) * r / whole) * cut; };
+                if (range >= whole)
+                    body(final * cut + range - whole, final * cut + range - whole + 1);
+                else if (at(range) < at(range + 1))
+                    body(at(range), at(range + 1));
             }
         });
     }
@@ -16009,13 +16022,17 @@ public:
             pack_rows(x_.data + (row + tiles.row(tile)) * x_.stride + k, x_.stride, tiles.rows(tile), inputs,
                       packed + tile * inputs * packed_rows);
     }
-    // Their products with some strips.
-    void run_packed(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last, std::size_t block,
-                    const float* packed) const {
-        const row_tiles tiles(last_row - row);
-        const std::size_t k = packed_input(block), inputs = packed_input(block + 1) - k;
-        for (; strip < last; ++strip)
-            run_packed_strip(packed, row, tiles, strip, k, inputs);
+    // Their products with some strips, of which the first and the last may be pieces: `cut` a strip, by rows.
+    void run_packed(std::size_t row, std::size_t last_row, std::size_t piece, std::size_t last, std::size_t cut,
+                    std::size_t block, const float* packed) const {
+        const std::size_t k = packed_input(block);
+        const packed_block rows{packed, row, row_tiles(last_row - row), k, packed_input(block + 1) - k};
+        for (std::size_t next; piece < last; piece = next) {
+            const std::size_t strip = piece / cut;
+            next = std::min(last, (strip + 1) * cut);
+            run_packed_strip(rows, strip, rows.tiles.count * (piece - strip * cut) / cut,
+                             rows.tiles.count * (next - strip * cut) / cut);
+        }
     }
 
 private:
@@ -16060,26 +16077,36 @@ private:
         alignas(line_bytes) float data[std::same_as<Weight, float> ? 1 : block_inputs * matrix::strip_width];
     };
 
-    // One strip; of its successor in memory, which most often runs next, the weights are fetched.
-    void run_packed_strip(const float* packed, std::size_t row, const row_tiles& tiles, std::size_t strip,
-                          std::size_t k, std::size_t inputs) const {
+    // Packed rows, from one on, of a block of inputs, from k on.
+    struct packed_block {
+        const float* numbers;
+        std::size_t row;
+        row_tiles tiles;
+        std::size_t k, inputs;
+    };
+
+    // Some tiles on one strip; of its successor in memory, which most often runs next, the weights are fetched.
+    void run_packed_strip(const packed_block& rows, std::size_t strip, std::size_t first_tile,
+                          std::size_t last_tile) const {
+        const std::size_t inputs = rows.inputs;
         const bool more = strip + 1 < w_.strips();
         const std::size_t output = strip * matrix::strip_width, width = w_.width(strip);
         const std::size_t bytes = more ? inputs * w_.width(strip + 1) * sizeof(Weight) : 0; // that come next
-        const std::size_t fours = inputs / 4 * tiles.count, times = (bytes / line_bytes + fours - 1) / fours;
-        const std::size_t asked = inputs / 4 * times; // by a tile
-        bytes_ahead ahead{more ? weights(strip + 1, k) : nullptr, 0, bytes / std::max<std::size_t>(1, fours * times),
-                          times};
+        const std::size_t fours = inputs / 4 * rows.tiles.count, times = (bytes / line_bytes + fours - 1) / fours;
+        const std::size_t step = bytes / std::max<std::size_t>(1, fours * times);
+        const std::size_t asked = inputs / 4 * times * step; // by a tile
+        bytes_ahead ahead{more ? weights(strip + 1, rows.k) : nullptr, first_tile * asked, step, times};
         wide_weights wide;
-        for (std::size_t t = 0; t < tiles.count; ++t, ahead.at += asked * ahead.step)
-            with_rows<tile_rows, fewest_rows>(tiles.rows(t), [&]<std::size_t Rows> {
+        for (std::size_t t = first_tile; t < last_tile; ++t, ahead.at += asked)
+            with_rows<tile_rows, fewest_rows>(rows.tiles.rows(t), [&]<std::size_t Rows> {
                 with_rows<matrix::strip_panels>(width / matrix::panel_width, [&]<std::size_t Panels> {
                     const auto run = [&](const auto* from) {
-                        packed_tile<Rows, Panels>(packed + t * inputs * packed_rows, from, wide.data, inputs,
-                                                  y_.data + (row + tiles.row(t)) * y_.stride + output, y_.stride,
-                                                  w_.outputs() - output, k == 0, ahead);
+                        packed_tile<Rows, Panels>(rows.numbers + t * inputs * packed_rows, from, wide.data, inputs,
+                                                  y_.data + (rows.row + rows.tiles.row(t)) * y_.stride + output,
+                                                  y_.stride, w_.outputs() - output, rows.k == 0, ahead);
                     };
-                    std::same_as<Weight, float> || t == 0 ? run(weights(strip, k)) : run(std::as_const(wide).data);
+                    std::same_as<Weight, float> || t == first_tile ? run(weights(strip, rows.k))
+                                                                   : run(std::as_const(wide).data);
                 });
             });
     }
@@ -16135,7 +16162,7 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
     const std::size_t strips = w.strips();
     if (x.rows <= detail::tallest_tile) {
         const std::size_t at_once = detail::strips_at_once(x.rows);
-        threads.share_adjacent((strips + at_once - 1) / at_once, work, [&](std::size_t begin, std::size_t end) {
+        threads.share_adjacent((strips + at_once - 1) / at_once, 1, work, [&](std::size_t begin, std::size_t end) {
             block.run_few(begin * at_once, std::min(end * at_once, strips));
         });
         return;
@@ -16145,17 +16172,17 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
         return std::min(x.rows,
                         (x.rows * b / row_blocks + detail::tile_rows - 1) / detail::tile_rows * detail::tile_rows);
     };
-    // Calls body(row block, first strip, last strip) for some of the strips of all of some row blocks.
-    const auto each_block = [&](std::size_t begin, std::size_t end, auto body) {
+    // Calls body(row block, first, last) for some of the jobs of some row blocks, each of which has so many.
+    const auto each_block = [&](std::size_t jobs, std::size_t begin, std::size_t end, auto body) {
         for (std::size_t last; begin < end; begin = last) {
-            const std::size_t b = begin / strips;
-            last = std::min(end, (b + 1) * strips);
-            body(b, begin - b * strips, last - b * strips);
+            const std::size_t b = begin / jobs;
+            last = std::min(end, (b + 1) * jobs);
+            body(b, begin - b * jobs, last - b * jobs);
         }
     };
     if (detail::native_lanes < 16 || w.inputs() < 4) {
-        threads.share_adjacent(row_blocks * strips, work, [&](std::size_t begin, std::size_t end) {
-            each_block(begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
+        threads.share_adjacent(row_blocks * strips, 1, work, [&](std::size_t begin, std::size_t end) {
+            each_block(strips, begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
                 block.run_many(block_at(b), block_at(b + 1), strip, last);
             });
         });
@@ -16163,6 +16190,7 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
     }
     // A block of rows and inputs at a time stays in the second cache; a team waits less often where it takes two.
     constexpr std::size_t tiles = detail::block_rows / detail::tile_rows;
+    constexpr std::size_t cut = 4; // pieces of the last strips, for whoever comes free
     constexpr std::size_t room = detail::block_inputs * detail::block_rows;
     const std::size_t at_once = std::min<std::size_t>(threads.threads() > 1 ? 2 : 1, row_blocks);
     float* const packed = threads.scratch(at_once * room);
@@ -16174,16 +16202,17 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
                     block.pack_tile(block_at(first + t / tiles), block_at(first + t / tiles + 1), t % tiles, k,
                                     packed + t / tiles * room);
             });
-            threads.share_adjacent(blocks * strips, work, [&](std::size_t begin, std::size_t end) {
-                each_block(begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
-                    block.run_packed(block_at(first + b), block_at(first + b + 1), strip, last, k, packed + b * room);
+            threads.share_adjacent(blocks * strips, cut, work, [&](std::size_t begin, std::size_t end) {
+                each_block(strips * cut, begin, end, [&](std::size_t b, std::size_t piece, std::size_t last) {
+                    block.run_packed(block_at(first + b), block_at(first + b + 1), piece, last, cut, k,
+                                     packed + b * room);
                 });
             });
         }
     }
     if (const std::size_t k = block.packed_input(block.packed_blocks()); k < w.inputs()) // up to three are left
-        threads.share_adjacent(row_blocks * strips, work, [&](std::size_t begin, std::size_t end) {
-            each_block(begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
+        threads.share_adjacent(row_blocks * strips, 1, work, [&](std::size_t begin, std::size_t end) {
+            each_block(strips, begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
                 block.run_inputs(block_at(b), block_at(b + 1), strip, last, k, w.inputs());
             });
         });

@@ -28,22 +28,42 @@ TEST_CASE("a loop of little work stays with the caller, whole") {
 }
 
 TEST_CASE("every index is dealt exactly once, whatever the jobs and the threads") {
-    const bool adjacent = GENERATE(false, true);
+    const std::size_t cut = GENERATE(0u, 1u, 4u, 15u); // 0: not adjacent
     for (std::size_t threads = 1; threads <= 6; ++threads) {
         kv::team team(threads);
         REQUIRE(team.threads() == threads);
         for (std::size_t jobs = 0; jobs <= 70; ++jobs) {
-            std::vector<int> dealt(jobs); // ranges do not overlap, so no two threads write one number
+            // Ranges do not overlap, so no two threads write one number.
+            std::vector<int> dealt(jobs * std::max<std::size_t>(cut, 1));
             const auto deal = [&](std::size_t begin, std::size_t end) {
                 for (std::size_t i = begin; i < end; ++i)
                     ++dealt[i];
             };
-            if (adjacent)
-                team.share_adjacent(jobs, kv::team::worth_sharing, deal);
+            if (cut > 0)
+                team.share_adjacent(jobs, cut, kv::team::worth_sharing, deal);
             else
                 team.share(jobs, deal);
-            INFO(threads << " threads, " << jobs << " jobs");
+            INFO(threads << " threads, " << jobs << " jobs, cut " << cut);
             REQUIRE(std::ranges::all_of(dealt, [](int times) { return times == 1; }));
+        }
+    }
+}
+
+TEST_CASE("of a loop's parts only the last job comes by pieces, and nothing empty comes") {
+    constexpr std::size_t cut = 4;
+    for (std::size_t threads = 2; threads <= 5; ++threads) {
+        kv::team team(threads);
+        for (std::size_t jobs = 2; jobs <= 90; ++jobs) {
+            std::atomic<std::size_t> pieces = 0, empty = 0, broken = 0;
+            team.share_adjacent(jobs, cut, kv::team::worth_sharing, [&](std::size_t begin, std::size_t end) {
+                pieces += end - begin < cut ? 1 : 0;
+                empty += begin >= end ? 1 : 0;
+                broken += end - begin >= cut && (begin % cut != 0 || end % cut != 0) ? 1 : 0;
+            });
+            INFO(threads << " threads, " << jobs << " jobs");
+            CHECK(pieces == std::min(threads, jobs) * cut);
+            CHECK(empty == 0);
+            CHECK(broken == 0);
         }
     }
 }

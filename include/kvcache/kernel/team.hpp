@@ -91,18 +91,31 @@ public:
     }
 
     /// As share, but each thread has a part of the loop, whose ranges come one behind another, and claims another's
-    /// when its own are done: for threads of one pace, what they read and fetch ahead goes on.
+    /// when its own are done: for threads of one pace, what they read and fetch ahead goes on. A job counts as `cut`
+    /// pieces, and the last of each part is claimed by the piece, so that threads of unequal pace end together.
+    /// Calls body(first piece, behind the last) for pieces of [0, jobs * cut). Requires: 0 < cut < 16.
     template <class Body>
-    void share_adjacent(std::size_t jobs, std::size_t work, Body&& body) {
-        if (alone(jobs, work))
-            return share(jobs, work, body);
-        const std::size_t ranges = std::min(jobs, threads() * ranges_a_thread);
-        share(ranges, work, [&](std::size_t claim, std::size_t last) {
+    void share_adjacent(std::size_t jobs, std::size_t cut, std::size_t work, Body&& body) {
+        expects(cut > 0 && cut < ranges_a_thread, "a job is cut into few pieces");
+        if (alone(jobs, work)) {
+            if (jobs > 0)
+                body(std::size_t{0}, jobs * cut);
+            return;
+        }
+        // Of whole jobs the largest part has so many ranges, before the pieces of its last job.
+        const std::size_t parts = threads(), whole = std::min((jobs - 1) / parts, ranges_a_thread - cut);
+        share(parts * (whole + cut), work, [&](std::size_t claim, std::size_t last) {
             for (; claim < last; ++claim) { // claims go round the parts, and through each from front to back
-                const std::size_t part = claim % threads(), range = part * (ranges / threads()) +
-                                                                    std::min(part, ranges % threads()) +
-                                                                    claim / threads();
-                body(jobs * range / ranges, jobs * (range + 1) / ranges);
+                const std::size_t part = claim % parts, range = claim / parts;
+                const std::size_t first = jobs * part / parts, end = jobs * (part + 1) / parts;
+                if (first == end)
+                    continue;
+                const std::size_t final = end - 1; // the job that comes by pieces
+                const auto at = [&](std::size_t r) { return (first + (final - first) * r / whole) * cut; };
+                if (range >= whole)
+                    body(final * cut + range - whole, final * cut + range - whole + 1);
+                else if (at(range) < at(range + 1))
+                    body(at(range), at(range + 1));
             }
         });
     }
