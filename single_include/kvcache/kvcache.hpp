@@ -4222,6 +4222,64 @@ extern template void coded_tiles::add<queries_of_codes>(std::span<const attentio
 
 } // namespace kvcache::detail
 
+// ---- kvcache/attention/packed_queries.hpp -------------------------------------------------------------------------
+
+namespace kvcache::detail {
+
+/// The queries of a block that attend, as the kernels read them: in groups of nearly one size, 8 as 4 + 4, not 6 + 2,
+/// so that the numbers of a group at one of head_dim lie side by side.
+class packed_queries {
+public:
+    /// Up to `capacity` queries.
+    packed_queries(std::size_t head_dim, std::size_t capacity) : head_dim_(head_dim), numbers_(capacity * head_dim) {}
+
+    /// From now on it is the queries [first, last), once each is placed.
+    void select(std::size_t first, std::size_t last) noexcept {
+        first_ = first;
+        last_ = last;
+        groups_ = (last - first + most_together - 1) / most_together;
+        each_ = groups_ == 0 ? 0 : (last - first) / groups_;
+        longer_ = last - first - groups_ * each_;
+    }
+
+    [[nodiscard]] std::size_t first() const noexcept { return first_; }
+    [[nodiscard]] std::size_t last() const noexcept { return last_; }
+    [[nodiscard]] std::size_t groups() const noexcept { return groups_; }
+
+    /// Queries `begin` to before `end` of the selected.
+    struct range {
+        std::size_t begin, end;
+    };
+    [[nodiscard]] range group(std::size_t g) const noexcept {
+        const std::size_t begin = g * each_ + std::min(g, longer_);
+        return {begin, begin + each_ + (g < longer_ ? 1 : 0)};
+    }
+    /// Of the group that begins at `begin`. (head_dim, queries of the group)
+    [[nodiscard]] const float* numbers(std::size_t begin) const noexcept { return numbers_.data() + begin * head_dim_; }
+
+    /// Gives a selected query its numbers, times `scale`. (head_dim)
+    void place(std::size_t q, std::span<const float> numbers, float scale) noexcept {
+        const std::size_t selected = q - first_, of_longer = longer_ * (each_ + 1);
+        const std::size_t size = selected < of_longer ? each_ + 1 : each_; // of its group
+        const std::size_t place = (selected < of_longer ? selected : selected - of_longer) % size;
+        float* to = numbers_.data() + (selected - place) * head_dim_ + place;
+        const float* from = numbers.data();
+        for (std::size_t d = 0, dim = head_dim_; d < dim; ++d)
+            to[d * size] = from[d] * scale;
+    }
+
+private:
+    std::size_t head_dim_;
+    std::size_t first_ = 0; // of the selected
+    std::size_t last_ = 0;
+    std::size_t groups_ = 0;
+    std::size_t each_ = 0;          // queries a group
+    std::size_t longer_ = 0;        // groups that have one more
+    aligned_vector<float> numbers_; // a group at a time: (head_dim, queries of the group)
+};
+
+} // namespace kvcache::detail
+
 // ---- kvcache/kernel/math.hpp --------------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -4397,6 +4455,116 @@ private:
 
 } // namespace kvcache
 
+// ---- kvcache/attention/query_states.hpp ---------------------------------------------------------------------------
+
+namespace kvcache::detail {
+
+/// How far each query of a block sees, its running softmax over the split it is in, and the one that merges splits.
+class query_states {
+public:
+    /// Of up to `capacity` queries, with values of `width` numbers.
+    query_states(std::size_t width, std::size_t capacity)
+        : width_(width), stride_(softmax_state::numbers(width)), capacity_(capacity), states_(2 * capacity * stride_) {
+        asked_.reserve(capacity);
+    }
+
+    [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+    [[nodiscard]] std::size_t size() const noexcept { return asked_.size(); }
+    /// Numbers from one query's running softmax to the next.
+    [[nodiscard]] std::size_t stride() const noexcept { return stride_; }
+
+    void clear() noexcept { asked_.clear(); }
+
+    /// Adds a query that sees the positions up to `limit`. Its partials go to `partials`, or merge here if that is
+    /// null. (splits, stride)
+    void add(std::size_t limit, float* partials) {
+        expects(asked_.size() < capacity_, "a block holds as many queries as its capacity");
+        asked_.push_back({.limit = limit, .partials = partials});
+        running(asked_.size() - 1).clear();
+        merged(asked_.size() - 1).forget();
+    }
+
+    /// The last position that a query sees.
+    [[nodiscard]] std::size_t limit(std::size_t q) const noexcept { return asked_[q].limit; }
+
+    /// How far some queries see, at least and at most.
+    struct limits {
+        std::size_t least, most;
+
+        /// Those of some tiles, which ascend, that any of the queries sees.
+        [[nodiscard]] std::span<const attention_tile> seen(std::span<const attention_tile> tiles) const noexcept {
+            std::size_t count = tiles.size();
+            while (count > 0 && tiles[count - 1].position > most)
+                --count;
+            return tiles.first(count);
+        }
+        /// Whether all of the queries see a tile to its end.
+        [[nodiscard]] bool see_whole(const attention_tile& tile) const noexcept { return tile.end() <= least + 1; }
+        /// How many of some tiles, which ascend, all of the queries see to their ends.
+        [[nodiscard]] std::size_t whole(std::span<const attention_tile> tiles) const noexcept {
+            std::size_t count = tiles.size();
+            while (count > 0 && !see_whole(tiles[count - 1]))
+                --count;
+            return count;
+        }
+    };
+    [[nodiscard]] limits limits_of(std::size_t q, std::size_t count) const noexcept {
+        limits all{asked_[q].limit, asked_[q].limit};
+        for (std::size_t i = 1; i < count; ++i) {
+            all.least = std::min(all.least, asked_[q + i].limit);
+            all.most = std::max(all.most, asked_[q + i].limit);
+        }
+        return all;
+    }
+
+    [[nodiscard]] softmax_state running(std::size_t q) noexcept { return {states_.data() + q * stride_, width_}; }
+
+    /// A query goes on in a split: the running softmax is of that one.
+    void enter(std::size_t q, std::size_t split) {
+        if (asked_[q].split == split)
+            return;
+        leave(q);
+        asked_[q].split = split;
+    }
+
+    /// Ends the partial softmax that a query is in.
+    void leave(std::size_t q) {
+        const softmax_state from = running(q);
+        if (from.empty())
+            return;
+        if (float* partials = asked_[q].partials)
+            std::copy_n(from.sums(), stride_, partials + asked_[q].split * stride_);
+        else
+            merged(q).merge(from);
+        from.clear();
+    }
+
+    /// Ends a query that merges here: writes its output. (head_dim)
+    void finish(std::size_t q, std::size_t head_dim, float* out) {
+        leave(q);
+        merged(q).finish(head_dim, out);
+    }
+
+private:
+    struct question {
+        std::size_t limit = 0;
+        std::size_t split = 0;     // the one its running softmax is of
+        float* partials = nullptr; // (splits, stride)
+    };
+
+    [[nodiscard]] softmax_state merged(std::size_t q) noexcept {
+        return {states_.data() + (capacity_ + q) * stride_, width_};
+    }
+
+    std::size_t width_;
+    std::size_t stride_; // numbers of a softmax state
+    std::size_t capacity_;
+    std::vector<question> asked_;
+    aligned_vector<float> states_; // running, then merged: (2, capacity, stride)
+};
+
+} // namespace kvcache::detail
+
 // ---- kvcache/attention/tile_weights.hpp ---------------------------------------------------------------------------
 
 namespace kvcache::detail {
@@ -4494,8 +4662,6 @@ inline void weigh(tile_weights& weights, std::size_t query, std::size_t t, const
 
 // ---- kvcache/attention/query_block.hpp ----------------------------------------------------------------------------
 
-// Longer than 300 lines: one block, whose tiles are numbers or codes.
-
 namespace kvcache {
 
 /// Queries on one key and value head that walk tiles together, each with a running softmax of its own. What a query
@@ -4514,51 +4680,30 @@ public:
     query_block(std::size_t head_dim, std::size_t capacity)
         : head_dim_(head_dim),
           width_(value_width(head_dim)),
-          stride_(softmax_state::numbers(width_)),
-          capacity_(capacity),
-          packed_(capacity * head_dim),
-          states_(2 * capacity * stride_),
-          coded_(head_dim, capacity) {
-        asked_.reserve(capacity);
-    }
+          packed_(head_dim, capacity),
+          states_(width_, capacity),
+          coded_(head_dim, capacity) {}
 
-    [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
-    [[nodiscard]] std::size_t size() const noexcept { return asked_.size(); }
+    [[nodiscard]] std::size_t capacity() const noexcept { return states_.capacity(); }
+    [[nodiscard]] std::size_t size() const noexcept { return states_.size(); }
 
     void clear() noexcept {
-        asked_.clear();
+        states_.clear();
         select(0, 0);
     }
 
     /// Adds a query that sees the positions up to `position`. Its partials go to `partials`, one for each split, or are
     /// merged here if that is null. (splits, softmax_state::numbers(width))
-    void add(std::size_t position, float* partials = nullptr) {
-        expects(asked_.size() < capacity_, "a block holds as many queries as its capacity");
-        asked_.push_back({.limit = position, .partials = partials});
-        running(asked_.size() - 1).clear();
-        merged(asked_.size() - 1).forget();
-    }
+    void add(std::size_t position, float* partials = nullptr) { states_.add(position, partials); }
 
     /// From now on the queries [first, last) attend, once each is placed.
-    void select(std::size_t first, std::size_t last) noexcept {
-        first_ = first;
-        last_ = last;
-        groups_ = (last - first + detail::most_together - 1) / detail::most_together;
-        each_ = groups_ == 0 ? 0 : (last - first) / groups_;
-        longer_ = last - first - groups_ * each_;
-    }
+    void select(std::size_t first, std::size_t last) noexcept { packed_.select(first, last); }
 
     /// Gives a selected query its numbers, rotated, and multiplies them by `scale`. (head_dim)
     void place(std::size_t q, std::span<const float> numbers, float scale) {
-        const std::size_t selected = q - first_, of_longer = longer_ * (each_ + 1);
-        const std::size_t size = selected < of_longer ? each_ + 1 : each_; // of its group
-        const std::size_t place = (selected < of_longer ? selected : selected - of_longer) % size;
-        float* to = packed_.data() + (selected - place) * head_dim_ + place;
-        const float* from = numbers.data();
-        for (std::size_t d = 0, dim = head_dim_; d < dim; ++d)
-            to[d * size] = from[d] * scale;
+        packed_.place(q, numbers, scale);
         if (wants_whole_)
-            coded_.place(selected, from, scale);
+            coded_.place(q - packed_.first(), numbers.data(), scale);
     }
 
     /// Whether queries that are placed from now on are to meet keys of whole numbers.
@@ -4568,30 +4713,28 @@ public:
     /// `Coded`: some may be read as they are coded.
     template <bool Coded = false>
     void attend(std::span<const attention_tile> tiles) {
+        const std::size_t groups = packed_.groups();
         while (!tiles.empty()) {
             const std::size_t region = tiles.front().position / split;
             std::size_t count = 1;
             while (count < std::min(tiles.size(), most_tiles) && tiles[count].position / split == region &&
                    (!Coded || alike(tiles[count], tiles.front())))
                 ++count;
-            for (std::size_t q = first_; q < last_; ++q)
-                if (asked_[q].region != region) {
-                    leave(q);
-                    asked_[q].region = region;
-                }
+            for (std::size_t q = packed_.first(); q < packed_.last(); ++q)
+                states_.enter(q, region);
             if constexpr (Coded)
                 if (tiles.front().codes.keys.format != code_format::none) {
-                    for (std::size_t g = 0; g < groups_; ++g) {
-                        const auto [begin, end] = together(g);
+                    for (std::size_t g = 0; g < groups; ++g) {
+                        const auto [begin, end] = packed_.group(g);
                         take_coded(tiles.first(count), begin, end - begin);
                     }
                     tiles = tiles.subspan(count);
                     continue;
                 }
             const bool ahead = std::ranges::all_of(tiles.first(count), [](const auto& t) { return t.ahead_keys; });
-            const std::size_t fetching = ahead ? std::min(groups_, count) : 0;
-            for (std::size_t g = 0; g < groups_; ++g) {
-                const auto [begin, end] = together(g);
+            const std::size_t fetching = ahead ? std::min(groups, count) : 0;
+            for (std::size_t g = 0; g < groups; ++g) {
+                const auto [begin, end] = packed_.group(g);
                 if (g < fetching)
                     dispatch<detail::most_together, true>(fetched_by(g, fetching, tiles.first(count)), begin,
                                                           end - begin);
@@ -4604,36 +4747,12 @@ public:
     void attend(const attention_tile& tile) { attend(std::span(&tile, 1)); }
 
     /// Ends a query that merges here: writes its output. (head_dim)
-    void finish(std::size_t q, float* out) {
-        leave(q);
-        merged(q).finish(head_dim_, out);
-    }
+    void finish(std::size_t q, float* out) { states_.finish(q, head_dim_, out); }
 
     /// Ends the partial softmax that a query is in.
-    void leave(std::size_t q) {
-        const softmax_state from = running(q);
-        if (from.empty())
-            return;
-        if (float* partials = asked_[q].partials)
-            std::copy_n(from.sums(), stride_, partials + asked_[q].region * stride_);
-        else
-            merged(q).merge(from);
-        from.clear();
-    }
+    void leave(std::size_t q) { states_.leave(q); }
 
 private:
-    struct question {
-        std::size_t limit = 0;     // the last position it sees
-        std::size_t region = 0;    // the split its running softmax is of
-        float* partials = nullptr; // (splits, stride)
-    };
-    struct range {
-        std::size_t begin, end; // among the selected
-    };
-
-    [[nodiscard]] softmax_state running(std::size_t q) { return {states_.data() + q * stride_, width_}; }
-    [[nodiscard]] softmax_state merged(std::size_t q) { return {states_.data() + (capacity_ + q) * stride_, width_}; }
-
     // The tiles, and what a group fetches meanwhile: its share of all that comes, else what it has.
     [[nodiscard]] std::span<const attention_tile> fetched_by(std::size_t group, std::size_t groups,
                                                              std::span<const attention_tile> tiles) {
@@ -4648,31 +4767,19 @@ private:
         return std::span(fetching_).first(tiles.size());
     }
 
-    [[nodiscard]] range together(std::size_t group) const noexcept {
-        const std::size_t begin = group * each_ + std::min(group, longer_);
-        return {begin, begin + each_ + (group < longer_ ? 1 : 0)};
-    }
-
     template <std::size_t N, bool Ahead>
     KVCACHE_ONCE void dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count);
 
-    // N selected queries from `begin` on, over up to most_tiles tiles of one split.
+    // N selected queries from `begin` on, over up to most_tiles tiles of one split. A function of its own, that GCC has
+    // room to inline the kernels in.
     template <std::size_t N, bool Ahead>
-    void take(std::span<const attention_tile> tiles, std::size_t begin) {
-        const std::size_t q = first_ + begin;
-        std::size_t least = asked_[q].limit, most = least;
-        for (std::size_t i = 1; i < N; ++i) {
-            least = std::min(least, asked_[q + i].limit);
-            most = std::max(most, asked_[q + i].limit);
-        }
-        std::size_t count = tiles.size();
-        while (count > 0 && tiles[count - 1].position > most) // seen by none
-            --count;
-        std::size_t whole = count;
-        while (whole > 0 && tiles[whole - 1].end() > least + 1) // not seen to its end by all
-            --whole;
+    [[gnu::noinline]] void take(std::span<const attention_tile> tiles, std::size_t begin) {
+        const std::size_t q = packed_.first() + begin;
+        const auto limits = states_.limits_of(q, N);
+        const auto seen = limits.seen(tiles);
+        const std::size_t count = seen.size(), whole = limits.whole(seen);
 
-        const float* queries = packed_.data() + begin * head_dim_;
+        const float* queries = packed_.numbers(begin);
         constexpr std::size_t at_once = detail::tiles_together(N);
         detail::tile_fetch ahead(tiles, head_dim_);
         std::size_t t = 0;
@@ -4682,47 +4789,42 @@ private:
             for (; t < count; ++t)
                 detail::score<N, 1, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], ahead);
 
-        weigh(tiles.first(count), whole, q, N, [&]() KVCACHE_INLINE {
+        weigh(seen, whole, q, N, [&]() KVCACHE_INLINE {
             if constexpr (Ahead)
                 ahead.ask_early();
         });
 
-        float* sums = running(q).sums();
-        detail::add_values<N, Ahead>(tiles.data(), 0, whole, width_, weights_, 0, sums, stride_, ahead);
+        float* sums = states_.running(q).sums();
+        detail::add_values<N, Ahead>(tiles.data(), 0, whole, width_, weights_, 0, sums, states_.stride(), ahead);
         for (t = whole; t < count; ++t)
-            add_ragged<N>(tiles[t], t, q, least);
+            add_ragged<N>(tiles[t], t, q, limits.least);
     }
 
     // The same for tiles that are read as they are coded.
     void take_coded(std::span<const attention_tile> tiles, std::size_t begin, std::size_t group) {
-        const std::size_t q = first_ + begin;
-        const auto [least, most] = std::ranges::minmax(std::span(asked_).subspan(q, group), {}, &question::limit);
-        std::size_t count = tiles.size();
-        while (count > 0 && tiles[count - 1].position > most.limit)
-            --count;
-        if (count == 0)
+        const std::size_t q = packed_.first() + begin, stride = states_.stride();
+        const auto limits = states_.limits_of(q, group);
+        tiles = limits.seen(tiles);
+        if (tiles.empty())
             return;
-        const auto ahead = begin == 0 ? detail::code_fetch(tiles.first(count), width_ / 16) : detail::code_fetch();
-        coded_.score<detail::queries_of_codes>(tiles.first(count), packed_.data() + begin * head_dim_, begin, group,
-                                               weights_.lanes[0][0], ahead);
-        std::size_t whole = count;
-        while (whole > 0 && tiles[whole - 1].end() > least.limit + 1)
-            --whole;
-        weigh(tiles.first(count), whole, q, group, [] {});
-        for (std::size_t t = 0, end; t < count; t = end) {
+        const auto ahead = begin == 0 ? detail::code_fetch(tiles, width_ / 16) : detail::code_fetch();
+        coded_.score<detail::queries_of_codes>(tiles, packed_.numbers(begin), begin, group, weights_.lanes[0][0],
+                                               ahead);
+        weigh(tiles, limits.whole(tiles), q, group, [] {});
+        for (std::size_t t = 0, end; t < tiles.size(); t = end) {
             end = t + 1;
-            if (tiles[t].end() <= least.limit + 1) {
-                while (end < count && tiles[end].end() <= least.limit + 1 &&
+            if (limits.see_whole(tiles[t])) {
+                while (end < tiles.size() && limits.see_whole(tiles[end]) &&
                        detail::coded_tiles::go_together(tiles[t].codes.values, tiles[end].codes.values))
                     ++end;
-                coded_.add<detail::queries_of_codes>(tiles, t, end, weights_, 0, group, running(q).sums(), stride_,
-                                                     ahead);
+                coded_.add<detail::queries_of_codes>(tiles, t, end, weights_, 0, group, states_.running(q).sums(),
+                                                     stride, ahead);
                 continue;
             }
             for (std::size_t i = 0; i < group; ++i)
-                if (detail::seen(tiles[t], asked_[q + i].limit) > tiles[t].first)
-                    coded_.add<detail::queries_of_codes>(tiles, t, end, weights_, i, 1, running(q + i).sums(), stride_,
-                                                         ahead);
+                if (detail::seen(tiles[t], states_.limit(q + i)) > tiles[t].first)
+                    coded_.add<detail::queries_of_codes>(tiles, t, end, weights_, i, 1, states_.running(q + i).sums(),
+                                                         stride, ahead);
         }
     }
 
@@ -4734,17 +4836,19 @@ private:
     // A tile that some see less of: the lanes of all together, then the others query by query.
     template <std::size_t N>
     void add_ragged(const attention_tile& tile, std::size_t t, std::size_t q, std::size_t least) {
+        const std::size_t stride = states_.stride();
         attention_tile at[most_tiles];
         detail::tile_fetch ahead({at, 1}, width_); // fetches nothing
         at[t] = tile;
         at[t].last = detail::seen(tile, least);
-        detail::add_values<N, false>(at, t, t + 1, width_, weights_, 0, running(q).sums(), stride_, ahead);
+        detail::add_values<N, false>(at, t, t + 1, width_, weights_, 0, states_.running(q).sums(), stride, ahead);
         at[t].first = at[t].last;
         weights_.rescaled[t] = false;
         for (std::size_t i = 0; i < N; ++i) {
-            at[t].last = detail::seen(tile, asked_[q + i].limit);
+            at[t].last = detail::seen(tile, states_.limit(q + i));
             if (at[t].last > at[t].first)
-                detail::add_values<1, false>(at, t, t + 1, width_, weights_, i, running(q + i).sums(), stride_, ahead);
+                detail::add_values<1, false>(at, t, t + 1, width_, weights_, i, states_.running(q + i).sums(), stride,
+                                             ahead);
         }
     }
 
@@ -4757,27 +4861,18 @@ private:
         // Two queries do not fill what waits for their exponentials.
         if (count > 2 && whole == most_tiles && std::ranges::all_of(tiles, detail::is_full)) {
             detail::weigh_full(
-                weights_, count, [&](std::size_t i) KVCACHE_INLINE { return running(q + i); }, meanwhile);
+                weights_, count, [&](std::size_t i) KVCACHE_INLINE { return states_.running(q + i); }, meanwhile);
             return;
         }
         for (std::size_t i = 0; i < count; ++i, meanwhile())
             for (std::size_t t = 0; t < tiles.size(); ++t)
-                detail::weigh(weights_, i, t, tiles[t], asked_[q + i].limit, running(q + i));
+                detail::weigh(weights_, i, t, tiles[t], states_.limit(q + i), states_.running(q + i));
     }
 
     std::size_t head_dim_;
     std::size_t width_;
-    std::size_t stride_; // numbers of a softmax state
-    std::size_t capacity_;
-    std::size_t first_ = 0; // of the selected
-    std::size_t last_ = 0;
-    // The selected go through the kernels in groups of nearly one size: 8 as 4 + 4, not 6 + 2.
-    std::size_t groups_ = 0;
-    std::size_t each_ = 0;   // queries a group
-    std::size_t longer_ = 0; // groups that have one more
-    std::vector<question> asked_;
-    aligned_vector<float> packed_; // the selected, a group at a time: (head_dim, queries of the group)
-    aligned_vector<float> states_; // running, then merged: (2, capacity, stride)
+    detail::packed_queries packed_;
+    detail::query_states states_;
     std::array<attention_tile, most_tiles> fetching_;
     detail::tile_weights weights_;
     detail::coded_tiles coded_;
@@ -5065,7 +5160,7 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/attention/attention_scratch.hpp ----------------------------------------------------------------------
+// ---- kvcache/attention/woven_tiles.hpp ----------------------------------------------------------------------------
 
 namespace kvcache {
 
@@ -5078,7 +5173,84 @@ struct woven_tile {
     std::int64_t origin = 0; ///< Position of lane 0, were it there.
 
     [[nodiscard]] std::int64_t position() const noexcept { return origin + std::countr_zero(lanes); }
+
+    /// Gives a tile these lanes, and holes between them, which are written to `holes`. (16)
+    void put(attention_tile& to, float* holes) const noexcept {
+        to.first = static_cast<std::size_t>(std::countr_zero(lanes));
+        to.last = static_cast<std::size_t>(std::bit_width(lanes));
+        to.position = static_cast<std::size_t>(position());
+        to.holes = nullptr;
+        if (static_cast<std::size_t>(std::popcount(lanes)) == to.last - to.first)
+            return;
+        for (std::size_t lane = 0; lane < tile_tokens; ++lane)
+            holes[lane] = (lanes >> lane & 1u) != 0 ? 0.0f : -std::numeric_limits<float>::infinity();
+        to.holes = holes;
+    }
 };
+
+/// The tiles of a woven table, a block of positions at a time: in a block the tiles of one base come together, and what
+/// is left of a tile comes once, with holes. The order is a function of the table alone.
+class woven_tiles {
+public:
+    woven_tiles() { tiles_.reserve(attention_plan::woven_block); }
+
+    /// Calls body(tile) for all tiles of a segment before position `end` that begin in the job's splits.
+    template <class Body>
+    void for_each(std::span<const page_entry> table, const attention_segment& segment, const attention_job& job,
+                  std::size_t end, const Body& body) {
+        std::size_t start = segment.position, block = 0;
+        for (std::size_t e = segment.first; e < segment.last && start < end; start += table[e++].count) {
+            const page_entry& entry = table[e];
+            const std::size_t count = std::min<std::size_t>(entry.count, end - start), last = entry.first + count;
+            for (std::size_t row = entry.first; row < last;) {
+                const std::size_t tile = row / tile_tokens, behind = std::min(last, (tile + 1) * tile_tokens);
+                const std::size_t position = start + row - entry.first;
+                if (position / attention_plan::woven_block != block) {
+                    give(block, body);
+                    block = position / attention_plan::woven_block;
+                }
+                const std::size_t split = position / query_block::split;
+                if (split >= job.first_split && split < job.last_split)
+                    add(entry, tile, row % tile_tokens, behind - row, position);
+                row = behind;
+            }
+        }
+        give(block, body);
+    }
+
+private:
+    void add(const page_entry& entry, std::size_t tile, std::size_t lane, std::size_t count, std::size_t position) {
+        const std::uint32_t lanes = ((1u << count) - 1u) << lane;
+        const auto origin = static_cast<std::int64_t>(position) - static_cast<std::int64_t>(lane);
+        for (woven_tile& known : tiles_)
+            if (known.page == entry.page && known.tile == tile && known.base == entry.base && known.origin == origin) {
+                known.lanes |= lanes;
+                return;
+            }
+        tiles_.push_back({entry.page, static_cast<std::uint32_t>(tile), lanes, entry.base, origin});
+    }
+
+    // By ascending base in one block and descending base in the next, so that queries are turned half as often.
+    template <class Body>
+    void give(std::size_t block, const Body& body) {
+        std::ranges::sort(tiles_, [&](const woven_tile& a, const woven_tile& b) {
+            if (a.base != b.base)
+                return block % 2 == 0 ? a.base < b.base : a.base > b.base;
+            return a.position() < b.position();
+        });
+        for (const woven_tile& one : tiles_)
+            body(one);
+        tiles_.clear();
+    }
+
+    std::vector<woven_tile> tiles_; // of the block that is read
+};
+
+} // namespace kvcache
+
+// ---- kvcache/attention/attention_scratch.hpp ----------------------------------------------------------------------
+
+namespace kvcache {
 
 /// The working memory of one thread that attends, taken once.
 struct attention_scratch {
@@ -5087,16 +5259,14 @@ struct attention_scratch {
           rotation(head_dim),
           query(head_dim),
           tiles(2 * query_block::most_tiles * (head_dim + value_width(head_dim)) * tile_tokens),
-          holes(2 * query_block::most_tiles * tile_tokens) {
-        woven.reserve(attention_plan::woven_block);
-    }
+          holes(2 * query_block::most_tiles * tile_tokens) {}
 
     query_block block;
     std::vector<float> rotation;
     std::vector<float> query;
-    aligned_vector<float> tiles;   ///< Decoded, where a codec decodes. (2 most_tiles, keys and values of a tile)
-    aligned_vector<float> holes;   ///< (2 most_tiles, 16)
-    std::vector<woven_tile> woven; ///< Of the block that is read.
+    aligned_vector<float> tiles; ///< Decoded, where a codec decodes. (2 most_tiles, keys and values of a tile)
+    aligned_vector<float> holes; ///< (2 most_tiles, 16)
+    woven_tiles woven;
 };
 
 } // namespace kvcache
@@ -5288,7 +5458,7 @@ struct paged_rows {
     /// By entry, for a codec of whole pages: the rows as they were computed, where a query of this sequence may read
     /// them; null elsewhere, and behind the last.
     std::span<const exact_page* const> exact = {};
-    bool woven = false; ///< Rows of one page may stand in several entries, and bases change often (see attention_walk).
+    bool woven = false; ///< Rows of one page may stand in several entries, and bases change often (see woven_tiles).
 };
 
 /// How a model attends: its heads, and its rotation (null for a model without one).
@@ -5329,13 +5499,132 @@ struct attention_part {
 
 } // namespace kvcache
 
-// ---- kvcache/attention/attention_walk.hpp -------------------------------------------------------------------------
+// ---- kvcache/attention/job_queries.hpp ----------------------------------------------------------------------------
 
-// Longer than 300 lines: one walk over pages that are read in place, decoded, exact or woven.
+namespace kvcache::detail {
 
-namespace kvcache {
+/// The queries of one job on one key and value head: those of its runs, in the block of a thread.
+template <codec_state Codec, storage_state Storage>
+class job_queries {
+public:
+    using part = attention_part<Codec, Storage>;
 
-namespace detail {
+    /// From a row of a run to before a row of another, for pages of a base.
+    struct choice {
+        std::size_t first_run = 0, first_row = 0;
+        std::size_t last_run = 0, last_row = 0;
+        std::int64_t base = 0;
+        friend bool operator==(const choice&, const choice&) = default;
+    };
+
+    job_queries(const attention_shape& shape, std::span<const part> parts, std::span<const attention_run> runs,
+                attention_scratch& scratch)
+        : shape_(shape), parts_(parts), runs_(runs), scratch_(scratch) {}
+
+    /// The block holds those of a job from now on. `partials`: where they leave partials that are merged later.
+    /// (query of the head, split, state)
+    void take(const attention_job& job, head_id kv_head, float* partials) {
+        job_ = job;
+        head_ = kv_head;
+        scratch_.block.clear();
+        const std::size_t state = softmax_state::numbers(value_width(shape_.head_dim));
+        for (std::size_t r = job.first_run; r < job.last_run; ++r) {
+            const attention_run& run = runs_[r];
+            const std::size_t splits = attention_plan::splits(run.end);
+            for (std::size_t i = 0; i < run.rows * shape_.group(); ++i) {
+                float* own = nullptr;
+                if (run.partials != attention_run::none) {
+                    own = partials + (run.partials + i * splits) * state;
+                    for (std::size_t s = job.first_split; s < std::min(job.last_split, splits); ++s)
+                        softmax_state(own + s * state, value_width(shape_.head_dim)).clear();
+                }
+                scratch_.block.add(parts_[run.part].asked.position_of(run.first + i / shape_.group()), own);
+            }
+        }
+    }
+
+    /// The position of a run's first row.
+    [[nodiscard]] std::size_t position_of(std::size_t run) const noexcept {
+        return parts_[runs_[run].part].asked.position_of(runs_[run].first);
+    }
+
+    /// From now on some attend: rotated by (position - base), scaled. They are turned to their positions, and back by
+    /// the base.
+    void load(const choice& some) {
+        const std::size_t group = shape_.group();
+        const std::size_t first = query_of(some.first_run) + some.first_row * group;
+        const std::size_t last = query_of(some.last_run) + some.last_row * group;
+        const bool turned = shape_.rotation != nullptr && some.base != 0;
+        scratch_.block.select(first, last);
+        if (turned)
+            shape_.rotation->fill(-some.base, scratch_.rotation);
+        for_queries(
+            some.first_run, some.last_run + 1,
+            [&](std::size_t q, const attention_run& run, std::size_t row, std::size_t head) {
+                if (q < first || q >= last)
+                    return;
+                const query_rows& asked = parts_[run.part].asked;
+                const std::span from(asked.queries + row * asked.stride + head * shape_.head_dim, shape_.head_dim);
+                if (shape_.rotation == nullptr)
+                    std::ranges::copy(from, scratch_.query.begin());
+                else
+                    rotate_head(from, {asked.rotations + row * shape_.head_dim, shape_.head_dim}, scratch_.query);
+                if (turned)
+                    rotate_head(scratch_.query, scratch_.rotation, scratch_.query);
+                if constexpr (page_writer<Codec>)
+                    parts_.front().pages.codec->turn_key(scratch_.query);
+                scratch_.block.place(q, scratch_.query, shape_.scale);
+            });
+    }
+
+    /// Ends them: outputs are written, or partials left.
+    void finish() {
+        for_queries(job_.first_run, job_.last_run,
+                    [&](std::size_t q, const attention_run& run, std::size_t row, std::size_t head) {
+                        if (run.partials != attention_run::none) {
+                            scratch_.block.leave(q);
+                            return;
+                        }
+                        const query_rows& asked = parts_[run.part].asked;
+                        float* const out = asked.out + row * asked.out_stride + head * shape_.head_dim;
+                        scratch_.block.finish(q, out);
+                        if constexpr (page_writer<Codec>)
+                            parts_.front().pages.codec->turn_back({out, shape_.head_dim});
+                    });
+    }
+
+private:
+    // Calls body(query of the block, run, row, head).
+    template <class Body>
+    void for_queries(std::size_t first_run, std::size_t last_run, Body body) {
+        const std::size_t group = shape_.group(), first_head = index_of(head_) * group;
+        for (std::size_t r = first_run; r < last_run; ++r) {
+            const attention_run& run = runs_[r];
+            std::size_t q = query_of(r);
+            for (std::size_t row = run.first; row < run.first + run.rows; ++row)
+                for (std::size_t head = first_head; head < first_head + group; ++head)
+                    body(q++, run, row, head);
+        }
+    }
+
+    // The first query of a run, among those of the block.
+    [[nodiscard]] std::size_t query_of(std::size_t run) const noexcept {
+        return runs_[run].queries - runs_[job_.first_run].queries;
+    }
+
+    const attention_shape& shape_;
+    std::span<const part> parts_;
+    std::span<const attention_run> runs_;
+    attention_scratch& scratch_;
+    attention_job job_;
+    head_id head_ = {};
+};
+
+} // namespace kvcache::detail
+
+// ---- kvcache/attention/tile_queue.hpp -----------------------------------------------------------------------------
+
+namespace kvcache::detail {
 
 /// Whether a codec's tiles lie in the page, so that looking at one costs nothing.
 template <class Codec>
@@ -5349,343 +5638,35 @@ inline constexpr bool gives_codes = requires(const Codec c, std::span<const std:
     c.codes(bytes, at);
 };
 
-/// One job of a plan on one key and value head of a layer.
-template <codec_state Codec, storage_state Storage>
-class attention_walk {
+/// The tiles that the queries of a block are about to take in. They wait until as many follow them as go together:
+/// those are fetched from memory meanwhile.
+template <class Codec>
+class tile_queue {
 public:
-    using part = attention_part<Codec, Storage>;
+    explicit tile_queue(attention_scratch& scratch) noexcept : scratch_(scratch) {}
 
-    attention_walk(const attention_shape& shape, std::span<const part> parts, std::span<const attention_run> runs,
-                   attention_scratch& scratch)
-        : shape_(shape), parts_(parts), runs_(runs), scratch_(scratch), block_(scratch.block) {}
-
-    /// `partials`: where queries leave partials that are merged later. (query of the head, split, state)
-    void run(const attention_job& job, std::span<const attention_segment> segments, layer_id layer, head_id kv_head,
-             float* partials) {
-        layer_ = layer;
-        head_ = kv_head;
-        job_ = job;
-        add_queries(partials);
-        for (std::size_t s = job.first_segment; s < job.last_segment; ++s)
-            walk(segments[s]);
-        for_queries(job.first_run, job.last_run,
-                    [&](std::size_t q, const query_rows& asked, std::size_t row, std::size_t head, bool whole) {
-                        if (whole)
-                            finish(q, asked.out + row * asked.out_stride + head * shape_.head_dim);
-                        else
-                            block_.leave(q);
-                    });
-    }
-
-private:
-    // Calls body(query of the block, rows, row, head, whether this job makes its output).
-    template <class Body>
-    void for_queries(std::size_t first_run, std::size_t last_run, Body body) {
-        const std::size_t group = shape_.group(), first_head = index_of(head_) * group;
-        for (std::size_t r = first_run; r < last_run; ++r) {
-            const attention_run& run = runs_[r];
-            std::size_t q = run.queries - runs_[job_.first_run].queries;
-            for (std::size_t row = run.first; row < run.first + run.rows; ++row)
-                for (std::size_t head = first_head; head < first_head + group; ++head)
-                    body(q++, parts_[run.part].asked, row, head, run.partials == attention_run::none);
+    /// Where the next tile is made, in place: a tile that is copied waits for what was just written into it. If there
+    /// is no room, the oldest ones are taken in, so that their memory is the next one's.
+    [[nodiscard]] attention_tile& next() {
+        if (waiting_ == tiles_.size()) {
+            attend(oldest_, at_once);
+            oldest_ = at_once - oldest_;
+            waiting_ -= at_once;
         }
+        return tiles_[place()];
     }
 
-    void add_queries(float* partials) {
-        block_.clear();
-        const std::size_t state = softmax_state::numbers(value_width(shape_.head_dim));
-        for (std::size_t r = job_.first_run; r < job_.last_run; ++r) {
-            const attention_run& run = runs_[r];
-            const std::size_t splits = attention_plan::splits(run.end);
-            for (std::size_t i = 0; i < run.rows * shape_.group(); ++i) {
-                float* own = nullptr;
-                if (run.partials != attention_run::none) {
-                    own = partials + (run.partials + i * splits) * state;
-                    for (std::size_t s = job_.first_split; s < std::min(job_.last_split, splits); ++s)
-                        softmax_state(own + s * state, value_width(shape_.head_dim)).clear();
-                }
-                block_.add(parts_[run.part].asked.position_of(run.first + i / shape_.group()), own);
-            }
-        }
+    /// Memory for the numbers of the tile that `next` gave. (keys and values of a tile)
+    [[nodiscard]] std::span<float> numbers() noexcept {
+        const std::size_t each = scratch_.tiles.size() / tiles_.size();
+        return std::span(scratch_.tiles).subspan(place() * each, each);
     }
+    /// Memory for its holes. (16)
+    [[nodiscard]] float* holes() noexcept { return scratch_.holes.data() + place() * tile_tokens; }
 
-    void finish(std::size_t q, float* out) {
-        block_.finish(q, out);
-        if constexpr (page_writer<Codec>)
-            parts_.front().pages.codec->turn_back({out, shape_.head_dim});
-    }
-
-    // The first query of a run, among those of the block.
-    [[nodiscard]] std::size_t query_of(std::size_t run) const noexcept {
-        return runs_[run].queries - runs_[job_.first_run].queries;
-    }
-
-    void walk(const attention_segment& segment) {
-        if constexpr (page_writer<Codec>) {
-            walk_coded(segment);
-            return;
-        }
-        const attention_run& last = runs_[segment.last_run - 1];
-        block_.select(query_of(segment.first_run), query_of(segment.last_run - 1) + last.rows * shape_.group());
-        std::size_t end = 0; // positions that any of them sees
-        for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
-            end = std::max(end, runs_[r].end);
-
-        const auto& pages = parts_[segment.part].pages;
-        std::size_t start = segment.position;
-        if (pages.woven)
-            return walk_woven(segment, end);
-        for (std::size_t e = segment.first; e < segment.last; ++e) {
-            const page_entry& entry = pages.table[e];
-            if (e == segment.first || entry.base != pages.table[e - 1].base) {
-                flush();
-                load(segment.first_run, segment.last_run, entry.base, 0, block_.size());
-            }
-            if (start < end)
-                gather(pages, entry, start, std::min<std::size_t>(entry.count, end - start), nullptr);
-            start += entry.count;
-        }
-        flush();
-    }
-
-    // The same where queries read some pages exactly and others coded: the rows before `coded_from` do the first.
-    void walk_coded(const attention_segment& segment) {
-        const auto& pages = parts_[segment.part].pages;
-        const std::size_t page_tokens = pages.codec->shape().tokens;
-        const exact_pages exact = pages.codec->exact();
-        chosen_ = {};
-        if constexpr (gives_codes<Codec>)
-            block_.want_whole(detail::wants_coded_queries(
-                pages.codec->codes(pages.storage->bytes(pages.table[segment.first].page), {}).keys.format));
-        std::size_t start = segment.position;
-        for (std::size_t e = segment.first; e < segment.last; ++e) {
-            const page_entry& entry = pages.table[e];
-            const std::size_t coded_from = start / page_tokens < exact.first
-                                               ? std::numeric_limits<std::size_t>::max()
-                                               : (start / page_tokens + exact.recent + 1) * page_tokens;
-            std::size_t least = coded_from, end = 0;
-            for (std::size_t r = segment.first_run; r < segment.last_run; ++r) {
-                least = std::min(least, position_of(r));
-                end = std::max(end, runs_[r].end);
-            }
-            if (least >= coded_from) {
-                choose(segment.first_run, 0, segment.last_run - 1, runs_[segment.last_run - 1].rows, entry.base);
-                gather(pages, entry, start, std::min<std::size_t>(entry.count, end - start), nullptr);
-            } else {
-                for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
-                    gather_apart(r, e, start, coded_from);
-            }
-            start += entry.count;
-        }
-        flush();
-    }
-
-    // The position of a run's first row.
-    [[nodiscard]] std::size_t position_of(std::size_t run) const noexcept {
-        return parts_[runs_[run].part].asked.position_of(runs_[run].first);
-    }
-
-    // An entry for one run, of which some rows may read it exactly and others coded.
-    void gather_apart(std::size_t r, std::size_t e, std::size_t start, std::size_t coded_from) {
-        const attention_run& run = runs_[r];
-        const auto& pages = parts_[run.part].pages;
-        const page_entry& entry = pages.table[e];
-        if (run.end <= start)
-            return;
-        const std::size_t count = std::min<std::size_t>(entry.count, run.end - start), first = position_of(r);
-        const std::size_t exactly = std::min(run.rows, coded_from - std::min(coded_from, first));
-        if (exactly > 0) {
-            expects(e < pages.exact.size() && pages.exact[e] != nullptr, "what a query reads exactly is there");
-            choose(r, 0, r, exactly, entry.base);
-            gather(pages, entry, start, count, pages.exact[e]);
-        }
-        if (exactly < run.rows) {
-            choose(r, exactly, r, run.rows, entry.base);
-            gather(pages, entry, start, count, nullptr);
-        }
-    }
-
-    // From now on the queries from a row of a run to before a row of another attend, for pages of this base.
-    void choose(std::size_t first_run, std::size_t first_row, std::size_t last_run, std::size_t last_row,
-                std::int64_t base) {
-        const std::size_t group = shape_.group();
-        const chosen wanted{query_of(first_run) + first_row * group, query_of(last_run) + last_row * group, base};
-        if (wanted == chosen_)
-            return;
-        flush();
-        chosen_ = wanted;
-        block_.select(wanted.first, wanted.last);
-        load(first_run, last_run + 1, base, wanted.first, wanted.last);
-    }
-
-    // Entries of a woven table, a block of positions at a time: in a block the tiles of one base come together, and
-    // what is left of a tile comes once, with holes. The order is a function of the table alone.
-    void walk_woven(const attention_segment& segment, std::size_t end) {
-        const auto& pages = parts_[segment.part].pages;
-        std::size_t start = segment.position, block = 0;
-        std::optional<std::int64_t> loaded;
-        for (std::size_t e = segment.first; e < segment.last && start < end; start += pages.table[e++].count) {
-            const page_entry& entry = pages.table[e];
-            const std::size_t count = std::min<std::size_t>(entry.count, end - start), last = entry.first + count;
-            for (std::size_t row = entry.first; row < last;) {
-                const std::size_t tile = row / tile_tokens, behind = std::min(last, (tile + 1) * tile_tokens);
-                const std::size_t position = start + row - entry.first;
-                if (position / attention_plan::woven_block != block) {
-                    take_block(segment, block, loaded);
-                    block = position / attention_plan::woven_block;
-                }
-                const std::size_t split = position / query_block::split;
-                if (split >= job_.first_split && split < job_.last_split)
-                    add_woven(entry, tile, row % tile_tokens, behind - row, position);
-                row = behind;
-            }
-        }
-        take_block(segment, block, loaded);
-        flush();
-    }
-
-    void add_woven(const page_entry& entry, std::size_t tile, std::size_t lane, std::size_t count,
-                   std::size_t position) {
-        const std::uint32_t lanes = ((1u << count) - 1u) << lane;
-        const auto origin = static_cast<std::int64_t>(position) - static_cast<std::int64_t>(lane);
-        for (woven_tile& known : scratch_.woven)
-            if (known.page == entry.page && known.tile == tile && known.base == entry.base && known.origin == origin) {
-                known.lanes |= lanes;
-                return;
-            }
-        scratch_.woven.push_back({entry.page, static_cast<std::uint32_t>(tile), lanes, entry.base, origin});
-    }
-
-    // By ascending base in one block and descending base in the next, so that queries are turned half as often.
-    void take_block(const attention_segment& segment, std::size_t block, std::optional<std::int64_t>& loaded) {
-        std::ranges::sort(scratch_.woven, [&](const woven_tile& a, const woven_tile& b) {
-            if (a.base != b.base)
-                return block % 2 == 0 ? a.base < b.base : a.base > b.base;
-            return a.position() < b.position();
-        });
-        for (const woven_tile& one : scratch_.woven) {
-            if (loaded != one.base) {
-                flush();
-                load(segment.first_run, segment.last_run, one.base, 0, block_.size());
-                loaded = one.base;
-            }
-            push_woven(parts_[segment.part].pages, one);
-        }
-        scratch_.woven.clear();
-    }
-
-    void push_woven(const paged_rows<Codec, Storage>& pages, const woven_tile& one) {
-        make_room();
-        const std::size_t slot = taken_ % tiles_.size(), keys = std::size_t{shape_.head_dim} * tile_tokens;
-        const auto scratch =
-            std::span(scratch_.tiles)
-                .subspan(slot * (scratch_.tiles.size() / tiles_.size()), scratch_.tiles.size() / tiles_.size());
-        const std::span<const std::byte> bytes = pages.storage->bytes(one.page);
-        const page_tile at{layer_, head_, one.tile};
-        attention_tile tile{.keys = pages.codec->keys(bytes, at, scratch.first(keys)),
-                            .values = pages.codec->values(bytes, at, scratch.subspan(keys)),
-                            .first = static_cast<std::size_t>(std::countr_zero(one.lanes)),
-                            .last = static_cast<std::size_t>(std::bit_width(one.lanes))};
-        tile.position = static_cast<std::size_t>(one.position());
-        if (static_cast<std::size_t>(std::popcount(one.lanes)) != tile.last - tile.first) {
-            float* holes = scratch_.holes.data() + slot * tile_tokens;
-            for (std::size_t lane = 0; lane < tile_tokens; ++lane)
-                holes[lane] = (one.lanes >> lane & 1u) != 0 ? 0.0f : -std::numeric_limits<float>::infinity();
-            tile.holes = holes;
-        }
-        ++taken_;
-        push(tile);
-    }
-
-    // Queries [first, last) of these runs rotated by (position - base), scaled: turned to their positions, and back by
-    // the base.
-    void load(std::size_t first_run, std::size_t last_run, std::int64_t base, std::size_t first, std::size_t last) {
-        if (shape_.rotation != nullptr && base != 0)
-            shape_.rotation->fill(-base, scratch_.rotation);
-        for_queries(
-            first_run, last_run, [&](std::size_t q, const query_rows& asked, std::size_t row, std::size_t head, bool) {
-                if (q < first || q >= last)
-                    return;
-                const std::span from(asked.queries + row * asked.stride + head * shape_.head_dim, shape_.head_dim);
-                if (shape_.rotation == nullptr)
-                    std::ranges::copy(from, scratch_.query.begin());
-                else
-                    rotate_head(from, {asked.rotations + row * shape_.head_dim, shape_.head_dim}, scratch_.query);
-                if (shape_.rotation != nullptr && base != 0)
-                    rotate_head(scratch_.query, scratch_.rotation, scratch_.query);
-                if constexpr (page_writer<Codec>)
-                    parts_.front().pages.codec->turn_key(scratch_.query);
-                block_.place(q, scratch_.query, shape_.scale);
-            });
-    }
-
-    // The tiles of an entry's first `count` rows that begin in the job's splits; of `exact`, if that is not null.
-    void gather(const paged_rows<Codec, Storage>& pages, const page_entry& entry, std::size_t start, std::size_t count,
-                const exact_page* exact) {
-        const std::span<const std::byte> bytes = pages.storage->bytes(entry.page);
-        const std::size_t last = entry.first + count; // row behind the last in use
-        for (std::uint32_t tile = entry.first / tile_tokens; tile * tile_tokens < last; ++tile) {
-            const std::size_t origin = std::size_t{tile} * tile_tokens;
-            const std::size_t first_lane = origin < entry.first ? entry.first - origin : 0;
-            const std::size_t position = start + origin + first_lane - entry.first;
-            if (const std::size_t split = position / query_block::split;
-                split < job_.first_split || split >= job_.last_split)
-                continue;
-            make_room(); // first: the oldest tiles' scratch is decoded into next
-            const page_tile at{layer_, head_, tile};
-            if constexpr (page_writer<Codec>)
-                if (exact != nullptr) {
-                    const plain::state rows(pages.codec->shape());
-                    push({.keys = rows.keys(exact->bytes(), at, {}),
-                          .values = rows.values(exact->bytes(), at, {}),
-                          .first = first_lane,
-                          .last = std::min<std::size_t>(tile_tokens, last - origin),
-                          .position = position});
-                    continue;
-                }
-            attention_tile& made = next();
-            made.keys = made.values = made.holes = nullptr;
-            made.first = first_lane;
-            made.last = std::min<std::size_t>(tile_tokens, last - origin);
-            made.position = position;
-            if constexpr (gives_codes<Codec>)
-                made.codes = pages.codec->codes(bytes, at);
-            if (!gives_codes<Codec> || made.codes.keys.format == code_format::none ||
-                made.codes.values.format == code_format::none)
-                decode(pages, bytes, at, made);
-            push_next();
-        }
-    }
-
-    void decode(const paged_rows<Codec, Storage>& pages, std::span<const std::byte> bytes, page_tile at,
-                attention_tile& to) {
-        const std::size_t keys = std::size_t{shape_.head_dim} * tile_tokens;
-        const auto scratch =
-            std::span(scratch_.tiles).subspan(taken_++ % tiles_.size() * (scratch_.tiles.size() / tiles_.size()));
-        to.codes = {};
-        to.keys = pages.codec->keys(bytes, at, scratch.first(keys));
-        to.values = pages.codec->values(bytes, at, scratch.subspan(keys));
-    }
-
-    // Tiles wait until as many follow them as go together: those are fetched from memory meanwhile.
-    void make_room() {
-        if (waiting_ < tiles_.size())
-            return;
-        attend(oldest_, at_once);
-        oldest_ = at_once - oldest_;
-        waiting_ -= at_once;
-    }
-
-    void push(const attention_tile& tile) {
-        next() = tile;
-        push_next();
-    }
-
-    // Where the next tile is made, in place: a tile that is copied waits for what was just written into it.
-    [[nodiscard]] attention_tile& next() noexcept { return tiles_[(oldest_ + waiting_) % tiles_.size()]; }
-
-    void push_next() {
-        attention_tile& tile = next();
+    /// The tile that `next` gave is made, and waits.
+    void push() noexcept {
+        attention_tile& tile = tiles_[place()];
         tile.ahead_keys = tile.ahead_values = nullptr;
         tile.ahead_key_codes = tile.ahead_value_codes = nullptr;
         if (waiting_ >= at_once) {
@@ -5703,6 +5684,7 @@ private:
         ++waiting_;
     }
 
+    /// The queries take in all that wait.
     void flush() {
         const std::size_t first = std::min(waiting_, at_once);
         attend(oldest_, first);
@@ -5710,36 +5692,217 @@ private:
         waiting_ = oldest_ = 0;
     }
 
+private:
+    static constexpr std::size_t at_once = query_block::most_tiles;
+
+    [[nodiscard]] std::size_t place() const noexcept { return (oldest_ + waiting_) % tiles_.size(); }
+
     void attend(std::size_t first, std::size_t count) {
-        block_.template attend<gives_codes<Codec>>(std::span<const attention_tile>(tiles_).subspan(first, count));
+        scratch_.block.template attend<gives_codes<Codec>>(
+            std::span<const attention_tile>(tiles_).subspan(first, count));
     }
 
-    // The queries that attend now, and the base they are rotated for.
-    struct chosen {
-        std::size_t first = 0, last = 0;
-        std::int64_t base = 0;
-        friend bool operator==(const chosen&, const chosen&) = default;
-    };
-
-    const attention_shape& shape_;
-    std::span<const part> parts_;
-    std::span<const attention_run> runs_;
     attention_scratch& scratch_;
-    query_block& block_;
-    layer_id layer_ = {};
-    head_id head_ = {};
-    attention_job job_;
-    chosen chosen_;
-    static constexpr std::size_t at_once = query_block::most_tiles;
     std::array<attention_tile, 2 * at_once> tiles_; // two halves by turns; waiting_ wait, from oldest_ on
     std::size_t oldest_ = 0;                        // the first of either half
     std::size_t waiting_ = 0;
-    std::size_t taken_ = 0;
 };
 
-} // namespace detail
+} // namespace kvcache::detail
 
-} // namespace kvcache
+// ---- kvcache/attention/attention_walk.hpp -------------------------------------------------------------------------
+
+namespace kvcache::detail {
+
+/// One job of a plan on one key and value head of a layer: its queries walk along its segments' pages.
+template <codec_state Codec, storage_state Storage>
+class attention_walk {
+public:
+    using part = attention_part<Codec, Storage>;
+
+    attention_walk(const attention_shape& shape, std::span<const part> parts, std::span<const attention_run> runs,
+                   attention_scratch& scratch)
+        : head_dim_(shape.head_dim),
+          parts_(parts),
+          runs_(runs),
+          scratch_(scratch),
+          queries_(shape, parts, runs, scratch),
+          queue_(scratch) {}
+
+    /// `partials`: where queries leave partials that are merged later. (query of the head, split, state)
+    void run(const attention_job& job, std::span<const attention_segment> segments, layer_id layer, head_id kv_head,
+             float* partials) {
+        layer_ = layer;
+        head_ = kv_head;
+        job_ = job;
+        queries_.take(job, kv_head, partials);
+        for (std::size_t s = job.first_segment; s < job.last_segment; ++s)
+            walk(segments[s]);
+        queries_.finish();
+    }
+
+private:
+    using choice = typename job_queries<Codec, Storage>::choice;
+    using rows = paged_rows<Codec, Storage>;
+
+    void walk(const attention_segment& segment) {
+        chosen_ = {};
+        std::size_t end = 0; // positions that any of its queries sees
+        for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
+            end = std::max(end, runs_[r].end);
+        const rows& pages = parts_[segment.part].pages;
+        if constexpr (page_writer<Codec>)
+            walk_apart(pages, segment, end);
+        else if (pages.woven)
+            scratch_.woven.for_each(pages.table, segment, job_, end, [&](const woven_tile& one) {
+                choose(all_of(segment, one.base));
+                add(pages, one);
+            });
+        else
+            walk_together(pages, segment, end);
+        queue_.flush();
+    }
+
+    void walk_together(const rows& pages, const attention_segment& segment, std::size_t end) {
+        std::size_t start = segment.position;
+        for (std::size_t e = segment.first; e < segment.last && start < end; start += pages.table[e++].count) {
+            const page_entry& entry = pages.table[e];
+            if (e == segment.first || entry.base != pages.table[e - 1].base)
+                choose(all_of(segment, entry.base));
+            add(pages, entry, start, std::min<std::size_t>(entry.count, end - start), nullptr);
+        }
+    }
+
+    // The same where queries read some pages exactly and others coded: the rows before `coded_from` do the first.
+    void walk_apart(const rows& pages, const attention_segment& segment, std::size_t end) {
+        const std::size_t page_tokens = pages.codec->shape().tokens;
+        const exact_pages exact = pages.codec->exact();
+        if constexpr (gives_codes<Codec>)
+            scratch_.block.want_whole(wants_coded_queries(
+                pages.codec->codes(pages.storage->bytes(pages.table[segment.first].page), {}).keys.format));
+        std::size_t least = end; // position of any of its rows
+        for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
+            least = std::min(least, queries_.position_of(r));
+        std::size_t start = segment.position;
+        for (std::size_t e = segment.first; e < segment.last; start += pages.table[e++].count) {
+            const page_entry& entry = pages.table[e];
+            const std::size_t coded_from = start / page_tokens < exact.first
+                                               ? std::numeric_limits<std::size_t>::max()
+                                               : (start / page_tokens + exact.recent + 1) * page_tokens;
+            if (least >= coded_from) {
+                choose(all_of(segment, entry.base));
+                add(pages, entry, start, std::min<std::size_t>(entry.count, end - start), nullptr);
+            } else {
+                for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
+                    add_apart(r, e, start, coded_from);
+            }
+        }
+    }
+
+    // An entry for one run, of which some rows may read it exactly and others coded.
+    void add_apart(std::size_t r, std::size_t e, std::size_t start, std::size_t coded_from) {
+        const attention_run& run = runs_[r];
+        const rows& pages = parts_[run.part].pages;
+        const page_entry& entry = pages.table[e];
+        if (run.end <= start)
+            return;
+        const std::size_t count = std::min<std::size_t>(entry.count, run.end - start), first = queries_.position_of(r);
+        const std::size_t exactly = std::min(run.rows, coded_from - std::min(coded_from, first));
+        if (exactly > 0) {
+            expects(e < pages.exact.size() && pages.exact[e] != nullptr, "what a query reads exactly is there");
+            choose({r, 0, r, exactly, entry.base});
+            add(pages, entry, start, count, pages.exact[e]);
+        }
+        if (exactly < run.rows) {
+            choose({r, exactly, r, run.rows, entry.base});
+            add(pages, entry, start, count, nullptr);
+        }
+    }
+
+    [[nodiscard]] choice all_of(const attention_segment& segment, std::int64_t base) const noexcept {
+        const std::size_t last = segment.last_run - 1;
+        return {segment.first_run, 0, last, runs_[last].rows, base};
+    }
+
+    // From now on these queries attend.
+    void choose(const choice& wanted) {
+        if (wanted == chosen_)
+            return;
+        queue_.flush();
+        queries_.load(wanted);
+        chosen_ = wanted;
+    }
+
+    // The tiles of an entry's first `count` rows that begin in the job's splits; of `exact`, if that is not null.
+    void add(const rows& pages, const page_entry& entry, std::size_t start, std::size_t count,
+             const exact_page* exact) {
+        const std::span<const std::byte> bytes = pages.storage->bytes(entry.page);
+        const std::size_t last = entry.first + count; // row behind the last in use
+        for (std::uint32_t tile = entry.first / tile_tokens; tile * tile_tokens < last; ++tile) {
+            const std::size_t origin = std::size_t{tile} * tile_tokens;
+            const std::size_t first_lane = origin < entry.first ? entry.first - origin : 0;
+            const std::size_t position = start + origin + first_lane - entry.first;
+            if (const std::size_t split = position / query_block::split;
+                split < job_.first_split || split >= job_.last_split)
+                continue;
+            attention_tile& made = queue_.next();
+            made.first = first_lane;
+            made.last = std::min<std::size_t>(tile_tokens, last - origin);
+            made.position = position;
+            made.holes = nullptr;
+            read(pages, bytes, {layer_, head_, tile}, exact, made);
+            queue_.push();
+        }
+    }
+
+    void add(const rows& pages, const woven_tile& one) {
+        attention_tile& made = queue_.next();
+        one.put(made, queue_.holes());
+        decode(pages, pages.storage->bytes(one.page), {layer_, head_, one.tile}, made);
+        queue_.push();
+    }
+
+    // A tile's numbers, or how it is coded.
+    void read(const rows& pages, std::span<const std::byte> bytes, page_tile at, const exact_page* exact,
+              attention_tile& to) {
+        if constexpr (page_writer<Codec>)
+            if (exact != nullptr) {
+                const plain::state computed(pages.codec->shape());
+                to.codes = {};
+                to.keys = computed.keys(exact->bytes(), at, {});
+                to.values = computed.values(exact->bytes(), at, {});
+                return;
+            }
+        if constexpr (gives_codes<Codec>) {
+            to.keys = to.values = nullptr;
+            to.codes = pages.codec->codes(bytes, at);
+            if (to.codes.keys.format != code_format::none && to.codes.values.format != code_format::none)
+                return;
+        }
+        decode(pages, bytes, at, to);
+    }
+
+    void decode(const rows& pages, std::span<const std::byte> bytes, page_tile at, attention_tile& to) {
+        const std::size_t keys = head_dim_ * tile_tokens;
+        const std::span<float> numbers = queue_.numbers();
+        to.codes = {};
+        to.keys = pages.codec->keys(bytes, at, numbers.first(keys));
+        to.values = pages.codec->values(bytes, at, numbers.subspan(keys));
+    }
+
+    std::size_t head_dim_;
+    std::span<const part> parts_;
+    std::span<const attention_run> runs_;
+    attention_scratch& scratch_;
+    layer_id layer_ = {};
+    head_id head_ = {};
+    attention_job job_;
+    job_queries<Codec, Storage> queries_;
+    choice chosen_;
+    tile_queue<Codec> queue_;
+};
+
+} // namespace kvcache::detail
 
 // ---- kvcache/attention/paged_attention.hpp ------------------------------------------------------------------------
 

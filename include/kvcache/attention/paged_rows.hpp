@@ -22,7 +22,7 @@ struct paged_rows {
     /// By entry, for a codec of whole pages: the rows as they were computed, where a query of this sequence may read
     /// them; null elsewhere, and behind the last.
     std::span<const exact_page* const> exact = {};
-    bool woven = false; ///< Rows of one page may stand in several entries, and bases change often (see attention_walk).
+    bool woven = false; ///< Rows of one page may stand in several entries, and bases change often (see woven_tiles).
 };
 
 /// How a model attends: its heads, and its rotation (null for a model without one).
