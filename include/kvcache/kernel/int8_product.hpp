@@ -6,7 +6,8 @@
 #include <kvcache/kernel/int8_dot.hpp>
 #include <kvcache/kernel/int8_matrix.hpp>
 #include <kvcache/kernel/math.hpp>
-#include <kvcache/kernel/product.hpp>
+#include <kvcache/kernel/product_tile.hpp>
+#include <kvcache/kernel/strided_rows.hpp>
 #include <kvcache/kernel/team.hpp>
 
 #include <algorithm>

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 namespace kvcache {
 
@@ -60,16 +61,13 @@ KVCACHE_INLINE inline void pack_eight(const float* const* rows, std::size_t offs
 }
 
 // Packs so many rows (8 at most) for a tile: the inputs ascending, of each the rows' numbers side by side. What stands
-// for rows that are not there may be any number. The rows behind them, which come next, are asked for meanwhile.
-// (rows, inputs) -> (inputs, 8)
+// for rows that are not there may be any number. (rows, inputs) -> (inputs, 8)
 inline void pack_rows(const float* x, std::size_t x_stride, std::size_t rows, std::size_t inputs, float* packed) {
     const float* row[packed_rows];
     for (std::size_t r = 0; r < packed_rows; ++r)
         row[r] = x + std::min(r, rows - 1) * x_stride;
     std::size_t k = 0;
     for (; k + 16 <= inputs; k += 16) {
-        for (std::size_t r = 0; r < packed_rows; ++r)
-            prefetch_soon(row[r], rows * x_stride + k);
         pack_eight(row, k, packed + k * packed_rows);
         pack_eight(row, k + 8, packed + (k + 8) * packed_rows);
     }
@@ -82,13 +80,15 @@ inline void pack_rows(const float* x, std::size_t x_stride, std::size_t rows, st
             packed[k * packed_rows + r] = row[r][k];
 }
 
-// Bytes that come soon: every four inputs a tile of packed rows asks so many times for the line at `at`, then goes on
-// by `step`.
+// Bytes that come soon, in runs with gaps between them: every four inputs a tile of packed rows asks so many times for
+// the line at `at`, where a run begins, then goes on by `step`.
 struct bytes_ahead {
     const void* base = nullptr;
     std::size_t at = 0;
     std::size_t step = 0;
     std::size_t times = 0;
+    std::size_t run = std::numeric_limits<std::size_t>::max() / 2;
+    std::size_t gap = 0;
 };
 
 // A product_tile() of packed rows and one strip of Panels panels, for vectors of 16 numbers. The weights come from the
@@ -125,9 +125,15 @@ template <std::size_t Rows, std::size_t Panels, weight_format Weight>
         soon += y_stride;
         keep(soon);
     });
+    std::size_t end = ahead.at + ahead.run;
     for (std::size_t k = 0; k < inputs; k += 4) {
-        for (std::size_t n = 0; n < ahead.times; ++n, ahead.at += ahead.step)
+        for (std::size_t n = 0; n < ahead.times; ++n, ahead.at += ahead.step) {
+            if (ahead.at >= end) {
+                ahead.at += ahead.gap;
+                end += ahead.gap + ahead.run;
+            }
             prefetch_soon(static_cast<const std::byte*>(ahead.base), ahead.at);
+        }
         unrolled<4>([&](auto i) KVCACHE_INLINE {
             f32x16 columns[Panels];
             unrolled<Panels>([&](auto p) KVCACHE_INLINE {

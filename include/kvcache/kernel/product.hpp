@@ -1,203 +1,18 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/aligned.hpp>
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/kernel/packed_matrix.hpp>
-#include <kvcache/kernel/packed_tile.hpp>
+#include <kvcache/kernel/product_block.hpp>
 #include <kvcache/kernel/product_tile.hpp>
 #include <kvcache/kernel/simd.hpp>
+#include <kvcache/kernel/strided_rows.hpp>
 #include <kvcache/kernel/team.hpp>
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
-#include <utility>
 
 namespace kvcache {
-
-/// Rows of activations with a fixed distance. (rows, columns)
-struct rows_in {
-    const float* data = nullptr;
-    std::size_t rows = 0;
-    std::size_t stride = 0; ///< Numbers from one row to the next.
-};
-struct rows_out {
-    float* data = nullptr;
-    std::size_t stride = 0;
-};
-
-/// A distance for rows of so many numbers at which neighbouring rows do not compete for the same lines of a cache.
-[[nodiscard]] constexpr std::size_t row_stride(std::size_t columns) noexcept {
-    return ((columns + 15) / 16 | 1) * 16;
-}
-
-namespace detail {
-
-// The product of some rows with some strips of weights.
-template <weight_format Weight>
-class product_block {
-public:
-    product_block(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y) : x_(x), w_(w), y_(y) {}
-
-    // Few rows: each weight is read once, by tiles as wide as the registers allow.
-    void run_few(std::size_t strip, std::size_t last) const {
-        with_rows<tallest_tile>(x_.rows, [&]<std::size_t Rows> { run_few<Rows, strips_at_once(Rows)>(strip, last); });
-    }
-
-    // Many rows: a block of inputs at a time, whose weights meet all rows.
-    void run_many(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last) const {
-        // One block at least: without inputs it writes the zeros.
-        const std::size_t blocks = std::max<std::size_t>(1, (w_.inputs() + block_inputs - 1) / block_inputs);
-        for (std::size_t b = 0; b < blocks; ++b)
-            run_inputs(row, last_row, strip, last, w_.inputs() * b / blocks, w_.inputs() * (b + 1) / blocks);
-    }
-    void run_inputs(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last, std::size_t k,
-                    std::size_t last_input) const {
-        for (; strip < last; ++strip)
-            run_strip(row, last_row, strip, k, last_input - k,
-                      strip + 1 < w_.strips() ? weights(strip + 1, k) : nullptr);
-    }
-
-    // The blocks of inputs for packed rows, by fours; up to three inputs are left.
-    [[nodiscard]] std::size_t packed_blocks() const { return (w_.inputs() / 4 * 4 + block_inputs - 1) / block_inputs; }
-    [[nodiscard]] std::size_t packed_input(std::size_t block) const {
-        return w_.inputs() / 4 * block / packed_blocks() * 4;
-    }
-
-    // Packs a tile's rows of a block of inputs.
-    void pack_tile(std::size_t row, std::size_t last_row, std::size_t tile, std::size_t block, float* packed) const {
-        const row_tiles tiles(last_row - row);
-        const std::size_t k = packed_input(block), inputs = packed_input(block + 1) - k;
-        if (tile < tiles.count)
-            pack_rows(x_.data + (row + tiles.row(tile)) * x_.stride + k, x_.stride, tiles.rows(tile), inputs,
-                      packed + tile * inputs * packed_rows);
-    }
-    // Their products with some strips, of which the first and the last may be pieces: `cut` a strip, by rows.
-    void run_packed(std::size_t row, std::size_t last_row, std::size_t piece, std::size_t last, std::size_t cut,
-                    std::size_t block, const float* packed) const {
-        const std::size_t k = packed_input(block);
-        const packed_block rows{packed, row, row_tiles(last_row - row), k, packed_input(block + 1) - k};
-        for (std::size_t next; piece < last; piece = next) {
-            const std::size_t strip = piece / cut;
-            next = std::min(last, (strip + 1) * cut);
-            run_packed_strip(rows, strip, rows.tiles.count * (piece - strip * cut) / cut,
-                             rows.tiles.count * (next - strip * cut) / cut);
-        }
-    }
-
-private:
-    using matrix = packed_matrix<Weight>;
-
-    // The weights of a strip from an input on.
-    [[nodiscard]] const Weight* weights(std::size_t strip, std::size_t k) const {
-        return w_.strip(strip) + k * w_.width(strip);
-    }
-
-    // So many strips at a time, then the rest by fewer; the last strip may have fewer panels.
-    template <std::size_t Rows, std::size_t Strips>
-    void run_few(std::size_t strip, std::size_t last) const {
-        const std::size_t whole = std::min(last, w_.panels() / matrix::strip_panels);
-        for (; strip + Strips <= whole; strip += Strips)
-            run_few<Rows, Strips, matrix::strip_panels>(strip);
-        if constexpr (Strips > 1)
-            run_few<Rows, Strips / 2>(strip, last);
-        else if (strip < last)
-            with_rows<matrix::strip_panels>(w_.width(strip) / matrix::panel_width,
-                                            [&]<std::size_t Width> { run_few<Rows, 1, Width>(strip); });
-    }
-    template <std::size_t Rows, std::size_t Strips, std::size_t Width>
-    void run_few(std::size_t strip) const {
-        const std::size_t output = strip * matrix::strip_width;
-        product_tile<Rows, Strips, Width>(x_.data, x_.stride, w_.strip(strip), w_.inputs() * matrix::strip_width,
-                                          w_.inputs(), y_.data + output, y_.stride, w_.outputs() - output, true);
-    }
-
-    // Rows in tiles as equal as they can be: a short last tile would starve the pipes.
-    struct row_tiles {
-        explicit row_tiles(std::size_t all)
-            : count((all + tile_rows - 1) / tile_rows), least(all / count), taller(all % count) {}
-        [[nodiscard]] std::size_t rows(std::size_t tile) const { return least + (tile < taller ? 1 : 0); }
-        [[nodiscard]] std::size_t row(std::size_t tile) const { return least * tile + std::min(tile, taller); }
-
-        std::size_t count, least, taller;
-    };
-
-    // Room for a strip's weights of a block of inputs in float32, where they are not.
-    struct wide_weights {
-        alignas(line_bytes) float data[std::same_as<Weight, float> ? 1 : block_inputs * matrix::strip_width];
-    };
-
-    // Packed rows, from one on, of a block of inputs, from k on.
-    struct packed_block {
-        const float* numbers;
-        std::size_t row;
-        row_tiles tiles;
-        std::size_t k, inputs;
-    };
-
-    // Some tiles on one strip; of its successor in memory, which most often runs next, the weights are fetched.
-    void run_packed_strip(const packed_block& rows, std::size_t strip, std::size_t first_tile,
-                          std::size_t last_tile) const {
-        const std::size_t inputs = rows.inputs;
-        const bool more = strip + 1 < w_.strips();
-        const std::size_t output = strip * matrix::strip_width, width = w_.width(strip);
-        const std::size_t bytes = more ? inputs * w_.width(strip + 1) * sizeof(Weight) : 0; // that come next
-        const std::size_t fours = inputs / 4 * rows.tiles.count, times = (bytes / line_bytes + fours - 1) / fours;
-        const std::size_t step = bytes / std::max<std::size_t>(1, fours * times);
-        const std::size_t asked = inputs / 4 * times * step; // by a tile
-        bytes_ahead ahead{more ? weights(strip + 1, rows.k) : nullptr, first_tile * asked, step, times};
-        wide_weights wide;
-        for (std::size_t t = first_tile; t < last_tile; ++t, ahead.at += asked)
-            with_rows<tile_rows, fewest_rows>(rows.tiles.rows(t), [&]<std::size_t Rows> {
-                with_rows<matrix::strip_panels>(width / matrix::panel_width, [&]<std::size_t Panels> {
-                    const auto run = [&](const auto* from) {
-                        packed_tile<Rows, Panels>(rows.numbers + t * inputs * packed_rows, from, wide.data, inputs,
-                                                  y_.data + (rows.row + rows.tiles.row(t)) * y_.stride + output,
-                                                  y_.stride, w_.outputs() - output, rows.k == 0, ahead);
-                    };
-                    std::same_as<Weight, float> || t == first_tile ? run(weights(strip, rows.k))
-                                                                   : run(std::as_const(wide).data);
-                });
-            });
-    }
-
-    // The same of rows as they are. `soon`: the weights that come next, or null.
-    void run_strip(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t k, std::size_t inputs,
-                   const Weight* soon) const {
-        const std::size_t output = strip * matrix::strip_width, panels = w_.width(strip) / matrix::panel_width;
-        const auto run = [&](const float* from) {
-            const row_tiles tiles(last_row - row);
-            weights_ahead ahead{reinterpret_cast<const std::byte*>(soon)};
-            if (soon != nullptr)
-                ahead.lines = (4 * panels * sizeof(Weight) + tiles.count - 1) / tiles.count;
-            for (std::size_t t = 0; t < tiles.count; ++t, ahead.at += inputs / 16 * ahead.lines * line_bytes) {
-                const std::size_t at = row + tiles.row(t);
-                with_rows<tile_rows, fewest_rows>(tiles.rows(t), [&]<std::size_t Rows> {
-                    with_rows<matrix::strip_panels>(panels, [&]<std::size_t Panels> {
-                        product_tile<Rows, 1, Panels>(x_.data + at * x_.stride + k, x_.stride, from, 0, inputs,
-                                                      y_.data + at * y_.stride + output, y_.stride,
-                                                      w_.outputs() - output, k == 0, ahead);
-                    });
-                });
-            }
-        };
-        if constexpr (std::same_as<Weight, float>) {
-            run(weights(strip, k));
-        } else { // widened once for all rows
-            wide_weights wide;
-            for (std::size_t i = 0; i < inputs * w_.width(strip); i += 16)
-                f32x16::load(weights(strip, k) + i).store(wide.data + i);
-            run(wide.data);
-        }
-    }
-
-    const rows_in& x_;
-    const packed_matrix<Weight>& w_;
-    const rows_out& y_;
-};
-
-} // namespace detail
 
 /// y = x W^T for packed weights. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
 /// Each output is one chain of fused multiply-adds over ascending inputs, so its bits depend neither on the number of
@@ -255,8 +70,11 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
             });
             threads.share_adjacent(blocks * strips, cut, work, [&](std::size_t begin, std::size_t end) {
                 each_block(strips * cut, begin, end, [&](std::size_t b, std::size_t piece, std::size_t last) {
+                    const float* soon = k + 1 < block.packed_blocks()
+                                            ? block.unpacked(block_at(first + b), k + 1)
+                                            : block.unpacked(block_at(first + b + at_once), 0);
                     block.run_packed(block_at(first + b), block_at(first + b + 1), piece, last, cut, k,
-                                     packed + b * room);
+                                     packed + b * room, soon);
                 });
             });
         }

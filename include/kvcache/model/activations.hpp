@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/aligned.hpp>
-#include <kvcache/kernel/product.hpp>
+#include <kvcache/kernel/strided_rows.hpp>
 
 #include <algorithm>
 #include <cstddef>

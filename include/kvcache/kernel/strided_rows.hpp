@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+namespace kvcache {
+
+/// Rows of activations with a fixed distance. (rows, columns)
+struct rows_in {
+    const float* data = nullptr;
+    std::size_t rows = 0;
+    std::size_t stride = 0; ///< Numbers from one row to the next.
+};
+struct rows_out {
+    float* data = nullptr;
+    std::size_t stride = 0;
+};
+
+/// A distance for rows of so many numbers at which neighbouring rows do not compete for the same lines of a cache.
+[[nodiscard]] constexpr std::size_t row_stride(std::size_t columns) noexcept {
+    return ((columns + 15) / 16 | 1) * 16;
+}
+
+} // namespace kvcache
