@@ -17115,9 +17115,9 @@ namespace kvcache {
 
 /// y = x W^T for packed weights. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
 /// Each output is one chain of fused multiply-adds over ascending inputs, so its bits depend neither on the number of
-/// rows nor on threads nor on the vector width. Tiles follow Goto & van de Geijn 2008: weights in the first cache, rows
-/// in the second. Cost: rows * inputs * outputs multiply-adds, near the machine's peak from some tens of rows on; few
-/// rows cost the reading of the weights.
+/// rows nor on threads nor on the vector width. Tiles follow Goto & van de Geijn 2008: a block of rows meets
+/// one strip of weights after the other in the second cache. Cost: rows * inputs * outputs multiply-adds, near the
+/// machine's peak from some tens of rows on; few rows cost the reading of the weights.
 template <weight_format Weight>
 KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, team& threads) {
     const detail::product_block<Weight> block(x, w, y);
