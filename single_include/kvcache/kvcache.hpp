@@ -1610,6 +1610,8 @@ inline void keep(T*& x) noexcept {
 inline void accumulate(native_floats& sum, const native_floats& x, const native_floats& y) noexcept {
 #if defined(__GNUC__) && defined(__AVX512F__)
     asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sum.data) : "v"(x.data), "v"(y.data));
+#elif defined(__GNUC__) && defined(__AVX2__) && defined(__FMA__)
+    asm volatile("vfmadd231ps %2, %1, %0" : "+x"(sum.data) : "x"(x.data), "x"(y.data));
 #else
     sum = fused(x, y, sum);
 #endif
@@ -16488,10 +16490,6 @@ namespace detail {
 // The most rows that run as one tile, with no others behind them.
 inline constexpr std::size_t tallest_tile = native_lanes == 16 ? 9 : 6;
 
-// Rows of a tile among many rows; it is as wide as a strip. With AVX-512 8 x 3, not 12 x 2: it takes 11 loads for 24
-// multiply-adds where that takes 14, and a core that shares its front end with a neighbour has not the time for more.
-inline constexpr std::size_t tile_rows = native_lanes == 16 ? 8 : tallest_tile;
-
 // The fewest that more rows than the tallest tile's leave for one, where they are split as equally as they can be.
 inline constexpr std::size_t fewest_rows = (tallest_tile + 1) / 2;
 
@@ -16501,31 +16499,23 @@ inline constexpr std::size_t fewest_rows = (tallest_tile + 1) / 2;
         return rows == 1 ? 3 : rows <= 4 ? 2 : 1;
     if (rows == 1)
         return native_lanes == 8 ? 6 : 4;
-    return rows == 2 ? 3 : 1;
+    return rows == 2 ? 3 : rows == 3 ? 2 : 1;
 }
 
 // Inputs that run before the next outputs do, so that their weights come from the first two caches, and rows that do,
 // so that their slice stays in the second: more where multiply-adds are twice as fast, as each block reads all weights.
 inline constexpr std::size_t block_inputs = 640;
-inline constexpr std::size_t block_rows = native_lanes == 16 ? 128 : 96;
+inline constexpr std::size_t block_rows = native_lanes == 16 ? 128 : 132;
 
 // How far ahead few rows ask for weights on AVX-512, in bytes of a strip: memory answers about as late.
 inline constexpr std::size_t far_ahead = 1536;
-
-// Weights that come soon, fetched meanwhile: so many lines while 16 inputs run.
-struct weights_ahead {
-    const std::byte* base = nullptr;
-    std::size_t at = 0; // bytes from there on
-    std::size_t lines = 0;
-};
 
 // A tile of Rows x Strips * Width * 16 outputs, each its own chain of fused multiply-adds over ascending inputs, begun
 // at zero or gone on with. The weights of strip s, Width panels side by side, lie at w + s * strip. The tile decides
 // only which chains run side by side, never the order inside one.
 template <std::size_t Rows, std::size_t Strips, std::size_t Width, weight_format Weight>
 inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, std::size_t strip, std::size_t inputs,
-                         float* y, std::size_t y_stride, std::size_t outputs, bool begin,
-                         [[maybe_unused]] const weights_ahead& ahead = {}) {
+                         float* y, std::size_t y_stride, std::size_t outputs, bool begin) {
     constexpr std::size_t panels = Strips * Width;
     // Columns of weights in registers while all rows pass: one, but where GCC would then keep so many broadcasts for
     // the next that the 32 registers of AVX-512 overflow.
@@ -16562,17 +16552,8 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
         });
     };
     std::size_t k = 0;
-    if constexpr (native_lanes < 16)
-        for (; k + 16 <= inputs; k += 16) {
-            if constexpr (Rows > 3)
-                for (std::size_t r = 0; r < Rows; ++r)
-                    prefetch(x, (Rows + r) * x_stride + k);
-            for (std::size_t line = 0; line < ahead.lines; ++line)
-                prefetch_soon(ahead.base, ahead.at + (k / 16 * ahead.lines + line) * line_bytes);
-            for (std::size_t i = 0; i < 16; ++i)
-                step(k + i);
-        }
-    else if constexpr (Rows > 1 || !std::same_as<Weight, float>) // one row of float32 comes as fast by itself
+    // One row of float32 comes as fast by itself.
+    if constexpr (native_lanes == 16 && (Rows > 1 || !std::same_as<Weight, float>))
         for (; k + 2 <= inputs; k += 2) {
             constexpr std::size_t line = line_bytes / sizeof(Weight), lines = 2 * Width * 16 / line;
             unrolled<Strips * lines>([&](auto i) KVCACHE_INLINE {
@@ -16757,443 +16738,6 @@ inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, t
 
 } // namespace kvcache
 
-// ---- kvcache/kernel/packed_tile.hpp -------------------------------------------------------------------------------
-
-namespace kvcache {
-
-namespace detail {
-
-// Numbers of an input that a tile of packed rows takes, whether it has so many rows or fewer.
-inline constexpr std::size_t packed_rows = 8;
-
-using whole_line = std::uint32_t __attribute__((vector_size(64)));
-using half_line = std::uint32_t __attribute__((vector_size(32)));
-
-KVCACHE_INLINE inline void load_halves(const float* first, const float* second, whole_line& to) noexcept {
-    half_line lower, upper;
-    std::memcpy(&lower, first, sizeof lower);
-    std::memcpy(&upper, second, sizeof upper);
-    to = __builtin_shufflevector(lower, upper, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-}
-
-// Mixes two vectors, quarter by quarter: their numbers in turn, or pairs of them.
-KVCACHE_INLINE inline void zip_quarters(const whole_line& a, const whole_line& b, whole_line& lower,
-                                        whole_line& upper) noexcept {
-    lower = __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
-    upper = __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
-}
-KVCACHE_INLINE inline void pair_quarters(const whole_line& a, const whole_line& b, whole_line& lower,
-                                         whole_line& upper) noexcept {
-    lower = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-    upper = __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-}
-
-// Writes the even quarters of two vectors, and the odd ones four inputs further.
-KVCACHE_INLINE inline void store_quarters(const whole_line& a, const whole_line& b, float* packed) noexcept {
-    const whole_line even = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
-    const whole_line odd = __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    std::memcpy(packed, &even, sizeof even);
-    std::memcpy(packed + 4 * packed_rows, &odd, sizeof odd);
-}
-
-// Transposes a square of the numbers from `offset` on of 8 rows, in vectors of two half rows each. (8, 8)
-KVCACHE_INLINE inline void pack_eight(const float* const* rows, std::size_t offset, float* packed) noexcept {
-    whole_line row[4], zipped[4], column[4];
-    unrolled<4>([&](auto r) KVCACHE_INLINE { load_halves(rows[r] + offset, rows[r + 4] + offset, row[r]); });
-    zip_quarters(row[0], row[1], zipped[0], zipped[1]);
-    zip_quarters(row[2], row[3], zipped[2], zipped[3]);
-    pair_quarters(zipped[0], zipped[2], column[0], column[1]); // inputs 0 and 4, each of all rows; then 1 and 5
-    pair_quarters(zipped[1], zipped[3], column[2], column[3]);
-    store_quarters(column[0], column[1], packed);
-    store_quarters(column[2], column[3], packed + 2 * packed_rows);
-}
-
-// Packs so many rows (8 at most) for a tile: the inputs ascending, of each the rows' numbers side by side. What stands
-// for rows that are not there may be any number. (rows, inputs) -> (inputs, 8)
-inline void pack_rows(const float* x, std::size_t x_stride, std::size_t rows, std::size_t inputs, float* packed) {
-    const float* row[packed_rows];
-    for (std::size_t r = 0; r < packed_rows; ++r)
-        row[r] = x + std::min(r, rows - 1) * x_stride;
-    std::size_t k = 0;
-    for (; k + 16 <= inputs; k += 16) {
-        pack_eight(row, k, packed + k * packed_rows);
-        pack_eight(row, k + 8, packed + (k + 8) * packed_rows);
-    }
-    if (k + 8 <= inputs) {
-        pack_eight(row, k, packed + k * packed_rows);
-        k += 8;
-    }
-    for (; k < inputs; ++k)
-        for (std::size_t r = 0; r < packed_rows; ++r)
-            packed[k * packed_rows + r] = row[r][k];
-}
-
-// Bytes that come soon, in runs with gaps between them: every four inputs a tile of packed rows asks so many times for
-// the line at `at`, where a run begins, then goes on by `step`.
-struct bytes_ahead {
-    const void* base = nullptr;
-    std::size_t at = 0;
-    std::size_t step = 0;
-    std::size_t times = 0;
-    std::size_t run = std::numeric_limits<std::size_t>::max() / 2;
-    std::size_t gap = 0;
-};
-
-// A product_tile() of packed rows and one strip of Panels panels, for vectors of 16 numbers. The weights come from the
-// second cache and are asked for four inputs ahead. What is not float32 is widened on the way and written to `wide`,
-// from which other rows read it then. It stays a function of its own: among others' code GCC finds no room for its
-// registers. Requires: `inputs` is a multiple of 4.
-template <std::size_t Rows, std::size_t Panels, weight_format Weight>
-[[gnu::noinline]] inline void packed_tile(const float* x, const Weight* w, [[maybe_unused]] float* wide,
-                                          std::size_t inputs, float* y, std::size_t y_stride, std::size_t outputs,
-                                          bool begin, bytes_ahead ahead) {
-    native_floats sums[Rows * Panels];
-    const bool whole = outputs >= Panels * 16; // all that meets here is asked for once, not at each vector
-    const auto each_sum = [&](auto body) KVCACHE_INLINE {
-        float* row = y;
-        unrolled<Rows>([&](auto r) KVCACHE_INLINE {
-            if constexpr (r > 0)
-                row += y_stride;
-            keep(row); // or GCC computes all addresses first, and has no registers for them
-            unrolled<Panels>([&](auto p) KVCACHE_INLINE { body(sums[r * Panels + p], row + p * 16, p * 16); });
-        });
-    };
-    if (begin)
-        each_sum([](native_floats& sum, const float*, std::size_t) KVCACHE_INLINE { sum = native_floats(0.0f); });
-    else if (whole)
-        each_sum([](native_floats& sum, const float* at, std::size_t)
-                     KVCACHE_INLINE { sum = native_floats::load_unaligned(at); });
-    else
-        each_sum([&](native_floats& sum, const float* at, std::size_t first) KVCACHE_INLINE {
-            sum = first < outputs ? f32x16::load_up_to(at, outputs - first).part[0] : native_floats(0.0f);
-        });
-    const float* soon = y + Rows * y_stride; // those of the next tile
-    unrolled<Rows>([&](auto) KVCACHE_INLINE {
-        unrolled<Panels>([&](auto p) KVCACHE_INLINE { prefetch_to_write(soon, p * 16); });
-        soon += y_stride;
-        keep(soon);
-    });
-    std::size_t end = ahead.at + ahead.run;
-    for (std::size_t k = 0; k < inputs; k += 4) {
-        for (std::size_t n = 0; n < ahead.times; ++n, ahead.at += ahead.step) {
-            if (ahead.at >= end) {
-                ahead.at += ahead.gap;
-                end += ahead.gap + ahead.run;
-            }
-            prefetch_soon(static_cast<const std::byte*>(ahead.base), ahead.at);
-        }
-        unrolled<4>([&](auto i) KVCACHE_INLINE {
-            f32x16 columns[Panels];
-            unrolled<Panels>([&](auto p) KVCACHE_INLINE {
-                columns[p] = f32x16::load(w + (i * Panels + p) * 16);
-                if constexpr (!std::same_as<Weight, float>)
-                    columns[p].store(wide + (i * Panels + p) * 16);
-            });
-            unrolled<Rows>([&](auto r) KVCACHE_INLINE {
-                const native_floats a(x[i * packed_rows + r]);
-                if constexpr (r < Panels)
-                    prefetch(w, ((i + 4) * Panels + r) * 16);
-                unrolled<Panels>([&](auto p)
-                                     KVCACHE_INLINE { accumulate(sums[r * Panels + p], a, columns[p].part[0]); });
-            });
-        });
-        x += 4 * packed_rows, w += 4 * Panels * 16;
-        keep(x), keep(w);
-        if constexpr (!std::same_as<Weight, float>) {
-            wide += 4 * Panels * 16;
-            keep(wide);
-        }
-    }
-    if (whole)
-        each_sum([](const native_floats& sum, float* at, std::size_t) KVCACHE_INLINE { sum.store_unaligned(at); });
-    else
-        each_sum([&](const native_floats& sum, float* at, std::size_t first) KVCACHE_INLINE {
-            if (first < outputs)
-                f32x16{{sum}}.store_up_to(at, outputs - first);
-        });
-}
-
-} // namespace detail
-
-} // namespace kvcache
-
-// ---- kvcache/kernel/product_block.hpp -----------------------------------------------------------------------------
-
-namespace kvcache {
-
-namespace detail {
-
-// The product of some rows with some strips of weights.
-template <weight_format Weight>
-class product_block {
-public:
-    product_block(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y) : x_(x), w_(w), y_(y) {}
-
-    // Few rows: each weight is read once, by tiles as wide as the registers allow.
-    void run_few(std::size_t strip, std::size_t last) const {
-        with_rows<tallest_tile>(x_.rows, [&]<std::size_t Rows> { run_few<Rows, strips_at_once(Rows)>(strip, last); });
-    }
-
-    // Many rows: a block of inputs at a time, whose weights meet all rows.
-    void run_many(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last) const {
-        // One block at least: without inputs it writes the zeros.
-        const std::size_t blocks = std::max<std::size_t>(1, (w_.inputs() + block_inputs - 1) / block_inputs);
-        for (std::size_t b = 0; b < blocks; ++b)
-            run_inputs(row, last_row, strip, last, w_.inputs() * b / blocks, w_.inputs() * (b + 1) / blocks);
-    }
-    void run_inputs(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last, std::size_t k,
-                    std::size_t last_input) const {
-        for (; strip < last; ++strip)
-            run_strip(row, last_row, strip, k, last_input - k,
-                      strip + 1 < w_.strips() ? weights(strip + 1, k) : nullptr);
-    }
-
-    // The blocks of inputs for packed rows, by fours; up to three inputs are left.
-    [[nodiscard]] std::size_t packed_blocks() const { return (w_.inputs() / 4 * 4 + block_inputs - 1) / block_inputs; }
-    [[nodiscard]] std::size_t packed_input(std::size_t block) const {
-        return w_.inputs() / 4 * block / packed_blocks() * 4;
-    }
-
-    // Packs a tile's rows of a block of inputs.
-    void pack_tile(std::size_t row, std::size_t last_row, std::size_t tile, std::size_t block, float* packed) const {
-        const row_tiles tiles(last_row - row);
-        const std::size_t k = packed_input(block), inputs = packed_input(block + 1) - k;
-        if (tile < tiles.count)
-            pack_rows(x_.data + (row + tiles.row(tile)) * x_.stride + k, x_.stride, tiles.rows(tile), inputs,
-                      packed + tile * inputs * packed_rows);
-    }
-    // Where rows of a block of inputs lie before they are packed, or null if there are no such rows.
-    [[nodiscard]] const float* unpacked(std::size_t row, std::size_t block) const {
-        return row < x_.rows ? x_.data + row * x_.stride + packed_input(block) : nullptr;
-    }
-    // Their products with some strips, of which the first and the last may be pieces: `cut` a strip, by rows.
-    // `soon`: rows that are packed next, or null.
-    void run_packed(std::size_t row, std::size_t last_row, std::size_t piece, std::size_t last, std::size_t cut,
-                    std::size_t block, const float* packed, const float* soon) const {
-        const std::size_t k = packed_input(block);
-        const packed_block rows{packed, soon, row, row_tiles(last_row - row), k, packed_input(block + 1) - k};
-        for (std::size_t next; piece < last; piece = next) {
-            const std::size_t strip = piece / cut;
-            next = std::min(last, (strip + 1) * cut);
-            run_packed_strip(rows, strip, rows.tiles.count * (piece - strip * cut) / cut,
-                             rows.tiles.count * (next - strip * cut) / cut);
-        }
-    }
-
-private:
-    using matrix = packed_matrix<Weight>;
-
-    // The weights of a strip from an input on.
-    [[nodiscard]] const Weight* weights(std::size_t strip, std::size_t k) const {
-        return w_.strip(strip) + k * w_.width(strip);
-    }
-
-    // So many strips at a time, then the rest by fewer; the last strip may have fewer panels.
-    template <std::size_t Rows, std::size_t Strips>
-    void run_few(std::size_t strip, std::size_t last) const {
-        const std::size_t whole = std::min(last, w_.panels() / matrix::strip_panels);
-        for (; strip + Strips <= whole; strip += Strips)
-            run_few<Rows, Strips, matrix::strip_panels>(strip);
-        if constexpr (Strips > 1)
-            run_few<Rows, Strips / 2>(strip, last);
-        else if (strip < last)
-            with_rows<matrix::strip_panels>(w_.width(strip) / matrix::panel_width,
-                                            [&]<std::size_t Width> { run_few<Rows, 1, Width>(strip); });
-    }
-    template <std::size_t Rows, std::size_t Strips, std::size_t Width>
-    void run_few(std::size_t strip) const {
-        const std::size_t output = strip * matrix::strip_width;
-        product_tile<Rows, Strips, Width>(x_.data, x_.stride, w_.strip(strip), w_.inputs() * matrix::strip_width,
-                                          w_.inputs(), y_.data + output, y_.stride, w_.outputs() - output, true);
-    }
-
-    // Rows in tiles as equal as they can be: a short last tile would starve the pipes.
-    struct row_tiles {
-        explicit row_tiles(std::size_t all)
-            : count((all + tile_rows - 1) / tile_rows), least(all / count), taller(all % count) {}
-        [[nodiscard]] std::size_t rows(std::size_t tile) const { return least + (tile < taller ? 1 : 0); }
-        [[nodiscard]] std::size_t row(std::size_t tile) const { return least * tile + std::min(tile, taller); }
-
-        std::size_t count, least, taller;
-    };
-
-    // Room for a strip's weights of a block of inputs in float32, where they are not.
-    struct wide_weights {
-        alignas(line_bytes) float data[std::same_as<Weight, float> ? 1 : block_inputs * matrix::strip_width];
-    };
-
-    // Packed rows, from one on, of a block of inputs, from k on; and rows that are packed next, or null.
-    struct packed_block {
-        const float* numbers;
-        const float* soon;
-        std::size_t row;
-        row_tiles tiles;
-        std::size_t k, inputs;
-    };
-
-    // Some tiles on one strip. What comes next is fetched meanwhile: the weights of its successor in memory, which most
-    // often runs then, and behind the last one rows.
-    void run_packed_strip(const packed_block& rows, std::size_t strip, std::size_t first_tile,
-                          std::size_t last_tile) const {
-        const std::size_t output = strip * matrix::strip_width, width = w_.width(strip), inputs = rows.inputs;
-        const bool more = strip + 1 < w_.strips();
-        bytes_ahead ahead = more ? weights_behind(rows, strip) : rows_behind(rows);
-        const std::size_t asked = inputs / 4 * ahead.times * ahead.step; // by a tile
-        wide_weights wide;
-        for (std::size_t t = first_tile; t < last_tile; ++t) {
-            ahead.at = more ? t * asked : rows.tiles.row(t) * x_.stride * sizeof(float);
-            with_rows<tile_rows, fewest_rows>(rows.tiles.rows(t), [&]<std::size_t Rows> {
-                with_rows<matrix::strip_panels>(width / matrix::panel_width, [&]<std::size_t Panels> {
-                    const auto run = [&](const auto* from) {
-                        packed_tile<Rows, Panels>(rows.numbers + t * inputs * packed_rows, from, wide.data, inputs,
-                                                  y_.data + (rows.row + rows.tiles.row(t)) * y_.stride + output,
-                                                  y_.stride, w_.outputs() - output, rows.k == 0, ahead);
-                    };
-                    std::same_as<Weight, float> || t == first_tile ? run(weights(strip, rows.k))
-                                                                   : run(std::as_const(wide).data);
-                });
-            });
-        }
-    }
-
-    // The next strip's weights, a share of which each tile asks for.
-    [[nodiscard]] bytes_ahead weights_behind(const packed_block& rows, std::size_t strip) const {
-        const std::size_t bytes = rows.inputs * w_.width(strip + 1) * sizeof(Weight);
-        const std::size_t fours = rows.inputs / 4 * rows.tiles.count, times = (bytes / line_bytes + fours - 1) / fours;
-        return {weights(strip + 1, rows.k), 0, bytes / std::max<std::size_t>(1, fours * times), times};
-    }
-    // The rows that are packed next, of which each tile asks for those in its place.
-    [[nodiscard]] bytes_ahead rows_behind(const packed_block& rows) const {
-        if (rows.soon == nullptr)
-            return {};
-        const std::size_t bytes = rows.inputs * sizeof(float);
-        return {rows.soon, 0, line_bytes, packed_rows / 4, bytes, x_.stride * sizeof(float) - bytes};
-    }
-
-    // The same of rows as they are. `soon`: the weights that come next, or null.
-    void run_strip(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t k, std::size_t inputs,
-                   const Weight* soon) const {
-        const std::size_t output = strip * matrix::strip_width, panels = w_.width(strip) / matrix::panel_width;
-        const auto run = [&](const float* from) {
-            const row_tiles tiles(last_row - row);
-            weights_ahead ahead{reinterpret_cast<const std::byte*>(soon)};
-            if (soon != nullptr)
-                ahead.lines = (4 * panels * sizeof(Weight) + tiles.count - 1) / tiles.count;
-            for (std::size_t t = 0; t < tiles.count; ++t, ahead.at += inputs / 16 * ahead.lines * line_bytes) {
-                const std::size_t at = row + tiles.row(t);
-                with_rows<tile_rows, fewest_rows>(tiles.rows(t), [&]<std::size_t Rows> {
-                    with_rows<matrix::strip_panels>(panels, [&]<std::size_t Panels> {
-                        product_tile<Rows, 1, Panels>(x_.data + at * x_.stride + k, x_.stride, from, 0, inputs,
-                                                      y_.data + at * y_.stride + output, y_.stride,
-                                                      w_.outputs() - output, k == 0, ahead);
-                    });
-                });
-            }
-        };
-        if constexpr (std::same_as<Weight, float>) {
-            run(weights(strip, k));
-        } else { // widened once for all rows
-            wide_weights wide;
-            for (std::size_t i = 0; i < inputs * w_.width(strip); i += 16)
-                f32x16::load(weights(strip, k) + i).store(wide.data + i);
-            run(wide.data);
-        }
-    }
-
-    const rows_in& x_;
-    const packed_matrix<Weight>& w_;
-    const rows_out& y_;
-};
-
-} // namespace detail
-
-} // namespace kvcache
-
-// ---- kvcache/kernel/product.hpp -----------------------------------------------------------------------------------
-
-namespace kvcache {
-
-/// y = x W^T for packed weights. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
-/// Each output is one chain of fused multiply-adds over ascending inputs, so its bits depend neither on the number of
-/// rows nor on threads nor on the vector width. Tiles follow Goto & van de Geijn 2008: a block of rows meets
-/// one strip of weights after the other in the second cache. Cost: rows * inputs * outputs multiply-adds, near the
-/// machine's peak from some tens of rows on; few rows cost the reading of the weights.
-template <weight_format Weight>
-KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, team& threads) {
-    const detail::product_block<Weight> block(x, w, y);
-    const std::size_t work = x.rows * w.inputs() * w.outputs();
-    if (x.rows == 0)
-        return;
-    const std::size_t strips = w.strips();
-    if (x.rows <= detail::tallest_tile) {
-        const std::size_t at_once = detail::strips_at_once(x.rows);
-        threads.share_adjacent((strips + at_once - 1) / at_once, 1, work, [&](std::size_t begin, std::size_t end) {
-            block.run_few(begin * at_once, std::min(end * at_once, strips));
-        });
-        return;
-    }
-    const std::size_t row_blocks = (x.rows + detail::block_rows - 1) / detail::block_rows;
-    const auto block_at = [&](std::size_t b) { // whole tiles: short ones starve the pipes
-        return std::min(x.rows,
-                        (x.rows * b / row_blocks + detail::tile_rows - 1) / detail::tile_rows * detail::tile_rows);
-    };
-    // Calls body(row block, first, last) for some of the jobs of some row blocks, each of which has so many.
-    const auto each_block = [&](std::size_t jobs, std::size_t begin, std::size_t end, auto body) {
-        for (std::size_t last; begin < end; begin = last) {
-            const std::size_t b = begin / jobs;
-            last = std::min(end, (b + 1) * jobs);
-            body(b, begin - b * jobs, last - b * jobs);
-        }
-    };
-    if (detail::native_lanes < 16 || w.inputs() < 4) {
-        threads.share_adjacent(row_blocks * strips, 1, work, [&](std::size_t begin, std::size_t end) {
-            each_block(strips, begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
-                block.run_many(block_at(b), block_at(b + 1), strip, last);
-            });
-        });
-        return;
-    }
-    // A block of rows and inputs at a time stays in the second cache; a team waits less often where it takes two.
-    constexpr std::size_t tiles = detail::block_rows / detail::tile_rows;
-    constexpr std::size_t cut = 4; // pieces of the last strips, for whoever comes free
-    constexpr std::size_t room = detail::block_inputs * detail::block_rows;
-    const std::size_t at_once = std::min<std::size_t>(threads.threads() > 1 ? 2 : 1, row_blocks);
-    float* const packed = threads.scratch(at_once * room);
-    for (std::size_t first = 0; first < row_blocks; first += at_once) {
-        const std::size_t blocks = std::min(at_once, row_blocks - first);
-        for (std::size_t k = 0; k < block.packed_blocks(); ++k) {
-            threads.share(blocks * tiles, x.rows * w.inputs(), [&](std::size_t begin, std::size_t end) {
-                for (std::size_t t = begin; t < end; ++t)
-                    block.pack_tile(block_at(first + t / tiles), block_at(first + t / tiles + 1), t % tiles, k,
-                                    packed + t / tiles * room);
-            });
-            threads.share_adjacent(blocks * strips, cut, work, [&](std::size_t begin, std::size_t end) {
-                each_block(strips * cut, begin, end, [&](std::size_t b, std::size_t piece, std::size_t last) {
-                    const float* soon = k + 1 < block.packed_blocks()
-                                            ? block.unpacked(block_at(first + b), k + 1)
-                                            : block.unpacked(block_at(first + b + at_once), 0);
-                    block.run_packed(block_at(first + b), block_at(first + b + 1), piece, last, cut, k,
-                                     packed + b * room, soon);
-                });
-            });
-        }
-    }
-    if (const std::size_t k = block.packed_input(block.packed_blocks()); k < w.inputs()) // up to three are left
-        threads.share_adjacent(row_blocks * strips, 1, work, [&](std::size_t begin, std::size_t end) {
-            each_block(strips, begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
-                block.run_inputs(block_at(b), block_at(b + 1), strip, last, k, w.inputs());
-            });
-        });
-}
-
-#if defined(KVCACHE_COMPILED)
-extern template void product(const rows_in&, const packed_matrix<float>&, const rows_out&, team&);
-extern template void product(const rows_in&, const packed_matrix<bfloat16>&, const rows_out&, team&);
-extern template void product(const rows_in&, const packed_matrix<half>&, const rows_out&, team&);
-#endif
-
-} // namespace kvcache
-
 // ---- kvcache/kernel/pack_strip.hpp --------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -17270,6 +16814,466 @@ inline void pack_strip(std::span<const std::byte* const> rows, std::size_t input
         }
     }
 }
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/pack_rows.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+namespace detail {
+
+// Rows of a tile among many rows, and the numbers of an input that it takes if it has fewer. It is as wide as a strip.
+// With AVX-512 8 x 48, not 12 x 32: it takes 11 loads for 24 multiply-adds where that takes 14, and a core that shares
+// its front end with a neighbour has not the time for more.
+inline constexpr std::size_t packed_rows = native_lanes == 16 ? 8 : 6;
+
+using whole_line = std::uint32_t __attribute__((vector_size(64)));
+using half_line = std::uint32_t __attribute__((vector_size(32)));
+
+KVCACHE_INLINE inline void load_halves(const float* first, const float* second, whole_line& to) noexcept {
+    half_line lower, upper;
+    std::memcpy(&lower, first, sizeof lower);
+    std::memcpy(&upper, second, sizeof upper);
+    to = __builtin_shufflevector(lower, upper, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+
+// Mixes two vectors, quarter by quarter: their numbers in turn, or pairs of them.
+KVCACHE_INLINE inline void zip_quarters(const whole_line& a, const whole_line& b, whole_line& lower,
+                                        whole_line& upper) noexcept {
+    lower = __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+    upper = __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+}
+KVCACHE_INLINE inline void pair_quarters(const whole_line& a, const whole_line& b, whole_line& lower,
+                                         whole_line& upper) noexcept {
+    lower = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+    upper = __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+}
+
+// Writes the even quarters of two vectors, and the odd ones four inputs further.
+KVCACHE_INLINE inline void store_quarters(const whole_line& a, const whole_line& b, float* packed) noexcept {
+    const whole_line even = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    const whole_line odd = __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    std::memcpy(packed, &even, sizeof even);
+    std::memcpy(packed + 4 * 8, &odd, sizeof odd);
+}
+
+// Transposes the numbers of eight inputs from `offset` on of 8 rows, in vectors of two half rows each. (8, 8)
+KVCACHE_INLINE inline void pack_inputs(const std::array<const float*, 8>& rows, std::size_t offset,
+                                       float* packed) noexcept {
+    whole_line row[4], zipped[4], column[4];
+    unrolled<4>([&](auto r) KVCACHE_INLINE { load_halves(rows[r] + offset, rows[r + 4] + offset, row[r]); });
+    zip_quarters(row[0], row[1], zipped[0], zipped[1]);
+    zip_quarters(row[2], row[3], zipped[2], zipped[3]);
+    pair_quarters(zipped[0], zipped[2], column[0], column[1]); // inputs 0 and 4, each of all rows; then 1 and 5
+    pair_quarters(zipped[1], zipped[3], column[2], column[3]);
+    store_quarters(column[0], column[1], packed);
+    store_quarters(column[2], column[3], packed + 2 * 8);
+}
+
+// The same of 6 rows: a square of the first four and pairs of the others, in vectors of a quarter row. (6, 8) -> (8, 6)
+KVCACHE_INLINE inline void pack_inputs(const std::array<const float*, 6>& rows, std::size_t offset,
+                                       float* packed) noexcept {
+    unrolled<2>([&](auto half) KVCACHE_INLINE {
+        std::array<four_words, 6> row;
+        unrolled<6>([&](auto r) KVCACHE_INLINE { std::memcpy(&row[r], rows[r] + offset + half * 4, sizeof row[r]); });
+        std::array<four_words, 4> square = {row[0], row[1], row[2], row[3]};
+        transpose(square, std::make_index_sequence<2>());
+        const four_words pairs[] = {zip_lower(row[4], row[5]), zip_upper(row[4], row[5])};
+        unrolled<4>([&](auto k) KVCACHE_INLINE {
+            float* to = packed + (half * 4 + k) * 6;
+            std::memcpy(to, &square[k], sizeof square[k]);
+            std::memcpy(to + 4, reinterpret_cast<const std::uint32_t*>(&pairs[k / 2]) + k % 2 * 2, 2 * sizeof *to);
+        });
+    });
+}
+
+// Packs so many rows (packed_rows at most) for a tile: the inputs ascending, of each the rows' numbers side by side.
+// What stands for rows that are not there may be any number. (rows, inputs) -> (inputs, packed_rows)
+inline void pack_rows(const float* x, std::size_t x_stride, std::size_t rows, std::size_t inputs, float* packed) {
+    std::array<const float*, packed_rows> row;
+    for (std::size_t r = 0; r < packed_rows; ++r)
+        row[r] = x + std::min(r, rows - 1) * x_stride;
+    std::size_t k = 0;
+    for (; k + 16 <= inputs; k += 16) {
+        pack_inputs(row, k, packed + k * packed_rows);
+        pack_inputs(row, k + 8, packed + (k + 8) * packed_rows);
+    }
+    if (k + 8 <= inputs) {
+        pack_inputs(row, k, packed + k * packed_rows);
+        k += 8;
+    }
+    for (; k < inputs; ++k)
+        for (std::size_t r = 0; r < packed_rows; ++r)
+            packed[k * packed_rows + r] = row[r][k];
+}
+
+} // namespace detail
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/packed_tile.hpp -------------------------------------------------------------------------------
+
+namespace kvcache {
+
+namespace detail {
+
+// Inputs that a tile runs before it asks for what comes soon: fewer where its multiply-adds are twice as wide.
+inline constexpr std::size_t asked_every = native_lanes == 16 ? 4 : 16;
+
+// Bytes that come soon, in runs with gaps between them: every `asked_every` inputs a tile of packed rows asks so many
+// times for the line at `at`, where a run begins, then goes on by `step`.
+struct bytes_ahead {
+    const void* base = nullptr;
+    std::size_t at = 0;
+    std::size_t step = 0;
+    std::size_t times = 0;
+    std::size_t run = std::numeric_limits<std::size_t>::max() / 2;
+    std::size_t gap = 0;
+};
+
+// A product_tile() of packed rows and one strip of Panels panels. The weights come from the second cache; with
+// AVX-512 they are asked for four inputs ahead. What is not float32 is widened on the way and written to `wide`, from
+// which other rows read it then. It stays a function of its own: among others' code GCC finds no room for its
+// registers. Requires: `inputs` is a multiple of 4.
+template <std::size_t Rows, std::size_t Panels, weight_format Weight>
+[[gnu::noinline]] inline void packed_tile(const float* x, const Weight* w, [[maybe_unused]] float* wide,
+                                          std::size_t inputs, float* y, std::size_t y_stride, std::size_t outputs,
+                                          bool begin, bytes_ahead ahead) {
+    native_floats sums[Rows * Panels * native_parts];
+    const bool whole = outputs >= Panels * 16; // all that meets here is asked for once, not at each vector
+    // Calls body(index of the sums, where the results stand, first output) for each panel of each row.
+    const auto each_panel = [&](auto body) KVCACHE_INLINE {
+        float* row = y;
+        unrolled<Rows>([&](auto r) KVCACHE_INLINE {
+            if constexpr (r > 0)
+                row += y_stride;
+            keep(row); // or GCC computes all addresses first, and has no registers for them
+            unrolled<Panels>([&](auto p) KVCACHE_INLINE {
+                body(std::integral_constant<std::size_t, (r * Panels + p) * native_parts>{}, row + p * 16, p * 16);
+            });
+        });
+    };
+    if (begin)
+        each_panel([&](auto at, const float*, std::size_t) KVCACHE_INLINE {
+            unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sums[at + part] = native_floats(0.0f); });
+        });
+    else if (whole)
+        each_panel([&](auto at, const float* from, std::size_t) KVCACHE_INLINE {
+            unrolled<native_parts>([&](auto part) KVCACHE_INLINE {
+                sums[at + part] = native_floats::load_unaligned(from + part * native_lanes);
+            });
+        });
+    else
+        each_panel([&](auto at, const float* from, std::size_t first) KVCACHE_INLINE {
+            const f32x16 sum = first < outputs ? f32x16::load_up_to(from, outputs - first) : f32x16::zero();
+            unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sums[at + part] = sum.part[part]; });
+        });
+    const float* soon = y + Rows * y_stride; // those of the next tile
+    unrolled<Rows>([&](auto) KVCACHE_INLINE {
+        unrolled<Panels>([&](auto p) KVCACHE_INLINE { prefetch_to_write(soon, p * 16); });
+        soon += y_stride;
+        keep(soon);
+    });
+    std::size_t end = ahead.at + ahead.run;
+    for (std::size_t k = 0; k < inputs; k += 4) {
+        if (k % asked_every == 0)
+            for (std::size_t n = 0; n < ahead.times; ++n, ahead.at += ahead.step) {
+                if (ahead.at >= end) {
+                    ahead.at += ahead.gap;
+                    end += ahead.gap + ahead.run;
+                }
+                prefetch_soon(static_cast<const std::byte*>(ahead.base), ahead.at);
+            }
+        unrolled<4>([&](auto i) KVCACHE_INLINE {
+            f32x16 columns[Panels];
+            unrolled<Panels>([&](auto p) KVCACHE_INLINE {
+                columns[p] = f32x16::load(w + (i * Panels + p) * 16);
+                if constexpr (!std::same_as<Weight, float>)
+                    columns[p].store(wide + (i * Panels + p) * 16);
+            });
+            unrolled<Rows>([&](auto r) KVCACHE_INLINE {
+                const native_floats a(x[i * packed_rows + r]);
+                if constexpr (native_lanes == 16 && r < Panels)
+                    prefetch(w, ((i + 4) * Panels + r) * 16);
+                unrolled<Panels * native_parts>([&](auto v) KVCACHE_INLINE {
+                    accumulate(sums[r * Panels * native_parts + v], a,
+                               columns[v / native_parts].part[v % native_parts]);
+                });
+            });
+        });
+        x += 4 * packed_rows, w += 4 * Panels * 16;
+        keep(x), keep(w);
+        if constexpr (!std::same_as<Weight, float>) {
+            wide += 4 * Panels * 16;
+            keep(wide);
+        }
+    }
+    if (whole)
+        each_panel([&](auto at, float* to, std::size_t) KVCACHE_INLINE {
+            unrolled<native_parts>([&](auto part)
+                                       KVCACHE_INLINE { sums[at + part].store_unaligned(to + part * native_lanes); });
+        });
+    else
+        each_panel([&](auto at, float* to, std::size_t first) KVCACHE_INLINE {
+            f32x16 sum;
+            unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sum.part[part] = sums[at + part]; });
+            if (first < outputs)
+                sum.store_up_to(to, outputs - first);
+        });
+}
+
+} // namespace detail
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/product_block.hpp -----------------------------------------------------------------------------
+
+namespace kvcache {
+
+namespace detail {
+
+// The product of some rows with some strips of weights.
+template <weight_format Weight>
+class product_block {
+public:
+    product_block(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y) : x_(x), w_(w), y_(y) {}
+
+    // Few rows: each weight is read once, by tiles as wide as the registers allow.
+    void run_few(std::size_t strip, std::size_t last) const {
+        with_rows<tallest_tile>(x_.rows, [&]<std::size_t Rows> { run_few<Rows, strips_at_once(Rows)>(strip, last); });
+    }
+
+    // Rows as they are, for the inputs from `k` on: up to three, which packed rows leave. Without any it writes zeros.
+    void run_rest(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last, std::size_t k) const {
+        for (; strip < last; ++strip)
+            run_strip(row, last_row, strip, k, w_.inputs() - k);
+    }
+
+    // The blocks of inputs for packed rows, by fours.
+    [[nodiscard]] std::size_t packed_blocks() const { return (w_.inputs() / 4 * 4 + block_inputs - 1) / block_inputs; }
+    [[nodiscard]] std::size_t packed_input(std::size_t block) const {
+        return w_.inputs() / 4 * block / packed_blocks() * 4;
+    }
+
+    // Packs a tile's rows of a block of inputs.
+    void pack_tile(std::size_t row, std::size_t last_row, std::size_t tile, std::size_t block, float* packed) const {
+        const row_tiles tiles(last_row - row);
+        const std::size_t k = packed_input(block), inputs = packed_input(block + 1) - k;
+        if (tile < tiles.count)
+            pack_rows(x_.data + (row + tiles.row(tile)) * x_.stride + k, x_.stride, tiles.rows(tile), inputs,
+                      packed + tile * inputs * packed_rows);
+    }
+    // Where rows of a block of inputs lie before they are packed, or null if there are no such rows.
+    [[nodiscard]] const float* unpacked(std::size_t row, std::size_t block) const {
+        return row < x_.rows ? x_.data + row * x_.stride + packed_input(block) : nullptr;
+    }
+    // Their products with some strips, of which the first and the last may be pieces: `cut` a strip, by rows.
+    // `soon`: rows that are packed next, or null.
+    void run_packed(std::size_t row, std::size_t last_row, std::size_t piece, std::size_t last, std::size_t cut,
+                    std::size_t block, const float* packed, const float* soon) const {
+        const std::size_t k = packed_input(block);
+        const packed_block rows{packed, soon, row, row_tiles(last_row - row), k, packed_input(block + 1) - k};
+        for (std::size_t next; piece < last; piece = next) {
+            const std::size_t strip = piece / cut;
+            next = std::min(last, (strip + 1) * cut);
+            run_packed_strip(rows, strip, rows.tiles.count * (piece - strip * cut) / cut,
+                             rows.tiles.count * (next - strip * cut) / cut);
+        }
+    }
+
+private:
+    using matrix = packed_matrix<Weight>;
+
+    // The weights of a strip from an input on.
+    [[nodiscard]] const Weight* weights(std::size_t strip, std::size_t k) const {
+        return w_.strip(strip) + k * w_.width(strip);
+    }
+
+    // So many strips at a time, then the rest by fewer; the last strip may have fewer panels.
+    template <std::size_t Rows, std::size_t Strips>
+    void run_few(std::size_t strip, std::size_t last) const {
+        const std::size_t whole = std::min(last, w_.panels() / matrix::strip_panels);
+        for (; strip + Strips <= whole; strip += Strips)
+            run_few<Rows, Strips, matrix::strip_panels>(strip);
+        if constexpr (Strips > 1)
+            run_few<Rows, Strips / 2>(strip, last);
+        else if (strip < last)
+            with_rows<matrix::strip_panels>(w_.width(strip) / matrix::panel_width,
+                                            [&]<std::size_t Width> { run_few<Rows, 1, Width>(strip); });
+    }
+    template <std::size_t Rows, std::size_t Strips, std::size_t Width>
+    void run_few(std::size_t strip) const {
+        const std::size_t output = strip * matrix::strip_width;
+        product_tile<Rows, Strips, Width>(x_.data, x_.stride, w_.strip(strip), w_.inputs() * matrix::strip_width,
+                                          w_.inputs(), y_.data + output, y_.stride, w_.outputs() - output, true);
+    }
+
+    // Rows in tiles as equal as they can be: a short last tile would starve the pipes.
+    struct row_tiles {
+        explicit row_tiles(std::size_t all)
+            : count((all + packed_rows - 1) / packed_rows), least(all / count), taller(all % count) {}
+        [[nodiscard]] std::size_t rows(std::size_t tile) const { return least + (tile < taller ? 1 : 0); }
+        [[nodiscard]] std::size_t row(std::size_t tile) const { return least * tile + std::min(tile, taller); }
+
+        std::size_t count, least, taller;
+    };
+
+    // Room for a strip's weights of a block of inputs in float32, where they are not.
+    struct wide_weights {
+        alignas(line_bytes) float data[std::same_as<Weight, float> ? 1 : block_inputs * matrix::strip_width];
+    };
+
+    // Packed rows, from one on, of a block of inputs, from k on; and rows that are packed next, or null.
+    struct packed_block {
+        const float* numbers;
+        const float* soon;
+        std::size_t row;
+        row_tiles tiles;
+        std::size_t k, inputs;
+    };
+
+    // Some tiles on one strip. What comes next is fetched meanwhile: the weights of its successor in memory, which most
+    // often runs then, and behind the last one rows.
+    void run_packed_strip(const packed_block& rows, std::size_t strip, std::size_t first_tile,
+                          std::size_t last_tile) const {
+        const std::size_t output = strip * matrix::strip_width, width = w_.width(strip), inputs = rows.inputs;
+        const bool more = strip + 1 < w_.strips();
+        bytes_ahead ahead = more ? weights_behind(rows, strip) : rows_behind(rows);
+        const std::size_t asked = asks_of(rows) * ahead.times * ahead.step; // by a tile
+        wide_weights wide;
+        for (std::size_t t = first_tile; t < last_tile; ++t) {
+            ahead.at = more ? t * asked : rows.tiles.row(t) * x_.stride * sizeof(float);
+            with_rows<packed_rows, fewest_rows>(rows.tiles.rows(t), [&]<std::size_t Rows> {
+                with_rows<matrix::strip_panels>(width / matrix::panel_width, [&]<std::size_t Panels> {
+                    const auto run = [&](const auto* from) {
+                        packed_tile<Rows, Panels>(rows.numbers + t * inputs * packed_rows, from, wide.data, inputs,
+                                                  y_.data + (rows.row + rows.tiles.row(t)) * y_.stride + output,
+                                                  y_.stride, w_.outputs() - output, rows.k == 0, ahead);
+                    };
+                    std::same_as<Weight, float> || t == first_tile ? run(weights(strip, rows.k))
+                                                                   : run(std::as_const(wide).data);
+                });
+            });
+        }
+    }
+
+    [[nodiscard]] static std::size_t asks_of(const packed_block& rows) { // of a tile, for what comes soon
+        return (rows.inputs + asked_every - 1) / asked_every;
+    }
+    // The next strip's weights, a share of which each tile asks for.
+    [[nodiscard]] bytes_ahead weights_behind(const packed_block& rows, std::size_t strip) const {
+        const std::size_t bytes = rows.inputs * w_.width(strip + 1) * sizeof(Weight);
+        const std::size_t asks = asks_of(rows) * rows.tiles.count, times = (bytes / line_bytes + asks - 1) / asks;
+        return {weights(strip + 1, rows.k), 0, bytes / std::max<std::size_t>(1, asks * times), times};
+    }
+    // The rows that are packed next, of which each tile asks for those in its place.
+    [[nodiscard]] bytes_ahead rows_behind(const packed_block& rows) const {
+        if (rows.soon == nullptr)
+            return {};
+        const std::size_t bytes = rows.inputs * sizeof(float);
+        return {rows.soon, 0, line_bytes, packed_rows * asked_every / 16, bytes, x_.stride * sizeof(float) - bytes};
+    }
+
+    // The same of rows as they are.
+    void run_strip(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t k, std::size_t inputs) const {
+        const std::size_t output = strip * matrix::strip_width;
+        const row_tiles tiles(last_row - row);
+        for (std::size_t t = 0; t < tiles.count; ++t) {
+            const std::size_t at = row + tiles.row(t);
+            with_rows<packed_rows, fewest_rows>(tiles.rows(t), [&]<std::size_t Rows> {
+                with_rows<matrix::strip_panels>(w_.width(strip) / matrix::panel_width, [&]<std::size_t Panels> {
+                    product_tile<Rows, 1, Panels>(x_.data + at * x_.stride + k, x_.stride, weights(strip, k), 0, inputs,
+                                                  y_.data + at * y_.stride + output, y_.stride, w_.outputs() - output,
+                                                  k == 0);
+                });
+            });
+        }
+    }
+
+    const rows_in& x_;
+    const packed_matrix<Weight>& w_;
+    const rows_out& y_;
+};
+
+} // namespace detail
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/product.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// y = x W^T for packed weights. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
+/// Each output is one chain of fused multiply-adds over ascending inputs, so its bits depend neither on the number of
+/// rows nor on threads nor on the vector width. Tiles follow Goto & van de Geijn 2008: a block of rows meets
+/// one strip of weights after the other in the second cache. Cost: rows * inputs * outputs multiply-adds, near the
+/// machine's peak from some tens of rows on; few rows cost the reading of the weights.
+template <weight_format Weight>
+KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, team& threads) {
+    const detail::product_block<Weight> block(x, w, y);
+    const std::size_t work = x.rows * w.inputs() * w.outputs();
+    if (x.rows == 0)
+        return;
+    const std::size_t strips = w.strips();
+    if (x.rows <= detail::tallest_tile) {
+        const std::size_t at_once = detail::strips_at_once(x.rows);
+        threads.share_adjacent((strips + at_once - 1) / at_once, 1, work, [&](std::size_t begin, std::size_t end) {
+            block.run_few(begin * at_once, std::min(end * at_once, strips));
+        });
+        return;
+    }
+    const std::size_t row_blocks = (x.rows + detail::block_rows - 1) / detail::block_rows;
+    const auto block_at = [&](std::size_t b) { // whole tiles: short ones starve the pipes
+        return std::min(x.rows, (x.rows * b / row_blocks + detail::packed_rows - 1) / detail::packed_rows *
+                                    detail::packed_rows);
+    };
+    // Calls body(row block, first, last) for some of the jobs of some row blocks, each of which has so many.
+    const auto each_block = [&](std::size_t jobs, std::size_t begin, std::size_t end, auto body) {
+        for (std::size_t last; begin < end; begin = last) {
+            const std::size_t b = begin / jobs;
+            last = std::min(end, (b + 1) * jobs);
+            body(b, begin - b * jobs, last - b * jobs);
+        }
+    };
+    // A block of rows and inputs at a time stays in the second cache; a team waits less often where it takes two.
+    constexpr std::size_t tiles = detail::block_rows / detail::packed_rows;
+    constexpr std::size_t cut = 4; // pieces of the last strips, for whoever comes free
+    constexpr std::size_t room = detail::block_inputs * detail::block_rows;
+    const std::size_t at_once = std::min<std::size_t>(threads.threads() > 1 ? 2 : 1, row_blocks);
+    float* const packed = threads.scratch(at_once * room);
+    for (std::size_t first = 0; first < row_blocks; first += at_once) {
+        const std::size_t blocks = std::min(at_once, row_blocks - first);
+        for (std::size_t k = 0; k < block.packed_blocks(); ++k) {
+            threads.share(blocks * tiles, x.rows * w.inputs(), [&](std::size_t begin, std::size_t end) {
+                for (std::size_t t = begin; t < end; ++t)
+                    block.pack_tile(block_at(first + t / tiles), block_at(first + t / tiles + 1), t % tiles, k,
+                                    packed + t / tiles * room);
+            });
+            threads.share_adjacent(blocks * strips, cut, work, [&](std::size_t begin, std::size_t end) {
+                each_block(strips * cut, begin, end, [&](std::size_t b, std::size_t piece, std::size_t last) {
+                    const float* soon = k + 1 < block.packed_blocks()
+                                            ? block.unpacked(block_at(first + b), k + 1)
+                                            : block.unpacked(block_at(first + b + at_once), 0);
+                    block.run_packed(block_at(first + b), block_at(first + b + 1), piece, last, cut, k,
+                                     packed + b * room, soon);
+                });
+            });
+        }
+    }
+    if (const std::size_t k = w.inputs() / 4 * 4; k < w.inputs() || k == 0)
+        threads.share_adjacent(row_blocks * strips, 1, work, [&](std::size_t begin, std::size_t end) {
+            each_block(strips, begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
+                block.run_rest(block_at(b), block_at(b + 1), strip, last, k);
+            });
+        });
+}
+
+#if defined(KVCACHE_COMPILED)
+extern template void product(const rows_in&, const packed_matrix<float>&, const rows_out&, team&);
+extern template void product(const rows_in&, const packed_matrix<bfloat16>&, const rows_out&, team&);
+extern template void product(const rows_in&, const packed_matrix<half>&, const rows_out&, team&);
+#endif
 
 } // namespace kvcache
 

@@ -81,6 +81,8 @@ inline void keep(T*& x) noexcept {
 inline void accumulate(native_floats& sum, const native_floats& x, const native_floats& y) noexcept {
 #if defined(__GNUC__) && defined(__AVX512F__)
     asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sum.data) : "v"(x.data), "v"(y.data));
+#elif defined(__GNUC__) && defined(__AVX2__) && defined(__FMA__)
+    asm volatile("vfmadd231ps %2, %1, %0" : "+x"(sum.data) : "x"(x.data), "x"(y.data));
 #else
     sum = fused(x, y, sum);
 #endif

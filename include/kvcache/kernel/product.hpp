@@ -35,8 +35,8 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
     }
     const std::size_t row_blocks = (x.rows + detail::block_rows - 1) / detail::block_rows;
     const auto block_at = [&](std::size_t b) { // whole tiles: short ones starve the pipes
-        return std::min(x.rows,
-                        (x.rows * b / row_blocks + detail::tile_rows - 1) / detail::tile_rows * detail::tile_rows);
+        return std::min(x.rows, (x.rows * b / row_blocks + detail::packed_rows - 1) / detail::packed_rows *
+                                    detail::packed_rows);
     };
     // Calls body(row block, first, last) for some of the jobs of some row blocks, each of which has so many.
     const auto each_block = [&](std::size_t jobs, std::size_t begin, std::size_t end, auto body) {
@@ -46,16 +46,8 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
             body(b, begin - b * jobs, last - b * jobs);
         }
     };
-    if (detail::native_lanes < 16 || w.inputs() < 4) {
-        threads.share_adjacent(row_blocks * strips, 1, work, [&](std::size_t begin, std::size_t end) {
-            each_block(strips, begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
-                block.run_many(block_at(b), block_at(b + 1), strip, last);
-            });
-        });
-        return;
-    }
     // A block of rows and inputs at a time stays in the second cache; a team waits less often where it takes two.
-    constexpr std::size_t tiles = detail::block_rows / detail::tile_rows;
+    constexpr std::size_t tiles = detail::block_rows / detail::packed_rows;
     constexpr std::size_t cut = 4; // pieces of the last strips, for whoever comes free
     constexpr std::size_t room = detail::block_inputs * detail::block_rows;
     const std::size_t at_once = std::min<std::size_t>(threads.threads() > 1 ? 2 : 1, row_blocks);
@@ -79,10 +71,10 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
             });
         }
     }
-    if (const std::size_t k = block.packed_input(block.packed_blocks()); k < w.inputs()) // up to three are left
+    if (const std::size_t k = w.inputs() / 4 * 4; k < w.inputs() || k == 0)
         threads.share_adjacent(row_blocks * strips, 1, work, [&](std::size_t begin, std::size_t end) {
             each_block(strips, begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
-                block.run_inputs(block_at(b), block_at(b + 1), strip, last, k, w.inputs());
+                block.run_rest(block_at(b), block_at(b + 1), strip, last, k);
             });
         });
 }

@@ -28,21 +28,13 @@ public:
         with_rows<tallest_tile>(x_.rows, [&]<std::size_t Rows> { run_few<Rows, strips_at_once(Rows)>(strip, last); });
     }
 
-    // Many rows: a block of inputs at a time, whose weights meet all rows.
-    void run_many(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last) const {
-        // One block at least: without inputs it writes the zeros.
-        const std::size_t blocks = std::max<std::size_t>(1, (w_.inputs() + block_inputs - 1) / block_inputs);
-        for (std::size_t b = 0; b < blocks; ++b)
-            run_inputs(row, last_row, strip, last, w_.inputs() * b / blocks, w_.inputs() * (b + 1) / blocks);
-    }
-    void run_inputs(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last, std::size_t k,
-                    std::size_t last_input) const {
+    // Rows as they are, for the inputs from `k` on: up to three, which packed rows leave. Without any it writes zeros.
+    void run_rest(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last, std::size_t k) const {
         for (; strip < last; ++strip)
-            run_strip(row, last_row, strip, k, last_input - k,
-                      strip + 1 < w_.strips() ? weights(strip + 1, k) : nullptr);
+            run_strip(row, last_row, strip, k, w_.inputs() - k);
     }
 
-    // The blocks of inputs for packed rows, by fours; up to three inputs are left.
+    // The blocks of inputs for packed rows, by fours.
     [[nodiscard]] std::size_t packed_blocks() const { return (w_.inputs() / 4 * 4 + block_inputs - 1) / block_inputs; }
     [[nodiscard]] std::size_t packed_input(std::size_t block) const {
         return w_.inputs() / 4 * block / packed_blocks() * 4;
@@ -104,7 +96,7 @@ private:
     // Rows in tiles as equal as they can be: a short last tile would starve the pipes.
     struct row_tiles {
         explicit row_tiles(std::size_t all)
-            : count((all + tile_rows - 1) / tile_rows), least(all / count), taller(all % count) {}
+            : count((all + packed_rows - 1) / packed_rows), least(all / count), taller(all % count) {}
         [[nodiscard]] std::size_t rows(std::size_t tile) const { return least + (tile < taller ? 1 : 0); }
         [[nodiscard]] std::size_t row(std::size_t tile) const { return least * tile + std::min(tile, taller); }
 
@@ -132,11 +124,11 @@ private:
         const std::size_t output = strip * matrix::strip_width, width = w_.width(strip), inputs = rows.inputs;
         const bool more = strip + 1 < w_.strips();
         bytes_ahead ahead = more ? weights_behind(rows, strip) : rows_behind(rows);
-        const std::size_t asked = inputs / 4 * ahead.times * ahead.step; // by a tile
+        const std::size_t asked = asks_of(rows) * ahead.times * ahead.step; // by a tile
         wide_weights wide;
         for (std::size_t t = first_tile; t < last_tile; ++t) {
             ahead.at = more ? t * asked : rows.tiles.row(t) * x_.stride * sizeof(float);
-            with_rows<tile_rows, fewest_rows>(rows.tiles.rows(t), [&]<std::size_t Rows> {
+            with_rows<packed_rows, fewest_rows>(rows.tiles.rows(t), [&]<std::size_t Rows> {
                 with_rows<matrix::strip_panels>(width / matrix::panel_width, [&]<std::size_t Panels> {
                     const auto run = [&](const auto* from) {
                         packed_tile<Rows, Panels>(rows.numbers + t * inputs * packed_rows, from, wide.data, inputs,
@@ -150,47 +142,36 @@ private:
         }
     }
 
+    [[nodiscard]] static std::size_t asks_of(const packed_block& rows) { // of a tile, for what comes soon
+        return (rows.inputs + asked_every - 1) / asked_every;
+    }
     // The next strip's weights, a share of which each tile asks for.
     [[nodiscard]] bytes_ahead weights_behind(const packed_block& rows, std::size_t strip) const {
         const std::size_t bytes = rows.inputs * w_.width(strip + 1) * sizeof(Weight);
-        const std::size_t fours = rows.inputs / 4 * rows.tiles.count, times = (bytes / line_bytes + fours - 1) / fours;
-        return {weights(strip + 1, rows.k), 0, bytes / std::max<std::size_t>(1, fours * times), times};
+        const std::size_t asks = asks_of(rows) * rows.tiles.count, times = (bytes / line_bytes + asks - 1) / asks;
+        return {weights(strip + 1, rows.k), 0, bytes / std::max<std::size_t>(1, asks * times), times};
     }
     // The rows that are packed next, of which each tile asks for those in its place.
     [[nodiscard]] bytes_ahead rows_behind(const packed_block& rows) const {
         if (rows.soon == nullptr)
             return {};
         const std::size_t bytes = rows.inputs * sizeof(float);
-        return {rows.soon, 0, line_bytes, packed_rows / 4, bytes, x_.stride * sizeof(float) - bytes};
+        return {rows.soon, 0, line_bytes, packed_rows * asked_every / 16, bytes, x_.stride * sizeof(float) - bytes};
     }
 
-    // The same of rows as they are. `soon`: the weights that come next, or null.
-    void run_strip(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t k, std::size_t inputs,
-                   const Weight* soon) const {
-        const std::size_t output = strip * matrix::strip_width, panels = w_.width(strip) / matrix::panel_width;
-        const auto run = [&](const float* from) {
-            const row_tiles tiles(last_row - row);
-            weights_ahead ahead{reinterpret_cast<const std::byte*>(soon)};
-            if (soon != nullptr)
-                ahead.lines = (4 * panels * sizeof(Weight) + tiles.count - 1) / tiles.count;
-            for (std::size_t t = 0; t < tiles.count; ++t, ahead.at += inputs / 16 * ahead.lines * line_bytes) {
-                const std::size_t at = row + tiles.row(t);
-                with_rows<tile_rows, fewest_rows>(tiles.rows(t), [&]<std::size_t Rows> {
-                    with_rows<matrix::strip_panels>(panels, [&]<std::size_t Panels> {
-                        product_tile<Rows, 1, Panels>(x_.data + at * x_.stride + k, x_.stride, from, 0, inputs,
-                                                      y_.data + at * y_.stride + output, y_.stride,
-                                                      w_.outputs() - output, k == 0, ahead);
-                    });
+    // The same of rows as they are.
+    void run_strip(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t k, std::size_t inputs) const {
+        const std::size_t output = strip * matrix::strip_width;
+        const row_tiles tiles(last_row - row);
+        for (std::size_t t = 0; t < tiles.count; ++t) {
+            const std::size_t at = row + tiles.row(t);
+            with_rows<packed_rows, fewest_rows>(tiles.rows(t), [&]<std::size_t Rows> {
+                with_rows<matrix::strip_panels>(w_.width(strip) / matrix::panel_width, [&]<std::size_t Panels> {
+                    product_tile<Rows, 1, Panels>(x_.data + at * x_.stride + k, x_.stride, weights(strip, k), 0, inputs,
+                                                  y_.data + at * y_.stride + output, y_.stride, w_.outputs() - output,
+                                                  k == 0);
                 });
-            }
-        };
-        if constexpr (std::same_as<Weight, float>) {
-            run(weights(strip, k));
-        } else { // widened once for all rows
-            wide_weights wide;
-            for (std::size_t i = 0; i < inputs * w_.width(strip); i += 16)
-                f32x16::load(weights(strip, k) + i).store(wide.data + i);
-            run(wide.data);
+            });
         }
     }
 

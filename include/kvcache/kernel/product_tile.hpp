@@ -18,10 +18,6 @@ namespace detail {
 // The most rows that run as one tile, with no others behind them.
 inline constexpr std::size_t tallest_tile = native_lanes == 16 ? 9 : 6;
 
-// Rows of a tile among many rows; it is as wide as a strip. With AVX-512 8 x 3, not 12 x 2: it takes 11 loads for 24
-// multiply-adds where that takes 14, and a core that shares its front end with a neighbour has not the time for more.
-inline constexpr std::size_t tile_rows = native_lanes == 16 ? 8 : tallest_tile;
-
 // The fewest that more rows than the tallest tile's leave for one, where they are split as equally as they can be.
 inline constexpr std::size_t fewest_rows = (tallest_tile + 1) / 2;
 
@@ -31,31 +27,23 @@ inline constexpr std::size_t fewest_rows = (tallest_tile + 1) / 2;
         return rows == 1 ? 3 : rows <= 4 ? 2 : 1;
     if (rows == 1)
         return native_lanes == 8 ? 6 : 4;
-    return rows == 2 ? 3 : 1;
+    return rows == 2 ? 3 : rows == 3 ? 2 : 1;
 }
 
 // Inputs that run before the next outputs do, so that their weights come from the first two caches, and rows that do,
 // so that their slice stays in the second: more where multiply-adds are twice as fast, as each block reads all weights.
 inline constexpr std::size_t block_inputs = 640;
-inline constexpr std::size_t block_rows = native_lanes == 16 ? 128 : 96;
+inline constexpr std::size_t block_rows = native_lanes == 16 ? 128 : 132;
 
 // How far ahead few rows ask for weights on AVX-512, in bytes of a strip: memory answers about as late.
 inline constexpr std::size_t far_ahead = 1536;
-
-// Weights that come soon, fetched meanwhile: so many lines while 16 inputs run.
-struct weights_ahead {
-    const std::byte* base = nullptr;
-    std::size_t at = 0; // bytes from there on
-    std::size_t lines = 0;
-};
 
 // A tile of Rows x Strips * Width * 16 outputs, each its own chain of fused multiply-adds over ascending inputs, begun
 // at zero or gone on with. The weights of strip s, Width panels side by side, lie at w + s * strip. The tile decides
 // only which chains run side by side, never the order inside one.
 template <std::size_t Rows, std::size_t Strips, std::size_t Width, weight_format Weight>
 inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, std::size_t strip, std::size_t inputs,
-                         float* y, std::size_t y_stride, std::size_t outputs, bool begin,
-                         [[maybe_unused]] const weights_ahead& ahead = {}) {
+                         float* y, std::size_t y_stride, std::size_t outputs, bool begin) {
     constexpr std::size_t panels = Strips * Width;
     // Columns of weights in registers while all rows pass: one, but where GCC would then keep so many broadcasts for
     // the next that the 32 registers of AVX-512 overflow.
@@ -92,17 +80,8 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
         });
     };
     std::size_t k = 0;
-    if constexpr (native_lanes < 16)
-        for (; k + 16 <= inputs; k += 16) {
-            if constexpr (Rows > 3)
-                for (std::size_t r = 0; r < Rows; ++r)
-                    prefetch(x, (Rows + r) * x_stride + k);
-            for (std::size_t line = 0; line < ahead.lines; ++line)
-                prefetch_soon(ahead.base, ahead.at + (k / 16 * ahead.lines + line) * line_bytes);
-            for (std::size_t i = 0; i < 16; ++i)
-                step(k + i);
-        }
-    else if constexpr (Rows > 1 || !std::same_as<Weight, float>) // one row of float32 comes as fast by itself
+    // One row of float32 comes as fast by itself.
+    if constexpr (native_lanes == 16 && (Rows > 1 || !std::same_as<Weight, float>))
         for (; k + 2 <= inputs; k += 2) {
             constexpr std::size_t line = line_bytes / sizeof(Weight), lines = 2 * Width * 16 / line;
             unrolled<Strips * lines>([&](auto i) KVCACHE_INLINE {

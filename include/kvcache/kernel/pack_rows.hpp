@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/inline.hpp>
+#include <kvcache/kernel/native.hpp>
+#include <kvcache/kernel/pack_strip.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+namespace kvcache {
+
+namespace detail {
+
+// Rows of a tile among many rows, and the numbers of an input that it takes if it has fewer. It is as wide as a strip.
+// With AVX-512 8 x 48, not 12 x 32: it takes 11 loads for 24 multiply-adds where that takes 14, and a core that shares
+// its front end with a neighbour has not the time for more.
+inline constexpr std::size_t packed_rows = native_lanes == 16 ? 8 : 6;
+
+using whole_line = std::uint32_t __attribute__((vector_size(64)));
+using half_line = std::uint32_t __attribute__((vector_size(32)));
+
+KVCACHE_INLINE inline void load_halves(const float* first, const float* second, whole_line& to) noexcept {
+    half_line lower, upper;
+    std::memcpy(&lower, first, sizeof lower);
+    std::memcpy(&upper, second, sizeof upper);
+    to = __builtin_shufflevector(lower, upper, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+
+// Mixes two vectors, quarter by quarter: their numbers in turn, or pairs of them.
+KVCACHE_INLINE inline void zip_quarters(const whole_line& a, const whole_line& b, whole_line& lower,
+                                        whole_line& upper) noexcept {
+    lower = __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+    upper = __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+}
+KVCACHE_INLINE inline void pair_quarters(const whole_line& a, const whole_line& b, whole_line& lower,
+                                         whole_line& upper) noexcept {
+    lower = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+    upper = __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+}
+
+// Writes the even quarters of two vectors, and the odd ones four inputs further.
+KVCACHE_INLINE inline void store_quarters(const whole_line& a, const whole_line& b, float* packed) noexcept {
+    const whole_line even = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    const whole_line odd = __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    std::memcpy(packed, &even, sizeof even);
+    std::memcpy(packed + 4 * 8, &odd, sizeof odd);
+}
+
+// Transposes the numbers of eight inputs from `offset` on of 8 rows, in vectors of two half rows each. (8, 8)
+KVCACHE_INLINE inline void pack_inputs(const std::array<const float*, 8>& rows, std::size_t offset,
+                                       float* packed) noexcept {
+    whole_line row[4], zipped[4], column[4];
+    unrolled<4>([&](auto r) KVCACHE_INLINE { load_halves(rows[r] + offset, rows[r + 4] + offset, row[r]); });
+    zip_quarters(row[0], row[1], zipped[0], zipped[1]);
+    zip_quarters(row[2], row[3], zipped[2], zipped[3]);
+    pair_quarters(zipped[0], zipped[2], column[0], column[1]); // inputs 0 and 4, each of all rows; then 1 and 5
+    pair_quarters(zipped[1], zipped[3], column[2], column[3]);
+    store_quarters(column[0], column[1], packed);
+    store_quarters(column[2], column[3], packed + 2 * 8);
+}
+
+// The same of 6 rows: a square of the first four and pairs of the others, in vectors of a quarter row. (6, 8) -> (8, 6)
+KVCACHE_INLINE inline void pack_inputs(const std::array<const float*, 6>& rows, std::size_t offset,
+                                       float* packed) noexcept {
+    unrolled<2>([&](auto half) KVCACHE_INLINE {
+        std::array<four_words, 6> row;
+        unrolled<6>([&](auto r) KVCACHE_INLINE { std::memcpy(&row[r], rows[r] + offset + half * 4, sizeof row[r]); });
+        std::array<four_words, 4> square = {row[0], row[1], row[2], row[3]};
+        transpose(square, std::make_index_sequence<2>());
+        const four_words pairs[] = {zip_lower(row[4], row[5]), zip_upper(row[4], row[5])};
+        unrolled<4>([&](auto k) KVCACHE_INLINE {
+            float* to = packed + (half * 4 + k) * 6;
+            std::memcpy(to, &square[k], sizeof square[k]);
+            std::memcpy(to + 4, reinterpret_cast<const std::uint32_t*>(&pairs[k / 2]) + k % 2 * 2, 2 * sizeof *to);
+        });
+    });
+}
+
+// Packs so many rows (packed_rows at most) for a tile: the inputs ascending, of each the rows' numbers side by side.
+// What stands for rows that are not there may be any number. (rows, inputs) -> (inputs, packed_rows)
+inline void pack_rows(const float* x, std::size_t x_stride, std::size_t rows, std::size_t inputs, float* packed) {
+    std::array<const float*, packed_rows> row;
+    for (std::size_t r = 0; r < packed_rows; ++r)
+        row[r] = x + std::min(r, rows - 1) * x_stride;
+    std::size_t k = 0;
+    for (; k + 16 <= inputs; k += 16) {
+        pack_inputs(row, k, packed + k * packed_rows);
+        pack_inputs(row, k + 8, packed + (k + 8) * packed_rows);
+    }
+    if (k + 8 <= inputs) {
+        pack_inputs(row, k, packed + k * packed_rows);
+        k += 8;
+    }
+    for (; k < inputs; ++k)
+        for (std::size_t r = 0; r < packed_rows; ++r)
+            packed[k * packed_rows + r] = row[r][k];
+}
+
+} // namespace detail
+
+} // namespace kvcache
