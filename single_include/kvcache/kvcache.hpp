@@ -16480,6 +16480,404 @@ private:
 
 } // namespace kvcache
 
+// ---- kvcache/kernel/pack_strip.hpp --------------------------------------------------------------------------------
+
+namespace kvcache {
+
+namespace detail {
+
+/// Sixteen bytes of weights, whose bits are moved and never computed with.
+using four_words = std::uint32_t __attribute__((vector_size(16)));
+using eight_words = std::uint16_t __attribute__((vector_size(16)));
+
+/// The lower halves of two vectors, alternating; and the upper ones.
+[[nodiscard]] inline four_words zip_lower(four_words a, four_words b) noexcept {
+    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
+}
+[[nodiscard]] inline four_words zip_upper(four_words a, four_words b) noexcept {
+    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
+}
+[[nodiscard]] inline eight_words zip_lower(eight_words a, eight_words b) noexcept {
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+}
+[[nodiscard]] inline eight_words zip_upper(eight_words a, eight_words b) noexcept {
+    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+}
+
+/// Transposes a square of N vectors of N numbers: each round zips the first half of them with the second.
+template <class Vector, std::size_t N, std::size_t... Pair>
+inline void transpose(std::array<Vector, N>& square, std::index_sequence<Pair...>) noexcept {
+    for (std::size_t round = 1; round < N; round *= 2) {
+        std::array<Vector, N> zipped;
+        ((zipped[2 * Pair] = zip_lower(square[Pair], square[Pair + N / 2]),
+          zipped[2 * Pair + 1] = zip_upper(square[Pair], square[Pair + N / 2])),
+         ...);
+        square = zipped;
+    }
+}
+
+/// Writes a square of the numbers at `rows` + `offset` bytes, transposed, `step` numbers from one input to the next.
+/// (N, N)
+template <class Vector, weight_format Weight, std::size_t... Row>
+inline void pack_square(const std::byte* const* rows, std::size_t offset, Weight* to, std::size_t step,
+                        std::index_sequence<Row...>) noexcept {
+    constexpr std::size_t n = sizeof...(Row);
+    std::array<Vector, n> square = {};
+    ((rows[Row] != nullptr ? void(std::memcpy(&square[Row], rows[Row] + offset, sizeof(Vector))) : void()), ...);
+    transpose(square, std::make_index_sequence<n / 2>());
+    (std::memcpy(static_cast<void*>(to + Row * step), &square[Row], sizeof(Vector)), ...);
+}
+
+} // namespace detail
+
+/// Packs the rows of a strip's outputs, each `inputs` numbers in memory order at any alignment; null is a row of zeros.
+/// (width, inputs) -> (inputs, width) Requires: width is a multiple of 16. Cost: every cache line is read once and
+/// written once.
+template <weight_format Weight>
+inline void pack_strip(std::span<const std::byte* const> rows, std::size_t inputs, Weight* strip) noexcept {
+    using vector = std::conditional_t<sizeof(Weight) == 4, detail::four_words, detail::eight_words>;
+    const std::size_t width = rows.size();
+    constexpr std::size_t side = sizeof(vector) / sizeof(Weight);
+    constexpr std::size_t block = 4 * line_bytes / sizeof(Weight); // of each row, before the next rows
+    const std::size_t squares = inputs / side * side;
+    for (std::size_t begin = 0; begin < inputs; begin += block) {
+        const std::size_t end = std::min(begin + block, inputs), whole = std::min(end, squares);
+        for (std::size_t row = 0; row < width; row += side) {
+            for (std::size_t k = begin; k < whole; k += side)
+                detail::pack_square<vector>(&rows[row], k * sizeof(Weight), strip + k * width + row, width,
+                                            std::make_index_sequence<side>());
+            for (std::size_t k = std::max(begin, whole); k < end; ++k)
+                for (std::size_t r = row; r < row + side; ++r) {
+                    Weight weight{};
+                    if (rows[r] != nullptr)
+                        std::memcpy(static_cast<void*>(&weight), rows[r] + k * sizeof(Weight), sizeof(Weight));
+                    strip[k * width + r] = weight;
+                }
+        }
+    }
+}
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/pack_rows.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+namespace detail {
+
+// Rows of a tile among many rows, and the numbers of an input that it takes if it has fewer. It is as wide as a strip.
+// With AVX-512 8 x 48, not 12 x 32: it takes 11 loads for 24 multiply-adds where that takes 14, and a core that shares
+// its front end with a neighbour has not the time for more.
+inline constexpr std::size_t packed_rows = native_lanes == 16 ? 8 : 6;
+
+// Rows in tiles as equal as they can be: a short last tile would starve the pipes.
+struct row_tiles {
+    explicit row_tiles(std::size_t all)
+        : count((all + packed_rows - 1) / packed_rows), least(all / count), taller(all % count) {}
+    [[nodiscard]] std::size_t rows(std::size_t tile) const { return least + (tile < taller ? 1 : 0); }
+    [[nodiscard]] std::size_t row(std::size_t tile) const { return least * tile + std::min(tile, taller); }
+
+    std::size_t count, least, taller;
+};
+
+using whole_line = std::uint32_t __attribute__((vector_size(64)));
+using half_line = std::uint32_t __attribute__((vector_size(32)));
+
+template <class Number>
+KVCACHE_INLINE inline void load_halves(const Number* first, const Number* second, whole_line& to) noexcept {
+    half_line lower, upper;
+    std::memcpy(&lower, first, sizeof lower);
+    std::memcpy(&upper, second, sizeof upper);
+    to = __builtin_shufflevector(lower, upper, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+
+// Mixes two vectors, quarter by quarter: their numbers in turn, or pairs of them.
+KVCACHE_INLINE inline void zip_quarters(const whole_line& a, const whole_line& b, whole_line& lower,
+                                        whole_line& upper) noexcept {
+    lower = __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+    upper = __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+}
+KVCACHE_INLINE inline void pair_quarters(const whole_line& a, const whole_line& b, whole_line& lower,
+                                         whole_line& upper) noexcept {
+    lower = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+    upper = __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+}
+
+// Writes the even quarters of two vectors, and the odd ones four inputs further.
+template <class Number>
+KVCACHE_INLINE inline void store_quarters(const whole_line& a, const whole_line& b, Number* packed) noexcept {
+    const whole_line even = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    const whole_line odd = __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    std::memcpy(static_cast<void*>(packed), &even, sizeof even);
+    std::memcpy(static_cast<void*>(packed + 4 * 8), &odd, sizeof odd);
+}
+
+// Transposes the numbers of eight inputs from `offset` on of 8 rows, in vectors of two half rows each. (8, 8)
+template <class Number>
+KVCACHE_INLINE inline void pack_inputs(const std::array<const Number*, 8>& rows, std::size_t offset,
+                                       Number* packed) noexcept {
+    whole_line row[4], zipped[4], column[4];
+    unrolled<4>([&](auto r) KVCACHE_INLINE { load_halves(rows[r] + offset, rows[r + 4] + offset, row[r]); });
+    zip_quarters(row[0], row[1], zipped[0], zipped[1]);
+    zip_quarters(row[2], row[3], zipped[2], zipped[3]);
+    pair_quarters(zipped[0], zipped[2], column[0], column[1]); // inputs 0 and 4, each of all rows; then 1 and 5
+    pair_quarters(zipped[1], zipped[3], column[2], column[3]);
+    store_quarters(column[0], column[1], packed);
+    store_quarters(column[2], column[3], packed + 2 * 8);
+}
+
+// The same of 6 rows: a square of the first four and pairs of the others, in vectors of a quarter row. (6, 8) -> (8, 6)
+template <class Number>
+KVCACHE_INLINE inline void pack_inputs(const std::array<const Number*, 6>& rows, std::size_t offset,
+                                       Number* packed) noexcept {
+    unrolled<2>([&](auto half) KVCACHE_INLINE {
+        std::array<four_words, 6> row;
+        unrolled<6>([&](auto r) KVCACHE_INLINE { std::memcpy(&row[r], rows[r] + offset + half * 4, sizeof row[r]); });
+        std::array<four_words, 4> square = {row[0], row[1], row[2], row[3]};
+        transpose(square, std::make_index_sequence<2>());
+        const four_words pairs[] = {zip_lower(row[4], row[5]), zip_upper(row[4], row[5])};
+        unrolled<4>([&](auto k) KVCACHE_INLINE {
+            Number* to = packed + (half * 4 + k) * 6;
+            std::memcpy(static_cast<void*>(to), &square[k], sizeof square[k]);
+            std::memcpy(static_cast<void*>(to + 4), reinterpret_cast<const std::uint32_t*>(&pairs[k / 2]) + k % 2 * 2,
+                        2 * sizeof *to);
+        });
+    });
+}
+
+// Packs so many rows (packed_rows at most) for a tile: the inputs ascending, of each the rows' numbers side by side.
+// What stands for rows that are not there may be any number. (rows, inputs) -> (inputs, packed_rows)
+template <class Number>
+inline void pack_rows(const Number* x, std::size_t x_stride, std::size_t rows, std::size_t inputs, Number* packed) {
+    static_assert(sizeof(Number) == 4);
+    std::array<const Number*, packed_rows> row;
+    for (std::size_t r = 0; r < packed_rows; ++r)
+        row[r] = x + std::min(r, rows - 1) * x_stride;
+    std::size_t k = 0;
+    for (; k + 16 <= inputs; k += 16) {
+        pack_inputs(row, k, packed + k * packed_rows);
+        pack_inputs(row, k + 8, packed + (k + 8) * packed_rows);
+    }
+    if (k + 8 <= inputs) {
+        pack_inputs(row, k, packed + k * packed_rows);
+        k += 8;
+    }
+    for (; k < inputs; ++k)
+        for (std::size_t r = 0; r < packed_rows; ++r)
+            packed[k * packed_rows + r] = row[r][k];
+}
+
+} // namespace detail
+
+} // namespace kvcache
+
+// ---- kvcache/kernel/int8_words.hpp --------------------------------------------------------------------------------
+
+/// Products of many rows of int8 where the machine has no dot product of bytes, but one of pairs of 16-bit words:
+/// weights are widened once for all rows, and rows packed.
+namespace kvcache::detail {
+
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#define KVCACHE_INT8_WORDS
+#endif
+
+// Two inputs of a row.
+struct word_pair {
+    std::int16_t words[2];
+};
+
+#if defined(KVCACHE_INT8_WORDS)
+
+// Fewer rows would not repay the widening.
+inline constexpr std::size_t fewest_word_rows = 12;
+
+// Fours of inputs that run before the next do: their words stay in the first cache.
+inline constexpr std::size_t word_fours = 160;
+
+// Rows in blocks as equal as they can be, each in tiles.
+struct word_blocks {
+    static constexpr std::size_t most_tiles = 22; // whose packed rows stay in the second cache
+
+    explicit word_blocks(std::size_t all)
+        : rows(all), count((all + most_tiles * packed_rows - 1) / (most_tiles * packed_rows)) {}
+    [[nodiscard]] std::size_t begin(std::size_t block) const { return rows * block / count; }
+    [[nodiscard]] row_tiles tiles(std::size_t block) const { return row_tiles(begin(block + 1) - begin(block)); }
+    // Where a tile's rows are packed.
+    [[nodiscard]] static std::size_t place(std::size_t block, std::size_t tile) { return block * most_tiles + tile; }
+
+    std::size_t rows, count;
+};
+
+// A panel's weights for some fours of inputs: of each pair of inputs the 16 outputs, two words each.
+struct int8_words {
+    alignas(line_bytes) std::int16_t data[word_fours * 64];
+
+    // (fours, 16, 4) -> (2 * fours, 16, 2). `next`: weights that come next, asked for meanwhile.
+    void widen(const std::int8_t* from, std::size_t fours, const std::int8_t* next) noexcept {
+        for (std::size_t four = 0; four < fours; ++four) {
+            prefetch_soon(next, four * 64);
+            unrolled<2>([&](auto half) KVCACHE_INLINE { // eight outputs each
+                __m256i of[2];
+                unrolled<2>([&](auto i) KVCACHE_INLINE {
+                    const std::int8_t* bytes = from + four * 64 + half * 32 + i * 16;
+                    of[i] = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+                });
+                const __m256 a = _mm256_castsi256_ps(of[0]), b = _mm256_castsi256_ps(of[1]);
+                store(four * 64 + half * 16, _mm256_shuffle_ps(a, b, 0b10'00'10'00)); // the first pair of each output
+                store(four * 64 + 32 + half * 16, _mm256_shuffle_ps(a, b, 0b11'01'11'01));
+            });
+        }
+    }
+
+private:
+    // Outputs 0, 1, 4, 5, 2, 3, 6 and 7, in their order.
+    void store(std::size_t at, __m256 pairs) noexcept {
+        const __m256i ordered = _mm256_permute4x64_epi64(_mm256_castps_si256(pairs), 0b11'01'10'00);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(data + at), ordered);
+    }
+};
+
+// sum += the products of pairs of words. In the register of the sum: else a compiler moves sums about.
+KVCACHE_INLINE inline __m256i add_words(__m256i sum, __m256i x, __m256i y) noexcept {
+    const __m256i products = _mm256_madd_epi16(x, y);
+#if defined(__GNUC__)
+    asm volatile("vpaddd %1, %0, %0" : "+x"(sum) : "x"(products));
+    return sum;
+#else
+    return _mm256_add_epi32(sum, products);
+#endif
+}
+
+// Adds the products of Rows packed rows and 16 outputs, or begins with them. rows: (pairs, packed_rows) pairs of words,
+// words: (pairs, 16, 2), sums: (Rows, 16). Requires: `pairs` is even.
+template <std::size_t Rows>
+[[gnu::noinline]] inline void word_tile(const word_pair* rows, const std::int16_t* words, std::size_t pairs,
+                                        std::int32_t* sums, bool begin) noexcept {
+    __m256i own[Rows * 2];
+    unrolled<Rows * 2>([&](auto i) KVCACHE_INLINE {
+        own[i] = begin ? _mm256_setzero_si256() : _mm256_load_si256(reinterpret_cast<const __m256i*>(sums + i * 8));
+    });
+    for (std::size_t pair = 0; pair < pairs; pair += 2) {
+        unrolled<2>([&](auto i) KVCACHE_INLINE {
+            __m256i column[2];
+            unrolled<2>([&](auto half) KVCACHE_INLINE {
+                column[half] = _mm256_load_si256(reinterpret_cast<const __m256i*>(words + i * 32 + half * 16));
+            });
+            unrolled<Rows>([&](auto r) KVCACHE_INLINE {
+                std::int32_t pair_of_row;
+                std::memcpy(&pair_of_row, rows + i * packed_rows + r, sizeof pair_of_row);
+                const __m256i two = _mm256_set1_epi32(pair_of_row);
+                unrolled<2>([&](auto half) KVCACHE_INLINE {
+                    own[r * 2 + half] = add_words(own[r * 2 + half], column[half], two);
+                });
+            });
+        });
+        rows += 2 * packed_rows, words += 64;
+        keep(rows), keep(words);
+    }
+    unrolled<Rows * 2>([&](auto i)
+                           KVCACHE_INLINE { _mm256_store_si256(reinterpret_cast<__m256i*>(sums + i * 8), own[i]); });
+}
+
+#endif
+
+} // namespace kvcache::detail
+
+// ---- kvcache/kernel/int8_rows.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache {
+
+/// Activations as int8 with one scale a row, made anew for each product; keeps its memory for the next one.
+class int8_rows {
+public:
+    /// Takes in rows: x = q * scale, |q| <= 127, rounded to the nearest, ties to even. A row of zeros, or of numbers
+    /// too small to divide by, has no levels but zero; one with a number that is not finite has the scale NaN besides.
+    /// (rows, inputs) Cost: every number is read twice.
+    void quantize(const rows_in& x, std::size_t inputs, team& threads) {
+        stride_ = (inputs + 3) / 4 * 4 + line_bytes / sizeof(number); // rows begin on lines of different sets
+        if (numbers_.size() < x.rows * stride_)
+            numbers_ = aligned_vector<number>(x.rows * stride_);
+        if (scales_.size() < x.rows)
+            scales_ = aligned_vector<float>(x.rows);
+        threads.share(x.rows, x.rows * inputs * 4, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t row = begin; row < end; ++row)
+                quantize_row(x.data + row * x.stride, inputs, row);
+        });
+    }
+
+#if defined(KVCACHE_INT8_WORDS)
+    /// Packs the rows taken in for word_tile(). (rows, inputs)
+    void pack(const detail::word_blocks& blocks, std::size_t inputs, team& threads) {
+        const std::size_t pairs = pairs_of(inputs), tiles = blocks.count * detail::word_blocks::most_tiles;
+        if (packed_.size() < tiles * pairs * detail::packed_rows)
+            packed_ = aligned_vector<detail::word_pair>(tiles * pairs * detail::packed_rows);
+        threads.share(tiles, blocks.rows * inputs, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t job = begin; job < end; ++job) {
+                const std::size_t block = job / detail::word_blocks::most_tiles, tile = job - blocks.place(block, 0);
+                const detail::row_tiles of = blocks.tiles(block);
+                if (tile < of.count)
+                    detail::pack_rows(
+                        reinterpret_cast<const detail::word_pair*>(row(blocks.begin(block) + of.row(tile))),
+                        stride_ / 2, of.rows(tile), pairs, packed_.data() + job * pairs * detail::packed_rows);
+            }
+        });
+    }
+    /// The rows of a tile, by its place. (pairs, packed_rows)
+    [[nodiscard]] const detail::word_pair* packed(std::size_t place, std::size_t inputs) const noexcept {
+        return packed_.data() + place * pairs_of(inputs) * detail::packed_rows;
+    }
+#endif
+
+    /// Behind the last input up to four zeros. (inputs)
+    [[nodiscard]] const detail::int8_activation* row(std::size_t i) const noexcept {
+        return numbers_.data() + i * stride_;
+    }
+    /// Numbers from one row to the next.
+    [[nodiscard]] std::size_t stride() const noexcept {
+        return stride_;
+    }
+    [[nodiscard]] float scale(std::size_t i) const noexcept {
+        return scales_[i];
+    }
+
+private:
+    using number = detail::int8_activation;
+
+    void quantize_row(const float* x, std::size_t inputs, std::size_t row) {
+        f32x16 top = f32x16::zero(), poison = f32x16::zero(); // NaN from a number on that is not finite: max loses it
+        detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
+            const f32x16 v = f32x16::load_up_to(x + i, n);
+            top = max(top, max(v, -v));
+            poison = fma(v, f32x16::zero(), poison);
+        });
+        const float most = largest(top) + sum(poison), level_of_one = 127.0f / most;
+        number* to = numbers_.data() + row * stride_;
+        scales_[row] = most / 127.0f;
+        if (!std::isfinite(level_of_one)) {
+            std::fill_n(to, (inputs + 3) / 4 * 4, static_cast<number>(detail::activation_offset));
+            return;
+        }
+        const f32x16 levels = f32x16::broadcast(level_of_one);
+        const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
+        detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
+            detail::put_activations(fma(f32x16::load_up_to(x + i, n), levels, magic) - magic, to + i);
+        });
+    }
+
+#if defined(KVCACHE_INT8_WORDS)
+    [[nodiscard]] static constexpr std::size_t pairs_of(std::size_t inputs) noexcept {
+        return (inputs + 3) / 4 * 2;
+    }
+
+    aligned_vector<detail::word_pair> packed_;
+#endif
+    std::size_t stride_ = 0;
+    aligned_vector<number> numbers_;
+    aligned_vector<float> scales_;
+};
+
+} // namespace kvcache
+
 // ---- kvcache/kernel/product_tile.hpp ------------------------------------------------------------------------------
 
 namespace kvcache {
@@ -16590,61 +16988,6 @@ inline void with_rows(std::size_t n, Body body) {
 
 namespace kvcache {
 
-/// Activations as int8 with one scale a row, made anew for each product; keeps its memory for the next one.
-class int8_rows {
-public:
-    /// Takes in rows: x = q * scale, |q| <= 127, rounded to the nearest, ties to even. A row of zeros, or of numbers
-    /// too small to divide by, has no levels but zero; one with a number that is not finite has the scale NaN besides.
-    /// (rows, inputs) Cost: every number is read twice.
-    void quantize(const rows_in& x, std::size_t inputs, team& threads) {
-        stride_ = (inputs + 3) / 4 * 4 + line_bytes / sizeof(number); // rows begin on lines of different sets
-        if (numbers_.size() < x.rows * stride_)
-            numbers_ = aligned_vector<number>(x.rows * stride_);
-        if (scales_.size() < x.rows)
-            scales_ = aligned_vector<float>(x.rows);
-        threads.share(x.rows, x.rows * inputs * 4, [&](std::size_t begin, std::size_t end) {
-            for (std::size_t row = begin; row < end; ++row)
-                quantize_row(x.data + row * x.stride, inputs, row);
-        });
-    }
-
-    /// Behind the last input up to four zeros. (inputs)
-    [[nodiscard]] const detail::int8_activation* row(std::size_t i) const noexcept {
-        return numbers_.data() + i * stride_;
-    }
-    /// Numbers from one row to the next.
-    [[nodiscard]] std::size_t stride() const noexcept { return stride_; }
-    [[nodiscard]] float scale(std::size_t i) const noexcept { return scales_[i]; }
-
-private:
-    using number = detail::int8_activation;
-
-    void quantize_row(const float* x, std::size_t inputs, std::size_t row) {
-        f32x16 top = f32x16::zero(), poison = f32x16::zero(); // NaN from a number on that is not finite: max loses it
-        detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
-            const f32x16 v = f32x16::load_up_to(x + i, n);
-            top = max(top, max(v, -v));
-            poison = fma(v, f32x16::zero(), poison);
-        });
-        const float most = largest(top) + sum(poison), level_of_one = 127.0f / most;
-        number* to = numbers_.data() + row * stride_;
-        scales_[row] = most / 127.0f;
-        if (!std::isfinite(level_of_one)) {
-            std::fill_n(to, (inputs + 3) / 4 * 4, static_cast<number>(detail::activation_offset));
-            return;
-        }
-        const f32x16 levels = f32x16::broadcast(level_of_one);
-        const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
-        detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
-            detail::put_activations(fma(f32x16::load_up_to(x + i, n), levels, magic) - magic, to + i);
-        });
-    }
-
-    std::size_t stride_ = 0;
-    aligned_vector<number> numbers_;
-    aligned_vector<float> scales_;
-};
-
 namespace detail {
 
 // Rows [row, row + Rows) with the 16 outputs of each of some panels.
@@ -16720,6 +17063,38 @@ void int8_blocks(const int8_rows& x, std::size_t rows, const int8_matrix& w, con
     });
 }
 
+#if defined(KVCACHE_INT8_WORDS)
+
+// A block of packed rows with the 16 outputs of a panel.
+inline void word_product(const int8_rows& x, const word_blocks& blocks, std::size_t block, const int8_matrix& w,
+                         std::size_t panel, const rows_out& y) {
+    int8_words words;
+    alignas(line_bytes) std::int32_t sums[word_blocks::most_tiles * packed_rows][16];
+    const row_tiles tiles = blocks.tiles(block);
+    const std::int8_t* next = w.panel(std::min(panel + 1, w.panels() - 1));
+    std::size_t four = 0;
+    do { // once at least: without inputs it writes zeros
+        const std::size_t fours = std::min(word_fours, w.fours() - four);
+        words.widen(w.panel(panel) + four * 64, fours, next + four * 64);
+        for (std::size_t t = 0; t < tiles.count; ++t)
+            with_rows<packed_rows>(tiles.rows(t), [&]<std::size_t Rows> {
+                word_tile<Rows>(x.packed(blocks.place(block, t), w.inputs()) + four * 2 * packed_rows, words.data,
+                                fours * 2, sums[tiles.row(t)], four == 0);
+            });
+        four += fours;
+    } while (four < w.fours());
+    const f32x16 levels = f32x16::load(w.scales(panel));
+    const std::size_t first = blocks.begin(block), rows = blocks.begin(block + 1) - first;
+    for (std::size_t r = 0; r < rows; ++r) {
+        alignas(64) float exact[16];
+        std::copy_n(sums[r], 16, exact);
+        (f32x16::load(exact) * (f32x16::broadcast(x.scale(first + r)) * levels))
+            .store_up_to(y.data + (first + r) * y.stride + panel * 16, w.outputs() - panel * 16);
+    }
+}
+
+#endif
+
 } // namespace detail
 
 /// y = x W^T with int8 weights and activations. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
@@ -16730,185 +17105,23 @@ inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, t
     if (x.rows == 0)
         return;
     scratch.quantize(x, w.inputs(), threads);
+#if defined(KVCACHE_INT8_WORDS)
+    if (x.rows >= detail::fewest_word_rows) {
+        const detail::word_blocks blocks(x.rows);
+        scratch.pack(blocks, w.inputs(), threads);
+        threads.share(blocks.count * w.panels(), x.rows * w.inputs() * w.outputs(),
+                      [&](std::size_t begin, std::size_t end) {
+                          for (std::size_t job = begin; job < end; ++job)
+                              detail::word_product(scratch, blocks, job / w.panels(), w, job % w.panels(), y);
+                      });
+        return;
+    }
+#endif
     if (x.rows == 1)
         detail::int8_blocks<1, detail::int8_panels_of_one>(scratch, 1, w, y, threads);
     else
         detail::int8_blocks<detail::int8_rows_together, detail::int8_panels_together>(scratch, x.rows, w, y, threads);
 }
-
-} // namespace kvcache
-
-// ---- kvcache/kernel/pack_strip.hpp --------------------------------------------------------------------------------
-
-namespace kvcache {
-
-namespace detail {
-
-/// Sixteen bytes of weights, whose bits are moved and never computed with.
-using four_words = std::uint32_t __attribute__((vector_size(16)));
-using eight_words = std::uint16_t __attribute__((vector_size(16)));
-
-/// The lower halves of two vectors, alternating; and the upper ones.
-[[nodiscard]] inline four_words zip_lower(four_words a, four_words b) noexcept {
-    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
-}
-[[nodiscard]] inline four_words zip_upper(four_words a, four_words b) noexcept {
-    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
-}
-[[nodiscard]] inline eight_words zip_lower(eight_words a, eight_words b) noexcept {
-    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-}
-[[nodiscard]] inline eight_words zip_upper(eight_words a, eight_words b) noexcept {
-    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-}
-
-/// Transposes a square of N vectors of N numbers: each round zips the first half of them with the second.
-template <class Vector, std::size_t N, std::size_t... Pair>
-inline void transpose(std::array<Vector, N>& square, std::index_sequence<Pair...>) noexcept {
-    for (std::size_t round = 1; round < N; round *= 2) {
-        std::array<Vector, N> zipped;
-        ((zipped[2 * Pair] = zip_lower(square[Pair], square[Pair + N / 2]),
-          zipped[2 * Pair + 1] = zip_upper(square[Pair], square[Pair + N / 2])),
-         ...);
-        square = zipped;
-    }
-}
-
-/// Writes a square of the numbers at `rows` + `offset` bytes, transposed, `step` numbers from one input to the next.
-/// (N, N)
-template <class Vector, weight_format Weight, std::size_t... Row>
-inline void pack_square(const std::byte* const* rows, std::size_t offset, Weight* to, std::size_t step,
-                        std::index_sequence<Row...>) noexcept {
-    constexpr std::size_t n = sizeof...(Row);
-    std::array<Vector, n> square = {};
-    ((rows[Row] != nullptr ? void(std::memcpy(&square[Row], rows[Row] + offset, sizeof(Vector))) : void()), ...);
-    transpose(square, std::make_index_sequence<n / 2>());
-    (std::memcpy(static_cast<void*>(to + Row * step), &square[Row], sizeof(Vector)), ...);
-}
-
-} // namespace detail
-
-/// Packs the rows of a strip's outputs, each `inputs` numbers in memory order at any alignment; null is a row of zeros.
-/// (width, inputs) -> (inputs, width) Requires: width is a multiple of 16. Cost: every cache line is read once and
-/// written once.
-template <weight_format Weight>
-inline void pack_strip(std::span<const std::byte* const> rows, std::size_t inputs, Weight* strip) noexcept {
-    using vector = std::conditional_t<sizeof(Weight) == 4, detail::four_words, detail::eight_words>;
-    const std::size_t width = rows.size();
-    constexpr std::size_t side = sizeof(vector) / sizeof(Weight);
-    constexpr std::size_t block = 4 * line_bytes / sizeof(Weight); // of each row, before the next rows
-    const std::size_t squares = inputs / side * side;
-    for (std::size_t begin = 0; begin < inputs; begin += block) {
-        const std::size_t end = std::min(begin + block, inputs), whole = std::min(end, squares);
-        for (std::size_t row = 0; row < width; row += side) {
-            for (std::size_t k = begin; k < whole; k += side)
-                detail::pack_square<vector>(&rows[row], k * sizeof(Weight), strip + k * width + row, width,
-                                            std::make_index_sequence<side>());
-            for (std::size_t k = std::max(begin, whole); k < end; ++k)
-                for (std::size_t r = row; r < row + side; ++r) {
-                    Weight weight{};
-                    if (rows[r] != nullptr)
-                        std::memcpy(static_cast<void*>(&weight), rows[r] + k * sizeof(Weight), sizeof(Weight));
-                    strip[k * width + r] = weight;
-                }
-        }
-    }
-}
-
-} // namespace kvcache
-
-// ---- kvcache/kernel/pack_rows.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache {
-
-namespace detail {
-
-// Rows of a tile among many rows, and the numbers of an input that it takes if it has fewer. It is as wide as a strip.
-// With AVX-512 8 x 48, not 12 x 32: it takes 11 loads for 24 multiply-adds where that takes 14, and a core that shares
-// its front end with a neighbour has not the time for more.
-inline constexpr std::size_t packed_rows = native_lanes == 16 ? 8 : 6;
-
-using whole_line = std::uint32_t __attribute__((vector_size(64)));
-using half_line = std::uint32_t __attribute__((vector_size(32)));
-
-KVCACHE_INLINE inline void load_halves(const float* first, const float* second, whole_line& to) noexcept {
-    half_line lower, upper;
-    std::memcpy(&lower, first, sizeof lower);
-    std::memcpy(&upper, second, sizeof upper);
-    to = __builtin_shufflevector(lower, upper, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-}
-
-// Mixes two vectors, quarter by quarter: their numbers in turn, or pairs of them.
-KVCACHE_INLINE inline void zip_quarters(const whole_line& a, const whole_line& b, whole_line& lower,
-                                        whole_line& upper) noexcept {
-    lower = __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
-    upper = __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
-}
-KVCACHE_INLINE inline void pair_quarters(const whole_line& a, const whole_line& b, whole_line& lower,
-                                         whole_line& upper) noexcept {
-    lower = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-    upper = __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-}
-
-// Writes the even quarters of two vectors, and the odd ones four inputs further.
-KVCACHE_INLINE inline void store_quarters(const whole_line& a, const whole_line& b, float* packed) noexcept {
-    const whole_line even = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
-    const whole_line odd = __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    std::memcpy(packed, &even, sizeof even);
-    std::memcpy(packed + 4 * 8, &odd, sizeof odd);
-}
-
-// Transposes the numbers of eight inputs from `offset` on of 8 rows, in vectors of two half rows each. (8, 8)
-KVCACHE_INLINE inline void pack_inputs(const std::array<const float*, 8>& rows, std::size_t offset,
-                                       float* packed) noexcept {
-    whole_line row[4], zipped[4], column[4];
-    unrolled<4>([&](auto r) KVCACHE_INLINE { load_halves(rows[r] + offset, rows[r + 4] + offset, row[r]); });
-    zip_quarters(row[0], row[1], zipped[0], zipped[1]);
-    zip_quarters(row[2], row[3], zipped[2], zipped[3]);
-    pair_quarters(zipped[0], zipped[2], column[0], column[1]); // inputs 0 and 4, each of all rows; then 1 and 5
-    pair_quarters(zipped[1], zipped[3], column[2], column[3]);
-    store_quarters(column[0], column[1], packed);
-    store_quarters(column[2], column[3], packed + 2 * 8);
-}
-
-// The same of 6 rows: a square of the first four and pairs of the others, in vectors of a quarter row. (6, 8) -> (8, 6)
-KVCACHE_INLINE inline void pack_inputs(const std::array<const float*, 6>& rows, std::size_t offset,
-                                       float* packed) noexcept {
-    unrolled<2>([&](auto half) KVCACHE_INLINE {
-        std::array<four_words, 6> row;
-        unrolled<6>([&](auto r) KVCACHE_INLINE { std::memcpy(&row[r], rows[r] + offset + half * 4, sizeof row[r]); });
-        std::array<four_words, 4> square = {row[0], row[1], row[2], row[3]};
-        transpose(square, std::make_index_sequence<2>());
-        const four_words pairs[] = {zip_lower(row[4], row[5]), zip_upper(row[4], row[5])};
-        unrolled<4>([&](auto k) KVCACHE_INLINE {
-            float* to = packed + (half * 4 + k) * 6;
-            std::memcpy(to, &square[k], sizeof square[k]);
-            std::memcpy(to + 4, reinterpret_cast<const std::uint32_t*>(&pairs[k / 2]) + k % 2 * 2, 2 * sizeof *to);
-        });
-    });
-}
-
-// Packs so many rows (packed_rows at most) for a tile: the inputs ascending, of each the rows' numbers side by side.
-// What stands for rows that are not there may be any number. (rows, inputs) -> (inputs, packed_rows)
-inline void pack_rows(const float* x, std::size_t x_stride, std::size_t rows, std::size_t inputs, float* packed) {
-    std::array<const float*, packed_rows> row;
-    for (std::size_t r = 0; r < packed_rows; ++r)
-        row[r] = x + std::min(r, rows - 1) * x_stride;
-    std::size_t k = 0;
-    for (; k + 16 <= inputs; k += 16) {
-        pack_inputs(row, k, packed + k * packed_rows);
-        pack_inputs(row, k + 8, packed + (k + 8) * packed_rows);
-    }
-    if (k + 8 <= inputs) {
-        pack_inputs(row, k, packed + k * packed_rows);
-        k += 8;
-    }
-    for (; k < inputs; ++k)
-        for (std::size_t r = 0; r < packed_rows; ++r)
-            packed[k * packed_rows + r] = row[r][k];
-}
-
-} // namespace detail
 
 } // namespace kvcache
 
@@ -17108,16 +17321,6 @@ private:
         product_tile<Rows, Strips, Width>(x_.data, x_.stride, w_.strip(strip), w_.inputs() * matrix::strip_width,
                                           w_.inputs(), y_.data + output, y_.stride, w_.outputs() - output, true);
     }
-
-    // Rows in tiles as equal as they can be: a short last tile would starve the pipes.
-    struct row_tiles {
-        explicit row_tiles(std::size_t all)
-            : count((all + packed_rows - 1) / packed_rows), least(all / count), taller(all % count) {}
-        [[nodiscard]] std::size_t rows(std::size_t tile) const { return least + (tile < taller ? 1 : 0); }
-        [[nodiscard]] std::size_t row(std::size_t tile) const { return least * tile + std::min(tile, taller); }
-
-        std::size_t count, least, taller;
-    };
 
     // Room for a strip's weights of a block of inputs in float32, where they are not.
     struct wide_weights {

@@ -60,18 +60,24 @@ struct problem {
 
 TEST_CASE("an int8 product is the exact sum of its levels, scaled, and writes nothing else") {
     kv::team alone;
+    const auto check = [&](std::size_t rows, std::size_t outputs, std::size_t inputs) {
+        const problem p(rows, outputs, inputs, inputs * 1000 + outputs);
+        const auto y = p.run(0, rows, alone);
+        std::size_t wrong = 0;
+        for (std::size_t row = 0; row < rows; ++row)
+            for (std::size_t i = 0; i < outputs + 2; ++i)
+                wrong += y[row * (outputs + 2) + i] != (i < outputs ? p.plainly(row, i) : -1.0f);
+        INFO(rows << " rows, " << inputs << " inputs, " << outputs << " outputs");
+        CHECK(wrong == 0);
+    };
     for (const std::size_t inputs : {1u, 3u, 4u, 5u, 16u, 31u, 64u, 130u, 577u})
         for (const std::size_t outputs : {1u, 15u, 16u, 17u, 33u, 70u})
-            for (const std::size_t rows : {1u, 2u, 3u, 5u, 13u}) {
-                const problem p(rows, outputs, inputs, inputs * 1000 + outputs);
-                const auto y = p.run(0, rows, alone);
-                std::size_t wrong = 0;
-                for (std::size_t row = 0; row < rows; ++row)
-                    for (std::size_t i = 0; i < outputs + 2; ++i)
-                        wrong += y[row * (outputs + 2) + i] != (i < outputs ? p.plainly(row, i) : -1.0f);
-                INFO(rows << " rows, " << inputs << " inputs, " << outputs << " outputs");
-                CHECK(wrong == 0);
-            }
+            for (const std::size_t rows : {1u, 2u, 3u, 5u, 11u, 12u, 13u, 17u})
+                check(rows, outputs, inputs);
+    // Several blocks of rows and of inputs.
+    check(12, 33, 1283);
+    check(133, 17, 640);
+    check(277, 16, 645);
 }
 
 TEST_CASE("a row of an int8 product has the same bits alone, among others, and on any number of threads") {

@@ -5,72 +5,17 @@
 #include <kvcache/core/prefetch.hpp>
 #include <kvcache/kernel/int8_dot.hpp>
 #include <kvcache/kernel/int8_matrix.hpp>
-#include <kvcache/kernel/math.hpp>
+#include <kvcache/kernel/int8_rows.hpp>
+#include <kvcache/kernel/int8_words.hpp>
 #include <kvcache/kernel/product_tile.hpp>
 #include <kvcache/kernel/strided_rows.hpp>
 #include <kvcache/kernel/team.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
 namespace kvcache {
-
-/// Activations as int8 with one scale a row, made anew for each product; keeps its memory for the next one.
-class int8_rows {
-public:
-    /// Takes in rows: x = q * scale, |q| <= 127, rounded to the nearest, ties to even. A row of zeros, or of numbers
-    /// too small to divide by, has no levels but zero; one with a number that is not finite has the scale NaN besides.
-    /// (rows, inputs) Cost: every number is read twice.
-    void quantize(const rows_in& x, std::size_t inputs, team& threads) {
-        stride_ = (inputs + 3) / 4 * 4 + line_bytes / sizeof(number); // rows begin on lines of different sets
-        if (numbers_.size() < x.rows * stride_)
-            numbers_ = aligned_vector<number>(x.rows * stride_);
-        if (scales_.size() < x.rows)
-            scales_ = aligned_vector<float>(x.rows);
-        threads.share(x.rows, x.rows * inputs * 4, [&](std::size_t begin, std::size_t end) {
-            for (std::size_t row = begin; row < end; ++row)
-                quantize_row(x.data + row * x.stride, inputs, row);
-        });
-    }
-
-    /// Behind the last input up to four zeros. (inputs)
-    [[nodiscard]] const detail::int8_activation* row(std::size_t i) const noexcept {
-        return numbers_.data() + i * stride_;
-    }
-    /// Numbers from one row to the next.
-    [[nodiscard]] std::size_t stride() const noexcept { return stride_; }
-    [[nodiscard]] float scale(std::size_t i) const noexcept { return scales_[i]; }
-
-private:
-    using number = detail::int8_activation;
-
-    void quantize_row(const float* x, std::size_t inputs, std::size_t row) {
-        f32x16 top = f32x16::zero(), poison = f32x16::zero(); // NaN from a number on that is not finite: max loses it
-        detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
-            const f32x16 v = f32x16::load_up_to(x + i, n);
-            top = max(top, max(v, -v));
-            poison = fma(v, f32x16::zero(), poison);
-        });
-        const float most = largest(top) + sum(poison), level_of_one = 127.0f / most;
-        number* to = numbers_.data() + row * stride_;
-        scales_[row] = most / 127.0f;
-        if (!std::isfinite(level_of_one)) {
-            std::fill_n(to, (inputs + 3) / 4 * 4, static_cast<number>(detail::activation_offset));
-            return;
-        }
-        const f32x16 levels = f32x16::broadcast(level_of_one);
-        const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
-        detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
-            detail::put_activations(fma(f32x16::load_up_to(x + i, n), levels, magic) - magic, to + i);
-        });
-    }
-
-    std::size_t stride_ = 0;
-    aligned_vector<number> numbers_;
-    aligned_vector<float> scales_;
-};
 
 namespace detail {
 
@@ -147,6 +92,38 @@ void int8_blocks(const int8_rows& x, std::size_t rows, const int8_matrix& w, con
     });
 }
 
+#if defined(KVCACHE_INT8_WORDS)
+
+// A block of packed rows with the 16 outputs of a panel.
+inline void word_product(const int8_rows& x, const word_blocks& blocks, std::size_t block, const int8_matrix& w,
+                         std::size_t panel, const rows_out& y) {
+    int8_words words;
+    alignas(line_bytes) std::int32_t sums[word_blocks::most_tiles * packed_rows][16];
+    const row_tiles tiles = blocks.tiles(block);
+    const std::int8_t* next = w.panel(std::min(panel + 1, w.panels() - 1));
+    std::size_t four = 0;
+    do { // once at least: without inputs it writes zeros
+        const std::size_t fours = std::min(word_fours, w.fours() - four);
+        words.widen(w.panel(panel) + four * 64, fours, next + four * 64);
+        for (std::size_t t = 0; t < tiles.count; ++t)
+            with_rows<packed_rows>(tiles.rows(t), [&]<std::size_t Rows> {
+                word_tile<Rows>(x.packed(blocks.place(block, t), w.inputs()) + four * 2 * packed_rows, words.data,
+                                fours * 2, sums[tiles.row(t)], four == 0);
+            });
+        four += fours;
+    } while (four < w.fours());
+    const f32x16 levels = f32x16::load(w.scales(panel));
+    const std::size_t first = blocks.begin(block), rows = blocks.begin(block + 1) - first;
+    for (std::size_t r = 0; r < rows; ++r) {
+        alignas(64) float exact[16];
+        std::copy_n(sums[r], 16, exact);
+        (f32x16::load(exact) * (f32x16::broadcast(x.scale(first + r)) * levels))
+            .store_up_to(y.data + (first + r) * y.stride + panel * 16, w.outputs() - panel * 16);
+    }
+}
+
+#endif
+
 } // namespace detail
 
 /// y = x W^T with int8 weights and activations. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
@@ -157,6 +134,18 @@ inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, t
     if (x.rows == 0)
         return;
     scratch.quantize(x, w.inputs(), threads);
+#if defined(KVCACHE_INT8_WORDS)
+    if (x.rows >= detail::fewest_word_rows) {
+        const detail::word_blocks blocks(x.rows);
+        scratch.pack(blocks, w.inputs(), threads);
+        threads.share(blocks.count * w.panels(), x.rows * w.inputs() * w.outputs(),
+                      [&](std::size_t begin, std::size_t end) {
+                          for (std::size_t job = begin; job < end; ++job)
+                              detail::word_product(scratch, blocks, job / w.panels(), w, job % w.panels(), y);
+                      });
+        return;
+    }
+#endif
     if (x.rows == 1)
         detail::int8_blocks<1, detail::int8_panels_of_one>(scratch, 1, w, y, threads);
     else

@@ -21,10 +21,21 @@ namespace detail {
 // its front end with a neighbour has not the time for more.
 inline constexpr std::size_t packed_rows = native_lanes == 16 ? 8 : 6;
 
+// Rows in tiles as equal as they can be: a short last tile would starve the pipes.
+struct row_tiles {
+    explicit row_tiles(std::size_t all)
+        : count((all + packed_rows - 1) / packed_rows), least(all / count), taller(all % count) {}
+    [[nodiscard]] std::size_t rows(std::size_t tile) const { return least + (tile < taller ? 1 : 0); }
+    [[nodiscard]] std::size_t row(std::size_t tile) const { return least * tile + std::min(tile, taller); }
+
+    std::size_t count, least, taller;
+};
+
 using whole_line = std::uint32_t __attribute__((vector_size(64)));
 using half_line = std::uint32_t __attribute__((vector_size(32)));
 
-KVCACHE_INLINE inline void load_halves(const float* first, const float* second, whole_line& to) noexcept {
+template <class Number>
+KVCACHE_INLINE inline void load_halves(const Number* first, const Number* second, whole_line& to) noexcept {
     half_line lower, upper;
     std::memcpy(&lower, first, sizeof lower);
     std::memcpy(&upper, second, sizeof upper);
@@ -44,16 +55,18 @@ KVCACHE_INLINE inline void pair_quarters(const whole_line& a, const whole_line& 
 }
 
 // Writes the even quarters of two vectors, and the odd ones four inputs further.
-KVCACHE_INLINE inline void store_quarters(const whole_line& a, const whole_line& b, float* packed) noexcept {
+template <class Number>
+KVCACHE_INLINE inline void store_quarters(const whole_line& a, const whole_line& b, Number* packed) noexcept {
     const whole_line even = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
     const whole_line odd = __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    std::memcpy(packed, &even, sizeof even);
-    std::memcpy(packed + 4 * 8, &odd, sizeof odd);
+    std::memcpy(static_cast<void*>(packed), &even, sizeof even);
+    std::memcpy(static_cast<void*>(packed + 4 * 8), &odd, sizeof odd);
 }
 
 // Transposes the numbers of eight inputs from `offset` on of 8 rows, in vectors of two half rows each. (8, 8)
-KVCACHE_INLINE inline void pack_inputs(const std::array<const float*, 8>& rows, std::size_t offset,
-                                       float* packed) noexcept {
+template <class Number>
+KVCACHE_INLINE inline void pack_inputs(const std::array<const Number*, 8>& rows, std::size_t offset,
+                                       Number* packed) noexcept {
     whole_line row[4], zipped[4], column[4];
     unrolled<4>([&](auto r) KVCACHE_INLINE { load_halves(rows[r] + offset, rows[r + 4] + offset, row[r]); });
     zip_quarters(row[0], row[1], zipped[0], zipped[1]);
@@ -65,8 +78,9 @@ KVCACHE_INLINE inline void pack_inputs(const std::array<const float*, 8>& rows, 
 }
 
 // The same of 6 rows: a square of the first four and pairs of the others, in vectors of a quarter row. (6, 8) -> (8, 6)
-KVCACHE_INLINE inline void pack_inputs(const std::array<const float*, 6>& rows, std::size_t offset,
-                                       float* packed) noexcept {
+template <class Number>
+KVCACHE_INLINE inline void pack_inputs(const std::array<const Number*, 6>& rows, std::size_t offset,
+                                       Number* packed) noexcept {
     unrolled<2>([&](auto half) KVCACHE_INLINE {
         std::array<four_words, 6> row;
         unrolled<6>([&](auto r) KVCACHE_INLINE { std::memcpy(&row[r], rows[r] + offset + half * 4, sizeof row[r]); });
@@ -74,17 +88,20 @@ KVCACHE_INLINE inline void pack_inputs(const std::array<const float*, 6>& rows, 
         transpose(square, std::make_index_sequence<2>());
         const four_words pairs[] = {zip_lower(row[4], row[5]), zip_upper(row[4], row[5])};
         unrolled<4>([&](auto k) KVCACHE_INLINE {
-            float* to = packed + (half * 4 + k) * 6;
-            std::memcpy(to, &square[k], sizeof square[k]);
-            std::memcpy(to + 4, reinterpret_cast<const std::uint32_t*>(&pairs[k / 2]) + k % 2 * 2, 2 * sizeof *to);
+            Number* to = packed + (half * 4 + k) * 6;
+            std::memcpy(static_cast<void*>(to), &square[k], sizeof square[k]);
+            std::memcpy(static_cast<void*>(to + 4), reinterpret_cast<const std::uint32_t*>(&pairs[k / 2]) + k % 2 * 2,
+                        2 * sizeof *to);
         });
     });
 }
 
 // Packs so many rows (packed_rows at most) for a tile: the inputs ascending, of each the rows' numbers side by side.
 // What stands for rows that are not there may be any number. (rows, inputs) -> (inputs, packed_rows)
-inline void pack_rows(const float* x, std::size_t x_stride, std::size_t rows, std::size_t inputs, float* packed) {
-    std::array<const float*, packed_rows> row;
+template <class Number>
+inline void pack_rows(const Number* x, std::size_t x_stride, std::size_t rows, std::size_t inputs, Number* packed) {
+    static_assert(sizeof(Number) == 4);
+    std::array<const Number*, packed_rows> row;
     for (std::size_t r = 0; r < packed_rows; ++r)
         row[r] = x + std::min(r, rows - 1) * x_stride;
     std::size_t k = 0;

@@ -93,16 +93,6 @@ private:
                                           w_.inputs(), y_.data + output, y_.stride, w_.outputs() - output, true);
     }
 
-    // Rows in tiles as equal as they can be: a short last tile would starve the pipes.
-    struct row_tiles {
-        explicit row_tiles(std::size_t all)
-            : count((all + packed_rows - 1) / packed_rows), least(all / count), taller(all % count) {}
-        [[nodiscard]] std::size_t rows(std::size_t tile) const { return least + (tile < taller ? 1 : 0); }
-        [[nodiscard]] std::size_t row(std::size_t tile) const { return least * tile + std::min(tile, taller); }
-
-        std::size_t count, least, taller;
-    };
-
     // Room for a strip's weights of a block of inputs in float32, where they are not.
     struct wide_weights {
         alignas(line_bytes) float data[std::same_as<Weight, float> ? 1 : block_inputs * matrix::strip_width];
