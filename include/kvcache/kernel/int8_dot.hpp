@@ -67,7 +67,7 @@ using int8_vector = __m256i;
 
 inline constexpr std::size_t int8_rows_together = 2; // with weights, a row and a product that is 11 of 16 registers
 inline constexpr std::size_t int8_panels_together = 1;
-inline constexpr std::size_t int8_panels_of_one = 1;
+inline constexpr std::size_t int8_panels_of_one = 4; // streams of memory that one row reads
 
 /// Steps that pass through here keep their order: a compiler that loads everything first has no registers for the sums.
 [[nodiscard]] KVCACHE_INLINE inline int8_vector in_order(int8_vector x) noexcept {
