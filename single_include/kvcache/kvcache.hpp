@@ -16193,15 +16193,20 @@ KVCACHE_INLINE inline void put_activations(const f32x16& x, int8_activation* to)
 
 #elif defined(__AVX2__)
 
-using int8_activation = std::int16_t; // products of 16-bit pairs: VPMADDUBSW of bytes would saturate
+using int8_activation = std::int16_t; // that many rows are read in pairs: int8_words
 inline constexpr std::int32_t activation_offset = 0;
 
-inline constexpr std::size_t int8_parts = 4; // four outputs each: the sums of even and of odd pairs of inputs
+inline constexpr std::size_t int8_parts = 2; // eight outputs each
 using int8_vector = __m256i;
 
-inline constexpr std::size_t int8_rows_together = 2; // with weights, a row and a product that is 11 of 16 registers
-inline constexpr std::size_t int8_panels_together = 1;
-inline constexpr std::size_t int8_panels_of_one = 4; // streams of memory that one row reads
+inline constexpr std::size_t int8_rows_together = 2;
+inline constexpr std::size_t int8_panels_together = 3;
+inline constexpr std::size_t int8_panels_of_one = 8; // their sums go through the first cache, while memory is awaited
+
+/// Four activations, the same for all outputs.
+struct int8_four {
+    __m256i levels, sizes;
+};
 
 /// Steps that pass through here keep their order: a compiler that loads everything first has no registers for the sums.
 [[nodiscard]] KVCACHE_INLINE inline int8_vector in_order(int8_vector x) noexcept {
@@ -16214,25 +16219,26 @@ inline constexpr std::size_t int8_panels_of_one = 4; // streams of memory that o
 [[nodiscard]] KVCACHE_INLINE inline int8_vector no_sums() noexcept {
     return _mm256_setzero_si256();
 }
-[[nodiscard]] KVCACHE_INLINE inline int8_vector load_weights(const std::int8_t* from, std::size_t part) noexcept {
-    __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 16 * part)));
-    return in_order(words);
+[[nodiscard]] KVCACHE_INLINE inline const __m256i* load_weights(const std::int8_t* from, std::size_t part) noexcept {
+    return reinterpret_cast<const __m256i*>(from + 32 * part); // read where they are used, for want of registers
 }
-[[nodiscard]] KVCACHE_INLINE inline int8_vector load_four(const int8_activation* x) noexcept {
+[[nodiscard]] KVCACHE_INLINE inline int8_four load_four(const int8_activation* x) noexcept {
     std::int64_t four;
     std::memcpy(&four, x, sizeof four);
-    return _mm256_set1_epi64x(four);
+    const __m256i words = _mm256_set1_epi64x(four), levels = _mm256_packs_epi16(words, words);
+    return {levels, _mm256_abs_epi8(levels)};
 }
-[[nodiscard]] KVCACHE_INLINE inline int8_vector add_dots(int8_vector sums, int8_vector weights,
-                                                         int8_vector four) noexcept {
-    return in_order(_mm256_add_epi32(sums, _mm256_madd_epi16(weights, four)));
+/// VPMADDUBSW wants one side unsigned: the activations' signs go to the weights. Pairs of products of levels are
+/// 2 * 127 * 127 at most, which is an int16.
+[[nodiscard]] KVCACHE_INLINE inline int8_vector add_dots(int8_vector sums, const __m256i* weights,
+                                                         const int8_four& four) noexcept {
+    const __m256i with_signs = _mm256_sign_epi8(_mm256_loadu_si256(weights), four.levels);
+    const __m256i pairs = _mm256_maddubs_epi16(four.sizes, with_signs);
+    return in_order(_mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
 }
 inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
-    for (std::size_t i = 0; i < int8_parts; ++i) {
-        const __m256i folded = _mm256_add_epi32(sums[i], _mm256_srli_epi64(sums[i], 32));
-        const __m256i four = _mm256_permutevar8x32_epi32(folded, _mm256_setr_epi32(0, 2, 4, 6, 0, 0, 0, 0));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 4 * i), _mm256_castsi256_si128(four));
-    }
+    for (std::size_t i = 0; i < int8_parts; ++i)
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 8 * i), sums[i]);
 }
 /// Writes 16 whole numbers, none larger than 127, as activations.
 KVCACHE_INLINE inline void put_activations(const f32x16& x, int8_activation* to) noexcept {
@@ -16311,7 +16317,8 @@ namespace kvcache {
 
 /// The weights of y = W x as int8 with one scale an output: w = q * scale, |q| <= 127. Packed in panels of 16 outputs,
 /// in each the inputs in ascending fours and for every four its 16 x 4 weights, as the dot-product instructions of x86
-/// (VNNI) and ARM read them. (outputs / 16, inputs / 4, 16, 4), zeros behind the last output and input.
+/// (VNNI) and ARM read them. (outputs / 16, inputs / 4, 16, 4), zeros behind the last output and input. Copies look at
+/// the same weights.
 class int8_matrix {
 public:
     static constexpr std::size_t panel_width = 16;
@@ -16319,14 +16326,28 @@ public:
 
     int8_matrix() = default;
 
-    /// Requires: inputs <= most_inputs.
+    /// What a matrix takes, with its scales and sums: a multiple of a cache line.
+    [[nodiscard]] static constexpr std::size_t bytes_of(std::size_t outputs, std::size_t inputs) noexcept {
+        return panels_of(outputs) * (panel_bytes_of(inputs) + panel_width * (sizeof(float) + sizeof(std::int32_t)));
+    }
+
+    /// All zeros, in memory of its own. Requires: inputs <= most_inputs.
     int8_matrix(std::size_t outputs, std::size_t inputs)
+        : int8_matrix(outputs, inputs, shared_memory(bytes_of(outputs, inputs), nullptr)) {}
+
+    /// The same in bytes_of() bytes that begin on a cache line, and that it keeps alive: small matrices side by side
+    /// lie on huge pages, where each by itself would not.
+    int8_matrix(std::size_t outputs, std::size_t inputs, std::shared_ptr<std::byte> memory)
         : outputs_(outputs),
           inputs_(inputs),
-          numbers_(panels() * panel_bytes()),
-          scales_(panels() * panel_width),
-          sums_(panels() * panel_width) {
+          levels_(reinterpret_cast<std::int8_t*>(memory.get())),
+          scales_(reinterpret_cast<float*>(levels_ + panels() * panel_bytes())),
+          sums_(reinterpret_cast<std::int32_t*>(scales_ + panels() * panel_width)),
+          memory_(std::move(memory)) {
         expects(inputs <= most_inputs, "an int8 matrix has at most 65536 inputs");
+        expects(reinterpret_cast<std::uintptr_t>(memory_.get()) % line_bytes == 0,
+                "packed weights begin on a cache line");
+        std::memset(memory_.get(), 0, bytes());
     }
 
     /// Rounds the weights of one output to the nearest of 255 levels, ties to even. (inputs)
@@ -16341,8 +16362,7 @@ public:
             finite = finite && std::isfinite(w);
         }
         const float scale = finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
-        std::int8_t* to =
-            numbers_.data() + output / panel_width * panel_bytes() + output % panel_width * inputs_together;
+        std::int8_t* to = levels_ + output / panel_width * panel_bytes() + output % panel_width * inputs_together;
         std::int32_t sum = 0;
         for (std::size_t k = 0; k < inputs_; ++k) {
             const float level = scale > 0.0f ? std::nearbyint(weights[k] / scale) : 0.0f;
@@ -16366,34 +16386,38 @@ public:
 
     [[nodiscard]] std::size_t outputs() const noexcept { return outputs_; }
     [[nodiscard]] std::size_t inputs() const noexcept { return inputs_; }
-    [[nodiscard]] std::size_t panels() const noexcept { return (outputs_ + panel_width - 1) / panel_width; }
+    [[nodiscard]] std::size_t panels() const noexcept { return panels_of(outputs_); }
     /// Fours of inputs.
-    [[nodiscard]] std::size_t fours() const noexcept { return (inputs_ + inputs_together - 1) / inputs_together; }
-    [[nodiscard]] std::size_t bytes() const noexcept {
-        return numbers_.size() + scales_.size() * sizeof(float) + sums_.size() * sizeof(std::int32_t);
-    }
+    [[nodiscard]] std::size_t fours() const noexcept { return fours_of(inputs_); }
+    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_of(outputs_, inputs_); }
 
     /// The weights of outputs [16 * index, 16 * index + 16). (inputs / 4, 16, 4)
-    [[nodiscard]] const std::int8_t* panel(std::size_t index) const noexcept {
-        return numbers_.data() + index * panel_bytes();
-    }
+    [[nodiscard]] const std::int8_t* panel(std::size_t index) const noexcept { return levels_ + index * panel_bytes(); }
     /// What one level of an output is worth, from output 16 * index on. (16)
-    [[nodiscard]] const float* scales(std::size_t index) const noexcept { return scales_.data() + index * panel_width; }
+    [[nodiscard]] const float* scales(std::size_t index) const noexcept { return scales_ + index * panel_width; }
     /// The sum of an output's levels, from output 16 * index on. (16)
-    [[nodiscard]] const std::int32_t* sums(std::size_t index) const noexcept {
-        return sums_.data() + index * panel_width;
-    }
+    [[nodiscard]] const std::int32_t* sums(std::size_t index) const noexcept { return sums_ + index * panel_width; }
 
 private:
     static constexpr std::size_t inputs_together = 4;
 
-    [[nodiscard]] std::size_t panel_bytes() const noexcept { return fours() * inputs_together * panel_width; }
+    [[nodiscard]] static constexpr std::size_t panels_of(std::size_t outputs) noexcept {
+        return (outputs + panel_width - 1) / panel_width;
+    }
+    [[nodiscard]] static constexpr std::size_t fours_of(std::size_t inputs) noexcept {
+        return (inputs + inputs_together - 1) / inputs_together;
+    }
+    [[nodiscard]] static constexpr std::size_t panel_bytes_of(std::size_t inputs) noexcept {
+        return fours_of(inputs) * inputs_together * panel_width;
+    }
+    [[nodiscard]] std::size_t panel_bytes() const noexcept { return panel_bytes_of(inputs_); }
 
     std::size_t outputs_ = 0;
     std::size_t inputs_ = 0;
-    aligned_vector<std::int8_t> numbers_;
-    aligned_vector<float> scales_;
-    aligned_vector<std::int32_t> sums_;
+    std::int8_t* levels_ = nullptr; // (panels, fours, 16, 4), and behind them:
+    float* scales_ = nullptr;       // (panels, 16)
+    std::int32_t* sums_ = nullptr;  // (panels, 16)
+    std::shared_ptr<std::byte> memory_;
 };
 
 } // namespace kvcache
@@ -16689,7 +16713,7 @@ struct word_pair {
 #if defined(KVCACHE_INT8_WORDS)
 
 // Fewer rows would not repay the widening.
-inline constexpr std::size_t fewest_word_rows = 12;
+inline constexpr std::size_t fewest_word_rows = 17;
 
 // Fours of inputs that run before the next do: their words stay in the first cache.
 inline constexpr std::size_t word_fours = 160;
@@ -16990,40 +17014,42 @@ namespace kvcache {
 
 namespace detail {
 
-// Rows [row, row + Rows) with the 16 outputs of each of some panels.
+// Rows [row, row + Rows) with the 16 outputs of each of some panels, `step` apart.
 template <std::size_t Rows, std::size_t Panels>
-inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w, std::size_t panel, const rows_out& y) {
+inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w, std::size_t panel, std::size_t step,
+                      const rows_out& y) {
     int8_vector sums[Rows * Panels * int8_parts]; // flat: GCC 12 keeps no nested array in registers
     unrolled<Rows * Panels * int8_parts>([&](auto i) KVCACHE_INLINE { sums[i] = no_sums(); });
     const int8_activation* from = x.row(row);
     const std::size_t stride = x.stride();
     const std::int8_t* weights[Panels];
-    unrolled<Panels>([&](auto p) KVCACHE_INLINE { weights[p] = w.panel(panel + p); });
+    unrolled<Panels>([&](auto p) KVCACHE_INLINE { weights[p] = w.panel(panel + p * step); });
     if constexpr (Rows > 1)
         for (std::size_t r = 0; r < Rows; ++r)
             for (std::size_t p = 0; p < Panels; ++p)
-                prefetch_to_write(y.data, (row + r) * y.stride + (panel + p) * 16);
+                prefetch_to_write(y.data, (row + r) * y.stride + (panel + p * step) * 16);
     constexpr std::size_t soon = 4; // fours ahead: weights come from the second cache
-    for (std::size_t four = 0; four < w.fours(); ++four, from += 4)
-        unrolled<int8_parts>([&](auto part) KVCACHE_INLINE {
-            using loaded = decltype(load_weights(weights[0], part));
-            loaded these[Panels];
-            unrolled<Panels>([&](auto p) KVCACHE_INLINE { these[p] = load_weights(weights[p] + four * 64, part); });
-            unrolled<Rows>([&](auto r) KVCACHE_INLINE {
-                const auto own = load_four(from + r * stride);
-                if constexpr (Rows > 1 && r < Panels && part == 0)
-                    prefetch(weights[r], (four + soon) * 64);
-                unrolled<Panels>([&](auto p) KVCACHE_INLINE {
-                    auto& sum = sums[(r * Panels + p) * int8_parts + part];
-                    sum = add_dots(sum, these[p], own);
-                });
+    for (std::size_t four = 0; four < w.fours(); ++four, from += 4) {
+        decltype(load_weights(weights[0], 0)) these[Panels * int8_parts];
+        unrolled<Panels * int8_parts>([&](auto i) KVCACHE_INLINE {
+            these[i] = load_weights(weights[i / int8_parts] + four * 64, i % int8_parts);
+        });
+        unrolled<Rows>([&](auto r) KVCACHE_INLINE {
+            const auto own = load_four(from + r * stride);
+            if constexpr (Rows > 1 && r < Panels)
+                prefetch(weights[r], (four + soon) * 64);
+            unrolled<Panels * int8_parts>([&](auto i) KVCACHE_INLINE {
+                auto& sum = sums[r * Panels * int8_parts + i];
+                sum = add_dots(sum, these[i], own);
             });
         });
+    }
     for (std::size_t r = 0; r < Rows; ++r)
         for (std::size_t p = 0; p < Panels; ++p) {
-            const std::size_t output = (panel + p) * 16, left = std::min<std::size_t>(16, w.outputs() - output);
-            const f32x16 scale = f32x16::broadcast(x.scale(row + r)) * f32x16::load(w.scales(panel + p));
-            (exact_sums(sums + (r * Panels + p) * int8_parts, w.sums(panel + p)) * scale)
+            const std::size_t of = panel + p * step, output = of * 16;
+            const std::size_t left = std::min<std::size_t>(16, w.outputs() - output);
+            const f32x16 scale = f32x16::broadcast(x.scale(row + r)) * f32x16::load(w.scales(of));
+            (exact_sums(sums + (r * Panels + p) * int8_parts, w.sums(of)) * scale)
                 .store_up_to(y.data + (row + r) * y.stride + output, left);
         }
 }
@@ -17035,31 +17061,54 @@ KVCACHE_ONCE void int8_tiles(const int8_rows& x, std::size_t row, std::size_t la
     for (std::size_t tiles = (last - row + Tall - 1) / Tall; tiles > 0; --tiles) {
         const std::size_t rows = (last - row + tiles - 1) / tiles;
         with_rows<Tall>(rows, [&]<std::size_t Rows> {
-            with_rows<Wide>(panels, [&]<std::size_t Panels> { int8_tile<Rows, Panels>(x, row, w, panel, y); });
+            with_rows<Wide>(panels, [&]<std::size_t Panels> { int8_tile<Rows, Panels>(x, row, w, panel, 1, y); });
         });
         row += rows;
     }
+}
+
+// A row alone with every `step`-th panel from one on, up to Wide: each is a stream of memory, which goes on where
+// the next panel is the next call's.
+template <std::size_t Wide>
+KVCACHE_ONCE void int8_streams(const int8_rows& x, const int8_matrix& w, std::size_t panel, std::size_t step,
+                               const rows_out& y) {
+    with_rows<Wide>((w.panels() - panel + step - 1) / step,
+                    [&]<std::size_t Panels> { int8_tile<1, Panels>(x, 0, w, panel, step, y); });
 }
 
 #if defined(KVCACHE_COMPILED)
 extern template void int8_tiles<int8_rows_together, int8_panels_together>(const int8_rows&, std::size_t, std::size_t,
                                                                           const int8_matrix&, std::size_t, std::size_t,
                                                                           const rows_out&);
-extern template void int8_tiles<1, int8_panels_of_one>(const int8_rows&, std::size_t, std::size_t, const int8_matrix&,
-                                                       std::size_t, std::size_t, const rows_out&);
+extern template void int8_streams<int8_panels_of_one>(const int8_rows&, const int8_matrix&, std::size_t, std::size_t,
+                                                      const rows_out&);
 #endif
 
-// All rows, in blocks, with strips of up to Wide panels, shared among threads.
-template <std::size_t Tall, std::size_t Wide>
-void int8_blocks(const int8_rows& x, std::size_t rows, const int8_matrix& w, const rows_out& y, team& threads) {
-    constexpr std::size_t block = 48 * Tall;
-    const std::size_t blocks = (rows + block - 1) / block, strips = (w.panels() + Wide - 1) / Wide;
+// Strips of up to `wide` panels, as many for every thread.
+inline std::size_t int8_strips(const int8_matrix& w, std::size_t wide, const team& threads) {
+    const std::size_t shares = wide * threads.threads();
+    return std::min(w.panels(), (w.panels() + shares - 1) / shares * threads.threads());
+}
+
+// All rows, in blocks, with strips of neighbouring panels.
+inline void int8_blocks(const int8_rows& x, std::size_t rows, const int8_matrix& w, const rows_out& y, team& threads) {
+    constexpr std::size_t tall = int8_rows_together, wide = int8_panels_together, block = 48 * tall;
+    const std::size_t blocks = (rows + block - 1) / block, strips = int8_strips(w, wide, threads);
     threads.share(blocks * strips, rows * w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
         for (std::size_t job = begin; job < end; ++job) {
-            const std::size_t first = job / strips * block, panel = job % strips * Wide;
-            int8_tiles<Tall, Wide>(x, first, std::min(first + block, rows), w, panel,
-                                   std::min(Wide, w.panels() - panel), y);
+            const std::size_t first = job / strips * block, strip = job % strips;
+            const std::size_t panel = w.panels() * strip / strips, behind = w.panels() * (strip + 1) / strips;
+            int8_tiles<tall, wide>(x, first, std::min(first + block, rows), w, panel, behind - panel, y);
         }
+    });
+}
+
+// A row alone: each weight comes from memory once.
+inline void int8_row(const int8_rows& x, const int8_matrix& w, const rows_out& y, team& threads) {
+    const std::size_t strips = int8_strips(w, int8_panels_of_one, threads);
+    threads.share_adjacent(strips, 1, w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
+        for (std::size_t strip = begin; strip < end; ++strip)
+            int8_streams<int8_panels_of_one>(x, w, strip, strips, y);
     });
 }
 
@@ -17118,9 +17167,9 @@ inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, t
     }
 #endif
     if (x.rows == 1)
-        detail::int8_blocks<1, detail::int8_panels_of_one>(scratch, 1, w, y, threads);
+        detail::int8_row(scratch, w, y, threads);
     else
-        detail::int8_blocks<detail::int8_rows_together, detail::int8_panels_together>(scratch, x.rows, w, y, threads);
+        detail::int8_blocks(scratch, x.rows, w, y, threads);
 }
 
 } // namespace kvcache
@@ -17677,7 +17726,7 @@ namespace kvcache {
 
 /// y = x W^T + b with packed weights, kept in the format they are stored in: F32, BF16 or F16. All three widen exactly,
 /// so the format decides speed and memory, never bits of the product. Or in int8, which is another, coarser map. Copies
-/// share the weights, but those in int8.
+/// share the weights.
 class linear {
 public:
     linear() = default;
@@ -17717,9 +17766,13 @@ public:
         return made;
     }
 
-    /// The same map with weights in int8, one scale an output. Cost: every weight is read once, by all threads.
-    [[nodiscard]] linear in_int8(team& threads) const {
-        int8_matrix rounded(outputs(), inputs());
+    /// What the same map takes in int8.
+    [[nodiscard]] std::size_t int8_bytes() const { return int8_matrix::bytes_of(outputs(), inputs()); }
+
+    /// The same map with weights in int8, one scale an output, in int8_bytes() of memory on a cache line, which it
+    /// keeps alive. Cost: every weight is read once, by all threads.
+    [[nodiscard]] linear in_int8(team& threads, std::shared_ptr<std::byte> memory) const {
+        int8_matrix rounded(outputs(), inputs(), std::move(memory));
         threads.share(outputs(), outputs() * inputs(), [&](std::size_t begin, std::size_t end) {
             std::vector<float> weights(inputs());
             for (std::size_t output = begin; output < end; ++output) {
@@ -17732,6 +17785,7 @@ public:
         made.bias_ = bias_;
         return made;
     }
+    [[nodiscard]] linear in_int8(team& threads) const { return in_int8(threads, shared_memory(int8_bytes(), nullptr)); }
 
     void set_bias(std::vector<float> bias) {
         expects(bias.size() == outputs(), "a bias has one number an output");
@@ -18031,15 +18085,25 @@ struct model_weights {
     std::vector<float> final_norm; // (hidden)
     linear head;                   // (vocabulary, hidden)
 
-    /// The same with every matrix in int8.
+    /// The same with every matrix in int8, all in one block of memory. Throws: std::bad_alloc.
     [[nodiscard]] model_weights in_int8(team& threads) const {
         model_weights rounded = *this;
-        for (linear* each : {&rounded.embedding, &rounded.head})
-            if (each->outputs() > 0)
-                *each = each->in_int8(threads);
+        std::vector<linear*> maps{&rounded.head};
+        if (embedding.outputs() > 0)
+            maps.push_back(&rounded.embedding);
         for (block_weights& layer : rounded.layers)
             for (linear* each : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
-                *each = each->in_int8(threads);
+                maps.push_back(each);
+        std::size_t bytes = 0;
+        for (const linear* each : maps)
+            bytes += each->int8_bytes();
+        const auto memory = shared_memory(bytes, nullptr);
+        std::byte* at = memory.get();
+        for (linear* each : maps) {
+            const std::size_t taken = each->int8_bytes();
+            *each = each->in_int8(threads, {memory, at});
+            at += taken;
+        }
         return rounded;
     }
 };

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <vector>
 
 #include "kernel/numbers.hpp"
@@ -100,4 +101,43 @@ TEST_CASE("what a caller does wrong with an int8 matrix is said") {
     CHECK_THROWS_AS(w.set_row(0, shorter), kv::contract_violation);
     CHECK_THROWS_AS(w.row(0, shorter), kv::contract_violation);
     CHECK_THROWS_AS(kv::int8_matrix(1, kv::int8_matrix::most_inputs + 1), kv::contract_violation);
+    const auto memory = kv::shared_memory(kv::int8_matrix::bytes_of(1, 30) + 4, nullptr);
+    CHECK_THROWS_AS(kv::int8_matrix(1, 30, {memory, memory.get() + 4}), kv::contract_violation);
+}
+
+TEST_CASE("int8 matrices lie side by side in memory that is given, write nothing else, and keep it") {
+    constexpr std::size_t outputs = 35, inputs = 30;
+    const std::size_t bytes = kv::int8_matrix::bytes_of(outputs, inputs);
+    CHECK(bytes % kv::line_bytes == 0);
+    auto memory = kv::shared_memory(3 * bytes, nullptr);
+    std::byte* const begin = memory.get();
+    std::fill_n(begin, 3 * bytes, std::byte{0x5a});
+    std::vector<float> row(inputs), back(inputs);
+    std::weak_ptr<std::byte> held = memory;
+    {
+        kv::int8_matrix w(outputs, inputs, {memory, begin + bytes});
+        memory.reset();
+        for (std::size_t output = 0; output < outputs; ++output)
+            w.set_row(output, numbers::uniforms(output, inputs));
+        CHECK(w.bytes() == bytes);
+        CHECK(static_cast<const void*>(w.panel(0)) == begin + bytes);
+        CHECK(reinterpret_cast<const std::byte*>(w.sums(0) + 48) == begin + 2 * bytes);
+        const auto around = [&](std::size_t i) {
+            return std::all_of(begin + i, begin + i + bytes, [](std::byte b) { return b == std::byte{0x5a}; });
+        };
+        CHECK(around(0));
+        CHECK(around(2 * bytes));
+
+        kv::int8_matrix own(outputs, inputs);
+        const kv::int8_matrix copy = w;
+        CHECK(copy.panel(1) == w.panel(1));
+        for (std::size_t output = 0; output < outputs; ++output) {
+            own.set_row(output, numbers::uniforms(output, inputs));
+            own.row(output, row);
+            copy.row(output, back);
+            CHECK(row == back);
+        }
+        CHECK_FALSE(held.expired());
+    }
+    CHECK(held.expired());
 }

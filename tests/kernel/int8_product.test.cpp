@@ -72,10 +72,10 @@ TEST_CASE("an int8 product is the exact sum of its levels, scaled, and writes no
     };
     for (const std::size_t inputs : {1u, 3u, 4u, 5u, 16u, 31u, 64u, 130u, 577u})
         for (const std::size_t outputs : {1u, 15u, 16u, 17u, 33u, 70u})
-            for (const std::size_t rows : {1u, 2u, 3u, 5u, 11u, 12u, 13u, 17u})
+            for (const std::size_t rows : {1u, 2u, 3u, 5u, 8u, 16u, 17u, 18u, 23u})
                 check(rows, outputs, inputs);
     // Several blocks of rows and of inputs.
-    check(12, 33, 1283);
+    check(17, 33, 1283);
     check(133, 17, 640);
     check(277, 16, 645);
 }
@@ -90,6 +90,17 @@ TEST_CASE("a row of an int8 product has the same bits alone, among others, and o
         CHECK(numbers::same_bits(one, {all.begin() + static_cast<std::ptrdiff_t>(row * 102),
                                        all.begin() + static_cast<std::ptrdiff_t>((row + 1) * 102)}));
     }
+    // Few rows with strips for every thread, or with fewer panels than threads.
+    for (const std::size_t outputs : {16u, 40u, 290u, 600u})
+        for (const std::size_t rows : {1u, 2u, 9u}) {
+            const problem few(rows, outputs, 4099, outputs);
+            const auto once = few.run(0, rows, alone);
+            for (const std::size_t members : {2u, 3u, 5u}) {
+                kv::team shared(members);
+                INFO(rows << " rows, " << outputs << " outputs, " << members << " threads");
+                CHECK(numbers::same_bits(once, few.run(0, rows, shared)));
+            }
+        }
 }
 
 TEST_CASE("an int8 product stays within the rounding of its weights and activations") {

@@ -59,15 +59,20 @@ KVCACHE_INLINE inline void put_activations(const f32x16& x, int8_activation* to)
 
 #elif defined(__AVX2__)
 
-using int8_activation = std::int16_t; // products of 16-bit pairs: VPMADDUBSW of bytes would saturate
+using int8_activation = std::int16_t; // that many rows are read in pairs: int8_words
 inline constexpr std::int32_t activation_offset = 0;
 
-inline constexpr std::size_t int8_parts = 4; // four outputs each: the sums of even and of odd pairs of inputs
+inline constexpr std::size_t int8_parts = 2; // eight outputs each
 using int8_vector = __m256i;
 
-inline constexpr std::size_t int8_rows_together = 2; // with weights, a row and a product that is 11 of 16 registers
-inline constexpr std::size_t int8_panels_together = 1;
-inline constexpr std::size_t int8_panels_of_one = 4; // streams of memory that one row reads
+inline constexpr std::size_t int8_rows_together = 2;
+inline constexpr std::size_t int8_panels_together = 3;
+inline constexpr std::size_t int8_panels_of_one = 8; // their sums go through the first cache, while memory is awaited
+
+/// Four activations, the same for all outputs.
+struct int8_four {
+    __m256i levels, sizes;
+};
 
 /// Steps that pass through here keep their order: a compiler that loads everything first has no registers for the sums.
 [[nodiscard]] KVCACHE_INLINE inline int8_vector in_order(int8_vector x) noexcept {
@@ -80,25 +85,26 @@ inline constexpr std::size_t int8_panels_of_one = 4; // streams of memory that o
 [[nodiscard]] KVCACHE_INLINE inline int8_vector no_sums() noexcept {
     return _mm256_setzero_si256();
 }
-[[nodiscard]] KVCACHE_INLINE inline int8_vector load_weights(const std::int8_t* from, std::size_t part) noexcept {
-    __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 16 * part)));
-    return in_order(words);
+[[nodiscard]] KVCACHE_INLINE inline const __m256i* load_weights(const std::int8_t* from, std::size_t part) noexcept {
+    return reinterpret_cast<const __m256i*>(from + 32 * part); // read where they are used, for want of registers
 }
-[[nodiscard]] KVCACHE_INLINE inline int8_vector load_four(const int8_activation* x) noexcept {
+[[nodiscard]] KVCACHE_INLINE inline int8_four load_four(const int8_activation* x) noexcept {
     std::int64_t four;
     std::memcpy(&four, x, sizeof four);
-    return _mm256_set1_epi64x(four);
+    const __m256i words = _mm256_set1_epi64x(four), levels = _mm256_packs_epi16(words, words);
+    return {levels, _mm256_abs_epi8(levels)};
 }
-[[nodiscard]] KVCACHE_INLINE inline int8_vector add_dots(int8_vector sums, int8_vector weights,
-                                                         int8_vector four) noexcept {
-    return in_order(_mm256_add_epi32(sums, _mm256_madd_epi16(weights, four)));
+/// VPMADDUBSW wants one side unsigned: the activations' signs go to the weights. Pairs of products of levels are
+/// 2 * 127 * 127 at most, which is an int16.
+[[nodiscard]] KVCACHE_INLINE inline int8_vector add_dots(int8_vector sums, const __m256i* weights,
+                                                         const int8_four& four) noexcept {
+    const __m256i with_signs = _mm256_sign_epi8(_mm256_loadu_si256(weights), four.levels);
+    const __m256i pairs = _mm256_maddubs_epi16(four.sizes, with_signs);
+    return in_order(_mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
 }
 inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
-    for (std::size_t i = 0; i < int8_parts; ++i) {
-        const __m256i folded = _mm256_add_epi32(sums[i], _mm256_srli_epi64(sums[i], 32));
-        const __m256i four = _mm256_permutevar8x32_epi32(folded, _mm256_setr_epi32(0, 2, 4, 6, 0, 0, 0, 0));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 4 * i), _mm256_castsi256_si128(four));
-    }
+    for (std::size_t i = 0; i < int8_parts; ++i)
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 8 * i), sums[i]);
 }
 /// Writes 16 whole numbers, none larger than 127, as activations.
 KVCACHE_INLINE inline void put_activations(const f32x16& x, int8_activation* to) noexcept {

@@ -8,14 +8,18 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
+#include <memory>
 #include <span>
+#include <utility>
 
 namespace kvcache {
 
 /// The weights of y = W x as int8 with one scale an output: w = q * scale, |q| <= 127. Packed in panels of 16 outputs,
 /// in each the inputs in ascending fours and for every four its 16 x 4 weights, as the dot-product instructions of x86
-/// (VNNI) and ARM read them. (outputs / 16, inputs / 4, 16, 4), zeros behind the last output and input.
+/// (VNNI) and ARM read them. (outputs / 16, inputs / 4, 16, 4), zeros behind the last output and input. Copies look at
+/// the same weights.
 class int8_matrix {
 public:
     static constexpr std::size_t panel_width = 16;
@@ -23,14 +27,28 @@ public:
 
     int8_matrix() = default;
 
-    /// Requires: inputs <= most_inputs.
+    /// What a matrix takes, with its scales and sums: a multiple of a cache line.
+    [[nodiscard]] static constexpr std::size_t bytes_of(std::size_t outputs, std::size_t inputs) noexcept {
+        return panels_of(outputs) * (panel_bytes_of(inputs) + panel_width * (sizeof(float) + sizeof(std::int32_t)));
+    }
+
+    /// All zeros, in memory of its own. Requires: inputs <= most_inputs.
     int8_matrix(std::size_t outputs, std::size_t inputs)
+        : int8_matrix(outputs, inputs, shared_memory(bytes_of(outputs, inputs), nullptr)) {}
+
+    /// The same in bytes_of() bytes that begin on a cache line, and that it keeps alive: small matrices side by side
+    /// lie on huge pages, where each by itself would not.
+    int8_matrix(std::size_t outputs, std::size_t inputs, std::shared_ptr<std::byte> memory)
         : outputs_(outputs),
           inputs_(inputs),
-          numbers_(panels() * panel_bytes()),
-          scales_(panels() * panel_width),
-          sums_(panels() * panel_width) {
+          levels_(reinterpret_cast<std::int8_t*>(memory.get())),
+          scales_(reinterpret_cast<float*>(levels_ + panels() * panel_bytes())),
+          sums_(reinterpret_cast<std::int32_t*>(scales_ + panels() * panel_width)),
+          memory_(std::move(memory)) {
         expects(inputs <= most_inputs, "an int8 matrix has at most 65536 inputs");
+        expects(reinterpret_cast<std::uintptr_t>(memory_.get()) % line_bytes == 0,
+                "packed weights begin on a cache line");
+        std::memset(memory_.get(), 0, bytes());
     }
 
     /// Rounds the weights of one output to the nearest of 255 levels, ties to even. (inputs)
@@ -45,8 +63,7 @@ public:
             finite = finite && std::isfinite(w);
         }
         const float scale = finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
-        std::int8_t* to =
-            numbers_.data() + output / panel_width * panel_bytes() + output % panel_width * inputs_together;
+        std::int8_t* to = levels_ + output / panel_width * panel_bytes() + output % panel_width * inputs_together;
         std::int32_t sum = 0;
         for (std::size_t k = 0; k < inputs_; ++k) {
             const float level = scale > 0.0f ? std::nearbyint(weights[k] / scale) : 0.0f;
@@ -70,34 +87,38 @@ public:
 
     [[nodiscard]] std::size_t outputs() const noexcept { return outputs_; }
     [[nodiscard]] std::size_t inputs() const noexcept { return inputs_; }
-    [[nodiscard]] std::size_t panels() const noexcept { return (outputs_ + panel_width - 1) / panel_width; }
+    [[nodiscard]] std::size_t panels() const noexcept { return panels_of(outputs_); }
     /// Fours of inputs.
-    [[nodiscard]] std::size_t fours() const noexcept { return (inputs_ + inputs_together - 1) / inputs_together; }
-    [[nodiscard]] std::size_t bytes() const noexcept {
-        return numbers_.size() + scales_.size() * sizeof(float) + sums_.size() * sizeof(std::int32_t);
-    }
+    [[nodiscard]] std::size_t fours() const noexcept { return fours_of(inputs_); }
+    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_of(outputs_, inputs_); }
 
     /// The weights of outputs [16 * index, 16 * index + 16). (inputs / 4, 16, 4)
-    [[nodiscard]] const std::int8_t* panel(std::size_t index) const noexcept {
-        return numbers_.data() + index * panel_bytes();
-    }
+    [[nodiscard]] const std::int8_t* panel(std::size_t index) const noexcept { return levels_ + index * panel_bytes(); }
     /// What one level of an output is worth, from output 16 * index on. (16)
-    [[nodiscard]] const float* scales(std::size_t index) const noexcept { return scales_.data() + index * panel_width; }
+    [[nodiscard]] const float* scales(std::size_t index) const noexcept { return scales_ + index * panel_width; }
     /// The sum of an output's levels, from output 16 * index on. (16)
-    [[nodiscard]] const std::int32_t* sums(std::size_t index) const noexcept {
-        return sums_.data() + index * panel_width;
-    }
+    [[nodiscard]] const std::int32_t* sums(std::size_t index) const noexcept { return sums_ + index * panel_width; }
 
 private:
     static constexpr std::size_t inputs_together = 4;
 
-    [[nodiscard]] std::size_t panel_bytes() const noexcept { return fours() * inputs_together * panel_width; }
+    [[nodiscard]] static constexpr std::size_t panels_of(std::size_t outputs) noexcept {
+        return (outputs + panel_width - 1) / panel_width;
+    }
+    [[nodiscard]] static constexpr std::size_t fours_of(std::size_t inputs) noexcept {
+        return (inputs + inputs_together - 1) / inputs_together;
+    }
+    [[nodiscard]] static constexpr std::size_t panel_bytes_of(std::size_t inputs) noexcept {
+        return fours_of(inputs) * inputs_together * panel_width;
+    }
+    [[nodiscard]] std::size_t panel_bytes() const noexcept { return panel_bytes_of(inputs_); }
 
     std::size_t outputs_ = 0;
     std::size_t inputs_ = 0;
-    aligned_vector<std::int8_t> numbers_;
-    aligned_vector<float> scales_;
-    aligned_vector<std::int32_t> sums_;
+    std::int8_t* levels_ = nullptr; // (panels, fours, 16, 4), and behind them:
+    float* scales_ = nullptr;       // (panels, 16)
+    std::int32_t* sums_ = nullptr;  // (panels, 16)
+    std::shared_ptr<std::byte> memory_;
 };
 
 } // namespace kvcache

@@ -19,40 +19,42 @@ namespace kvcache {
 
 namespace detail {
 
-// Rows [row, row + Rows) with the 16 outputs of each of some panels.
+// Rows [row, row + Rows) with the 16 outputs of each of some panels, `step` apart.
 template <std::size_t Rows, std::size_t Panels>
-inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w, std::size_t panel, const rows_out& y) {
+inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w, std::size_t panel, std::size_t step,
+                      const rows_out& y) {
     int8_vector sums[Rows * Panels * int8_parts]; // flat: GCC 12 keeps no nested array in registers
     unrolled<Rows * Panels * int8_parts>([&](auto i) KVCACHE_INLINE { sums[i] = no_sums(); });
     const int8_activation* from = x.row(row);
     const std::size_t stride = x.stride();
     const std::int8_t* weights[Panels];
-    unrolled<Panels>([&](auto p) KVCACHE_INLINE { weights[p] = w.panel(panel + p); });
+    unrolled<Panels>([&](auto p) KVCACHE_INLINE { weights[p] = w.panel(panel + p * step); });
     if constexpr (Rows > 1)
         for (std::size_t r = 0; r < Rows; ++r)
             for (std::size_t p = 0; p < Panels; ++p)
-                prefetch_to_write(y.data, (row + r) * y.stride + (panel + p) * 16);
+                prefetch_to_write(y.data, (row + r) * y.stride + (panel + p * step) * 16);
     constexpr std::size_t soon = 4; // fours ahead: weights come from the second cache
-    for (std::size_t four = 0; four < w.fours(); ++four, from += 4)
-        unrolled<int8_parts>([&](auto part) KVCACHE_INLINE {
-            using loaded = decltype(load_weights(weights[0], part));
-            loaded these[Panels];
-            unrolled<Panels>([&](auto p) KVCACHE_INLINE { these[p] = load_weights(weights[p] + four * 64, part); });
-            unrolled<Rows>([&](auto r) KVCACHE_INLINE {
-                const auto own = load_four(from + r * stride);
-                if constexpr (Rows > 1 && r < Panels && part == 0)
-                    prefetch(weights[r], (four + soon) * 64);
-                unrolled<Panels>([&](auto p) KVCACHE_INLINE {
-                    auto& sum = sums[(r * Panels + p) * int8_parts + part];
-                    sum = add_dots(sum, these[p], own);
-                });
+    for (std::size_t four = 0; four < w.fours(); ++four, from += 4) {
+        decltype(load_weights(weights[0], 0)) these[Panels * int8_parts];
+        unrolled<Panels * int8_parts>([&](auto i) KVCACHE_INLINE {
+            these[i] = load_weights(weights[i / int8_parts] + four * 64, i % int8_parts);
+        });
+        unrolled<Rows>([&](auto r) KVCACHE_INLINE {
+            const auto own = load_four(from + r * stride);
+            if constexpr (Rows > 1 && r < Panels)
+                prefetch(weights[r], (four + soon) * 64);
+            unrolled<Panels * int8_parts>([&](auto i) KVCACHE_INLINE {
+                auto& sum = sums[r * Panels * int8_parts + i];
+                sum = add_dots(sum, these[i], own);
             });
         });
+    }
     for (std::size_t r = 0; r < Rows; ++r)
         for (std::size_t p = 0; p < Panels; ++p) {
-            const std::size_t output = (panel + p) * 16, left = std::min<std::size_t>(16, w.outputs() - output);
-            const f32x16 scale = f32x16::broadcast(x.scale(row + r)) * f32x16::load(w.scales(panel + p));
-            (exact_sums(sums + (r * Panels + p) * int8_parts, w.sums(panel + p)) * scale)
+            const std::size_t of = panel + p * step, output = of * 16;
+            const std::size_t left = std::min<std::size_t>(16, w.outputs() - output);
+            const f32x16 scale = f32x16::broadcast(x.scale(row + r)) * f32x16::load(w.scales(of));
+            (exact_sums(sums + (r * Panels + p) * int8_parts, w.sums(of)) * scale)
                 .store_up_to(y.data + (row + r) * y.stride + output, left);
         }
 }
@@ -64,31 +66,54 @@ KVCACHE_ONCE void int8_tiles(const int8_rows& x, std::size_t row, std::size_t la
     for (std::size_t tiles = (last - row + Tall - 1) / Tall; tiles > 0; --tiles) {
         const std::size_t rows = (last - row + tiles - 1) / tiles;
         with_rows<Tall>(rows, [&]<std::size_t Rows> {
-            with_rows<Wide>(panels, [&]<std::size_t Panels> { int8_tile<Rows, Panels>(x, row, w, panel, y); });
+            with_rows<Wide>(panels, [&]<std::size_t Panels> { int8_tile<Rows, Panels>(x, row, w, panel, 1, y); });
         });
         row += rows;
     }
+}
+
+// A row alone with every `step`-th panel from one on, up to Wide: each is a stream of memory, which goes on where
+// the next panel is the next call's.
+template <std::size_t Wide>
+KVCACHE_ONCE void int8_streams(const int8_rows& x, const int8_matrix& w, std::size_t panel, std::size_t step,
+                               const rows_out& y) {
+    with_rows<Wide>((w.panels() - panel + step - 1) / step,
+                    [&]<std::size_t Panels> { int8_tile<1, Panels>(x, 0, w, panel, step, y); });
 }
 
 #if defined(KVCACHE_COMPILED)
 extern template void int8_tiles<int8_rows_together, int8_panels_together>(const int8_rows&, std::size_t, std::size_t,
                                                                           const int8_matrix&, std::size_t, std::size_t,
                                                                           const rows_out&);
-extern template void int8_tiles<1, int8_panels_of_one>(const int8_rows&, std::size_t, std::size_t, const int8_matrix&,
-                                                       std::size_t, std::size_t, const rows_out&);
+extern template void int8_streams<int8_panels_of_one>(const int8_rows&, const int8_matrix&, std::size_t, std::size_t,
+                                                      const rows_out&);
 #endif
 
-// All rows, in blocks, with strips of up to Wide panels, shared among threads.
-template <std::size_t Tall, std::size_t Wide>
-void int8_blocks(const int8_rows& x, std::size_t rows, const int8_matrix& w, const rows_out& y, team& threads) {
-    constexpr std::size_t block = 48 * Tall;
-    const std::size_t blocks = (rows + block - 1) / block, strips = (w.panels() + Wide - 1) / Wide;
+// Strips of up to `wide` panels, as many for every thread.
+inline std::size_t int8_strips(const int8_matrix& w, std::size_t wide, const team& threads) {
+    const std::size_t shares = wide * threads.threads();
+    return std::min(w.panels(), (w.panels() + shares - 1) / shares * threads.threads());
+}
+
+// All rows, in blocks, with strips of neighbouring panels.
+inline void int8_blocks(const int8_rows& x, std::size_t rows, const int8_matrix& w, const rows_out& y, team& threads) {
+    constexpr std::size_t tall = int8_rows_together, wide = int8_panels_together, block = 48 * tall;
+    const std::size_t blocks = (rows + block - 1) / block, strips = int8_strips(w, wide, threads);
     threads.share(blocks * strips, rows * w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
         for (std::size_t job = begin; job < end; ++job) {
-            const std::size_t first = job / strips * block, panel = job % strips * Wide;
-            int8_tiles<Tall, Wide>(x, first, std::min(first + block, rows), w, panel,
-                                   std::min(Wide, w.panels() - panel), y);
+            const std::size_t first = job / strips * block, strip = job % strips;
+            const std::size_t panel = w.panels() * strip / strips, behind = w.panels() * (strip + 1) / strips;
+            int8_tiles<tall, wide>(x, first, std::min(first + block, rows), w, panel, behind - panel, y);
         }
+    });
+}
+
+// A row alone: each weight comes from memory once.
+inline void int8_row(const int8_rows& x, const int8_matrix& w, const rows_out& y, team& threads) {
+    const std::size_t strips = int8_strips(w, int8_panels_of_one, threads);
+    threads.share_adjacent(strips, 1, w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
+        for (std::size_t strip = begin; strip < end; ++strip)
+            int8_streams<int8_panels_of_one>(x, w, strip, strips, y);
     });
 }
 
@@ -147,9 +172,9 @@ inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, t
     }
 #endif
     if (x.rows == 1)
-        detail::int8_blocks<1, detail::int8_panels_of_one>(scratch, 1, w, y, threads);
+        detail::int8_row(scratch, w, y, threads);
     else
-        detail::int8_blocks<detail::int8_rows_together, detail::int8_panels_together>(scratch, x.rows, w, y, threads);
+        detail::int8_blocks(scratch, x.rows, w, y, threads);
 }
 
 } // namespace kvcache

@@ -27,7 +27,7 @@ struct word_pair {
 #if defined(KVCACHE_INT8_WORDS)
 
 // Fewer rows would not repay the widening.
-inline constexpr std::size_t fewest_word_rows = 12;
+inline constexpr std::size_t fewest_word_rows = 17;
 
 // Fours of inputs that run before the next do: their words stay in the first cache.
 inline constexpr std::size_t word_fours = 160;

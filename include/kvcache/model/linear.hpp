@@ -22,7 +22,7 @@ namespace kvcache {
 
 /// y = x W^T + b with packed weights, kept in the format they are stored in: F32, BF16 or F16. All three widen exactly,
 /// so the format decides speed and memory, never bits of the product. Or in int8, which is another, coarser map. Copies
-/// share the weights, but those in int8.
+/// share the weights.
 class linear {
 public:
     linear() = default;
@@ -62,9 +62,13 @@ public:
         return made;
     }
 
-    /// The same map with weights in int8, one scale an output. Cost: every weight is read once, by all threads.
-    [[nodiscard]] linear in_int8(team& threads) const {
-        int8_matrix rounded(outputs(), inputs());
+    /// What the same map takes in int8.
+    [[nodiscard]] std::size_t int8_bytes() const { return int8_matrix::bytes_of(outputs(), inputs()); }
+
+    /// The same map with weights in int8, one scale an output, in int8_bytes() of memory on a cache line, which it
+    /// keeps alive. Cost: every weight is read once, by all threads.
+    [[nodiscard]] linear in_int8(team& threads, std::shared_ptr<std::byte> memory) const {
+        int8_matrix rounded(outputs(), inputs(), std::move(memory));
         threads.share(outputs(), outputs() * inputs(), [&](std::size_t begin, std::size_t end) {
             std::vector<float> weights(inputs());
             for (std::size_t output = begin; output < end; ++output) {
@@ -77,6 +81,7 @@ public:
         made.bias_ = bias_;
         return made;
     }
+    [[nodiscard]] linear in_int8(team& threads) const { return in_int8(threads, shared_memory(int8_bytes(), nullptr)); }
 
     void set_bias(std::vector<float> bias) {
         expects(bias.size() == outputs(), "a bias has one number an output");

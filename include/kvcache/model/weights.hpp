@@ -41,15 +41,25 @@ struct model_weights {
     std::vector<float> final_norm; // (hidden)
     linear head;                   // (vocabulary, hidden)
 
-    /// The same with every matrix in int8.
+    /// The same with every matrix in int8, all in one block of memory. Throws: std::bad_alloc.
     [[nodiscard]] model_weights in_int8(team& threads) const {
         model_weights rounded = *this;
-        for (linear* each : {&rounded.embedding, &rounded.head})
-            if (each->outputs() > 0)
-                *each = each->in_int8(threads);
+        std::vector<linear*> maps{&rounded.head};
+        if (embedding.outputs() > 0)
+            maps.push_back(&rounded.embedding);
         for (block_weights& layer : rounded.layers)
             for (linear* each : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
-                *each = each->in_int8(threads);
+                maps.push_back(each);
+        std::size_t bytes = 0;
+        for (const linear* each : maps)
+            bytes += each->int8_bytes();
+        const auto memory = shared_memory(bytes, nullptr);
+        std::byte* at = memory.get();
+        for (linear* each : maps) {
+            const std::size_t taken = each->int8_bytes();
+            *each = each->in_int8(threads, {memory, at});
+            at += taken;
+        }
         return rounded;
     }
 };
