@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -82,4 +83,32 @@ TEST_CASE("parts of different formats become one map in float32") {
     const kv::linear map = kv::linear::pack(parts);
     CHECK(map.format() == std::string("f32"));
     CHECK(numbers::same_bits(applied(map, 3), applied(kv::linear::pack(wide), 3)));
+}
+
+TEST_CASE(
+    "a linear map in int8 is the same in memory of its own and beside others, which it keeps, and copies share it") {
+    kv::team two(2);
+    const stored weights(70, 21, kv::dtype::f32, 1);
+    const std::array parts{weights.view()};
+    kv::linear map = kv::linear::pack(parts);
+    map.set_bias(numbers::uniforms(3, 70));
+    const std::size_t bytes = map.int8_bytes();
+    auto memory = kv::shared_memory(2 * bytes, nullptr);
+    std::memset(memory.get(), 0x5a, 2 * bytes);
+    const std::weak_ptr<std::byte> held = memory;
+
+    const kv::linear alone = map.in_int8(two);
+    kv::linear beside = map.in_int8(two, {memory, memory.get() + bytes});
+    CHECK(memory.get()[bytes - 1] == std::byte{0x5a});
+    memory.reset();
+    CHECK(beside.format() == std::string("int8"));
+    CHECK(beside.bytes() == bytes);
+    for (const std::size_t rows : {1u, 5u, 20u})
+        CHECK(numbers::same_bits(applied(alone, rows), applied(beside, rows)));
+    kv::linear copy = beside;
+    beside = {};
+    CHECK(numbers::same_bits(applied(alone, 5), applied(copy, 5)));
+    CHECK_FALSE(held.expired());
+    copy = {};
+    CHECK(held.expired());
 }
