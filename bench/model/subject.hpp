@@ -45,7 +45,7 @@ struct machine_limits {
 
 /// The model under test, the cache it shares, and what a token costs at least. The cache is full from the beginning,
 /// as that of a process that has run for a while: every prompt evicts one, and no page is new to the system, which
-/// takes longer to hand out memory than a prompt to write it.
+/// would clear it first.
 class subject {
 public:
     subject(const kvcache::transformer& model, std::size_t rows, std::size_t split)
