@@ -6,6 +6,7 @@
 
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/core/mixed_bits.hpp>
+#include <kvcache/core/sha256_builder.hpp>
 #include <kvcache/locking/mutexed.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/testing/random_weights.hpp>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/core/digest256.hpp>
+#include <kvcache/core/sha256_builder.hpp>
 
 #include <cstddef>
 #include <span>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/core/identity.hpp>
+#include <kvcache/core/identity_difference.hpp>
 #include <kvcache/testing/hash_laws.hpp>
 
 #include <set>

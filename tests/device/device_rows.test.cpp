@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What a device computed is not taken for what the host did, nor the other way.
 #include <kvcache/core/identity.hpp>
+#include <kvcache/core/identity_difference.hpp>
 #include <kvcache/device/device_rows.hpp>
 #include <kvcache/hash/xxh3.hpp>
 #include <kvcache/session/snapshot.hpp>

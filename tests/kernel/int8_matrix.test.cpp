@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/core/shared_memory.hpp>
 #include <kvcache/kernel/int8_matrix.hpp>
 
 #include <algorithm>

@@ -4,7 +4,6 @@
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/exact_page.hpp>
 #include <kvcache/core/page_table.hpp>
-#include <kvcache/kernel/rope.hpp>
 #include <kvcache/storage/concept.hpp>
 
 #include <cstddef>
@@ -12,6 +11,8 @@
 #include <span>
 
 namespace kvcache {
+
+class rope;
 
 /// The pages of one sequence as attention reads them.
 template <codec_state Codec, storage_state Storage>

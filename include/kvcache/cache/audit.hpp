@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/cache/sequence_state.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/index/concept.hpp>
 
@@ -41,8 +42,8 @@ public:
             if (i < state.sealed && index_.run(entry.page).size() != page_tokens_)
                 return broken("counts on a page in the index that is not there");
             if (!agree(entry, state, rows))
-                return broken("and the index disagree about the tokens of page " +
-                              std::to_string(index_of(entry.page)));
+                return broken(detail::joined(
+                    {"and the index disagree about the tokens of page ", std::to_string(index_of(entry.page))}));
             rows += entry.count;
         }
         for (const page_id page : state.sources)
@@ -50,8 +51,9 @@ public:
         if (state.has_copied_tail())
             ++held_[index_of(state.tail_before->page)];
         if (rows != state.tokens.size() + state.leased)
-            return broken("has " + std::to_string(rows) + " rows for " + std::to_string(state.tokens.size()) +
-                          " tokens and " + std::to_string(state.leased) + " reserved ones");
+            return broken(
+                detail::joined({"has ", std::to_string(rows), " rows for ", std::to_string(state.tokens.size()),
+                                " tokens and ", std::to_string(state.leased), " reserved ones"}));
         return {};
     }
 
@@ -64,11 +66,11 @@ private:
         const auto known = run.subspan(std::min<std::size_t>(entry.first, run.size()));
         const auto own = std::span<const token_id>(state.tokens).subspan(rows);
         const std::size_t both = std::min<std::size_t>({known.size(), entry.count, own.size()});
-        return std::ranges::equal(known.first(both), own.first(both));
+        return std::equal(known.data(), known.data() + both, own.data());
     }
 
     [[nodiscard]] static error broken(const std::string& how) {
-        return {error_code::malformed, "sequence", "a sequence " + how};
+        return {error_code::malformed, "sequence", detail::joined({"a sequence ", how})};
     }
 
     const Index& index_;

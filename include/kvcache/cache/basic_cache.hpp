@@ -6,15 +6,17 @@
 #include <kvcache/cache/chunk_search.hpp>
 #include <kvcache/cache/lease.hpp>
 #include <kvcache/cache/match.hpp>
+#include <kvcache/cache/no_tier_books.hpp>
 #include <kvcache/cache/page_books.hpp>
 #include <kvcache/cache/reuse.hpp>
 #include <kvcache/cache/sequence.hpp>
 #include <kvcache/cache/sequence_books.hpp>
 #include <kvcache/cache/stats.hpp>
-#include <kvcache/cache/tier_books.hpp>
 #include <kvcache/cache/weaver.hpp>
 #include <kvcache/codec/concept.hpp>
+#include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/identity.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/locking/concept.hpp>
 #include <kvcache/recompute/concept.hpp>
 #include <kvcache/storage/concept.hpp>
@@ -51,7 +53,9 @@ public:
     using tier_type = decltype(std::declval<const Tier&>().open());
 
     /// Whether pages stay in a tier when they leave memory.
-    static constexpr bool has_tier = tier_books<tier_type>::present;
+    static constexpr bool has_tier = !std::same_as<tier_type, no_tier::state>;
+    static_assert(
+        requires { sizeof(tier_books<tier_type>); }, "a cache with a tier needs <kvcache/tier.hpp>");
     static_assert(far_codec_state<codec_type> == far_storage_state<storage_type>,
                   "pages that the host cannot read have a storage and a codec of one kind (docs/cuda.md)");
     static_assert(host_storage_state<storage_type> || !has_tier, "a tier keeps pages that the host can read");
@@ -68,8 +72,8 @@ public:
         : shape_(checked(shape)),
           codec_(codec.open(shape)),
           identity_(complete(std::move(id))),
-          books_(shape, pages_in(limit), codec_.page_bytes(), tenants, page_writer<codec_type>, identity_, storage,
-                 hash, index, eviction, observer),
+          books_(shape, pages_in(limit), codec_.page_bytes(), tenants, identity_, storage, hash, index, eviction,
+                 observer),
           hash_(std::move(hash)),
           sequences_(books_, shape.tokens, coded()),
           recompute_(recompute.open(shape)),
@@ -143,15 +147,16 @@ public:
         state.leased = rows;
         state.has_lease = true;
         state.leased_at = std::chrono::steady_clock::now();
-        try {
-            if (sequences_.take_rows(state, codec_, in_tail, behind, copies ? used : 0) &&
-                sequences_.exact().open(state, used, at_once))
-                return lease(*this, state);
-        } catch (...) {
-            sequences_.undo(state);
-            throw;
-        }
-        sequences_.undo(state);
+        const bool taken = [&] {
+            detail::scope_guard undo([&] { sequences_.undo(state); });
+            if (!sequences_.take_rows(state, codec_, in_tail, behind, copies ? used : 0) ||
+                !sequences_.exact().open(state, used, at_once))
+                return false;
+            undo.dismiss();
+            return true;
+        }();
+        if (taken)
+            return lease(*this, state);
         return storage_says(sequences_.refuse(state, rows, needed, codec_.page_bytes()));
     }
 
@@ -227,8 +232,8 @@ public:
 
     /// A paragraph for people: shape, codec, how full, identity.
     [[nodiscard]] std::string describe() const {
-        return "kvcache: " + describe_pages(shape_, codec_.name(), stats()) + "; identity " +
-               to_string(digest_of(identity_));
+        return detail::joined({"kvcache: ", describe_pages(shape_, codec_.name(), stats()), "; identity ",
+                               to_string(digest_of(identity_))});
     }
 
     /// Proves the books: every page is free, held or idle, every holder is counted, every run is what its holders say.
@@ -249,7 +254,7 @@ public:
         auto known = std::make_unique<sequence_state>();
         known->tenant = tenant;
         known->prompt = tokens.size();
-        known->tokens.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(found.tokens));
+        known->tokens.assign(tokens.data(), tokens.data() + found.tokens);
         std::size_t left = found.tokens;
         for (const page_id page : found.pages) {
             const std::size_t rows = std::min<std::size_t>(left, shape_.tokens);
@@ -257,8 +262,8 @@ public:
             left -= rows;
         }
         const std::size_t kept = sequences_.exact().kept(*known, found.tokens);
-        known->tokens.resize(kept);
-        known->table.resize(known->cut(kept));
+        known->tokens.erase(known->tokens.begin() + static_cast<std::ptrdiff_t>(kept), known->tokens.end());
+        known->drop_entries(known->cut(kept));
         const auto pages = std::span(found.pages).first(known->table.size());
         if (tells)
             books_.tell({event_kind::matched, kept, tokens.size(), pages.size(), pages});
@@ -420,7 +425,7 @@ private:
     using books = page_books<storage_type, decltype(std::declval<const Hash&>().open(identity{})),
                              decltype(std::declval<const Index&>().open(page_shape{}, 0)),
                              decltype(std::declval<const Eviction&>().open(eviction_room{})),
-                             decltype(std::declval<const Observer&>().open())>;
+                             decltype(std::declval<const Observer&>().open()), page_writer<codec_type>>;
 
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
         expects(shape.valid(), "a page shape has no zero extent, and tokens is a multiple of 16");
@@ -441,8 +446,8 @@ private:
 
     [[nodiscard]] identity complete(identity id) const {
         id.codec = codec_.name();
-        id.layout = "key tiles of 16, value rows; " + std::to_string(shape_.layers) + " layers, " +
-                    std::to_string(shape_.kv_heads) + " KV heads of " + std::to_string(shape_.head_dim);
+        id.layout = detail::joined({"key tiles of 16, value rows; ", std::to_string(shape_.layers), " layers, ",
+                                    std::to_string(shape_.kv_heads), " KV heads of ", std::to_string(shape_.head_dim)});
         if constexpr (far_codec_state<codec_type>) {
             id.layout = codec_.layout_name();
             id.backend = codec_.backend();

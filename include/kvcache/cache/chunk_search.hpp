@@ -38,7 +38,7 @@ struct chunk_search {
                 continue;
             found.add_run(entries, goes_on && !found.runs.empty());
             for (const page_id page : path)
-                if (std::ranges::find(sources, page) == sources.end())
+                if (std::find(sources.begin(), sources.end(), page) == sources.end())
                     sources.push_back(page);
         }
         found.add(reuse_kind::missing, tokens.size() - found.end());
@@ -51,11 +51,12 @@ private:
         std::vector<page_id> path{last};
         while (const auto parent = index.parent(path.back()))
             path.push_back(*parent);
-        std::ranges::reverse(path);
+        std::reverse(path.begin(), path.end());
         return path;
     }
 
-    [[nodiscard]] static std::vector<page_entry> entries_of(std::span<const page_id> path, std::size_t page_tokens,
+    template <class Path>
+    [[nodiscard]] static std::vector<page_entry> entries_of(const Path& path, std::size_t page_tokens,
                                                             const chunk_match& chunk) {
         const std::size_t behind = (path.size() - 1) * page_tokens + chunk.end, begin = behind - chunk.count;
         const auto base = static_cast<std::int64_t>(chunk.first) - static_cast<std::int64_t>(begin);
@@ -70,18 +71,20 @@ private:
     }
 
     // Whether an entry's first row lies right behind another's last one where both were computed.
-    [[nodiscard]] static bool follows(std::span<const page_id> path, const page_entry& before, const page_entry& next) {
+    template <class Path>
+    [[nodiscard]] static bool follows(const Path& path, const page_entry& before, const page_entry& next) {
         if (before.base != next.base)
             return false;
         if (before.page == next.page)
             return before.first + before.count == next.first;
-        const auto at = std::ranges::find(path, next.page);
+        const auto at = std::find(path.begin(), path.end(), next.page);
         return next.first == 0 && at != path.begin() && *std::prev(at) == before.page;
     }
 
     // Keeps of entries from `position` on what lies in [first, last).
-    static void cut(std::vector<page_entry>& entries, std::size_t position, std::size_t first, std::size_t last) {
-        std::vector<page_entry> kept;
+    template <class Entries>
+    static void cut(Entries& entries, std::size_t position, std::size_t first, std::size_t last) {
+        Entries kept;
         for (page_entry entry : entries) {
             const std::size_t begin = std::max(position, first), end = std::min(position + entry.count, last);
             entry.first += static_cast<std::uint32_t>(begin - position);

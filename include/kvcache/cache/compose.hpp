@@ -3,7 +3,7 @@
 
 #include <kvcache/cache/basic_cache.hpp>
 #include <kvcache/codec/plain.hpp>
-#include <kvcache/eviction/follow_leader.hpp>
+#include <kvcache/eviction/reuse_forecast.hpp>
 #include <kvcache/hash/xxh3.hpp>
 #include <kvcache/index/radix.hpp>
 #include <kvcache/locking/unlocked.hpp>
@@ -37,7 +37,7 @@ struct compose {
     using type =
         basic_cache<typename slot<codec_role, plain, Ps...>::type, typename slot<storage_role, heap, Ps...>::type,
                     typename slot<hash_role, xxh3, Ps...>::type, typename slot<index_role, radix, Ps...>::type,
-                    typename slot<eviction_role, follow_leader, Ps...>::type,
+                    typename slot<eviction_role, reuse_forecast, Ps...>::type,
                     typename slot<recompute_role, exact_prefix, Ps...>::type,
                     typename slot<tier_role, no_tier, Ps...>::type, typename slot<observer_role, silent, Ps...>::type,
                     typename slot<locking_role, unlocked, Ps...>::type>;

@@ -4,6 +4,7 @@
 #include <kvcache/cache/exact_ring.hpp>
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/codec/concept.hpp>
+#include <kvcache/core/exceptions.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -26,9 +27,54 @@ public:
 
     /// How many of a sequence's first `tokens` tokens can be continued: to the last token before which all is there
     /// that the next query reads exactly.
-    [[nodiscard]] std::size_t kept(const sequence_state& state, std::size_t tokens) const noexcept {
-        if (!coded_)
+    [[nodiscard]] std::size_t kept([[maybe_unused]] const sequence_state& state, std::size_t tokens) const noexcept {
+        if constexpr (!PageBooks::coded)
             return tokens;
+        else
+            return kept_exactly(state, tokens);
+    }
+
+    /// Exact pages that a lease makes: for a copied last page, and for `fresh` new ones behind `before`.
+    [[nodiscard]] std::size_t needed(bool copies, std::size_t before, std::size_t fresh, std::size_t at_once) const {
+        return PageBooks::coded ? (copies ? 1 : 0) + places(before, fresh, at_once) : 0;
+    }
+
+    /// Makes the exact rows of a lease whose pages the table has already. `used` rows of the last page before are in
+    /// use, or all. False if there is no memory: what was made is the lease's, and ends with it.
+    [[nodiscard]] bool open([[maybe_unused]] sequence_state& state, [[maybe_unused]] std::uint32_t used,
+                            [[maybe_unused]] std::size_t at_once) {
+        if constexpr (!PageBooks::coded)
+            return true;
+        else
+            return open_exactly(state, used, at_once);
+    }
+
+    /// The exact rows that a lease gives a page of its own when all its rows are committed; null if it gives none.
+    [[nodiscard]] exact_page* given([[maybe_unused]] const sequence_state& state,
+                                    [[maybe_unused]] std::size_t entry) const noexcept {
+        if constexpr (!PageBooks::coded)
+            return nullptr;
+        else
+            return given_exactly(state, entry);
+    }
+
+    /// Gives the pages what they keep of a lease's exact rows, and ends the others. Returns how many of the tokens
+    /// stay.
+    [[nodiscard]] std::size_t settle(sequence_state& state) noexcept {
+        if constexpr (!PageBooks::coded)
+            return state.tokens.size();
+        else
+            return settle_exactly(state);
+    }
+
+    /// Ends the exact rows that a lease has and no page.
+    void end([[maybe_unused]] exact_ring& ring) noexcept {
+        if constexpr (PageBooks::coded)
+            end_exactly(ring);
+    }
+
+private:
+    [[nodiscard]] std::size_t kept_exactly(const sequence_state& state, std::size_t tokens) const noexcept {
         if (tokens % page_tokens_ != 0 && !has(state, tokens / page_tokens_))
             tokens -= tokens % page_tokens_;
         while (tokens > 0) {
@@ -43,17 +89,8 @@ public:
         return tokens;
     }
 
-    /// Exact pages that a lease makes: for a copied last page, and for `fresh` new ones behind `before`.
-    [[nodiscard]] std::size_t needed(bool copies, std::size_t before, std::size_t fresh, std::size_t at_once) const {
-        return coded_ ? (copies ? 1 : 0) + places(before, fresh, at_once) : 0;
-    }
-
-    /// Makes the exact rows of a lease whose pages the table has already. `used` rows of the last page before are in
-    /// use, or all. False if there is no memory: what was made is the lease's, and ends with it.
-    [[nodiscard]] bool open(sequence_state& state, std::uint32_t used, std::size_t at_once) {
-        if (!coded_)
-            return true;
-        try {
+    [[nodiscard]] bool open_exactly(sequence_state& state, std::uint32_t used, std::size_t at_once) {
+        const bool made = detail::completes<std::bad_alloc>([&] {
             if (state.has_copied_tail()) {
                 const page_id own = state.table[state.pages_before - 1].page;
                 pages_.exact().give(own, pages_.exact().make());
@@ -69,7 +106,8 @@ public:
                 ring.places.back()->begin(0);
             }
             state.exact_rows.resize(state.table.size());
-        } catch (const std::bad_alloc&) {
+        });
+        if (!made) {
             std::erase(state.ring.places, nullptr);
             return false;
         }
@@ -80,21 +118,14 @@ public:
         return pages_.keep_free(pages_.exact().aside());
     }
 
-    /// The exact rows that a lease gives a page of its own when all its rows are committed; null if it gives none.
-    [[nodiscard]] exact_page* given(const sequence_state& state, std::size_t entry) const noexcept {
-        if (!coded_)
-            return nullptr;
+    [[nodiscard]] exact_page* given_exactly(const sequence_state& state, std::size_t entry) const noexcept {
         const std::size_t tokens = state.tokens.size() + state.leased, last = tokens / page_tokens_;
         const bool gives = stays(entry, last) && (entry < last || tokens % page_tokens_ != 0) &&
                            state.ring.keeps(entry, state.table.size());
         return gives ? state.ring.at(entry) : nullptr;
     }
 
-    /// Gives the pages what they keep of a lease's exact rows, and ends the others. Returns how many of the tokens
-    /// stay.
-    [[nodiscard]] std::size_t settle(sequence_state& state) noexcept {
-        if (!coded_)
-            return state.tokens.size();
+    [[nodiscard]] std::size_t settle_exactly(sequence_state& state) noexcept {
         const std::size_t entries = state.table.size(), tokens = state.tokens.size();
         const std::size_t last = tokens / page_tokens_; // the page that is not full, or would be next
         const std::size_t before = std::min(state.pages_before, entries);
@@ -111,14 +142,12 @@ public:
         return stay;
     }
 
-    /// Ends the exact rows that a lease has and no page.
-    void end(exact_ring& ring) noexcept {
+    void end_exactly(exact_ring& ring) noexcept {
         for (auto& place : ring.places)
             pages_.exact().end(std::move(place));
         ring.places.clear();
     }
 
-private:
     [[nodiscard]] bool has(const sequence_state& state, std::size_t entry) const noexcept {
         return entry < state.table.size() && pages_.exact().of(state.table[entry].page) != nullptr;
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/attention/paged_attention.hpp>
+#include <kvcache/attention/paged_rows.hpp>
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/core/contract.hpp>
 

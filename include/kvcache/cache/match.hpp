@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/cache/sequence.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/index/concept.hpp>
 
 #include <optional>
@@ -30,9 +31,9 @@ public:
 
     /// One sentence for people: "37 of 52 tokens known; token 37 differs from the one stored (1189)".
     [[nodiscard]] std::string explain() const {
-        std::string words = std::to_string(tokens()) + " of " + std::to_string(of_) + " tokens known";
+        std::string words = detail::joined({std::to_string(tokens()), " of ", std::to_string(of_), " tokens known"});
         if (loaded_ > 0)
-            words += ", " + std::to_string(loaded_) + " of them from the tier";
+            words += detail::joined({", ", std::to_string(loaded_), " of them from the tier"});
         switch (end_) {
         case match_end::complete:
             break;
@@ -40,8 +41,8 @@ public:
             words += "; nothing is stored behind them";
             break;
         case match_end::different:
-            words += "; token " + std::to_string(compared()) + " differs from the one stored (" +
-                     std::to_string(index_of(*stored_)) + ")";
+            words += detail::joined({"; token ", std::to_string(compared()), " differs from the one stored (",
+                                     std::to_string(index_of(*stored_)), ")"});
             break;
         }
         return words;

@@ -6,6 +6,8 @@
 #include <kvcache/cache/page_ranks.hpp>
 #include <kvcache/cache/rooted_index.hpp>
 #include <kvcache/cache/tenant_books.hpp>
+#include <kvcache/core/exceptions.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/page_table.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/shape.hpp>
@@ -26,15 +28,19 @@ namespace kvcache {
 
 /// What every page is doing: free, held by sequences, or idle: held by nobody and kept in the index until room is
 /// needed. An idle page's children are idle too, since whoever holds a page holds all that comes before it.
-template <storage_state Storage, hash_state Hash, index_state Index, eviction_state Eviction, observer_state Observer>
+/// `Coded`: whether the codec codes whole pages.
+template <storage_state Storage, hash_state Hash, index_state Index, eviction_state Eviction, observer_state Observer,
+          bool Coded>
 class page_books {
 public:
+    static constexpr bool coded = Coded;
+
     template <class Storages, class Hashes, class Indexes, class Evictions, class Observers>
-    page_books(page_shape shape, std::size_t pages, std::size_t page_bytes, std::size_t most_tenants, bool coded,
+    page_books(page_shape shape, std::size_t pages, std::size_t page_bytes, std::size_t most_tenants,
                const identity& id, const Storages& storages, const Hashes& hashes, const Indexes& indexes,
                const Evictions& evictions, const Observers& observers)
         : shape_(shape),
-          exact_(shape, pages, page_bytes, coded),
+          exact_(shape, pages, page_bytes),
           pool_(pages, storages.open(pages, page_bytes)),
           index_(indexes, shape, pages, most_tenants),
           ranks_(shape, pages, page_bytes, most_tenants, id, hashes, evictions),
@@ -46,8 +52,8 @@ public:
     [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
     [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
 
-    [[nodiscard]] exact_books& exact() noexcept { return exact_; }
-    [[nodiscard]] const exact_books& exact() const noexcept { return exact_; }
+    [[nodiscard]] exact_books<Coded>& exact() noexcept { return exact_; }
+    [[nodiscard]] const exact_books<Coded>& exact() const noexcept { return exact_; }
 
     /// Pages that can be had: free ones, and idle ones that may leave, but for those that exact rows weigh.
     [[nodiscard]] std::size_t available() const noexcept {
@@ -72,10 +78,7 @@ public:
     void tell(event what) noexcept {
         what.names = ranks_.prefixes();
         what.page_tokens = shape_.tokens;
-        try {
-            observer_.on(what);
-        } catch (...) {
-        }
+        detail::ignore_exceptions([&] { observer_.on(what); });
     }
 
     /// A page with one holder. Evicts where none is free, and once where the storage refuses a free one: the page that
@@ -169,12 +172,9 @@ public:
         ranks_.unrank(page); // its run has grown, and with it its name
         ranks_.follow(index_, index_.parent(page));
         if (full) {
-            try {
-                ranks_.rank(index_, page, length);
-            } catch (...) {
-                leave_index(page);
-                throw;
-            }
+            detail::scope_guard undo([&] { leave_index(page); });
+            ranks_.rank(index_, page, length);
+            undo.dismiss();
             tell_of(event_kind::published, page);
         }
         return page;
@@ -193,8 +193,8 @@ public:
             const page_id page{i};
             const bool known = index_.contains(page);
             if (pool_.holders(page) != held[i])
-                return broken(page, "counts " + std::to_string(pool_.holders(page)) + " holders and has " +
-                                        std::to_string(held[i]));
+                return broken(page, detail::joined({"counts ", std::to_string(pool_.holders(page)), " holders and has ",
+                                                    std::to_string(held[i])}));
             if (free[i] && (known || ranks_.ranked(page) || held[i] > 0))
                 return broken(page, "is free and in use");
             if (!free[i] && !known && held[i] == 0)
@@ -215,14 +215,16 @@ public:
                 return broken(page, "has a parent that is gone, childless or not held with it");
         }
         if (idle != idle_)
-            return error{error_code::malformed, "pages",
-                         std::to_string(idle) + " pages are idle, the books say " + std::to_string(idle_)};
+            return error{
+                error_code::malformed, "pages",
+                detail::joined({std::to_string(idle), " pages are idle, the books say ", std::to_string(idle_)})};
         return {};
     }
 
 private:
     [[nodiscard]] static error broken(page_id page, const std::string& how) {
-        return {error_code::malformed, "page " + std::to_string(index_of(page)), "the page " + how};
+        return {error_code::malformed, detail::joined({"page ", std::to_string(index_of(page))}),
+                detail::joined({"the page ", how})};
     }
 
     void wake(page_id page) noexcept {
@@ -242,13 +244,10 @@ private:
 
     // Whether a known page can wait for its next match: it is ranked, or can be; otherwise it leaves the index.
     [[nodiscard]] bool may_idle(page_id page) noexcept {
-        try {
-            ranks_.rank(index_, page, 0);
-        } catch (const std::bad_alloc&) {
+        const bool ranked = detail::completes<std::bad_alloc>([&] { ranks_.rank(index_, page, 0); });
+        if (!ranked)
             leave_index(page); // full pages are ranked as they are published, so this one is a leaf
-            return false;
-        }
-        return true;
+        return ranked;
     }
 
     // A held page leaves the index.
@@ -288,7 +287,7 @@ private:
     }
 
     page_shape shape_;
-    exact_books exact_;
+    exact_books<Coded> exact_;
     page_pool<Storage> pool_;
     rooted_index<Index> index_;
     page_ranks<Hash, Eviction> ranks_;

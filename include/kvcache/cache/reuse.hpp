@@ -55,7 +55,8 @@ struct reuse_map {
 
     /// Adds the tokens of these pages, which were computed elsewhere. What goes on there where the last span ended
     /// makes that longer.
-    void add_run(std::span<const page_entry> pages, bool goes_on) {
+    template <class Pages>
+    void add_run(const Pages& pages, bool goes_on) {
         std::size_t count = 0;
         for (const page_entry& entry : pages)
             count += entry.count;

@@ -33,7 +33,7 @@ public:
         if (tenant == 0)
             return index_.match(tokens);
         std::vector<token_id> query = run_of(tenant);
-        query.insert(query.end(), tokens.begin(), tokens.end());
+        query.insert(query.end(), tokens.data(), tokens.data() + tokens.size());
         index_match found = index_.match(query);
         found.pages.erase(found.pages.begin());
         found.tokens -= page_tokens_;

@@ -6,7 +6,9 @@
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/cache/weaver.hpp>
 #include <kvcache/codec/concept.hpp>
+#include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/page_table.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/observer/concept.hpp>
@@ -155,18 +157,17 @@ public:
             own.push_back(*page);
             pages_.pool().clear(*page);
         }
-        try {
-            woven.take(own, page_tokens_);
-            const std::vector<page_entry> table = woven.table();
-            state.prepare(table.size(), woven.rows().size());
-            state.sources.assign(sources.begin(), sources.end());
-            state.pages_before = state.table.size();
-            state.table.insert(state.table.end(), table.begin(), table.end());
-        } catch (...) {
+        detail::scope_guard undo([&] {
             state.sources.clear();
             give_back();
-            throw;
-        }
+        });
+        woven.take(own, page_tokens_);
+        const std::vector<page_entry> table = woven.table();
+        state.prepare(table.size(), woven.rows().size());
+        state.sources.assign(sources.data(), sources.data() + sources.size());
+        state.pages_before = state.table.size();
+        state.table.insert(state.table.end(), table.begin(), table.end());
+        undo.dismiss();
         for (const page_id page : state.sources)
             pages_.hold(page);
         for (std::size_t i = state.pages_before; i < state.table.size(); ++i)
@@ -187,20 +188,20 @@ public:
         const bool over_quota = pages_.room(state.tenant) < pages_.available();
         const std::size_t all = over_quota ? pages_.tenants().usage(state.tenant).quota : pages_.pool().pages();
         return {error_code::out_of_memory, over_quota ? "quota" : "pages",
-                std::to_string(rows) + " tokens need " + std::to_string(pages) + " pages of " +
-                    std::to_string(page_bytes) + " bytes; " + std::to_string(pages_.room(state.tenant)) + " of " +
-                    std::to_string(all) + " can be had"};
+                detail::joined({std::to_string(rows), " tokens need ", std::to_string(pages), " pages of ",
+                                std::to_string(page_bytes), " bytes; ", std::to_string(pages_.room(state.tenant)),
+                                " of ", std::to_string(all), " can be had"})};
     }
 
     /// Makes tokens of a sequence known as a chunk. False if they lie in no known page, or the index has no memory.
     bool note(const sequence_state& state, std::size_t first, std::size_t count) {
         const std::size_t last = first + count - 1;
-        try {
-            return pages_.chunks().note(state.tenant, state.table[last / page_tokens_].page,
-                                        static_cast<std::uint32_t>(last % page_tokens_ + 1), count);
-        } catch (const std::bad_alloc&) {
-            return false;
-        }
+        bool known = false;
+        return detail::completes<std::bad_alloc>([&] {
+                   known = pages_.chunks().note(state.tenant, state.table[last / page_tokens_].page,
+                                                static_cast<std::uint32_t>(last % page_tokens_ + 1), count);
+               }) &&
+               known;
     }
 
     /// Ends a lease: its first rows are these tokens, the others are given back. Of a codec of whole pages, rows of a
@@ -270,13 +271,10 @@ private:
                 return;
             const auto run = std::span<const token_id>(state.tokens).subspan(i * page_tokens_, entry.count);
             const auto parent = i > 0 ? std::optional(state.table[i - 1].page) : pages_.index().root_of(state.tenant);
-            try {
-                entry.page = pages_.publish(parent, run, entry.page, length);
-                if (entry.count == page_tokens_)
-                    state.sealed = i + 1;
-            } catch (const std::bad_alloc&) {
-                state.shares = false;
-            }
+            state.shares = detail::completes<std::bad_alloc>(
+                [&] { entry.page = pages_.publish(parent, run, entry.page, length); });
+            if (state.shares && entry.count == page_tokens_)
+                state.sealed = i + 1;
         }
     }
 

@@ -84,6 +84,12 @@ struct sequence_state {
         return kept;
     }
 
+    /// Keeps the first `kept` entries and leaves their pages to the caller.
+    void drop_entries(std::size_t kept) noexcept {
+        while (table.size() > kept)
+            table.pop_back();
+    }
+
     /// Whether a lease has put a copy in the place of the last page.
     [[nodiscard]] bool has_copied_tail() const noexcept {
         return tail_before && tail_before->page != table[pages_before - 1].page;
@@ -92,16 +98,16 @@ struct sequence_state {
     /// The books of a sequence that begins with the first `count` tokens and pages of this one.
     [[nodiscard]] std::unique_ptr<sequence_state> begin(std::size_t count, std::size_t page_tokens) const {
         auto copy = std::make_unique<sequence_state>();
-        copy->tokens.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(count));
-        copy->table = table;
-        copy->table.resize(copy->cut(count));
+        copy->tokens.assign(tokens.data(), tokens.data() + count);
+        copy->table.assign(table.data(), table.data() + table.size());
+        copy->drop_entries(copy->cut(count));
         copy->sealed = std::min(sealed, copy->full_entries(page_tokens));
         copy->tenant = tenant;
         copy->cacheable = cacheable;
         copy->shares = shares;
         if (count > exact) {
             copy->exact = exact;
-            copy->sources = sources;
+            copy->sources.assign(sources.data(), sources.data() + sources.size());
         }
         return copy;
     }
@@ -122,8 +128,7 @@ struct sequence_state {
             behind.push_back(entry);
         }
         table.reserve(table.size() + behind.size());
-        tokens.insert(tokens.end(), from.tokens.begin() + static_cast<std::ptrdiff_t>(first + count),
-                      from.tokens.end());
+        tokens.insert(tokens.end(), from.tokens.data() + first + count, from.tokens.data() + from.tokens.size());
         if (!behind.empty()) {
             exact = std::min(exact, first);
             shares = false;
@@ -150,11 +155,12 @@ struct sequence_state {
     void append(std::span<const token_id> more) noexcept {
         const std::size_t old = tokens.size(), needed = old + more.size();
         if (needed > tokens.capacity()) {
-            room.assign(tokens.begin(), tokens.end());
+            const token_id* const own = tokens.data();
+            room.assign(own, own + old);
             room.swap(tokens);
         }
         tokens.resize(needed);
-        std::ranges::copy(more, tokens.begin() + static_cast<std::ptrdiff_t>(old));
+        std::copy(more.begin(), more.end(), tokens.data() + old);
     }
 
     /// Ends a lease and forgets what it had under way.

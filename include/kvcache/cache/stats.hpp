@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/shape.hpp>
 
 #include <cstddef>
@@ -27,10 +28,28 @@ struct cache_stats {
 [[nodiscard]] inline std::string describe_pages(const page_shape& shape, const std::string& codec,
                                                 const cache_stats& now) {
     const auto number = [](std::size_t n) { return std::to_string(n); };
-    return number(shape.layers) + " layers, " + number(shape.kv_heads) + " KV heads of " + number(shape.head_dim) +
-           ", pages of " + number(shape.tokens) + " tokens and " + number(now.page_bytes) + " bytes (" + codec + "); " +
-           number(now.pages) + " pages: " + number(now.held) + " held by " + number(now.sequences) + " sequences, " +
-           number(now.idle) + " idle, " + number(now.free) + " free";
+    return detail::joined({number(shape.layers),
+                           " layers, ",
+                           number(shape.kv_heads),
+                           " KV heads of ",
+                           number(shape.head_dim),
+                           ", pages of ",
+                           number(shape.tokens),
+                           " tokens and ",
+                           number(now.page_bytes),
+                           " bytes (",
+                           codec,
+                           "); ",
+                           number(now.pages),
+                           " pages: ",
+                           number(now.held),
+                           " held by ",
+                           number(now.sequences),
+                           " sequences, ",
+                           number(now.idle),
+                           " idle, ",
+                           number(now.free),
+                           " free"});
 }
 
 } // namespace kvcache

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/cache/no_tier_books.hpp>
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/cache/tier_records.hpp>
+#include <kvcache/cache/tier_stats.hpp>
 #include <kvcache/core/digest256.hpp>
+#include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/identity.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/tier/concept.hpp>
-#include <kvcache/tier/no_tier.hpp>
 #include <kvcache/tier/run.hpp>
 
 #include <chrono>
@@ -25,28 +27,12 @@
 
 namespace kvcache {
 
-/// What a cache has asked of its tier and got.
-struct tier_stats {
-    std::uint64_t asked = 0;         ///< Prompts with whole pages that memory did not have.
-    std::uint64_t hits = 0;          ///< Of those, prompts of which the tier had some.
-    std::uint64_t loaded_tokens = 0; ///< Checked and published.
-    std::uint64_t refused = 0;       ///< Records that were damaged or not what was asked for; they are erased.
-    std::uint64_t failed = 0;        ///< Reads and writes that the tier refused.
-    std::uint64_t no_room = 0;       ///< Prompts whose records found no pages.
-    std::uint64_t slower = 0;        ///< Prompts of which the tier had some that are quicker computed.
-    std::uint64_t handed_over = 0;   ///< Records.
-    std::optional<error> last = {};  ///< Why the last one was refused or failed.
-};
-
 /// What a cache does with its tier: after a commit full pages are handed over; where memory knows no more of a prompt,
 /// records are put in place through a lease, checked there, and committed. What fails is counted, and is a miss. Of a
 /// tier that holds nothing, nothing is asked.
 template <tier_state Tier>
 class tier_books {
 public:
-    /// Whether there is one at all.
-    static constexpr bool present = !std::same_as<Tier, no_tier::state>;
-
     tier_books(Tier tier, const identity& id, const std::string& secret) : records_(std::move(tier), id, secret) {}
 
     [[nodiscard]] Tier& tier() noexcept { return records_.tier(); }
@@ -63,40 +49,34 @@ public:
     /// What the cache knows of a prompt, once the tier has been asked for the pages that memory has not.
     template <class Cache>
     [[nodiscard]] auto match(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
-        if constexpr (present)
-            if (!holds_nothing(tier())) {
-                auto known = cache.look_up(tenant, tokens, false, 0);
-                if (complete(cache, known.tokens(), tokens.size()))
-                    return cache.tell_of(std::move(known));
-                const std::size_t loaded = load_behind(cache, std::move(known), tenant, tokens);
-                return cache.look_up(tenant, tokens, true, loaded);
-            }
-        return cache.look_up(tenant, tokens, true, 0);
+        if (holds_nothing(tier()))
+            return cache.look_up(tenant, tokens, true, 0);
+        auto known = cache.look_up(tenant, tokens, false, 0);
+        if (complete(cache, known.tokens(), tokens.size()))
+            return cache.tell_of(std::move(known));
+        const std::size_t loaded = load_behind(cache, std::move(known), tenant, tokens);
+        return cache.look_up(tenant, tokens, true, loaded);
     }
 
     /// Whether match would ask the tier for more of a prompt than memory knows.
     template <class Cache>
     [[nodiscard]] bool may_know(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
-        return present && !holds_nothing(tier()) &&
+        return !holds_nothing(tier()) &&
                !complete(cache, cache.look_up(tenant, tokens, false, 0).tokens(), tokens.size());
     }
 
     /// Loads what the tier has of a prompt behind what memory knows. Returns how many tokens; nobody holds them then.
     template <class Cache>
     std::size_t prefetch(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
-        if constexpr (present)
-            if (!holds_nothing(tier()))
-                return load_behind(cache, cache.look_up(tenant, tokens, false, 0), tenant, tokens);
-        return 0;
+        return holds_nothing(tier()) ? 0 : load_behind(cache, cache.look_up(tenant, tokens, false, 0), tenant, tokens);
     }
 
     /// Hands over the pages that a sequence has made known since, which are full and exact, if the tier has them not.
     /// Without memory, those that are left wait for another time.
     template <class Cache>
     void store(const Cache& cache, sequence_state& state) noexcept {
-        if constexpr (present)
-            if (state.stored < state.sealed && !holds_nothing(tier()))
-                hand_over(cache, state);
+        if (state.stored < state.sealed && !holds_nothing(tier()))
+            hand_over(cache, state);
     }
 
 private:
@@ -104,7 +84,7 @@ private:
     void hand_over(const Cache& cache, sequence_state& state) noexcept {
         const record_names& names = records_.names_of(state.tenant);
         const std::size_t page_tokens = cache.shape().tokens;
-        try {
+        const bool done = detail::completes<std::bad_alloc>([&] {
             for (; state.stored < state.sealed; ++state.stored) {
                 const std::size_t page = state.stored;
                 const auto run = std::span<const token_id>(state.tokens).subspan(page * page_tokens, page_tokens);
@@ -119,9 +99,9 @@ private:
                 }
                 state.stored_name = own;
             }
-        } catch (const std::bad_alloc&) {
+        });
+        if (!done)
             note([](tier_stats& s) { ++s.failed; });
-        }
     }
 
     template <class Change>
@@ -158,40 +138,46 @@ private:
         if (first >= most)
             return 0;
         note([](tier_stats& s) { ++s.asked; });
-        try {
-            const record_names& names = records_.names_of(tenant);
-            std::vector<digest256> chain = {names.root()}; // by page: what comes before it
-            for (std::size_t page = 0; page < most; ++page)
-                chain.push_back(names.chain(chain.back(), tokens.subspan(page * page_tokens, page_tokens)));
-            std::size_t pages = leading_in(tier(), std::span<const digest256>(chain).subspan(first + 1));
-            if (pages > 0 && !worth_loading(pages, cache.prefill_seconds(first * page_tokens, pages * page_tokens))) {
-                note([](tier_stats& s) { ++s.slower; });
-                return 0;
-            }
-            while (pages > 0) {
-                const auto run = tokens.subspan(first * page_tokens, pages * page_tokens);
-                const auto began = std::chrono::steady_clock::now();
-                auto lease = cache.reserve(behind, run.size(), 1);
-                if (!lease) {
-                    note([](tier_stats& s) { ++s.no_room; });
-                    pages /= 2;
-                    continue;
-                }
-                const std::size_t placed =
-                    settle(records_.place(*lease, cache, names, chain, first, run), chain, first);
-                if (placed < pages) {
-                    pages = placed; // what a shorter run keeps exactly differs, so it is put in place anew
-                    continue;
-                }
-                lease->commit_in_place(run);
-                const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-                if constexpr (requires { tier().took(pages, took.count()); })
-                    tier().took(pages, took.count());
-                note([&](tier_stats& s) { ++s.hits, s.loaded_tokens += run.size(); });
-                return pages;
-            }
-        } catch (const std::bad_alloc&) {
+        std::size_t loaded = 0;
+        if (!detail::completes<std::bad_alloc>([&] { loaded = load_run(cache, behind, tenant, tokens, first, most); }))
             note([](tier_stats& s) { ++s.failed; });
+        return loaded;
+    }
+
+    // The same of pages [first, most).
+    template <class Cache>
+    [[nodiscard]] std::size_t load_run(Cache& cache, typename Cache::sequence& behind, std::uint32_t tenant,
+                                       std::span<const token_id> tokens, std::size_t first, std::size_t most) {
+        const std::size_t page_tokens = cache.shape().tokens;
+        const record_names& names = records_.names_of(tenant);
+        std::vector<digest256> chain = {names.root()}; // by page: what comes before it
+        for (std::size_t page = 0; page < most; ++page)
+            chain.push_back(names.chain(chain.back(), tokens.subspan(page * page_tokens, page_tokens)));
+        std::size_t pages = leading_in(tier(), std::span<const digest256>(chain).subspan(first + 1));
+        if (pages > 0 && !worth_loading(pages, cache.prefill_seconds(first * page_tokens, pages * page_tokens))) {
+            note([](tier_stats& s) { ++s.slower; });
+            return 0;
+        }
+        while (pages > 0) {
+            const auto run = tokens.subspan(first * page_tokens, pages * page_tokens);
+            const auto began = std::chrono::steady_clock::now();
+            auto lease = cache.reserve(behind, run.size(), 1);
+            if (!lease) {
+                note([](tier_stats& s) { ++s.no_room; });
+                pages /= 2;
+                continue;
+            }
+            const std::size_t placed = settle(records_.place(*lease, cache, names, chain, first, run), chain, first);
+            if (placed < pages) {
+                pages = placed; // what a shorter run keeps exactly differs, so it is put in place anew
+                continue;
+            }
+            lease->commit_in_place(run);
+            const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+            if constexpr (requires { tier().took(pages, took.count()); })
+                tier().took(pages, took.count());
+            note([&](tier_stats& s) { ++s.hits, s.loaded_tokens += run.size(); });
+            return pages;
         }
         return 0;
     }

@@ -3,6 +3,7 @@
 
 #include <kvcache/cache/page_parts.hpp>
 #include <kvcache/core/digest256.hpp>
+#include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/identity.hpp>
 #include <kvcache/core/page_table.hpp>
@@ -93,23 +94,18 @@ public:
             parts[i].pages = pages * (i + 1) / parts.size() - parts[i].first;
         }
         const auto fill = [&](placed_part& part) noexcept {
-            try {
+            part.thrown = detail::exception_of([&] {
                 place<typename Cache::codec_type>(part, lease, names, chain.subspan(first + part.first),
                                                   cache.shape().tokens, first, run);
-            } catch (...) {
-                part.thrown = std::current_exception();
-            }
+            });
         };
         {
             std::vector<std::jthread> helpers;
             helpers.reserve(parts.size() - 1);
-            while (helpers.size() + 1 < parts.size()) {
-                try {
-                    helpers.emplace_back([&fill, &part = parts[helpers.size() + 1]] { fill(part); });
-                } catch (const std::system_error&) { // there are no more threads
-                    break;
-                }
-            }
+            bool more = true; // threads are to be had
+            while (more && helpers.size() + 1 < parts.size())
+                more = detail::completes<std::system_error>(
+                    [&] { helpers.emplace_back([&fill, &part = parts[helpers.size() + 1]] { fill(part); }); });
             fill(parts.front());
             for (std::size_t i = helpers.size() + 1; i < parts.size(); ++i)
                 fill(parts[i]);

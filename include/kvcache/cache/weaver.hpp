@@ -20,12 +20,13 @@ namespace kvcache {
 ///
 ///     run       [c0 c1 c2 c3 c4 c5 c6 c7]  in pages A B of 4, from position 40 on; c0 and c5 run again
 ///     table     P[0,1) A[1,4) B[0,1) Q[1,2) B[2,4)             P, Q: own pages
-class weaver {
+template <class Row>
+class basic_weaver {
 public:
     /// Rows [0, rows) of a lease whose first has position `first`. Rows of `rerun`, and those of no run, get pages of
     /// their own. Requires: runs and positions ascend; `entries` are the runs' pages in order.
-    weaver(std::size_t first, std::size_t rows, std::span<const reused_run> runs, std::span<const page_entry> entries,
-           std::span<const std::size_t> rerun)
+    basic_weaver(std::size_t first, std::size_t rows, std::span<const reused_run> runs,
+                 std::span<const page_entry> entries, std::span<const std::size_t> rerun)
         : first_(first), rows_(rows) {
         std::size_t of_entry = 0;
         for (const reused_run& run : runs)
@@ -47,7 +48,9 @@ public:
 
     /// The position of the first row that is kept; behind the last row if none is.
     [[nodiscard]] std::size_t first_kept() const {
-        return first_ + static_cast<std::size_t>(std::ranges::find_if(rows_, &woven_row::kept) - rows_.begin());
+        return first_ +
+               static_cast<std::size_t>(
+                   std::find_if(rows_.begin(), rows_.end(), [](const Row& one) { return one.kept; }) - rows_.begin());
     }
 
     /// How many pages of their own the other rows need.
@@ -80,7 +83,7 @@ public:
     /// The page table of the rows. (entries)
     [[nodiscard]] std::vector<page_entry> table() const {
         std::vector<page_entry> made;
-        for (const woven_row& one : rows_)
+        for (const Row& one : rows_)
             if (!made.empty() && made.back().page == one.page && made.back().base == one.base &&
                 made.back().first + made.back().count == one.row)
                 ++made.back().count;
@@ -89,11 +92,13 @@ public:
         return made;
     }
 
-    [[nodiscard]] std::vector<woven_row>& rows() noexcept { return rows_; }
+    [[nodiscard]] std::vector<Row>& rows() noexcept { return rows_; }
 
 private:
     std::size_t first_;
-    std::vector<woven_row> rows_;
+    std::vector<Row> rows_;
 };
+
+using weaver = basic_weaver<woven_row>;
 
 } // namespace kvcache

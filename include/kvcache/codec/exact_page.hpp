@@ -16,15 +16,16 @@
 namespace kvcache {
 
 /// The rows of one page as they were computed, turned by its codec, until the page is coded and nobody reads them any
-/// more. They lie as the plain codec keeps them.
-class exact_page {
+/// more. They lie as `Rows` keeps them.
+template <class Rows>
+class basic_exact_page {
 public:
     /// Throws: bad_alloc.
-    explicit exact_page(page_shape shape)
+    explicit basic_exact_page(page_shape shape)
         : shape_(shape), rows_(shape), bytes_(rows_.page_bytes()), written_(shape.layers) {}
 
     /// The bytes that one takes.
-    [[nodiscard]] static std::size_t bytes_for(page_shape shape) noexcept { return plain::state(shape).page_bytes(); }
+    [[nodiscard]] static std::size_t bytes_for(page_shape shape) noexcept { return Rows(shape).page_bytes(); }
 
     [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
     /// To put rows in place that were computed elsewhere.
@@ -37,7 +38,7 @@ public:
     }
 
     /// Takes the first rows of another.
-    void take(const exact_page& other, std::size_t rows) { rows_.copy(other.bytes_, bytes_, rows); }
+    void take(const basic_exact_page& other, std::size_t rows) { rows_.copy(other.bytes_, bytes_, rows); }
 
     /// Writes a row of a layer, and codes the layer into `page` with its last missing row. Rows may be written by
     /// several threads, each once a layer. keys, values: (kv_heads, head_dim)
@@ -67,9 +68,12 @@ public:
 
 private:
     page_shape shape_;
-    plain::state rows_;
+    Rows rows_;
     aligned_vector<std::byte> bytes_;
     std::vector<std::atomic<std::uint32_t>> written_; // rows, by layer
 };
+
+/// Exact rows as the plain codec keeps them.
+using exact_page = basic_exact_page<plain::state>;
 
 } // namespace kvcache

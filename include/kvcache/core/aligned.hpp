@@ -4,8 +4,6 @@
 #include <kvcache/core/huge_pages.hpp>
 
 #include <cstddef>
-#include <memory>
-#include <memory_resource>
 #include <new>
 #include <vector>
 
@@ -45,16 +43,5 @@ struct line_allocator {
 /// A vector that begins on a cache line.
 template <class T>
 using aligned_vector = std::vector<T, line_allocator<T>>;
-
-/// Memory of the size asked for, aligned likewise, that goes with its last holder; its content is anything. Null as
-/// `resource` means new and delete. Throws: what the resource throws.
-[[nodiscard]] inline std::shared_ptr<std::byte> shared_memory(std::size_t bytes, std::pmr::memory_resource* resource) {
-    std::pmr::memory_resource* const from = resource != nullptr ? resource : std::pmr::new_delete_resource();
-    const std::size_t alignment = alignment_for(bytes);
-    auto* const at = static_cast<std::byte*>(from->allocate(bytes, alignment));
-    if (alignment == huge_page_bytes)
-        want_huge_pages(at, bytes);
-    return {at, [=](std::byte* mine) { from->deallocate(mine, bytes, alignment); }};
-}
 
 } // namespace kvcache

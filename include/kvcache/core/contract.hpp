@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <exception>
 #include <stdexcept>
 
 // On in debug builds; define KVCACHE_CONTRACTS as 1 or 0 to choose.
@@ -20,12 +21,29 @@ public:
     using std::logic_error::logic_error;
 };
 
+namespace detail {
+
+/// Throws contract_violation. Without exceptions it calls std::terminate, whose handler the program may set.
+#if defined(__GNUC__)
+[[gnu::cold, gnu::noinline]]
+#endif
+[[noreturn]] inline void
+violate([[maybe_unused]] const char* what) {
+#if defined(__cpp_exceptions)
+    throw contract_violation(what);
+#else
+    std::terminate();
+#endif
+}
+
+} // namespace detail
+
 /// Checks what a caller must hold. Off in release builds unless KVCACHE_CONTRACTS is 1.
 /// Throws: contract_violation, with `what` as its words.
 constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char* what) {
 #if KVCACHE_CONTRACTS
     if (!holds)
-        throw contract_violation(what);
+        detail::violate(what);
 #endif
 }
 

@@ -4,6 +4,7 @@
 #include <kvcache/core/contract.hpp>
 
 #include <concepts>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -77,19 +78,19 @@ public:
     using value_type = void;
 
     result() = default;
-    result(kvcache::error reason) : held_(std::move(reason)) {}
+    result(kvcache::error reason) : reason_(std::move(reason)) {}
 
-    [[nodiscard]] bool has_value() const noexcept { return held_.index() == 0; }
+    [[nodiscard]] bool has_value() const noexcept { return !reason_; }
     [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
 
     /// Requires: !has_value().
     [[nodiscard]] const kvcache::error& error() const {
         expects(!has_value(), "a result is asked for its error only when it has no value");
-        return *std::get_if<1>(&held_);
+        return *reason_;
     }
 
 private:
-    std::variant<std::monostate, kvcache::error> held_;
+    std::optional<kvcache::error> reason_;
 };
 
 } // namespace kvcache

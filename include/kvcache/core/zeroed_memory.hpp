@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/huge_pages.hpp>
 
 #include <cstddef>
@@ -30,12 +31,12 @@ private:
         if (alignment != huge_page_bytes)
             return std::memset(std::pmr::new_delete_resource()->allocate(bytes, alignment), 0, bytes);
         if (bytes > (std::numeric_limits<std::size_t>::max() >> 1))
-            throw std::bad_alloc();
+            detail::throw_bad_alloc();
         // One huge page more, so that a boundary lies in it; what is not needed goes back.
         const std::size_t size = mapped(bytes), all = size + huge_page_bytes;
         void* const from = ::mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (from == MAP_FAILED)
-            throw std::bad_alloc();
+            detail::throw_bad_alloc();
         auto* const first = static_cast<std::byte*>(from);
         const std::size_t past = reinterpret_cast<std::uintptr_t>(from) % huge_page_bytes;
         const std::size_t before = past == 0 ? 0 : huge_page_bytes - past;

@@ -52,7 +52,8 @@ private:
 
     void replace(std::uint64_t hash, std::uint32_t old, std::uint32_t new_tag, std::uint32_t page) noexcept {
         line& at = lines_[home(hash)];
-        const auto place = static_cast<std::size_t>(std::ranges::find(at.pages, old) - at.pages.begin());
+        const auto place =
+            static_cast<std::size_t>(std::find(at.pages.begin(), at.pages.end(), old) - at.pages.begin());
         if (place < places) {
             at.tags[place] = new_tag;
             at.pages[place] = page;

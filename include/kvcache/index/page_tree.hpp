@@ -56,7 +56,7 @@ public:
             erase(page_id{near.before});
         }
         order_.insert(children(above), index_of(page), before(tokens));
-        std::ranges::copy(tokens, tokens_.data() + index_of(page) * page_tokens_);
+        std::copy(tokens.begin(), tokens.end(), tokens_.data() + index_of(page) * page_tokens_);
         own.count = static_cast<std::uint32_t>(tokens.size());
         own.parent = above;
         return done;
@@ -92,11 +92,8 @@ public:
             return false;
         // In lexicographic order nobody shares more with a query than its two neighbours.
         const auto near = order_.around(level, before(query));
-        const auto common = [&](std::uint32_t page) {
-            const auto stored = page == none ? std::span<const token_id>() : run_of(page);
-            return static_cast<std::size_t>(std::ranges::mismatch(stored, query).in1 - stored.begin());
-        };
-        const std::size_t earlier = common(near.before), later = common(near.after);
+        const auto shared = [&](std::uint32_t page) { return page == none ? 0 : common(run_of(page), query); };
+        const std::size_t earlier = shared(near.before), later = shared(near.after);
         const std::uint32_t best = near.after != none && later >= earlier ? near.after : near.before;
         const std::size_t same = std::max(earlier, later);
         if (same > 0) {
@@ -126,13 +123,23 @@ private:
         const page_tree* tree;
         std::span<const token_id> tokens;
         bool operator()(std::uint32_t page) const {
-            return std::ranges::lexicographical_compare(tree->run_of(page), tokens);
+            const std::span<const token_id> run = tree->run_of(page);
+            const std::size_t same = common(run, tokens);
+            return same < tokens.size() && (same == run.size() || run[same] < tokens[same]);
         }
     };
     [[nodiscard]] comes_before before(std::span<const token_id> tokens) const { return {this, tokens}; }
 
+    // How many leading tokens are the same.
+    [[nodiscard]] static std::size_t common(std::span<const token_id> a, std::span<const token_id> b) {
+        const std::size_t both = std::min(a.size(), b.size());
+        std::size_t same = 0;
+        while (same < both && a[same] == b[same])
+            ++same;
+        return same;
+    }
     [[nodiscard]] static bool starts_with(std::span<const token_id> whole, std::span<const token_id> start) {
-        return whole.size() >= start.size() && std::ranges::equal(whole.first(start.size()), start);
+        return common(whole, start) == start.size();
     }
 
     [[nodiscard]] std::span<const token_id> run_of(std::uint32_t page) const {

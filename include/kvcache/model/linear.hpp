@@ -3,6 +3,7 @@
 
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/contract.hpp>
+#include <kvcache/core/shared_memory.hpp>
 #include <kvcache/kernel/int8_product.hpp>
 #include <kvcache/kernel/math.hpp>
 #include <kvcache/kernel/product.hpp>

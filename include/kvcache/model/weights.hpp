@@ -3,6 +3,7 @@
 
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/result.hpp>
+#include <kvcache/core/shared_memory.hpp>
 #include <kvcache/kernel/team.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/linear.hpp>

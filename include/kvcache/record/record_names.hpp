@@ -4,6 +4,7 @@
 #include <kvcache/core/digest256.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/identity.hpp>
+#include <kvcache/core/sha256_builder.hpp>
 
 #include <cstddef>
 #include <cstdint>

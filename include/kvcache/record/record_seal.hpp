@@ -4,6 +4,7 @@
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/digest256.hpp>
 #include <kvcache/core/little_endian.hpp>
+#include <kvcache/core/sha256_builder.hpp>
 
 #include <cstddef>
 #include <cstdint>

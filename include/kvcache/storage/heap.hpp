@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/aligned.hpp>
+#include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/zeroed_memory.hpp>
 #include <kvcache/storage/concept.hpp>
 
@@ -70,11 +71,8 @@ public:
         void*& memory = pages_[index_of(page)];
         if (memory != nullptr)
             return true;
-        try {
-            memory = place(index_of(page));
-        } catch (const std::bad_alloc&) {
+        if (!detail::completes<std::bad_alloc>([&] { memory = place(index_of(page)); }))
             return false;
-        }
         if (!zeroed_)
             std::memset(memory, 0, page_bytes_);
         return true;
@@ -121,12 +119,10 @@ private:
     }
 
     void take(slab& own, std::size_t bytes) {
-        try {
+        own.refused = !detail::completes<std::bad_alloc>([&] {
             own.memory = static_cast<std::byte*>(resource_->allocate(bytes, huge_page_bytes));
             want_huge_pages(own.memory, bytes);
-        } catch (const std::bad_alloc&) {
-            own.refused = true;
-        }
+        });
     }
 
     std::pmr::memory_resource* resource_;

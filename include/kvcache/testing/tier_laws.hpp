@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/sha256_builder.hpp>
 #include <kvcache/testing/violations.hpp>
 #include <kvcache/tier/concept.hpp>
 

@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: MIT
+// flags: -march=native
+#include <kvcache/chat.hpp>
+
+int main() {}

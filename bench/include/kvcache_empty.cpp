@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: MIT
+// flags: -march=native
+// limit: 2.5
+#include <kvcache/kvcache.hpp>
+
+int main() {}

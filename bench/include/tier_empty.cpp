@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/tier.hpp>
+
+int main() {}

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Attention over pages, and every codec. Needs Eigen, xsimd and fused multiply-adds (-march=native or x86-64-v3).
+
+#include <kvcache/attention/batch_attention.hpp>
+#include <kvcache/attention/paged_attention.hpp>
+#include <kvcache/cache.hpp>
+#include <kvcache/codec/all.hpp>
+#include <kvcache/kernel/rope.hpp>
+#include <kvcache/kernel/team.hpp>

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The cache alone, with the standard policy of every role: pages, index, sequences, leases. Needs xxHash, and no Eigen,
+// no xsimd, no compiler flag, no exceptions and no RTTI. A policy has a header of its own,
+// <kvcache/eviction/s3_fifo.hpp>; all of a role are in <kvcache/eviction/all.hpp>.
+
+#include <kvcache/cache/compose.hpp>
+#include <kvcache/core/version.hpp>
+#include <kvcache/eviction/lru.hpp>
+#include <kvcache/locking/mutexed.hpp>

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <exception>
+#include <new>
+#include <utility>
+
+// The one header that throws and catches. Where a program is built without exceptions nothing can be caught: memory
+// that is not to be had ends it in operator new.
+
+namespace kvcache::detail {
+
+/// Calls `body`. Returns false if it threw an `Exception`; what else it throws goes on.
+template <class Exception, class Body>
+[[nodiscard]] bool completes(Body&& body) {
+#if defined(__cpp_exceptions)
+    try {
+        body();
+        return true;
+    } catch (const Exception&) {
+        return false;
+    }
+#else
+    body();
+    return true;
+#endif
+}
+
+/// Calls `body`. What it throws is lost.
+template <class Body>
+void ignore_exceptions(Body&& body) noexcept {
+#if defined(__cpp_exceptions)
+    try {
+        body();
+    } catch (...) {
+    }
+#else
+    body();
+#endif
+}
+
+/// Calls `body`. Returns what it threw; null if nothing.
+template <class Body>
+[[nodiscard]] std::exception_ptr exception_of(Body&& body) noexcept {
+#if defined(__cpp_exceptions)
+    try {
+        body();
+    } catch (...) {
+        return std::current_exception();
+    }
+#else
+    body();
+#endif
+    return nullptr;
+}
+
+/// Throws std::bad_alloc.
+[[noreturn]] inline void throw_bad_alloc() {
+#if defined(__cpp_exceptions)
+    throw std::bad_alloc();
+#else
+    std::terminate();
+#endif
+}
+
+/// Calls `undo` when it is destroyed, unless it was dismissed.
+template <class Undo>
+class [[nodiscard]] scope_guard {
+public:
+    explicit scope_guard(Undo undo) : undo_(std::move(undo)) {}
+    scope_guard(const scope_guard&) = delete;
+    scope_guard& operator=(const scope_guard&) = delete;
+    ~scope_guard() {
+        if (armed_)
+            undo_();
+    }
+
+    void dismiss() noexcept { armed_ = false; }
+
+private:
+    Undo undo_;
+    bool armed_ = true;
+};
+
+} // namespace kvcache::detail

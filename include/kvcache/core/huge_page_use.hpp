@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <fstream>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace kvcache {
+
+namespace detail {
+
+/// The number behind the last blank-separated name of a line of /proc/self/smaps: "AnonHugePages:   2048 kB".
+[[nodiscard]] inline std::size_t smaps_kilobytes(std::string_view line) {
+    const std::size_t digit = line.find_first_of("0123456789");
+    std::size_t number = 0;
+    if (digit != line.npos)
+        std::from_chars(line.data() + digit, line.data() + line.size(), number);
+    return number;
+}
+
+} // namespace detail
+
+/// How many of these bytes the system keeps on huge pages now, as far as it tells: by whole mappings, of which it says
+/// only how much of each is huge. Zero where there is no /proc. Cost: reads the list of all mappings, milliseconds.
+[[nodiscard]] inline std::size_t bytes_on_huge_pages(std::span<const std::byte> bytes) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
+    std::ifstream mappings("/proc/self/smaps");
+    std::size_t huge = 0, inside = 0; // of the mapping at hand: how much of `bytes` lies in it
+    for (std::string line; std::getline(mappings, line);) {
+        std::uintptr_t from = 0, to = 0;
+        const char* const end = line.data() + line.size();
+        const auto [dash, wrong] = std::from_chars(line.data(), end, from, 16);
+        if (wrong == std::errc() && dash != end && *dash == '-' &&
+            std::from_chars(dash + 1, end, to, 16).ec == std::errc()) {
+            const std::uintptr_t first = std::max(from, begin), last = std::min(to, begin + bytes.size());
+            inside = first < last ? last - first : 0;
+        } else if (line.starts_with("AnonHugePages:") || line.starts_with("FilePmdMapped:")) {
+            const std::size_t more = std::min(inside, detail::smaps_kilobytes(line) * 1024);
+            huge += more;
+            inside -= more;
+        }
+    }
+    return huge;
+}
+
+} // namespace kvcache

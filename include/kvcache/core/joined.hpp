@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+namespace kvcache::detail {
+
+/// The pieces of a sentence as one string. A chain of string additions compiles several times as long.
+[[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
+    std::string whole;
+    for (const std::string_view piece : pieces)
+        whole += piece;
+    return whole;
+}
+
+} // namespace kvcache::detail

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Tiers, which keep pages that leave memory: <kvcache/cache.hpp>, and the tiers that need no library. LMDB and Redis
+// have headers of their own, <kvcache/tier/lmdb.hpp> and <kvcache/tier/redis.hpp>.
+
+#include <kvcache/cache.hpp>
+#include <kvcache/cache/tier_books.hpp>
+#include <kvcache/tier/all.hpp>
