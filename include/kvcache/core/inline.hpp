@@ -10,7 +10,9 @@
 #endif
 
 /// Before a loop of a constant number of turns, 64 at most: each turn becomes code of its own.
-#if defined(__GNUC__)
+#if defined(__clang__)
+#define KVCACHE_UNROLL _Pragma("clang loop unroll(full)")
+#elif defined(__GNUC__)
 #define KVCACHE_UNROLL _Pragma("GCC unroll 64")
 #else
 #define KVCACHE_UNROLL

@@ -24,11 +24,11 @@ template <std::size_t Rows, std::size_t Panels>
 inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w, std::size_t panel, std::size_t step,
                       const rows_out& y) {
     int8_vector sums[Rows * Panels * int8_parts]; // flat: GCC 12 keeps no nested array in registers
-    unrolled<Rows * Panels * int8_parts>([&](auto i) KVCACHE_INLINE { sums[i] = no_sums(); });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < Rows * Panels * int8_parts; ++i) sums[i] = no_sums();
     const int8_activation* from = x.row(row);
     const std::size_t stride = x.stride();
     const std::int8_t* weights[Panels];
-    unrolled<Panels>([&](auto p) KVCACHE_INLINE { weights[p] = w.panel(panel + p * step); });
+    KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p) weights[p] = w.panel(panel + p * step);
     if constexpr (Rows > 1)
         for (std::size_t r = 0; r < Rows; ++r)
             for (std::size_t p = 0; p < Panels; ++p)
@@ -36,18 +36,17 @@ inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w,
     constexpr std::size_t soon = 4; // fours ahead: weights come from the second cache
     for (std::size_t four = 0; four < w.fours(); ++four, from += 4) {
         decltype(load_weights(weights[0], 0)) these[Panels * int8_parts];
-        unrolled<Panels * int8_parts>([&](auto i) KVCACHE_INLINE {
-            these[i] = load_weights(weights[i / int8_parts] + four * 64, i % int8_parts);
-        });
-        unrolled<Rows>([&](auto r) KVCACHE_INLINE {
+        KVCACHE_UNROLL for (std::size_t i = 0; i < Panels * int8_parts; ++i) these[i] =
+            load_weights(weights[i / int8_parts] + four * 64, i % int8_parts);
+        KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
             const auto own = load_four(from + r * stride);
-            if constexpr (Rows > 1 && r < Panels)
+            if (Rows > 1 && r < Panels)
                 prefetch(weights[r], (four + soon) * 64);
-            unrolled<Panels * int8_parts>([&](auto i) KVCACHE_INLINE {
+            KVCACHE_UNROLL for (std::size_t i = 0; i < Panels * int8_parts; ++i) {
                 auto& sum = sums[r * Panels * int8_parts + i];
                 sum = add_dots(sum, these[i], own);
-            });
-        });
+            }
+        }
     }
     for (std::size_t r = 0; r < Rows; ++r)
         for (std::size_t p = 0; p < Panels; ++p) {
