@@ -73,7 +73,10 @@ inline void hadamard_stage(float* x, std::size_t size, std::size_t apart) noexce
 }
 
 // A block of a power of two, times `scale`.
-inline void hadamard_turn(float* x, std::size_t size, float scale) noexcept {
+template <std::size_t Extent>
+inline void hadamard_turn(std::span<float, Extent> block, float scale) noexcept {
+    float* const x = block.data();
+    const std::size_t size = block.size();
 #if defined(__AVX512F__)
     if (size == 32)
         return hadamard_of_parts<2>(x, scale);
@@ -115,11 +118,12 @@ inline void hadamard_turn(float* x, std::size_t size, float scale) noexcept {
 /// Turns a row by the orthonormal Sylvester-Hadamard matrix, block by block where its size is no power of two: what
 /// stands out in one number is shared by all of its block, lengths and dot products stay, and turning twice gives the
 /// row back, all but rounding. Cost: size * log2(size) additions. (Ashkboos et al. 2024, QuaRot)
-inline void hadamard(std::span<float> row) noexcept {
+template <std::size_t Extent = std::dynamic_extent>
+inline void hadamard(std::span<float, Extent> row) noexcept {
     const std::size_t block = hadamard_block(row.size());
     const float scale = 1.0f / std::sqrt(static_cast<float>(block));
     for (std::size_t at = 0; at < row.size(); at += block)
-        detail::hadamard_turn(row.data() + at, block, scale);
+        detail::hadamard_turn(row.subspan(at, block), scale);
 }
 
 } // namespace kvcache
