@@ -378,7 +378,7 @@ bench::sample hadamard_row() {
     static const numbers x(rows * 128);
     const bench::stopwatch watch;
     for (std::size_t i = 0; i < turns * rows; ++i)
-        kv::hadamard({x.data() + i % rows * 128, 128});
+        kv::hadamard(std::span(x.data() + i % rows * 128, 128));
     return {watch.seconds() * 1e9 / (turns * rows)};
 }
 

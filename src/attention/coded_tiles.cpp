@@ -3,9 +3,9 @@
 
 namespace kvcache::detail {
 
-template void coded_tiles::score<queries_of_codes>(std::span<const attention_tile>, const float*, std::size_t,
+template void coded_tiles<queries_of_codes>::score(std::span<const attention_tile>, const float*, std::size_t,
                                                    std::size_t, float*, const code_fetch&);
-template void coded_tiles::add<queries_of_codes>(std::span<const attention_tile>, std::size_t, std::size_t,
+template void coded_tiles<queries_of_codes>::add(std::span<const attention_tile>, std::size_t, std::size_t,
                                                  const tile_weights&, std::size_t, std::size_t, float*, std::size_t,
                                                  const code_fetch&) const;
 

@@ -3,6 +3,8 @@
 #include <kvcache/kernel/hadamard.hpp>
 #include <kvcache/kernel/number_format.hpp>
 
+#include <span>
+
 #include "row_cases.hpp"
 #include <catch2/catch.hpp>
 
@@ -90,7 +92,7 @@ TEST_CASE("codes and scales are those of the host's codecs, bit for bit") {
             CHECK(std::to_integer<std::int8_t>(int8[row * dim + d]) ==
                   static_cast<int>(std::nearbyint(x[d] * (1.0f / kv::widen(scale)))));
 
-        kv::hadamard(x);
+        kv::hadamard(std::span(x));
         for (std::size_t group = 0; group < dim / 32; ++group) {
             float up = 0.0f, down = 0.0f;
             for (std::size_t d = group * 32; d < group * 32 + 32; ++d) {

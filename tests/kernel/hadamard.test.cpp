@@ -2,6 +2,7 @@
 #include <kvcache/kernel/hadamard.hpp>
 
 #include <bit>
+#include <span>
 #include <vector>
 
 #include "numbers.hpp"
@@ -17,7 +18,7 @@ TEST_CASE("a row is turned by the Sylvester-Hadamard matrix of each block") {
         CHECK(size % block == 0);
         CHECK((size / block) % 2 == 1);
         auto turned = row;
-        kv::hadamard(turned);
+        kv::hadamard(std::span(turned));
         double worst = 0.0;
         for (std::size_t i = 0; i < size; ++i) {
             double want = 0.0;
@@ -27,7 +28,7 @@ TEST_CASE("a row is turned by the Sylvester-Hadamard matrix of each block") {
             worst = std::max(worst, std::abs(want - static_cast<double>(turned[i])));
         }
         CHECK(worst < 1e-6);
-        kv::hadamard(turned);
+        kv::hadamard(std::span(turned));
         for (std::size_t i = 0; i < size; ++i)
             CHECK(std::abs(turned[i] - row[i]) < 1e-6f);
     }
@@ -36,7 +37,7 @@ TEST_CASE("a row is turned by the Sylvester-Hadamard matrix of each block") {
 TEST_CASE("whatever the width of the vectors, a row turns to the same bits") {
     for (const std::size_t size : {8u, 16u, 32u, 64u, 128u, 256u}) {
         auto row = numbers::uniforms(size + 1, size), plain = row;
-        kv::hadamard(row);
+        kv::hadamard(std::span(row));
         for (std::size_t apart = 1; apart < size; apart *= 2)
             kv::detail::hadamard_stage(plain.data(), size, apart);
         for (float& x : plain)

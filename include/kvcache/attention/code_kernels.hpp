@@ -33,21 +33,20 @@ inline void score_strips(const float* queries, std::size_t stride, std::size_t h
                          float* scores) noexcept {
     constexpr std::size_t vectors = Tiles * native_parts;
     native_floats sums[N * vectors];
-    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE { sums[i] = native_floats(0.0f); });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i] = native_floats(0.0f);
     for (std::size_t d = 0; d < head_dim; ++d, queries += stride)
-        unrolled<Tiles>([&](auto t) KVCACHE_INLINE {
+        KVCACHE_UNROLL for (std::size_t t = 0; t < Tiles; ++t) {
             const f32x16 keys = tiles[t](d);
-            unrolled<N>([&](auto i) KVCACHE_INLINE {
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
                 const native_floats query(queries[i]);
-                unrolled<native_parts>([&](auto p) KVCACHE_INLINE {
+                KVCACHE_UNROLL for (std::size_t p = 0; p < native_parts; ++p) {
                     auto& sum = sums[i * vectors + t * native_parts + p];
                     sum = fused(query, keys.part[p], sum);
-                });
-            });
-        });
-    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE {
-        sums[i].store_unaligned(scores + (i / vectors * most_tiles) * tile_tokens + i % vectors * native_lanes);
-    });
+                }
+            }
+        }
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i].store_unaligned(
+        scores + (i / vectors * most_tiles) * tile_tokens + i % vectors * native_lanes);
 }
 
 /// Fetches the codes of tiles that come soon, a line of keys and a line of values by turns, a few at a time all along:
@@ -138,7 +137,7 @@ inline void score_dots(coded_queries<numbers_that_meet<Bits>>& queries, std::siz
         const half* scales = keys.scales;
         const std::size_t group = std::min(keys.group, head_dim);
         f32x16 sums[N];
-        unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = f32x16::zero(); });
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] = f32x16::zero();
         for (std::size_t quad = 0, left = head_dim; left > 0;) {
             const std::size_t some = std::min(group, left), quads = (some + 3) / 4, sixteens = (some + 15) / 16;
             std::int32_t own[N];
@@ -146,13 +145,12 @@ inline void score_dots(coded_queries<numbers_that_meet<Bits>>& queries, std::siz
             f32x16 dots[N];
             products_of<Bits, Linear, N>(codes, quad, quads, numbers, own, dots);
             const f32x16 scale = f32x16::load(scales);
-            unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = fma(dots[i], scale, sums[i]); });
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] = fma(dots[i], scale, sums[i]);
             quad += quads, left -= some, scales += tile_tokens;
             before += sixteens * N, numbers += quads * N * numbers_that_meet<Bits>::quad_bytes;
         }
-        unrolled<N>([&](auto i) KVCACHE_INLINE {
-            (sums[i] * f32x16::broadcast(queries.scale(first + i))).store(scores + i * most_tiles * tile_tokens);
-        });
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i)(sums[i] * f32x16::broadcast(queries.scale(first + i)))
+            .store(scores + i * most_tiles * tile_tokens);
     }
 }
 
@@ -167,10 +165,9 @@ inline void score_channels(coded_queries<byte_numbers>& queries, const side_code
     own_sums(asked.before, asked.before + (head_dim + 15) / 16 * N, first_of<4>(codes), own);
     f32x16 dots[N];
     products_of<4, true, N>(codes, 0, (head_dim + 3) / 4, asked.codes, own, dots);
-    unrolled<N>([&](auto i) KVCACHE_INLINE {
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i)
         fma(dots[i], f32x16::broadcast(queries.scale(i)), f32x16::broadcast(middle[i]))
             .store(scores + i * most_tiles * tile_tokens);
-    });
 }
 
 /// What values of a tile are weighted with, query by query. Lanes that a query does not see weigh nothing.
@@ -187,29 +184,27 @@ struct code_weights {
 template <std::size_t N, std::size_t Columns, class Reader>
 inline void add_strips(const Reader& values, std::size_t column, const code_weights& weights, float* to,
                        std::size_t stride, const code_fetch& ahead, std::size_t t) noexcept {
-    unrolled<Columns>([&](auto c) KVCACHE_INLINE { ahead.fetch(t, ahead.with_column(column + c)); });
+    KVCACHE_UNROLL for (std::size_t c = 0; c < Columns; ++c) ahead.fetch(t, ahead.with_column(column + c));
     constexpr std::size_t vectors = Columns * native_parts;
     native_floats sums[N * vectors];
-    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE {
-        sums[i] = native_floats::load_unaligned(to + i / vectors * stride + i % vectors * native_lanes);
-    });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i] =
+        native_floats::load_unaligned(to + i / vectors * stride + i % vectors * native_lanes);
     if (weights.rescaled)
-        unrolled<N * vectors>(
-            [&](auto i) KVCACHE_INLINE { sums[i] = sums[i] * native_floats(weights.rescale_of(i / vectors)); });
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i] =
+            sums[i] * native_floats(weights.rescale_of(i / vectors));
     for (std::size_t lane = 0; lane < tile_tokens; ++lane)
-        unrolled<Columns>([&](auto c) KVCACHE_INLINE {
+        KVCACHE_UNROLL for (std::size_t c = 0; c < Columns; ++c) {
             const f32x16 numbers = values(lane, column + c);
-            unrolled<N>([&](auto i) KVCACHE_INLINE {
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
                 const native_floats weight(weights.of(i)[lane]);
-                unrolled<native_parts>([&](auto p) KVCACHE_INLINE {
+                KVCACHE_UNROLL for (std::size_t p = 0; p < native_parts; ++p) {
                     auto& sum = sums[i * vectors + c * native_parts + p];
                     sum = fused(weight, numbers.part[p], sum);
-                });
-            });
-        });
-    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE {
-        sums[i].store_unaligned(to + i / vectors * stride + i % vectors * native_lanes);
-    });
+                }
+            }
+        }
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i].store_unaligned(to + i / vectors * stride +
+                                                                                         i % vectors * native_lanes);
 }
 
 /// The same for columns [column, last), as many at once as fit.

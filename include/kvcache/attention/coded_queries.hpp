@@ -85,33 +85,33 @@ private:
     template <std::size_t N, class Read>
     KVCACHE_INLINE void code(std::size_t first, memory& to, const Read& read) noexcept {
         f32x16 most[N], none[N];
-        unrolled<N>([&](auto i) KVCACHE_INLINE { most[i] = none[i] = f32x16::zero(); });
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) most[i] = none[i] = f32x16::zero();
         float* kept = read_.data();
         const std::size_t width = sixteens_ * 16;
         for (std::size_t d = 0; d < width; d += 16, kept += N * 16) {
             f32x16 x[N];
             read(d, x);
-            unrolled<N>([&](auto i) KVCACHE_INLINE {
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
                 most[i] = max(size_of(x[i]), most[i]);
                 none[i] = fma(x[i], f32x16::zero(), none[i]); // a NaN where x is no number
                 x[i].store(kept + i * 16);
-            });
+            }
         }
         float top[N], lost[N];
         kvcache::largest(most, top);
         kvcache::sum(none, lost);
         f32x16 inverse[N];
-        unrolled<N>([&](auto i) KVCACHE_INLINE {
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
             inverse[i] = f32x16::broadcast(top[i] > least_size ? largest_ / top[i] : 0.0f);
             scales_[first + i] = top[i] / largest_ + lost[i];
-        });
+        }
         std::byte* codes = to.codes.data() + first * sixteens_ * Numbers::bytes;
         std::int32_t* before = to.before.data() + first * (sixteens_ + 1);
         std::fill_n(before, N, 0);
         kept = read_.data();
         for (std::size_t s = sixteens_; s > 0; --s, kept += N * 16, codes += N * Numbers::bytes, before += N) {
             f32x16 x[N];
-            unrolled<N>([&](auto i) KVCACHE_INLINE { x[i] = f32x16::load(kept + i * 16) * inverse[i]; });
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) x[i] = f32x16::load(kept + i * 16) * inverse[i];
             std::int32_t sums[N];
             Numbers::put(x, codes, 1, sums);
             to_memory(sums);

@@ -14,7 +14,6 @@
 #include <cstddef>
 #include <span>
 #include <type_traits>
-#include <utility>
 
 namespace kvcache::detail {
 
@@ -29,6 +28,8 @@ inline constexpr std::size_t queries_of_codes = 4;
 
 /// What queries do with tiles that are read as they are coded. A query's bits depend on no other, nor on how many tiles
 /// come at once; formats that hold numbers, not whole numbers and scales, give the bits that the decoded tile gives.
+/// `Most`: queries that meet codes together, at most.
+template <std::size_t Most>
 class coded_tiles {
 public:
     coded_tiles(std::size_t head_dim, std::size_t capacity)
@@ -37,7 +38,7 @@ public:
           plain_(capacity * width_),
           whole_(head_dim, capacity),
           bytes_(head_dim, capacity),
-          turned_(head_dim, queries_of_codes) {}
+          turned_(head_dim, Most) {}
 
     /// Gives query `q` its numbers, which are multiplied by `scale`. (head_dim)
     void place(std::size_t q, const float* numbers, float scale) noexcept {
@@ -48,10 +49,9 @@ public:
         bytes_.place(q, own);
     }
 
-    /// Scores of `count` queries from `first` on, up to N at a time, with the tiles, all in the format and with the
+    /// Scores of `count` queries from `first` on, up to Most at a time, with the tiles, all in the format and with the
     /// table of the first one's keys. queries: (head_dim, count), scores: (count, most_tiles, 16); `ahead` is fetched
     /// meanwhile.
-    template <std::size_t N>
     KVCACHE_ONCE void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
                             std::size_t count, float* scores, const code_fetch& ahead);
 
@@ -60,21 +60,19 @@ public:
         return a.format == b.format && a.table == b.table && a.group == b.group;
     }
 
-    /// Adds the weighted values of tiles [begin, end), which go together, to the sums of `count` queries, up to N at a
-    /// time, the first of which is `q` among the weights; `stride` numbers from one query's sums to the next. A lane
+    /// Adds the weighted values of tiles [begin, end), which go together, to the sums of `count` queries, up to Most at
+    /// a time, the first of which is `q` among the weights; `stride` numbers from one query's sums to the next. A lane
     /// that a query does not see has a weight of zero. `ahead` is fetched meanwhile.
-    template <std::size_t N>
     KVCACHE_ONCE void add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
                           const tile_weights& weights, std::size_t q, std::size_t count, float* to, std::size_t stride,
                           const code_fetch& ahead) const;
 
 private:
-    template <class Number, std::size_t Most>
+    template <class Number>
     void by_numbers(std::span<const attention_tile> tiles, const float* queries, std::size_t count, float* scores);
-    template <unsigned Bits, std::size_t Most>
+    template <unsigned Bits>
     void by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
                  const code_fetch& ahead);
-    template <std::size_t Most>
     void by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
                      const code_fetch& ahead);
     template <std::size_t N, class Some>
@@ -93,8 +91,9 @@ private:
 }
 
 // Queries [first, count), N at a time, the rest by half as many: some.operator()<N>(first).
+template <std::size_t Most>
 template <std::size_t N, class Some>
-void coded_tiles::together(std::size_t first, std::size_t count, const Some& some) {
+void coded_tiles<Most>::together(std::size_t first, std::size_t count, const Some& some) {
     for (; first + N <= count; first += N)
         some.template operator()<N>(first);
     if constexpr (N > 1)
@@ -102,21 +101,22 @@ void coded_tiles::together(std::size_t first, std::size_t count, const Some& som
 }
 
 // The fewer queries, the more tiles at once.
-template <class Number, std::size_t Most>
-void coded_tiles::by_numbers(std::span<const attention_tile> tiles, const float* queries, std::size_t count,
-                             float* scores) {
+template <std::size_t Most>
+template <class Number>
+void coded_tiles<Most>::by_numbers(std::span<const attention_tile> tiles, const float* queries, std::size_t count,
+                                   float* scores) {
     const auto reads = [&](std::size_t t) {
         return wide_reader<Number>{reinterpret_cast<const Number*>(tiles[t].codes.keys.codes)};
     };
     together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
         constexpr std::size_t many = tiles_together(N);
         std::size_t t = 0;
-        for (; t + many <= tiles.size(); t += many)
-            [&]<std::size_t... I>(std::index_sequence<I...>) {
-                const wide_reader<Number> some[] = {reads(t + I)...};
-                score_strips<N, many>(queries + q, count, head_dim_, some, scores_of(scores, q, t));
-            }
-        (std::make_index_sequence<many>{});
+        for (; t + many <= tiles.size(); t += many) {
+            wide_reader<Number> some[many];
+            for (std::size_t i = 0; i < many; ++i)
+                some[i] = reads(t + i);
+            score_strips<N, many>(queries + q, count, head_dim_, some, scores_of(scores, q, t));
+        }
         for (; many > 1 && t < tiles.size(); ++t) {
             const wide_reader<Number> alone[] = {reads(t)};
             score_strips<N, 1>(queries + q, count, head_dim_, alone, scores_of(scores, q, t));
@@ -124,9 +124,10 @@ void coded_tiles::by_numbers(std::span<const attention_tile> tiles, const float*
     });
 }
 
-template <unsigned Bits, std::size_t Most>
-void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
-                          const code_fetch& ahead) {
+template <std::size_t Most>
+template <unsigned Bits>
+void coded_tiles<Most>::by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
+                                float* scores, const code_fetch& ahead) {
     auto& queries = [&]() -> auto& {
         if constexpr (Bits == 8)
             return whole_;
@@ -146,25 +147,25 @@ void coded_tiles::by_dots(std::span<const attention_tile> tiles, std::size_t fir
 
 // Queries are turned once for the tiles that share their steps.
 template <std::size_t Most>
-void coded_tiles::by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
-                              float* scores, const code_fetch& ahead) {
+void coded_tiles<Most>::by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
+                                    float* scores, const code_fetch& ahead) {
     for (std::size_t t = 0, last; t < tiles.size(); t = last) {
         const half* const steps = tiles[t].codes.keys.scales;
         for (last = t + 1; last < tiles.size() && tiles[last].codes.keys.scales == steps;)
             ++last;
         together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
             f32x16 sums[N];
-            unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = f32x16::zero(); });
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] = f32x16::zero();
             const std::size_t width = width_;
             const float* const own = plain_.data() + (first + q) * width;
             turned_.template place_together<N>(0, [&](std::size_t d, f32x16(&x)[N]) KVCACHE_INLINE {
                 const f32x16 step = f32x16::load(steps + d);
                 const f32x16 middle = fma(step, f32x16::broadcast(8.0f), f32x16::load(steps + width + d));
-                unrolled<N>([&](auto i) KVCACHE_INLINE {
+                KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
                     x[i] = f32x16::load(own + i * width + d);
                     sums[i] = fma(x[i], middle, sums[i]);
                     x[i] = x[i] * step;
-                });
+                }
             });
             float middle[N];
             sum(sums, middle);
@@ -177,40 +178,40 @@ void coded_tiles::by_channels(std::span<const attention_tile> tiles, std::size_t
     }
 }
 
-template <std::size_t N>
-void coded_tiles::score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
-                        std::size_t count, float* scores, const code_fetch& ahead) {
+template <std::size_t Most>
+void coded_tiles<Most>::score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
+                              std::size_t count, float* scores, const code_fetch& ahead) {
     switch (tiles.front().codes.keys.format) {
     case code_format::none:
         break;
     case code_format::bf16:
-        by_numbers<bfloat16, N>(tiles, queries, count, scores);
+        by_numbers<bfloat16>(tiles, queries, count, scores);
         break;
     case code_format::f16:
-        by_numbers<half, N>(tiles, queries, count, scores);
+        by_numbers<half>(tiles, queries, count, scores);
         break;
     case code_format::channels:
-        by_channels<N>(tiles, first, count, scores, ahead);
+        by_channels(tiles, first, count, scores, ahead);
         break;
     case code_format::int8:
-        by_dots<8, N>(tiles, first, count, scores, ahead);
+        by_dots<8>(tiles, first, count, scores, ahead);
         break;
     case code_format::four:
-        by_dots<4, N>(tiles, first, count, scores, ahead);
+        by_dots<4>(tiles, first, count, scores, ahead);
         break;
     case code_format::three:
-        by_dots<3, N>(tiles, first, count, scores, ahead);
+        by_dots<3>(tiles, first, count, scores, ahead);
         break;
     case code_format::two:
-        by_dots<2, N>(tiles, first, count, scores, ahead);
+        by_dots<2>(tiles, first, count, scores, ahead);
         break;
     }
 }
 
 template <std::size_t Most>
-void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
-                      const tile_weights& weights, std::size_t q, std::size_t count, float* to, std::size_t stride,
-                      const code_fetch& ahead) const {
+void coded_tiles<Most>::add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
+                            const tile_weights& weights, std::size_t q, std::size_t count, float* to,
+                            std::size_t stride, const code_fetch& ahead) const {
     const auto for_some = [&](const auto& body) {
         together<Most>(0, count, [&]<std::size_t N>(std::size_t i) {
             body(
@@ -268,9 +269,9 @@ void coded_tiles::add(std::span<const attention_tile> tiles, std::size_t begin, 
 }
 
 #if defined(KVCACHE_COMPILED)
-extern template void coded_tiles::score<queries_of_codes>(std::span<const attention_tile>, const float*, std::size_t,
+extern template void coded_tiles<queries_of_codes>::score(std::span<const attention_tile>, const float*, std::size_t,
                                                           std::size_t, float*, const code_fetch&);
-extern template void coded_tiles::add<queries_of_codes>(std::span<const attention_tile>, std::size_t, std::size_t,
+extern template void coded_tiles<queries_of_codes>::add(std::span<const attention_tile>, std::size_t, std::size_t,
                                                         const tile_weights&, std::size_t, std::size_t, float*,
                                                         std::size_t, const code_fetch&) const;
 #endif

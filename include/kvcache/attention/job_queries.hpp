@@ -89,7 +89,7 @@ public:
                     rotate_head(scratch_.query, scratch_.rotation, scratch_.query);
                 if constexpr (page_writer<Codec>)
                     parts_.front().pages.codec->turn_key(scratch_.query);
-                scratch_.block.place(q, scratch_.query, shape_.scale);
+                scratch_.block.template place<gives_codes<Codec>>(q, scratch_.query, shape_.scale);
             });
     }
 

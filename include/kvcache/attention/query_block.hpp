@@ -53,10 +53,13 @@ public:
     void select(std::size_t first, std::size_t last) noexcept { packed_.select(first, last); }
 
     /// Gives a selected query its numbers, rotated, and multiplies them by `scale`. (head_dim)
+    /// `Coded`: as `attend` has it.
+    template <bool Coded = false>
     void place(std::size_t q, std::span<const float> numbers, float scale) {
         packed_.place(q, numbers, scale);
-        if (wants_whole_)
-            coded_.place(q - packed_.first(), numbers.data(), scale);
+        if constexpr (Coded)
+            if (wants_whole_)
+                coded_.place(q - packed_.first(), numbers.data(), scale);
     }
 
     /// Whether queries that are placed from now on are to meet keys of whole numbers.
@@ -79,7 +82,7 @@ public:
                 if (tiles.front().codes.keys.format != code_format::none) {
                     for (std::size_t g = 0; g < groups; ++g) {
                         const auto [begin, end] = packed_.group(g);
-                        take_coded(tiles.first(count), begin, end - begin);
+                        take_coded(coded_, tiles.first(count), begin, end - begin);
                     }
                     tiles = tiles.subspan(count);
                     continue;
@@ -88,16 +91,18 @@ public:
             const std::size_t fetching = ahead ? std::min(groups, count) : 0;
             for (std::size_t g = 0; g < groups; ++g) {
                 const auto [begin, end] = packed_.group(g);
-                if (g < fetching)
-                    dispatch<detail::most_together, true>(fetched_by(g, fetching, tiles.first(count)), begin,
-                                                          end - begin);
-                else
-                    dispatch<detail::most_together, false>(tiles.first(count), begin, end - begin);
+                const bool fetches = g < fetching;
+                dispatch<detail::most_together>(fetches ? fetched_by(g, fetching, tiles.first(count))
+                                                        : tiles.first(count),
+                                                begin, end - begin, fetches);
             }
             tiles = tiles.subspan(count);
         }
     }
-    void attend(const attention_tile& tile) { attend(std::span(&tile, 1)); }
+    template <bool Coded = false>
+    void attend(const attention_tile& tile) {
+        attend<Coded>(std::span(&tile, 1));
+    }
 
     /// Ends a query that merges here: writes its output. (head_dim)
     void finish(std::size_t q, float* out) { states_.finish(q, head_dim_, out); }
@@ -120,13 +125,15 @@ private:
         return std::span(fetching_).first(tiles.size());
     }
 
-    template <std::size_t N, bool Ahead>
-    KVCACHE_ONCE void dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count);
+    // `ahead`: what comes behind the tiles is fetched meanwhile.
+    template <std::size_t N>
+    KVCACHE_ONCE void dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count, bool ahead);
 
     // N selected queries from `begin` on, over up to most_tiles tiles of one split. A function of its own, that GCC has
     // room to inline the kernels in.
-    template <std::size_t N, bool Ahead>
-    [[gnu::noinline]] void take(std::span<const attention_tile> tiles, std::size_t begin) {
+    template <std::size_t N>
+    [[gnu::noinline]] void take(std::span<const attention_tile> tiles, std::size_t begin, bool ahead) {
+        constexpr bool fetches = N > 1 || detail::wide_vectors; // else the machine's own fetching suffices
         const std::size_t q = packed_.first() + begin;
         const auto limits = states_.limits_of(q, N);
         const auto seen = limits.seen(tiles);
@@ -134,50 +141,53 @@ private:
 
         const float* queries = packed_.numbers(begin);
         constexpr std::size_t at_once = detail::tiles_together(N);
-        detail::tile_fetch ahead(tiles, head_dim_);
+        detail::tile_fetch fetch(tiles, head_dim_);
         std::size_t t = 0;
         for (; t + at_once <= count; t += at_once)
-            detail::score<N, at_once, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], ahead);
-        if constexpr (at_once > 1)
-            for (; t < count; ++t)
-                detail::score<N, 1, Ahead>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], ahead);
+            if (float* const scores = weights_.lanes[0][t]; ahead)
+                detail::score<N, at_once, fetches>(queries, head_dim_, tiles.data() + t, scores, fetch);
+            else
+                detail::score<N, at_once, false>(queries, head_dim_, tiles.data() + t, scores, fetch);
+        for (; at_once > 1 && t < count; ++t)
+            detail::score<N, 1, false>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], fetch);
 
-        weigh(seen, whole, q, N, [&]() KVCACHE_INLINE {
-            if constexpr (Ahead)
-                ahead.ask_early();
-        });
-
-        float* sums = states_.running(q).sums();
-        detail::add_values<N, Ahead>(tiles.data(), 0, whole, width_, weights_, 0, sums, states_.stride(), ahead);
+        float* const sums = states_.running(q).sums();
+        if (ahead) {
+            weigh<fetches>(seen, whole, q, N, fetch);
+            detail::add_values<N, fetches>(tiles.data(), 0, whole, width_, weights_, 0, sums, states_.stride(), fetch);
+        } else {
+            weigh<false>(seen, whole, q, N, fetch);
+            detail::add_values<N, false>(tiles.data(), 0, whole, width_, weights_, 0, sums, states_.stride(), fetch);
+        }
         for (t = whole; t < count; ++t)
             add_ragged<N>(tiles[t], t, q, limits.least);
     }
 
     // The same for tiles that are read as they are coded.
-    void take_coded(std::span<const attention_tile> tiles, std::size_t begin, std::size_t group) {
+    template <std::size_t Most>
+    void take_coded(detail::coded_tiles<Most>& coded, std::span<const attention_tile> tiles, std::size_t begin,
+                    std::size_t group) {
         const std::size_t q = packed_.first() + begin, stride = states_.stride();
         const auto limits = states_.limits_of(q, group);
         tiles = limits.seen(tiles);
         if (tiles.empty())
             return;
         const auto ahead = begin == 0 ? detail::code_fetch(tiles, width_ / 16) : detail::code_fetch();
-        coded_.score<detail::queries_of_codes>(tiles, packed_.numbers(begin), begin, group, weights_.lanes[0][0],
-                                               ahead);
-        weigh(tiles, limits.whole(tiles), q, group, [] {});
+        coded.score(tiles, packed_.numbers(begin), begin, group, weights_.lanes[0][0], ahead);
+        detail::tile_fetch nothing(tiles, 0);
+        weigh<false>(tiles, limits.whole(tiles), q, group, nothing);
         for (std::size_t t = 0, end; t < tiles.size(); t = end) {
             end = t + 1;
             if (limits.see_whole(tiles[t])) {
                 while (end < tiles.size() && limits.see_whole(tiles[end]) &&
-                       detail::coded_tiles::go_together(tiles[t].codes.values, tiles[end].codes.values))
+                       detail::coded_tiles<Most>::go_together(tiles[t].codes.values, tiles[end].codes.values))
                     ++end;
-                coded_.add<detail::queries_of_codes>(tiles, t, end, weights_, 0, group, states_.running(q).sums(),
-                                                     stride, ahead);
+                coded.add(tiles, t, end, weights_, 0, group, states_.running(q).sums(), stride, ahead);
                 continue;
             }
             for (std::size_t i = 0; i < group; ++i)
                 if (detail::seen(tiles[t], states_.limit(q + i)) > tiles[t].first)
-                    coded_.add<detail::queries_of_codes>(tiles, t, end, weights_, i, 1, states_.running(q + i).sums(),
-                                                         stride, ahead);
+                    coded.add(tiles, t, end, weights_, i, 1, states_.running(q + i).sums(), stride, ahead);
         }
     }
 
@@ -205,11 +215,15 @@ private:
         }
     }
 
-    // Scores of `count` queries with tiles, of which all see `whole` to their ends, to weights, in place; `meanwhile`
-    // is called once a query.
-    template <class Meanwhile>
-    [[gnu::flatten]] void weigh(std::span<const attention_tile> tiles, std::size_t whole, std::size_t q,
-                                std::size_t count, const Meanwhile& meanwhile) {
+    // Scores of `count` queries with tiles, of which all see `whole` to their ends, to weights, in place; `Ahead`: with
+    // each query some of what comes is asked for.
+    template <bool Ahead>
+    [[gnu::noinline, gnu::flatten]] void weigh(std::span<const attention_tile> tiles, std::size_t whole, std::size_t q,
+                                               std::size_t count, detail::tile_fetch& ahead) {
+        const auto meanwhile = [&]() KVCACHE_INLINE {
+            if constexpr (Ahead)
+                ahead.ask_early();
+        };
         std::ranges::fill(weights_.rescaled, false);
         // Two queries do not fill what waits for their exponentials.
         if (count > 2 && whole == most_tiles && std::ranges::all_of(tiles, detail::is_full)) {
@@ -228,23 +242,21 @@ private:
     detail::query_states states_;
     std::array<attention_tile, most_tiles> fetching_;
     detail::tile_weights weights_;
-    detail::coded_tiles coded_;
+    detail::coded_tiles<detail::queries_of_codes> coded_;
     bool wants_whole_ = false;
 };
 
-template <std::size_t N, bool Ahead>
-void query_block::dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count) {
+template <std::size_t N>
+void query_block::dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count, bool ahead) {
     if (count == N)
-        take<N, Ahead && (N > 1 || detail::wide_vectors)>(tiles, begin); // else the machine's own fetching suffices
+        take<N>(tiles, begin, ahead);
     else if constexpr (N > 1)
-        dispatch<N - 1, Ahead>(tiles, begin, count);
+        dispatch<N - 1>(tiles, begin, count, ahead);
 }
 
 #if defined(KVCACHE_COMPILED)
-extern template void query_block::dispatch<detail::most_together, true>(std::span<const attention_tile>, std::size_t,
-                                                                        std::size_t);
-extern template void query_block::dispatch<detail::most_together, false>(std::span<const attention_tile>, std::size_t,
-                                                                         std::size_t);
+extern template void query_block::dispatch<detail::most_together>(std::span<const attention_tile>, std::size_t,
+                                                                  std::size_t, bool);
 #endif
 
 } // namespace kvcache

@@ -118,29 +118,31 @@ inline constexpr std::size_t most_tiles = 4;
 template <std::size_t Rows, std::size_t Vectors, class Scalar, class Vector>
 KVCACHE_INLINE inline void add_outer(native_floats (&sums)[Rows * Vectors], const Scalar& scalar,
                                      const Vector& vector) {
-    constexpr bool keep_vectors = Vectors <= Rows;
-    native_floats kept[keep_vectors ? Vectors : Rows];
-    const auto add = [&](auto i, auto j, const native_floats& s, const native_floats& v)
-                         KVCACHE_INLINE { sums[i * Vectors + j] = fused(s, v, sums[i * Vectors + j]); };
-    unrolled<keep_vectors ? Vectors : Rows>([&](auto k) KVCACHE_INLINE {
-        if constexpr (keep_vectors)
-            kept[k] = vector(k);
-        else
-            kept[k] = native_floats(scalar(k));
-        keep(kept[k]);
-    });
-    if constexpr (keep_vectors)
-        unrolled<Rows>([&](auto i) KVCACHE_INLINE {
+    if constexpr (Vectors <= Rows) {
+        native_floats kept[Vectors];
+        KVCACHE_UNROLL for (std::size_t j = 0; j < Vectors; ++j) {
+            kept[j] = vector(j);
+            keep(kept[j]);
+        }
+        KVCACHE_UNROLL for (std::size_t i = 0; i < Rows; ++i) {
             const native_floats s(scalar(i));
-            unrolled<Vectors>([&](auto j) KVCACHE_INLINE { add(i, j, s, kept[j]); });
-        });
-    else
-        unrolled<Vectors>([&](auto j) KVCACHE_INLINE {
+            KVCACHE_UNROLL for (std::size_t j = 0; j < Vectors; ++j) sums[i * Vectors + j] =
+                fused(s, kept[j], sums[i * Vectors + j]);
+        }
+    } else {
+        native_floats kept[Rows];
+        KVCACHE_UNROLL for (std::size_t i = 0; i < Rows; ++i) {
+            kept[i] = native_floats(scalar(i));
+            keep(kept[i]);
+        }
+        KVCACHE_UNROLL for (std::size_t j = 0; j < Vectors; ++j) {
             native_floats v = vector(j);
             if constexpr (Rows > 1)
                 keep(v);
-            unrolled<Rows>([&](auto i) KVCACHE_INLINE { add(i, j, kept[i], v); });
-        });
+            KVCACHE_UNROLL for (std::size_t i = 0; i < Rows; ++i) sums[i * Vectors + j] =
+                fused(kept[i], v, sums[i * Vectors + j]);
+        }
+    }
 }
 
 /// Scores of N queries with Tiles tiles, each one chain over ascending head_dim.
@@ -150,13 +152,13 @@ inline void score(const float* queries, std::size_t head_dim, const attention_ti
                   tile_fetch& ahead) {
     constexpr std::size_t vectors = Tiles * native_parts;
     native_floats sums[N * vectors]; // flat: GCC 12 keeps no nested array in registers
-    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE { sums[i] = native_floats(0.0f); });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i] = native_floats(0.0f);
     const float* keys[Tiles];
-    unrolled<Tiles>([&](auto t) KVCACHE_INLINE { keys[t] = tiles[t].keys; });
+    KVCACHE_UNROLL for (std::size_t t = 0; t < Tiles; ++t) keys[t] = tiles[t].keys;
     const auto step = [&](std::size_t d) KVCACHE_INLINE {
         add_outer<N, vectors>(
-            sums, [&](auto i) KVCACHE_INLINE { return queries[d * N + i]; },
-            [&](auto j) KVCACHE_INLINE {
+            sums, [&](std::size_t i) KVCACHE_INLINE { return queries[d * N + i]; },
+            [&](std::size_t j) KVCACHE_INLINE {
                 return native_floats::load_unaligned(keys[j / native_parts] + d * tile_tokens +
                                                      j % native_parts * native_lanes);
             });
@@ -168,7 +170,7 @@ inline void score(const float* queries, std::size_t head_dim, const attention_ti
             const std::size_t steps = head_dim / parts / 2;
             auto lines = ahead.take(steps * Tiles);
             for (std::size_t i = 0; i < steps; ++i, d += 2) {
-                unrolled<Tiles>([&](auto) KVCACHE_INLINE { lines.fetch(); });
+                KVCACHE_UNROLL for (std::size_t n = 0; n < Tiles; ++n) lines.fetch();
                 step(d);
                 step(d + 1);
             }
@@ -176,9 +178,8 @@ inline void score(const float* queries, std::size_t head_dim, const attention_ti
     }
     for (; d < head_dim; ++d)
         step(d);
-    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE {
-        sums[i].store_unaligned(scores + (i / vectors * most_tiles) * tile_tokens + i % vectors * native_lanes);
-    });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i].store_unaligned(
+        scores + (i / vectors * most_tiles) * tile_tokens + i % vectors * native_lanes);
 }
 
 /// What values are weighted with.
@@ -199,28 +200,27 @@ inline void add_columns(const attention_tile* tiles, std::size_t begin, std::siz
     constexpr std::size_t vectors = Columns * native_parts;
     native_floats sums[N * vectors];
     float* const own = to + column;
-    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE {
-        sums[i] = native_floats::load_unaligned(own + i / vectors * stride + i % vectors * native_lanes);
-    });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i] =
+        native_floats::load_unaligned(own + i / vectors * stride + i % vectors * native_lanes);
     const auto step = [&](const float* values, const float* of_lane) KVCACHE_INLINE {
         add_outer<N, vectors>(
-            sums, [&](auto i) KVCACHE_INLINE { return of_lane[i * most_tiles * tile_tokens]; },
-            [&](auto j) KVCACHE_INLINE { return native_floats::load_unaligned(values + j * native_lanes); });
+            sums, [&](std::size_t i) KVCACHE_INLINE { return of_lane[i * most_tiles * tile_tokens]; },
+            [&](std::size_t j) KVCACHE_INLINE { return native_floats::load_unaligned(values + j * native_lanes); });
     };
     for (std::size_t t = begin; t < end; ++t) {
         if (weights.rescaled[t])
-            unrolled<N>([&](auto i) KVCACHE_INLINE {
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
                 const native_floats rescale(weights.rescale[first + i][t]);
-                unrolled<vectors>([&](auto j)
-                                      KVCACHE_INLINE { sums[i * vectors + j] = sums[i * vectors + j] * rescale; });
-            });
+                KVCACHE_UNROLL for (std::size_t j = 0; j < vectors; ++j) sums[i * vectors + j] =
+                    sums[i * vectors + j] * rescale;
+            }
         const float* of_lane = weights.lanes[first][t] + tiles[t].first;
         const float* values = tiles[t].values + column + tiles[t].first * width;
         std::size_t lanes = tiles[t].last - tiles[t].first;
         if constexpr (Ahead) {
             auto lines = ahead.take(tile_tokens / 2 * Columns);
             for (; lanes >= 2; lanes -= 2, values += 2 * width, of_lane += 2) {
-                unrolled<Columns>([&](auto) KVCACHE_INLINE { lines.fetch(); });
+                KVCACHE_UNROLL for (std::size_t n = 0; n < Columns; ++n) lines.fetch();
                 step(values, of_lane);
                 step(values + width, of_lane + 1);
             }
@@ -234,9 +234,8 @@ inline void add_columns(const attention_tile* tiles, std::size_t begin, std::siz
         for (; lanes > 0; --lanes, values += width, ++of_lane)
             step(values, of_lane);
     }
-    unrolled<N * vectors>([&](auto i) KVCACHE_INLINE {
-        sums[i].store_unaligned(own + i / vectors * stride + i % vectors * native_lanes);
-    });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i].store_unaligned(own + i / vectors * stride +
+                                                                                         i % vectors * native_lanes);
 }
 
 /// The same for all columns.
@@ -250,7 +249,7 @@ inline void add_values(const attention_tile* tiles, std::size_t begin, std::size
         add_columns<N, many, Ahead>(tiles, begin, end, width, column, weights, first, to, stride, ahead);
     if constexpr (many > 1)
         for (; column < width; column += 16)
-            add_columns<N, 1, Ahead>(tiles, begin, end, width, column, weights, first, to, stride, ahead);
+            add_columns<N, 1, false>(tiles, begin, end, width, column, weights, first, to, stride, ahead);
 }
 
 } // namespace detail

@@ -21,12 +21,6 @@ inline constexpr bool reads_in_place = requires {
     requires Codec::in_place;
 };
 
-/// Whether a codec says how a tile is coded: both sides, or neither.
-template <class Codec>
-inline constexpr bool gives_codes = requires(const Codec c, std::span<const std::byte> bytes, page_tile at) {
-    c.codes(bytes, at);
-};
-
 /// The tiles that the queries of a block are about to take in. They wait until as many follow them as go together:
 /// those are fetched from memory meanwhile.
 template <class Codec>

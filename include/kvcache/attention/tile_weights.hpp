@@ -36,18 +36,17 @@ KVCACHE_INLINE inline void weigh_full(tile_weights& weights, std::size_t count, 
     alignas(64) float falls[tile_weights::rows][most_tiles] = {}; // from one to the next
     for (std::size_t i = 0; i < count; ++i) {
         f32x16 scores[most_tiles];
-        unrolled<most_tiles>([&](auto t) KVCACHE_INLINE { scores[t] = f32x16::load(weights.lanes[i][t]); });
+        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) scores[t] = f32x16::load(weights.lanes[i][t]);
         float& top = state(i).largest();
         top = rising(scores, top, tops[i], falls[i]); // falls by no number as long as nothing weighs anything
     }
     for (std::size_t i = 0; i < count; ++i) {
         meanwhile();
         f32x16 each[most_tiles];
-        unrolled<most_tiles>([&](auto t) KVCACHE_INLINE {
-            each[t] = f32x16::load(weights.lanes[i][t]) - f32x16::broadcast(tops[i][t]);
-        });
+        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) each[t] =
+            f32x16::load(weights.lanes[i][t]) - f32x16::broadcast(tops[i][t]);
         exp_of_differences(each);
-        unrolled<most_tiles>([&](auto t) KVCACHE_INLINE { each[t].store(weights.lanes[i][t]); });
+        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) each[t].store(weights.lanes[i][t]);
     }
     f32x16 least = f32x16::broadcast(1.0f);
     for (std::size_t i = 0; i < count; i += 16 / most_tiles) {
@@ -66,9 +65,8 @@ KVCACHE_INLINE inline void weigh_full(tile_weights& weights, std::size_t count, 
     }
     for (std::size_t i = 0; i < count; ++i) {
         f32x16 weight = state(i).weight();
-        unrolled<most_tiles>([&](auto t) KVCACHE_INLINE {
-            weight = fma(weight, f32x16::broadcast(weights.rescale[i][t]), f32x16::load(weights.lanes[i][t]));
-        });
+        KVCACHE_UNROLL for (std::size_t t = 0; t < most_tiles; ++t) weight =
+            fma(weight, f32x16::broadcast(weights.rescale[i][t]), f32x16::load(weights.lanes[i][t]));
         state(i).set_weight(weight);
     }
 }

@@ -45,10 +45,10 @@ public:
                 most = max(size_of(f32x16::load(scales_ + g * tile_tokens)), most);
         }
         f32x16 lanes[N], sizes[N];
-        unrolled<N>([&](auto i) KVCACHE_INLINE {
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
             lanes[i] = f32x16::load(weights.of(i));
             sizes[i] = lanes[i] * most;
-        });
+        }
         if constexpr (Channels)
             sum(lanes, all_);
         constexpr auto limit = static_cast<float>(numbers_that_meet<Bits>::largest);
@@ -60,7 +60,7 @@ public:
         for (std::size_t i = 0; i < N; ++i)
             by[i] = limit / (top[i] > least_size ? top[i] : std::numeric_limits<float>::infinity());
         to_memory(by);
-        unrolled<N>([&](auto i) KVCACHE_INLINE { lanes_[i] = lanes[i] * f32x16::broadcast(by[i]); });
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) lanes_[i] = lanes[i] * f32x16::broadcast(by[i]);
     }
 
     /// Rounds the weights of groups [first, last).
@@ -71,7 +71,7 @@ public:
             for (std::size_t g = first; g < last; ++g) {
                 const f32x16 scales = f32x16::load(scales_ + g * tile_tokens);
                 f32x16 weighs[N];
-                unrolled<N>([&](auto i) KVCACHE_INLINE { weighs[i] = lanes_[i] * scales; });
+                KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) weighs[i] = lanes_[i] * scales;
                 whole_[g - first].put(codes_, weighs);
             }
         }
@@ -80,20 +80,19 @@ public:
     /// Adds a column, of group `g` of those whose weights are rounded, to the sums of N queries.
     KVCACHE_INLINE void add(std::size_t column, std::size_t g, f32x16 (&sums)[N]) const noexcept {
         if (rescaled_)
-            unrolled<N>([&](auto i)
-                            KVCACHE_INLINE { sums[i] = sums[i] * f32x16::broadcast(rescale_[i * most_tiles]); });
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] =
+                sums[i] * f32x16::broadcast(rescale_[i * most_tiles]);
         f32x16 dots[N];
         whole_[g].dots(codes_, column, dots);
         if constexpr (Channels) {
             const f32x16 step = f32x16::load(scales_ + column * 16);
             const f32x16 middle = fma(step, f32x16::broadcast(8.0f),
                                       f32x16::load(scales_ + (columns_ + column) * 16)); // of codes from -8 on
-            unrolled<N>([&](auto i) KVCACHE_INLINE {
-                sums[i] =
-                    fma(dots[i] * f32x16::broadcast(unit_[i]), step, fma(f32x16::broadcast(all_[i]), middle, sums[i]));
-            });
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] =
+                fma(dots[i] * f32x16::broadcast(unit_[i]), step, fma(f32x16::broadcast(all_[i]), middle, sums[i]));
         } else {
-            unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = fma(dots[i], f32x16::broadcast(unit_[i]), sums[i]); });
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] =
+                fma(dots[i], f32x16::broadcast(unit_[i]), sums[i]);
         }
     }
 
@@ -134,12 +133,13 @@ inline void add_dots(std::size_t begin, std::size_t end, const Tile& tile, const
             for (const std::size_t behind = std::min(column + each, columns); column < behind; ++column) {
                 const auto bytes = ahead.with_column(column);
                 f32x16 sums[N];
-                unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = f32x16::load(to + i * stride + column * 16); });
+                KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] =
+                    f32x16::load(to + i * stride + column * 16);
                 for (std::size_t t = begin; t < end; ++t) {
                     ahead.fetch(t, bytes);
                     taken[t].add(column, g, sums);
                 }
-                unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i].store(to + i * stride + column * 16); });
+                KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i].store(to + i * stride + column * 16);
             }
     }
 }

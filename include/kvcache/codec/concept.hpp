@@ -92,6 +92,16 @@ concept far_codec_state = requires(const S s) {
 template <class S>
 concept codec_state = (page_reader<S> && (row_writer<S> || page_writer<S>)) || far_codec_state<S>;
 
+namespace detail {
+
+/// Whether a codec says how a tile is coded: both sides, or neither.
+template <class Codec>
+inline constexpr bool gives_codes = requires(const Codec c, std::span<const std::byte> bytes, page_tile at) {
+    c.codes(bytes, at);
+};
+
+} // namespace detail
+
 /// How the numbers of a page are kept.
 template <class P>
 concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape shape) {

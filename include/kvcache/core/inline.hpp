@@ -8,3 +8,12 @@
 #else
 #define KVCACHE_INLINE
 #endif
+
+/// Before a loop of a constant number of turns, 64 at most: each turn becomes code of its own.
+#if defined(__clang__)
+#define KVCACHE_UNROLL _Pragma("clang loop unroll(full)")
+#elif defined(__GNUC__)
+#define KVCACHE_UNROLL _Pragma("GCC unroll 64")
+#else
+#define KVCACHE_UNROLL
+#endif

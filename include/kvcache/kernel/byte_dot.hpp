@@ -48,7 +48,7 @@ KVCACHE_INLINE inline void put_four(const f32x16 (&x)[4], std::byte* to, std::in
                                     std::int32_t (&sums)[4]) noexcept {
 #if defined(__AVX512BW__)
     __m512i whole[4];
-    unrolled<4>([&](auto i) KVCACHE_INLINE { whole[i] = _mm512_cvtps_epi32(x[i].part[0].data); });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < 4; ++i) whole[i] = _mm512_cvtps_epi32(x[i].part[0].data);
     const __m512i bytes =
         _mm512_packs_epi16(_mm512_packs_epi32(whole[0], whole[1]), _mm512_packs_epi32(whole[2], whole[3]));
     _mm512_storeu_si512(to, bytes);
@@ -60,15 +60,15 @@ KVCACHE_INLINE inline void put_four(const f32x16 (&x)[4], std::byte* to, std::in
     const __m256i two = _mm256_add_epi32(_mm512_castsi512_si256(each), _mm512_extracti64x4_epi64(each, 1));
 #else
     __m256i two = _mm256_setzero_si256();
-    unrolled<2>([&](auto half) KVCACHE_INLINE {
+    KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
         __m256i whole[4];
-        unrolled<4>([&](auto i) KVCACHE_INLINE { whole[i] = _mm256_cvtps_epi32(x[i].part[half].data); });
+        KVCACHE_UNROLL for (std::size_t i = 0; i < 4; ++i) whole[i] = _mm256_cvtps_epi32(x[i].part[half].data);
         const __m256i bytes =
             _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]), _mm256_packs_epi32(whole[2], whole[3]));
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 32 * half), bytes);
         two = _mm256_add_epi32(
             two, _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), _mm256_set1_epi16(1)));
-    });
+    }
 #endif
     const __m128i all = _mm_add_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(sums), _mm_mullo_epi32(all, _mm_set1_epi32(by)));
@@ -141,17 +141,17 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
                                         const std::byte* queries, const std::int32_t (&own)[N],
                                         f32x16 (&to)[N]) noexcept {
     quad_sums sums[N];
-    unrolled<N>([&](auto i) KVCACHE_INLINE { sums[i] = quad_sums_of(own[i]); });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] = quad_sums_of(own[i]);
     for_codes<Bits, Linear>(
         of, begin, count, twice(upward_table(of)),
-        [&](auto place, __m512i x) KVCACHE_INLINE {
-            unrolled<N>([&](auto i)
-                            KVCACHE_INLINE { add_products(sums[i], x, queries + (place * N + i) * byte_quad_bytes); });
+        [&](std::size_t place, __m512i x) KVCACHE_INLINE {
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i)
+                add_products(sums[i], x, queries + (place * N + i) * byte_quad_bytes);
         },
         [&]() KVCACHE_INLINE { queries += 4 * N * byte_quad_bytes; });
-    unrolled<N>([&](auto i) KVCACHE_INLINE {
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
         to[i] = {{native_floats(_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(sums[i])))}};
-    });
+    }
 }
 
 #elif defined(__AVX2__)
@@ -168,17 +168,13 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
     // Of places in a linear table, eight pairs of products are int16: 8 * 2 * 15 * 127.
     constexpr std::size_t at_once = 8;
     __m256i words[2 * N];
-    const auto multiply = [&](std::size_t quad, auto place) KVCACHE_INLINE {
+    const auto multiply = [&](std::size_t quad, std::size_t place) KVCACHE_INLINE {
         __m256i x[2];
-        unrolled<2>([&](auto half) KVCACHE_INLINE {
-            if constexpr (Linear)
-                x[half] = quad_places<Bits, decltype(place)::value>(of, quad, half);
-            else
-                x[half] = quad_codes<Bits, decltype(place)::value>(of, quad, half, table);
-        });
-        unrolled<N>([&](auto i) KVCACHE_INLINE {
+        KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) x[half] =
+            Linear ? quad_places(of, quad, place, half) : quad_codes(of, quad, place, half, table);
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
             const __m256i four = _mm256_set1_epi32(four_bytes(queries + ((quad - begin) * N + i) * byte_quad_bytes));
-            unrolled<2>([&](auto half) KVCACHE_INLINE {
+            KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
                 const __m256i pairs = _mm256_maddubs_epi16(x[half], four);
                 __m256i& sum = Linear ? words[2 * i + half] : sums[2 * i + half];
                 if constexpr (Linear)
@@ -186,31 +182,31 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
                 else
                     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
                 keep_order(sum);
-            });
-        });
+            }
+        }
     };
     if constexpr (Linear)
         if (count == at_once) { // a group of 32, the usual one: no sum waits in memory
-            unrolled<2 * N>([&](auto i) KVCACHE_INLINE { words[i] = _mm256_setzero_si256(); });
+            KVCACHE_UNROLL for (std::size_t i = 0; i < 2 * N; ++i) words[i] = _mm256_setzero_si256();
             for_quads<Bits>(begin, begin + at_once, multiply);
-            unrolled<N>([&](auto i) KVCACHE_INLINE {
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
                 const __m256i from = _mm256_set1_epi32(own[i]);
                 to[i] = floats_of(_mm256_add_epi32(from, _mm256_madd_epi16(words[2 * i], ones)),
                                   _mm256_add_epi32(from, _mm256_madd_epi16(words[2 * i + 1], ones)));
-            });
+            }
             return;
         }
-    unrolled<2 * N>([&](auto i) KVCACHE_INLINE { sums[i] = _mm256_set1_epi32(own[i / 2]); });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < 2 * N; ++i) sums[i] = _mm256_set1_epi32(own[i / 2]);
     const std::size_t end = begin + count;
     for (std::size_t first = begin; first < end; first += at_once) {
         if constexpr (Linear)
-            unrolled<2 * N>([&](auto i) KVCACHE_INLINE { words[i] = _mm256_setzero_si256(); });
+            KVCACHE_UNROLL for (std::size_t i = 0; i < 2 * N; ++i) words[i] = _mm256_setzero_si256();
         for_quads<Bits>(first, std::min(end, first + at_once), multiply);
         if constexpr (Linear)
-            unrolled<2 * N>(
-                [&](auto i) KVCACHE_INLINE { sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(words[i], ones)); });
+            KVCACHE_UNROLL for (std::size_t i = 0; i < 2 * N; ++i) sums[i] =
+                _mm256_add_epi32(sums[i], _mm256_madd_epi16(words[i], ones));
     }
-    unrolled<N>([&](auto i) KVCACHE_INLINE { to[i] = floats_of(sums[2 * i], sums[2 * i + 1]); });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) to[i] = floats_of(sums[2 * i], sums[2 * i + 1]);
 }
 
 #else

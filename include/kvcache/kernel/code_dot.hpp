@@ -96,22 +96,24 @@ template <unsigned Bits, std::size_t N>
 KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
                                    const std::byte* queries, const std::int32_t (&own)[N], f32x16 (&to)[N]) noexcept {
     quad_sums upper[N], lower[N];
-    unrolled<N>([&](auto i) KVCACHE_INLINE { upper[i] = quad_sums{}, lower[i] = quad_sums_of(own[i]); });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
+        upper[i] = quad_sums{}, lower[i] = quad_sums_of(own[i]);
+    }
     for_codes<Bits, false>(
         of, begin, count, twice(quad_table(of)),
-        [&](auto place, __m512i x) KVCACHE_INLINE {
-            unrolled<N>([&](auto i) KVCACHE_INLINE {
+        [&](std::size_t place, __m512i x) KVCACHE_INLINE {
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
                 const std::byte* const q = queries + (place * N + i) * whole_quad_bytes;
                 add_products(upper[i], x, q);
                 add_products(lower[i], x, q + 4);
-            });
+            }
         },
         [&]() KVCACHE_INLINE { queries += 4 * N * whole_quad_bytes; });
-    unrolled<N>([&](auto i) KVCACHE_INLINE {
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
         const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(reinterpret_cast<__m512i>(upper[i]), 8),
                                               reinterpret_cast<__m512i>(lower[i]));
         to[i] = {{native_floats(_mm512_cvtepi32_ps(both))}};
-    });
+    }
 }
 
 #elif defined(__AVX2__)
@@ -122,27 +124,27 @@ template <unsigned Bits, std::size_t N>
 KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
                                    const std::byte* queries, const std::int32_t (&own)[N], f32x16 (&to)[N]) noexcept {
     __m256i sums[2 * N];
-    unrolled<2 * N>([&](auto i) KVCACHE_INLINE { sums[i] = _mm256_set1_epi32(own[i / 2]); });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < 2 * N; ++i) sums[i] = _mm256_set1_epi32(own[i / 2]);
     const __m256i table = quad_table(of);
-    for_quads<Bits>(begin, begin + count, [&](std::size_t quad, auto place) KVCACHE_INLINE {
+    for_quads<Bits>(begin, begin + count, [&](std::size_t quad, std::size_t place) KVCACHE_INLINE {
         __m256i even[2], odd[2];
-        unrolled<2>([&](auto half) KVCACHE_INLINE {
-            const __m256i x = quad_codes<Bits, decltype(place)::value>(of, quad, half, table);
+        KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
+            const __m256i x = quad_codes(of, quad, place, half, table);
             even[half] = _mm256_and_si256(x, _mm256_set1_epi16(0xFF));
             odd[half] = _mm256_srli_epi16(x, 8);
-        });
-        unrolled<N>([&](auto i) KVCACHE_INLINE {
+        }
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
             const std::byte* const q = queries + ((quad - begin) * N + i) * whole_quad_bytes;
             const __m256i of_even = _mm256_set1_epi32(four_bytes(q)), of_odd = _mm256_set1_epi32(four_bytes(q + 4));
-            unrolled<2>([&](auto half) KVCACHE_INLINE {
+            KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
                 __m256i& sum = sums[2 * i + half];
                 sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even[half], of_even));
                 sum = _mm256_add_epi32(sum, _mm256_madd_epi16(odd[half], of_odd));
                 keep_order(sum);
-            });
-        });
+            }
+        }
     });
-    unrolled<N>([&](auto i) KVCACHE_INLINE { to[i] = floats_of(sums[2 * i], sums[2 * i + 1]); });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) to[i] = floats_of(sums[2 * i], sums[2 * i + 1]);
 }
 
 #else
@@ -177,15 +179,9 @@ inline void numbers_of(const code_quads<Bits>& of, std::size_t quad, f32x16 (&to
 #if defined(__AVX2__)
     alignas(64) std::uint8_t bytes[64];
     const __m256i table = quad_table(of);
-    const auto take = [&](auto place) {
-        for (std::size_t half = 0; half < 2; ++half)
-            _mm256_store_si256(reinterpret_cast<__m256i*>(bytes + 32 * half),
-                               quad_codes<Bits, decltype(place)::value>(of, quad, half, table));
-    };
-    unrolled<code_quads<Bits>::per>([&](auto place) {
-        if (quad % code_quads<Bits>::per == place)
-            take(place);
-    });
+    for (std::size_t half = 0; half < 2; ++half)
+        _mm256_store_si256(reinterpret_cast<__m256i*>(bytes + 32 * half),
+                           quad_codes(of, quad, quad % code_quads<Bits>::per, half, table));
     for (std::size_t byte = 0; byte < 64; ++byte)
         each[byte % 4][byte / 4] = static_cast<float>(int{bytes[byte]} - 128);
 #else

@@ -47,37 +47,35 @@ KVCACHE_INLINE inline void keep_order(__m256i& x) noexcept {
 }
 
 /// A four of eight rows: the places in a table.
-template <unsigned Bits, std::size_t Place>
-[[nodiscard]] KVCACHE_INLINE inline __m256i quad_places(const code_quads<Bits>& of, std::size_t quad,
+template <unsigned Bits>
+[[nodiscard]] KVCACHE_INLINE inline __m256i quad_places(const code_quads<Bits>& of, std::size_t quad, std::size_t place,
                                                         std::size_t half) noexcept {
     using quads = code_quads<Bits>;
     const auto load = [](const std::byte* from)
                           KVCACHE_INLINE { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); };
     __m256i x = load(of.codes + quad / quads::per * 64 + half * 32);
-    if constexpr (Place > 0)
-        x = _mm256_srli_epi16(x, Place * quads::part);
+    x = _mm256_srli_epi16(x, static_cast<int>(place * quads::part));
     x = _mm256_and_si256(x, _mm256_set1_epi8((1 << quads::part) - 1));
     if constexpr (Bits == 3) {
         const __m128i nibble = _mm_cvtsi32_si128(static_cast<int>(quad % 8 / 4 * 4));
         __m256i above = _mm256_srl_epi32(load(of.upper + quad / 8 * 64 + half * 32), nibble);
-        if constexpr (Place < 2) // the bit of each byte to where it belongs; what crosses bytes is masked away
-            above = _mm256_slli_epi32(above, 2 - Place);
-        else if constexpr (Place > 2)
-            above = _mm256_srli_epi32(above, Place - 2);
+        // The bit of each byte to where it belongs; what crosses bytes is masked away.
+        above = place < 2 ? _mm256_slli_epi32(above, static_cast<int>(2 - place))
+                          : _mm256_srli_epi32(above, static_cast<int>(place - 2));
         x = _mm256_or_si256(x, _mm256_and_si256(above, _mm256_set1_epi8(4)));
     }
     return x;
 }
 
 /// A four of eight rows: each number as the table has it; of 8 bits each number, and what the table has.
-template <unsigned Bits, std::size_t Place>
-[[nodiscard]] KVCACHE_INLINE inline __m256i quad_codes(const code_quads<Bits>& of, std::size_t quad, std::size_t half,
-                                                       __m256i table) noexcept {
+template <unsigned Bits>
+[[nodiscard]] KVCACHE_INLINE inline __m256i quad_codes(const code_quads<Bits>& of, std::size_t quad, std::size_t place,
+                                                       std::size_t half, __m256i table) noexcept {
     if constexpr (Bits == 8)
         return _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(of.codes + quad * 64 + half * 32)),
                                 table);
     else
-        return _mm256_shuffle_epi8(table, quad_places<Bits, Place>(of, quad, half));
+        return _mm256_shuffle_epi8(table, quad_places(of, quad, place, half));
 }
 
 /// The numbers of a table, and 128; of none that 128.
@@ -95,20 +93,17 @@ template <unsigned Bits>
 
 /// A four of 16 rows: the places in a table. `line`: its 64 bytes; of 3 bits also those of the upper bits, and which
 /// half of each byte it is of.
-template <unsigned Bits, std::size_t Place>
-[[nodiscard]] KVCACHE_INLINE inline __m512i all_places(const std::byte* line, const std::byte* upper,
-                                                       __m128i nibble) noexcept {
+template <unsigned Bits>
+[[nodiscard]] KVCACHE_INLINE inline __m512i all_places(const std::byte* line, const std::byte* upper, __m128i nibble,
+                                                       std::size_t place) noexcept {
     using quads = code_quads<Bits>;
     __m512i x = _mm512_loadu_si512(line);
-    if constexpr (Place > 0)
-        x = _mm512_srli_epi16(x, Place * quads::part);
+    x = _mm512_srli_epi16(x, static_cast<unsigned>(place * quads::part));
     x = _mm512_and_si512(x, _mm512_set1_epi8((1 << quads::part) - 1));
     if constexpr (Bits == 3) {
         __m512i above = _mm512_srl_epi32(_mm512_loadu_si512(upper), nibble);
-        if constexpr (Place < 2)
-            above = _mm512_slli_epi32(above, 2 - Place);
-        else if constexpr (Place > 2)
-            above = _mm512_srli_epi32(above, Place - 2);
+        above = place < 2 ? _mm512_slli_epi32(above, static_cast<unsigned>(2 - place))
+                          : _mm512_srli_epi32(above, static_cast<unsigned>(place - 2));
         x = _mm512_ternarylogic_epi32(x, above, _mm512_set1_epi8(4), 0xf8); // x | (above & 4)
     }
     return x;
@@ -122,9 +117,8 @@ KVCACHE_INLINE inline void for_codes(const code_quads<Bits>& of, std::size_t beg
                                      const Body& body, const Next& next) noexcept {
     using quads = code_quads<Bits>;
     const std::byte* line = of.codes + begin / quads::per * 64; // one pointer: all else is a constant
-    const auto take = [&](std::size_t quad, auto place) KVCACHE_INLINE {
-        constexpr std::size_t at = decltype(place)::value, within = at % quads::per;
-        const std::byte* const from = line + at / quads::per * 64;
+    const auto take = [&](std::size_t quad, std::size_t place) KVCACHE_INLINE {
+        const std::byte* const from = line + place / quads::per * 64;
         if constexpr (Bits == 8) {
             body(place, _mm512_xor_si512(_mm512_loadu_si512(from), table));
         } else {
@@ -134,20 +128,18 @@ KVCACHE_INLINE inline void for_codes(const code_quads<Bits>& of, std::size_t beg
                 upper = of.upper + quad / 8 * 64;
                 nibble = _mm_cvtsi32_si128(static_cast<int>(quad % 8 / 4 * 4));
             }
-            const __m512i x = all_places<Bits, within>(from, upper, nibble);
+            const __m512i x = all_places<Bits>(from, upper, nibble, place % quads::per);
             body(place, Linear ? x : _mm512_shuffle_epi8(table, x));
         }
     };
     std::size_t done = 0;
     for (; done + 4 <= count; done += 4, line += 4 / quads::per * 64) {
-        unrolled<4>([&](auto place) KVCACHE_INLINE { take(begin + done, place); });
+        KVCACHE_UNROLL for (std::size_t place = 0; place < 4; ++place) take(begin + done, place);
         next();
     }
     if (done < count)
-        unrolled<3>([&](auto place) KVCACHE_INLINE {
-            if (done + place < count)
-                take(begin + done, place);
-        });
+        KVCACHE_UNROLL for (std::size_t place = 0; place < 3; ++place) if (done + place < count)
+            take(begin + done, place);
 }
 
 /// A table in both halves.
@@ -224,12 +216,9 @@ KVCACHE_INLINE inline void for_quads(std::size_t begin, std::size_t end, const B
     constexpr std::size_t per = code_quads<Bits>::per;
     std::size_t quad = begin;
     for (; quad + per <= end; quad += per)
-        unrolled<per>([&](auto place) KVCACHE_INLINE { body(quad + place, place); });
-    if constexpr (per > 1)
-        unrolled<per - 1>([&](auto place) KVCACHE_INLINE {
-            if (quad + place < end)
-                body(quad + place, place);
-        });
+        KVCACHE_UNROLL for (std::size_t place = 0; place < per; ++place) body(quad + place, place);
+    KVCACHE_UNROLL for (std::size_t place = 0; place + 1 < per; ++place) if (quad + place < end)
+        body(quad + place, place);
 }
 
 } // namespace kvcache::detail

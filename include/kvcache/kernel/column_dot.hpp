@@ -4,6 +4,7 @@
 #include <kvcache/kernel/byte_dot.hpp>
 #include <kvcache/kernel/code_dot.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -74,13 +75,11 @@ public:
     /// Rounds weights, none larger than numbers_that_meet<Bits>::largest.
     KVCACHE_INLINE void put(const code_quads<Bits>& of, const f32x16 (&x)[N]) noexcept {
         if constexpr (Bits == 8) {
-            unrolled<N>([&](auto i) KVCACHE_INLINE { put_words(i, x[i]); });
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) put_words(i, x[i]);
         } else {
             signs_ = 0;
-            unrolled<(N + 1) / 2>([&](auto pair) KVCACHE_INLINE {
-                constexpr std::size_t last = 2 * pair + 1 < N ? 2 * pair + 1 : 2 * pair;
-                put_pair(of, pair, x[2 * pair], x[last]);
-            });
+            KVCACHE_UNROLL for (std::size_t pair = 0; pair < (N + 1) / 2; ++pair)
+                put_pair(of, pair, x[2 * pair], x[std::min(2 * pair + 1, N - 1)]);
         }
     }
 
@@ -151,49 +150,47 @@ private:
 
     KVCACHE_INLINE void dots_of_words(const code_quads<Bits>& of, std::size_t begin, f32x16 (&to)[N]) const noexcept {
         __m256i sums[2 * N];
-        unrolled<4>([&](auto quad) KVCACHE_INLINE {
+        KVCACHE_UNROLL for (std::size_t quad = 0; quad < 4; ++quad) {
             __m256i even[2], odd[2];
-            unrolled<2>([&](auto half) KVCACHE_INLINE {
+            KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
                 const __m256i x =
                     _mm256_loadu_si256(reinterpret_cast<const __m256i*>(of.codes + (begin + quad) * 64 + half * 32));
                 even[half] = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8);
                 odd[half] = _mm256_srai_epi16(x, 8);
-            });
-            unrolled<N>([&](auto i) KVCACHE_INLINE {
+            }
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
                 const __m256i of_even = four(i, quad), of_odd = four(i, quad, 1);
-                unrolled<2>([&](auto half) KVCACHE_INLINE {
+                KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
                     __m256i& sum = sums[2 * i + half];
                     const __m256i products = _mm256_madd_epi16(even[half], of_even);
                     sum = quad == 0 ? products : _mm256_add_epi32(sum, products);
                     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(odd[half], of_odd));
                     keep_order(sum);
-                });
-            });
-        });
-        unrolled<N>([&](auto i) KVCACHE_INLINE { to[i] = floats_of(sums[2 * i], sums[2 * i + 1]); });
+                }
+            }
+        }
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) to[i] = floats_of(sums[2 * i], sums[2 * i + 1]);
     }
 
     KVCACHE_INLINE void dots_of_places(const code_quads<Bits>& of, std::size_t begin, f32x16 (&to)[N]) const noexcept {
         __m256i words[2 * N];
-        unrolled<2 * N>([&](auto i) KVCACHE_INLINE { words[i] = _mm256_set1_epi32(starts_[i / 2]); });
-        unrolled<4>([&](auto quad) KVCACHE_INLINE {
+        KVCACHE_UNROLL for (std::size_t i = 0; i < 2 * N; ++i) words[i] = _mm256_set1_epi32(starts_[i / 2]);
+        KVCACHE_UNROLL for (std::size_t quad = 0; quad < 4; ++quad) {
             __m256i x[2];
-            unrolled<2>([&](auto half) KVCACHE_INLINE {
-                x[half] = quad_places<Bits, quad % code_quads<Bits>::per>(of, begin + quad, half);
-            });
-            unrolled<N>([&](auto i) KVCACHE_INLINE {
+            KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) x[half] =
+                quad_places(of, begin + quad, quad % code_quads<Bits>::per, half);
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
                 const __m256i weights = four(i, quad);
-                unrolled<2>([&](auto half) KVCACHE_INLINE {
+                KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
                     __m256i& sum = words[2 * i + half];
                     sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(x[half], weights));
                     keep_order(sum);
-                });
-            });
-        });
+                }
+            }
+        }
         const __m256i ones = _mm256_set1_epi16(1);
-        unrolled<N>([&](auto i) KVCACHE_INLINE {
-            to[i] = floats_of(_mm256_madd_epi16(words[2 * i], ones), _mm256_madd_epi16(words[2 * i + 1], ones));
-        });
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) to[i] =
+            floats_of(_mm256_madd_epi16(words[2 * i], ones), _mm256_madd_epi16(words[2 * i + 1], ones));
     }
 
     // Weights are seldom less than nothing: only scales that are could make them so.
@@ -202,33 +199,32 @@ private:
         const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(of.table)));
         const __m256i ones = _mm256_set1_epi16(1);
         __m256i sums[2 * N];
-        unrolled<2>([&](auto two) KVCACHE_INLINE {
+        KVCACHE_UNROLL for (std::size_t two = 0; two < 2; ++two) {
             __m256i words[2 * N];
-            unrolled<2>([&](auto one) KVCACHE_INLINE {
-                constexpr std::size_t quad = 2 * two + one;
+            KVCACHE_UNROLL for (std::size_t one = 0; one < 2; ++one) {
+                const std::size_t quad = 2 * two + one;
                 __m256i x[2];
-                unrolled<2>([&](auto half) KVCACHE_INLINE {
-                    x[half] = quad_codes<Bits, quad % code_quads<Bits>::per>(of, begin + quad, half, table);
-                });
-                unrolled<N>([&](auto i) KVCACHE_INLINE {
+                KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) x[half] =
+                    quad_codes(of, begin + quad, quad % code_quads<Bits>::per, half, table);
+                KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
                     const __m256i weights = four(i, quad);
-                    unrolled<2>([&](auto half) KVCACHE_INLINE {
+                    KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
                         const __m256i pairs =
                             Signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x[half], weights))
                                    : _mm256_maddubs_epi16(weights, x[half]);
                         __m256i& sum = words[2 * i + half];
                         sum = one == 0 ? pairs : _mm256_add_epi16(sum, pairs);
                         keep_order(sum);
-                    });
-                });
-            });
-            unrolled<2 * N>([&](auto i) KVCACHE_INLINE {
+                    }
+                }
+            }
+            KVCACHE_UNROLL for (std::size_t i = 0; i < 2 * N; ++i) {
                 const __m256i products = _mm256_madd_epi16(words[i], ones);
                 sums[i] = two == 0 ? products : _mm256_add_epi32(sums[i], products);
                 keep_order(sums[i]);
-            });
-        });
-        unrolled<N>([&](auto i) KVCACHE_INLINE { to[i] = floats_of(sums[2 * i], sums[2 * i + 1]); });
+            }
+        }
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) to[i] = floats_of(sums[2 * i], sums[2 * i + 1]);
     }
 
     static constexpr std::size_t rows = Bits == 8 ? N : (N + 1) / 2;

@@ -3,10 +3,10 @@
 
 #include <kvcache/kernel/native.hpp>
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <span>
-#include <type_traits>
 
 namespace kvcache {
 
@@ -37,34 +37,28 @@ namespace detail {
 template <std::size_t Parts>
 inline void hadamard_of_parts(float* x, float scale) noexcept {
     __m512 part[Parts];
-    unrolled<Parts>([&](auto i) KVCACHE_INLINE { part[i] = _mm512_loadu_ps(x + i * 16); });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < Parts; ++i) part[i] = _mm512_loadu_ps(x + i * 16);
     // Every lane of a stage: the other of its pair, plus or minus its own.
     const auto stage = [&](__mmask16 minus, const auto& other) KVCACHE_INLINE {
         const __m512 sign = _mm512_mask_blend_ps(minus, _mm512_set1_ps(1.0f), _mm512_set1_ps(-1.0f));
-        unrolled<Parts>([&](auto i) KVCACHE_INLINE { part[i] = _mm512_fmadd_ps(part[i], sign, other(part[i])); });
+        KVCACHE_UNROLL for (std::size_t i = 0; i < Parts; ++i) part[i] = _mm512_fmadd_ps(part[i], sign, other(part[i]));
     };
     stage(0xaaaa, [](__m512 v) KVCACHE_INLINE { return _mm512_permute_ps(v, 0b10110001); });
     stage(0xcccc, [](__m512 v) KVCACHE_INLINE { return _mm512_permute_ps(v, 0b01001110); });
     stage(0xf0f0, [](__m512 v) KVCACHE_INLINE { return _mm512_shuffle_f32x4(v, v, 0b10110001); });
     stage(0xff00, [](__m512 v) KVCACHE_INLINE { return _mm512_shuffle_f32x4(v, v, 0b01001110); });
-    const auto across = [&](auto apart) KVCACHE_INLINE {
-        unrolled<Parts / 2>([&](auto pair) KVCACHE_INLINE {
-            constexpr std::size_t of = decltype(apart)::value, i = pair / of * 2 * of + pair % of;
-            const __m512 a = part[i], b = part[i + of];
+    constexpr int stages = std::countr_zero(Parts);
+    KVCACHE_UNROLL for (int s = 0; s < stages; ++s) {
+        const std::size_t apart = std::size_t{1} << s;
+        KVCACHE_UNROLL for (std::size_t pair = 0; pair < Parts / 2; ++pair) {
+            const std::size_t i = pair / apart * 2 * apart + pair % apart;
+            const __m512 a = part[i], b = part[i + apart];
             part[i] = _mm512_add_ps(a, b);
-            part[i + of] = _mm512_sub_ps(a, b);
-        });
-    };
-    if constexpr (Parts > 1)
-        across(std::integral_constant<std::size_t, 1>{});
-    if constexpr (Parts > 2)
-        across(std::integral_constant<std::size_t, 2>{});
-    if constexpr (Parts > 4)
-        across(std::integral_constant<std::size_t, 4>{});
-    if constexpr (Parts > 8)
-        across(std::integral_constant<std::size_t, 8>{});
-    unrolled<Parts>(
-        [&](auto i) KVCACHE_INLINE { _mm512_storeu_ps(x + i * 16, _mm512_mul_ps(part[i], _mm512_set1_ps(scale))); });
+            part[i + apart] = _mm512_sub_ps(a, b);
+        }
+    }
+    KVCACHE_UNROLL for (std::size_t i = 0; i < Parts; ++i)
+        _mm512_storeu_ps(x + i * 16, _mm512_mul_ps(part[i], _mm512_set1_ps(scale)));
 }
 #endif
 
@@ -79,7 +73,10 @@ inline void hadamard_stage(float* x, std::size_t size, std::size_t apart) noexce
 }
 
 // A block of a power of two, times `scale`.
-inline void hadamard_turn(float* x, std::size_t size, float scale) noexcept {
+template <std::size_t Extent>
+inline void hadamard_turn(std::span<float, Extent> block, float scale) noexcept {
+    float* const x = block.data();
+    const std::size_t size = block.size();
 #if defined(__AVX512F__)
     if (size == 32)
         return hadamard_of_parts<2>(x, scale);
@@ -121,11 +118,12 @@ inline void hadamard_turn(float* x, std::size_t size, float scale) noexcept {
 /// Turns a row by the orthonormal Sylvester-Hadamard matrix, block by block where its size is no power of two: what
 /// stands out in one number is shared by all of its block, lengths and dot products stay, and turning twice gives the
 /// row back, all but rounding. Cost: size * log2(size) additions. (Ashkboos et al. 2024, QuaRot)
-inline void hadamard(std::span<float> row) noexcept {
+template <std::size_t Extent = std::dynamic_extent>
+inline void hadamard(std::span<float, Extent> row) noexcept {
     const std::size_t block = hadamard_block(row.size());
     const float scale = 1.0f / std::sqrt(static_cast<float>(block));
     for (std::size_t at = 0; at < row.size(); at += block)
-        detail::hadamard_turn(row.data() + at, block, scale);
+        detail::hadamard_turn(row.subspan(at, block), scale);
 }
 
 } // namespace kvcache

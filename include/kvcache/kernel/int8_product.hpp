@@ -12,6 +12,7 @@
 #include <kvcache/kernel/team.hpp>
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 
@@ -24,11 +25,11 @@ template <std::size_t Rows, std::size_t Panels>
 inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w, std::size_t panel, std::size_t step,
                       const rows_out& y) {
     int8_vector sums[Rows * Panels * int8_parts]; // flat: GCC 12 keeps no nested array in registers
-    unrolled<Rows * Panels * int8_parts>([&](auto i) KVCACHE_INLINE { sums[i] = no_sums(); });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < Rows * Panels * int8_parts; ++i) sums[i] = no_sums();
     const int8_activation* from = x.row(row);
     const std::size_t stride = x.stride();
     const std::int8_t* weights[Panels];
-    unrolled<Panels>([&](auto p) KVCACHE_INLINE { weights[p] = w.panel(panel + p * step); });
+    KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p) weights[p] = w.panel(panel + p * step);
     if constexpr (Rows > 1)
         for (std::size_t r = 0; r < Rows; ++r)
             for (std::size_t p = 0; p < Panels; ++p)
@@ -36,18 +37,17 @@ inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w,
     constexpr std::size_t soon = 4; // fours ahead: weights come from the second cache
     for (std::size_t four = 0; four < w.fours(); ++four, from += 4) {
         decltype(load_weights(weights[0], 0)) these[Panels * int8_parts];
-        unrolled<Panels * int8_parts>([&](auto i) KVCACHE_INLINE {
-            these[i] = load_weights(weights[i / int8_parts] + four * 64, i % int8_parts);
-        });
-        unrolled<Rows>([&](auto r) KVCACHE_INLINE {
+        KVCACHE_UNROLL for (std::size_t i = 0; i < Panels * int8_parts; ++i) these[i] =
+            load_weights(weights[i / int8_parts] + four * 64, i % int8_parts);
+        KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
             const auto own = load_four(from + r * stride);
-            if constexpr (Rows > 1 && r < Panels)
+            if (Rows > 1 && r < Panels)
                 prefetch(weights[r], (four + soon) * 64);
-            unrolled<Panels * int8_parts>([&](auto i) KVCACHE_INLINE {
+            KVCACHE_UNROLL for (std::size_t i = 0; i < Panels * int8_parts; ++i) {
                 auto& sum = sums[r * Panels * int8_parts + i];
                 sum = add_dots(sum, these[i], own);
-            });
-        });
+            }
+        }
     }
     for (std::size_t r = 0; r < Rows; ++r)
         for (std::size_t p = 0; p < Panels; ++p) {
@@ -96,30 +96,33 @@ inline std::size_t int8_strips(const int8_matrix& w, std::size_t wide, const tea
 }
 
 // All rows, in blocks, with strips of neighbouring panels.
+template <std::size_t Tall, std::size_t Wide>
 inline void int8_blocks(const int8_rows& x, std::size_t rows, const int8_matrix& w, const rows_out& y, team& threads) {
-    constexpr std::size_t tall = int8_rows_together, wide = int8_panels_together, block = 48 * tall;
-    const std::size_t blocks = (rows + block - 1) / block, strips = int8_strips(w, wide, threads);
+    constexpr std::size_t block = 48 * Tall;
+    const std::size_t blocks = (rows + block - 1) / block, strips = int8_strips(w, Wide, threads);
     threads.share(blocks * strips, rows * w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
         for (std::size_t job = begin; job < end; ++job) {
             const std::size_t first = job / strips * block, strip = job % strips;
             const std::size_t panel = w.panels() * strip / strips, behind = w.panels() * (strip + 1) / strips;
-            int8_tiles<tall, wide>(x, first, std::min(first + block, rows), w, panel, behind - panel, y);
+            int8_tiles<Tall, Wide>(x, first, std::min(first + block, rows), w, panel, behind - panel, y);
         }
     });
 }
 
 // A row alone: each weight comes from memory once.
+template <std::size_t Wide>
 inline void int8_row(const int8_rows& x, const int8_matrix& w, const rows_out& y, team& threads) {
-    const std::size_t strips = int8_strips(w, int8_panels_of_one, threads);
+    const std::size_t strips = int8_strips(w, Wide, threads);
     threads.share_adjacent(strips, 1, w.inputs() * w.outputs(), [&](std::size_t begin, std::size_t end) {
         for (std::size_t strip = begin; strip < end; ++strip)
-            int8_streams<int8_panels_of_one>(x, w, strip, strips, y);
+            int8_streams<Wide>(x, w, strip, strips, y);
     });
 }
 
 #if defined(KVCACHE_INT8_WORDS)
 
-// A block of packed rows with the 16 outputs of a panel.
+// A block of rows, packed by up to Tall, with the 16 outputs of a panel.
+template <std::size_t Tall>
 inline void word_product(const int8_rows& x, const word_blocks& blocks, std::size_t block, const int8_matrix& w,
                          std::size_t panel, const rows_out& y) {
     int8_words words;
@@ -131,7 +134,7 @@ inline void word_product(const int8_rows& x, const word_blocks& blocks, std::siz
         const std::size_t fours = std::min(word_fours, w.fours() - four);
         words.widen(w.panel(panel) + four * 64, fours, next + four * 64);
         for (std::size_t t = 0; t < tiles.count; ++t)
-            with_rows<packed_rows>(tiles.rows(t), [&]<std::size_t Rows> {
+            with_rows<Tall>(tiles.rows(t), [&]<std::size_t Rows> {
                 word_tile<Rows>(x.packed(blocks.place(block, t), w.inputs()) + four * 2 * packed_rows, words.data,
                                 fours * 2, sums[tiles.row(t)], four == 0);
             });
@@ -154,8 +157,9 @@ inline void word_product(const int8_rows& x, const word_blocks& blocks, std::siz
 /// y = x W^T with int8 weights and activations. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
 /// Sums are exact integers and each output is rounded once and scaled, so its bits depend neither on the number of rows
 /// nor on threads nor on the machine (weights a channel and activations a token: Yao et al. 2022, ZeroQuant).
-/// `scratch` takes the rows as int8.
-inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, team& threads, int8_rows& scratch) {
+/// `scratch` takes the rows as int8. A template, so that only who multiplies compiles it.
+template <std::same_as<team> Threads>
+inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, Threads& threads, int8_rows& scratch) {
     if (x.rows == 0)
         return;
     scratch.quantize(x, w.inputs(), threads);
@@ -166,15 +170,16 @@ inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, t
         threads.share(blocks.count * w.panels(), x.rows * w.inputs() * w.outputs(),
                       [&](std::size_t begin, std::size_t end) {
                           for (std::size_t job = begin; job < end; ++job)
-                              detail::word_product(scratch, blocks, job / w.panels(), w, job % w.panels(), y);
+                              detail::word_product<detail::packed_rows>(scratch, blocks, job / w.panels(), w,
+                                                                        job % w.panels(), y);
                       });
         return;
     }
 #endif
     if (x.rows == 1)
-        detail::int8_row(scratch, w, y, threads);
+        detail::int8_row<detail::int8_panels_of_one>(scratch, w, y, threads);
     else
-        detail::int8_blocks(scratch, x.rows, w, y, threads);
+        detail::int8_blocks<detail::int8_rows_together, detail::int8_panels_together>(scratch, x.rows, w, y, threads);
 }
 
 } // namespace kvcache

@@ -54,16 +54,16 @@ struct int8_words {
     void widen(const std::int8_t* from, std::size_t fours, const std::int8_t* next) noexcept {
         for (std::size_t four = 0; four < fours; ++four) {
             prefetch_soon(next, four * 64);
-            unrolled<2>([&](auto half) KVCACHE_INLINE { // eight outputs each
+            KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) { // eight outputs each
                 __m256i of[2];
-                unrolled<2>([&](auto i) KVCACHE_INLINE {
+                KVCACHE_UNROLL for (std::size_t i = 0; i < 2; ++i) {
                     const std::int8_t* bytes = from + four * 64 + half * 32 + i * 16;
                     of[i] = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
-                });
+                }
                 const __m256 a = _mm256_castsi256_ps(of[0]), b = _mm256_castsi256_ps(of[1]);
                 store(four * 64 + half * 16, _mm256_shuffle_ps(a, b, 0b10'00'10'00)); // the first pair of each output
                 store(four * 64 + 32 + half * 16, _mm256_shuffle_ps(a, b, 0b11'01'11'01));
-            });
+            }
         }
     }
 
@@ -92,29 +92,26 @@ template <std::size_t Rows>
 [[gnu::noinline]] inline void word_tile(const word_pair* rows, const std::int16_t* words, std::size_t pairs,
                                         std::int32_t* sums, bool begin) noexcept {
     __m256i own[Rows * 2];
-    unrolled<Rows * 2>([&](auto i) KVCACHE_INLINE {
-        own[i] = begin ? _mm256_setzero_si256() : _mm256_load_si256(reinterpret_cast<const __m256i*>(sums + i * 8));
-    });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < Rows * 2; ++i) own[i] =
+        begin ? _mm256_setzero_si256() : _mm256_load_si256(reinterpret_cast<const __m256i*>(sums + i * 8));
     for (std::size_t pair = 0; pair < pairs; pair += 2) {
-        unrolled<2>([&](auto i) KVCACHE_INLINE {
+        KVCACHE_UNROLL for (std::size_t i = 0; i < 2; ++i) {
             __m256i column[2];
-            unrolled<2>([&](auto half) KVCACHE_INLINE {
-                column[half] = _mm256_load_si256(reinterpret_cast<const __m256i*>(words + i * 32 + half * 16));
-            });
-            unrolled<Rows>([&](auto r) KVCACHE_INLINE {
+            KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) column[half] =
+                _mm256_load_si256(reinterpret_cast<const __m256i*>(words + i * 32 + half * 16));
+            KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
                 std::int32_t pair_of_row;
                 std::memcpy(&pair_of_row, rows + i * packed_rows + r, sizeof pair_of_row);
                 const __m256i two = _mm256_set1_epi32(pair_of_row);
-                unrolled<2>([&](auto half) KVCACHE_INLINE {
-                    own[r * 2 + half] = add_words(own[r * 2 + half], column[half], two);
-                });
-            });
-        });
+                KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) own[r * 2 + half] =
+                    add_words(own[r * 2 + half], column[half], two);
+            }
+        }
         rows += 2 * packed_rows, words += 64;
         keep(rows), keep(words);
     }
-    unrolled<Rows * 2>([&](auto i)
-                           KVCACHE_INLINE { _mm256_store_si256(reinterpret_cast<__m256i*>(sums + i * 8), own[i]); });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < Rows * 2; ++i)
+        _mm256_store_si256(reinterpret_cast<__m256i*>(sums + i * 8), own[i]);
 }
 
 #endif

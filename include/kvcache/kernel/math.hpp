@@ -17,17 +17,17 @@ template <std::size_t N>
 KVCACHE_INLINE inline void exp_each(f32x16 (&x)[N], const f32x16 (&key)[N]) noexcept {
     const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
     f32x16 shifted[N], n[N], p[N];
-    unrolled<N>([&](auto i) KVCACHE_INLINE {
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
         shifted[i] = fma(x[i], f32x16::broadcast(1.44269504088896341f), magic);
         n[i] = shifted[i] - magic;
-    });
+    }
     // ln 2 in two parts, the first with trailing zeros, so that n * part is exact.
-    unrolled<N>([&](auto i) KVCACHE_INLINE { x[i] = fma(n[i], f32x16::broadcast(-0.693359375f), x[i]); });
-    unrolled<N>([&](auto i) KVCACHE_INLINE { x[i] = fma(n[i], f32x16::broadcast(2.12194440e-4f), x[i]); });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) x[i] = fma(n[i], f32x16::broadcast(-0.693359375f), x[i]);
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) x[i] = fma(n[i], f32x16::broadcast(2.12194440e-4f), x[i]);
     // Taylor to degree 7 on |x| <= 0.3466: the next term is under 1e-9.
-    unrolled<N>([&](auto i) KVCACHE_INLINE { p[i] = f32x16::broadcast(1.0f / 5040.0f); });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) p[i] = f32x16::broadcast(1.0f / 5040.0f);
     const auto then = [&](float term) KVCACHE_INLINE {
-        unrolled<N>([&](auto i) KVCACHE_INLINE { p[i] = fma(p[i], x[i], f32x16::broadcast(term)); });
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) p[i] = fma(p[i], x[i], f32x16::broadcast(term));
     };
     then(1.0f / 720.0f);
     then(1.0f / 120.0f);
@@ -36,7 +36,7 @@ KVCACHE_INLINE inline void exp_each(f32x16 (&x)[N], const f32x16 (&key)[N]) noex
     then(0.5f);
     then(1.0f);
     then(1.0f);
-    unrolled<N>([&](auto i) KVCACHE_INLINE { x[i] = scaled_above(p[i], n[i], shifted[i], key[i], -87.0f); });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) x[i] = scaled_above(p[i], n[i], shifted[i], key[i], -87.0f);
 }
 
 } // namespace detail
@@ -53,7 +53,7 @@ KVCACHE_INLINE inline void exp_each(f32x16 (&x)[N], const f32x16 (&key)[N]) noex
 template <std::size_t N>
 KVCACHE_INLINE inline void exp_of_differences(f32x16 (&x)[N]) noexcept {
     f32x16 key[N];
-    detail::unrolled<N>([&](auto i) KVCACHE_INLINE { key[i] = x[i]; });
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) key[i] = x[i];
     detail::exp_each(x, key);
 }
 

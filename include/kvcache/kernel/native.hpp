@@ -27,15 +27,6 @@ namespace kvcache {
 
 namespace detail {
 
-/// Calls body(0), ..., body(N - 1) with constants: a loop that no compiler leaves rolled up.
-template <std::size_t N, class Body>
-KVCACHE_INLINE inline void unrolled(Body&& body) {
-    [&]<std::size_t... I>(std::index_sequence<I...>) KVCACHE_INLINE {
-        (body(std::integral_constant<std::size_t, I>{}), ...);
-    }
-    (std::make_index_sequence<N>{});
-}
-
 using native_floats = xsimd::batch<float>;
 using native_integers = xsimd::batch<std::int32_t>;
 inline constexpr std::size_t native_lanes = native_floats::size;

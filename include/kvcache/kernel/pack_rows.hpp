@@ -68,7 +68,7 @@ template <class Number>
 KVCACHE_INLINE inline void pack_inputs(const std::array<const Number*, 8>& rows, std::size_t offset,
                                        Number* packed) noexcept {
     whole_line row[4], zipped[4], column[4];
-    unrolled<4>([&](auto r) KVCACHE_INLINE { load_halves(rows[r] + offset, rows[r + 4] + offset, row[r]); });
+    KVCACHE_UNROLL for (std::size_t r = 0; r < 4; ++r) load_halves(rows[r] + offset, rows[r + 4] + offset, row[r]);
     zip_quarters(row[0], row[1], zipped[0], zipped[1]);
     zip_quarters(row[2], row[3], zipped[2], zipped[3]);
     pair_quarters(zipped[0], zipped[2], column[0], column[1]); // inputs 0 and 4, each of all rows; then 1 and 5
@@ -81,19 +81,20 @@ KVCACHE_INLINE inline void pack_inputs(const std::array<const Number*, 8>& rows,
 template <class Number>
 KVCACHE_INLINE inline void pack_inputs(const std::array<const Number*, 6>& rows, std::size_t offset,
                                        Number* packed) noexcept {
-    unrolled<2>([&](auto half) KVCACHE_INLINE {
+    KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
         std::array<four_words, 6> row;
-        unrolled<6>([&](auto r) KVCACHE_INLINE { std::memcpy(&row[r], rows[r] + offset + half * 4, sizeof row[r]); });
+        KVCACHE_UNROLL for (std::size_t r = 0; r < 6; ++r)
+            std::memcpy(&row[r], rows[r] + offset + half * 4, sizeof row[r]);
         std::array<four_words, 4> square = {row[0], row[1], row[2], row[3]};
         transpose(square, std::make_index_sequence<2>());
         const four_words pairs[] = {zip_lower(row[4], row[5]), zip_upper(row[4], row[5])};
-        unrolled<4>([&](auto k) KVCACHE_INLINE {
+        KVCACHE_UNROLL for (std::size_t k = 0; k < 4; ++k) {
             Number* to = packed + (half * 4 + k) * 6;
             std::memcpy(static_cast<void*>(to), &square[k], sizeof square[k]);
             std::memcpy(static_cast<void*>(to + 4), reinterpret_cast<const std::uint32_t*>(&pairs[k / 2]) + k % 2 * 2,
                         2 * sizeof *to);
-        });
-    });
+        }
+    }
 }
 
 // Packs so many rows (packed_rows at most) for a tile: the inputs ascending, of each the rows' numbers side by side.

@@ -4,6 +4,7 @@
 #include <kvcache/core/prefetch.hpp>
 #include <kvcache/kernel/pack_rows.hpp>
 #include <kvcache/kernel/simd.hpp>
+#include <kvcache/kernel/tile_sums.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -35,41 +36,15 @@ template <std::size_t Rows, std::size_t Panels, weight_format Weight>
 [[gnu::noinline]] inline void packed_tile(const float* x, const Weight* w, [[maybe_unused]] float* wide,
                                           std::size_t inputs, float* y, std::size_t y_stride, std::size_t outputs,
                                           bool begin, bytes_ahead ahead) {
-    native_floats sums[Rows * Panels * native_parts];
-    const bool whole = outputs >= Panels * 16; // all that meets here is asked for once, not at each vector
-    // Calls body(index of the sums, where the results stand, first output) for each panel of each row.
-    const auto each_panel = [&](auto body) KVCACHE_INLINE {
-        float* row = y;
-        unrolled<Rows>([&](auto r) KVCACHE_INLINE {
-            if constexpr (r > 0)
-                row += y_stride;
-            keep(row); // or GCC computes all addresses first, and has no registers for them
-            unrolled<Panels>([&](auto p) KVCACHE_INLINE {
-                body(std::integral_constant<std::size_t, (r * Panels + p) * native_parts>{}, row + p * 16, p * 16);
-            });
-        });
-    };
-    if (begin)
-        each_panel([&](auto at, const float*, std::size_t) KVCACHE_INLINE {
-            unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sums[at + part] = native_floats(0.0f); });
-        });
-    else if (whole)
-        each_panel([&](auto at, const float* from, std::size_t) KVCACHE_INLINE {
-            unrolled<native_parts>([&](auto part) KVCACHE_INLINE {
-                sums[at + part] = native_floats::load_unaligned(from + part * native_lanes);
-            });
-        });
-    else
-        each_panel([&](auto at, const float* from, std::size_t first) KVCACHE_INLINE {
-            const f32x16 sum = first < outputs ? f32x16::load_up_to(from, outputs - first) : f32x16::zero();
-            unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sums[at + part] = sum.part[part]; });
-        });
+    tile_sums<Rows, Panels> sums;
+    begin_sums<Rows, Panels>(sums, y, y_stride, outputs, begin);
     const float* soon = y + Rows * y_stride; // those of the next tile
-    unrolled<Rows>([&](auto) KVCACHE_INLINE {
-        unrolled<Panels>([&](auto p) KVCACHE_INLINE { prefetch_to_write(soon, p * 16); });
+    KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+        KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p)
+            prefetch_to_write(soon, p * 16);
         soon += y_stride;
         keep(soon);
-    });
+    }
     std::size_t end = ahead.at + ahead.run;
     for (std::size_t k = 0; k < inputs; k += 4) {
         if (k % asked_every == 0)
@@ -80,23 +55,22 @@ template <std::size_t Rows, std::size_t Panels, weight_format Weight>
                 }
                 prefetch_soon(static_cast<const std::byte*>(ahead.base), ahead.at);
             }
-        unrolled<4>([&](auto i) KVCACHE_INLINE {
+        KVCACHE_UNROLL for (std::size_t i = 0; i < 4; ++i) {
             f32x16 columns[Panels];
-            unrolled<Panels>([&](auto p) KVCACHE_INLINE {
+            KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
                 columns[p] = f32x16::load(w + (i * Panels + p) * 16);
                 if constexpr (!std::same_as<Weight, float>)
                     columns[p].store(wide + (i * Panels + p) * 16);
-            });
-            unrolled<Rows>([&](auto r) KVCACHE_INLINE {
+            }
+            KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
                 const native_floats a(x[i * packed_rows + r]);
-                if constexpr (native_lanes == 16 && r < Panels)
+                if (native_lanes == 16 && r < Panels)
                     prefetch(w, ((i + 4) * Panels + r) * 16);
-                unrolled<Panels * native_parts>([&](auto v) KVCACHE_INLINE {
+                KVCACHE_UNROLL for (std::size_t v = 0; v < Panels * native_parts; ++v)
                     accumulate(sums[r * Panels * native_parts + v], a,
                                columns[v / native_parts].part[v % native_parts]);
-                });
-            });
-        });
+            }
+        }
         x += 4 * packed_rows, w += 4 * Panels * 16;
         keep(x), keep(w);
         if constexpr (!std::same_as<Weight, float>) {
@@ -104,18 +78,7 @@ template <std::size_t Rows, std::size_t Panels, weight_format Weight>
             keep(wide);
         }
     }
-    if (whole)
-        each_panel([&](auto at, float* to, std::size_t) KVCACHE_INLINE {
-            unrolled<native_parts>([&](auto part)
-                                       KVCACHE_INLINE { sums[at + part].store_unaligned(to + part * native_lanes); });
-        });
-    else
-        each_panel([&](auto at, float* to, std::size_t first) KVCACHE_INLINE {
-            f32x16 sum;
-            unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sum.part[part] = sums[at + part]; });
-            if (first < outputs)
-                sum.store_up_to(to, outputs - first);
-        });
+    end_sums<Rows, Panels>(sums, y, y_stride, outputs);
 }
 
 } // namespace detail

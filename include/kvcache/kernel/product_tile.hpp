@@ -5,6 +5,7 @@
 #include <kvcache/kernel/number_format.hpp>
 #include <kvcache/kernel/packed_matrix.hpp>
 #include <kvcache/kernel/simd.hpp>
+#include <kvcache/kernel/tile_sums.hpp>
 
 #include <algorithm>
 #include <concepts>
@@ -48,57 +49,44 @@ inline void product_tile(const float* x, std::size_t x_stride, const Weight* w, 
     // Columns of weights in registers while all rows pass: one, but where GCC would then keep so many broadcasts for
     // the next that the 32 registers of AVX-512 overflow.
     constexpr std::size_t columns_held = native_lanes == 16 && Rows * panels + Rows + 1 > 32 ? panels : 1;
-    native_floats sums[Rows * panels * native_parts]; // flat: GCC 12 keeps no nested array in registers
-    unrolled<Rows * panels>([&](auto i) KVCACHE_INLINE {
-        const std::size_t v = i % panels * 16;
-        f32x16 sum = f32x16::zero();
-        if (!begin && v < outputs)
-            sum = f32x16::load_up_to(y + i / panels * y_stride + v, outputs - v);
-        unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sums[i * native_parts + part] = sum.part[part]; });
-    });
+    tile_sums<Rows, panels> sums;
+    begin_sums<Rows, panels>(sums, y, y_stride, outputs, begin);
     for (std::size_t r = 0; r < Rows; ++r) // those of the next tile
         prefetch_to_write(y, (Rows + r) * y_stride);
     const auto step = [&](std::size_t k) KVCACHE_INLINE {
-        unrolled<panels / columns_held>([&](auto group) KVCACHE_INLINE {
+        KVCACHE_UNROLL for (std::size_t group = 0; group < panels / columns_held; ++group) {
             native_floats columns[columns_held * native_parts];
-            unrolled<columns_held>([&](auto p) KVCACHE_INLINE {
+            KVCACHE_UNROLL for (std::size_t p = 0; p < columns_held; ++p) {
                 const std::size_t panel = group * columns_held + p;
                 f32x16 column = f32x16::load(w + panel / Width * strip + (k * Width + panel % Width) * 16);
-                unrolled<native_parts>([&](auto part) KVCACHE_INLINE {
+                KVCACHE_UNROLL for (std::size_t part = 0; part < native_parts; ++part) {
                     if constexpr (Rows > 1)
                         keep(column.part[part]);
                     columns[p * native_parts + part] = column.part[part];
-                });
-            });
-            unrolled<Rows>([&](auto r) KVCACHE_INLINE {
+                }
+            }
+            KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
                 const native_floats a(x[r * x_stride + k]);
-                unrolled<columns_held * native_parts>([&](auto c) KVCACHE_INLINE {
+                KVCACHE_UNROLL for (std::size_t c = 0; c < columns_held * native_parts; ++c) {
                     native_floats& sum = sums[(r * panels + group * columns_held) * native_parts + c];
                     sum = fused(a, columns[c], sum);
-                });
-            });
-        });
+                }
+            }
+        }
     };
     std::size_t k = 0;
     // One row of float32 comes as fast by itself.
     if constexpr (native_lanes == 16 && (Rows > 1 || !std::same_as<Weight, float>))
         for (; k + 2 <= inputs; k += 2) {
             constexpr std::size_t line = line_bytes / sizeof(Weight), lines = 2 * Width * 16 / line;
-            unrolled<Strips * lines>([&](auto i) KVCACHE_INLINE {
+            KVCACHE_UNROLL for (std::size_t i = 0; i < Strips * lines; ++i)
                 prefetch_soon(w + i / lines * strip, k * Width * 16 + far_ahead / sizeof(Weight) + i % lines * line);
-            });
             step(k);
             step(k + 1);
         }
     for (; k < inputs; ++k)
         step(k);
-    unrolled<Rows * panels>([&](auto i) KVCACHE_INLINE {
-        const std::size_t v = i % panels * 16;
-        f32x16 sum;
-        unrolled<native_parts>([&](auto part) KVCACHE_INLINE { sum.part[part] = sums[i * native_parts + part]; });
-        if (v < outputs)
-            sum.store_up_to(y + i / panels * y_stride + v, outputs - v);
-    });
+    end_sums<Rows, panels>(sums, y, y_stride, outputs);
 }
 
 // Calls body<N>() for the N in [Least, Most] that `n` is.

@@ -100,8 +100,10 @@ public:
     }
     [[nodiscard]] const char* format() const { return std::array{"f32", "bf16", "f16", "int8"}[weights_.index()]; }
 
-    /// (rows, inputs) -> (rows, outputs) `scratch` takes activations where they are rounded.
-    void apply(const rows_in& x, const rows_out& y, team& threads, int8_rows& scratch) const {
+    /// (rows, inputs) -> (rows, outputs) `scratch` takes activations where they are rounded. A template, so that only
+    /// who applies a map compiles products.
+    template <std::same_as<team> Threads>
+    void apply(const rows_in& x, const rows_out& y, Threads& threads, int8_rows& scratch) const {
         std::visit(
             [&](const auto& w) {
                 if constexpr (std::same_as<decltype(w), const int8_matrix&>)
