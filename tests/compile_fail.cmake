@@ -21,7 +21,7 @@ endif()
 
 get_directory_property(options COMPILE_OPTIONS)
 list(JOIN options " " options)
-set(includes "$<TARGET_PROPERTY:native,INCLUDE_DIRECTORIES>")
+set(includes "$<TARGET_PROPERTY:kvcache_test_headers,INCLUDE_DIRECTORIES>")
 set(compile "${CMAKE_CXX_COMPILER} -std=c++20 -fsyntax-only ${CMAKE_CXX_FLAGS} ${options} $<$<BOOL:${includes}>:-I$<JOIN:${includes}, -I>>")
 
 function(add_compile_fail name message)
