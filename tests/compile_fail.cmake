@@ -1,5 +1,6 @@
 # Misuse must not compile, and must say why. Each tests/compile_fail/NAME.cpp opens with "// message: REGEX"; as it is
-# it compiles, with KVCACHE_MUST_FAIL defined it does not, and the compiler's words match the message, in 12 lines at most.
+# it compiles (all of them do so together), with KVCACHE_MUST_FAIL defined it does not, and the compiler's words match the
+# message, in 12 lines at most.
 
 # Included as part of the build it adds the tests; run as a script it is one of them.
 if(CMAKE_SCRIPT_MODE_FILE)
@@ -21,22 +22,19 @@ endif()
 
 get_directory_property(options COMPILE_OPTIONS)
 list(JOIN options " " options)
-set(includes "$<TARGET_PROPERTY:native,INCLUDE_DIRECTORIES>")
+set(includes "$<TARGET_PROPERTY:kvcache_test_headers,INCLUDE_DIRECTORIES>")
 set(compile "${CMAKE_CXX_COMPILER} -std=c++20 -fsyntax-only ${CMAKE_CXX_FLAGS} ${options} $<$<BOOL:${includes}>:-I$<JOIN:${includes}, -I>>")
-
-function(add_compile_fail name message)
-  set(source "${CMAKE_CURRENT_SOURCE_DIR}/compile_fail/${name}.cpp")
-  file(GENERATE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/compile_fail/${name}.sh CONTENT "${compile} \"$@\" ${source}\n")
-  set(command sh ${CMAKE_CURRENT_BINARY_DIR}/compile_fail/${name}.sh)
-  add_test(NAME "compile_fail: ${name} compiles" COMMAND ${command})
-  list(JOIN command " " command)
-  add_test(NAME "compile_fail: ${name} fails" COMMAND ${CMAKE_COMMAND} "-DCOMMAND_LINE=${command} -DKVCACHE_MUST_FAIL"
-           "-DMESSAGE=${message}" -P ${CMAKE_CURRENT_SOURCE_DIR}/compile_fail.cmake)
-  set_tests_properties("compile_fail: ${name} compiles" "compile_fail: ${name} fails" PROPERTIES LABELS compile_fail)
-endfunction()
 
 file(GLOB misuses CONFIGURE_DEPENDS compile_fail/*.cpp)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${misuses})  # their messages are read here
+kvcache_join_tests(proper compile_fail 1000 ${misuses})
+list(JOIN proper " " proper)
+set(script ${CMAKE_CURRENT_BINARY_DIR}/compile_fail.sh)
+file(GENERATE OUTPUT ${script} CONTENT "${compile} \"$@\"\n")
+add_test(NAME "compile_fail: what is spelt right compiles" COMMAND sh -c "sh ${script} ${proper}")
+set_tests_properties("compile_fail: what is spelt right compiles" PROPERTIES LABELS compile_fail)
+kvcache_tests_of(compile_fail kvcache_compiled)  # and of tests/compiled
+
 foreach(source IN LISTS misuses)
   get_filename_component(name ${source} NAME_WE)
   file(STRINGS ${source} message_line LIMIT_COUNT 1 REGEX "^// message:")
@@ -44,5 +42,7 @@ foreach(source IN LISTS misuses)
     message(FATAL_ERROR "${source} needs a line \"// message: REGEX\"")
   endif()
   string(REGEX REPLACE "^// message: *" "" message_text "${message_line}")
-  add_compile_fail(${name} "${message_text}")
+  add_test(NAME "compile_fail: ${name}" COMMAND ${CMAKE_COMMAND} "-DCOMMAND_LINE=sh ${script} -DKVCACHE_MUST_FAIL ${source}"
+           "-DMESSAGE=${message_text}" -P ${CMAKE_CURRENT_SOURCE_DIR}/compile_fail.cmake)
+  set_tests_properties("compile_fail: ${name}" PROPERTIES LABELS compile_fail)
 endforeach()

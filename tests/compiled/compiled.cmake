@@ -28,7 +28,7 @@ endfunction()
 
 get_directory_property(options COMPILE_OPTIONS)
 list(JOIN options " " options)
-set(includes "$<TARGET_PROPERTY:native,INCLUDE_DIRECTORIES>")
+set(includes "$<TARGET_PROPERTY:kvcache_test_headers,INCLUDE_DIRECTORIES>")
 set(includes "$<$<BOOL:${includes}>:-I$<JOIN:${includes}, -I>>")
 kvcache_linking(alike "" -DKVCACHE_CONTRACTS=1)
 kvcache_linking(unchecked "unchecked" -DKVCACHE_CONTRACTS=0)

@@ -3,6 +3,8 @@
 find_program(KVCACHE_NVCC nvcc HINTS ENV CUDA_PATH PATHS /usr/local/cuda/bin)
 mark_as_advanced(KVCACHE_NVCC)
 
+kvcache_tests_of(gpu)
+
 # A test of a program of its own, from one source. Further arguments are nvcc's.
 function(kvcache_gpu_test name program source)
   if(KVCACHE_CUDA AND KVCACHE_NVCC AND NOT KVCACHE_SANITIZE AND EXISTS ${source})
@@ -11,6 +13,7 @@ function(kvcache_gpu_test name program source)
     add_custom_command(OUTPUT ${program} DEPENDS ${source} DEPFILE ${program}.d VERBATIM
       COMMAND ${KVCACHE_NVCC} ${flags} -MD -MF ${program}.d -MT ${program} ${source} -o ${program})
     add_custom_target(kvcache_${program}_tests ALL DEPENDS ${CMAKE_CURRENT_BINARY_DIR}/${program})
+    kvcache_tests_of(gpu kvcache_${program}_tests)
     add_test(NAME "gpu: ${name}" COMMAND ${program})
   else()
     add_test(NAME "gpu: ${name}"

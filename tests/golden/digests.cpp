@@ -4,8 +4,11 @@
 // built several times, for other lane widths, other -ffp-contract and other optimisation (see golden.cmake), and every
 // build must give the digests below. A change here is a new revision of the contract: old caches are then refused.
 
+#include <kvcache/cache/compose.hpp>
 #include <kvcache/core/digest.hpp>
-#include <kvcache/kvcache.hpp>
+#include <kvcache/kernel/int8_product.hpp>
+#include <kvcache/session/pipeline.hpp>
+#include <kvcache/session/sampler.hpp>
 #include <kvcache/testing/random_weights.hpp>
 
 #include <algorithm>

@@ -5,12 +5,15 @@ function(kvcache_golden_test name)
   set_tests_properties("golden: ${name}" PROPERTIES LABELS golden TIMEOUT 600 SKIP_REGULAR_EXPRESSION "SKIPPED:")
 endfunction()
 
+kvcache_tests_of(golden)
+
 function(kvcache_golden name)
   add_executable(golden_${name} ${PROJECT_SOURCE_DIR}/tests/golden/digests.cpp)
   target_link_libraries(golden_${name} PRIVATE kvcache)
   target_include_directories(golden_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_compile_options(golden_${name} PRIVATE -g0 ${ARGN})
   kvcache_golden_test(${name} golden_${name})
+  kvcache_tests_of(golden golden_${name})
 endfunction()
 
 kvcache_golden(fast -O3 -ffp-contract=fast)
@@ -65,6 +68,7 @@ function(kvcache_foreign_golden name compiler runner)
     COMMENT "Building golden_${name} with ${compiler}" VERBATIM COMMAND_EXPAND_LISTS)
   add_custom_target(golden_${name} ALL DEPENDS ${program})
   kvcache_golden_test(${name} ${run} ${program})
+  kvcache_tests_of(golden golden_${name})
 endfunction()
 
 kvcache_foreign_golden(aarch64_fast aarch64-linux-gnu-g++ qemu-aarch64 -O3 -ffp-contract=fast)

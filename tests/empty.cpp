@@ -1,0 +1,2 @@
+// SPDX-License-Identifier: MIT
+// Nothing: the object that the precompiled headers are made for.
