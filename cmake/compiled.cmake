@@ -1,27 +1,4 @@
-# The compiled form: what is expensive to compile, once, in a static library, for programs that define KVCACHE_COMPILED.
-# It is built with the flags of this directory and belongs to programs that are built with the same: others do not link
-# (core/compiled.hpp). Nothing is built that nobody links.
-#
-#     kvcache_compiled(<target> COMPONENTS <json|text>... [OPTIONS <compile options>])
-function(kvcache_compiled target)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "COMPONENTS;OPTIONS")
-  set(folders kernel attention)
-  set(links kvcache)
-  if("json" IN_LIST arg_COMPONENTS)
-    list(APPEND folders core model)
-    list(APPEND links kvcache_json)
-  endif()
-  if("text" IN_LIST arg_COMPONENTS)
-    list(APPEND folders text)
-    list(APPEND links kvcache_text)
-  endif()
-  list(TRANSFORM folders REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/src/\\1/*.cpp")
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${folders})
-  add_library(${target} STATIC EXCLUDE_FROM_ALL ${sources})
-  target_link_libraries(${target} PUBLIC ${links})
-  target_compile_definitions(${target} PUBLIC KVCACHE_COMPILED=1)
-  target_compile_options(${target} PRIVATE ${arg_OPTIONS})
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/compiled_target.cmake)
 
 set(components)
 foreach(component json text)
@@ -30,7 +7,7 @@ foreach(component json text)
     list(APPEND components ${component})
   endif()
 endforeach()
-kvcache_compiled(kvcache_compiled COMPONENTS ${components})
+kvcache_compiled(kvcache_compiled ${PROJECT_SOURCE_DIR}/src COMPONENTS ${components})
 add_library(kvcache::compiled ALIAS kvcache_compiled)
 if(KVCACHE_BUILD_TESTS)  # tests check contracts, and what they link must be built alike
   target_compile_definitions(kvcache_compiled PUBLIC KVCACHE_CONTRACTS=1)

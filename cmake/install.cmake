@@ -7,6 +7,7 @@ function(kvcache_install target component)
   install(TARGETS ${target} EXPORT kvcache-${component} FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
   install(EXPORT kvcache-${component} NAMESPACE kvcache:: DESTINATION ${kvcache_package_dir})
 endfunction()
+kvcache_install(kvcache_cache cache)
 kvcache_install(kvcache core)
 if(KVCACHE_JSON)
   kvcache_install(kvcache_json json)
@@ -37,17 +38,19 @@ endif()
 configure_package_config_file(cmake/kvcacheConfig.cmake.in kvcacheConfig.cmake INSTALL_DESTINATION ${kvcache_package_dir})
 write_basic_package_version_file(kvcacheConfigVersion.cmake COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
 install(FILES ${PROJECT_BINARY_DIR}/kvcacheConfig.cmake ${PROJECT_BINARY_DIR}/kvcacheConfigVersion.cmake
-              ${CMAKE_CURRENT_LIST_DIR}/system.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/system.cmake ${CMAKE_CURRENT_LIST_DIR}/compiled_target.cmake
         DESTINATION ${kvcache_package_dir})
+install(DIRECTORY src DESTINATION ${CMAKE_INSTALL_DATADIR}/kvcache)  # of kvcache::compiled, which is built by who links it
 
-# pkg-config: kvcache, kvcache-json, kvcache-text, kvcache-traces, kvcache-crypto, kvcache-compress, kvcache-lmdb, kvcache-redis, kvcache-cuda.
+# pkg-config: kvcache-cache, kvcache, kvcache-json, kvcache-text, kvcache-traces, kvcache-crypto, kvcache-compress, kvcache-lmdb, kvcache-redis, kvcache-cuda.
 function(kvcache_pkgconfig name description requires)
   configure_file(cmake/kvcache.pc.in ${name}.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_DATADIR}/pkgconfig)
 endfunction()
 file(RELATIVE_PATH kvcache_pc_prefix /${CMAKE_INSTALL_DATADIR}/pkgconfig /)
 string(REGEX REPLACE "/$" "" kvcache_pc_prefix ${kvcache_pc_prefix})
-kvcache_pkgconfig(kvcache "${PROJECT_DESCRIPTION}" "eigen3 >= 3.4, xsimd >= 8, libxxhash")
+kvcache_pkgconfig(kvcache-cache "kvcache: the cache alone" "libxxhash")
+kvcache_pkgconfig(kvcache "${PROJECT_DESCRIPTION}" "kvcache-cache, eigen3 >= 3.4, xsimd >= 8")
 if(KVCACHE_JSON)
   kvcache_pkgconfig(kvcache-json "kvcache: what reads JSON" "kvcache, nlohmann_json >= 3.11")
 endif()

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Writes single_include/kvcache/kvcache.hpp from include/kvcache/kvcache.hpp and what it includes.
+"""Writes the single headers in single_include/kvcache/: kvcache.hpp from include/kvcache/kvcache.hpp and what it includes,
+cache.hpp from include/kvcache/cache.hpp with every policy that needs no more.
 
-    tools/amalgamate.py            writes the file
-    tools/amalgamate.py --check    fails if the file is not what would be written
+    tools/amalgamate.py            writes the files
+    tools/amalgamate.py --check    fails if one is not what would be written
 
 A header of ours goes in once, where it is first included. Standard headers rise to the top of the file, sorted; those
 below an #if, a #define or a #pragma of the same header stay, and so do all others, because their place may matter.
@@ -12,7 +13,11 @@ import sys
 from pathlib import Path
 
 HOME = Path(__file__).resolve().parents[1]
-OUTPUT = HOME / "single_include" / "kvcache" / "kvcache.hpp"
+SINGLE = HOME / "single_include" / "kvcache"
+ROLES = ("eviction", "hash", "index", "locking", "observer", "recompute", "storage")
+FILES = {"kvcache.hpp": ["kvcache/kvcache.hpp"],
+         "cache.hpp": ["kvcache/cache.hpp", *(f"kvcache/{role}/all.hpp" for role in ROLES)]}
+GUARD = ["#if __cplusplus < 202002L", '#error "kvcache: C++20 is needed; compile with -std=c++20"', "#else"]
 INCLUDE = re.compile(r"^\s*#\s*include\s+<([^>]+)>")
 STANDARD = re.compile(r"[a-z_0-9]+")
 OPENS = re.compile(r"^\s*#\s*if")
@@ -20,7 +25,7 @@ CLOSES = re.compile(r"^\s*#\s*endif")
 DIRECTIVE = re.compile(r"^\s*#(?!\s*(include|pragma\s+once)\b)")
 
 
-def amalgamate() -> str:
+def amalgamate(roots: list[str]) -> str:
     seen: set[str] = set()
     hoisted: set[str] = set()
     body: list[str] = []
@@ -29,7 +34,10 @@ def amalgamate() -> str:
         seen.add(name)
         text: list[str] = []
         depth, placed = 0, False
-        for number, line in enumerate((HOME / "include" / name).read_text().splitlines(), 1):
+        lines = (HOME / "include" / name).read_text().splitlines()
+        if GUARD[0] in lines and name.count("/") == 1:  # the single header has one of its own
+            lines = [line for line in lines if line not in (*GUARD, "#endif")]
+        for number, line in enumerate(lines, 1):
             if DIRECTIVE.match(line):
                 placed = True
                 depth += bool(OPENS.match(line)) - bool(CLOSES.match(line))
@@ -51,20 +59,24 @@ def amalgamate() -> str:
         if own:
             body.append(f"// ---- {name} ".ljust(118, "-") + f"\n\n{own}\n")
 
-    take("kvcache/kvcache.hpp")
+    for root in roots:
+        take(root)
     head = ["// SPDX-License-Identifier: MIT", "// Made by tools/amalgamate.py from include/kvcache/: edit there.",
-            "#pragma once", "", *(f"#include <{name}>" for name in sorted(hoisted)), ""]
-    return "\n".join(head) + "\n" + "\n".join(body)
+            "#pragma once", "", *GUARD, "", *(f"#include <{name}>" for name in sorted(hoisted)), ""]
+    return "\n".join(head) + "\n" + "\n".join(body) + "\n#endif\n"
 
 
-def stale() -> bool:
-    return not OUTPUT.exists() or OUTPUT.read_text() != amalgamate()
+def stale() -> list[str]:
+    """The single headers that are not what would be written."""
+    return [name for name, roots in FILES.items()
+            if not (SINGLE / name).exists() or (SINGLE / name).read_text() != amalgamate(roots)]
 
 
 if __name__ == "__main__":
     if "--check" in sys.argv[1:]:
-        if stale():
-            raise SystemExit(f"{OUTPUT.relative_to(HOME)} is stale: run tools/amalgamate.py")
+        if old := stale():
+            raise SystemExit(f"single_include/kvcache: stale, run tools/amalgamate.py: {', '.join(old)}")
     else:
-        OUTPUT.parent.mkdir(parents=True, exist_ok=True)
-        OUTPUT.write_text(amalgamate())
+        SINGLE.mkdir(parents=True, exist_ok=True)
+        for name, roots in FILES.items():
+            (SINGLE / name).write_text(amalgamate(roots))

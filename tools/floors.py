@@ -4,7 +4,7 @@
 A folder may include itself and any folder on a lower floor; folders on one floor do not know each other. Between
 folders a circle is thus impossible; inside a folder it is looked for. Bodies of X.hpp may lie in impl/X.hpp beside it:
 the two include each other, and no other header includes the second. Also: who may name a dependency, and that the
-component a header belongs to does not reach into a component above it.
+component a header belongs to does not reach into a component above it; and what <kvcache/cache.hpp> may reach.
 """
 import re
 import sys
@@ -119,8 +119,9 @@ def dependencies(outside: dict[str, list[str]]) -> list[str]:
     return wrong
 
 
-REACH = {"core": (), "json": (), "text": ("json",), "traces": ("json",), "crypto": (), "compress": (), "lmdb": (), "redis": (),
-         "cuda": ()}  # besides itself and core
+REACH = {"cache": (), "core": ("cache",), "json": ("cache",), "text": ("cache", "json"), "traces": ("cache", "json"),
+         "crypto": ("cache",), "compress": ("cache",), "lmdb": ("cache",), "redis": ("cache",),
+         "cuda": ("cache",)}  # besides itself and, for all but the cache, core
 
 
 def components(graph: dict[str, list[str]]) -> list[str]:
@@ -133,7 +134,37 @@ def components(graph: dict[str, list[str]]) -> list[str]:
     return [f"{name}: is of the component {of[name]} but includes {target}, of {of[target]} "
             "(the patterns are in CMakeLists.txt)"
             for name, targets in graph.items() for target in targets
-            if target in of and of[target] not in ("core", of[name], *REACH[of[name]])]
+            if target in of and of[target] not in (of[name], *REACH[of[name]], *(("core",) if of[name] != "cache" else ()))]
+
+
+def cache_alone(graph: dict[str, list[str]], outside: dict[str, list[str]]) -> list[str]:
+    """The cache compiles like a small container library: without arithmetic, and with xxHash alone."""
+    reached, ahead = {"cache.hpp"}, ["cache.hpp"]
+    while ahead:
+        for target in graph[ahead.pop()]:
+            if target in graph and target not in reached:
+                reached.add(target)
+                ahead.append(target)
+    allowed = re.compile(r"[a-z_0-9]+|xxhash\.h|immintrin\.h|emmintrin\.h|arm_neon\.h|" + "|".join(map(re.escape, SYSTEM)))
+    heavy = {"thread", "fstream", "filesystem", "iostream", "functional", "map", "unordered_map", "regex", "future"}
+    return [f"cache.hpp: reaches {name}, which is arithmetic" for name in sorted(reached) if name.startswith("kernel/")] + [
+        f"cache.hpp: reaches {name}, which includes <{include}>" for name in sorted(reached) for include in outside[name]
+        if not allowed.fullmatch(include) or include in heavy]
+
+
+def namespaces(graph: dict[str, list[str]]) -> list[str]:
+    """Whoever opens the inline namespace has its name: elsewhere it would be one called KVCACHE_ABI."""
+    def knows(name: str, seen: set[str]) -> bool:
+        seen.add(name)
+        return name == "core/abi.hpp" or any(target in graph and target not in seen and knows(target, seen) for target in graph[name])
+    wrong = []
+    for path in headers():
+        name, text = path.relative_to(INCLUDE).as_posix(), path.read_text()
+        if re.search(r"^namespace kvcache(?!::inline KVCACHE_ABI\b)", text, re.M):
+            wrong.append(f"{name}: opens kvcache without \"inline KVCACHE_ABI\"")
+        if "inline KVCACHE_ABI" in text and not knows(name, set()):
+            wrong.append(f"{name}: does not include kvcache/core/abi.hpp")
+    return wrong
 
 
 def check() -> list[str]:
@@ -144,7 +175,8 @@ def check() -> list[str]:
         includes = ANY.findall(path.read_text())
         graph[name] = [include[len("kvcache/"):] for include in includes if include.startswith("kvcache/")]
         outside[name] = [include for include in includes if not include.startswith("kvcache/")]
-    return floors(graph) + bodies(graph) + circles(graph) + dependencies(outside) + components(graph)
+    return (floors(graph) + bodies(graph) + circles(graph) + dependencies(outside) + components(graph)
+            + cache_alone(graph, outside) + namespaces(graph))
 
 
 if __name__ == "__main__":

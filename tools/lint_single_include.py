@@ -1,9 +1,9 @@
-"""The single header is fresh"""
+"""The single headers are fresh"""
 import amalgamate
 
 
 def check() -> list[str]:
     try:
-        return ["single_include/kvcache/kvcache.hpp is stale: run tools/amalgamate.py"] if amalgamate.stale() else []
+        return [f"single_include/kvcache/{name} is stale: run tools/amalgamate.py" for name in amalgamate.stale()]
     except SystemExit as reason:
         return [str(reason)]

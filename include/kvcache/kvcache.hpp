@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// All that needs no more than Eigen, xsimd and xxHash: the cache with every policy, tiers, attention, the transformer and
-// what generates with it. Loaders are in <kvcache/model.hpp>, text in <kvcache/chat.hpp>, since JSON, PCRE2 and utf8proc
-// compile as long as all of this; conformance tests in <kvcache/testing.hpp>.
+// All that needs no more than Eigen, xsimd and xxHash: the cache with every policy, tiers, attention, the transformer
+// and what generates with it. Loaders are in <kvcache/model.hpp>, text in <kvcache/chat.hpp>, since JSON, PCRE2 and
+// utf8proc compile as long as all of this; conformance tests in <kvcache/testing.hpp>.
 
+#if __cplusplus < 202002L
+#error "kvcache: C++20 is needed; compile with -std=c++20"
+#else
 #include <kvcache/attention.hpp>
 #include <kvcache/eviction/all.hpp>
 #include <kvcache/hash/all.hpp>
@@ -30,3 +33,4 @@
 #include <kvcache/session/verify.hpp>
 #include <kvcache/storage/all.hpp>
 #include <kvcache/tier.hpp>
+#endif

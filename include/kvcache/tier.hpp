@@ -4,6 +4,10 @@
 // Tiers, which keep pages that leave memory: <kvcache/cache.hpp>, and the tiers that need no library. LMDB and Redis
 // have headers of their own, <kvcache/tier/lmdb.hpp> and <kvcache/tier/redis.hpp>.
 
+#if __cplusplus < 202002L
+#error "kvcache: C++20 is needed; compile with -std=c++20"
+#else
 #include <kvcache/cache.hpp>
 #include <kvcache/cache/tier_books.hpp>
 #include <kvcache/tier/all.hpp>
+#endif

@@ -1,13 +1,13 @@
-# Strangers' projects build against the installed package, as a subdirectory, and from the single header.
+# Strangers' projects build against the installed package, as a subdirectory, and from the single headers.
 set(arch)
 if(KVCACHE_ARCH)
   set(arch -march=${KVCACHE_ARCH})
 endif()
-set(ways subdirectory single)
+set(ways subdirectory single single_cache)
 if(KVCACHE_INSTALL)
-  list(APPEND ways install package refused absent)
+  list(APPEND ways install package cache refused absent)
   if(KVCACHE_TEXT)
-    list(APPEND ways text)
+    list(APPEND ways text compiled)
   endif()
   if(KVCACHE_TRACES)
     list(APPEND ways traces)

@@ -40,6 +40,41 @@ int main() {
     return keyed.check() && first.root() != other.root() ? 0 : 1;
 }
 
+#elif defined(CONSUMER_HAS_THE_CACHE)
+
+#include <kvcache/cache.hpp>
+
+int main() {
+    using namespace kvcache::literals;
+    constexpr kvcache::page_shape shape{.layers = 2, .kv_heads = 2, .head_dim = 32, .tokens = 16};
+    auto cache = kvcache::make_cache(shape, {.bytes = 1_MiB}, kvcache::lru{}, kvcache::mutexed{});
+    auto sequence = cache.open();
+    auto lease = cache.reserve(sequence, 1);
+    const float row[64] = {};
+    if (!lease)
+        return 1;
+    for (const auto layer : {kvcache::layer_id{0}, kvcache::layer_id{1}})
+        lease->write(layer, 0, row, row);
+    const kvcache::token_id token{7};
+    lease->commit({&token, 1});
+    return cache.match({&token, 1}).tokens() == 1 && cache.check() ? 0 : 1;
+}
+
+#elif defined(CONSUMER_IS_COMPILED)
+
+#include <kvcache/kernel/product.hpp>
+#include <kvcache/text/tokenizer.hpp>
+
+int main() {
+    kvcache::team alone;
+    const float x = 2.0f, weight[] = {3.0f};
+    float y = 0.0f;
+    kvcache::packed_matrix<float> w(1, 1);
+    w.set_row(0, weight);
+    kvcache::product({&x, 1, 1}, w, {&y, 1}, alone);
+    return y == 6.0f && !kvcache::tokenizer::open("no such directory") ? 0 : 1;
+}
+
 #else
 
 #include <kvcache/kvcache.hpp>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A stranger's eviction policy, hash and storage, each in fewer than 25 lines: they keep the laws and make a cache.
 #include <kvcache/kvcache.hpp>
+#include <kvcache/testing.hpp>
 
 namespace mine {
 

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/page_table.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a plan knows of consecutive rows that ask: their sequence's pages, and where they stand.
 struct planned_rows {
@@ -56,4 +57,4 @@ struct attention_job {
     std::size_t cost = 0; ///< About, in queries times positions.
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

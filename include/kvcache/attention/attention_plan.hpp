@@ -12,7 +12,7 @@
 #include <tuple>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Who attends to what, and in which order, for the rows of a batch: once for all layers and heads.
 ///
@@ -272,4 +272,4 @@ private:
     std::vector<attention_job> jobs_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The working memory of one thread that attends, taken once.
 struct attention_scratch {
@@ -29,4 +29,4 @@ struct attention_scratch {
     woven_tiles woven;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -18,7 +18,7 @@
 #include <limits>
 #include <span>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// One job of a plan on one key and value head of a layer: its queries walk along its segments' pages.
 template <codec_state Codec, storage_state Storage>
@@ -208,4 +208,4 @@ private:
     tile_queue<Codec> queue_;
 };
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Causal attention of a batch: rows of many sequences over their pages, on all threads. Sequences that share pages
 /// read them once. The bits of a row are those it has alone, on one thread.
@@ -108,4 +108,4 @@ private:
     aligned_vector<float> partials_;         // (kv_heads, queries and their splits, state)
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// Strips of a tile as numbers: of keys by number of head_dim, of values by 16 neighbours of a row.
 template <class Number>
@@ -217,4 +217,4 @@ inline void add_columns_of(const Reader& values, std::size_t column, std::size_t
         add_columns_of<N, Columns / 2>(values, column, last, weights, to, stride, ahead, t);
 }
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/kernel/column_dot.hpp>
 #include <kvcache/kernel/largest.hpp>
@@ -10,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// Less is nothing: its inverse would not be a number.
 inline constexpr float least_size = 1e-30f;
@@ -147,4 +148,4 @@ private:
     aligned_vector<float> read_; // (sixteens, some queries, 16)
 };
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

@@ -15,7 +15,7 @@
 #include <span>
 #include <type_traits>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// Whether keys in a format meet queries that are whole numbers, as they are or turned.
 [[nodiscard]] constexpr bool wants_coded_queries(code_format format) noexcept {
@@ -268,7 +268,7 @@ void coded_tiles<Most>::add(std::span<const attention_tile> tiles, std::size_t b
     }
 }
 
-#if defined(KVCACHE_COMPILED)
+#if KVCACHE_COMPILED
 extern template void coded_tiles<queries_of_codes>::score(std::span<const attention_tile>, const float*, std::size_t,
                                                           std::size_t, float*, const code_fetch&);
 extern template void coded_tiles<queries_of_codes>::add(std::span<const attention_tile>, std::size_t, std::size_t,
@@ -276,4 +276,4 @@ extern template void coded_tiles<queries_of_codes>::add(std::span<const attentio
                                                         std::size_t, const code_fetch&) const;
 #endif
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <span>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// The queries of one job on one key and value head: those of its runs, in the block of a thread.
 template <codec_state Codec, storage_state Storage>
@@ -136,4 +136,4 @@ private:
     head_id head_ = {};
 };
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

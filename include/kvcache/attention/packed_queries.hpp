@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// The queries of a block that attend, as the kernels read them: in groups of nearly one size, 8 as 4 + 4, not 6 + 2,
 /// so that the numbers of a group at one of head_dim lie side by side.
@@ -62,4 +62,4 @@ private:
     aligned_vector<float> numbers_; // a group at a time: (head_dim, queries of the group)
 };
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Causal attention of one key and value head over pages, for the rows [first, last) of `asked`: softmax(q k) v, each
 /// row over the positions up to its own (Vaswani et al. 2017; online softmax, Milakov & Gimelshein 2018).
@@ -40,4 +40,4 @@ void attend(const attention_shape& shape, const paged_rows<Codec, Storage>& page
     attend(shape, pages, layer, kv_head, asked, first, last, scratch);
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

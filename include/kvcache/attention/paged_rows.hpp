@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <span>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 class rope;
 
@@ -62,4 +62,4 @@ struct attention_part {
     query_rows asked;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -15,7 +15,7 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Queries on one key and value head that walk tiles together, each with a running softmax of its own. What a query
 /// computes is a chain of its own, so the bits do not depend on which queries share a block, nor on how many tiles come
@@ -254,9 +254,9 @@ void query_block::dispatch(std::span<const attention_tile> tiles, std::size_t be
         dispatch<N - 1>(tiles, begin, count, ahead);
 }
 
-#if defined(KVCACHE_COMPILED)
+#if KVCACHE_COMPILED
 extern template void query_block::dispatch<detail::most_together>(std::span<const attention_tile>, std::size_t,
                                                                   std::size_t, bool);
 #endif
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// How far each query of a block sees, its running softmax over the split it is in, and the one that merges splits.
 class query_states {
@@ -117,4 +117,4 @@ private:
     aligned_vector<float> states_; // running, then merged: (2, capacity, stride)
 };
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

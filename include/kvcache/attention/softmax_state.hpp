@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/kernel/math.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <limits>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The partial softmax of one query over some of its positions, as it lies in memory: the weighted sums of the values,
 /// the weights in 16 lanes, and the largest score. (width, 16, 1), padded to whole cache lines.
@@ -66,4 +67,4 @@ private:
     std::size_t width_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A tile of up to 16 keys and values, and the lanes of it that exist.
 struct attention_tile {
@@ -254,4 +254,4 @@ inline void add_values(const attention_tile* tiles, std::size_t begin, std::size
 
 } // namespace detail
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// Whether a codec's tiles lie in the page, so that looking at one costs nothing.
 template <class Codec>
@@ -91,4 +91,4 @@ private:
     std::size_t waiting_ = 0;
 };
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <limits>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 // Scores of queries become weights, in place, and each query's running softmax takes them in: what came before is
 // rescaled where a larger score appears.
@@ -99,4 +99,4 @@ inline void weigh(tile_weights& weights, std::size_t query, std::size_t t, const
     each[0].store(lanes);
 }
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

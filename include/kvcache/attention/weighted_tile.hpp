@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <limits>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// What was written here is read from memory: a compiler that knows the numbers takes vectors apart for them.
 inline void in_memory(const void* at) noexcept {
@@ -144,4 +144,4 @@ inline void add_dots(std::size_t begin, std::size_t end, const Tile& tile, const
     }
 }
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

@@ -17,7 +17,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Lanes of a tile in a woven table: `lanes` has a bit for each that stands there.
 struct woven_tile {
@@ -101,4 +101,4 @@ private:
     std::vector<woven_tile> tiles_; // of the block that is read
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

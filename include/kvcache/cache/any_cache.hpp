@@ -13,7 +13,7 @@
 #include <tuple>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Policies by their names, as the type would be written.
 struct policy_names {
@@ -51,4 +51,4 @@ make_any_cache(const policy_names& names, identity id, page_shape shape, budget 
         0, std::move(id), shape, limit, std::tuple(*storage, *hash, *index, *eviction, std::move(others)...))));
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <tuple>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -99,4 +99,4 @@ private:
 
 static_assert(codec_policy<any_codec<>>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

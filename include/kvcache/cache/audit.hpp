@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Counts the holders of every page from the sequences themselves, and compares each sequence with the index.
 template <index_state Index>
@@ -78,4 +78,4 @@ private:
     std::vector<std::uint32_t> held_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -35,7 +35,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A KV cache: keys and values of past tokens, found by prefix, kept in coded pages, shared and copied on write.
 /// Requires: it outlives its sequences, matches and leases. It does not move.
@@ -473,4 +473,4 @@ private:
     mutable typename Locking::state lock_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a prompt may reuse, and the pages that must stay for it: those of the chunks, and all that they continue, from
 /// the first of a prompt on.
@@ -98,4 +98,4 @@ private:
     }
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -16,7 +16,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -100,4 +100,4 @@ template <policy... Ps>
     return detail::opener<cache<Ps...>>::open(0, std::move(id), shape, limit, std::tuple(std::move(policies)...));
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

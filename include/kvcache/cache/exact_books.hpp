@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The exact rows that a codec of whole pages needs beside the pages: which page has some, and what all of them weigh.
 /// They are paid from the pages' budget: as many pages as they weigh are set aside.
@@ -82,4 +82,4 @@ private:
     std::size_t alive_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The exact rows of the pages that a lease writes. Rows run in ascending order and so many at once at most, so pages
 /// far enough apart take one another's place; those that stay exact have a place of their own.
@@ -44,4 +44,4 @@ struct exact_ring {
     }
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -9,7 +9,7 @@
 #include <span>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Rows reserved behind a sequence, to be written layer by layer and then committed. Destroyed without a commit, the
 /// sequence is as it was before. Requires: the sequence outlives it; one lease a sequence.
@@ -143,4 +143,4 @@ private:
     std::size_t first_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

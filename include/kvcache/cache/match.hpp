@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The longest known run of a prompt, pinned, and why it went no further. A miss is an empty match.
 template <class Cache>
@@ -61,4 +61,4 @@ private:
     std::optional<token_id> stored_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

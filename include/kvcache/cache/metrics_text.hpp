@@ -6,7 +6,7 @@
 
 #include <string>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// All that a cache with the observer `metrics` can tell Prometheus: what happened, and how full it is now. Any thread
 /// may ask, where the cache is mutexed.
@@ -29,4 +29,4 @@ template <class Cache>
     return text + to.text();
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -12,7 +12,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a cache does with its tier: cache/tier_books.hpp, which <kvcache/tier.hpp> includes.
 template <tier_state Tier>
@@ -49,4 +49,4 @@ private:
     no_tier::state none_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

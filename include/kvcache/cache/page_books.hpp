@@ -24,7 +24,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What every page is doing: free, held by sequences, or idle: held by nobody and kept in the index until room is
 /// needed. An idle page's children are idle too, since whoever holds a page holds all that comes before it.
@@ -296,4 +296,4 @@ private:
     std::size_t idle_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

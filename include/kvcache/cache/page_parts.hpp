@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The parts of a record that hold pages of a sequence. Of a page that is not full, a copy with zeros behind the rows
 /// in use: nothing of an earlier sequence leaves with it. Requires: the sequence holds its pages as long as the parts
@@ -108,4 +108,4 @@ template <class Codec, class Lease>
     return {};
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

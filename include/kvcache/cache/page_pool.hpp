@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A fixed number of pages of one storage, each free or counted by its holders.
 template <storage_state Storage>
@@ -78,4 +78,4 @@ private:
     std::vector<page_id> free_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

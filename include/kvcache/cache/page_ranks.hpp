@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What the eviction policy is told of the pages of an index: their names, what a hit on them saves, who continues
 /// whom.
@@ -131,4 +131,4 @@ private:
     std::vector<std::uint8_t> flags_;   // by page
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a prefill takes on this machine, learned from those that were timed. A token costs its projections, wherever it
 /// stands, and its attention, in proportion to its position: the two are fitted by least squares, in which old
@@ -61,4 +61,4 @@ private:
     double nn_ = 0.0, np_ = 0.0, pp_ = 0.0, ns_ = 0.0, ps_ = 0.0; // sums over rows, positions and seconds
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What is known of a span of a prompt's tokens.
 enum class reuse_kind {
@@ -87,4 +87,4 @@ private:
     reuse_map map_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

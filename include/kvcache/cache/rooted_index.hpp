@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// An index with a root for each tenant: a full page that no pool has, whose run is the tenant's number. A tenant's
 /// first pages continue its root, so no tokens lead from one tenant to another, whatever they are, in any index.
@@ -77,4 +77,4 @@ private:
     Index index_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

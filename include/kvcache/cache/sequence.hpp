@@ -11,7 +11,7 @@
 #include <span>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A run of tokens and the pages that hold their keys and values, shared with other sequences where they agree.
 /// Destroying it releases its pages, tail first; what the index knows stays until room is needed.
@@ -73,4 +73,4 @@ private:
     std::unique_ptr<sequence_state> state_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -24,7 +24,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The live sequences of a cache, on a ring, and what happens to their pages. Pages are touched and given back tail
 /// first, so that a parent is always fresher than its children.
@@ -290,4 +290,4 @@ private:
     sequence_state ring_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

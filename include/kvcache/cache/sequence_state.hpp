@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Where a row of a woven lease lies.
 struct woven_row {
@@ -173,4 +173,4 @@ struct sequence_state {
     }
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

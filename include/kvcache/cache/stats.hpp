@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <string>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// How full a cache is. Every page is free, held or idle.
 struct cache_stats {
@@ -52,4 +52,4 @@ struct cache_stats {
                            " free"});
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -15,7 +15,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What tells a tenant's prompts from those of all others, in the index and in every name: some bytes, never none. It
 /// need not be secret for tenants to be apart in one process; names that leave the process are as secret as it is.
@@ -92,4 +92,4 @@ private:
     std::uint32_t number_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -10,7 +10,7 @@
 #include <limits>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a tenant has and may have.
 struct tenant_usage {
@@ -67,4 +67,4 @@ private:
     std::vector<tenant_usage> accounts_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

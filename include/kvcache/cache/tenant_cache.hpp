@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A cache that several tenants share and in which none can find what another has stored: it has no `match` and no
 /// `open`, only tenants have. Pages are shared within a tenant by content, as in any cache; memory is shared by all,
@@ -73,4 +73,4 @@ template <policy... Ps>
     return {most, std::move(id), shape, limit, std::tuple(std::move(policies)...)};
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

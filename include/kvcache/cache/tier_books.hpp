@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a cache does with its tier: after a commit full pages are handed over; where memory knows no more of a prompt,
 /// records are put in place through a lease, checked there, and committed. What fails is counted, and is a miss. Of a
@@ -213,4 +213,4 @@ private:
     tier_stats stats_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -26,7 +26,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Some neighbouring pages of a run that one thread put in place.
 struct placed_part {
@@ -168,4 +168,4 @@ private:
     std::vector<std::unique_ptr<record_names>> names_; // by tenant
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a cache has asked of its tier and got.
 struct tier_stats {
@@ -21,4 +21,4 @@ struct tier_stats {
     std::optional<error> last = {};  ///< Why the last one was refused or failed.
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

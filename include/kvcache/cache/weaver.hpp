@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Puts rows of a prompt behind a sequence: those of runs that were computed elsewhere stay in their pages, which are
 /// shared, not copied; the others get rows of pages of their own, at the place in the page that their position has in
@@ -101,4 +101,4 @@ private:
 
 using weaver = basic_weaver<woven_row>;
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

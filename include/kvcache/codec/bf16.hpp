@@ -4,7 +4,7 @@
 #include <kvcache/codec/coded_pages.hpp>
 #include <kvcache/codec/wide_coder.hpp>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Keeps keys and values as bfloat16: any size that a float32 has, to 8 bits. What is past the largest bfloat16 becomes
 /// that number.
@@ -18,4 +18,4 @@ struct bf16 {
 
 static_assert(codec_policy<bf16>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

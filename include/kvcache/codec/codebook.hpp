@@ -12,7 +12,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -110,4 +110,4 @@ struct codebook {
 
 static_assert(codec_policy<codebook<4>>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

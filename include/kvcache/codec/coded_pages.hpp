@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The state of a codec that codes whole pages, keys and values each in its own way. For each layer and head come the
 /// keys, a unit of rows behind the other, then the values:
@@ -127,4 +127,4 @@ template <sided_codec Keys, sided_codec Values>
 
 } // namespace detail
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -11,7 +11,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Where a row of keys and values stands inside a page.
 struct page_row {
@@ -108,4 +108,4 @@ concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape sh
     p.open(shape);
 } && codec_state<opened_by<P, page_shape>>;
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

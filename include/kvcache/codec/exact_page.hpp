@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The rows of one page as they were computed, turned by its codec, until the page is coded and nobody reads them any
 /// more. They lie as `Rows` keeps them.
@@ -76,4 +76,4 @@ private:
 /// Exact rows as the plain codec keeps them.
 using exact_page = basic_exact_page<plain::state>;
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -4,7 +4,7 @@
 #include <kvcache/codec/coded_pages.hpp>
 #include <kvcache/codec/wide_coder.hpp>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Keeps keys and values as binary16: sizes from 6e-8 to 65504, to 11 bits. What is past the largest becomes that
 /// number.
@@ -18,4 +18,4 @@ struct f16 {
 
 static_assert(codec_policy<f16>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -58,4 +58,4 @@ struct int4 {
 
 static_assert(codec_policy<int4>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

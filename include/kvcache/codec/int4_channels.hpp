@@ -14,7 +14,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -183,4 +183,4 @@ struct int4_channels {
 
 static_assert(codec_policy<int4_channels>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

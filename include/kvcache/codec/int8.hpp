@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <string>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -40,4 +40,4 @@ struct int8 {
 
 static_assert(codec_policy<int8>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Keeps rows as int8 with a scale for each group of neighbours, as llama.cpp's q8_0 does: 8.5 bits a number for groups
 /// of 32. A large number spoils its group only.
@@ -23,4 +23,4 @@ struct int8_grouped {
 
 static_assert(codec_policy<int8_grouped>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

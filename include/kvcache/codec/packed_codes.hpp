@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// Codes of `Bits` bits for one tile, in fours for dot products: of keys four neighbours of head_dim, for 16 tokens; of
 /// values four tokens, for 16 neighbours of head_dim.
@@ -57,4 +57,4 @@ private:
     return min(max(x, f32x16::broadcast(low)), f32x16::broadcast(high)) + magic - magic;
 }
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

@@ -11,7 +11,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a coder writes: the keys of a page's heads or their values.
 enum class page_side : std::uint8_t { keys, values };
@@ -67,4 +67,4 @@ private:
 
 } // namespace detail
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Keeps keys and values as float32, unchanged, so that what is read is what was computed, bit for bit.
 /// Keys lie transposed in tiles of 16 tokens, so that one vector is 16 scores; values lie row by row, padded with
@@ -87,4 +87,4 @@ inline plain::state plain::open(page_shape shape) const {
 
 static_assert(codec_policy<plain>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

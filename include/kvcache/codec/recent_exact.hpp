@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Reads the pages right before a query's own as they were computed, whatever another codec makes of the others. A
 /// sequence keeps the exact rows of its last pages, and leaves them behind when it ends: a match ends only where as
@@ -22,4 +22,4 @@ struct recent_exact {
 
 static_assert(codec_policy<recent_exact<int8>>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -46,4 +46,4 @@ rotated(Inner) -> rotated<Inner>;
 
 static_assert(codec_policy<rotated<int4>>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/kernel/number_format.hpp>
 
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// How the numbers of one side of a tile lie in its bytes, so that attention reads them without decoding the tile.
 enum class code_format : std::uint8_t {
@@ -37,4 +38,4 @@ struct coded_tile {
     side_codes values;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Reads the first tokens of a sequence as they were computed, whatever another codec makes of the others: a model
 /// looks at them from everywhere. Whole pages, as many as hold the tokens; their exact rows live as long as the page
@@ -22,4 +22,4 @@ struct sinks_exact {
 
 static_assert(codec_policy<sinks_exact<int8>>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -4,7 +4,7 @@
 #include <kvcache/codec/coded_pages.hpp>
 #include <kvcache/codec/int8.hpp>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Keeps keys as one codec does and values as another.
 template <sided_codec Keys, sided_codec Values>
@@ -24,4 +24,4 @@ split(Keys, Values) -> split<Keys, Values>;
 
 static_assert(codec_policy<split<int8, int8>>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

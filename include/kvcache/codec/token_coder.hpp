@@ -11,7 +11,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// Codes each row by itself, in groups of neighbours that share a scale, as whole numbers from -127 to 127 times that
 /// scale: the numbers themselves in 8 bits, or places in a table of a few. A tile is its codes, then the scales as
@@ -130,4 +130,4 @@ template <class Strips>
     return most;
 }
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

@@ -9,7 +9,7 @@
 #include <string>
 #include <type_traits>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// Keeps each number of a tile in 16 bits, in the tile's own order: keys (head_dim, 16), values (16, value_width).
 template <class Number>
@@ -49,4 +49,4 @@ private:
     std::size_t numbers_;
 };
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

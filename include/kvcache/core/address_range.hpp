@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <cstddef>
 #include <span>
 #include <utility>
 
 #include <sys/mman.h>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A range of addresses of this process, unmapped when it goes. Movable; the bytes stay where they are.
 class address_range {
@@ -44,4 +46,4 @@ private:
     std::size_t size_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <exception>
 #include <stdexcept>
 
-// On in debug builds; define KVCACHE_CONTRACTS as 1 or 0 to choose.
-#if !defined(KVCACHE_CONTRACTS)
-#if defined(NDEBUG)
-#define KVCACHE_CONTRACTS 0
-#else
-#define KVCACHE_CONTRACTS 1
-#endif
-#endif
-
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A caller's mistake, thrown where contract checks are on.
 class contract_violation : public std::logic_error {
@@ -47,4 +40,4 @@ constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char*
 #endif
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/intrinsics.hpp>
 
 #ifndef XXH_INLINE_ALL
@@ -15,7 +16,7 @@
 
 #include <xxhash.h>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// 128 bits that stand for some bytes.
 struct digest {
@@ -75,4 +76,4 @@ private:
     XXH3_state_t state_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <array>
 #include <compare>
 #include <cstddef>
 #include <string>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// 256 bits that stand for some bytes, also against an adversary. In the order in which FIPS 180-4 writes them.
 struct digest256 {
@@ -33,4 +35,4 @@ struct digest256 {
     return difference == std::byte{};
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <exception>
 #include <new>
 #include <utility>
@@ -8,7 +10,7 @@
 // The one header that throws and catches. Where a program is built without exceptions nothing can be caught: memory
 // that is not to be had ends it in operator new.
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// Calls `body`. Returns false if it threw an `Exception`; what else it throws goes on.
 template <class Exception, class Body>
@@ -82,4 +84,4 @@ private:
     bool armed_ = true;
 };
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
@@ -10,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -48,4 +50,4 @@ namespace detail {
     return huge;
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <cstddef>
 #include <cstdint>
 
 #include <sys/mman.h>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The larger page that most 64-bit systems offer: one entry of the address cache in place of 512.
 inline constexpr std::size_t huge_page_bytes = std::size_t{1} << 21;
@@ -25,4 +27,4 @@ inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::siz
 #endif
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <cstdint>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A page of keys and values in a page pool.
 enum class page_id : std::uint32_t {};
@@ -37,4 +39,4 @@ enum class head_id : std::uint32_t {};
     return static_cast<std::uint32_t>(head);
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

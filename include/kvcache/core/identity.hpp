@@ -2,12 +2,12 @@
 #pragma once
 
 #include <kvcache/core/digest.hpp>
-#include <kvcache/core/version.hpp>
+#include <kvcache/core/revisions.hpp>
 
 #include <cstdint>
 #include <string>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// All that decides the bits of a cached page, beside its tokens. Two caches may exchange pages if and only if every
 /// field is equal. A field added here is hashed by itself: `digest_of` takes the aggregate apart.
@@ -77,4 +77,4 @@ void for_each_field(const identity& id, Visit visit) {
     return builder.finish();
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

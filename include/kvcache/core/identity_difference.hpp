@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The name of the first field in which two identities differ; empty if they are equal.
 [[nodiscard]] inline std::string first_difference(const identity& a, const identity& b) {
@@ -28,4 +28,4 @@ namespace kvcache {
     return found;
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <initializer_list>
 #include <string>
 #include <string_view>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// The pieces of a sentence as one string. A chain of string additions compiles several times as long.
 [[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
@@ -15,4 +17,4 @@ namespace kvcache::detail {
     return whole;
 }
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

@@ -13,7 +13,7 @@
 
 #include <nlohmann/json.hpp>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A JSON value whose objects keep the order of the file.
 using json = nlohmann::ordered_json;
@@ -54,7 +54,7 @@ KVCACHE_ONCE [[nodiscard]] result<Json> parse_json_as(std::string_view text, std
     }
 }
 
-#if defined(KVCACHE_COMPILED)
+#if KVCACHE_COMPILED
 extern template result<json> parse_json_as(std::string_view, std::string);
 extern template result<nlohmann::json> parse_json_as(std::string_view, std::string);
 #endif
@@ -93,4 +93,4 @@ extern template result<nlohmann::json> parse_json_as(std::string_view, std::stri
     return parse_json(*text, file.filename().string());
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <concepts>
 #include <cstddef>
 #include <span>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The unsigned number at `at`, the lowest byte first. Requires: it lies inside.
 template <std::unsigned_integral N>
@@ -23,4 +25,4 @@ constexpr void store_little(std::span<std::byte> bytes, std::size_t at, N number
         bytes[at + i] = static_cast<std::byte>(number >> (8 * i) & 0xff);
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

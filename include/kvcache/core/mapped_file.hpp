@@ -21,7 +21,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A regular file, mapped read-only as a whole. Movable; the bytes stay where they are.
 ///
@@ -143,4 +143,4 @@ private:
     std::size_t size_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <cstdint>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The number with every bit of it in every bit of the result, for tables whose keys need not be hashes: murmur3's
 /// finaliser (Appleby), which no two numbers share.
@@ -13,4 +15,4 @@ namespace kvcache {
     return x ^ (x >> 33);
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/id.hpp>
 
 #include <cstdint>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// One entry of a sequence's page table: the rows [first, first + count) of a page, in the sequence's order.
 struct page_entry {
@@ -17,4 +18,4 @@ struct page_entry {
     friend bool operator==(const page_entry&, const page_entry&) = default;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/inline.hpp>
 
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Where number `offset` from `base` on would lie: an address to ask for, which may lie outside of any array, where a
 /// pointer must not lead.
@@ -40,4 +41,4 @@ KVCACHE_INLINE inline void prefetch_to_write([[maybe_unused]] const T* base,
 #endif
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

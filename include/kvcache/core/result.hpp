@@ -9,7 +9,7 @@
 #include <utility>
 #include <variant>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What kind of fault of the world an error reports.
 enum class error_code {
@@ -93,4 +93,4 @@ private:
     std::optional<kvcache::error> reason_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

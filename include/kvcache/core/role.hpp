@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <concepts>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 struct codec_role;
 struct storage_role;
@@ -54,4 +56,4 @@ concept policy = known_role<typename role_of<P>::type>;
 template <class P, class Role>
 concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -12,7 +12,7 @@
 #include <span>
 #include <string_view>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// SHA-256 of bytes given piece by piece (FIPS 180-4), for names and seals of what leaves the process: here, so that
 /// every host writes the same records, whatever libraries it has. Cost: about 5 ns a byte.
@@ -144,4 +144,4 @@ private:
     sha256_builder inner_, outer_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The tokens of one tile: one SIMD vector of scores.
 inline constexpr std::uint32_t tile_tokens = 16;
@@ -43,4 +43,4 @@ inline namespace literals {
 }
 } // namespace literals
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

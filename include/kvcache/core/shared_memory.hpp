@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/huge_pages.hpp>
 
@@ -8,7 +9,7 @@
 #include <memory>
 #include <memory_resource>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Memory of the size asked for, aligned likewise, that goes with its last holder; its content is anything. Null as
 /// `resource` means new and delete. Throws: what the resource throws.
@@ -21,4 +22,4 @@ namespace kvcache {
     return {at, [=](std::byte* mine) { from->deallocate(mine, bytes, alignment); }};
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/intrinsics.hpp>
 
 #include <Eigen/Core>
@@ -8,7 +9,7 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A dense row-major matrix of float32. (rows, columns)
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
@@ -24,4 +25,4 @@ using matrix_view = Eigen::Ref<const matrix>;
     return {m.data() + row * static_cast<std::size_t>(m.cols()), static_cast<std::size_t>(m.cols())};
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

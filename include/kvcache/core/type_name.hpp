@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
@@ -11,7 +13,7 @@
 
 #include <cxxabi.h>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -48,4 +50,4 @@ template <class T>
     return name;
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

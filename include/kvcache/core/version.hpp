@@ -5,15 +5,3 @@
 #define KVCACHE_VERSION_MAJOR 0
 #define KVCACHE_VERSION_MINOR 1
 #define KVCACHE_VERSION_PATCH 0
-
-namespace kvcache {
-
-/// The revision of the numeric contract: the order of every reduction, the polynomials, the tile and split
-/// lengths. It changes whenever the same inputs may give other bits, and it is part of a cache's identity.
-inline constexpr unsigned numeric_contract_revision = 1;
-
-/// The revision of the format of records: what snapshots and tiers keep (docs/format.md). It changes with every byte
-/// that means something else, and it is part of a cache's identity, so that records of another one are not found.
-inline constexpr unsigned record_format_revision = 1;
-
-} // namespace kvcache

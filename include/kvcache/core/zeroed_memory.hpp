@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/huge_pages.hpp>
 
@@ -13,7 +14,7 @@
 
 #include <sys/mman.h>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Memory of which every byte is zero. What is asked for on the boundary of a huge page comes straight from the system,
 /// which clears it when it is first written to: whoever writes waits for that then, and nobody before. The rest is
@@ -58,4 +59,4 @@ private:
     }
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// What attention of one layer over pages reads and writes, all of it on the device.
 struct attention_arguments {
@@ -63,4 +63,4 @@ struct alignas(16) row_place {
     return {keys + on.layout.codes(at), static_cast<std::uint32_t>(at), entry.run};
 }
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// Encodes rows of one layer on their way into pages, or decodes them on their way out, as the host's codecs do, bit
 /// for bit: `int8` (the largest size / 127 is the scale), `rotated<int4>` (turned by a Hadamard matrix over the largest
@@ -229,4 +229,4 @@ private:
     }
 };
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <span>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// Copies up to 128 pieces in one kernel: between pages, or between pages and pinned memory of the host, which a device
 /// reads and writes by itself. For pieces that are too small to be worth a copy each. Pieces begin on 16 bytes and are
@@ -66,4 +66,4 @@ struct copy_pieces {
     }
 };
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

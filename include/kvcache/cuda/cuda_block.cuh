@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <cstddef>
 #include <cstdint>
 
 #include <cuda_runtime.h>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// A block of threads on a device, as a kernel's body sees it: emulated_block.hpp says what each member promises.
 class cuda_block {
@@ -67,4 +69,4 @@ __global__ void __launch_bounds__(Kernel::threads) run_kernel(const __grid_const
 
 } // namespace detail
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

@@ -18,7 +18,7 @@
 
 #include <cuda_runtime.h>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// How a CUDA device copies batches.
 struct cuda_options {
@@ -255,4 +255,4 @@ private:
 
 static_assert(device<cuda_device>);
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// Attention of one query a sequence over its pages, split by split: softmax(q k) v as far as the split goes, which
 /// `merge_splits` puts together. A block takes one split of one sequence and the up to `Queries` query heads of one key
@@ -293,4 +293,4 @@ private:
     }
 };
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

@@ -9,7 +9,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// A queue of work on a device: what is put into one runs in that order, beside what is in others.
 enum class stream_id : std::uint32_t {};
@@ -89,4 +89,4 @@ concept device = detail::allocates<D> && detail::streams<D> &&
     { c.name() } -> std::convertible_to<std::string>;
 };
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// An array on a device with a pinned twin on the host, for tables that go to the device again and again. It grows,
 /// and keeps what it has; what a failed call leaves is what was there before.
@@ -105,4 +105,4 @@ private:
     std::optional<event_id> sent_;
 };
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

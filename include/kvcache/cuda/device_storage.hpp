@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// Bytes of a page and where they are on the host. `here` is only read on the way to the device.
 struct page_part {
@@ -204,4 +204,4 @@ typename device_storage<Device>::state device_storage<Device>::open(std::size_t 
     return {*this, pages, page_bytes};
 }
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// A block of threads on the host: what a kernel's body sees in place of a block on the device. A body is a sequence of
 /// phases; `each` runs one for all threads and ends at a barrier, `alone` ends at none and is for phases that touch
@@ -119,4 +119,4 @@ void run_emulated(const Kernel& kernel, std::uint64_t seed) {
     }
 }
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// What an emulated device has and where it fails.
 struct emulated_options {
@@ -250,4 +250,4 @@ private:
 
 static_assert(device<emulated_device>);
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

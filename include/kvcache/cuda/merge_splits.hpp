@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/cuda/numbers.hpp>
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// Puts the splits of each query together, in ascending order: weighted values over the total of the weights. A
 /// sequence without rows gets zeros. A block takes one query head of one sequence.
@@ -48,4 +49,4 @@ struct merge_splits {
     }
 };
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// Where a token's rows lie: a page and a row of it.
 struct row_slot {
@@ -87,4 +87,4 @@ private:
     }
 };
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

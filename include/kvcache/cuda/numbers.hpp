@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/cuda/host_device.hpp>
 
 #include <bit>
@@ -9,7 +10,7 @@
 
 /// Arithmetic that gives the same bits on the host and on a device: every operation rounds once, nothing contracts,
 /// whatever the compilers' options. The formats of 16 bits round as kernel/number_format.hpp does.
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// x * y + z, rounded once.
 [[nodiscard]] KVCACHE_HOST_DEVICE float fused(float x, float y, float z) noexcept {
@@ -161,4 +162,4 @@ struct alignas(16) vector16 {
 #endif
 }
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// The page tables of a batch as FlashInfer and vLLM read them: sequence i has the pages indices[indptr[i]] to
 /// indices[indptr[i + 1] - 1], all full but the last, which has last_page_len[i] rows. (Ye et al. 2025, FlashInfer)
@@ -103,4 +103,4 @@ public:
     }
 };
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// How a row of head_dim numbers is kept on a device.
 enum class row_format : std::uint32_t {
@@ -101,4 +101,4 @@ struct page_layout {
     }
 };
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

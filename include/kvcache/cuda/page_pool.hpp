@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/cuda/host_device.hpp>
 
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// Where the pages of a device storage lie, for kernels: handed over by value. Slabs of neighbours, at most 64 of them.
 struct page_pool {
@@ -21,4 +22,4 @@ struct page_pool {
     }
 };
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

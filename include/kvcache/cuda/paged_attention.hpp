@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <string>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// What attention over a device's pages is asked for.
 struct attention_options {
@@ -155,4 +155,4 @@ private:
     device_array<float, Device> totals_;
 };
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

@@ -10,7 +10,7 @@
 #include <memory_resource>
 #include <new>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// Pinned memory of the host as a memory resource: `heap{.resource = &pinned}` keeps pages that a device copies where
 /// they lie. It throws bad_alloc where the device has none left, which storages report as a refused page.
@@ -47,4 +47,4 @@ private:
     std::map<void*, std::byte*> whole_; // what was allocated, by what was given
 };
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

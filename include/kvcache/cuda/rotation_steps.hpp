@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// A cosine and a sine.
 struct turn {
@@ -74,4 +74,4 @@ private:
     }
 };
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// Neighbouring floats, four a load where their count is a multiple of four: then they begin on 16 bytes.
 template <unsigned Count>
@@ -109,4 +109,4 @@ private:
     }
 };
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

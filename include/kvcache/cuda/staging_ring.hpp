@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// One piece between ordinary memory of the host and a device.
 struct staged_piece {
@@ -165,4 +165,4 @@ private:
     std::vector<copy_piece> copies_;
 };
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

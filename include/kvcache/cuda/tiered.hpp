@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// A host's pages with a device in front of them: every page has its place on the host, in a storage of the library
 /// over pinned memory (`heap{.resource = &pinned}`), and those in use a place on the device. Pages come to the device
@@ -294,4 +294,4 @@ typename tiered<Device, Host, Eviction>::state tiered<Device, Host, Eviction>::o
     return {*this, pages, page_bytes};
 }
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

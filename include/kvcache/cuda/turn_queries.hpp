@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// Turns each query by its position less the base of the keys it reads, once a run of entries with one base, and
 /// multiplies it: what attention reads. For int8 keys it writes whole numbers of 16 bits with a scale besides; a query
@@ -97,4 +97,4 @@ private:
     }
 };
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

@@ -21,7 +21,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// Attention of a forward pass over pages on a device, in place of `attention_jobs`: rows go there layer by layer, are
 /// written into the pages by a kernel and attended by others, and what comes out is waited for. Each row of a prompt
@@ -236,4 +236,4 @@ private:
     std::unique_ptr<working> own_;
 };
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <span>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// The reference transformer with its pages and its attention on a device and its products on the host. A pipeline
 /// takes it as it takes the transformer:
@@ -50,4 +50,4 @@ private:
     Device& device_;
 };
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <string>
 
-namespace kvcache::cuda {
+namespace kvcache::inline KVCACHE_ABI::cuda {
 
 /// The revision of what a device computes: the order of its sums, its splits, its powers of two. It changes whenever
 /// the same inputs may give other bits, and it is part of a cache's identity.
@@ -57,4 +57,4 @@ inline device_rows::state device_rows::open(page_shape shape) const {
 
 static_assert(codec_policy<device_rows>);
 
-} // namespace kvcache::cuda
+} // namespace kvcache::inline KVCACHE_ABI::cuda

@@ -24,11 +24,11 @@
 
 #include <tuple>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Every eviction policy of the library, with its standard options; those that wrap another, around lru.
 using eviction_policies =
     std::tuple<reuse_forecast, follow_leader, lru, fifo, lfu, slru, clock, sieve, s3_fifo, arc, lirs, w_tiny_lfu, gdsf,
                lhd, tail_safe_lru, cost_aware, never, prioritised<>, expiring<>>;
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

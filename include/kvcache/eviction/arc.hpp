@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Two least-recently-used queues, of entries used once and of entries used again, share the room by a target that
 /// learns. A newcomer whose ghost stayed from the first queue raises the target, one from the second lowers it, and
@@ -154,4 +154,4 @@ inline arc::state arc::open(eviction_room room) const {
 
 static_assert(eviction_policy<arc>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

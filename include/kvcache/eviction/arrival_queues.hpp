@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/eviction/slot_queues.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The two queues of s3_fifo for entries whose marks lie elsewhere: they arrive in one of them, a touch does not move
 /// them, and `first` goes through them as that policy does.
@@ -98,4 +99,4 @@ private:
     std::size_t count_[2] = {};
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

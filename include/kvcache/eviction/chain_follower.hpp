@@ -22,7 +22,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// follow_leader's working state for entries that continue one another. They are in two orders at once, by use and by
 /// arrival, from which each of four policies finds its victim at any time; which of them has most hits, shadows over a
@@ -275,4 +275,4 @@ private:
     std::uint32_t next_ = 2000;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

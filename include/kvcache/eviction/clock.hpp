@@ -7,7 +7,7 @@
 
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// First in, first out, with another round for each use. A touch counts up to 2^bits - 1; an entry that is met at the
 /// end with a count loses one and queues up anew, one without leaves. One that may not leave queues up anew as well.
@@ -86,4 +86,4 @@ inline clock::state clock::open(eviction_room room) const {
 
 static_assert(eviction_policy<clock>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

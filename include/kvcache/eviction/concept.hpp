@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/role.hpp>
 
@@ -9,7 +10,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What may be present at once. A policy that shares its room out (a tenth for newcomers) does so in bytes, which for
 /// entries of one size is the same as counting them.
@@ -96,4 +97,4 @@ void uncover(S& state, slot_id slot) {
         state.uncover(slot);
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

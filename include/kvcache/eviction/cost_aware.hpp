@@ -10,7 +10,7 @@
 #include <bit>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// An entry is worth the time that its next hit is expected to save, by its bytes; each hit ranks it anew. A hit saves
 /// the entry's cost, given that its parent is present, so that depth as such makes nothing dearer; how likely one is
@@ -123,4 +123,4 @@ inline cost_aware::state cost_aware::open(eviction_room room) const {
 
 static_assert(eviction_policy<cost_aware>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Milliseconds of the machine's steady clock.
 struct steady_milliseconds {
@@ -126,4 +126,4 @@ private:
 
 static_assert(eviction_policy<expiring<lru>>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

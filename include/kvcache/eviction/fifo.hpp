@@ -7,7 +7,7 @@
 
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The entry that came first leaves first, used or not. It has come when its first holder lets go, so that a chain
 /// queues tail first and leaves so. One that may not leave queues up anew as it is met.
@@ -60,4 +60,4 @@ inline fifo::state fifo::open(eviction_room room) const {
 
 static_assert(eviction_policy<fifo>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

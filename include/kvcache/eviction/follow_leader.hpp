@@ -11,7 +11,7 @@
 #include <utility>
 #include <variant>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The entry leaves that the policy of most hits of late would let go: arc or s3_fifo for entries that stand alone, for
 /// chains also lru or reuse_forecast. Which one has most, shadows of the cache say: for chains over a sample of the
@@ -79,4 +79,4 @@ inline follow_leader::state follow_leader::open(eviction_room room) const {
 
 static_assert(eviction_policy<follow_leader>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/mixed_bits.hpp>
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// About how often each key was used lately, at most 16 times. The first use of a key sets a bit of the doorkeeper, a
 /// Bloom filter; later ones count in a count-min sketch of four rows of 4-bit counters. After ten uses a slot all
@@ -88,4 +89,4 @@ private:
     std::size_t uses_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -7,7 +7,7 @@
 
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Greedy dual size frequency: an entry's worth is its uses times its cost, by its bytes, counted from a clock that
 /// moves on to the rank of each entry that leaves. The lowest rank leaves. One that may not leave is ranked anew, as if
@@ -90,4 +90,4 @@ inline gdsf::state gdsf::open(eviction_room room) const {
 
 static_assert(eviction_policy<gdsf>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/mixed_bits.hpp>
 #include <kvcache/core/prefetch.hpp>
 
@@ -10,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What is remembered of an entry that left.
 struct ghost {
@@ -210,4 +211,4 @@ private:
     int grain_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

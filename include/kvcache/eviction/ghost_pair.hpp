@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Ghosts of entries that were used once and of those that were used again, remembered beyond what arc does, and the
 /// share of the room that arc would give those used once: who returns as a ghost that arc would still have moves it.
@@ -68,4 +68,4 @@ private:
     double target_ = 0.0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/eviction/slot_heap.hpp>
 
 #include <cstddef>
 #include <optional>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Slots ranked by a clock and their worth: a slot is ranked at the clock's time plus its worth, the lowest leaves, and
 /// the clock moves on to the rank of what left. So worth that is not renewed loses to newcomers in time.
@@ -58,4 +59,4 @@ private:
     double clock_ = 0.0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

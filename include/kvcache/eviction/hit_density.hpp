@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The hits that an entry can expect by the time it will stay, by its group and age: learned from the ages at which
 /// entries were hit and left, in histograms that decay. Time is counted in uses, ages in steps of a power of two of
@@ -137,4 +139,4 @@ private:
     std::uint32_t rounds_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

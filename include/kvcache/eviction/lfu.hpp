@@ -10,7 +10,7 @@
 #include <bit>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The least often used entry leaves first; of those used equally often, the least recently used. Uses count up to 255.
 /// With a history the count of one that left is remembered by a ghost, and goes on where it stopped when it returns.
@@ -111,4 +111,4 @@ inline lfu::state lfu::open(eviction_room room) const {
 
 static_assert(eviction_policy<lfu>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

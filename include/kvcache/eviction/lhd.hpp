@@ -10,7 +10,7 @@
 #include <limits>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Least hit density: of a sample of entries, the one leaves that expects the fewest hits for the room and time that it
 /// will take. The expectation is learned from the ages at which entries were hit and left, by class of how soon they
@@ -199,4 +199,4 @@ inline lhd::state lhd::open(eviction_room room) const {
 
 static_assert(eviction_policy<lhd>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

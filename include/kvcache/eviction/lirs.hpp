@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Entries used at short intervals are kept, and the others pass through a small queue whose oldest leaves. An interval
 /// is short if the entry was used before since the longest-idle kept one was: then it joins the kept ones, and the
@@ -262,4 +262,4 @@ inline lirs::state lirs::open(eviction_room room) const {
 
 static_assert(eviction_policy<lirs>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

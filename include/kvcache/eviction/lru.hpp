@@ -5,7 +5,7 @@
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/slot_queues.hpp>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The least recently used entry leaves first. Admission and every touch move an entry to the front of one queue; the
 /// victim is the last that may leave. One that may not leave is in use now, so it moves to the front as it is met.
@@ -54,4 +54,4 @@ inline lru::state lru::open(eviction_room room) const {
 
 static_assert(eviction_policy<lru>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

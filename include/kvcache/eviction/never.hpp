@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/eviction/concept.hpp>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Nothing leaves. A cache that is full refuses what does not fit instead, so that what it holds is there to stay. Its
 /// owner makes room by taking entries away.
@@ -32,4 +33,4 @@ inline never::state never::open(eviction_room) const {
 
 static_assert(eviction_policy<never>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -14,7 +14,7 @@
 #include <optional>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// follow_leader's working state for entries that stand alone: those leave first that the leader's shadow has let go,
 /// and of these the ones that no shadow has any more. After a change of leader the entries become its shadow's as they
@@ -144,4 +144,4 @@ private:
     bool followed_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

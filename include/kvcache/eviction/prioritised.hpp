@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The priorities of entries by their depth: `first` and `count` of them have `level`, and what no range names has 0.
 struct depth_ranges {
@@ -103,4 +103,4 @@ private:
 
 static_assert(eviction_policy<prioritised<lru>>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// At what age entries were used again, by class, and what that says of one that has reached an age: the hits it is
 /// good for by the room and time it takes, over the horizon that is best for it (Gittins 1979; hit density, Beckmann,
@@ -84,4 +86,4 @@ private:
     std::array<std::array<double, bins>, Classes> index_{};
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

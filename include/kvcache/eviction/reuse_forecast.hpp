@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The entry whose next use is worth the least leaves first, as learned from when entries were used again that had been
 /// used as often. Entries wait in a queue for each such class, the least recently used first; of the oldest of each the
@@ -183,4 +183,4 @@ inline reuse_forecast::state reuse_forecast::open(eviction_room room) const {
 
 static_assert(eviction_policy<reuse_forecast>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A number of bytes, at least one, within 1 % in two bytes: the upper half of a float.
 class rounded_bytes {
@@ -25,4 +27,4 @@ private:
     std::uint16_t upper_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Newcomers queue in a small queue, and those used `threshold` times by its end go on to the main one; the others
 /// leave, and a ghost stays. Who returns while its ghost stays joins the main queue at once. At the main queue's end an
@@ -176,4 +176,4 @@ inline s3_fifo::state s3_fifo::open(eviction_room room) const {
 
 static_assert(eviction_policy<s3_fifo>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/mixed_bits.hpp>
 #include <kvcache/eviction/concept.hpp>
 
@@ -11,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a policy would keep: its state beside the keys of the entries that would be present, without their bytes.
 /// Entries are not held and do not continue one another here. Each may bear a mark of its owner's, who hears of it when
@@ -124,4 +125,4 @@ private:
     std::size_t room_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

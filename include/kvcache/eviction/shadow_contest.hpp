@@ -12,7 +12,7 @@
 #include <tuple>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Which of several policies would have the most hits here of late: each keeps a shadow of the cache over the same
 /// sample of the keys, smaller than the cache in the same proportion (Waldspurger et al., "Efficient MRC construction
@@ -106,4 +106,4 @@ private:
     std::size_t uses_ = 0;                                          // since they were last halved
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

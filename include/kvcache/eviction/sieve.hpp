@@ -7,7 +7,7 @@
 
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A hand walks a first-in, first-out queue from its oldest entry to its newest and around again. It spares an entry
 /// that was used since it last came by, and takes the mark; the first without a mark leaves. Nothing moves: newcomers
@@ -90,4 +90,4 @@ inline sieve::state sieve::open(eviction_room room) const {
 
 static_assert(eviction_policy<sieve>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/id.hpp>
 
 #include <cstddef>
@@ -8,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Slots by a rank that can change, the lowest first; of one rank, the one that has had it longest. A binary heap that
 /// knows where each slot stands. A slot can be set aside: it keeps its rank and does not come out.
@@ -116,4 +117,4 @@ private:
     std::uint32_t turn_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/prefetch.hpp>
 
@@ -9,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Queues of slots, a slot in one of them at most: rings of 32-bit links through a sentinel for each queue.
 ///
@@ -107,4 +108,4 @@ private:
     std::uint32_t slots_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -9,7 +9,7 @@
 
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Least recently used in segments of one size: newcomers enter the lowest that has room, and a touch lifts an entry
 /// into the next. A segment above its share lets its oldest down to the front of the one below. The oldest of the
@@ -151,4 +151,4 @@ inline slru::state slru::open(eviction_room room) const {
 
 static_assert(eviction_policy<slru>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -7,7 +7,7 @@
 
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Keeps of a conversation only what its next turn needs to answer in time. Of the entries that the turn will consist
 /// of, those of its last request and `next_turn` new ones, `budget` can be computed within the time to first token; so
@@ -104,4 +104,4 @@ inline tail_safe_lru::state tail_safe_lru::open(eviction_room room) const {
 
 static_assert(eviction_policy<tail_safe_lru>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

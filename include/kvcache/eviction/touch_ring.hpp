@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/id.hpp>
 
 #include <array>
 #include <cstdint>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The last few touches of a policy that moves what is touched: each waits while the memory that it needs comes, and
 /// they are applied in their order. Whoever asks the policy for anything else applies the rest before.
@@ -40,4 +41,4 @@ private:
     std::uint32_t begin_ = 0, end_ = 0; // touches applied, and entered
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Newcomers live in a window, least recently used; its oldest enters the main part only by being used more often, of
 /// late, than the one that would leave it. The main part is least recently used in two segments: a touch protects, and
@@ -179,4 +179,4 @@ inline w_tiny_lfu::state w_tiny_lfu::open(eviction_room room) const {
 
 static_assert(eviction_policy<w_tiny_lfu>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

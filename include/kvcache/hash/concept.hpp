@@ -9,7 +9,7 @@
 #include <concepts>
 #include <span>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The working state of a hash: `root` stands for the identity before any token, `chain` for what comes before and a
 /// run of tokens after it.
@@ -25,4 +25,4 @@ concept hash_policy = plays<P, hash_role> && requires(const P p, const identity&
     p.open(id);
 } && hash_state<opened_by<P, identity>>;
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

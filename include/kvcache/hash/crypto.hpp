@@ -6,9 +6,9 @@
 
 #include <tuple>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The hash policies that need the component crypto, behind those that do not.
 using all_hash_policies = std::tuple<xxh3, sha256>;
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -12,7 +12,7 @@
 
 #include <openssl/sha.h>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Chained SHA-256 under a secret key: for names that leave the process, or that tenants must not be able to make
 /// collide. Every name begins with one block that holds its purpose and the digest of the key; what follows is
@@ -126,4 +126,4 @@ inline sha256::state sha256::open(const identity& id) const {
 
 static_assert(hash_policy<sha256>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -3,7 +3,7 @@
 
 #include <kvcache/hash/concept.hpp>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Chained XXH3-128 (xxhash.com) from the identity's digest. Fast, and not for an adversary: an index compares tokens
 /// on every hit, and what leaves the process is named by another hash.
@@ -36,4 +36,4 @@ inline xxh3::state xxh3::open(const identity& id) const {
 
 static_assert(hash_policy<xxh3>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

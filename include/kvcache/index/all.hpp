@@ -8,9 +8,9 @@
 
 #include <tuple>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Every index policy of the library, with its standard options.
 using index_policies = std::tuple<radix, hash_chain, chunk>;
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A radix index that also finds runs of tokens by their content alone, behind whatever past they stand. A chunk is
 /// noted where it lies: the page of its last token, whose ancestors hold the rest; it is forgotten when that page
@@ -79,4 +79,4 @@ inline chunk::state chunk::open(page_shape shape, std::size_t pages) const {
 
 static_assert(index_policy<chunk> && chunk_index_state<chunk::state>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Chunks by their content: where they end in a tree of pages, under a hash of all their tokens, and which lengths
 /// begin with which first tokens. It remembers no token: those of the tree are compared on every hit.
@@ -185,4 +185,4 @@ private:
     std::unordered_map<std::uint64_t, std::map<std::size_t, std::size_t>> lengths_; // by first tokens: how many
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

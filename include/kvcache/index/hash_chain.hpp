@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A table of full pages under the chained hash of all tokens up to their end, so a page of a long prompt is found by
 /// one look, however many siblings it has. Parent and tokens are compared on every hit: a match is exact, and no hash
@@ -101,4 +101,4 @@ inline hash_chain::state hash_chain::open(page_shape shape, std::size_t pages) c
 
 static_assert(index_policy<hash_chain>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Page numbers under hashes, in one open-addressed table with linear probing, at most half full. Who has a hash in
 /// common with another is a candidate, and no more: the caller compares. Nothing is allocated after construction.
@@ -62,4 +64,4 @@ private:
     std::vector<slot> slots_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

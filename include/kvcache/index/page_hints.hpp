@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/prefetch.hpp>
 
@@ -9,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Which page a hash may stand for: a table that forgets. A hash belongs to one cache line of eight places; a page that
 /// finds them taken is not remembered, and of two pages under one hash either is the answer. So the caller compares,
@@ -63,4 +64,4 @@ private:
     aligned_vector<line> lines_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

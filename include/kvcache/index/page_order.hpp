@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Many small sets of page numbers in one array, each page in one set at most, each set ordered by what is asked. A
 /// set is a treap whose priorities are mixed page numbers: O(log n) expected, whatever the order of insertion, and
@@ -102,4 +104,4 @@ private:
     std::vector<link> links_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Pages, each with the run of tokens it holds and the page that it continues. Siblings are ordered by their runs, so
 /// the one that shares most with a query is beside the query's place: every step is exact at any token, also inside a
@@ -159,4 +159,4 @@ private:
     page_order::set roots_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A tree of pages. A node is a page with the run of tokens it holds; its children continue it, ordered by their runs,
 /// so a match is exact at any token, also inside a page. Beside the tree, a table hints at full pages under the chained
@@ -118,4 +118,4 @@ inline radix::state radix::open(page_shape shape, std::size_t pages) const {
 
 static_assert(index_policy<radix>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

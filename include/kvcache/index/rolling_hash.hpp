@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/id.hpp>
 
 #include <cstddef>
@@ -8,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The hash of any run of some tokens, known once those of all beginnings are: a polynomial modulo 2^64, then mixed.
 /// Not for an adversary: equal hashes are a hint that tokens must confirm. Cost: O(n), then O(1) a run.
@@ -43,4 +44,4 @@ private:
     std::vector<std::uint64_t> sums_, powers_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -11,7 +11,7 @@
 /// Dot products of 16 rows of codes of 4 bits or less with whole numbers of 8 bits: half the instructions of numbers of
 /// 16 bits. What is lost is a hundredth of what such codes lose. Sums of int32 are exact, so every form gives the same
 /// numbers, whatever its order.
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// The largest size of a number that meets codes of 4 bits or less.
 inline constexpr std::int32_t largest_byte = 127;
@@ -235,4 +235,4 @@ inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::siz
 
 #endif
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

@@ -10,7 +10,7 @@
 
 /// Dot products of 16 rows of codes with whole numbers of 16 bits. Sums of int32 are exact, so every form gives the
 /// same numbers, whatever its order.
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// The largest size of a number that meets codes: both its bytes are int8 then, the lower one counted from -128 on.
 inline constexpr std::int32_t largest_whole = 127 * 256;
@@ -193,4 +193,4 @@ inline void numbers_of(const code_quads<Bits>& of, std::size_t quad, f32x16 (&to
         to[i] = f32x16::load(each[i]);
 }
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

@@ -9,7 +9,7 @@
 
 /// Codes lie in fours: 64 bytes hold four neighbours of 16 rows, row by row, or of shorter codes as many fours as fit,
 /// in ascending bits. Of 3-bit codes the lower two bits lie so, and the upper ones apart.
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// Where codes of `Bits` bits lie: places in a table, or the numbers themselves in 8 bits.
 template <unsigned Bits>
@@ -222,4 +222,4 @@ KVCACHE_INLINE inline void for_quads(std::size_t begin, std::size_t end, const B
         body(quad + place, place);
 }
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

@@ -12,7 +12,7 @@
 /// Sums over the 16 tokens of a tile of values: codes of 16 neighbours of head_dim times whole weights. One column is
 /// four fours, so all of it stays in registers, and what `byte_dots_of` and `dots_of` spend on loops and on the middle
 /// of codes falls away. The sums are exact, so every form gives the same numbers, whatever its order.
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// How numbers meet codes of 8 bits: as whole numbers of 16. What is lost is a hundredth of what such codes lose.
 struct whole_numbers {
@@ -262,4 +262,4 @@ private:
 
 #endif
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <bit>
 #include <cmath>
 #include <cstdint>
 
 /// Double-precision elementary functions of our own: the same bits from every compiler and C library, which libm
 /// does not promise. Accurate to about 1e-15; every product that meets a sum is an explicit std::fma.
-namespace kvcache::elementary {
+namespace kvcache::inline KVCACHE_ABI::elementary {
 
 /// Natural logarithm of a positive, finite, normal number.
 [[nodiscard]] inline double log(double x) noexcept {
@@ -77,4 +79,4 @@ struct sine_cosine {
     }
 }
 
-} // namespace kvcache::elementary
+} // namespace kvcache::inline KVCACHE_ABI::elementary

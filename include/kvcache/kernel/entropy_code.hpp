@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Keeps every bit of bfloat16 or float32 numbers in fewer than `exponent_code`, at the cost of time: exponents in a
 /// prefix code of their own, in four streams that are read side by side.
@@ -171,4 +171,4 @@ private:
     }
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Numbers whose exponents fill eight bits.
 template <class T>
@@ -238,4 +238,4 @@ private:
     }
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -15,7 +15,7 @@
 #include <span>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The weights of y = W x as int8 with one scale an output: w = q * scale, |q| <= 127. Packed in panels of 16 outputs,
 /// in each the inputs in ascending fours and for every four its 16 x 4 weights, as the dot-product instructions of x86
@@ -122,4 +122,4 @@ private:
     std::shared_ptr<std::byte> memory_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -16,7 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -81,7 +81,7 @@ KVCACHE_ONCE void int8_streams(const int8_rows& x, const int8_matrix& w, std::si
                     [&]<std::size_t Panels> { int8_tile<1, Panels>(x, 0, w, panel, step, y); });
 }
 
-#if defined(KVCACHE_COMPILED)
+#if KVCACHE_COMPILED
 extern template void int8_tiles<int8_rows_together, int8_panels_together>(const int8_rows&, std::size_t, std::size_t,
                                                                           const int8_matrix&, std::size_t, std::size_t,
                                                                           const rows_out&);
@@ -182,4 +182,4 @@ inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, T
         detail::int8_blocks<detail::int8_rows_together, detail::int8_panels_together>(scratch, x.rows, w, y, threads);
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -12,7 +12,7 @@
 #include <cmath>
 #include <cstddef>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Activations as int8 with one scale a row, made anew for each product; keeps its memory for the next one.
 class int8_rows {
@@ -103,4 +103,4 @@ private:
     aligned_vector<float> scales_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -13,7 +13,7 @@
 
 /// Products of many rows of int8 where the machine has no dot product of bytes, but one of pairs of 16-bit words:
 /// weights are widened once for all rows, and rows packed.
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 #define KVCACHE_INT8_WORDS
@@ -116,4 +116,4 @@ template <std::size_t Rows>
 
 #endif
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/inline.hpp>
 #include <kvcache/core/intrinsics.hpp>
 #include <kvcache/core/prefetch.hpp>
@@ -23,7 +24,7 @@
 #error "kvcache: no fused multiply-add here; use -march=native or x86-64-v3, or define KVCACHE_ALLOW_SLOW"
 #endif
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -90,4 +91,4 @@ inline void accumulate(native_floats& sum, const native_floats& x, const native_
 
 } // namespace detail
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

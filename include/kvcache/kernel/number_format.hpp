@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A bfloat16: the upper half of a binary32.
 struct bfloat16 {
@@ -83,4 +85,4 @@ concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || s
     return {static_cast<std::uint16_t>(sign | (above + kept + up))};
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -13,7 +13,7 @@
 #include <span>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The weights of y = W x, packed once for the product: strips of outputs, in each the inputs ascending and for every
 /// input the weights of all its outputs side by side, so that a tile reads them from the first byte to the last. A
@@ -91,4 +91,4 @@ private:
     std::shared_ptr<const void> keeper_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <limits>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -40,8 +40,7 @@ template <std::size_t Rows, std::size_t Panels, weight_format Weight>
     begin_sums<Rows, Panels>(sums, y, y_stride, outputs, begin);
     const float* soon = y + Rows * y_stride; // those of the next tile
     KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-        KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p)
-            prefetch_to_write(soon, p * 16);
+        KVCACHE_UNROLL for (std::size_t p = 0; p < Panels; ++p) prefetch_to_write(soon, p * 16);
         soon += y_stride;
         keep(soon);
     }
@@ -66,9 +65,8 @@ template <std::size_t Rows, std::size_t Panels, weight_format Weight>
                 const native_floats a(x[i * packed_rows + r]);
                 if (native_lanes == 16 && r < Panels)
                     prefetch(w, ((i + 4) * Panels + r) * 16);
-                KVCACHE_UNROLL for (std::size_t v = 0; v < Panels * native_parts; ++v)
-                    accumulate(sums[r * Panels * native_parts + v], a,
-                               columns[v / native_parts].part[v % native_parts]);
+                KVCACHE_UNROLL for (std::size_t v = 0; v < Panels * native_parts; ++v) accumulate(
+                    sums[r * Panels * native_parts + v], a, columns[v / native_parts].part[v % native_parts]);
             }
         }
         x += 4 * packed_rows, w += 4 * Panels * 16;
@@ -83,4 +81,4 @@ template <std::size_t Rows, std::size_t Panels, weight_format Weight>
 
 } // namespace detail
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

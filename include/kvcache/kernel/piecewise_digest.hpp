@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// XXH3-128 over the length of the bytes and the XXH3-128 of each mebibyte of them, so that threads can share it. The
 /// digest does not depend on how many there are. Cost: reads the bytes once.
@@ -28,4 +28,4 @@ namespace kvcache {
     return whole.finish();
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

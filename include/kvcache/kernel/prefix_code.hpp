@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -9,7 +11,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A canonical prefix code of bytes by how often each occurs, no code longer than 12 bits (Huffman 1952). Codes lie in
 /// a stream from its lowest bit on.
@@ -192,4 +194,4 @@ private:
     std::array<entry, std::size_t{1} << longest> table_{};
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// y = x W^T for packed weights. (rows, inputs) x (outputs, inputs) -> (rows, outputs)
 /// Each output is one chain of fused multiply-adds over ascending inputs, so its bits depend neither on the number of
@@ -79,10 +79,10 @@ KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, cons
         });
 }
 
-#if defined(KVCACHE_COMPILED)
+#if KVCACHE_COMPILED
 extern template void product(const rows_in&, const packed_matrix<float>&, const rows_out&, team&);
 extern template void product(const rows_in&, const packed_matrix<bfloat16>&, const rows_out&, team&);
 extern template void product(const rows_in&, const packed_matrix<half>&, const rows_out&, team&);
 #endif
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

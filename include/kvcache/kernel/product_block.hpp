@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -172,4 +172,4 @@ private:
 
 } // namespace detail
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -11,7 +11,7 @@
 #include <concepts>
 #include <cstddef>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -100,4 +100,4 @@ inline void with_rows(std::size_t n, Body body) {
 
 } // namespace detail
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

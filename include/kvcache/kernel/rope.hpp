@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Rotary position embedding (Su et al. 2021) as a pure rotation: pair i of a head, the numbers i and i + head_dim / 2,
 /// turns by position * frequency(i).
@@ -63,4 +63,4 @@ inline void rotate_head(std::span<const float> head, std::span<const float> rota
     });
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

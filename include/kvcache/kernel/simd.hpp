@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/kernel/native.hpp>
 #include <kvcache/kernel/number_format.hpp>
 
@@ -9,7 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Sixteen float32 lanes, whatever the width of the machine's vectors: one, two or four of them.
 /// Every kernel is written over this type, so that AVX2 and AVX-512 builds give the same bits.
@@ -267,4 +268,4 @@ template <class Op>
     });
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <cstddef>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Rows of activations with a fixed distance. (rows, columns)
 struct rows_in {
@@ -21,4 +23,4 @@ struct rows_out {
     return ((columns + 15) / 16 | 1) * 16;
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/inline.hpp>
 #include <kvcache/kernel/native.hpp>
 
 #include <cstddef>
 #include <cstring>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// The accumulators of a tile. (rows, panels * 16), flat: GCC 12 keeps no nested array in registers.
 template <std::size_t Rows, std::size_t Panels>
@@ -24,8 +25,8 @@ using tile_sums = native_floats[Rows * Panels * native_parts];
 template <std::size_t Rows, std::size_t Panels>
 KVCACHE_INLINE inline void load_whole(tile_sums<Rows, Panels>& sums, const float* from, std::size_t stride) {
     KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-        KVCACHE_UNROLL for (std::size_t v = 0; v < Panels * native_parts; ++v)
-            sums[r * Panels * native_parts + v] = native_floats::load_unaligned(from + v * native_lanes);
+        KVCACHE_UNROLL for (std::size_t v = 0; v < Panels * native_parts; ++v) sums[r * Panels * native_parts + v] =
+            native_floats::load_unaligned(from + v * native_lanes);
         from += stride;
         keep(from); // or GCC computes all addresses first, and has no registers for them
     }
@@ -35,8 +36,8 @@ KVCACHE_INLINE inline void load_whole(tile_sums<Rows, Panels>& sums, const float
 template <std::size_t Rows, std::size_t Panels>
 KVCACHE_INLINE inline void store_whole(const tile_sums<Rows, Panels>& sums, float* to, std::size_t stride) {
     KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-        KVCACHE_UNROLL for (std::size_t v = 0; v < Panels * native_parts; ++v)
-            sums[r * Panels * native_parts + v].store_unaligned(to + v * native_lanes);
+        KVCACHE_UNROLL for (std::size_t v = 0; v < Panels * native_parts; ++v) sums[r * Panels * native_parts + v]
+            .store_unaligned(to + v * native_lanes);
         to += stride;
         keep(to);
     }
@@ -47,8 +48,7 @@ template <std::size_t Rows, std::size_t Panels>
 KVCACHE_INLINE inline void begin_sums(tile_sums<Rows, Panels>& sums, const float* y, std::size_t stride,
                                       std::size_t outputs, bool from_zero) {
     if (from_zero) {
-        KVCACHE_UNROLL for (std::size_t i = 0; i < Rows * Panels * native_parts; ++i)
-            sums[i] = native_floats(0.0f);
+        KVCACHE_UNROLL for (std::size_t i = 0; i < Rows * Panels * native_parts; ++i) sums[i] = native_floats(0.0f);
     } else if (outputs >= Panels * 16) {
         load_whole<Rows, Panels>(sums, y, stride);
     } else {
@@ -71,4 +71,4 @@ KVCACHE_INLINE inline void end_sums(const tile_sums<Rows, Panels>& sums, float* 
     }
 }
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

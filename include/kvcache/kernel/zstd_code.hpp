@@ -15,7 +15,7 @@
 
 #include <zstd.h>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Keeps every bit of numbers of any kind by zstd, which knows nothing of them: the plain alternative to
 /// `exponent_code` and `entropy_code`. Belongs to the component zstd.
@@ -106,4 +106,4 @@ private:
     }
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -7,9 +7,9 @@
 
 #include <tuple>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Every locking policy of the library, with its standard options.
 using locking_policies = std::tuple<unlocked, mutexed>;
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

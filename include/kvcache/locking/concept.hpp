@@ -6,7 +6,7 @@
 #include <concepts>
 #include <memory>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The working state of a locking policy: a lockable (as std::lock_guard needs it) whose identity stays put.
 template <class S>
@@ -20,4 +20,4 @@ template <class P>
 concept locking_policy =
     plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -5,7 +5,7 @@
 
 #include <mutex>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Any number of threads use the cache; one mutex guards its books. Pages are written and read outside of it.
 struct mutexed {
@@ -15,4 +15,4 @@ struct mutexed {
 
 static_assert(locking_policy<mutexed>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -3,7 +3,7 @@
 
 #include <kvcache/locking/concept.hpp>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// One thread at a time uses the cache; nothing is locked.
 struct unlocked {
@@ -16,4 +16,4 @@ struct unlocked {
 
 static_assert(locking_policy<unlocked>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/kernel/strided_rows.hpp>
 
@@ -8,7 +9,7 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The numbers of a batch between two steps of a pass, on rows that do not compete for cache lines. (rows, columns)
 class activations {
@@ -36,4 +37,4 @@ private:
     aligned_vector<float> numbers_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

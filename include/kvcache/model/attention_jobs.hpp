@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The attention of a forward pass, planned once for all its layers.
 template <class Lease>
@@ -62,4 +62,4 @@ private:
     attention attention_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/id.hpp>
 
 #include <cstddef>
 #include <span>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Which rows of a part want logits.
 enum class logits_of { none, last, all };
@@ -34,4 +35,4 @@ struct batch_part {
     }
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

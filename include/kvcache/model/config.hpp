@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// How positions turn into rotations. Every kind is a pure rotation: no factor on the scores.
 ///
@@ -144,4 +144,4 @@ inline result<void> model_config::check() const {
     return {};
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a pass reads of its model.
 struct model_parts {
@@ -216,4 +216,4 @@ private:
     aligned_vector<float> rotations_; // (rows, 2, head_dim / 2)
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

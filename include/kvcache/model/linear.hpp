@@ -19,7 +19,7 @@
 #include <variant>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// y = x W^T + b with packed weights, kept in the format they are stored in: F32, BF16 or F16. All three widen exactly,
 /// so the format decides speed and memory, never bits of the product. Or in int8, which is another, coarser map. Copies
@@ -133,4 +133,4 @@ private:
     std::vector<float> bias_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

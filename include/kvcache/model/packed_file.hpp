@@ -4,7 +4,7 @@
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/mapped_file.hpp>
 #include <kvcache/core/result.hpp>
-#include <kvcache/core/version.hpp>
+#include <kvcache/core/revisions.hpp>
 #include <kvcache/core/write_file.hpp>
 #include <kvcache/kernel/packed_matrix.hpp>
 #include <kvcache/kernel/piecewise_digest.hpp>
@@ -20,7 +20,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What packed weights were made from.
 struct packed_origin {
@@ -190,4 +190,4 @@ inline result<void> packed_file::write(const std::filesystem::path& file, const 
     return write_file(file, parts);
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The format in which matrices below one another are packed: their own if they share one, else F32. F32 too on a
 /// machine whose byte order is not the checkpoint's.
@@ -103,4 +103,4 @@ inline void pack_rows(std::span<const tensor_view> parts, dtype format, std::byt
     }
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

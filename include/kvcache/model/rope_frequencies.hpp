@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The rotation a configuration describes, its scaling worked into the frequencies (formulas at rope_config).
 [[nodiscard]] inline rope make_rope(const rope_config& config, std::size_t head_dim) {
@@ -37,4 +37,4 @@ namespace kvcache {
     return rope(std::move(frequencies));
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

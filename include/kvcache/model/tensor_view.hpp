@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The number formats that weights are read from.
 enum class dtype : std::uint8_t {
@@ -104,4 +104,4 @@ private:
     }
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The reference transformer: a Llama-family decoder whose every reduction has one fixed order (the numeric contract),
 /// so that a token's logits depend on its own past alone. Immutable once made; any number of passes may share it.
@@ -121,4 +121,4 @@ private:
     std::vector<layer_id> layers_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

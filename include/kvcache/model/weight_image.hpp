@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Where weights come from: a tensor by its Hugging Face name, of the shape asked for, or why not.
 template <class S>
@@ -173,4 +173,4 @@ private:
     std::shared_ptr<const std::byte> memory_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

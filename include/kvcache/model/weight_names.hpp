@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A weight that a model needs: its name in a Hugging Face checkpoint, and its shape.
 struct weight_name {
@@ -75,4 +75,4 @@ inline constexpr std::string_view head_name = "lm_head.weight";
     return weights;
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The weights of one block, packed.
 struct block_weights {
@@ -202,4 +202,4 @@ template <weight_source Source, class Progress>
     return load_weights(config, source, alone, progress);
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -10,9 +10,9 @@
 
 #include <tuple>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Every observer policy of the library, with its standard options.
 using observer_policies = std::tuple<silent, counting, events, metrics, tracing>;
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

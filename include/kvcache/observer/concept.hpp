@@ -11,7 +11,7 @@
 #include <optional>
 #include <span>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What happened in a cache.
 enum class event_kind {
@@ -55,4 +55,4 @@ concept observer_policy = plays<P, observer_role> && requires(const P p) {
     p.open();
 } && observer_state<opened_by<P>>;
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

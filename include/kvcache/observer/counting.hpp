@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Sums of the events of a cache's life.
 struct event_counts {
@@ -65,4 +65,4 @@ inline counting::state counting::open() const {
 
 static_assert(observer_policy<counting>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Tells routers which blocks a cache has, one JSON object a line, in the shape of vLLM's KV event batches, which
 /// Dynamo's routers read too: BlockStored when a full page can be found, BlockRemoved when it leaves. A block's hash is
@@ -97,4 +97,4 @@ inline events::state events::open() const {
 
 static_assert(observer_policy<events>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Text in Prometheus' exposition format, version 0.0.4: for each metric its help, its type and one sample.
 class exposition {
@@ -83,4 +83,4 @@ private:
     std::string text_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

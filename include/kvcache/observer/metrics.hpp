@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Counts events as `counting` does and tells them in Prometheus' text format. `cache/metrics_text.hpp` adds how full
 /// the cache is.
@@ -57,4 +57,4 @@ inline metrics::state metrics::open() const {
 
 static_assert(observer_policy<metrics>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

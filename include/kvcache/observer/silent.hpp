@@ -3,7 +3,7 @@
 
 #include <kvcache/observer/concept.hpp>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Watches nothing, at no cost.
 struct silent {
@@ -16,4 +16,4 @@ struct silent {
 
 static_assert(observer_policy<silent>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Writes every event as one of a Chrome trace (JSON array format; chrome://tracing and Perfetto read it): an instant
 /// with its extent, and a counter of the pages that can be found. The array is closed with the cache.
@@ -73,4 +73,4 @@ inline tracing::state tracing::open() const {
 
 static_assert(observer_policy<tracing>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -5,7 +5,7 @@
 
 #include <string_view>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The word for a kind of event.
 [[nodiscard]] constexpr std::string_view name_of(event_kind kind) noexcept {
@@ -26,4 +26,4 @@ namespace kvcache {
     return "refused";
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -14,10 +14,10 @@
 
 #include <tuple>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Every recompute policy of the library, with its standard options.
 using recompute_policies =
     std::tuple<exact_prefix, all_or_nothing, none, seam, head, blend, gradual_blend, random_rows, everything>;
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Reuses a known text only where the prompt goes on behind its end: one edited token, and everything runs (DarkHal's
 /// chat sessions). Exact, and never better than `exact_prefix`: for comparisons.
@@ -30,4 +30,4 @@ inline all_or_nothing::state all_or_nothing::open(page_shape) const {
 
 static_assert(recompute_policy<all_or_nothing> && edit_recompute_state<all_or_nothing::state>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Runs those tokens again whose keys or values are furthest off in the second layer (CacheBlend, Yao et al. 2025): the
 /// first layer's depend on nothing but the token and its place, so all tokens go through that one, and its output says
@@ -52,4 +52,4 @@ inline blend::state blend::open(page_shape) const {
 
 static_assert(recompute_policy<blend> && deviation_recompute_state<blend::state>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

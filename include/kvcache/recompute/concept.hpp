@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Which of a prompt's tokens run: [first, first + count); those before are reused.
 struct rerun {
@@ -76,4 +76,4 @@ concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_
     p.open(shape);
 } && recompute_state<opened_by<P, page_shape>>;
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

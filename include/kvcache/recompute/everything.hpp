@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Runs every token again that is not exact: the same bits as with no chunk reused, and as slow. For comparisons.
 struct everything {
@@ -32,4 +32,4 @@ inline everything::state everything::open(page_shape) const {
 
 static_assert(recompute_policy<everything> && chunk_recompute_state<everything::state>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Reuses the longest known prefix and runs the rest. A full hit is cut by one token, so that logits are always
 /// computed, never stale. Exact: the result is the same bits as with nothing reused.
@@ -28,4 +28,4 @@ inline exact_prefix::state exact_prefix::open(page_shape) const {
 
 static_assert(recompute_policy<exact_prefix>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The indices of the `most` largest deviations, ascending; of equal ones the earlier. Cost: O(n log n).
 [[nodiscard]] inline std::vector<std::size_t> furthest_off(std::span<const float> deviations, std::size_t most) {
@@ -25,4 +27,4 @@ namespace kvcache {
     return std::min(total, std::max<std::size_t>(most, fraction > 0.0 ? 1 : 0));
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

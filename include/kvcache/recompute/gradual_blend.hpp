@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Chooses as `blend` does, but more than it wants, and lets these run on: in every layer that follows those stay that
 /// are furthest off there (CacheBlend's gradual filtering, Yao et al. 2025). What is left runs again in all layers.
@@ -74,4 +74,4 @@ inline gradual_blend::state gradual_blend::open(page_shape shape) const {
 
 static_assert(recompute_policy<gradual_blend> && filtering_recompute_state<gradual_blend::state>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

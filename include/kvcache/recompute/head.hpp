@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Runs the first tokens of every reused run again: read alone a run makes them a sink of attention, which they are not
 /// behind others (EPIC's LegoLink, Hu et al. 2025). Up to the end of a page, so that the pages behind stay whole and
@@ -46,4 +46,4 @@ inline head::state head::open(page_shape shape) const {
 
 static_assert(recompute_policy<head> && chunk_recompute_state<head::state>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Reuses every chunk as it is: its keys are moved to their place, and it has never seen what comes before it now.
 /// Approximate, the cheapest and the worst.
@@ -29,4 +29,4 @@ inline none::state none::open(page_shape) const {
 
 static_assert(recompute_policy<none> && chunk_recompute_state<none::state>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

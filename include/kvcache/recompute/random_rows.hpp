@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Runs a share of the reused tokens again that are drawn by lot: what any choice has to beat. The lots are a function
 /// of the seed and the token's position.
@@ -55,4 +55,4 @@ inline random_rows::state random_rows::open(page_shape) const {
 
 static_assert(recompute_policy<random_rows> && chunk_recompute_state<random_rows::state>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Runs the last tokens of every reused run again, those before the seam to what follows (KVBoost's selective
 /// recompute). It mends the wrong side: see `head`.
@@ -40,4 +40,4 @@ inline seam::state seam::open(page_shape) const {
 
 static_assert(recompute_policy<seam> && chunk_recompute_state<seam::state>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

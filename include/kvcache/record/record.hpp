@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A part of a record, where it lies. Its bytes are sound once their checksum says so, of the copy that is used.
 struct record_part {
@@ -295,4 +295,4 @@ inline result<void> record::take_tokens(std::span<const std::byte> bytes, const 
     return {};
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

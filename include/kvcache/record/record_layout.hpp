@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a record holds.
 enum class record_kind : std::uint32_t {
@@ -47,4 +49,4 @@ inline constexpr std::size_t part_kind = 0, part_index = 4, part_offset = 8, par
 
 } // namespace record_layout
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

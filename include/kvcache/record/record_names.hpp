@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A field of an identity as people read it.
 using identity_text = std::vector<std::pair<std::string, std::string>>;
@@ -75,4 +75,4 @@ private:
     digest256 root_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/digest256.hpp>
 #include <kvcache/core/little_endian.hpp>
@@ -11,7 +12,7 @@
 #include <span>
 #include <string_view>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// How a record proves that its bytes are those that were written.
 enum class seal_kind : std::uint32_t {
@@ -45,4 +46,4 @@ private:
     hmac_builder keyed_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

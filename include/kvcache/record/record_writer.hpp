@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A part of a record that is to be written.
 struct part_source {
@@ -137,4 +137,4 @@ private:
     std::size_t total_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

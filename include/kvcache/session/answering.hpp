@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// When an answer ends.
 struct stopping {
@@ -58,4 +58,4 @@ private:
     token_counts counts_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

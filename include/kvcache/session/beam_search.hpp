@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// How widely answers are searched, and how they are ranked.
 struct beam_options {
@@ -184,4 +184,4 @@ template <class Cache, class Model>
     return made;
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

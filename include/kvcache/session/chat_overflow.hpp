@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a conversation does when it no longer fits the model: shortens the messages by one step, or says that it does
 /// not. It is asked until they fit.
@@ -58,4 +58,4 @@ struct sinks_overflow {
 static_assert(chat_overflow_policy<sinks_overflow> && drops_tokens<sinks_overflow>);
 static_assert(chat_overflow_policy<refuse_overflow> && chat_overflow_policy<slide_overflow>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A conversation over a cache. It owns the tokens of what was said, as they were sampled, and their keys and values; a
 /// next turn runs only what is new. Where a rendering differs (an edit, a template that rewrites earlier turns), it
@@ -288,4 +288,4 @@ private:
     bool strict_ = false;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The text of an answer as its tokens come: special tokens left out, whole code points, ended by the first stop
 /// string, held back only while its end could still be one.
@@ -48,4 +48,4 @@ private:
     std::string text_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a conversation was so far: the tokens that ran, sampled ones included, and the text they stand for, every byte
 /// of which knows whether it may be read as control tokens. A next rendering that begins with that text keeps the
@@ -125,4 +125,4 @@ private:
     std::vector<bool> control_; // a byte of text_
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

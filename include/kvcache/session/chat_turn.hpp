@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a conversation is held with. Cheap to copy.
 struct chat_form {
@@ -69,4 +69,4 @@ template <class Cache>
     return notes;
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

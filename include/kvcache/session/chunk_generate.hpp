@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// An answer and what it took: one clock, from the request in, look-up and repair included.
 struct timed_answer {
@@ -63,4 +63,4 @@ template <class Cache, class Model, class Say>
     return made;
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

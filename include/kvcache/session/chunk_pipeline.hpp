@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What of a prompt may come from the cache.
 enum class reuse_mode {
@@ -268,4 +268,4 @@ private:
     weaving<typename Cache::lease, Model> weaving_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -24,7 +24,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Answers many requests in shared forward passes. A step runs one row of every answer under way, and with the rows
 /// left the prompts, in order of arrival and in pieces: a long prompt never stops an answer. Prompts that begin alike
@@ -287,4 +287,4 @@ private:
     tier_prefetch<Cache> ahead_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

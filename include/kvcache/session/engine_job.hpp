@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// An answer under way: its tokens, and the sequence that holds the first of them.
 template <class Cache>
@@ -173,4 +173,4 @@ private:
     }
 };
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

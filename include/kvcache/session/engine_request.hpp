@@ -14,7 +14,7 @@
 #include <optional>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A request of an engine, in the order of arrival.
 enum class request_id : std::uint64_t {};
@@ -102,4 +102,4 @@ struct engine_stats {
     std::size_t accepted = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// The requests under way, and what of them runs in a forward pass. Of one thread.
 template <class Cache, class Model>
@@ -250,4 +250,4 @@ private:
     std::size_t turn_ = 0;
 };
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

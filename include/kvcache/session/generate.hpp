@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// An answer and what it took. The last token of `ids` has no keys yet: it was said, and never run.
 template <class Cache>
@@ -70,4 +70,4 @@ template <class Cache, class Model, class Say>
     return generate(through, std::move(*begun), draw, until, std::move(say));
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

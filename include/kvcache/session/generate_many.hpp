@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Answers to several prompts, in the prompts' order; one that could not be had does not keep the others.
 using timed_answers = std::vector<result<timed_answer>>;
@@ -166,4 +166,4 @@ template <class Cache, class Model>
     return generate_many(through, prompts, mode, draw, until, std::max<std::size_t>(prompts.size(), 1));
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A prompt that has run: its sequence, to be continued, and the logits that were asked for.
 template <class Cache>
@@ -199,4 +199,4 @@ private:
     std::vector<batch_part<lease>> parts_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

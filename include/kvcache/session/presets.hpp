@@ -14,7 +14,7 @@
 
 #include <string_view>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// How a published system reuses what it has computed, as policies of a cache and options of a `chunk_pipeline`: to
 /// compare systems in one program, on one model. Numbers stay exact where theirs are coded.
@@ -116,4 +116,4 @@ void for_presets(Ask ask) {
     ask(presets::llmds());
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

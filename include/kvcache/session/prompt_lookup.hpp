@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/id.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <span>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Guesses how a text goes on: as it did behind the latest earlier place where its last three tokens stood, or two, or
 /// one (Saxena 2023, prompt lookup decoding). Returns: at most `most` of the text's own tokens. Cost: O(tokens).
@@ -24,4 +25,4 @@ namespace kvcache {
     return {};
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What is added to a token's logit.
 struct token_bias {
@@ -178,4 +178,4 @@ private:
     }
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -9,7 +9,7 @@
 #include <limits>
 #include <string>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Bounds of a session table.
 struct session_limits {
@@ -32,4 +32,4 @@ using conversations_last = prioritised<lru>;
     return {.rule = {{{{.first = 1, .count = std::numeric_limits<std::uint32_t>::max() - 1, .level = 1}}}}};
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Sessions by model and key, within bounds of count and bytes, evicted by any eviction policy: an entry's depth is 0
 /// at its first use, and 1 once it was used again. One request holds a session at a time; others wait, in the order of
@@ -281,4 +281,4 @@ private:
     std::size_t bytes_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A sequence that was saved, and how its answer was being said.
 template <class Cache>
@@ -177,4 +177,4 @@ template <class Cache>
     return read_snapshot(cache, bytes, secret);
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// How an answer is being said: what draws its tokens, and how far it is.
 struct speaking {
@@ -50,4 +50,4 @@ struct speaking {
     return made;
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <algorithm>
 #include <cstddef>
 #include <string>
@@ -8,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Ends a text before the first of some strings, and holds back only what could still become one of them. Which string
 /// ends it, and where, does not depend on how the text is cut into pieces: the one that is complete first, of those the
@@ -89,4 +91,4 @@ private:
     bool stopped_ = false;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

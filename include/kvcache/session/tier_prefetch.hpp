@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/locking/unlocked.hpp>
 
@@ -19,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -154,4 +155,4 @@ private:
     std::vector<std::thread> readers_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

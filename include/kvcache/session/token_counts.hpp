@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/core/id.hpp>
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// How often tokens were said in an answer, and which stood in its prompt: what the penalties of a sampler go by.
 class token_counts {
@@ -45,4 +46,4 @@ private:
     std::unordered_map<std::int32_t, std::size_t> places_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <span>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a mode of reuse did to the logits of a prompt's last token and of all tokens of its answer.
 struct verification {
@@ -83,4 +83,4 @@ template <class Cache, class Model>
     return made;
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Forward passes over some rows of a lease, those between them being kept. Rows run in ascending order, at most
 /// `split` a pass; each sees what comes before it.
@@ -147,4 +147,4 @@ private:
     std::vector<float> scratch_, turn_, fresh_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a storage was asked for.
 struct storage_counts {
@@ -56,4 +56,4 @@ struct counted_storage {
 
 static_assert(storage_policy<counted_storage<heap>>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Another storage that refuses every n-th page it is asked for: what a host's tests need to see the error paths.
 template <storage_policy Inner = heap>
@@ -41,4 +41,4 @@ struct failing {
 
 static_assert(storage_policy<failing<heap>>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

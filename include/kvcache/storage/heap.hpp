@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Takes pages from a memory resource when they are first used, on a cache line and zeroed, and keeps them until the
 /// cache closes. A large budget is taken in slabs of neighbouring pages, on huge pages where the system has them, none
@@ -142,4 +142,4 @@ inline heap::state heap::open(std::size_t pages, std::size_t page_bytes) const {
 
 static_assert(storage_policy<heap>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

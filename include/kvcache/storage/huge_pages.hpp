@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The whole budget in one piece on huge pages. Those that the administrator has set aside (MAP_HUGETLB) are taken at
 /// once, all or none; where there are too few, ordinary memory is taken as it is filled, and the system is asked to
@@ -99,4 +99,4 @@ inline huge_pages::state huge_pages::open(std::size_t pages, std::size_t page_by
 
 static_assert(storage_policy<huge_pages>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -20,7 +20,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Pages in a mapped file: the system writes out what is not in use, so a cache can be larger than memory. The file
 /// grows with the pages that are used, by whole steps that the disk has promised; a full disk is a refused page, and
@@ -158,4 +158,4 @@ inline mapped::state mapped::open(std::size_t pages, std::size_t page_bytes) con
 
 static_assert(storage_policy<mapped>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Another storage whose pages are zeroed before they go back to it: when they are released, when the storage closes,
 /// and when another storage is moved into its place. The compiler may not drop the zeroing. What a cache keeps idle
@@ -60,4 +60,4 @@ struct zeroising {
 
 static_assert(storage_policy<zeroising<heap>>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::testing {
+namespace kvcache::inline KVCACHE_ABI::testing {
 
 namespace detail {
 
@@ -162,4 +162,4 @@ template <codec_policy Policy>
     }
 }
 
-} // namespace kvcache::testing
+} // namespace kvcache::inline KVCACHE_ABI::testing

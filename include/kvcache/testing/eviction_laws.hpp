@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-namespace kvcache::testing {
+namespace kvcache::inline KVCACHE_ABI::testing {
 
 namespace detail {
 
@@ -186,4 +186,4 @@ template <eviction_policy Policy>
     return broken;
 }
 
-} // namespace kvcache::testing
+} // namespace kvcache::inline KVCACHE_ABI::testing

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::testing {
+namespace kvcache::inline KVCACHE_ABI::testing {
 
 /// For each field of an identity, its name and an identity that differs from the standard one in it alone.
 [[nodiscard]] inline std::vector<std::pair<std::string, identity>> changed_identities() {
@@ -81,4 +81,4 @@ template <hash_policy Policy>
     return broken;
 }
 
-} // namespace kvcache::testing
+} // namespace kvcache::inline KVCACHE_ABI::testing

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::testing {
+namespace kvcache::inline KVCACHE_ABI::testing {
 
 namespace detail {
 
@@ -225,4 +225,4 @@ template <index_policy Policy>
     return broken;
 }
 
-} // namespace kvcache::testing
+} // namespace kvcache::inline KVCACHE_ABI::testing

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-namespace kvcache::testing {
+namespace kvcache::inline KVCACHE_ABI::testing {
 
 /// The laws of a locking policy that promises to keep threads apart.
 template <locking_policy Policy>
@@ -35,4 +35,4 @@ template <locking_policy Policy>
     return broken;
 }
 
-} // namespace kvcache::testing
+} // namespace kvcache::inline KVCACHE_ABI::testing

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::testing {
+namespace kvcache::inline KVCACHE_ABI::testing {
 
 namespace detail {
 
@@ -162,4 +162,4 @@ private:
 
 } // namespace detail
 
-} // namespace kvcache::testing
+} // namespace kvcache::inline KVCACHE_ABI::testing

@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Seeded weights in memory for any configuration: a model to test with, no checkpoint needed. A weight is an integer
 /// hash of (seed, name, index) times a power of two, so it is the same bits from every compiler and on every machine.
@@ -137,4 +137,4 @@ static_assert(weight_source<random_weights>);
     return make_random_model(config, seed, dtype::f32);
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

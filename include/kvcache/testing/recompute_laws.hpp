@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::testing {
+namespace kvcache::inline KVCACHE_ABI::testing {
 
 /// The laws of a recompute policy, over every hit of every short prompt and some long ones.
 template <recompute_policy Policy>
@@ -37,4 +37,4 @@ template <recompute_policy Policy>
     return broken;
 }
 
-} // namespace kvcache::testing
+} // namespace kvcache::inline KVCACHE_ABI::testing

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A sequence as plain arrays, nothing rotated: rows that ask, and the keys and values of positions 0, 1, 2, ...
 struct dense_attention {
@@ -81,4 +81,4 @@ inline void turn_dense(const rope* rotation, std::size_t position, std::span<con
     return out;
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::testing {
+namespace kvcache::inline KVCACHE_ABI::testing {
 
 /// The laws of a storage. Pages that it refuses are left alone: to refuse is its right.
 template <storage_policy Policy>
@@ -65,4 +65,4 @@ template <storage_policy Policy>
     return broken;
 }
 
-} // namespace kvcache::testing
+} // namespace kvcache::inline KVCACHE_ABI::testing

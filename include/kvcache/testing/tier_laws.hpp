@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::testing {
+namespace kvcache::inline KVCACHE_ABI::testing {
 
 namespace detail {
 
@@ -126,4 +126,4 @@ template <tier_policy Policy>
     return broken;
 }
 
-} // namespace kvcache::testing
+} // namespace kvcache::inline KVCACHE_ABI::testing

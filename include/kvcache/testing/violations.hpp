@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-namespace kvcache::testing {
+namespace kvcache::inline KVCACHE_ABI::testing {
 
 /// The laws that a policy has broken, each named once. Empty: all hold.
 using violations = std::vector<std::string>;
@@ -42,4 +44,4 @@ private:
 
 } // namespace detail
 
-} // namespace kvcache::testing
+} // namespace kvcache::inline KVCACHE_ABI::testing

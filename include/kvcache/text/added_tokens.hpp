@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::text {
+namespace kvcache::inline KVCACHE_ABI::text {
 
 /// A token that is found in the text before the model sees it.
 struct added_token {
@@ -212,4 +212,4 @@ private:
     bool needs_words_ = false;
 };
 
-} // namespace kvcache::text
+} // namespace kvcache::inline KVCACHE_ABI::text

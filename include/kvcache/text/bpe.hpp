@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::text {
+namespace kvcache::inline KVCACHE_ABI::text {
 
 /// Byte-pair encoding: the `model` of tokenizer.json. A piece starts as its characters (unknown ones as their bytes or
 /// as the unknown token); then the pair of neighbours that was learnt first merges, the leftmost of equals, until none
@@ -152,4 +152,4 @@ private:
     bool ignore_merges_ = false;
 };
 
-} // namespace kvcache::text
+} // namespace kvcache::inline KVCACHE_ABI::text

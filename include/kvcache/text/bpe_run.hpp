@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::text {
+namespace kvcache::inline KVCACHE_ABI::text {
 
 /// The working state of one encoding: memory that is used again, and the pieces already seen.
 class bpe::run {
@@ -215,4 +215,4 @@ private:
     std::vector<std::int32_t> made_;
 };
 
-} // namespace kvcache::text
+} // namespace kvcache::inline KVCACHE_ABI::text

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/text/unicode.hpp>
 
 #include <array>
@@ -9,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvcache::text {
+namespace kvcache::inline KVCACHE_ABI::text {
 
 /// The 256 characters by which byte-level tokenizers write bytes: a printable byte of Latin-1 as itself, the others
 /// as U+0100 and upwards in their order.
@@ -53,4 +54,4 @@ inline void append_written_bytes(std::string& out, std::string_view token) {
     }
 }
 
-} // namespace kvcache::text
+} // namespace kvcache::inline KVCACHE_ABI::text

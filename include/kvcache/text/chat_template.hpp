@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The common ways to write a chat, by the marks that a template writes around a message.
 enum class chat_family {
@@ -91,8 +91,8 @@ private:
     std::shared_ptr<const state> state_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI
 
-#if !defined(KVCACHE_COMPILED)
+#if !KVCACHE_COMPILED
 #include <kvcache/text/impl/chat_template.hpp>
 #endif

@@ -15,7 +15,7 @@
 #include <variant>
 #include <vector>
 
-namespace kvcache::text {
+namespace kvcache::inline KVCACHE_ABI::text {
 
 /// Turns tokens back into text: the `decoder` of tokenizer.json, as the steps of one sequence. It works token by token
 /// (see run), so that text read as a stream is the text read at once.
@@ -286,4 +286,4 @@ private:
     bool started_ = false;
 };
 
-} // namespace kvcache::text
+} // namespace kvcache::inline KVCACHE_ABI::text

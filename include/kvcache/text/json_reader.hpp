@@ -11,7 +11,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::text {
+namespace kvcache::inline KVCACHE_ABI::text {
 
 /// A JSON value with objects that look up a key in O(log n): what tokenizer.json is read into.
 using json_document = nlohmann::json;
@@ -114,4 +114,4 @@ private:
     std::optional<error>* problem_;
 };
 
-} // namespace kvcache::text
+} // namespace kvcache::inline KVCACHE_ABI::text

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <cstddef>
 #include <string>
 #include <string_view>
 #include <utility>
 
-namespace kvcache::text {
+namespace kvcache::inline KVCACHE_ABI::text {
 
 /// UTF-8 whose bytes know whether they may be read as control tokens. Text that comes from a user is marked plain.
 struct marked_text {
@@ -33,4 +35,4 @@ struct marked_text {
     }
 };
 
-} // namespace kvcache::text
+} // namespace kvcache::inline KVCACHE_ABI::text

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-namespace kvcache::text {
+namespace kvcache::inline KVCACHE_ABI::text {
 
 /// What two neighbouring tokens become, and how early.
 struct merge {
@@ -54,4 +56,4 @@ private:
     std::vector<slot> slots_;
 };
 
-} // namespace kvcache::text
+} // namespace kvcache::inline KVCACHE_ABI::text

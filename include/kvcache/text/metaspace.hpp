@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvcache::text {
+namespace kvcache::inline KVCACHE_ABI::text {
 
 /// SentencePiece's way with spaces: a visible character stands for each, and one may be put before the text.
 class metaspace {
@@ -59,4 +59,4 @@ private:
     bool split_ = true;
 };
 
-} // namespace kvcache::text
+} // namespace kvcache::inline KVCACHE_ABI::text

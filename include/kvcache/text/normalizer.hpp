@@ -14,7 +14,7 @@
 #include <variant>
 #include <vector>
 
-namespace kvcache::text {
+namespace kvcache::inline KVCACHE_ABI::text {
 
 /// Rewrites text before it is split: the `normalizer` of tokenizer.json, as the steps of one sequence. Marks travel
 /// with their bytes; a byte made from plain and other bytes is plain.
@@ -199,4 +199,4 @@ private:
     std::vector<step> steps_;
 };
 
-} // namespace kvcache::text
+} // namespace kvcache::inline KVCACHE_ABI::text

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvcache::text {
+namespace kvcache::inline KVCACHE_ABI::text {
 
 /// What a Replace or Split looks for: a literal string or a regular expression. Copies share the expression.
 class pattern {
@@ -56,4 +56,4 @@ private:
     std::shared_ptr<const regex> expression_;
 };
 
-} // namespace kvcache::text
+} // namespace kvcache::inline KVCACHE_ABI::text

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::text {
+namespace kvcache::inline KVCACHE_ABI::text {
 
 /// A part of a text, [begin, end) in bytes.
 struct piece {
@@ -115,4 +115,4 @@ private:
     std::vector<span> spans_;
 };
 
-} // namespace kvcache::text
+} // namespace kvcache::inline KVCACHE_ABI::text

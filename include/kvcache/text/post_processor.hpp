@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::text {
+namespace kvcache::inline KVCACHE_ABI::text {
 
 /// Puts special tokens around the tokens of one text: the `post_processor` of tokenizer.json.
 class post_processor {
@@ -89,4 +89,4 @@ private:
     std::vector<std::int32_t> after_;
 };
 
-} // namespace kvcache::text
+} // namespace kvcache::inline KVCACHE_ABI::text

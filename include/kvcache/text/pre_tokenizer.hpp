@@ -14,7 +14,7 @@
 #include <variant>
 #include <vector>
 
-namespace kvcache::text {
+namespace kvcache::inline KVCACHE_ABI::text {
 
 /// Cuts normalised text into the pieces that the model encodes one by one: the `pre_tokenizer` of tokenizer.json, as
 /// the steps of one sequence.
@@ -188,4 +188,4 @@ private:
     std::vector<step> steps_;
 };
 
-} // namespace kvcache::text
+} // namespace kvcache::inline KVCACHE_ABI::text

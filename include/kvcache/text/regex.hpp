@@ -15,7 +15,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-namespace kvcache::text {
+namespace kvcache::inline KVCACHE_ABI::text {
 
 /// A compiled regular expression over UTF-8, with Unicode properties. Matching never recurses on the machine's stack
 /// and is bounded: a hostile pattern or text ends in an error. One expression may be used by many threads at once.
@@ -105,4 +105,4 @@ private:
     std::unique_ptr<pcre2_code, releaser> code_;
 };
 
-} // namespace kvcache::text
+} // namespace kvcache::inline KVCACHE_ABI::text

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::text {
+namespace kvcache::inline KVCACHE_ABI::text {
 
 namespace detail {
 
@@ -172,4 +172,4 @@ private:
     return detail::dialect_rewriter(pattern, field).run();
 }
 
-} // namespace kvcache::text
+} // namespace kvcache::inline KVCACHE_ABI::text

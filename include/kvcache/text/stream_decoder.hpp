@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Decodes tokens as they come. What push and flush return, put together, is what tokenizer::decode returns for the
 /// same tokens; no part ends inside a code point, and no U+FFFD stands for bytes that a next token completes.
@@ -40,4 +40,4 @@ private:
     text::decoder::run run_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace text {
 class decoder;
@@ -109,8 +109,8 @@ private:
     std::shared_ptr<const state> state_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI
 
-#if !defined(KVCACHE_COMPILED)
+#if !KVCACHE_COMPILED
 #include <kvcache/text/impl/tokenizer.hpp>
 #endif

@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace text {
 struct added_token;
@@ -50,8 +50,8 @@ private:
     std::map<std::string, std::string> templates_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI
 
-#if !defined(KVCACHE_COMPILED)
+#if !KVCACHE_COMPILED
 #include <kvcache/text/impl/tokenizer_config.hpp>
 #endif

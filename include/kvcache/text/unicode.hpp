@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -11,7 +13,7 @@
 
 #include <utf8proc.h>
 
-namespace kvcache::text {
+namespace kvcache::inline KVCACHE_ABI::text {
 
 /// One step through UTF-8: the code point and the bytes it takes.
 struct code_point {
@@ -211,4 +213,4 @@ enum class normal_form { nfc, nfd, nfkc, nfkd };
     return out;
 }
 
-} // namespace kvcache::text
+} // namespace kvcache::inline KVCACHE_ABI::text

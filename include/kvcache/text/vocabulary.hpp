@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::text {
+namespace kvcache::inline KVCACHE_ABI::text {
 
 /// The strings of a model's tokens by their ids, and back. Ids may leave holes, which mean no token.
 class vocabulary {
@@ -84,4 +84,4 @@ private:
     std::unordered_map<std::string_view, std::int32_t> ids_; // views into tokens_, whose buffer moves with this object
 };
 
-} // namespace kvcache::text
+} // namespace kvcache::inline KVCACHE_ABI::text

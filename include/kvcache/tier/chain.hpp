@@ -15,7 +15,7 @@
 #include <span>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// When the second tier of two gets a record.
 enum class chain_write {
@@ -182,4 +182,4 @@ private:
 
 static_assert(tier_policy<tiers<>>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -16,7 +16,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The records of one tier that a second one is to get later, and the thread that carries them there.
 template <tier_state First, tier_state Second>
@@ -188,4 +188,4 @@ private:
     std::thread carrier_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <span>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a tier is told of a record.
 struct tier_entry {
@@ -86,4 +86,4 @@ concept tier_policy = plays<P, tier_role> && requires(const P p) {
     p.open();
 } && tier_state<opened_by<P>>;
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Another tier that goes wrong: what a host's tests need to see that no fault of a store becomes a wrong token. Every
 /// fault strikes every n-th call it can strike, counted from one; 0 means never.
@@ -133,4 +133,4 @@ private:
 
 static_assert(tier_policy<faulty<>>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -12,7 +12,7 @@
 #include <span>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Another tier that is read where that is quicker than computing anew: what loads have taken on this host is set
 /// against what prefills have. A run that is not taken is counted (tier_stats::slower), and makes the next one
@@ -78,4 +78,4 @@ private:
 
 static_assert(tier_policy<if_faster<>>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -22,7 +22,7 @@
 
 #include <lmdb.h>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// When what was committed is on the disk. A killed process loses no commit under any of them.
 enum class sync_policy {
@@ -297,4 +297,4 @@ typename lmdb<Eviction>::state lmdb<Eviction>::open() const {
 
 static_assert(tier_policy<lmdb<>>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -17,7 +17,7 @@
 
 #include <lmdb.h>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What is to happen to a record of a store: it comes, or it leaves.
 struct lmdb_job {
@@ -152,4 +152,4 @@ private:
     std::optional<std::uint64_t> erased_; // how many had left then
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

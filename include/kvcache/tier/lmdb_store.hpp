@@ -21,7 +21,7 @@
 
 #include <lmdb.h>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// An LMDB environment with the tables of a tier:
 ///
@@ -254,4 +254,4 @@ private:
     MDB_dbi records_ = 0, places_ = 0, order_ = 0, books_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

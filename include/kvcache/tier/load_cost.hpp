@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What reading a run of records takes on this machine, learned from the reads that were timed: a wait, and a time for
 /// each record. The two are fitted by least squares, in which old measurements fade. Before the first, a read takes
@@ -59,4 +59,4 @@ private:
     double one_ = 0.0, n_ = 0.0, nn_ = 0.0, s_ = 0.0, ns_ = 0.0; // sums over records and seconds
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Records in the memory of this process: what a host's tests need where a disk would stand, and a second chance for
 /// pages that a small cache evicts. Written at once.
@@ -128,4 +128,4 @@ typename memory<Eviction>::state memory<Eviction>::open() const {
 
 static_assert(tier_policy<memory<>>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -3,7 +3,7 @@
 
 #include <kvcache/tier/concept.hpp>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// No tier: what leaves memory is gone.
 struct no_tier {
@@ -33,4 +33,4 @@ inline no_tier::state no_tier::open() const {
 
 static_assert(tier_policy<no_tier>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A name is as good as its own hash.
 struct name_hash {
@@ -125,4 +125,4 @@ private:
     std::unordered_map<digest256, slot_id, name_hash> slots_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

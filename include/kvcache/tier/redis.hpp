@@ -11,7 +11,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Records on a Redis or Valkey server, or on a Redis Cluster of which one server is named: shared by all hosts that
 /// have the same names, one value a record. Reads go out together and come back in turn; writes wait in a queue for a
@@ -99,4 +99,4 @@ inline redis::state redis::open() const {
 
 static_assert(tier_policy<redis>);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

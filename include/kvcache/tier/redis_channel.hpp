@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A connection on which commands are written ahead of their replies, which are read where they arrived.
 class redis_channel {
@@ -118,4 +118,4 @@ private:
     std::size_t size_ = 0, begin_ = 0, end_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

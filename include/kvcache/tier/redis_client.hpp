@@ -13,7 +13,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The servers, and the queue before them.
 class redis_client {
@@ -82,4 +82,4 @@ private:
     redis_queue queue_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

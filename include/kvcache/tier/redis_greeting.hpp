@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// How Redis servers are reached.
 struct redis_access {
@@ -75,4 +75,4 @@ namespace detail {
     return {};
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

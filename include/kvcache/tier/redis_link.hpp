@@ -24,7 +24,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// How long a call may still wait for a server: a time from when it is made, and what the bytes that have gone either
 /// way since take at the slowest pace that is put up with. A server that trickles does not hold anybody up.
@@ -230,4 +230,4 @@ private:
     std::optional<redis_tls> tls_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The connections that one call has, one a server, given back when it ends. What is not in order then is closed, and
 /// its server connected anew.
@@ -146,4 +146,4 @@ template <class Key, class Write, class Take>
     return {};
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The servers of a store and the connections to them, which are lent out. A thread of its own connects; who asks for a
 /// server that is not connected is told so at once. A server that fails is out until it has been connected anew, first
@@ -292,4 +292,4 @@ private:
     std::thread keeper_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

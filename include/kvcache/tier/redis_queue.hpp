@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// How records are kept on Redis servers.
 struct redis_keeping {
@@ -253,4 +253,4 @@ private:
     std::thread writer_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
 #include <kvcache/tier/resp.hpp>
 
 #include <array>
@@ -13,7 +14,7 @@
 #include <system_error>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Where a Redis server listens.
 struct redis_address {
@@ -116,4 +117,4 @@ struct redis_range {
     return made;
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

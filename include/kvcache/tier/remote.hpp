@@ -5,9 +5,9 @@
 
 #include <tuple>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The tiers that need the component redis.
 using remote_tier_policies = std::tuple<redis>;
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

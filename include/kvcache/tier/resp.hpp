@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
@@ -13,7 +15,7 @@
 #include <system_error>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A reply of a Redis server (RESP2, redis.io/docs/reference/protocol-spec), which lies where it was read.
 struct resp_value {
@@ -182,4 +184,4 @@ inline void write_command(std::string& to, std::initializer_list<std::string_vie
     write_arguments(to, arguments);
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

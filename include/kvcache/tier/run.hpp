@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What `read_run` calls with the place of a record in its run and with its bytes; false: no more. It stands for any
 /// callable of this form.
@@ -60,4 +60,4 @@ template <tier_state Tier, class Use>
     }
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <unordered_set>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A cache that nothing ever leaves, whatever the eviction policy: the most that reuse can give.
 /// Memory: about 40 bytes a distinct block or object.
@@ -47,4 +47,4 @@ private:
     replay_counts counts_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// When each access of a workload comes again: what a clairvoyant has to know, found in a first pass over the trace.
 /// A time is the number of a request, from 0; all blocks of a prompt have one time.
@@ -45,4 +45,4 @@ private:
     std::vector<std::uint32_t> times_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

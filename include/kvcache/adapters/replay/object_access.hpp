@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <cstdint>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// An access of a recorded workload to an object that stands for itself: a block of a disk, a file of a web cache.
 struct object_access {
@@ -12,4 +14,4 @@ struct object_access {
     std::uint64_t bytes = 1; ///< Its size, at least 1.
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

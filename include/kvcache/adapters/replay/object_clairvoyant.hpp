@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a cache of plain objects would hit that lets go what is used again last (Belady). Every miss that fits the
 /// capacity is admitted, as by the policies beside it. With objects of one size nothing that admits every miss does
@@ -71,4 +71,4 @@ private:
     replay_counts counts_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

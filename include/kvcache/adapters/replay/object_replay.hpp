@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A cache of plain objects without their bytes. A hit touches the object, which keeps the size that it was admitted
 /// with. A miss announces it, lets victims go until it fits, and admits it; what is larger than the whole cache passes
@@ -101,4 +101,4 @@ private:
     replay_counts counts_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The work of a prefill, counted in the projections of one token. A token's projections cost the same wherever it
 /// stands; its attention reads everything before it, and so costs position / crossover on top. What a hit on a block
@@ -40,4 +40,4 @@ struct prefill_work {
     }
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -15,7 +15,7 @@
 #include <tuple>
 #include <unordered_map>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The most blocks that any eviction policy could have hit, knowing the future (Belady's MIN). At the end of a request
 /// whichever blocks are used again last leave, the deeper first among equals, newcomers included; what is never used
@@ -68,4 +68,4 @@ private:
     replay_counts counts_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

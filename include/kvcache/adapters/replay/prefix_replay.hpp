@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A prefix cache without its bytes: what an eviction policy would have kept of a workload of prompts.
 ///
@@ -137,4 +137,4 @@ private:
     replay_counts counts_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

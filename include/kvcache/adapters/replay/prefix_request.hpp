@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A request of a recorded workload: a prompt as a chain of blocks of tokens.
 struct prefix_request {
@@ -34,4 +36,4 @@ struct prefix_request {
     return mix(parent + 0x9e3779b97f4a7c15ull * (mix(block + 0x9e3779b97f4a7c15ull) | 1));
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

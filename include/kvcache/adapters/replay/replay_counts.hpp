@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <cstdint>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a replayed workload came to.
 struct replay_counts {
@@ -32,4 +34,4 @@ private:
     [[nodiscard]] static double ratio(double part, double whole) noexcept { return whole > 0.0 ? part / whole : 0.0; }
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Requests in the form of the Qwen-Bailian traces (ATC'25): a JSON object a line,
 ///
@@ -67,4 +67,4 @@ private:
     nlohmann::json value_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

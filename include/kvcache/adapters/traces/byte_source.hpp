@@ -17,7 +17,7 @@
 #include <utility>
 #include <variant>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The bytes of a file, one after the other, decompressed where the file is gzip or zstd, which its first bytes say and
 /// not its name. A file of any size passes through 256 KiB, and zstd's window of at most 128 MiB.
@@ -153,4 +153,4 @@ private:
     std::variant<plain, gzip_decoder, zstd_decoder> decoder_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

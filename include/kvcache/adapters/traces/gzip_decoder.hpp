@@ -12,7 +12,7 @@
 
 #include <zlib.h>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Decompresses gzip, member after member, as far as input and room reach.
 class gzip_decoder {
@@ -74,4 +74,4 @@ private:
     bool whole_ = true;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

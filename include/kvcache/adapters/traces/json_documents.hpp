@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The JSON objects of a source, one after the other with white space between, each over as many lines as it likes: a
 /// file of one object, or one with an object a line. Memory: the largest object, parsed.
@@ -90,4 +90,4 @@ private:
     std::uint64_t line_ = 1, first_line_ = 1, number_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The JSON values of a source that has one a line; blank lines are passed over. Memory: the longest line, parsed.
 class json_lines {
@@ -43,4 +43,4 @@ private:
     line_reader lines_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

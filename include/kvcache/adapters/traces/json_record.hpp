@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A JSON object of a trace, whose fields are read one by one. The first that is not as it should be is kept as the
 /// error, and what is read after it means nothing: a reader asks once, at the end.
@@ -120,4 +120,4 @@ private:
     std::optional<kvcache::error> error_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -14,7 +14,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Accesses in libCacheSim's form oracleGeneral: records of 24 bytes, little-endian,
 ///
@@ -90,4 +90,4 @@ private:
     std::size_t begin_ = 0, end_ = 0; // of what has not been given yet
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The lines of a source, one after the other, without what ends them (LF or CR LF). Memory: the longest line.
 class line_reader {
@@ -84,4 +84,4 @@ private:
     std::uint64_t number_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Accesses in the form of the LIRS authors' traces: the number of a block a line. Blank lines, and a `*` between the
 /// parts of a trace, are passed over. A block's size is 1, and its time the number of the access.
@@ -57,4 +57,4 @@ private:
     std::uint64_t accesses_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

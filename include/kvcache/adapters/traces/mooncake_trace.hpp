@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Requests in the form of the Mooncake traces (FAST'25): a JSON object a line,
 ///
@@ -60,4 +60,4 @@ private:
     nlohmann::json value_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Requests in the form of the agentic traces of kv-cache-tester: a JSON object a coding session,
 ///
@@ -142,4 +142,4 @@ private:
     std::size_t taken_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

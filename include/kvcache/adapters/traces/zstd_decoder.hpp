@@ -11,7 +11,7 @@
 
 #include <zstd.h>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Decompresses zstd, frame after frame, as far as input and room reach. A frame whose window is over 128 MiB is
 /// refused, so that memory stays bounded.
@@ -61,4 +61,4 @@ private:
     bool whole_ = true;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -22,7 +22,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// The weights of a Hugging Face model directory: model.safetensors, or the shards that model.safetensors.index.json
 /// names. Move-only; the views it gives last as long as it does.
@@ -120,8 +120,8 @@ private:
     std::map<std::string, std::size_t, std::less<>> shard_of_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI
 
-#if !defined(KVCACHE_COMPILED)
+#if !KVCACHE_COMPILED
 #include <kvcache/model/huggingface/impl/checkpoint.hpp>
 #endif

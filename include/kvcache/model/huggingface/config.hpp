@@ -7,7 +7,7 @@
 
 #include <filesystem>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// Reads config.json of a Hugging Face model directory, and the end-of-text ids of generation_config.json if it is
 /// there.
@@ -20,8 +20,8 @@ namespace kvcache {
 /// Errors: not_found, malformed, unsupported, mismatched, out_of_range, with the field as config.json spells it.
 KVCACHE_ONCE [[nodiscard]] result<model_config> read_model_config(const std::filesystem::path& directory);
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI
 
-#if !defined(KVCACHE_COMPILED)
+#if !KVCACHE_COMPILED
 #include <kvcache/model/huggingface/impl/config.hpp>
 #endif

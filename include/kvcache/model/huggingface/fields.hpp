@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// The fields of one JSON object, read with their types checked. After the first refusal every answer is a default, so
 /// that a reader asks for all it needs and looks at problem() once. Null counts as absent, except for present().
@@ -146,4 +146,4 @@ private:
     std::optional<kvcache::error> problem_;
 };
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

@@ -14,7 +14,7 @@
 #include <optional>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// How a model is loaded.
 struct load_options {
@@ -90,8 +90,8 @@ template <std::invocable<std::size_t, std::size_t> Progress>
     return load_model(directory, load_options{});
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI
 
-#if !defined(KVCACHE_COMPILED)
+#if !KVCACHE_COMPILED
 #include <kvcache/model/huggingface/impl/load.hpp>
 #endif

@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// The rotation that config.json describes, in either of its forms:
 ///
@@ -96,4 +96,4 @@ namespace kvcache::detail {
     return rope;
 }
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// One safetensors file, mapped read-only, its header checked.
 class safetensors_file {
@@ -44,8 +44,8 @@ private:
     safetensors_header header_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI
 
-#if !defined(KVCACHE_COMPILED)
+#if !KVCACHE_COMPILED
 #include <kvcache/model/huggingface/impl/safetensors.hpp>
 #endif

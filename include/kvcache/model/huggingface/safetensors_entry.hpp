@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <array>
 #include <cstddef>
 #include <limits>
@@ -10,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// What a safetensors header says of one tensor.
 struct safetensors_entry {
@@ -57,4 +59,4 @@ namespace detail {
 
 } // namespace detail
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -11,7 +11,7 @@
 #include <span>
 #include <string>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A checked safetensors header: every entry lies inside the buffer, has the bytes that its shape and dtype need, and
 /// together they cover the buffer without holes or overlaps.
@@ -33,8 +33,8 @@ struct safetensors_header {
                                                                        const std::string& name);
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI
 
-#if !defined(KVCACHE_COMPILED)
+#if !KVCACHE_COMPILED
 #include <kvcache/model/huggingface/impl/safetensors_header.hpp>
 #endif

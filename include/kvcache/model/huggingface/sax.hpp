@@ -13,7 +13,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// Strict JSON as a stream of events, in memory that does not grow with its depth and in time that does not grow with
 /// the keys of an object. `Derived` gives on_start_object, on_end_object, on_key, on_start_array, on_end_array,
@@ -65,4 +65,4 @@ private:
     std::optional<kvcache::error> problem_;
 };
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

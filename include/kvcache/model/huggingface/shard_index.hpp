@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 /// A model.safetensors.index.json: which shard holds which tensor.
 struct shard_index {
@@ -31,8 +31,8 @@ struct shard_index {
     KVCACHE_ONCE [[nodiscard]] static result<shard_index> read(const std::filesystem::path& file);
 };
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI
 
-#if !defined(KVCACHE_COMPILED)
+#if !KVCACHE_COMPILED
 #include <kvcache/model/huggingface/impl/shard_index.hpp>
 #endif

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/abi.hpp>
+
 #include <algorithm>
 #include <cstddef>
 #include <string>
 #include <string_view>
 
-namespace kvcache::detail {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// A name from a file, as an error shows it: at most 80 bytes, control characters as '?', and never empty.
 [[nodiscard]] inline std::string shown(std::string_view name) {
@@ -23,4 +25,4 @@ namespace kvcache::detail {
     return length < name.size() ? text + "..." : text;
 }
 
-} // namespace kvcache::detail
+} // namespace kvcache::inline KVCACHE_ABI::detail

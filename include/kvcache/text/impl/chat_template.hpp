@@ -19,7 +19,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -152,4 +152,4 @@ KVCACHE_BODY chat_family chat_template::family() const noexcept {
     return state_->family;
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -220,4 +220,4 @@ KVCACHE_BODY const text::decoder& tokenizer::decoder() const noexcept {
     return state_->decode;
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

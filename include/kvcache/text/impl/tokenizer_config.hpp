@@ -14,7 +14,7 @@
 #include <system_error>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -109,4 +109,4 @@ KVCACHE_BODY bool tokenizer_config::is_control(const text::added_token& token) c
            std::ranges::any_of(templates_, writes);
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

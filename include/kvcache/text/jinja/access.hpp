@@ -13,7 +13,7 @@
 #include <string>
 #include <utility>
 
-namespace kvcache::text::jinja {
+namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// of[key], as Jinja looks it up: undefined where there is nothing.
 [[nodiscard]] inline value item_of(const value& of, const value& key) {
@@ -122,4 +122,4 @@ namespace kvcache::text::jinja {
     mistake("values of the types " + a.type_name() + " and " + b.type_name() + " have no order");
 }
 
-} // namespace kvcache::text::jinja
+} // namespace kvcache::inline KVCACHE_ABI::text::jinja

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::text::jinja {
+namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// What a function, filter or test is called with.
 struct arguments {
@@ -68,4 +68,4 @@ struct arguments {
     }
 };
 
-} // namespace kvcache::text::jinja
+} // namespace kvcache::inline KVCACHE_ABI::text::jinja

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::text::jinja {
+namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// Reads expressions from tokens, by Jinja's order of operators.
 class expression_parser : protected token_cursor {
@@ -303,4 +303,4 @@ private:
     }
 };
 
-} // namespace kvcache::text::jinja
+} // namespace kvcache::inline KVCACHE_ABI::text::jinja

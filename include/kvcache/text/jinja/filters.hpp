@@ -16,7 +16,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::text::jinja {
+namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// `v is name(args)`. Throws: failure, where no such test is known.
 [[nodiscard]] inline bool passes(const value& v, const arguments& args) {
@@ -268,4 +268,4 @@ namespace detail {
     refuse("the filter \"" + name + "\" is not known");
 }
 
-} // namespace kvcache::text::jinja
+} // namespace kvcache::inline KVCACHE_ABI::text::jinja

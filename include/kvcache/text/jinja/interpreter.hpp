@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::text::jinja {
+namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// Carries out a template. Steps, depth and output are bounded: a hostile template ends in an error.
 class interpreter {
@@ -322,4 +322,4 @@ private:
     std::size_t depth_ = 0;
 };
 
-} // namespace kvcache::text::jinja
+} // namespace kvcache::inline KVCACHE_ABI::text::jinja

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::text::jinja {
+namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 enum class token_kind {
     data,
@@ -269,4 +269,4 @@ private:
     std::vector<token> tokens_;
 };
 
-} // namespace kvcache::text::jinja
+} // namespace kvcache::inline KVCACHE_ABI::text::jinja

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::text::jinja {
+namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// Whether values like `self` have this method, which call_method then knows.
 [[nodiscard]] inline bool has_method(const value& self, std::string_view name) {
@@ -148,4 +148,4 @@ namespace detail {
     return static_cast<std::int64_t>(found - items.begin());
 }
 
-} // namespace kvcache::text::jinja
+} // namespace kvcache::inline KVCACHE_ABI::text::jinja

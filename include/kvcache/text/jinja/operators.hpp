@@ -11,7 +11,7 @@
 #include <utility>
 
 // The operators of Python that templates use. All throw a failure where they have no value.
-namespace kvcache::text::jinja {
+namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// What an error calls an operand.
 [[nodiscard]] inline std::string operand(const value& v) {
@@ -94,4 +94,4 @@ namespace kvcache::text::jinja {
                               : less(right, left) || equal(left, right);
 }
 
-} // namespace kvcache::text::jinja
+} // namespace kvcache::inline KVCACHE_ABI::text::jinja

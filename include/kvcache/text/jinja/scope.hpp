@@ -13,7 +13,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::text::jinja {
+namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// What `loop` is for item `i`.
 [[nodiscard]] inline value loop_state(const list& items, std::size_t i) {
@@ -78,4 +78,4 @@ struct macro {
     return out;
 }
 
-} // namespace kvcache::text::jinja
+} // namespace kvcache::inline KVCACHE_ABI::text::jinja

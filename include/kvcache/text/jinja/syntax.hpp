@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::text::jinja {
+namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 struct expression;
 using expression_pointer = std::unique_ptr<expression>;
@@ -60,4 +60,4 @@ struct statement {
     std::vector<std::pair<std::string, expression_pointer>> parameters = {};
 };
 
-} // namespace kvcache::text::jinja
+} // namespace kvcache::inline KVCACHE_ABI::text::jinja

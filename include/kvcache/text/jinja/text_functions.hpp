@@ -16,7 +16,7 @@
 #include <vector>
 
 // Python's methods of strings, over text whose bytes keep their marks.
-namespace kvcache::text::jinja {
+namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// Whether a character is stripped: white space, or one of `set` where it is given.
 [[nodiscard]] inline bool strips(char32_t c, const std::optional<std::string>& set) {
@@ -191,4 +191,4 @@ enum class letter_case { lower, upper, title, capitalized };
     return out;
 }
 
-} // namespace kvcache::text::jinja
+} // namespace kvcache::inline KVCACHE_ABI::text::jinja

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::text::jinja {
+namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// A place in the tokens of a template, and the making of expressions there.
 class token_cursor {
@@ -106,4 +106,4 @@ private:
     std::size_t depth_ = 0;
 };
 
-} // namespace kvcache::text::jinja
+} // namespace kvcache::inline KVCACHE_ABI::text::jinja

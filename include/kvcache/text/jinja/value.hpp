@@ -19,7 +19,7 @@
 #include <variant>
 #include <vector>
 
-namespace kvcache::text::jinja {
+namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// Ends a parse or a rendering; caught where the template is opened or rendered.
 struct failure {
@@ -295,4 +295,4 @@ inline void mapping::add(marked_text key, value v) {
     return value::none{};
 }
 
-} // namespace kvcache::text::jinja
+} // namespace kvcache::inline KVCACHE_ABI::text::jinja

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <variant>
 
-namespace kvcache::text::jinja {
+namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// Bounds the texts that a template makes. Throws: failure.
 inline void check_length(std::size_t bytes) {
@@ -151,4 +151,4 @@ private:
     return out;
 }
 
-} // namespace kvcache::text::jinja
+} // namespace kvcache::inline KVCACHE_ABI::text::jinja

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 KVCACHE_BODY result<checkpoint> checkpoint::open(const std::filesystem::path& directory) {
     const char* const single = "model.safetensors";
@@ -111,4 +111,4 @@ KVCACHE_BODY result<kvcache::digest> checkpoint::digest(team& threads, const con
     return builder.finish();
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -282,4 +282,4 @@ KVCACHE_BODY result<model_config> read_model_config(const std::filesystem::path&
     return config;
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -21,7 +21,7 @@
 #include <thread>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -152,4 +152,4 @@ KVCACHE_BODY result<loaded_model> detail::load_and_tell(const std::filesystem::p
                         *weights, report};
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

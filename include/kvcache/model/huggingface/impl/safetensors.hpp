@@ -13,7 +13,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -67,4 +67,4 @@ KVCACHE_BODY result<tensor_view> safetensors_file::tensor(std::string_view name,
     return tensor_view{.dtype = *type, .shape = entry.shape, .bytes = bytes(entry)};
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -247,4 +247,4 @@ KVCACHE_BODY result<safetensors_header> safetensors_header::parse(std::span<cons
     return header;
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache {
+namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
@@ -102,4 +102,4 @@ KVCACHE_BODY result<shard_index> shard_index::read(const std::filesystem::path& 
     return index;
 }
 
-} // namespace kvcache
+} // namespace kvcache::inline KVCACHE_ABI

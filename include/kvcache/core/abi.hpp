@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/version.hpp>
+
+#if __cplusplus < 202002L
+#error "kvcache: C++20 is needed; compile with -std=c++20"
+#endif
+
+// Contract checks: on in debug builds; define KVCACHE_CONTRACTS as 1 or 0 to choose.
+#if !defined(KVCACHE_CONTRACTS)
+#if defined(NDEBUG)
+#define KVCACHE_CONTRACTS 0
+#else
+#define KVCACHE_CONTRACTS 1
+#endif
+#endif
+
+// KVCACHE_ABI is the inline namespace of the whole library. Its name says what changes the library's code or layout:
+// the version, the instruction set, contract checks and exceptions. So objects that are built differently neither share
+// nor replace each other's functions, and a type of the library does not pass from one to the other: that does not
+// link.
+//
+// A host that builds some files for other processors and passes caches between them defines KVCACHE_TARGET, the same
+// name in all of them, and answers for it that each file runs only where its instructions exist.
+#if !defined(KVCACHE_TARGET)
+#if defined(__AVX512VNNI__)
+#define KVCACHE_TARGET avx512vnni
+#elif defined(__AVX512F__)
+#define KVCACHE_TARGET avx512
+#elif defined(__AVX2__) && defined(__FMA__)
+#define KVCACHE_TARGET avx2
+#elif defined(__AVX__)
+#define KVCACHE_TARGET avx
+#elif defined(__SSE4_2__)
+#define KVCACHE_TARGET sse4
+#else
+#define KVCACHE_TARGET base
+#endif
+#endif
+#if KVCACHE_CONTRACTS
+#define KVCACHE_ABI_CHECKS checked
+#else
+#define KVCACHE_ABI_CHECKS unchecked
+#endif
+#if defined(__cpp_exceptions)
+#define KVCACHE_ABI_EXCEPTIONS throwing
+#else
+#define KVCACHE_ABI_EXCEPTIONS nothrow
+#endif
+#define KVCACHE_ABI_JOINED(major, minor, patch, target, checks, exceptions)                                            \
+    v##major##_##minor##_##patch##_##target##_##checks##_##exceptions
+#define KVCACHE_ABI_NAME(major, minor, patch, target, checks, exceptions)                                              \
+    KVCACHE_ABI_JOINED(major, minor, patch, target, checks, exceptions)
+#define KVCACHE_ABI                                                                                                    \
+    KVCACHE_ABI_NAME(KVCACHE_VERSION_MAJOR, KVCACHE_VERSION_MINOR, KVCACHE_VERSION_PATCH, KVCACHE_TARGET,              \
+                     KVCACHE_ABI_CHECKS, KVCACHE_ABI_EXCEPTIONS)
