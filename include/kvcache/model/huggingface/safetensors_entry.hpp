@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
+
 #include <array>
 #include <cstddef>
 #include <limits>
@@ -37,7 +39,7 @@ namespace detail {
 }
 
 /// The bytes that a tensor of this dtype and shape has. Nothing when they overflow or end inside a byte.
-[[nodiscard]] inline std::optional<std::size_t> safetensors_bytes(const safetensors_entry& entry) {
+KVCACHE_LAZY [[nodiscard]] inline std::optional<std::size_t> safetensors_bytes(const safetensors_entry& entry) {
     // Extents beside a zero must not overflow either: whoever multiplies them in another order would.
     std::size_t product = safetensors_bits(entry.dtype).value_or(0);
     bool empty = false;

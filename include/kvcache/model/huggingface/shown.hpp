@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
+
 #include <algorithm>
 #include <cstddef>
 #include <string>
@@ -9,7 +11,7 @@
 namespace kvcache::detail {
 
 /// A name from a file, as an error shows it: at most 80 bytes, control characters as '?', and never empty.
-[[nodiscard]] inline std::string shown(std::string_view name) {
+KVCACHE_LAZY [[nodiscard]] inline std::string shown(std::string_view name) {
     if (name.empty())
         return "\"\"";
     constexpr std::size_t most = 80;
