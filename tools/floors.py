@@ -35,6 +35,7 @@ DEPENDENCIES = {  # what an include opens with: the headers or folders that may 
     "xxhash.h": ("hash/", "core/"),  # one header, whichever it is
     "cxxabi.h": ("core/type_name.hpp",),
     "immintrin.h": ("core/intrinsics.hpp",),
+    "emmintrin.h": ("core/intrinsics.hpp",),
     "arm_neon.h": ("core/intrinsics.hpp",),
     "cuda": ("cuda/",),
     "zlib.h": ("adapters/traces/gzip_decoder.hpp",),

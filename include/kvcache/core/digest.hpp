@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/intrinsics.hpp>
+
 #ifndef XXH_INLINE_ALL
 #define XXH_INLINE_ALL
 #endif

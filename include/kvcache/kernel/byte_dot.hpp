@@ -176,12 +176,14 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
             const __m256i four = _mm256_set1_epi32(four_bytes(queries + ((quad - begin) * N + i) * byte_quad_bytes));
             KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
                 const __m256i pairs = _mm256_maddubs_epi16(x[half], four);
-                __m256i& sum = Linear ? words[2 * i + half] : sums[2 * i + half];
+                __m256i& of_array = Linear ? words[2 * i + half] : sums[2 * i + half];
+                __m256i sum = of_array;
                 if constexpr (Linear)
                     sum = _mm256_add_epi16(sum, pairs);
                 else
                     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
                 keep_order(sum);
+                of_array = sum;
             }
         }
     };

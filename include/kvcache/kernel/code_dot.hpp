@@ -137,10 +137,11 @@ KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin
             const std::byte* const q = queries + ((quad - begin) * N + i) * whole_quad_bytes;
             const __m256i of_even = _mm256_set1_epi32(four_bytes(q)), of_odd = _mm256_set1_epi32(four_bytes(q + 4));
             KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
-                __m256i& sum = sums[2 * i + half];
+                __m256i sum = sums[2 * i + half];
                 sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even[half], of_even));
                 sum = _mm256_add_epi32(sum, _mm256_madd_epi16(odd[half], of_odd));
                 keep_order(sum);
+                sums[2 * i + half] = sum;
             }
         }
     });

@@ -31,6 +31,7 @@ struct code_quads {
 }
 
 /// Steps that pass through here keep their order: a compiler that loads everything first has no registers for the sums.
+/// Of an array pass a copy and write it back: an element itself would go to memory each time.
 KVCACHE_INLINE inline void keep_order(__m256i& x) noexcept {
 #if defined(__GNUC__)
     asm volatile("" : "+x"(x));

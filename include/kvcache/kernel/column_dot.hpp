@@ -161,11 +161,12 @@ private:
             KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
                 const __m256i of_even = four(i, quad), of_odd = four(i, quad, 1);
                 KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
-                    __m256i& sum = sums[2 * i + half];
+                    __m256i sum = sums[2 * i + half];
                     const __m256i products = _mm256_madd_epi16(even[half], of_even);
                     sum = quad == 0 ? products : _mm256_add_epi32(sum, products);
                     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(odd[half], of_odd));
                     keep_order(sum);
+                    sums[2 * i + half] = sum;
                 }
             }
         }
@@ -182,9 +183,10 @@ private:
             KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
                 const __m256i weights = four(i, quad);
                 KVCACHE_UNROLL for (std::size_t half = 0; half < 2; ++half) {
-                    __m256i& sum = words[2 * i + half];
+                    __m256i sum = words[2 * i + half];
                     sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(x[half], weights));
                     keep_order(sum);
+                    words[2 * i + half] = sum;
                 }
             }
         }
@@ -212,16 +214,18 @@ private:
                         const __m256i pairs =
                             Signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x[half], weights))
                                    : _mm256_maddubs_epi16(weights, x[half]);
-                        __m256i& sum = words[2 * i + half];
+                        __m256i sum = words[2 * i + half];
                         sum = one == 0 ? pairs : _mm256_add_epi16(sum, pairs);
                         keep_order(sum);
+                        words[2 * i + half] = sum;
                     }
                 }
             }
             KVCACHE_UNROLL for (std::size_t i = 0; i < 2 * N; ++i) {
                 const __m256i products = _mm256_madd_epi16(words[i], ones);
-                sums[i] = two == 0 ? products : _mm256_add_epi32(sums[i], products);
-                keep_order(sums[i]);
+                __m256i sum = two == 0 ? products : _mm256_add_epi32(sums[i], products);
+                keep_order(sum);
+                sums[i] = sum;
             }
         }
         KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) to[i] = floats_of(sums[2 * i], sums[2 * i + 1]);
