@@ -2937,14 +2937,20 @@ inline void add_dots(std::size_t begin, std::size_t end, const Tile& tile, const
 //
 //     KVCACHE_ONCE   before a declaration: the compiled form defines this function once
 //     KVCACHE_BODY   before its definition, in an impl/ header
+//     KVCACHE_LAZY   before an inline function: it is instantiated where it is called
+//
+// A function costs every file that includes it what it calls, used or not, unless it is a template. One with an empty
+// pack is called like any other function. A class of many members is a template with an empty pack for the same reason.
 #if !defined(KVCACHE_COMPILED)
 #define KVCACHE_COMPILED 0
 #endif
-#define KVCACHE_ONCE
+#define KVCACHE_LAZY template <class...>
 #if KVCACHE_COMPILED
+#define KVCACHE_ONCE
 #define KVCACHE_BODY
 #else
-#define KVCACHE_BODY inline
+#define KVCACHE_ONCE KVCACHE_LAZY
+#define KVCACHE_BODY KVCACHE_LAZY
 #endif
 
 // ---- kvcache/attention/coded_tiles.hpp ----------------------------------------------------------------------------
@@ -2986,8 +2992,8 @@ public:
     /// Scores of `count` queries from `first` on, up to Most at a time, with the tiles, all in the format and with the
     /// table of the first one's keys. queries: (head_dim, count), scores: (count, most_tiles, 16); `ahead` is fetched
     /// meanwhile.
-    KVCACHE_ONCE void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
-                            std::size_t count, float* scores, const code_fetch& ahead);
+    void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first, std::size_t count,
+               float* scores, const code_fetch& ahead);
 
     /// Whether the values of two tiles are added in one call.
     [[nodiscard]] static bool go_together(const side_codes& a, const side_codes& b) noexcept {
@@ -2997,9 +3003,8 @@ public:
     /// Adds the weighted values of tiles [begin, end), which go together, to the sums of `count` queries, up to Most at
     /// a time, the first of which is `q` among the weights; `stride` numbers from one query's sums to the next. A lane
     /// that a query does not see has a weight of zero. `ahead` is fetched meanwhile.
-    KVCACHE_ONCE void add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
-                          const tile_weights& weights, std::size_t q, std::size_t count, float* to, std::size_t stride,
-                          const code_fetch& ahead) const;
+    void add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end, const tile_weights& weights,
+             std::size_t q, std::size_t count, float* to, std::size_t stride, const code_fetch& ahead) const;
 
 private:
     template <class Number>
@@ -3762,7 +3767,7 @@ private:
 
     // `ahead`: what comes behind the tiles is fetched meanwhile.
     template <std::size_t N>
-    KVCACHE_ONCE void dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count, bool ahead);
+    void dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count, bool ahead);
 
     // N selected queries from `begin` on, over up to most_tiles tiles of one split. A function of its own, that GCC has
     // room to inline the kernels in.
@@ -16119,8 +16124,8 @@ inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w,
 
 // Rows [row, last) with the outputs of up to Wide panels, in tiles of at most Tall rows, as equal as they can be.
 template <std::size_t Tall, std::size_t Wide>
-KVCACHE_ONCE void int8_tiles(const int8_rows& x, std::size_t row, std::size_t last, const int8_matrix& w,
-                             std::size_t panel, std::size_t panels, const rows_out& y) {
+void int8_tiles(const int8_rows& x, std::size_t row, std::size_t last, const int8_matrix& w, std::size_t panel,
+                std::size_t panels, const rows_out& y) {
     for (std::size_t tiles = (last - row + Tall - 1) / Tall; tiles > 0; --tiles) {
         const std::size_t rows = (last - row + tiles - 1) / tiles;
         with_rows<Tall>(rows, [&]<std::size_t Rows> {
@@ -16133,8 +16138,7 @@ KVCACHE_ONCE void int8_tiles(const int8_rows& x, std::size_t row, std::size_t la
 // A row alone with every `step`-th panel from one on, up to Wide: each is a stream of memory, which goes on where
 // the next panel is the next call's.
 template <std::size_t Wide>
-KVCACHE_ONCE void int8_streams(const int8_rows& x, const int8_matrix& w, std::size_t panel, std::size_t step,
-                               const rows_out& y) {
+void int8_streams(const int8_rows& x, const int8_matrix& w, std::size_t panel, std::size_t step, const rows_out& y) {
     with_rows<Wide>((w.panels() - panel + step - 1) / step,
                     [&]<std::size_t Panels> { int8_tile<1, Panels>(x, 0, w, panel, step, y); });
 }
@@ -16490,7 +16494,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// one strip of weights after the other in the second cache. Cost: rows * inputs * outputs multiply-adds, near the
 /// machine's peak from some tens of rows on; few rows cost the reading of the weights.
 template <weight_format Weight>
-KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, team& threads) {
+void product(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, team& threads) {
     const detail::product_block<Weight> block(x, w, y);
     const std::size_t work = x.rows * w.inputs() * w.outputs();
     if (x.rows == 0)
@@ -21933,7 +21937,7 @@ public:
     /// Maps `file`.
     /// Errors: not_found; io, when it is no regular file or the system refuses.
     /// Cost: no bytes are read before they are used.
-    [[nodiscard]] static result<mapped_file> open(const std::filesystem::path& file) {
+    KVCACHE_LAZY [[nodiscard]] static result<mapped_file> open(const std::filesystem::path& file) {
         mapped_file opened;
         opened.path_ = file;
         // Without O_NONBLOCK the open of a pipe would wait for its writer.
@@ -21974,7 +21978,7 @@ public:
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
 
     /// The last part of the path, as errors name it.
-    [[nodiscard]] std::string name() const { return path_.filename().string(); }
+    KVCACHE_LAZY [[nodiscard]] std::string name() const { return path_.filename().string(); }
 
     /// Begins to read the file from the disk, in order, as far as the system likes; returns at once.
     void read_ahead() const noexcept {
@@ -21995,7 +21999,7 @@ public:
     /// The file as the system describes it: device, inode, size, and the times of the last change of its content and of
     /// its description, the latter of which no program can set. None if the system does not say, or if a change was so
     /// little before `now`, the system's clock, that a second one might not show.
-    [[nodiscard]] std::optional<digest> description(std::chrono::system_clock::time_point now) const {
+    KVCACHE_LAZY [[nodiscard]] std::optional<digest> description(std::chrono::system_clock::time_point now) const {
         struct ::stat status = {};
         if (descriptor_ < 0 || ::fstat(descriptor_, &status) != 0)
             return std::nullopt;
@@ -22014,14 +22018,14 @@ public:
     }
 
     /// Whether every mapped byte is still in the file. Errors: truncated.
-    [[nodiscard]] result<void> intact() const {
+    KVCACHE_LAZY [[nodiscard]] result<void> intact() const {
         struct ::stat status = {};
         if (descriptor_ >= 0 && ::fstat(descriptor_, &status) != 0)
             return failure("has no readable status", errno);
         if (descriptor_ >= 0 && static_cast<std::size_t>(status.st_size) < size_)
             return kvcache::error{error_code::truncated, name(),
-                                  path_.string() + " shrank from " + std::to_string(size_) + " to " +
-                                      std::to_string(status.st_size) + " bytes since it was opened"};
+                                  detail::joined({path_.string(), " shrank from ", std::to_string(size_), " to ",
+                                                  std::to_string(status.st_size), " bytes since it was opened"})};
         return {};
     }
 
@@ -22033,9 +22037,10 @@ private:
         std::swap(size_, other.size_);
     }
 
-    [[nodiscard]] kvcache::error failure(const char* what, int reason) const {
+    KVCACHE_LAZY [[nodiscard]] kvcache::error failure(const char* what, int reason) const {
         const auto code = reason == ENOENT || reason == ENOTDIR ? error_code::not_found : error_code::io;
-        return {code, name(), path_.string() + " " + what + ": " + std::generic_category().message(reason)};
+        return {code, name(),
+                detail::joined({path_.string(), " ", what, ": ", std::generic_category().message(reason)})};
     }
 
     std::filesystem::path path_;
@@ -22069,7 +22074,7 @@ struct open_descriptor {
 };
 
 /// Writes all bytes. Returns 0, or the system's reason.
-[[nodiscard]] inline int write_all(int descriptor, std::span<const std::byte> bytes) noexcept {
+KVCACHE_LAZY [[nodiscard]] inline int write_all(int descriptor, std::span<const std::byte> bytes) noexcept {
     constexpr std::size_t most = std::size_t{1} << 30; // a single call takes 2 GiB at most
     while (!bytes.empty()) {
         const auto written = ::write(descriptor, bytes.data(), std::min(most, bytes.size()));
@@ -22087,14 +22092,14 @@ struct open_descriptor {
 /// disk, and then to its own name. Whoever opens `file` at any time, a crash included, finds what was there before or
 /// all of the parts. A crash may leave the temporary file, NAME.part-NUMBERS, which nobody reads.
 /// Errors: io, with the file's name.
-[[nodiscard]] inline result<void> write_file(const std::filesystem::path& file,
-                                             std::span<const std::span<const std::byte>> parts) {
+KVCACHE_LAZY [[nodiscard]] inline result<void> write_file(const std::filesystem::path& file,
+                                                          std::span<const std::span<const std::byte>> parts) {
     const auto ticks = std::chrono::steady_clock::now().time_since_epoch().count();
     const std::filesystem::path part =
-        file.string() + ".part-" + std::to_string(::getpid()) + "-" + std::to_string(ticks);
+        detail::joined({file.string(), ".part-", std::to_string(::getpid()), "-", std::to_string(ticks)});
     const auto failed = [&](const char* what, int reason) {
         return error{error_code::io, file.filename().string(),
-                     file.string() + " " + what + ": " + std::generic_category().message(reason)};
+                     detail::joined({file.string(), " ", what, ": ", std::generic_category().message(reason)})};
     };
     {
         const detail::open_descriptor out(::open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));

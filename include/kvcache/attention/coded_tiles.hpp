@@ -52,8 +52,8 @@ public:
     /// Scores of `count` queries from `first` on, up to Most at a time, with the tiles, all in the format and with the
     /// table of the first one's keys. queries: (head_dim, count), scores: (count, most_tiles, 16); `ahead` is fetched
     /// meanwhile.
-    KVCACHE_ONCE void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
-                            std::size_t count, float* scores, const code_fetch& ahead);
+    void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first, std::size_t count,
+               float* scores, const code_fetch& ahead);
 
     /// Whether the values of two tiles are added in one call.
     [[nodiscard]] static bool go_together(const side_codes& a, const side_codes& b) noexcept {
@@ -63,9 +63,8 @@ public:
     /// Adds the weighted values of tiles [begin, end), which go together, to the sums of `count` queries, up to Most at
     /// a time, the first of which is `q` among the weights; `stride` numbers from one query's sums to the next. A lane
     /// that a query does not see has a weight of zero. `ahead` is fetched meanwhile.
-    KVCACHE_ONCE void add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
-                          const tile_weights& weights, std::size_t q, std::size_t count, float* to, std::size_t stride,
-                          const code_fetch& ahead) const;
+    void add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end, const tile_weights& weights,
+             std::size_t q, std::size_t count, float* to, std::size_t stride, const code_fetch& ahead) const;
 
 private:
     template <class Number>

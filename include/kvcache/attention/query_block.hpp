@@ -127,7 +127,7 @@ private:
 
     // `ahead`: what comes behind the tiles is fetched meanwhile.
     template <std::size_t N>
-    KVCACHE_ONCE void dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count, bool ahead);
+    void dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count, bool ahead);
 
     // N selected queries from `begin` on, over up to most_tiles tiles of one split. A function of its own, that GCC has
     // room to inline the kernels in.

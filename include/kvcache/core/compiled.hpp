@@ -10,12 +10,18 @@
 //
 //     KVCACHE_ONCE   before a declaration: the compiled form defines this function once
 //     KVCACHE_BODY   before its definition, in an impl/ header
+//     KVCACHE_LAZY   before an inline function: it is instantiated where it is called
+//
+// A function costs every file that includes it what it calls, used or not, unless it is a template. One with an empty
+// pack is called like any other function. A class of many members is a template with an empty pack for the same reason.
 #if !defined(KVCACHE_COMPILED)
 #define KVCACHE_COMPILED 0
 #endif
-#define KVCACHE_ONCE
+#define KVCACHE_LAZY template <class...>
 #if KVCACHE_COMPILED
+#define KVCACHE_ONCE
 #define KVCACHE_BODY
 #else
-#define KVCACHE_BODY inline
+#define KVCACHE_ONCE KVCACHE_LAZY
+#define KVCACHE_BODY KVCACHE_LAZY
 #endif

@@ -2,13 +2,17 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/result.hpp>
 
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <set>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -18,62 +22,111 @@ namespace kvcache::inline KVCACHE_ABI {
 /// A JSON value whose objects keep the order of the file.
 using json = nlohmann::ordered_json;
 
+namespace detail {
+
+/// Takes what a JSON text says, as it is read. Every answer is whether to go on.
+using json_events = nlohmann::json_sax<json>;
+
+/// Reads strict JSON (RFC 8259). Returns: whether it is one value to its end, and `to` took it all.
+KVCACHE_LAZY bool tell_json(std::string_view text, json_events& to) {
+    // What json::sax_parse does, without compiling its readers of binary formats.
+    auto from = nlohmann::detail::input_adapter(text.data(), text.data() + text.size());
+    return nlohmann::detail::parser<json, decltype(from)>(std::move(from)).sax_parse(&to);
+}
+
+/// Builds a value, and keeps the first thing that is wrong.
+template <class Json>
+class json_builder final : public json_events {
+public:
+    [[nodiscard]] result<Json> build(std::string_view text, std::string name) {
+        if (tell_json(text, *this) && problem_.empty())
+            return std::move(root_);
+        return error{error_code::malformed, std::move(name), std::move(refusal_.empty() ? problem_ : refusal_)};
+    }
+
+    bool null() override { return add(nullptr) != nullptr; }
+    bool boolean(bool value) override { return add(value) != nullptr; }
+    bool number_integer(std::int64_t value) override { return add(value) != nullptr; }
+    bool number_unsigned(std::uint64_t value) override { return add(value) != nullptr; }
+    bool number_float(double value, const std::string&) override { return add(value) != nullptr; }
+    bool string(std::string& value) override { return add(std::move(value)) != nullptr; }
+    bool binary(json::binary_t&) override { return false; }
+    bool start_object(std::size_t) override { return open(Json::value_t::object); }
+    bool start_array(std::size_t) override { return open(Json::value_t::array); }
+    bool end_object() override { return close(); }
+    bool end_array() override { return close(); }
+    bool key(std::string& name) override {
+        const auto [at, added] = object().emplace(name, nullptr);
+        if (!added && problem_.empty())
+            problem_ = joined({"the JSON text has the key \"", name, "\" twice in one object"});
+        member_ = &at->second;
+        return true;
+    }
+    bool parse_error(std::size_t, const std::string&, const json::exception& reason) override {
+        refusal_ = reason.what();
+        return false;
+    }
+
+private:
+    [[nodiscard]] typename Json::object_t& object() {
+        return open_.back()->template get_ref<typename Json::object_t&>();
+    }
+    Json* add(Json value) {
+        if (!open_.empty() && open_.back()->is_array()) {
+            auto& items = open_.back()->template get_ref<typename Json::array_t&>();
+            return &items.emplace_back(std::move(value));
+        }
+        Json* const at = open_.empty() ? &root_ : member_;
+        *at = std::move(value);
+        return at;
+    }
+    bool open(typename Json::value_t type) {
+        constexpr std::size_t deepest = 256; // what is nested deeper costs nothing
+        if (open_.size() > deepest) {
+            refusal_ = "the JSON text is nested more than 256 levels deep";
+            return false;
+        }
+        open_.push_back(add(type));
+        return true;
+    }
+    bool close() {
+        open_.pop_back();
+        return true;
+    }
+
+    Json root_;
+    std::vector<Json*> open_;
+    Json* member_ = nullptr;
+    std::string problem_; // a key that is there twice; the text may still end early
+    std::string refusal_;
+};
+
+} // namespace detail
+
 /// Parses strict JSON (RFC 8259) as `Json`: UTF-8, one value, no duplicate key, at most 256 levels deep.
 /// `name` is what an error calls the text. Cost: O(n log n) for nlohmann::json; quadratic in the keys of one object
 /// where objects keep their order.
 template <class Json>
-KVCACHE_ONCE [[nodiscard]] result<Json> parse_json_as(std::string_view text, std::string name) {
-    using event_type = typename Json::parse_event_t;
-    std::vector<std::set<std::string>> keys;
-    std::string problem;
-    struct too_deep {}; // ends the parsing: what is nested deeper costs nothing
-    const auto watch = [&](int depth, event_type event, Json& value) {
-        constexpr int deepest = 256;
-        if (event == event_type::object_start || event == event_type::array_start) {
-            if (depth > deepest)
-                throw too_deep{};
-            keys.emplace_back();
-        } else if (event == event_type::object_end || event == event_type::array_end) {
-            keys.pop_back();
-        } else if (event == event_type::key && !keys.empty()) {
-            auto key = value.template get<std::string>();
-            if (!keys.back().insert(key).second && problem.empty())
-                problem = "has the key \"" + key + "\" twice in one object";
-        }
-        return true;
-    };
-    try {
-        Json value = Json::parse(text.begin(), text.end(), watch);
-        if (!problem.empty())
-            return error{error_code::malformed, std::move(name), "the JSON text " + problem};
-        return value;
-    } catch (const typename Json::exception& e) {
-        return error{error_code::malformed, std::move(name), e.what()};
-    } catch (const too_deep&) {
-        return error{error_code::malformed, std::move(name), "the JSON text is nested more than 256 levels deep"};
-    }
+[[nodiscard]] result<Json> parse_json_as(std::string_view text, std::string name) {
+    return detail::json_builder<Json>().build(text, std::move(name));
 }
 
-#if KVCACHE_COMPILED
-extern template result<json> parse_json_as(std::string_view, std::string);
-extern template result<nlohmann::json> parse_json_as(std::string_view, std::string);
-#endif
-
 /// Parses strict JSON whose objects keep the order of the text.
-[[nodiscard]] inline result<json> parse_json(std::string_view text, std::string name) {
+KVCACHE_LAZY [[nodiscard]] result<json> parse_json(std::string_view text, std::string name) {
     return parse_json_as<json>(text, std::move(name));
 }
 
 /// Reads the bytes of a whole file, at most `limit` of them.
-[[nodiscard]] inline result<std::string> read_file(const std::filesystem::path& file, std::size_t limit) {
+KVCACHE_LAZY [[nodiscard]] result<std::string> read_file(const std::filesystem::path& file, std::size_t limit) {
     std::error_code failed;
     const auto size = std::filesystem::file_size(file, failed);
     if (failed)
-        return error{error_code::not_found, file.filename().string(), file.string() + ": " + failed.message()};
+        return error{error_code::not_found, file.filename().string(),
+                     detail::joined({file.string(), ": ", failed.message()})};
     if (size > limit)
         return error{error_code::out_of_range, file.filename().string(),
-                     file.string() + " has " + std::to_string(size) + " bytes; at most " + std::to_string(limit) +
-                         " are read"};
+                     detail::joined({file.string(), " has ", std::to_string(size), " bytes; at most ",
+                                     std::to_string(limit), " are read"})};
     std::ifstream in(file, std::ios::binary);
     if (!in)
         return error{error_code::io, file.filename().string(), file.string() + " cannot be opened"};
@@ -81,16 +134,23 @@ extern template result<nlohmann::json> parse_json_as(std::string_view, std::stri
     in.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
     if (static_cast<std::size_t>(in.gcount()) != bytes.size())
         return error{error_code::truncated, file.filename().string(),
-                     file.string() + " ends before its " + std::to_string(size) + " bytes"};
+                     detail::joined({file.string(), " ends before its ", std::to_string(size), " bytes"})};
     return bytes;
 }
 
 /// Reads a whole JSON file, of at most `limit` bytes.
-[[nodiscard]] inline result<json> read_json(const std::filesystem::path& file, std::size_t limit = 256u << 20) {
+KVCACHE_LAZY [[nodiscard]] result<json> read_json(const std::filesystem::path& file, std::size_t limit = 256u << 20) {
     const auto text = read_file(file, limit);
     if (!text)
         return text.error();
     return parse_json(*text, file.filename().string());
 }
+
+#if KVCACHE_COMPILED
+extern template bool detail::tell_json(std::string_view, detail::json_events&);
+extern template result<json> parse_json_as(std::string_view, std::string);
+extern template result<nlohmann::json> parse_json_as(std::string_view, std::string);
+extern template result<std::string> read_file(const std::filesystem::path&, std::size_t);
+#endif
 
 } // namespace kvcache::inline KVCACHE_ABI

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/core/digest.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/result.hpp>
 
 #include <algorithm>
@@ -32,7 +34,7 @@ public:
     /// Maps `file`.
     /// Errors: not_found; io, when it is no regular file or the system refuses.
     /// Cost: no bytes are read before they are used.
-    [[nodiscard]] static result<mapped_file> open(const std::filesystem::path& file) {
+    KVCACHE_LAZY [[nodiscard]] static result<mapped_file> open(const std::filesystem::path& file) {
         mapped_file opened;
         opened.path_ = file;
         // Without O_NONBLOCK the open of a pipe would wait for its writer.
@@ -73,7 +75,7 @@ public:
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
 
     /// The last part of the path, as errors name it.
-    [[nodiscard]] std::string name() const { return path_.filename().string(); }
+    KVCACHE_LAZY [[nodiscard]] std::string name() const { return path_.filename().string(); }
 
     /// Begins to read the file from the disk, in order, as far as the system likes; returns at once.
     void read_ahead() const noexcept {
@@ -94,7 +96,7 @@ public:
     /// The file as the system describes it: device, inode, size, and the times of the last change of its content and of
     /// its description, the latter of which no program can set. None if the system does not say, or if a change was so
     /// little before `now`, the system's clock, that a second one might not show.
-    [[nodiscard]] std::optional<digest> description(std::chrono::system_clock::time_point now) const {
+    KVCACHE_LAZY [[nodiscard]] std::optional<digest> description(std::chrono::system_clock::time_point now) const {
         struct ::stat status = {};
         if (descriptor_ < 0 || ::fstat(descriptor_, &status) != 0)
             return std::nullopt;
@@ -113,14 +115,14 @@ public:
     }
 
     /// Whether every mapped byte is still in the file. Errors: truncated.
-    [[nodiscard]] result<void> intact() const {
+    KVCACHE_LAZY [[nodiscard]] result<void> intact() const {
         struct ::stat status = {};
         if (descriptor_ >= 0 && ::fstat(descriptor_, &status) != 0)
             return failure("has no readable status", errno);
         if (descriptor_ >= 0 && static_cast<std::size_t>(status.st_size) < size_)
             return kvcache::error{error_code::truncated, name(),
-                                  path_.string() + " shrank from " + std::to_string(size_) + " to " +
-                                      std::to_string(status.st_size) + " bytes since it was opened"};
+                                  detail::joined({path_.string(), " shrank from ", std::to_string(size_), " to ",
+                                                  std::to_string(status.st_size), " bytes since it was opened"})};
         return {};
     }
 
@@ -132,9 +134,10 @@ private:
         std::swap(size_, other.size_);
     }
 
-    [[nodiscard]] kvcache::error failure(const char* what, int reason) const {
+    KVCACHE_LAZY [[nodiscard]] kvcache::error failure(const char* what, int reason) const {
         const auto code = reason == ENOENT || reason == ENOTDIR ? error_code::not_found : error_code::io;
-        return {code, name(), path_.string() + " " + what + ": " + std::generic_category().message(reason)};
+        return {code, name(),
+                detail::joined({path_.string(), " ", what, ": ", std::generic_category().message(reason)})};
     }
 
     std::filesystem::path path_;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/result.hpp>
 
 #include <algorithm>
@@ -33,7 +35,7 @@ struct open_descriptor {
 };
 
 /// Writes all bytes. Returns 0, or the system's reason.
-[[nodiscard]] inline int write_all(int descriptor, std::span<const std::byte> bytes) noexcept {
+KVCACHE_LAZY [[nodiscard]] inline int write_all(int descriptor, std::span<const std::byte> bytes) noexcept {
     constexpr std::size_t most = std::size_t{1} << 30; // a single call takes 2 GiB at most
     while (!bytes.empty()) {
         const auto written = ::write(descriptor, bytes.data(), std::min(most, bytes.size()));
@@ -51,14 +53,14 @@ struct open_descriptor {
 /// disk, and then to its own name. Whoever opens `file` at any time, a crash included, finds what was there before or
 /// all of the parts. A crash may leave the temporary file, NAME.part-NUMBERS, which nobody reads.
 /// Errors: io, with the file's name.
-[[nodiscard]] inline result<void> write_file(const std::filesystem::path& file,
-                                             std::span<const std::span<const std::byte>> parts) {
+KVCACHE_LAZY [[nodiscard]] inline result<void> write_file(const std::filesystem::path& file,
+                                                          std::span<const std::span<const std::byte>> parts) {
     const auto ticks = std::chrono::steady_clock::now().time_since_epoch().count();
     const std::filesystem::path part =
-        file.string() + ".part-" + std::to_string(::getpid()) + "-" + std::to_string(ticks);
+        detail::joined({file.string(), ".part-", std::to_string(::getpid()), "-", std::to_string(ticks)});
     const auto failed = [&](const char* what, int reason) {
         return error{error_code::io, file.filename().string(),
-                     file.string() + " " + what + ": " + std::generic_category().message(reason)};
+                     detail::joined({file.string(), " ", what, ": ", std::generic_category().message(reason)})};
     };
     {
         const detail::open_descriptor out(::open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));

@@ -61,8 +61,8 @@ inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w,
 
 // Rows [row, last) with the outputs of up to Wide panels, in tiles of at most Tall rows, as equal as they can be.
 template <std::size_t Tall, std::size_t Wide>
-KVCACHE_ONCE void int8_tiles(const int8_rows& x, std::size_t row, std::size_t last, const int8_matrix& w,
-                             std::size_t panel, std::size_t panels, const rows_out& y) {
+void int8_tiles(const int8_rows& x, std::size_t row, std::size_t last, const int8_matrix& w, std::size_t panel,
+                std::size_t panels, const rows_out& y) {
     for (std::size_t tiles = (last - row + Tall - 1) / Tall; tiles > 0; --tiles) {
         const std::size_t rows = (last - row + tiles - 1) / tiles;
         with_rows<Tall>(rows, [&]<std::size_t Rows> {
@@ -75,8 +75,7 @@ KVCACHE_ONCE void int8_tiles(const int8_rows& x, std::size_t row, std::size_t la
 // A row alone with every `step`-th panel from one on, up to Wide: each is a stream of memory, which goes on where
 // the next panel is the next call's.
 template <std::size_t Wide>
-KVCACHE_ONCE void int8_streams(const int8_rows& x, const int8_matrix& w, std::size_t panel, std::size_t step,
-                               const rows_out& y) {
+void int8_streams(const int8_rows& x, const int8_matrix& w, std::size_t panel, std::size_t step, const rows_out& y) {
     with_rows<Wide>((w.panels() - panel + step - 1) / step,
                     [&]<std::size_t Panels> { int8_tile<1, Panels>(x, 0, w, panel, step, y); });
 }

@@ -20,7 +20,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// one strip of weights after the other in the second cache. Cost: rows * inputs * outputs multiply-adds, near the
 /// machine's peak from some tens of rows on; few rows cost the reading of the weights.
 template <weight_format Weight>
-KVCACHE_ONCE void product(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, team& threads) {
+void product(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, team& threads) {
     const detail::product_block<Weight> block(x, w, y);
     const std::size_t work = x.rows * w.inputs() * w.outputs();
     if (x.rows == 0)

@@ -41,7 +41,8 @@ struct added_span {
 };
 
 /// Finds one set of added tokens: at each place the longest, from the left, none overlapping.
-class added_token_finder {
+template <class...>
+class basic_added_token_finder {
 public:
     void add(std::string_view content, const added_token* token) {
         std::uint32_t node = 0;
@@ -87,13 +88,15 @@ private:
     std::vector<const added_token*> ends_{nullptr};
     std::array<bool, 256> begins_{};
 };
+using added_token_finder = basic_added_token_finder<>;
 
 /// The `added_tokens` of tokenizer.json. Not copied or moved: its finders point into it.
-class added_tokens {
+template <class...>
+class basic_added_tokens {
 public:
-    added_tokens() = default;
-    added_tokens(const added_tokens&) = delete;
-    added_tokens& operator=(const added_tokens&) = delete;
+    basic_added_tokens() = default;
+    basic_added_tokens(const basic_added_tokens&) = delete;
+    basic_added_tokens& operator=(const basic_added_tokens&) = delete;
 
     /// Reads the tokens. Refuses one whose id the model gives to another string, or whose string has another id.
     void read(const json_reader& at, const vocabulary& model) {
@@ -211,5 +214,6 @@ private:
     std::unique_ptr<const regex> word_;
     bool needs_words_ = false;
 };
+using added_tokens = basic_added_tokens<>;
 
 } // namespace kvcache::inline KVCACHE_ABI::text

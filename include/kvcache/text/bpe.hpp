@@ -21,13 +21,14 @@ namespace kvcache::inline KVCACHE_ABI::text {
 /// Byte-pair encoding: the `model` of tokenizer.json. A piece starts as its characters (unknown ones as their bytes or
 /// as the unknown token); then the pair of neighbours that was learnt first merges, the leftmost of equals, until none
 /// is left. Cost: O(n log n) for a piece of n bytes; a piece seen before in one `run` (bpe_run.hpp) costs a look-up.
-class bpe {
+template <class...>
+class basic_bpe {
 public:
     class run;
 
     /// Reads the model. Refuses a merge of unknown tokens, dropout, and every model type but BPE.
-    [[nodiscard]] static bpe open(const json_reader& at) {
-        bpe made;
+    [[nodiscard]] static basic_bpe open(const json_reader& at) {
+        basic_bpe made;
         const std::string type = at.text_or("type", "BPE");
         if (type != "BPE") {
             at.refuse(error_code::unsupported, "type", "the model \"" + type + "\" is not known");
@@ -151,5 +152,6 @@ private:
     bool fuse_unknown_ = false;
     bool ignore_merges_ = false;
 };
+using bpe = basic_bpe<>;
 
 } // namespace kvcache::inline KVCACHE_ABI::text

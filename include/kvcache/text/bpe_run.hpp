@@ -18,10 +18,11 @@
 namespace kvcache::inline KVCACHE_ABI::text {
 
 /// The working state of one encoding: memory that is used again, and the pieces already seen.
-class bpe::run {
+template <class... Any>
+class basic_bpe<Any...>::run {
 public:
     /// `forbidden`, if given, has one entry an id: a token that text must not become, but by being unknown.
-    run(const bpe& model, const std::vector<bool>* forbidden) : model_(&model), forbidden_(forbidden) {}
+    run(const basic_bpe& model, const std::vector<bool>* forbidden) : model_(&model), forbidden_(forbidden) {}
 
     /// Appends the tokens of one piece. Requires: UTF-8.
     void encode(std::string_view piece, std::vector<std::int32_t>& out) {
@@ -207,7 +208,7 @@ private:
         }
     };
 
-    const bpe* model_;
+    const basic_bpe* model_;
     const std::vector<bool>* forbidden_;
     std::vector<symbol> symbols_;
     std::vector<candidate> queue_storage_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/text/unicode.hpp>
 
 #include <array>
@@ -32,13 +33,13 @@ struct byte_alphabet {
 inline constexpr byte_alphabet the_byte_alphabet;
 
 /// Appends the characters that write `bytes`.
-inline void append_byte_characters(std::string& out, std::string_view bytes) {
+KVCACHE_LAZY inline void append_byte_characters(std::string& out, std::string_view bytes) {
     for (const char b : bytes)
         append_utf8(out, the_byte_alphabet.character_of[static_cast<unsigned char>(b)]);
 }
 
 /// Appends the bytes that the characters of `token` write; a token with any other character stands for itself.
-inline void append_written_bytes(std::string& out, std::string_view token) {
+KVCACHE_LAZY inline void append_written_bytes(std::string& out, std::string_view token) {
     const std::size_t before = out.size();
     for (std::size_t i = 0; i < token.size();) {
         const auto c = code_point_at(token, i);

@@ -48,7 +48,7 @@ struct rendered_chat {
     std::vector<text_segment> segments = {};
 
     /// All parts in one.
-    [[nodiscard]] std::string text() const {
+    KVCACHE_LAZY [[nodiscard]] std::string text() const {
         std::string out;
         for (const text_segment& s : segments)
             out += s.text;

@@ -19,15 +19,16 @@ namespace kvcache::inline KVCACHE_ABI::text {
 
 /// Turns tokens back into text: the `decoder` of tokenizer.json, as the steps of one sequence. It works token by token
 /// (see run), so that text read as a stream is the text read at once.
-class decoder {
+template <class...>
+class basic_decoder {
 public:
     class run;
 
-    decoder() = default;
+    basic_decoder() = default;
 
     /// Reads a decoder; null joins tokens by spaces. What is unknown is refused by name.
-    [[nodiscard]] static decoder open(const json_reader& at) {
-        decoder made;
+    [[nodiscard]] static basic_decoder open(const json_reader& at) {
+        basic_decoder made;
         made.joins_by_space_ = at.value().is_null();
         made.add(at);
         return made;
@@ -82,12 +83,14 @@ private:
     std::vector<step> steps_;
     bool joins_by_space_ = true;
 };
+using decoder = basic_decoder<>;
 
 /// The working state of one decoding. Text leaves it once no later token can change it.
-class decoder::run {
+template <class... Any>
+class basic_decoder<Any...>::run {
 public:
     /// Requires: `rules` outlives this.
-    explicit run(const decoder& rules) : rules_(&rules), stages_(rules.steps_.size()) {
+    explicit run(const basic_decoder& rules) : rules_(&rules), stages_(rules.steps_.size()) {
         bool fused = false;
         for (std::size_t i = 0; i < stages_.size(); ++i) {
             stages_[i].fused = fused;
@@ -281,7 +284,7 @@ private:
     }
     void end(const metaspace&, std::size_t, std::string&) {}
 
-    const decoder* rules_;
+    const basic_decoder* rules_;
     std::vector<stage> stages_;
     bool started_ = false;
 };

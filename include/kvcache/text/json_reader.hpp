@@ -18,9 +18,10 @@ using json_document = nlohmann::json;
 
 /// A place in a JSON document that knows its path. The first field that is missing, of a wrong type or unknown is kept
 /// as an error which all places of one document share; what is read after it has default values.
-class json_reader {
+template <class...>
+class basic_json_reader {
 public:
-    json_reader(const json_document& value, std::string path, std::optional<error>& problem)
+    basic_json_reader(const json_document& value, std::string path, std::optional<error>& problem)
         : value_(&value), path_(std::move(path)), problem_(&problem) {}
 
     [[nodiscard]] const json_document& value() const noexcept { return *value_; }
@@ -46,7 +47,7 @@ public:
         return value_->is_object() && value_->contains(key) && !(*value_)[std::string(key)].is_null();
     }
     /// The member `key`; an error where it is missing.
-    [[nodiscard]] json_reader member(std::string_view key) const {
+    [[nodiscard]] basic_json_reader member(std::string_view key) const {
         static const json_document nothing;
         if (!value_->is_object()) {
             refuse(error_code::mismatched, "", std::string("is ") + value_->type_name() + ", not an object");
@@ -65,7 +66,7 @@ public:
         if (!value_->is_array())
             return refuse(error_code::mismatched, "", std::string("is ") + value_->type_name() + ", not an array");
         for (std::size_t i = 0; i < value_->size() && !failed(); ++i)
-            use(json_reader((*value_)[i], path_ + "[" + std::to_string(i) + "]", *problem_));
+            use(basic_json_reader((*value_)[i], path_ + "[" + std::to_string(i) + "]", *problem_));
     }
 
     [[nodiscard]] std::string text() const {
@@ -113,5 +114,6 @@ private:
     std::string path_;
     std::optional<error>* problem_;
 };
+using json_reader = basic_json_reader<>;
 
 } // namespace kvcache::inline KVCACHE_ABI::text

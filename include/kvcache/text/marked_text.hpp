@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
+#include <kvcache/core/compiled.hpp>
 
 #include <cstddef>
 #include <string>
@@ -18,11 +19,11 @@ struct marked_text {
     [[nodiscard]] bool marked() const noexcept { return !plain.empty(); }
 
     /// Whether a byte of [begin, end) is plain.
-    [[nodiscard]] bool any_plain(std::size_t begin, std::size_t end) const {
+    KVCACHE_LAZY [[nodiscard]] bool any_plain(std::size_t begin, std::size_t end) const {
         return marked() && std::string_view(plain).substr(begin, end - begin).find('\1') != std::string_view::npos;
     }
 
-    void append(std::string_view more, bool is_plain) {
+    KVCACHE_LAZY void append(std::string_view more, bool is_plain) {
         if (is_plain || marked()) {
             plain.resize(bytes.size(), '\0');
             plain.append(more.size(), is_plain ? '\1' : '\0');
@@ -30,7 +31,7 @@ struct marked_text {
         bytes.append(more);
     }
 
-    [[nodiscard]] marked_text sub(std::size_t begin, std::size_t end) const {
+    KVCACHE_LAZY [[nodiscard]] marked_text sub(std::size_t begin, std::size_t end) const {
         return {bytes.substr(begin, end - begin), marked() ? plain.substr(begin, end - begin) : std::string{}};
     }
 };

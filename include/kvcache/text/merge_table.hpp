@@ -17,11 +17,12 @@ struct merge {
 };
 
 /// A hash table from a pair of tokens to their merge: open addressing, one probe for most pairs.
-class merge_table {
+template <class...>
+class basic_merge_table {
 public:
-    merge_table() : merge_table(0) {}
+    basic_merge_table() : basic_merge_table(0) {}
     /// An empty table for up to `count` merges.
-    explicit merge_table(std::size_t count) : slots_(std::bit_ceil(2 * count + 2)) {}
+    explicit basic_merge_table(std::size_t count) : slots_(std::bit_ceil(2 * count + 2)) {}
 
     /// Sets the merge of a pair; a later one replaces an earlier one. Requires: room for it.
     void set(std::int32_t left, std::int32_t right, merge m) {
@@ -55,5 +56,6 @@ private:
 
     std::vector<slot> slots_;
 };
+using merge_table = basic_merge_table<>;
 
 } // namespace kvcache::inline KVCACHE_ABI::text

@@ -10,11 +10,12 @@
 namespace kvcache::inline KVCACHE_ABI::text {
 
 /// SentencePiece's way with spaces: a visible character stands for each, and one may be put before the text.
-class metaspace {
+template <class...>
+class basic_metaspace {
 public:
     /// Reads the old form (add_prefix_space) and the new one (prepend_scheme, split).
-    [[nodiscard]] static metaspace open(const json_reader& at) {
-        metaspace made;
+    [[nodiscard]] static basic_metaspace open(const json_reader& at) {
+        basic_metaspace made;
         made.replacement_ = at.text_or("replacement", made.replacement_);
         if (made.replacement_.empty() || code_point_at(made.replacement_, 0).bytes != made.replacement_.size())
             at.refuse(error_code::malformed, "replacement", "must be one character");
@@ -58,5 +59,6 @@ private:
     when prepends_ = when::always;
     bool split_ = true;
 };
+using metaspace = basic_metaspace<>;
 
 } // namespace kvcache::inline KVCACHE_ABI::text

@@ -18,13 +18,14 @@ namespace kvcache::inline KVCACHE_ABI::text {
 
 /// Rewrites text before it is split: the `normalizer` of tokenizer.json, as the steps of one sequence. Marks travel
 /// with their bytes; a byte made from plain and other bytes is plain.
-class normalizer {
+template <class...>
+class basic_normalizer {
 public:
-    normalizer() = default;
+    basic_normalizer() = default;
 
     /// Reads a normalizer; null is none. What is unknown is refused by name.
-    [[nodiscard]] static normalizer open(const json_reader& at) {
-        normalizer made;
+    [[nodiscard]] static basic_normalizer open(const json_reader& at) {
+        basic_normalizer made;
         made.add(at);
         return made;
     }
@@ -198,5 +199,6 @@ private:
 
     std::vector<step> steps_;
 };
+using normalizer = basic_normalizer<>;
 
 } // namespace kvcache::inline KVCACHE_ABI::text

@@ -12,13 +12,14 @@
 namespace kvcache::inline KVCACHE_ABI::text {
 
 /// What a Replace or Split looks for: a literal string or a regular expression. Copies share the expression.
-class pattern {
+template <class...>
+class basic_pattern {
 public:
-    pattern() = default;
+    basic_pattern() = default;
 
     /// Reads {"String": ...}, {"Regex": ...}, or a bare string, which is a literal.
-    [[nodiscard]] static pattern open(const json_reader& at) {
-        pattern made;
+    [[nodiscard]] static basic_pattern open(const json_reader& at) {
+        basic_pattern made;
         if (at.value().is_string()) {
             made.literal_ = at.text();
         } else if (at.has("String")) {
@@ -33,8 +34,8 @@ public:
         }
         return made;
     }
-    [[nodiscard]] static pattern of(regex expression) {
-        pattern made;
+    [[nodiscard]] static basic_pattern of(regex expression) {
+        basic_pattern made;
         made.expression_ = std::make_shared<const regex>(std::move(expression));
         return made;
     }
@@ -55,5 +56,6 @@ private:
     std::string literal_;
     std::shared_ptr<const regex> expression_;
 };
+using pattern = basic_pattern<>;
 
 } // namespace kvcache::inline KVCACHE_ABI::text

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/text/pattern.hpp>
 
 #include <cstddef>
@@ -33,7 +34,7 @@ struct pieces {
 enum class split_behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
 /// Reads a behaviour as tokenizer.json writes it.
-[[nodiscard]] inline split_behavior read_split_behavior(const json_reader& at) {
+KVCACHE_LAZY [[nodiscard]] inline split_behavior read_split_behavior(const json_reader& at) {
     const std::string name = at.text();
     if (name == "Removed")
         return split_behavior::removed;
@@ -49,9 +50,10 @@ enum class split_behavior { removed, isolated, merged_with_previous, merged_with
 }
 
 /// Collects the matches of one piece and cuts it by them.
-class piece_splitter {
+template <class...>
+class basic_piece_splitter {
 public:
-    piece_splitter(split_behavior behavior, bool inverted) : behavior_(behavior), inverted_(inverted) {}
+    basic_piece_splitter(split_behavior behavior, bool inverted) : behavior_(behavior), inverted_(inverted) {}
 
     void begin(const piece& whole) {
         spans_.clear();
@@ -114,5 +116,6 @@ private:
     std::size_t done_ = 0;
     std::vector<span> spans_;
 };
+using piece_splitter = basic_piece_splitter<>;
 
 } // namespace kvcache::inline KVCACHE_ABI::text

@@ -12,13 +12,14 @@
 namespace kvcache::inline KVCACHE_ABI::text {
 
 /// Puts special tokens around the tokens of one text: the `post_processor` of tokenizer.json.
-class post_processor {
+template <class...>
+class basic_post_processor {
 public:
-    post_processor() = default;
+    basic_post_processor() = default;
 
     /// Reads a post-processor for single texts; null is none. `size` bounds the identifiers it may name.
-    [[nodiscard]] static post_processor open(const json_reader& at, std::size_t size) {
-        post_processor made;
+    [[nodiscard]] static basic_post_processor open(const json_reader& at, std::size_t size) {
+        basic_post_processor made;
         made.add(at, size);
         return made;
     }
@@ -88,5 +89,6 @@ private:
     std::vector<std::int32_t> before_;
     std::vector<std::int32_t> after_;
 };
+using post_processor = basic_post_processor<>;
 
 } // namespace kvcache::inline KVCACHE_ABI::text

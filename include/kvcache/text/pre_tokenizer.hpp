@@ -18,13 +18,14 @@ namespace kvcache::inline KVCACHE_ABI::text {
 
 /// Cuts normalised text into the pieces that the model encodes one by one: the `pre_tokenizer` of tokenizer.json, as
 /// the steps of one sequence.
-class pre_tokenizer {
+template <class...>
+class basic_pre_tokenizer {
 public:
-    pre_tokenizer() = default;
+    basic_pre_tokenizer() = default;
 
     /// Reads a pre-tokenizer; null is none. What is unknown is refused by name.
-    [[nodiscard]] static pre_tokenizer open(const json_reader& at) {
-        pre_tokenizer made;
+    [[nodiscard]] static basic_pre_tokenizer open(const json_reader& at) {
+        basic_pre_tokenizer made;
         made.add(at);
         return made;
     }
@@ -187,5 +188,6 @@ private:
 
     std::vector<step> steps_;
 };
+using pre_tokenizer = basic_pre_tokenizer<>;
 
 } // namespace kvcache::inline KVCACHE_ABI::text

@@ -19,10 +19,11 @@ namespace kvcache::inline KVCACHE_ABI::text {
 
 /// A compiled regular expression over UTF-8, with Unicode properties. Matching never recurses on the machine's stack
 /// and is bounded: a hostile pattern or text ends in an error. One expression may be used by many threads at once.
-class regex {
+template <class...>
+class basic_regex {
 public:
     /// Compiles a pattern of tokenizer.json (Oniguruma's dialect). `field` is what an error names.
-    [[nodiscard]] static result<regex> open(std::string_view pattern, const std::string& field) {
+    [[nodiscard]] static result<basic_regex> open(std::string_view pattern, const std::string& field) {
         constexpr std::size_t longest = 16384;
         if (pattern.size() > longest)
             return error{error_code::unsupported, field,
@@ -37,7 +38,7 @@ public:
         constexpr std::uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
         int code = 0;
         PCRE2_SIZE offset = 0;
-        regex made;
+        basic_regex made;
         made.code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated->data()), translated->size(), options,
                                        &code, &offset, context.get()));
         if (!made.code_)
@@ -104,5 +105,6 @@ private:
 
     std::unique_ptr<pcre2_code, releaser> code_;
 };
+using regex = basic_regex<>;
 
 } // namespace kvcache::inline KVCACHE_ABI::text

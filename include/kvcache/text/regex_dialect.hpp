@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/core/result.hpp>
 
 #include <algorithm>
@@ -15,9 +16,10 @@ namespace kvcache::inline KVCACHE_ABI::text {
 namespace detail {
 
 /// Rewrites one pattern; a step looks at what stands at `at_` and appends what PCRE2 says for it.
-class dialect_rewriter {
+template <class...>
+class basic_dialect_rewriter {
 public:
-    dialect_rewriter(std::string_view pattern, const std::string& field) : pattern_(pattern), field_(field) {}
+    basic_dialect_rewriter(std::string_view pattern, const std::string& field) : pattern_(pattern), field_(field) {}
 
     [[nodiscard]] result<std::string> run() {
         while (at_ < pattern_.size() && refusal_.empty())
@@ -163,12 +165,14 @@ private:
     std::size_t class_begin_ = 0;
     bool in_class_ = false;
 };
+using dialect_rewriter = basic_dialect_rewriter<>;
 
 } // namespace detail
 
 /// A pattern of tokenizer.json, which is in Oniguruma's (Ruby's) dialect, as PCRE2 says it. What the two read
 /// differently is rewritten, and refused with an error naming `field` where that is not possible.
-[[nodiscard]] inline result<std::string> pcre2_dialect(std::string_view pattern, const std::string& field) {
+KVCACHE_LAZY [[nodiscard]] inline result<std::string> pcre2_dialect(std::string_view pattern,
+                                                                    const std::string& field) {
     return detail::dialect_rewriter(pattern, field).run();
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/text/decoder.hpp>
 #include <kvcache/text/tokenizer.hpp>
 
@@ -15,11 +16,11 @@ namespace kvcache::inline KVCACHE_ABI {
 /// tokens first and leave their text.
 class stream_decoder {
 public:
-    stream_decoder(tokenizer words, const decode_options& options)
+    KVCACHE_LAZY stream_decoder(tokenizer words, const decode_options& options)
         : words_(std::move(words)), options_(options), run_(words_.decoder()) {}
 
     /// Takes the next token. Returns: the text that is now complete, often empty. Cost: O(bytes).
-    [[nodiscard]] std::string push(token_id token) {
+    KVCACHE_LAZY [[nodiscard]] std::string push(token_id token) {
         std::string out;
         if (const std::string* piece = words_.try_piece(token);
             piece && !(options_.skip_special && words_.is_special(token)))
@@ -28,7 +29,7 @@ public:
     }
 
     /// Ends the text. Returns: what was held back. A new text may follow.
-    [[nodiscard]] std::string flush() {
+    KVCACHE_LAZY [[nodiscard]] std::string flush() {
         std::string out;
         run_.finish(out);
         return out;

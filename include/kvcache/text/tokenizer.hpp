@@ -20,7 +20,9 @@
 namespace kvcache::inline KVCACHE_ABI {
 
 namespace text {
-class decoder;
+template <class...>
+class basic_decoder;
+using decoder = basic_decoder<>;
 struct marked_text;
 } // namespace text
 

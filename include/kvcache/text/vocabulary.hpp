@@ -17,22 +17,25 @@
 namespace kvcache::inline KVCACHE_ABI::text {
 
 /// The strings of a model's tokens by their ids, and back. Ids may leave holes, which mean no token.
-class vocabulary {
+template <class...>
+class basic_vocabulary {
 public:
-    vocabulary() = default;
-    vocabulary(vocabulary&&) = default;
-    vocabulary& operator=(vocabulary&&) = default;
+    basic_vocabulary() = default;
+    basic_vocabulary(basic_vocabulary&&) = default;
+    basic_vocabulary& operator=(basic_vocabulary&&) = default;
 
     /// Reads an object of string to id. Refuses an id that two strings have, and one far past their number.
-    [[nodiscard]] static vocabulary open(const json_reader& at) {
-        vocabulary made;
+    [[nodiscard]] static basic_vocabulary open(const json_reader& at) {
+        basic_vocabulary made;
         if (!at.value().is_object()) {
             at.refuse(error_code::mismatched, "", std::string("is ") + at.value().type_name() + ", not an object");
             return made;
         }
         // A sparse id costs memory; real files leave few holes.
         const std::uint64_t greatest = 4 * at.value().size() + 65536;
-        for (const auto& [token, id] : at.value().items()) {
+        for (const auto& entry : at.value().template get_ref<const json_document::object_t&>()) {
+            const std::string& token = entry.first;
+            const json_document& id = entry.second;
             if (!id.is_number_unsigned() || id.get<std::uint64_t>() > greatest) {
                 at.refuse(id.is_number() ? error_code::out_of_range : error_code::mismatched, "",
                           "gives \"" + token + "\" the id " + shown(id) + ", not a whole number from 0 to " +
@@ -83,5 +86,6 @@ private:
     std::vector<bool> present_;
     std::unordered_map<std::string_view, std::int32_t> ids_; // views into tokens_, whose buffer moves with this object
 };
+using vocabulary = basic_vocabulary<>;
 
 } // namespace kvcache::inline KVCACHE_ABI::text

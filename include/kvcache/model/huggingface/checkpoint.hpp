@@ -3,6 +3,7 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/digest.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/kernel/team.hpp>
 #include <kvcache/model/config.hpp>
@@ -39,7 +40,7 @@ public:
     KVCACHE_ONCE [[nodiscard]] static result<checkpoint> open(const std::filesystem::path& directory);
 
     /// The names of all tensors, in order.
-    [[nodiscard]] std::vector<std::string> names() const {
+    KVCACHE_LAZY [[nodiscard]] std::vector<std::string> names() const {
         std::vector<std::string> all;
         all.reserve(shard_of_.size());
         for (const auto& [name, shard] : shard_of_)
@@ -51,14 +52,17 @@ public:
 
     /// The tensor `name`, which must have this shape, outermost first, and be F32, F16 or BF16.
     /// Errors: not_found; mismatched, for the shape; unsupported, for the dtype; truncated, when the file shrank.
-    [[nodiscard]] result<tensor_view> tensor(std::string_view name, std::span<const std::size_t> shape) const {
+    KVCACHE_LAZY [[nodiscard]] result<tensor_view> tensor(std::string_view name,
+                                                          std::span<const std::size_t> shape) const {
         const auto at = shard_of_.find(name);
         if (at == shard_of_.end())
             return error{error_code::not_found, detail::shown(name),
-                         directory_.string() + ": " + detail::shown(name) + ": the tensor is not in the checkpoint"};
+                         detail::joined({directory_.string(), ": ", detail::shown(name),
+                                         ": the tensor is not in the checkpoint"})};
         return shards_[at->second].tensor(name, shape);
     }
-    [[nodiscard]] result<tensor_view> tensor(std::string_view name, std::initializer_list<std::size_t> shape) const {
+    KVCACHE_LAZY [[nodiscard]] result<tensor_view> tensor(std::string_view name,
+                                                          std::initializer_list<std::size_t> shape) const {
         return tensor(name, std::span<const std::size_t>(shape.begin(), shape.size()));
     }
 
@@ -77,14 +81,15 @@ public:
     /// reads tensors anyway takes their piecewise digests meanwhile and gives them as `known`.
     /// Errors: truncated, when a file shrank. Cost: reads every weight that is not known once, by all threads.
     KVCACHE_ONCE [[nodiscard]] result<kvcache::digest> digest(team& threads, const contents& known) const;
-    [[nodiscard]] result<kvcache::digest> digest() const {
+    KVCACHE_LAZY [[nodiscard]] result<kvcache::digest> digest() const {
         team alone;
         return digest(alone, {});
     }
 
     /// Of what the system says of the files, mapped_file::description(); none if it does not know of one.
     /// Cost: no weight is read.
-    [[nodiscard]] std::optional<kvcache::digest> description(std::chrono::system_clock::time_point now) const {
+    KVCACHE_LAZY [[nodiscard]] std::optional<kvcache::digest>
+    description(std::chrono::system_clock::time_point now) const {
         digest_builder builder;
         builder.text("kvcache files 1").number(shards_.size());
         for (const safetensors_file& shard : shards_) {
@@ -97,13 +102,13 @@ public:
     }
 
     /// Begins to read all files from the disk; returns at once.
-    void read_ahead() const noexcept {
+    KVCACHE_LAZY void read_ahead() const noexcept {
         for (const safetensors_file& shard : shards_)
             shard.file().read_ahead();
     }
 
     /// Takes a tensor that has been read out of this process's memory: mapped_file::forget().
-    void forget(const tensor_view& tensor) const noexcept {
+    KVCACHE_LAZY void forget(const tensor_view& tensor) const noexcept {
         for (const safetensors_file& shard : shards_) {
             const std::span<const std::byte> all = shard.file().bytes();
             if (!std::less<>()(tensor.bytes.data(), all.data()) &&

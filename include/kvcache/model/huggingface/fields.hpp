@@ -20,10 +20,11 @@ namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// The fields of one JSON object, read with their types checked. After the first refusal every answer is a default, so
 /// that a reader asks for all it needs and looks at problem() once. Null counts as absent, except for present().
-class json_fields {
+template <class...>
+class basic_json_fields {
 public:
     /// `prefix` goes before a field's name in errors: "rope_scaling.".
-    json_fields(const json& object, std::string file, std::string prefix)
+    basic_json_fields(const json& object, std::string file, std::string prefix)
         : object_(object), file_(std::move(file)), prefix_(std::move(prefix)) {}
 
     [[nodiscard]] const std::optional<kvcache::error>& problem() const noexcept { return problem_; }
@@ -145,5 +146,6 @@ private:
     std::string prefix_;
     std::optional<kvcache::error> problem_;
 };
+using json_fields = basic_json_fields<>;
 
 } // namespace kvcache::inline KVCACHE_ABI::detail

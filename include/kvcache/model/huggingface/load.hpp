@@ -37,7 +37,7 @@ struct load_options {
 };
 
 /// The usual place of a model directory's packed weights: beside them.
-[[nodiscard]] inline std::filesystem::path packed_path(const std::filesystem::path& directory) {
+KVCACHE_LAZY [[nodiscard]] inline std::filesystem::path packed_path(const std::filesystem::path& directory) {
     return directory / "model.kvcache-packed";
 }
 
@@ -76,8 +76,8 @@ template <std::invocable<std::size_t, std::size_t> Progress>
     return detail::load_and_tell(directory, options, [&](std::size_t done, std::size_t of) { progress(done, of); });
 }
 
-[[nodiscard]] inline result<loaded_model> load_model(const std::filesystem::path& directory,
-                                                     const load_options& options) {
+KVCACHE_LAZY [[nodiscard]] inline result<loaded_model> load_model(const std::filesystem::path& directory,
+                                                                  const load_options& options) {
     return detail::load_and_tell(directory, options, {});
 }
 
@@ -86,7 +86,7 @@ template <std::invocable<std::size_t, std::size_t> Progress>
     return load_model(directory, load_options{}, std::move(progress));
 }
 
-[[nodiscard]] inline result<loaded_model> load_model(const std::filesystem::path& directory) {
+KVCACHE_LAZY [[nodiscard]] inline result<loaded_model> load_model(const std::filesystem::path& directory) {
     return load_model(directory, load_options{});
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/core/json.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/model/config.hpp>
@@ -21,7 +22,8 @@ namespace kvcache::inline KVCACHE_ABI::detail {
 ///     "rope_parameters": {"rope_type": ..., "rope_theta": ..., ...}                          transformers 5
 ///
 /// A type other than default, linear and llama3, and a parameter that none of them knows, are refused in `top`.
-[[nodiscard]] inline rope_config read_rope(json_fields& top, const std::string& file, std::size_t max_positions) {
+KVCACHE_LAZY [[nodiscard]] inline rope_config read_rope(json_fields& top, const std::string& file,
+                                                        std::size_t max_positions) {
     rope_config rope;
     const json* scaling = top.find("rope_scaling");
     const json* parameters = top.find("rope_parameters");

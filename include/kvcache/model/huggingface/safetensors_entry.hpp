@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
+#include <kvcache/core/compiled.hpp>
 
 #include <array>
 #include <cstddef>
@@ -39,7 +40,7 @@ namespace detail {
 }
 
 /// The bytes that a tensor of this dtype and shape has. Nothing when they overflow or end inside a byte.
-[[nodiscard]] inline std::optional<std::size_t> safetensors_bytes(const safetensors_entry& entry) {
+KVCACHE_LAZY [[nodiscard]] inline std::optional<std::size_t> safetensors_bytes(const safetensors_entry& entry) {
     // Extents beside a zero must not overflow either: whoever multiplies them in another order would.
     std::size_t product = safetensors_bits(entry.dtype).value_or(0);
     bool empty = false;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/json.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/model/huggingface/shown.hpp>
@@ -16,22 +17,17 @@
 namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// Strict JSON as a stream of events, in memory that does not grow with its depth and in time that does not grow with
-/// the keys of an object. `Derived` gives on_start_object, on_end_object, on_key, on_start_array, on_end_array,
-/// on_string, on_unsigned and on_other (null, booleans, negative and broken numbers), each false to stop; fail() says
-/// why.
-template <class Derived>
-class sax_events {
+/// the keys of an object. Every on_ function returns false to stop; fail() says why.
+template <class...>
+class sax_events : private json_events {
 public:
-    using json = nlohmann::json;
-
     /// Parses `text` to its end. Returns: what stopped it, with `name` before the words.
     [[nodiscard]] result<void> parse(std::span<const std::byte> text, const std::string& name) {
-        const auto* begin = reinterpret_cast<const char*>(text.data());
-        if (!json::sax_parse(begin, begin + text.size(), self()) && !problem_)
+        if (!tell_json({reinterpret_cast<const char*>(text.data()), text.size()}, *this) && !problem_)
             fail(error_code::malformed, "JSON", "the text is not JSON");
         if (!problem_)
             return {};
-        problem_->message = name + ": " + problem_->field + ": " + problem_->message;
+        problem_->message = joined({name, ": ", problem_->field, ": ", problem_->message});
         return *std::move(problem_);
     }
 
@@ -42,25 +38,32 @@ public:
         return false;
     }
 
-    // The names that nlohmann's parser calls.
-    bool null() { return self()->on_other("null"); }
-    bool boolean(bool) { return self()->on_other("a boolean"); }
-    bool number_integer(std::int64_t) { return self()->on_other("a negative number"); }
-    bool number_unsigned(std::uint64_t value) { return self()->on_unsigned(value); }
-    bool number_float(double, const std::string&) { return self()->on_other("a number that is no 64-bit integer"); }
-    bool string(std::string& text) { return self()->on_string(text); }
-    bool binary(json::binary_t&) { return self()->on_other("binary"); }
-    bool start_object(std::size_t) { return self()->on_start_object(); }
-    bool key(std::string& name) { return self()->on_key(name); }
-    bool end_object() { return self()->on_end_object(); }
-    bool start_array(std::size_t) { return self()->on_start_array(); }
-    bool end_array() { return self()->on_end_array(); }
-    bool parse_error(std::size_t position, const std::string&, const json::exception& reason) {
-        return fail(error_code::malformed, "JSON", "at byte " + std::to_string(position) + ": " + shown(reason.what()));
-    }
+    virtual bool on_start_object() = 0;
+    virtual bool on_end_object() = 0;
+    virtual bool on_key(std::string& name) = 0;
+    virtual bool on_start_array() = 0;
+    virtual bool on_end_array() = 0;
+    virtual bool on_string(std::string& text) = 0;
+    virtual bool on_unsigned(std::uint64_t value) = 0;
+    virtual bool on_other(std::string_view what) = 0; ///< Null, booleans, negative and broken numbers.
 
 private:
-    Derived* self() { return static_cast<Derived*>(this); }
+    bool null() final { return on_other("null"); }
+    bool boolean(bool) final { return on_other("a boolean"); }
+    bool number_integer(std::int64_t) final { return on_other("a negative number"); }
+    bool number_unsigned(std::uint64_t value) final { return on_unsigned(value); }
+    bool number_float(double, const std::string&) final { return on_other("a number that is no 64-bit integer"); }
+    bool string(std::string& text) final { return on_string(text); }
+    bool binary(json::binary_t&) final { return on_other("binary"); }
+    bool start_object(std::size_t) final { return on_start_object(); }
+    bool key(std::string& name) final { return on_key(name); }
+    bool end_object() final { return on_end_object(); }
+    bool start_array(std::size_t) final { return on_start_array(); }
+    bool end_array() final { return on_end_array(); }
+    bool parse_error(std::size_t position, const std::string&, const json::exception& reason) final {
+        return fail(error_code::malformed, "JSON",
+                    joined({"at byte ", std::to_string(position), ": ", shown(reason.what())}));
+    }
 
     std::optional<kvcache::error> problem_;
 };

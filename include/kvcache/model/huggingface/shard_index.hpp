@@ -18,7 +18,7 @@ struct shard_index {
     std::map<std::string, std::string, std::less<>> shard_of = {}; ///< Tensor to file name, in the same directory.
 
     /// The distinct file names, in order.
-    [[nodiscard]] std::vector<std::string> shards() const {
+    KVCACHE_LAZY [[nodiscard]] std::vector<std::string> shards() const {
         std::set<std::string> distinct;
         for (const auto& [tensor, file] : shard_of)
             distinct.insert(file);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
+#include <kvcache/core/compiled.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -11,7 +12,7 @@
 namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// A name from a file, as an error shows it: at most 80 bytes, control characters as '?', and never empty.
-[[nodiscard]] inline std::string shown(std::string_view name) {
+KVCACHE_LAZY [[nodiscard]] inline std::string shown(std::string_view name) {
     if (name.empty())
         return "\"\"";
     constexpr std::size_t most = 80;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/core/json.hpp>
 #include <kvcache/text/chat_template.hpp>
 #include <kvcache/text/jinja/interpreter.hpp>
@@ -23,7 +24,7 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-[[nodiscard]] inline chat_family family_of(std::string_view source) {
+KVCACHE_LAZY [[nodiscard]] inline chat_family family_of(std::string_view source) {
     const auto has = [&](std::string_view part) { return source.find(part) != source.npos; };
     if (!has("messages"))
         return chat_family::other;
@@ -44,7 +45,7 @@ namespace detail {
 }
 
 /// A message whose role, where it is one of the usual, may be part of a control token ("<|" + role + "|>").
-[[nodiscard]] inline text::jinja::value chat_message_of(const json& m) {
+KVCACHE_LAZY [[nodiscard]] inline text::jinja::value chat_message_of(const json& m) {
     using text::jinja::value;
     value made = text::jinja::from_user(m);
     const auto& role = m["role"].get_ref<const std::string&>();
@@ -55,7 +56,7 @@ namespace detail {
     return made;
 }
 
-[[nodiscard]] inline rendered_chat segments_of(const text::marked_text& rendered) {
+KVCACHE_LAZY [[nodiscard]] inline rendered_chat segments_of(const text::marked_text& rendered) {
     rendered_chat out;
     for (std::size_t i = 0, end = 0; i < rendered.bytes.size(); i = end) {
         const bool plain = rendered.marked() && rendered.plain[i] != '\0';

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/core/json.hpp>
 #include <kvcache/text/added_tokens.hpp>
 #include <kvcache/text/bpe.hpp>
@@ -28,7 +29,7 @@ namespace kvcache::inline KVCACHE_ABI {
 namespace detail {
 
 // What the Hugging Face libraries call clean_up_tokenization_spaces.
-[[nodiscard]] inline std::string without_loose_spaces(std::string text) {
+KVCACHE_LAZY [[nodiscard]] inline std::string without_loose_spaces(std::string text) {
     constexpr std::pair<std::string_view, std::string_view> loose[] = {
         {" .", "."},     {" ?", "?"},   {" !", "!"},   {" ,", ","},     {" ' ", "'"},
         {" n't", "n't"}, {" 'm", "'m"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
@@ -52,7 +53,7 @@ struct tokenizer::state {
     std::size_t size = 0;
     kvcache::digest digest = {};
 
-    void read(const text::json_reader& at) {
+    KVCACHE_LAZY void read(const text::json_reader& at) {
         static const text::json_document nothing;
         const auto part = [&](const char* name) {
             return at.has(name) ? at.member(name) : text::json_reader(nothing, name, at.problem());
@@ -73,7 +74,7 @@ struct tokenizer::state {
         decode = text::decoder::open(part("decoder"));
     }
 
-    [[nodiscard]] result<void> index() {
+    KVCACHE_LAZY [[nodiscard]] result<void> index() {
         auto done = added.index(normalize, [&](const text::added_token& t) { return config.is_control(t); });
         control.assign(size, false);
         for (const auto& t : added.all())

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/core/json.hpp>
 #include <kvcache/text/added_tokens.hpp>
 #include <kvcache/text/tokenizer_config.hpp>
@@ -18,10 +19,10 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-[[nodiscard]] inline bool is_sign(char c) noexcept {
+KVCACHE_LAZY [[nodiscard]] inline bool is_sign(char c) noexcept {
     return text::is_punctuation(static_cast<unsigned char>(c) < 0x80 ? static_cast<char32_t>(c) : U'a');
 }
-[[nodiscard]] inline bool looks_like_markup(std::string_view content) {
+KVCACHE_LAZY [[nodiscard]] inline bool looks_like_markup(std::string_view content) {
     if (content == "<s>" || content == "</s>")
         return true;
     if (content.size() > 4 && content.starts_with("<|") && content.ends_with("|>"))
@@ -37,7 +38,7 @@ namespace detail {
 struct tokenizer_config::reader {
     tokenizer_config& to;
 
-    [[nodiscard]] result<void> read(const json& document, const std::string& file) {
+    KVCACHE_LAZY [[nodiscard]] result<void> read(const json& document, const std::string& file) {
         if (!document.is_object())
             return error{error_code::mismatched, file, "is not an object"};
         for (const char* name :
@@ -57,7 +58,7 @@ struct tokenizer_config::reader {
     }
 
     /// One template, or a list of {"name", "template"}.
-    [[nodiscard]] result<void> read_templates(const json& chat) {
+    KVCACHE_LAZY [[nodiscard]] result<void> read_templates(const json& chat) {
         if (chat.is_string()) {
             to.templates_["default"] = chat.get<std::string>();
             return {};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/text/jinja/methods.hpp>
 #include <kvcache/text/jinja/value.hpp>
 
@@ -16,7 +17,7 @@
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// of[key], as Jinja looks it up: undefined where there is nothing.
-[[nodiscard]] inline value item_of(const value& of, const value& key) {
+KVCACHE_LAZY [[nodiscard]] inline value item_of(const value& of, const value& key) {
     if (of.is_undefined())
         mistake("\"" + std::get<value::undefined>(of.held()).name + "\" is undefined");
     if (const auto* map = of.as_mapping()) {
@@ -41,14 +42,14 @@ namespace kvcache::inline KVCACHE_ABI::text::jinja {
 }
 
 /// of.name, as Jinja looks it up: a method before an item.
-[[nodiscard]] inline value attribute_of(const value& of, const std::string& name) {
+KVCACHE_LAZY [[nodiscard]] inline value attribute_of(const value& of, const std::string& name) {
     if (has_method(of, name))
         return bound_function{name, std::make_shared<const value>(of)};
     return item_of(of, std::string_view(name));
 }
 
 /// of[begin:end:step] of a list or a text.
-[[nodiscard]] inline value slice_of(const value& of, const std::array<value, 3>& bounds) {
+KVCACHE_LAZY [[nodiscard]] inline value slice_of(const value& of, const std::array<value, 3>& bounds) {
     const auto bound = [&](std::size_t i) -> std::optional<std::int64_t> {
         if (bounds[i].is_none())
             return std::nullopt;
@@ -82,7 +83,7 @@ namespace kvcache::inline KVCACHE_ABI::text::jinja {
 }
 
 /// The items that a loop goes through: of a list, the names of a mapping, the characters of a text.
-[[nodiscard]] inline list items_of(const value& of) {
+KVCACHE_LAZY [[nodiscard]] inline list items_of(const value& of) {
     if (const auto* items = of.as_list())
         return *items;
     if (const auto* text = of.as_text())
@@ -97,7 +98,7 @@ namespace kvcache::inline KVCACHE_ABI::text::jinja {
 }
 
 /// Whether `item` is in a list, a mapping's names, or a text.
-[[nodiscard]] inline bool contains(const value& in, const value& item) {
+KVCACHE_LAZY [[nodiscard]] inline bool contains(const value& in, const value& item) {
     const auto* text = in.as_text();
     const auto* part = item.as_text();
     if (text) {
@@ -112,7 +113,7 @@ namespace kvcache::inline KVCACHE_ABI::text::jinja {
 }
 
 /// Compares by < as Python does, numbers with numbers and texts with texts.
-[[nodiscard]] inline bool less(const value& a, const value& b) {
+KVCACHE_LAZY [[nodiscard]] inline bool less(const value& a, const value& b) {
     const auto x = a.as_number();
     const auto y = b.as_number();
     if (x && y)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/text/jinja/value.hpp>
 
 #include <cstddef>
@@ -21,7 +22,7 @@ struct arguments {
     std::vector<std::pair<std::string, value>> named = {};
 
     /// The argument at `position` or of this name, or null.
-    [[nodiscard]] const value* find(std::size_t position, std::string_view name) const {
+    KVCACHE_LAZY [[nodiscard]] const value* find(std::size_t position, std::string_view name) const {
         if (position < values.size())
             return &values[position];
         for (const auto& [key, v] : named)
@@ -29,23 +30,25 @@ struct arguments {
                 return &v;
         return nullptr;
     }
-    [[nodiscard]] const value& at(std::size_t position, std::string_view name) const {
+    KVCACHE_LAZY [[nodiscard]] const value& at(std::size_t position, std::string_view name) const {
         const value* v = find(position, name);
         if (!v)
             mistake(of + "() lacks its argument " + std::string(name));
         return *v;
     }
-    [[nodiscard]] const marked_text& text(std::size_t position, std::string_view name) const {
+    KVCACHE_LAZY [[nodiscard]] const marked_text& text(std::size_t position, std::string_view name) const {
         const auto* t = at(position, name).as_text();
         if (!t)
             mistake(of + "() needs a string as " + std::string(name) + ", not " + at(position, name).type_name());
         return *t;
     }
-    [[nodiscard]] std::optional<std::string> text_or_none(std::size_t position, std::string_view name) const {
+    KVCACHE_LAZY [[nodiscard]] std::optional<std::string> text_or_none(std::size_t position,
+                                                                       std::string_view name) const {
         const value* v = find(position, name);
         return !v || v->is_none() ? std::nullopt : std::optional(text(position, name).bytes);
     }
-    [[nodiscard]] std::int64_t integer(std::size_t position, std::string_view name, std::int64_t otherwise) const {
+    KVCACHE_LAZY [[nodiscard]] std::int64_t integer(std::size_t position, std::string_view name,
+                                                    std::int64_t otherwise) const {
         const value* v = find(position, name);
         if (!v || v->is_none())
             return otherwise;
@@ -55,7 +58,7 @@ struct arguments {
         return *n;
     }
     /// Refuses more arguments than the callee knows, so that none is ignored.
-    void expect(std::size_t most, std::initializer_list<std::string_view> names) const {
+    KVCACHE_LAZY void expect(std::size_t most, std::initializer_list<std::string_view> names) const {
         if (values.size() > most)
             refuse(of + "() takes at most " + std::to_string(most) + " arguments");
         for (const auto& [key, v] : named) {

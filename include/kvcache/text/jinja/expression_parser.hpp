@@ -21,7 +21,8 @@
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// Reads expressions from tokens, by Jinja's order of operators.
-class expression_parser : protected token_cursor {
+template <class...>
+class basic_expression_parser : protected token_cursor {
 public:
     using token_cursor::token_cursor;
 
@@ -302,5 +303,6 @@ private:
         return negated ? join(expression_kind::unary, "not", std::move(made)) : std::move(made);
     }
 };
+using expression_parser = basic_expression_parser<>;
 
 } // namespace kvcache::inline KVCACHE_ABI::text::jinja

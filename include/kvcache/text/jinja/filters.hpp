@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/text/jinja/access.hpp>
 #include <kvcache/text/jinja/arguments.hpp>
 #include <kvcache/text/jinja/text_functions.hpp>
@@ -19,7 +20,7 @@
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// `v is name(args)`. Throws: failure, where no such test is known.
-[[nodiscard]] inline bool passes(const value& v, const arguments& args) {
+KVCACHE_LAZY [[nodiscard]] inline bool passes(const value& v, const arguments& args) {
     const std::string& name = args.of;
     if (name == "equalto" || name == "eq" || name == "==")
         return equal(v, args.at(0, "other"));
@@ -80,12 +81,12 @@ namespace kvcache::inline KVCACHE_ABI::text::jinja {
     refuse("the test \"" + name + "\" is not known");
 }
 
-[[nodiscard]] value filtered(const value& v, const arguments& args);
+KVCACHE_LAZY [[nodiscard]] value filtered(const value& v, const arguments& args);
 
 namespace detail {
 
 /// v.a.b for "a.b".
-[[nodiscard]] inline value path_of(value v, std::string_view path) {
+KVCACHE_LAZY [[nodiscard]] inline value path_of(value v, std::string_view path) {
     while (true) {
         const auto dot = path.find('.');
         v = item_of(v, path.substr(0, dot));
@@ -96,7 +97,7 @@ namespace detail {
 }
 
 /// select, reject, selectattr, rejectattr.
-[[nodiscard]] inline value selected(const value& v, const arguments& args) {
+KVCACHE_LAZY [[nodiscard]] inline value selected(const value& v, const arguments& args) {
     const bool by_attribute = args.of.ends_with("attr");
     const bool wanted = args.of.starts_with("select");
     const std::size_t first = by_attribute ? 1 : 0;
@@ -114,7 +115,7 @@ namespace detail {
     return out;
 }
 
-[[nodiscard]] inline value mapped(const value& v, const arguments& args) {
+KVCACHE_LAZY [[nodiscard]] inline value mapped(const value& v, const arguments& args) {
     list out;
     if (const value* attribute = args.find(std::numeric_limits<std::size_t>::max(), "attribute")) {
         args.expect(0, {"attribute", "default"});
@@ -134,7 +135,7 @@ namespace detail {
     return out;
 }
 
-[[nodiscard]] inline value to_integer(const value& v, const arguments& args) {
+KVCACHE_LAZY [[nodiscard]] inline value to_integer(const value& v, const arguments& args) {
     args.expect(1, {"default"});
     if (const auto n = v.as_number())
         return static_cast<std::int64_t>(*n);
@@ -145,7 +146,7 @@ namespace detail {
 }
 
 /// Jinja's indent: every line but the first, and no empty one, unless asked.
-[[nodiscard]] inline value indented(const value& v, const arguments& args) {
+KVCACHE_LAZY [[nodiscard]] inline value indented(const value& v, const arguments& args) {
     args.expect(3, {"width", "first", "blank"});
     const value* first = args.find(1, "first");
     const value* blank = args.find(2, "blank");
@@ -169,7 +170,7 @@ namespace detail {
     return out;
 }
 
-[[nodiscard]] inline value length_of(const value& v) {
+KVCACHE_LAZY [[nodiscard]] inline value length_of(const value& v) {
     if (const auto* t = v.as_text())
         return static_cast<std::int64_t>(character_count(t->bytes));
     if (v.is_none() || v.as_number())
@@ -180,7 +181,7 @@ namespace detail {
 } // namespace detail
 
 /// `v | name(args)`. Throws: failure, where no such filter is known.
-[[nodiscard]] inline value filtered(const value& v, const arguments& args) {
+KVCACHE_LAZY [[nodiscard]] inline value filtered(const value& v, const arguments& args) {
     const std::string& name = args.of;
     if (name == "trim") {
         args.expect(1, {"chars"});

@@ -24,10 +24,11 @@
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// Carries out a template. Steps, depth and output are bounded: a hostile template ends in an error.
-class interpreter {
+template <class...>
+class basic_interpreter {
 public:
     /// `now`, if given, is what strftime_now writes; without it the function is undefined.
-    interpreter(std::map<std::string, value, std::less<>> names, std::optional<std::tm> now)
+    basic_interpreter(std::map<std::string, value, std::less<>> names, std::optional<std::tm> now)
         : scope_(std::make_shared<scope>()), now_(now) {
         scope_->names = std::move(names);
         for (const char* function : {"raise_exception", "range", "namespace", "dict"})
@@ -48,7 +49,7 @@ private:
     /// Counts a step and how deep the machine's stack is.
     class step {
     public:
-        explicit step(interpreter& in) : in_(&in) {
+        explicit step(basic_interpreter& in) : in_(&in) {
             constexpr std::size_t most = 5'000'000;
             constexpr std::size_t deepest = 1500;
             if (++in.steps_ > most)
@@ -61,7 +62,7 @@ private:
         ~step() { --in_->depth_; }
 
     private:
-        interpreter* in_;
+        basic_interpreter* in_;
     };
 
     void write(const marked_text& more) { append(out_, more); }
@@ -141,7 +142,7 @@ private:
     /// A scope for a while.
     class inner_scope {
     public:
-        inner_scope(interpreter& in, std::shared_ptr<scope> around)
+        inner_scope(basic_interpreter& in, std::shared_ptr<scope> around)
             : in_(&in), before_(std::exchange(in.scope_, std::make_shared<scope>())) {
             in.scope_->around = around ? std::move(around) : before_;
         }
@@ -150,7 +151,7 @@ private:
         ~inner_scope() { in_->scope_ = std::move(before_); }
 
     private:
-        interpreter* in_;
+        basic_interpreter* in_;
         std::shared_ptr<scope> before_;
     };
 
@@ -321,5 +322,6 @@ private:
     std::size_t steps_ = 0;
     std::size_t depth_ = 0;
 };
+using interpreter = basic_interpreter<>;
 
 } // namespace kvcache::inline KVCACHE_ABI::text::jinja

@@ -38,9 +38,10 @@ struct token {
 
 /// Cuts the text of a template into tokens, with the white-space rules of chat templates: the newline after a block
 /// and the white space before one on its line are not text (trim_blocks, lstrip_blocks).
-class lexer {
+template <class...>
+class basic_lexer {
 public:
-    explicit lexer(std::string_view source) : source_(unix_lines(source)) {}
+    explicit basic_lexer(std::string_view source) : source_(unix_lines(source)) {}
 
     /// Throws: failure.
     [[nodiscard]] std::vector<token> run() {
@@ -268,5 +269,6 @@ private:
     bool line_starting_ = true;
     std::vector<token> tokens_;
 };
+using lexer = basic_lexer<>;
 
 } // namespace kvcache::inline KVCACHE_ABI::text::jinja

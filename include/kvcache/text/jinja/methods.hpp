@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/text/jinja/arguments.hpp>
 #include <kvcache/text/jinja/text_functions.hpp>
 
@@ -16,7 +17,7 @@
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// Whether values like `self` have this method, which call_method then knows.
-[[nodiscard]] inline bool has_method(const value& self, std::string_view name) {
+KVCACHE_LAZY [[nodiscard]] inline bool has_method(const value& self, std::string_view name) {
     constexpr std::array<std::string_view, 20> of_text{
         "strip",      "lstrip", "rstrip",       "startswith",   "endswith",   "split",   "rsplit",
         "splitlines", "lower",  "upper",        "title",        "capitalize", "replace", "find",
@@ -32,12 +33,12 @@ namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 namespace detail {
 
-[[nodiscard]] inline std::size_t limit_of(std::int64_t n) {
+KVCACHE_LAZY [[nodiscard]] inline std::size_t limit_of(std::int64_t n) {
     return n < 0 ? std::numeric_limits<std::size_t>::max() : static_cast<std::size_t>(n);
 }
 
 /// Whether one of the strings given (one, or several in a list) begins or ends the text.
-[[nodiscard]] inline bool affixed(const marked_text& self, const value& affixes, bool front) {
+KVCACHE_LAZY [[nodiscard]] inline bool affixed(const marked_text& self, const value& affixes, bool front) {
     const auto one = [&](const value& v) {
         const auto* t = v.as_text();
         if (!t)
@@ -49,7 +50,7 @@ namespace detail {
     return one(affixes);
 }
 
-[[nodiscard]] inline value call_text_method(const marked_text& self, const arguments& args) {
+KVCACHE_LAZY [[nodiscard]] inline value call_text_method(const marked_text& self, const arguments& args) {
     const std::string& name = args.of;
     if (name == "strip" || name == "lstrip" || name == "rstrip") {
         args.expect(1, {});
@@ -117,7 +118,7 @@ namespace detail {
 } // namespace detail
 
 /// Calls a method of Python's strings, lists or mappings. Throws: failure.
-[[nodiscard]] inline value call_method(const value& self, const arguments& args) {
+KVCACHE_LAZY [[nodiscard]] inline value call_method(const value& self, const arguments& args) {
     if (const auto* t = self.as_text())
         return detail::call_text_method(*t, args);
     if (const auto* map = self.as_mapping()) {

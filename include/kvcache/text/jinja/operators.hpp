@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/text/jinja/access.hpp>
 #include <kvcache/text/jinja/value.hpp>
 #include <kvcache/text/jinja/writing.hpp>
@@ -14,13 +15,13 @@
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// What an error calls an operand.
-[[nodiscard]] inline std::string operand(const value& v) {
+KVCACHE_LAZY [[nodiscard]] inline std::string operand(const value& v) {
     const auto* name = std::get_if<value::undefined>(&v.held());
     return name ? "\"" + name->name + "\", which is undefined," : v.type_name();
 }
 
 /// left sign right, of whole numbers but for /.
-[[nodiscard]] inline value whole_numbers(const std::string& sign, std::int64_t x, std::int64_t y) {
+KVCACHE_LAZY [[nodiscard]] inline value whole_numbers(const std::string& sign, std::int64_t x, std::int64_t y) {
     std::int64_t made = 0;
     if (sign == "//" || sign == "%") {
         if (y == 0)
@@ -39,7 +40,7 @@ namespace kvcache::inline KVCACHE_ABI::text::jinja {
 }
 
 /// left sign right, for the signs + - * / // % ~.
-[[nodiscard]] inline value combined(const std::string& sign, const value& left, const value& right) {
+KVCACHE_LAZY [[nodiscard]] inline value combined(const std::string& sign, const value& left, const value& right) {
     if (sign == "~") {
         marked_text made = text_of(left);
         append(made, text_of(right));
@@ -74,7 +75,7 @@ namespace kvcache::inline KVCACHE_ABI::text::jinja {
 }
 
 /// sign v, for the signs + and -.
-[[nodiscard]] inline value with_sign(const std::string& sign, const value& v) {
+KVCACHE_LAZY [[nodiscard]] inline value with_sign(const std::string& sign, const value& v) {
     if (const auto n = v.as_integer())
         return sign == "-" ? whole_numbers("-", 0, *n) : value(*n);
     if (const auto d = v.as_number())
@@ -83,7 +84,7 @@ namespace kvcache::inline KVCACHE_ABI::text::jinja {
 }
 
 /// Whether left sign right, for the comparisons and in.
-[[nodiscard]] inline bool holds(const std::string& sign, const value& left, const value& right) {
+KVCACHE_LAZY [[nodiscard]] inline bool holds(const std::string& sign, const value& left, const value& right) {
     return sign == "=="       ? equal(left, right)
            : sign == "!="     ? !equal(left, right)
            : sign == "in"     ? contains(right, left)

@@ -14,9 +14,10 @@
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// Reads a whole template.
-class parser : expression_parser {
+template <class...>
+class basic_parser : expression_parser {
 public:
-    explicit parser(std::string_view source) : expression_parser(lexer(source).run()) {}
+    explicit basic_parser(std::string_view source) : expression_parser(lexer(source).run()) {}
 
     /// Throws: failure.
     [[nodiscard]] block run() {
@@ -197,5 +198,6 @@ private:
         return made;
     }
 };
+using parser = basic_parser<>;
 
 } // namespace kvcache::inline KVCACHE_ABI::text::jinja

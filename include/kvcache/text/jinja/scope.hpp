@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/text/jinja/arguments.hpp>
 #include <kvcache/text/jinja/syntax.hpp>
 
@@ -16,7 +17,7 @@
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// What `loop` is for item `i`.
-[[nodiscard]] inline value loop_state(const list& items, std::size_t i) {
+KVCACHE_LAZY [[nodiscard]] inline value loop_state(const list& items, std::size_t i) {
     const auto n = static_cast<std::int64_t>(items.size());
     const auto at = static_cast<std::int64_t>(i);
     mapping made;
@@ -41,7 +42,7 @@ struct scope {
     std::size_t at = 0;
 
     /// `loop` is made when it is asked for.
-    [[nodiscard]] const value* find(std::string_view name) {
+    KVCACHE_LAZY [[nodiscard]] const value* find(std::string_view name) {
         for (scope* s = this; s; s = s->around.get()) {
             if (const auto found = s->names.find(name); found != s->names.end())
                 return &found->second;
@@ -59,7 +60,7 @@ struct macro {
 };
 
 /// range(stop) or range(start, stop, step). Throws: failure.
-[[nodiscard]] inline value range(const arguments& args) {
+KVCACHE_LAZY [[nodiscard]] inline value range(const arguments& args) {
     args.expect(3, {});
     const bool one = args.values.size() == 1;
     const std::int64_t begin = one ? 0 : args.integer(0, "start", 0);

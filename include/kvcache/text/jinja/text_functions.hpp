@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/text/jinja/value.hpp>
 #include <kvcache/text/jinja/writing.hpp>
 #include <kvcache/text/unicode.hpp>
@@ -19,7 +20,7 @@
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// Whether a character is stripped: white space, or one of `set` where it is given.
-[[nodiscard]] inline bool strips(char32_t c, const std::optional<std::string>& set) {
+KVCACHE_LAZY [[nodiscard]] inline bool strips(char32_t c, const std::optional<std::string>& set) {
     if (!set)
         return is_white_space(c) || (c >= 0x1c && c <= 0x1f);
     for (std::size_t i = 0; i < set->size();) {
@@ -31,8 +32,8 @@ namespace kvcache::inline KVCACHE_ABI::text::jinja {
     return false;
 }
 
-[[nodiscard]] inline marked_text stripped(const marked_text& t, bool left, bool right,
-                                          const std::optional<std::string>& set) {
+KVCACHE_LAZY [[nodiscard]] inline marked_text stripped(const marked_text& t, bool left, bool right,
+                                                       const std::optional<std::string>& set) {
     std::size_t begin = 0;
     std::size_t end = t.bytes.size();
     while (left && begin < end && strips(code_point_at(t.bytes, begin).value, set))
@@ -43,14 +44,15 @@ namespace kvcache::inline KVCACHE_ABI::text::jinja {
 }
 
 /// Bounds the parts that a text is cut into. Throws: failure.
-inline void check_count(std::size_t parts) {
+KVCACHE_LAZY inline void check_count(std::size_t parts) {
     constexpr std::size_t most = 1'000'000;
     if (parts > most)
         refuse("it cuts a text into more than " + std::to_string(most) + " parts");
 }
 
 /// str.split: at white space where `separator` is not given; at most `most` cuts.
-[[nodiscard]] inline list split(const marked_text& t, const std::optional<std::string>& separator, std::size_t most) {
+KVCACHE_LAZY [[nodiscard]] inline list split(const marked_text& t, const std::optional<std::string>& separator,
+                                             std::size_t most) {
     list parts;
     if (separator) {
         if (separator->empty())
@@ -84,7 +86,8 @@ inline void check_count(std::size_t parts) {
 }
 
 /// str.rsplit with a separator: the cuts are taken from the right.
-[[nodiscard]] inline list split_right(const marked_text& t, const std::string& separator, std::size_t most) {
+KVCACHE_LAZY [[nodiscard]] inline list split_right(const marked_text& t, const std::string& separator,
+                                                   std::size_t most) {
     if (separator.empty())
         mistake("rsplit() needs a separator that is not empty");
     list parts;
@@ -102,7 +105,7 @@ inline void check_count(std::size_t parts) {
     return parts;
 }
 
-[[nodiscard]] inline list split_lines(const marked_text& t) {
+KVCACHE_LAZY [[nodiscard]] inline list split_lines(const marked_text& t) {
     list parts;
     for (std::size_t i = 0; i < t.bytes.size();) {
         check_count(parts.size());
@@ -114,8 +117,8 @@ inline void check_count(std::size_t parts) {
     return parts;
 }
 
-[[nodiscard]] inline marked_text replaced(const marked_text& t, std::string_view from, const marked_text& to,
-                                          std::size_t most) {
+KVCACHE_LAZY [[nodiscard]] inline marked_text replaced(const marked_text& t, std::string_view from,
+                                                       const marked_text& to, std::size_t most) {
     marked_text out;
     if (from.empty())
         refuse("replace() of nothing is not known");
@@ -131,7 +134,7 @@ inline void check_count(std::size_t parts) {
 
 enum class letter_case { lower, upper, title, capitalized };
 
-[[nodiscard]] inline marked_text in_case(const marked_text& t, letter_case wanted) {
+KVCACHE_LAZY [[nodiscard]] inline marked_text in_case(const marked_text& t, letter_case wanted) {
     marked_text out;
     bool inside_word = false;
     for (std::size_t i = 0; i < t.bytes.size();) {
@@ -155,7 +158,7 @@ enum class letter_case { lower, upper, title, capitalized };
 }
 
 /// Where the character `n` of a text begins; its end where there are fewer.
-[[nodiscard]] inline std::size_t offset_of(std::string_view bytes, std::int64_t n) {
+KVCACHE_LAZY [[nodiscard]] inline std::size_t offset_of(std::string_view bytes, std::int64_t n) {
     std::size_t at = 0;
     for (; n > 0 && at < bytes.size(); --n)
         at += code_point_at(bytes, at).bytes;
@@ -163,7 +166,7 @@ enum class letter_case { lower, upper, title, capitalized };
 }
 
 /// The characters of a text, each a text.
-[[nodiscard]] inline list characters(const marked_text& t) {
+KVCACHE_LAZY [[nodiscard]] inline list characters(const marked_text& t) {
     list out;
     for (std::size_t i = 0; i < t.bytes.size();) {
         check_count(out.size());
@@ -174,13 +177,13 @@ enum class letter_case { lower, upper, title, capitalized };
     return out;
 }
 
-[[nodiscard]] inline std::size_t character_count(std::string_view bytes) {
+KVCACHE_LAZY [[nodiscard]] inline std::size_t character_count(std::string_view bytes) {
     return static_cast<std::size_t>(std::count_if(
         bytes.begin(), bytes.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
 }
 
 /// Joins the items of a list as text.
-[[nodiscard]] inline marked_text joined(const list& items, const marked_text& between) {
+KVCACHE_LAZY [[nodiscard]] inline marked_text joined(const list& items, const marked_text& between) {
     marked_text out;
     bool first = true;
     for (const value& item : items) {

@@ -15,9 +15,10 @@
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// A place in the tokens of a template, and the making of expressions there.
-class token_cursor {
+template <class...>
+class basic_token_cursor {
 public:
-    explicit token_cursor(std::vector<token> tokens) : tokens_(std::move(tokens)) {}
+    explicit basic_token_cursor(std::vector<token> tokens) : tokens_(std::move(tokens)) {}
 
 protected:
     [[nodiscard]] const token& current() const { return tokens_[at_]; }
@@ -105,5 +106,6 @@ private:
     std::size_t at_ = 0;
     std::size_t depth_ = 0;
 };
+using token_cursor = basic_token_cursor<>;
 
 } // namespace kvcache::inline KVCACHE_ABI::text::jinja

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/core/json.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/text/marked_text.hpp>
@@ -26,10 +27,10 @@ struct failure {
     error reason = {};
 };
 
-[[noreturn]] inline void refuse(std::string message) {
+KVCACHE_LAZY [[noreturn]] inline void refuse(std::string message) {
     throw failure{{error_code::unsupported, "chat_template", std::move(message)}};
 }
-[[noreturn]] inline void mistake(std::string message) {
+KVCACHE_LAZY [[noreturn]] inline void mistake(std::string message) {
     throw failure{{error_code::mismatched, "chat_template", std::move(message)}};
 }
 
@@ -44,7 +45,7 @@ struct nesting {
     bool has_namespace = false;
 
     /// Throws: failure.
-    void add(const value& inner);
+    KVCACHE_LAZY void add(const value& inner);
 };
 
 struct shared_list;
@@ -86,13 +87,13 @@ public:
     value(bool b) : held_(b) {}
     value(std::int64_t n) : held_(n) {}
     value(double d) : held_(d) {}
-    value(marked_text t) : held_(std::make_shared<const marked_text>(std::move(t))) {}
-    value(std::string_view t) : value(marked_text{std::string(t), {}}) {}
-    value(const char* t) : value(std::string_view(t)) {}
-    value(list items);
-    value(mapping entries);
+    KVCACHE_LAZY value(marked_text t) : held_(std::make_shared<const marked_text>(std::move(t))) {}
+    KVCACHE_LAZY value(std::string_view t) : value(marked_text{std::string(t), {}}) {}
+    KVCACHE_LAZY value(const char* t) : value(std::string_view(t)) {}
+    KVCACHE_LAZY value(list items);
+    KVCACHE_LAZY value(mapping entries);
     value(macro_pointer m) : held_(std::move(m)) {}
-    value(bound_function f) : held_(std::make_shared<const bound_function>(std::move(f))) {}
+    KVCACHE_LAZY value(bound_function f) : held_(std::make_shared<const bound_function>(std::move(f))) {}
 
     [[nodiscard]] const held_type& held() const noexcept { return held_; }
     template <class T>
@@ -106,30 +107,30 @@ public:
         const auto* p = std::get_if<text_pointer>(&held_);
         return p ? p->get() : nullptr;
     }
-    [[nodiscard]] const list* as_list() const noexcept;
+    KVCACHE_LAZY [[nodiscard]] const list* as_list() const noexcept;
     [[nodiscard]] mapping* as_mapping() const noexcept {
         const auto* p = std::get_if<mapping_pointer>(&held_);
         return p ? p->get() : nullptr;
     }
-    [[nodiscard]] nesting inside() const noexcept;
+    KVCACHE_LAZY [[nodiscard]] nesting inside() const noexcept;
     /// A whole number, true and false included, as Python counts them.
-    [[nodiscard]] std::optional<std::int64_t> as_integer() const noexcept {
+    KVCACHE_LAZY [[nodiscard]] std::optional<std::int64_t> as_integer() const noexcept {
         if (const auto* b = std::get_if<bool>(&held_))
             return *b ? 1 : 0;
         const auto* n = std::get_if<std::int64_t>(&held_);
         return n ? std::optional(*n) : std::nullopt;
     }
-    [[nodiscard]] std::optional<double> as_number() const noexcept {
+    KVCACHE_LAZY [[nodiscard]] std::optional<double> as_number() const noexcept {
         if (const auto n = as_integer())
             return static_cast<double>(*n);
         const auto* d = std::get_if<double>(&held_);
         return d ? std::optional(*d) : std::nullopt;
     }
 
-    [[nodiscard]] bool truth() const;
+    KVCACHE_LAZY [[nodiscard]] bool truth() const;
 
     /// What Python calls the type.
-    [[nodiscard]] std::string type_name() const {
+    KVCACHE_LAZY [[nodiscard]] std::string type_name() const {
         constexpr std::array<const char*, 10> names{"undefined", "NoneType", "bool", "int",   "float",
                                                     "str",       "list",     "dict", "macro", "function"};
         return names[held_.index()];
@@ -141,7 +142,7 @@ private:
 
 /// A list as a value holds it.
 struct shared_list {
-    explicit shared_list(list made);
+    KVCACHE_LAZY explicit shared_list(list made);
     list items = {};
     nesting inside = {};
 };
@@ -152,26 +153,26 @@ struct mapping {
     bool is_namespace = false;
     nesting inside = {};
 
-    [[nodiscard]] const value* find(std::string_view key) const;
-    void set(marked_text key, value v);
+    KVCACHE_LAZY [[nodiscard]] const value* find(std::string_view key) const;
+    KVCACHE_LAZY void set(marked_text key, value v);
     /// As set, for a key that is not there yet.
-    void add(marked_text key, value v);
+    KVCACHE_LAZY void add(marked_text key, value v);
 };
 
-inline value::value(list items) : held_(std::make_shared<const shared_list>(std::move(items))) {}
-inline value::value(mapping entries) : held_(std::make_shared<mapping>(std::move(entries))) {}
-inline const list* value::as_list() const noexcept {
+KVCACHE_LAZY inline value::value(list items) : held_(std::make_shared<const shared_list>(std::move(items))) {}
+KVCACHE_LAZY inline value::value(mapping entries) : held_(std::make_shared<mapping>(std::move(entries))) {}
+KVCACHE_LAZY inline const list* value::as_list() const noexcept {
     const auto* p = std::get_if<list_pointer>(&held_);
     return p ? &(*p)->items : nullptr;
 }
-inline nesting value::inside() const noexcept {
+KVCACHE_LAZY inline nesting value::inside() const noexcept {
     if (const auto* p = std::get_if<list_pointer>(&held_))
         return (*p)->inside;
     if (const auto* m = as_mapping())
         return {m->inside.depth, m->inside.has_namespace || m->is_namespace};
     return {0, false};
 }
-inline bool value::truth() const {
+KVCACHE_LAZY inline bool value::truth() const {
     if (is_undefined() || is_none())
         return false;
     if (const auto n = as_number())
@@ -185,7 +186,7 @@ inline bool value::truth() const {
     return true;
 }
 
-inline void nesting::add(const value& inner) {
+KVCACHE_LAZY inline void nesting::add(const value& inner) {
     constexpr std::size_t deepest = 400;
     const nesting other = inner.inside();
     depth = std::max(depth, other.depth + 1);
@@ -193,20 +194,20 @@ inline void nesting::add(const value& inner) {
     if (depth > deepest)
         refuse("values are nested more than " + std::to_string(deepest) + " levels deep");
 }
-inline shared_list::shared_list(list made) : items(std::move(made)) {
+KVCACHE_LAZY inline shared_list::shared_list(list made) : items(std::move(made)) {
     constexpr std::size_t most = 1'000'000;
     if (items.size() > most)
         refuse("a list has more than " + std::to_string(most) + " items");
     for (const value& item : items)
         inside.add(item);
 }
-inline const value* mapping::find(std::string_view key) const {
+KVCACHE_LAZY inline const value* mapping::find(std::string_view key) const {
     for (const auto& [name, v] : entries)
         if (name.bytes == key)
             return &v;
     return nullptr;
 }
-inline void mapping::set(marked_text key, value v) {
+KVCACHE_LAZY inline void mapping::set(marked_text key, value v) {
     for (auto& [name, old] : entries)
         if (name.bytes == key.bytes) {
             inside.add(v);
@@ -215,13 +216,13 @@ inline void mapping::set(marked_text key, value v) {
         }
     add(std::move(key), std::move(v));
 }
-inline void mapping::add(marked_text key, value v) {
+KVCACHE_LAZY inline void mapping::add(marked_text key, value v) {
     inside.add(v);
     entries.emplace_back(std::move(key), std::move(v));
 }
 
 /// Whether two values are equal as Python compares them. `budget` bounds how many are compared.
-[[nodiscard]] inline bool equal(const value& a, const value& b, std::size_t& budget) {
+KVCACHE_LAZY [[nodiscard]] inline bool equal(const value& a, const value& b, std::size_t& budget) {
     if (budget-- == 0)
         refuse("it compares values that are too large");
     if (const auto x = a.as_number())
@@ -250,13 +251,13 @@ inline void mapping::add(marked_text key, value v) {
     }
     return a.held() == b.held();
 }
-[[nodiscard]] inline bool equal(const value& a, const value& b) {
+KVCACHE_LAZY [[nodiscard]] inline bool equal(const value& a, const value& b) {
     std::size_t budget = 1'000'000;
     return equal(a, b, budget);
 }
 
 /// A floating-point number as Python writes it.
-[[nodiscard]] inline std::string shown(double d) {
+KVCACHE_LAZY [[nodiscard]] inline std::string shown(double d) {
     std::array<char, 64> buffer{};
     const double size = d < 0 ? -d : d;
     const bool plain = d == 0 || (size >= 1e-4 && size < 1e16);
@@ -270,7 +271,7 @@ inline void mapping::add(marked_text key, value v) {
 }
 
 /// A JSON value whose text is all a user's.
-[[nodiscard]] inline value from_user(const json& j) {
+KVCACHE_LAZY [[nodiscard]] inline value from_user(const json& j) {
     if (j.is_boolean())
         return j.get<bool>();
     if (j.is_number_float() || (j.is_number_unsigned() && j.get<std::uint64_t>() > std::uint64_t{INT64_MAX}))

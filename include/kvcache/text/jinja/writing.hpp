@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/text/jinja/value.hpp>
 
 #include <array>
@@ -13,14 +14,14 @@
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 /// Bounds the texts that a template makes. Throws: failure.
-inline void check_length(std::size_t bytes) {
+KVCACHE_LAZY inline void check_length(std::size_t bytes) {
     constexpr std::size_t most = std::size_t{1} << 26;
     if (bytes > most)
         refuse("it makes a text of more than " + std::to_string(most) + " bytes");
 }
 
 /// Appends a text with its marks. Throws: failure, where the whole is too long.
-inline void append(marked_text& out, const marked_text& more) {
+KVCACHE_LAZY inline void append(marked_text& out, const marked_text& more) {
     check_length(out.bytes.size() + more.bytes.size());
     if (more.marked() && !out.marked())
         out.plain.resize(out.bytes.size(), '\0');
@@ -32,7 +33,7 @@ inline void append(marked_text& out, const marked_text& more) {
 namespace detail {
 
 /// A string as a literal: Python's, or JSON's. Marked plain where the string is.
-inline void append_quoted(marked_text& out, const marked_text& text, bool as_json) {
+KVCACHE_LAZY inline void append_quoted(marked_text& out, const marked_text& text, bool as_json) {
     const bool plain = text.any_plain(0, text.bytes.size());
     const bool apostrophe = text.bytes.find('\'') != std::string::npos && text.bytes.find('"') == std::string::npos;
     const char quote = as_json || apostrophe ? '"' : '\'';
@@ -64,10 +65,11 @@ inline void append_quoted(marked_text& out, const marked_text& text, bool as_jso
 } // namespace detail
 
 /// How a value is written inside a text: as Python prints it, or as JSON.
-class writer {
+template <class...>
+class basic_writer {
 public:
     /// `indent` is that of json.dumps.
-    writer(bool as_json, std::optional<std::size_t> indent) : as_json_(as_json), indent_(indent) {}
+    basic_writer(bool as_json, std::optional<std::size_t> indent) : as_json_(as_json), indent_(indent) {}
 
     /// Throws: failure, where JSON cannot say the value.
     void write(marked_text& out, const value& v) { write(out, v, 0); }
@@ -133,9 +135,10 @@ private:
     bool as_json_;
     std::optional<std::size_t> indent_;
 };
+using writer = basic_writer<>;
 
 /// str(v): text as it is, nothing for an undefined value, others as Python prints them.
-[[nodiscard]] inline marked_text text_of(const value& v) {
+KVCACHE_LAZY [[nodiscard]] inline marked_text text_of(const value& v) {
     if (const auto* t = v.as_text())
         return *t;
     marked_text out;
@@ -145,7 +148,7 @@ private:
 }
 
 /// json.dumps(v, ensure_ascii=False, indent=indent).
-[[nodiscard]] inline marked_text json_of(const value& v, std::optional<std::size_t> indent) {
+KVCACHE_LAZY [[nodiscard]] inline marked_text json_of(const value& v, std::optional<std::size_t> indent) {
     marked_text out;
     writer(true, indent).write(out, v);
     return out;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/core/json.hpp>
 #include <kvcache/model/huggingface/config.hpp>
 #include <kvcache/model/huggingface/fields.hpp>
@@ -59,7 +60,7 @@ inline constexpr huggingface_architecture huggingface_architectures[] = {
 };
 
 /// The entry that "model_type" and "architectures" name together.
-[[nodiscard]] inline const huggingface_architecture* find_architecture(json_fields& fields) {
+KVCACHE_LAZY [[nodiscard]] inline const huggingface_architecture* find_architecture(json_fields& fields) {
     const auto model_type = fields.text("model_type");
     if (!model_type) {
         fields.refuse(error_code::not_found, "model_type", "the field is missing");
@@ -88,7 +89,7 @@ inline constexpr huggingface_architecture huggingface_architectures[] = {
 }
 
 /// Refuses each field that would change the mathematics in a way the reference transformer does not follow.
-inline void refuse_foreign_mathematics(json_fields& fields) {
+KVCACHE_LAZY inline void refuse_foreign_mathematics(json_fields& fields) {
     const json none;
     for (const std::string_view name : {"quantization_config", "quantization", "compression_config"})
         fields.only(name, none, "a quantised checkpoint");
@@ -126,8 +127,8 @@ inline void refuse_foreign_mathematics(json_fields& fields) {
 }
 
 /// Refuses a window that hides any position below max_position_embeddings.
-inline void refuse_active_window(json_fields& fields, const huggingface_architecture& known,
-                                 const model_config& config) {
+KVCACHE_LAZY inline void refuse_active_window(json_fields& fields, const huggingface_architecture& known,
+                                              const model_config& config) {
     if (fields.flag("use_sliding_window", false))
         fields.refuse(error_code::unsupported, "use_sliding_window", "a sliding window is not supported");
     if (const json* types = fields.find("layer_types")) {
@@ -158,7 +159,8 @@ inline void refuse_active_window(json_fields& fields, const huggingface_architec
 }
 
 /// config.json's name for a field that model_config::check() names.
-[[nodiscard]] inline std::string huggingface_field(const std::string& field, const std::string& rope_prefix) {
+KVCACHE_LAZY [[nodiscard]] inline std::string huggingface_field(const std::string& field,
+                                                                const std::string& rope_prefix) {
     constexpr std::pair<std::string_view, std::string_view> names[] = {
         {"layers", "num_hidden_layers"},
         {"heads", "num_attention_heads"},
@@ -178,7 +180,7 @@ inline void refuse_active_window(json_fields& fields, const huggingface_architec
 }
 
 /// Reads the parsed config.json; `file` is what errors call it.
-[[nodiscard]] inline result<model_config> parse_model_config(const json& text, const std::string& file) {
+KVCACHE_LAZY [[nodiscard]] inline result<model_config> parse_model_config(const json& text, const std::string& file) {
     if (!text.is_object())
         return error{error_code::malformed, "config.json", file + ": it must be a JSON object"};
     json_fields fields(text, file, "");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/kernel/piecewise_digest.hpp>
 #include <kvcache/kernel/team.hpp>
 #include <kvcache/model/huggingface/checkpoint.hpp>
@@ -26,7 +27,7 @@ namespace kvcache::inline KVCACHE_ABI {
 namespace detail {
 
 /// Of every field of a configuration. A field that is added and not named here does not compile.
-[[nodiscard]] inline digest digest_of(const model_config& config) {
+KVCACHE_LAZY [[nodiscard]] inline digest digest_of(const model_config& config) {
     const auto& [architecture, hidden, inner, layers, heads, kv_heads, head_dim, vocabulary, positions, eps, rope, tied,
                  qkv_bias, output_bias, mlp_bias, qk_norm, bos, eos] = config;
     const auto& [theta, scaling, factor, low, high, original] = rope;
@@ -48,7 +49,7 @@ namespace detail {
 }
 
 /// A team of as many threads as asked for, or as the system has.
-[[nodiscard]] inline team loading_team(std::size_t threads) {
+KVCACHE_LAZY [[nodiscard]] inline team loading_team(std::size_t threads) {
     const std::size_t wanted = threads != 0 ? threads : std::max<std::size_t>(std::thread::hardware_concurrency(), 1);
     try {
         return team(wanted);
@@ -58,13 +59,15 @@ namespace detail {
 }
 
 /// The model in the numbers that the options ask for.
-[[nodiscard]] inline transformer computing(const load_options& options, transformer stored, team& threads) {
+KVCACHE_LAZY [[nodiscard]] inline transformer computing(const load_options& options, transformer stored,
+                                                        team& threads) {
     return options.int8 ? stored.in_int8(threads) : std::move(stored);
 }
 
 /// The weights that an earlier start kept. Errors: packed_file's; mismatched, when they are of another checkpoint.
-[[nodiscard]] inline result<packed_file> open_packed(const load_options& options, const checkpoint& files,
-                                                     const packed_origin& origin, std::size_t bytes, team& threads) {
+KVCACHE_LAZY [[nodiscard]] inline result<packed_file> open_packed(const load_options& options, const checkpoint& files,
+                                                                  const packed_origin& origin, std::size_t bytes,
+                                                                  team& threads) {
     auto kept = packed_file::open(*options.packed, origin, bytes);
     if (!kept)
         return kept;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/model/huggingface/safetensors.hpp>
 #include <kvcache/model/huggingface/shown.hpp>
 
@@ -18,7 +19,7 @@ namespace kvcache::inline KVCACHE_ABI {
 namespace detail {
 
 /// A shape as errors show it: "(2, 3)".
-[[nodiscard]] inline std::string shape_text(std::span<const std::size_t> shape) {
+KVCACHE_LAZY [[nodiscard]] inline std::string shape_text(std::span<const std::size_t> shape) {
     std::string text = "(";
     for (std::size_t i = 0; i != shape.size() && i != 8; ++i)
         text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
@@ -26,7 +27,7 @@ namespace detail {
 }
 
 /// The dtype of weights that is spelled so.
-[[nodiscard]] inline std::optional<dtype> weight_dtype(std::string_view spelled) noexcept {
+KVCACHE_LAZY [[nodiscard]] inline std::optional<dtype> weight_dtype(std::string_view spelled) noexcept {
     for (const dtype type : {dtype::f32, dtype::f16, dtype::bf16})
         if (name_of(type) == spelled)
             return type;

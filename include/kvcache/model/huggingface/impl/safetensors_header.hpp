@@ -21,11 +21,12 @@ namespace detail {
 /// Takes the header's JSON as events, so that nothing is kept that the format does not name.
 ///
 ///     { "__metadata__": { key: text }, tensor: { "dtype": text, "shape": [n], "data_offsets": [begin, end] } }
-class safetensors_events : public sax_events<safetensors_events> {
+template <class...>
+class safetensors_events final : public sax_events<> {
 public:
     explicit safetensors_events(safetensors_header& header) : header_(header) {}
 
-    bool on_start_object() {
+    bool on_start_object() override {
         switch (place_) {
         case place::file:
             place_ = place::tensors;
@@ -41,7 +42,7 @@ public:
             return refuse_type("an object");
         }
     }
-    bool on_end_object() {
+    bool on_end_object() override {
         if (place_ == place::tensor) {
             for (std::size_t field = 0; field != 3; ++field)
                 if (!seen_[field])
@@ -51,7 +52,7 @@ public:
         place_ = place_ == place::tensors ? place::done : place::tensors;
         return true;
     }
-    bool on_key(std::string& key) {
+    bool on_key(std::string& key) override {
         switch (place_) {
         case place::tensors: {
             if (key == "__metadata__") {
@@ -84,7 +85,7 @@ public:
             return refuse_type("a key");
         }
     }
-    bool on_string(std::string& text) {
+    bool on_string(std::string& text) override {
         if (place_ == place::metadata_value) {
             place_ = place::metadata;
             const std::string field = "__metadata__." + shown(metadata_key_);
@@ -99,19 +100,19 @@ public:
         entry_->dtype = std::move(text);
         return true;
     }
-    bool on_start_array() {
+    bool on_start_array() override {
         if (place_ != place::value || field_ == 0)
             return refuse_type("an array");
         place_ = place::numbers;
         offsets_ = 0;
         return true;
     }
-    bool on_end_array() {
+    bool on_end_array() override {
         place_ = place::tensor;
         return field_ == 1 || offsets_ == 2 ||
                fail(error_code::malformed, where(), "the field needs two numbers, not " + std::to_string(offsets_));
     }
-    bool on_unsigned(std::uint64_t value) {
+    bool on_unsigned(std::uint64_t value) override {
         if (place_ != place::numbers)
             return refuse_type("a number");
         if (field_ == 1)
@@ -122,7 +123,7 @@ public:
             entry_->end = value;
         return true;
     }
-    bool on_other(std::string_view what) { return refuse_type(what); }
+    bool on_other(std::string_view what) override { return refuse_type(what); }
 
 private:
     enum class place {
@@ -201,7 +202,7 @@ KVCACHE_BODY result<safetensors_header> safetensors_header::parse(std::span<cons
 
     safetensors_header header;
     header.buffer = prefix + static_cast<std::size_t>(length);
-    detail::safetensors_events events(header);
+    detail::safetensors_events<> events(header);
     if (auto parsed = events.parse(text, name); !parsed)
         return parsed.error();
 

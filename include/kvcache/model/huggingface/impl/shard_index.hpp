@@ -17,13 +17,14 @@ namespace kvcache::inline KVCACHE_ABI {
 namespace detail {
 
 /// Takes "weight_map", an object of texts at the top; whatever else the index says is skipped.
-class shard_index_events : public sax_events<shard_index_events> {
+template <class...>
+class shard_index_events final : public sax_events<> {
 public:
     explicit shard_index_events(shard_index& index) : index_(index) {}
 
     [[nodiscard]] bool found() const noexcept { return found_; }
 
-    bool on_start_object() {
+    bool on_start_object() override {
         ++depth_;
         if (inside_)
             return refuse_type("an object");
@@ -31,18 +32,18 @@ public:
             inside_ = true;
         return true;
     }
-    bool on_end_object() {
+    bool on_end_object() override {
         inside_ = false;
         --depth_;
         return true;
     }
-    bool on_key(std::string& key) {
+    bool on_key(std::string& key) override {
         key_ = std::move(key);
         if (depth_ == 1 && key_ == "weight_map" && std::exchange(found_, true))
             return fail(error_code::malformed, "weight_map", "the key is there twice");
         return true;
     }
-    bool on_string(std::string& text) {
+    bool on_string(std::string& text) override {
         if (!inside_)
             return on_other("a text");
         const std::string field = "weight_map." + shown(key_);
@@ -54,17 +55,17 @@ public:
         return index_.shard_of.emplace(std::move(key_), std::move(text)).second ||
                fail(error_code::malformed, field, "the tensor is there twice");
     }
-    bool on_start_array() {
+    bool on_start_array() override {
         const bool fits = on_other("an array");
         ++depth_;
         return fits;
     }
-    bool on_end_array() {
+    bool on_end_array() override {
         --depth_;
         return true;
     }
-    bool on_unsigned(std::uint64_t) { return on_other("a number"); }
-    bool on_other(std::string_view what) {
+    bool on_unsigned(std::uint64_t) override { return on_other("a number"); }
+    bool on_other(std::string_view what) override {
         const bool skipped = depth_ > 1 || (depth_ == 1 && key_ != "weight_map");
         return (skipped && !inside_) || refuse_type(what);
     }
@@ -92,7 +93,7 @@ KVCACHE_BODY result<shard_index> shard_index::read(const std::filesystem::path& 
     if (!mapped)
         return mapped.error();
     shard_index index;
-    detail::shard_index_events events(index);
+    detail::shard_index_events<> events(index);
     if (auto parsed = events.parse(mapped->bytes(), mapped->name()); !parsed)
         return parsed.error();
     if (index.shard_of.empty())
