@@ -226,9 +226,9 @@ void add_pages(bench::suite& suite) {
                .scored = true});
 
     using books = kv::page_books<heap, decltype(kv::xxh3{}.open({})), decltype(kv::radix{}.open(shape, 0)),
-                                 decltype(kv::lru{}.open({})), decltype(kv::silent{}.open())>;
-    auto kept = std::make_shared<books>(shape, pages, bytes, 1, false, kv::identity{}, kv::heap{}, kv::xxh3{},
-                                        kv::radix{}, kv::lru{}, kv::silent{});
+                                 decltype(kv::lru{}.open({})), decltype(kv::silent{}.open()), false>;
+    auto kept = std::make_shared<books>(shape, pages, bytes, 1, kv::identity{}, kv::heap{}, kv::xxh3{}, kv::radix{},
+                                        kv::lru{}, kv::silent{});
     suite.add({.name = "page_books",
                .unit = "ns",
                .take =

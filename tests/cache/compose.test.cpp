@@ -37,7 +37,7 @@ struct kvcache::role_of<foreign::watcher> {
 
 // The order of policies does not matter, nor does naming a standard one.
 static_assert(std::is_same_v<kv::cache<kv::counting, kv::mutexed>, kv::cache<kv::mutexed, kv::counting>>);
-static_assert(std::is_same_v<kv::cache<>, kv::cache<kv::follow_leader, kv::plain, kv::heap>>);
+static_assert(std::is_same_v<kv::cache<>, kv::cache<kv::reuse_forecast, kv::plain, kv::heap>>);
 static_assert(!std::is_same_v<kv::cache<>, kv::cache<kv::counting>>);
 
 static_assert(kv::policy<kv::lru> && kv::policy<foreign::watcher>);

@@ -120,8 +120,8 @@ TEST_CASE("in a cache, tail-safe lru keeps of each conversation what its next tu
 }
 
 TEST_CASE("books that do not add up are found") {
-    kv::page_books<kv::heap::state, kv::xxh3::state, kv::radix::state, kv::lru::state, kv::silent::state> books(
-        shape, 4, 64, 0, false, {}, kv::heap{}, kv::xxh3{}, kv::radix{}, kv::lru{}, kv::silent{});
+    kv::page_books<kv::heap::state, kv::xxh3::state, kv::radix::state, kv::lru::state, kv::silent::state, false> books(
+        shape, 4, 64, 0, {}, kv::heap{}, kv::xxh3{}, kv::radix{}, kv::lru{}, kv::silent{});
     const auto page = books.allocate(0);
     REQUIRE(page);
     std::vector<std::uint32_t> held(4, 0);

@@ -17,7 +17,7 @@ endif()
 
 # One program, built with the flags in ARGN besides; `missing` is part of a name that it then lacks, or nothing.
 function(kvcache_linking name missing)
-  set(command "${CMAKE_CXX_COMPILER} -std=c++20 ${CMAKE_CXX_FLAGS} ${options} ${includes} -DKVCACHE_COMPILED=1 ${ARGN}"
+  set(command "${CMAKE_CXX_COMPILER} -std=c++20 ${CMAKE_CXX_FLAGS} ${options} ${includes} ${ARGN}"
               "${CMAKE_CURRENT_SOURCE_DIR}/compiled/program.cpp $<TARGET_FILE:kvcache_compiled> -pthread"
               "-o ${CMAKE_CURRENT_BINARY_DIR}/compiled_${name}")
   list(JOIN command " " command)
@@ -30,8 +30,16 @@ get_directory_property(options COMPILE_OPTIONS)
 list(JOIN options " " options)
 set(includes "$<TARGET_PROPERTY:kvcache_test_headers,INCLUDE_DIRECTORIES>")
 set(includes "$<$<BOOL:${includes}>:-I$<JOIN:${includes}, -I>>")
-kvcache_linking(alike "" -DKVCACHE_CONTRACTS=1)
-kvcache_linking(unchecked "unchecked" -DKVCACHE_CONTRACTS=0)
+kvcache_linking(alike "" -DKVCACHE_COMPILED=1 -DKVCACHE_CONTRACTS=1)
+kvcache_linking(off "" -DKVCACHE_COMPILED=0 -DKVCACHE_CONTRACTS=0)
+kvcache_linking(unchecked "unchecked" -DKVCACHE_COMPILED=1 -DKVCACHE_CONTRACTS=0)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  kvcache_linking(slow "base" "-DKVCACHE_CONTRACTS=1 -march=x86-64 -DKVCACHE_ALLOW_SLOW")
+  kvcache_linking(slow "base" "-DKVCACHE_COMPILED=1 -DKVCACHE_CONTRACTS=1 -march=x86-64 -DKVCACHE_ALLOW_SLOW")
+  find_package(Python3 COMPONENTS Interpreter QUIET)
+  if(Python3_FOUND)
+    add_test(NAME "compiled: objects that are built differently keep apart"
+             COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/mixed/mixed.py ${CMAKE_CXX_COMPILER}
+                     ${CMAKE_CURRENT_BINARY_DIR}/mixed "${includes}")
+    set_tests_properties("compiled: objects that are built differently keep apart" PROPERTIES LABELS compile_fail)
+  endif()
 endif()

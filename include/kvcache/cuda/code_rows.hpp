@@ -129,7 +129,7 @@ private:
         if constexpr (Format == row_format::int8 || turned) {
             const auto* const scales = reinterpret_cast<const std::uint16_t*>(own.scale);
             const float scale = from_f16(scales[turned ? own.d / int4_group : 0]);
-            KVCACHE_UNROLL
+            KVCACHE_DEVICE_UNROLL
             for (unsigned i = 0; i < 8; ++i)
                 own.numbers[i] = times(own.numbers[i], scale);
         }
@@ -141,7 +141,7 @@ private:
         float* const exchange = group.template shared<float>(0, 2 * threads * 8);
         group.alone([&](unsigned thread) {
             float(&x)[8] = own[thread].numbers;
-            KVCACHE_UNROLL
+            KVCACHE_DEVICE_UNROLL
             for (unsigned pair = 0; pair < 12; ++pair) {
                 const unsigned apart = 1u << pair / 4, i = pair % 4 / apart * 2 * apart + pair % 4 % apart;
                 const float a = x[i], b = x[i + apart];
@@ -153,7 +153,7 @@ private:
         for (unsigned apart = 1; apart < turned_numbers() / 8; apart *= 2, ++turn) {
             float* const here = exchange + turn % 2 * threads * 8; // (8, threads)
             group.each([&](unsigned thread) {
-                KVCACHE_UNROLL
+                KVCACHE_DEVICE_UNROLL
                 for (unsigned i = 0; i < 8; ++i)
                     here[i * threads + thread] = own[thread].numbers[i];
             });
@@ -163,7 +163,7 @@ private:
                 const unsigned other = upper ? thread - apart : thread + apart;
                 if (other >= threads)
                     return; // of a row that is not whole
-                KVCACHE_UNROLL
+                KVCACHE_DEVICE_UNROLL
                 for (unsigned i = 0; i < 8; ++i) {
                     const float mine = own[thread].numbers[i], theirs = here[i * threads + other];
                     own[thread].numbers[i] = upper ? plus(theirs, -mine) : plus(mine, theirs);
@@ -171,7 +171,7 @@ private:
             });
         }
         group.alone([&](unsigned thread) {
-            KVCACHE_UNROLL
+            KVCACHE_DEVICE_UNROLL
             for (unsigned i = 0; i < 8; ++i)
                 own[thread].numbers[i] = times(own[thread].numbers[i], turn_scale);
         });
@@ -184,7 +184,7 @@ private:
             float* const least = most + threads;
             group.each([&](unsigned thread) {
                 float up = 0.0f, down = 0.0f; // of the numbers, and of the numbers with their signs turned
-                KVCACHE_UNROLL
+                KVCACHE_DEVICE_UNROLL
                 for (unsigned i = 0; i < 8; ++i) {
                     up = larger_or_none(own[thread].numbers[i], up);
                     down = larger_or_none(-own[thread].numbers[i], down);
@@ -209,7 +209,7 @@ private:
                 if (lane % share == 0)
                     reinterpret_cast<std::uint16_t*>(mine.scale)[turned ? mine.d / int4_group : 0] = kept;
                 const float by = from_f16(kept) != 0.0f ? divided(1.0f, from_f16(kept)) : 0.0f;
-                KVCACHE_UNROLL
+                KVCACHE_DEVICE_UNROLL
                 for (unsigned i = 0; i < 8; ++i)
                     mine.numbers[i] = whole(times(mine.numbers[i], by));
                 row_numbers<Format>::store(mine.numbers, mine.page, mine.d);

@@ -54,11 +54,11 @@ struct copy_pieces {
         group.alone([&](unsigned thread) {
             constexpr unsigned each = block_vectors / threads;
             vector16 held[each]; // all loads are under way before the first store
-            KVCACHE_UNROLL
+            KVCACHE_DEVICE_UNROLL
             for (unsigned i = 0; i < each; ++i)
                 if (const std::uint64_t at = first + i * threads + thread; at < all)
                     held[i] = from[at];
-            KVCACHE_UNROLL
+            KVCACHE_DEVICE_UNROLL
             for (unsigned i = 0; i < each; ++i)
                 if (const std::uint64_t at = first + i * threads + thread; at < all)
                     to[at] = held[i];

@@ -72,7 +72,7 @@ struct decode_attention {
                 group.alone([&](unsigned thread) {
                     const std::uint32_t first = (step < tiles ? step : step - tiles) * tile;
                     std::byte* const to = ring + step % stages * tile * stride;
-                    KVCACHE_UNROLL
+                    KVCACHE_DEVICE_UNROLL
                     for (unsigned i = thread; i < tile * vectors; i += threads) {
                         const std::uint32_t row = i / vectors, part = i % vectors * 16;
                         const bool whole = first + row < rows;
@@ -122,7 +122,7 @@ struct decode_attention {
         group.each([&](unsigned thread) {
             if (thread / lanes >= walkers)
                 return;
-            KVCACHE_UNROLL
+            KVCACHE_DEVICE_UNROLL
             for (unsigned i = 0; i < Queries * 8; ++i)
                 parts[(thread / lanes * Queries + i / 8) * Dim + thread % lanes * 8 + i % 8] =
                     own[thread].sums[i / 8][i % 8];
@@ -199,10 +199,10 @@ private:
         float* const out = scores + row * Queries + begin;
         if constexpr (whole_numbers) {
             std::int32_t sums[scored] = {};
-            KVCACHE_UNROLL
+            KVCACHE_DEVICE_UNROLL
             for (unsigned d = 0; d < Dim; d += 16) {
                 const vector16 k = *reinterpret_cast<const vector16*>(key + d);
-                KVCACHE_UNROLL
+                KVCACHE_DEVICE_UNROLL
                 for (unsigned q = 0; q < scored; ++q) {
                     const auto* const codes = reinterpret_cast<const vector16*>(
                         reinterpret_cast<const std::int16_t*>(query) + (begin + q) * Dim + d);
@@ -213,25 +213,25 @@ private:
                     sums[q] = dot_8_16(k.words[3], high.words[2], high.words[3], sums[q]);
                 }
             }
-            KVCACHE_UNROLL
+            KVCACHE_DEVICE_UNROLL
             for (unsigned q = 0; q < scored; ++q)
                 out[q] = times(times(static_cast<float>(sums[q]), query[Queries * Dim / 2 + begin + q]), scales[row]);
         } else {
             float sums[scored] = {};
-            KVCACHE_UNROLL
+            KVCACHE_DEVICE_UNROLL
             for (unsigned d = 0; d < Dim; d += 8) {
                 float k[8];
                 row_numbers<Format>::load(key, d, k);
-                KVCACHE_UNROLL
+                KVCACHE_DEVICE_UNROLL
                 for (unsigned q = 0; q < scored; ++q) {
                     float x[8];
                     load_floats(query + (begin + q) * Dim + d, x);
-                    KVCACHE_UNROLL
+                    KVCACHE_DEVICE_UNROLL
                     for (unsigned i = 0; i < 8; ++i)
                         sums[q] = fused(x[i], k[i], sums[q]);
                 }
             }
-            KVCACHE_UNROLL
+            KVCACHE_DEVICE_UNROLL
             for (unsigned q = 0; q < scored; ++q)
                 out[q] = sums[q];
         }
@@ -280,13 +280,13 @@ private:
         if (walker >= walkers)
             return;
         const std::uint32_t here = rows - first < tile ? rows - first : tile;
-        KVCACHE_UNROLL_4
+        KVCACHE_DEVICE_UNROLL_4
         for (unsigned token = walker; token < here; token += walkers) {
             float v[8];
             row_numbers<Format>::load(values + token * stride, d, v);
             float weight[Queries];
             load_floats(weights + (first + token) * Queries, weight);
-            KVCACHE_UNROLL
+            KVCACHE_DEVICE_UNROLL
             for (unsigned i = 0; i < Queries * 8; ++i)
                 own.sums[i / 8][i % 8] = fused(weight[i / 8], v[i % 8], own.sums[i / 8][i % 8]);
         }

@@ -2,7 +2,7 @@
 #pragma once
 
 /// For what runs on the host and, under nvcc, on the device: the arithmetic and the bodies of kernels. Under another
-/// compiler it is `inline` alone. KVCACHE_UNROLL stands before loops whose arrays are to stay in registers.
+/// compiler it is `inline` alone. KVCACHE_DEVICE_UNROLL stands before loops whose arrays are to stay in registers.
 #if defined(__CUDACC__)
 #define KVCACHE_HOST_DEVICE __host__ __device__ __forceinline__
 #else
@@ -10,9 +10,9 @@
 #endif
 
 #if defined(__CUDA_ARCH__)
-#define KVCACHE_UNROLL _Pragma("unroll")
-#define KVCACHE_UNROLL_4 _Pragma("unroll 4")
+#define KVCACHE_DEVICE_UNROLL _Pragma("unroll")
+#define KVCACHE_DEVICE_UNROLL_4 _Pragma("unroll 4")
 #else
-#define KVCACHE_UNROLL
-#define KVCACHE_UNROLL_4
+#define KVCACHE_DEVICE_UNROLL
+#define KVCACHE_DEVICE_UNROLL_4
 #endif

@@ -51,7 +51,7 @@ struct move_rows {
         group.alone([&](unsigned thread) {
             vector16 held[each];
             vector16* to[each];
-            KVCACHE_UNROLL
+            KVCACHE_DEVICE_UNROLL
             for (unsigned i = 0; i < each; ++i) {
                 to[i] = nullptr;
                 const std::uint64_t at = (group.block() * each + i) * threads + thread;
@@ -73,7 +73,7 @@ struct move_rows {
                 held[i] = *reinterpret_cast<const vector16*>(Way == row_way::into_pages ? outside : page);
                 to[i] = reinterpret_cast<vector16*>(Way == row_way::into_pages ? page : outside);
             }
-            KVCACHE_UNROLL
+            KVCACHE_DEVICE_UNROLL
             for (unsigned i = 0; i < each; ++i)
                 if (to[i] != nullptr)
                     *to[i] = held[i];

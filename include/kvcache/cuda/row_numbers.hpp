@@ -14,15 +14,15 @@ namespace kvcache::inline KVCACHE_ABI::cuda {
 template <unsigned Count>
 KVCACHE_HOST_DEVICE void load_floats(const float* from, float (&to)[Count]) noexcept {
     if constexpr (Count % 4 == 0) {
-        KVCACHE_UNROLL
+        KVCACHE_DEVICE_UNROLL
         for (unsigned i = 0; i < Count; i += 4) {
             const vector16 four = *reinterpret_cast<const vector16*>(from + i);
-            KVCACHE_UNROLL
+            KVCACHE_DEVICE_UNROLL
             for (unsigned j = 0; j < 4; ++j)
                 to[i + j] = std::bit_cast<float>(four.words[j]);
         }
     } else {
-        KVCACHE_UNROLL
+        KVCACHE_DEVICE_UNROLL
         for (unsigned i = 0; i < Count; ++i)
             to[i] = from[i];
     }
@@ -38,17 +38,17 @@ struct row_numbers {
             load_floats(reinterpret_cast<const float*>(row) + d, out);
         } else if constexpr (Format == row_format::int8) {
             const auto* const words = reinterpret_cast<const std::uint32_t*>(row + d);
-            KVCACHE_UNROLL
+            KVCACHE_DEVICE_UNROLL
             for (unsigned i = 0; i < 8; ++i)
                 out[i] = whole((words[i / 4] ^ 0x80808080u) >> (i % 4 * 8) & 0xFFu, 128.0f);
         } else if constexpr (Format == row_format::int4_turned) {
             const std::uint32_t word = *reinterpret_cast<const std::uint32_t*>(row + d / 2);
-            KVCACHE_UNROLL
+            KVCACHE_DEVICE_UNROLL
             for (unsigned i = 0; i < 8; ++i)
                 out[i] = whole(word >> (i * 4) & 0xFu, 8.0f);
         } else {
             const vector16 eight = *reinterpret_cast<const vector16*>(row + d * 2);
-            KVCACHE_UNROLL
+            KVCACHE_DEVICE_UNROLL
             for (unsigned i = 0; i < 4; ++i) {
                 if constexpr (Format == row_format::bf16) {
                     out[2 * i] = std::bit_cast<float>(eight.words[i] << 16);
@@ -64,10 +64,10 @@ struct row_numbers {
     /// Whole numbers, int4's less their middle, for the formats that have scales.
     KVCACHE_HOST_DEVICE static void store(const float (&numbers)[8], std::byte* row, unsigned d) noexcept {
         if constexpr (Format == row_format::f32) {
-            KVCACHE_UNROLL
+            KVCACHE_DEVICE_UNROLL
             for (unsigned half = 0; half < 2; ++half) {
                 vector16 four;
-                KVCACHE_UNROLL
+                KVCACHE_DEVICE_UNROLL
                 for (unsigned i = 0; i < 4; ++i)
                     four.words[i] = std::bit_cast<std::uint32_t>(numbers[4 * half + i]);
                 *reinterpret_cast<vector16*>(row + (d + 4 * half) * 4) = four;
@@ -80,7 +80,7 @@ struct row_numbers {
             *reinterpret_cast<std::uint32_t*>(row + d / 2) = packed<4>(numbers, 0, 8, 8);
         } else {
             vector16 eight;
-            KVCACHE_UNROLL
+            KVCACHE_DEVICE_UNROLL
             for (unsigned i = 0; i < 4; ++i)
                 eight.words[i] = std::uint32_t{sixteen(numbers[2 * i])} | std::uint32_t{sixteen(numbers[2 * i + 1])}
                                                                               << 16;
@@ -100,7 +100,7 @@ private:
     [[nodiscard]] KVCACHE_HOST_DEVICE static std::uint32_t packed(const float (&numbers)[8], unsigned first,
                                                                   unsigned count, std::int32_t middle) noexcept {
         std::uint32_t word = 0;
-        KVCACHE_UNROLL
+        KVCACHE_DEVICE_UNROLL
         for (unsigned i = 0; i < count; ++i)
             word |= (static_cast<std::uint32_t>(static_cast<std::int32_t>(numbers[first + i]) + middle) &
                      ((1u << Bits) - 1))
