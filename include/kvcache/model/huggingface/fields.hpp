@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/json.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/model/huggingface/sax.hpp>
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <string>
@@ -34,7 +36,10 @@ public:
         if (problem_)
             return;
         const std::string name = prefix_ + shown(field);
-        problem_ = kvcache::error{code, name, file_ + ": " + name + ": " + what};
+        problem_ = kvcache::error{code, name, joined({file_, ": ", name, ": ", what})};
+    }
+    void refuse(error_code code, std::string_view field, std::initializer_list<std::string_view> words) {
+        refuse(code, field, joined(words));
     }
     void refuse(const kvcache::error& reason) {
         if (!problem_)
@@ -59,11 +64,11 @@ public:
             return fallback.value_or(0);
         }
         if (!value->is_number_integer()) {
-            refuse(error_code::malformed, name, "it must be a whole number, not " + as_text(*value));
+            refuse(error_code::malformed, name, {"it must be a whole number, not ", as_text(*value)});
             return 0;
         }
         if (!value->is_number_unsigned()) {
-            refuse(error_code::out_of_range, name, "it is negative: " + as_text(*value));
+            refuse(error_code::out_of_range, name, {"it is negative: ", as_text(*value)});
             return 0;
         }
         return static_cast<std::size_t>(value->get<std::uint64_t>());
@@ -77,7 +82,7 @@ public:
             return fallback.value_or(0.0);
         }
         if (!value->is_number()) {
-            refuse(error_code::malformed, name, "it must be a number, not " + as_text(*value));
+            refuse(error_code::malformed, name, {"it must be a number, not ", as_text(*value)});
             return 0.0;
         }
         return value->get<double>();
@@ -88,7 +93,7 @@ public:
         if (value == nullptr)
             return fallback;
         if (!value->is_boolean()) {
-            refuse(error_code::malformed, name, "it must be true or false, not " + as_text(*value));
+            refuse(error_code::malformed, name, {"it must be true or false, not ", as_text(*value)});
             return fallback;
         }
         return value->get<bool>();
@@ -99,7 +104,7 @@ public:
         if (value == nullptr)
             return std::nullopt;
         if (!value->is_string()) {
-            refuse(error_code::malformed, name, "it must be a text, not " + as_text(*value));
+            refuse(error_code::malformed, name, {"it must be a text, not ", as_text(*value)});
             return std::nullopt;
         }
         return value->get<std::string>();
@@ -133,12 +138,14 @@ public:
         if (value == nullptr || *value == neutral || (off && *value == json(false)) ||
             (value->is_structured() && value->empty()))
             return;
-        refuse(error_code::unsupported, name, std::string(what) + " is not supported; it is " + as_text(*value));
+        refuse(error_code::unsupported, name, {what, " is not supported; it is ", as_text(*value)});
     }
 
-    [[nodiscard]] static std::string as_text(const json& value) {
-        return shown(value.dump(-1, ' ', true, json::error_handler_t::replace));
+    [[nodiscard]] static bool says(const json& value, std::string_view text) {
+        const auto* held = value.get_ptr<const std::string*>();
+        return held != nullptr && *held == text;
     }
+    [[nodiscard]] static std::string as_text(const json& value) { return shown(json_text(value)); }
 
 private:
     const json& object_;

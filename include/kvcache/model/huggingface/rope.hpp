@@ -58,7 +58,7 @@ KVCACHE_LAZY [[nodiscard]] inline rope_config read_rope(json_fields& top, const 
         rope.scaling = rope_config::kind::llama3;
     else if (type != "default")
         fields.refuse(error_code::unsupported, type_field,
-                      "\"" + shown(type) + "\" is not supported; default, linear and llama3 are");
+                      {"\"", shown(type), "\" is not supported; default, linear and llama3 are"});
 
     constexpr std::array<std::string_view, 9> known = {"rope_type",
                                                        "type",

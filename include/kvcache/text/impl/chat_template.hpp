@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/json.hpp>
 #include <kvcache/text/chat_template.hpp>
 #include <kvcache/text/jinja/interpreter.hpp>
@@ -79,7 +80,8 @@ KVCACHE_BODY result<chat_template> chat_template::open(const tokenizer& words, c
     const std::string* source = words.config().try_chat_template(name);
     if (!source)
         return error{error_code::not_found, "chat_template",
-                     "there is no chat template \"" + name + "\" in tokenizer_config.json or chat_template.jinja"};
+                     detail::joined(
+                         {"there is no chat template \"", name, "\" in tokenizer_config.json or chat_template.jinja"})};
     return parse(*source, words.config().special_tokens());
 }
 
@@ -98,7 +100,8 @@ KVCACHE_BODY result<chat_template> chat_template::parse_any(std::string_view sou
     if (source.size() > longest)
         return error{error_code::unsupported, "chat_template", "the template is longer than a mebibyte"};
     if (const auto bad = text::first_invalid_utf8(source))
-        return error{error_code::malformed, "chat_template", "byte " + std::to_string(*bad) + " is not UTF-8"};
+        return error{error_code::malformed, "chat_template",
+                     detail::joined({"byte ", std::to_string(*bad), " is not UTF-8"})};
     auto made = std::make_shared<state>();
     made->family = detail::family_of(source);
     made->special_tokens = special_tokens;
