@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/joined.hpp>
 #include <kvcache/core/json.hpp>
@@ -19,6 +20,25 @@
 #include <vector>
 
 namespace kvcache::detail {
+
+/// Whether two values are equal, numbers whatever their type. To compile == of two values, every == of std is tried on
+/// all that JSON converts to.
+KVCACHE_LAZY [[nodiscard]] inline bool same_json(const json& a, const json& b) {
+    if (a.is_number_float() || b.is_number_float())
+        return a.is_number() && b.is_number() && a.get<double>() == b.get<double>();
+    if (a.is_number() && b.is_number())
+        return a.get<std::int64_t>() == b.get<std::int64_t>();
+    if (a.type() != b.type() || a.size() != b.size())
+        return false;
+    if (a.is_boolean())
+        return a.get<bool>() == b.get<bool>();
+    if (a.is_string())
+        return a.get_ref<const std::string&>() == b.get_ref<const std::string&>();
+    for (auto x = a.begin(), y = b.begin(); x != a.end(); ++x, ++y)
+        if ((a.is_object() && x.key() != y.key()) || !same_json(*x, *y))
+            return false;
+    return true;
+}
 
 /// The fields of one JSON object, read with their types checked. After the first refusal every answer is a default, so
 /// that a reader asks for all it needs and looks at problem() once. Null counts as absent, except for present().
@@ -134,8 +154,8 @@ public:
     /// mathematics.
     void only(std::string_view name, const json& neutral, std::string_view what) {
         const json* value = find(name);
-        const bool off = neutral.is_null() || neutral == json(false) || neutral == json(0);
-        if (value == nullptr || *value == neutral || (off && *value == json(false)) ||
+        const bool off = neutral.is_null() || same_json(neutral, 0);
+        if (value == nullptr || same_json(*value, neutral) || (off && same_json(*value, false)) ||
             (value->is_structured() && value->empty()))
             return;
         refuse(error_code::unsupported, name, {what, " is not supported; it is ", as_text(*value)});

@@ -297,8 +297,8 @@ KVCACHE_LAZY [[nodiscard]] inline value from_user(const json& j) {
     }
     if (j.is_object()) {
         mapping made;
-        for (const auto& [name, v] : j.items())
-            made.add(plain(name), from_user(v));
+        for (const auto& item : j.get_ref<const json::object_t&>())
+            made.add(plain(item.first), from_user(item.second));
         return made;
     }
     return value::none{};
