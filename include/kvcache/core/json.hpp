@@ -111,6 +111,11 @@ template <class Json>
     return detail::json_builder<Json>().build(text, std::move(name));
 }
 
+/// A value as ASCII, bytes that are no UTF-8 as U+FFFD.
+KVCACHE_LAZY KVCACHE_TAGGED [[nodiscard]] std::string json_text(const json& value) {
+    return value.dump(-1, ' ', true, json::error_handler_t::replace);
+}
+
 /// Parses strict JSON whose objects keep the order of the text.
 KVCACHE_LAZY [[nodiscard]] result<json> parse_json(std::string_view text, std::string name) {
     return parse_json_as<json>(text, std::move(name));
@@ -150,6 +155,7 @@ KVCACHE_LAZY [[nodiscard]] result<json> read_json(const std::filesystem::path& f
 extern template bool detail::tell_json(std::string_view, detail::json_events&);
 extern template result<json> parse_json_as(std::string_view, std::string);
 extern template result<nlohmann::json> parse_json_as(std::string_view, std::string);
+extern template std::string json_text(const json&);
 extern template result<std::string> read_file(const std::filesystem::path&, std::size_t);
 #endif
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/session/sampler.hpp>
@@ -38,7 +39,7 @@ public:
 
     /// The next token, from the logits of the one before it, (vocabulary). Requires: !over().
     /// Errors: malformed, for a logit that is no finite number. Cost: O(vocabulary).
-    [[nodiscard]] result<token_id> next(std::span<const float> logits) {
+    KVCACHE_LAZY [[nodiscard]] result<token_id> next(std::span<const float> logits) {
         if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); }))
             return error{error_code::malformed, "logits",
                          "the model gave a logit that is no finite number; its weights are damaged"};

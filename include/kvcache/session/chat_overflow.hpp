@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/text/chat_template.hpp>
 
 #include <algorithm>
@@ -26,7 +27,7 @@ struct refuse_overflow {
 /// The oldest whole turn goes: the first user message and all up to the next. System messages before it stay, and so
 /// does the last turn. What is left is computed again, exactly.
 struct slide_overflow {
-    [[nodiscard]] bool shorten(std::vector<chat_message>& messages) const {
+    KVCACHE_LAZY [[nodiscard]] bool shorten(std::vector<chat_message>& messages) const {
         const auto said = [](const chat_message& m) { return m.role != "system" && m.role != "developer"; };
         const auto first = std::ranges::find_if(messages, said);
         if (first == messages.end())

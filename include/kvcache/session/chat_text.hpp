@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/session/stop_strings.hpp>
 #include <kvcache/text/stream_decoder.hpp>
 #include <kvcache/text/tokenizer.hpp>
@@ -17,17 +18,18 @@ namespace kvcache::inline KVCACHE_ABI {
 class chat_text {
 public:
     /// Behind `prompt`: its last token, if any, is what the answer's first word follows.
-    chat_text(const tokenizer& words, std::span<const token_id> prompt, const std::vector<std::string>& stops)
+    KVCACHE_LAZY chat_text(const tokenizer& words, std::span<const token_id> prompt,
+                           const std::vector<std::string>& stops)
         : decoder_(words, {.skip_special = true}), stops_(stops) {
         if (!prompt.empty())
             (void)decoder_.push(prompt.back());
     }
 
     /// Returns: the text that is now sure, often empty.
-    [[nodiscard]] std::string push(token_id token) { return keep(stops_.push(decoder_.push(token))); }
+    KVCACHE_LAZY [[nodiscard]] std::string push(token_id token) { return keep(stops_.push(decoder_.push(token))); }
 
     /// The answer is over. Returns: what was held back.
-    [[nodiscard]] std::string flush() {
+    KVCACHE_LAZY [[nodiscard]] std::string flush() {
         std::string rest = stops_.push(decoder_.flush());
         return keep(rest + stops_.flush());
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/text/chat_template.hpp>
 #include <kvcache/text/stream_decoder.hpp>
@@ -33,7 +34,7 @@ public:
     /// The tokens of `chat`. The tokens so far are kept if their text is its begin, byte for byte and mark for mark,
     /// and a control token stands at the seam, so that no token could have grown across it. Errors: those of
     /// tokenizer::encode. Cost: O(bytes), of which the known ones are compared only.
-    [[nodiscard]] result<prompt> tokens_of(const tokenizer& words, const rendered_chat& chat) const {
+    KVCACHE_LAZY [[nodiscard]] result<prompt> tokens_of(const tokenizer& words, const rendered_chat& chat) const {
         if (const auto rest = behind(chat.segments)) {
             auto more = suffix(words, *rest);
             if (!more)
@@ -50,8 +51,9 @@ public:
     }
 
     /// The transcript behind `chat`, which ran as `ids`, and `answer`, which was sampled behind it.
-    [[nodiscard]] static chat_transcript of(const tokenizer& words, const rendered_chat& chat,
-                                            std::span<const token_id> ids, std::span<const token_id> answer) {
+    KVCACHE_LAZY [[nodiscard]] static chat_transcript of(const tokenizer& words, const rendered_chat& chat,
+                                                         std::span<const token_id> ids,
+                                                         std::span<const token_id> answer) {
         chat_transcript made;
         for (const text_segment& each : chat.segments)
             made.append(each.text, each.is_control);
@@ -71,7 +73,7 @@ public:
     }
 
     /// Keeps the first `tokens` tokens. What text they are is no longer known: the next rendering is encoded whole.
-    void cut(std::size_t tokens) {
+    KVCACHE_LAZY void cut(std::size_t tokens) {
         ids_.resize(std::min(tokens, ids_.size()));
         text_.clear();
         control_.clear();
@@ -79,7 +81,8 @@ public:
 
 private:
     // The segments behind the text so far, if it is the begin of these.
-    [[nodiscard]] std::optional<std::vector<text_segment>> behind(std::span<const text_segment> segments) const {
+    KVCACHE_LAZY [[nodiscard]] std::optional<std::vector<text_segment>>
+    behind(std::span<const text_segment> segments) const {
         if (ids_.empty() || text_.empty())
             return std::nullopt;
         std::size_t at = 0;
@@ -99,7 +102,7 @@ private:
     }
 
     // The tokens of what follows, if a control token stands at the seam.
-    [[nodiscard]] result<prompt> suffix(const tokenizer& words, std::vector<text_segment> rest) const {
+    KVCACHE_LAZY [[nodiscard]] result<prompt> suffix(const tokenizer& words, std::vector<text_segment> rest) const {
         if (rest.empty())
             return prompt{{}, true};
         const bool behind_control = words.is_control(ids_.back());
@@ -115,7 +118,7 @@ private:
         return prompt{std::move(*more), true};
     }
 
-    void append(const std::string& text, bool control) {
+    KVCACHE_LAZY void append(const std::string& text, bool control) {
         text_ += text;
         control_.resize(text_.size(), control);
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/little_endian.hpp>
 #include <kvcache/core/result.hpp>
@@ -22,7 +23,7 @@ struct speaking {
 };
 
 /// As a record keeps it (docs/format.md).
-[[nodiscard]] inline std::vector<std::byte> bytes_of(const speaking& state) {
+KVCACHE_LAZY [[nodiscard]] inline std::vector<std::byte> bytes_of(const speaking& state) {
     std::vector<std::byte> made(40 + 4 * state.said.size());
     const std::span<std::byte> to = made;
     store_little(to, 0, std::bit_cast<std::uint32_t>(state.draw.temperature));
@@ -36,7 +37,7 @@ struct speaking {
 }
 
 /// Errors: malformed.
-[[nodiscard]] inline result<speaking> speaking_of(std::span<const std::byte> bytes) {
+KVCACHE_LAZY [[nodiscard]] inline result<speaking> speaking_of(std::span<const std::byte> bytes) {
     const error broken{error_code::malformed, "speaking", "speaking: it is not how an answer is said"};
     if (bytes.size() < 40 || (bytes.size() - 40) % 4 != 0 || load_little<std::uint32_t>(bytes, 4) != 0 ||
         load_little<std::uint64_t>(bytes, 32) != (bytes.size() - 40) / 4)

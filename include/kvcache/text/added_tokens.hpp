@@ -114,18 +114,17 @@ public:
             const auto known = model.try_id(t.content);
             const auto* other = model.try_token(t.id);
             if ((known && *known != t.id) || (other && *other != t.content))
-                return one.refuse(error_code::malformed, "id",
-                                  "the vocabulary gives " +
-                                      (known ? "\"" + t.content + "\" the id " + std::to_string(*known)
-                                             : "the id " + std::to_string(t.id) + " to \"" + *other + "\""));
+                return one.refuse(
+                    error_code::malformed, "id",
+                    {"the vocabulary gives ", known ? "\"" + t.content + "\" the id " + std::to_string(*known)
+                                                    : "the id " + std::to_string(t.id) + " to \"" + *other + "\""});
             const auto [by_id, fresh] = by_id_.try_emplace(t.id, tokens_.size());
             if (!fresh && tokens_[by_id->second].content != t.content)
                 return one.refuse(error_code::malformed, "id",
-                                  std::to_string(t.id) + " is the id of \"" + tokens_[by_id->second].content +
-                                      "\" too");
+                                  {std::to_string(t.id), " is the id of \"", tokens_[by_id->second].content, "\" too"});
             const auto [by_content, first] = by_content_.try_emplace(t.content, t.id);
             if (!first && by_content->second != t.id)
-                return one.refuse(error_code::malformed, "content", "\"" + t.content + "\" is added twice");
+                return one.refuse(error_code::malformed, "content", {"\"", t.content, "\" is added twice"});
             needs_words_ = needs_words_ || t.single_word;
             if (fresh)
                 tokens_.push_back(std::move(t));

@@ -31,10 +31,11 @@ public:
         basic_bpe made;
         const std::string type = at.text_or("type", "BPE");
         if (type != "BPE") {
-            at.refuse(error_code::unsupported, "type", "the model \"" + type + "\" is not known");
+            at.refuse(error_code::unsupported, "type", {"the model \"", type, "\" is not known"});
             return made;
         }
-        if (at.has("dropout") && !(at.member("dropout").value().is_number() && at.member("dropout").value() == 0))
+        if (at.has("dropout") &&
+            !(at.member("dropout").value().is_number() && at.member("dropout").value().get<double>() == 0))
             at.refuse(error_code::unsupported, "dropout", "encodes at random, which this library does not");
         made.fuse_unknown_ = at.flag_or("fuse_unk", false);
         made.ignore_merges_ = at.flag_or("ignore_merges", false);
@@ -77,7 +78,7 @@ private:
                     return;
                 const auto space = line->find(' ');
                 if (space == line->npos || line->find(' ', space + 1) != line->npos)
-                    return one.refuse(error_code::malformed, "", "\"" + *line + "\" is not two tokens");
+                    return one.refuse(error_code::malformed, "", {"\"", *line, "\" is not two tokens"});
                 left = std::string_view(*line).substr(0, space);
                 right = std::string_view(*line).substr(space + 1);
             } else if (one.value().is_array() && one.value().size() == 2 && one.value()[0].is_string() &&
@@ -94,14 +95,14 @@ private:
     void add_merge(const json_reader& at, std::uint32_t rank, std::string_view left, std::string_view right) {
         if (right.size() < prefix_.size())
             return at.refuse(error_code::malformed, "", "its right token is shorter than continuing_subword_prefix");
-        const std::string whole = std::string(left) + std::string(right.substr(prefix_.size()));
+        const std::string whole = kvcache::detail::joined({left, right.substr(prefix_.size())});
         const auto a = vocabulary_.try_id(left);
         const auto b = vocabulary_.try_id(right);
         const auto made = vocabulary_.try_id(whole);
         if (!a || !b || !made) {
             const std::string_view missing = !a ? left : !b ? right : std::string_view(whole);
             return at.refuse(error_code::malformed, "",
-                             "merges to or from \"" + std::string(missing) + "\", which is no token of the vocabulary");
+                             {"merges to or from \"", missing, "\", which is no token of the vocabulary"});
         }
         merges_.set(*a, *b, {rank, *made});
         for (std::size_t i = 0; i < whole.size();) {

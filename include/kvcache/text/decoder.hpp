@@ -12,7 +12,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
 #include <vector>
 
 namespace kvcache::inline KVCACHE_ABI::text {
@@ -35,19 +34,15 @@ public:
     }
 
 private:
-    struct byte_level {};
-    struct byte_fallback {};
-    struct fuse {};
-    struct replace {
-        pattern what = {};
+    enum class kind { byte_level, byte_fallback, fuse, replace, strip, spaces };
+    struct step {
+        kind is = kind::fuse;
+        pattern what = {}; // is replaced by the content
         std::string content = {};
-    };
-    struct strip {
-        std::string content = {};
-        std::size_t start = 0;
+        std::size_t start = 0; // how often the content is stripped
         std::size_t stop = 0;
+        metaspace spaces = {};
     };
-    using step = std::variant<byte_level, byte_fallback, fuse, replace, strip, metaspace>;
 
     void add(const json_reader& at) {
         if (at.value().is_null())
@@ -56,28 +51,31 @@ private:
         if (type == "Sequence")
             at.member("decoders").each([&](const json_reader& one) { add(one); });
         else if (type == "ByteLevel")
-            steps_.emplace_back(byte_level{});
+            steps_.push_back({.is = kind::byte_level});
         else if (type == "ByteFallback")
-            steps_.emplace_back(byte_fallback{});
+            steps_.push_back({.is = kind::byte_fallback});
         else if (type == "Fuse")
-            steps_.emplace_back(fuse{});
+            steps_.push_back({.is = kind::fuse});
         else if (type == "Replace")
-            steps_.emplace_back(replace{pattern::open(at.member("pattern")), at.text("content")});
+            steps_.push_back(
+                {.is = kind::replace, .what = pattern::open(at.member("pattern")), .content = at.text("content")});
         else if (type == "Strip")
             add_strip(at);
         else if (type == "Metaspace")
-            steps_.emplace_back(metaspace::open(at));
+            steps_.push_back({.is = kind::spaces, .spaces = metaspace::open(at)});
         else
-            at.refuse(error_code::unsupported, "type", "the decoder \"" + type + "\" is not known");
+            at.refuse(error_code::unsupported, "type", {"the decoder \"", type, "\" is not known"});
     }
 
     void add_strip(const json_reader& at) {
         constexpr std::uint64_t most = 4096;
-        strip made{at.text("content"), static_cast<std::size_t>(at.member("start").number(most)),
-                   static_cast<std::size_t>(at.member("stop").number(most))};
+        step made{.is = kind::strip,
+                  .content = at.text("content"),
+                  .start = static_cast<std::size_t>(at.member("start").number(most)),
+                  .stop = static_cast<std::size_t>(at.member("stop").number(most))};
         if (made.content.empty() || code_point_at(made.content, 0).bytes != made.content.size())
             at.refuse(error_code::malformed, "content", "must be one character");
-        steps_.emplace_back(std::move(made));
+        steps_.push_back(std::move(made));
     }
 
     std::vector<step> steps_;
@@ -94,8 +92,7 @@ public:
         bool fused = false;
         for (std::size_t i = 0; i < stages_.size(); ++i) {
             stages_[i].fused = fused;
-            fused = fused || std::holds_alternative<fuse>(rules.steps_[i]) ||
-                    std::holds_alternative<byte_level>(rules.steps_[i]);
+            fused = fused || rules.steps_[i].is == kind::fuse || rules.steps_[i].is == kind::byte_level;
         }
     }
 
@@ -112,7 +109,7 @@ public:
     /// Appends what was held back, bytes that are no text as U+FFFD; a new text may follow.
     void finish(std::string& out) {
         for (std::size_t i = 0; i < stages_.size(); ++i)
-            std::visit([&](const auto& s) { end(s, i, out); }, rules_->steps_[i]);
+            end(rules_->steps_[i], i, out);
         *this = run(*rules_);
     }
 
@@ -129,10 +126,45 @@ private:
         if (i == stages_.size())
             out.append(token);
         else
-            std::visit([&](const auto& s) { take(s, i, std::move(token), out); }, rules_->steps_[i]);
+            take(rules_->steps_[i], i, std::move(token), out);
     }
 
-    void take(byte_level, std::size_t i, std::string token, std::string& out) {
+    void take(const step& one, std::size_t i, std::string token, std::string& out) {
+        switch (one.is) {
+        case kind::byte_level:
+            return take_characters(i, token, out);
+        case kind::byte_fallback:
+            return take_byte(i, std::move(token), out);
+        case kind::fuse:
+            return feed(i + 1, std::move(token), out);
+        case kind::replace:
+            return take_replaced(one, i, token, out);
+        case kind::strip:
+            return take_stripped(one, i, std::move(token), out);
+        case kind::spaces:
+            return take_spaces(one.spaces, i, token, out);
+        }
+    }
+    void end(const step& one, std::size_t i, std::string& out) {
+        switch (one.is) {
+        case kind::byte_level:
+            return end_characters(i, out);
+        case kind::byte_fallback:
+            return end_bytes(i, out);
+        case kind::replace:
+            if (stages_[i].fused)
+                feed(i + 1, replaced(one, stages_[i].held), out);
+            return;
+        case kind::strip:
+            strip_stop(one, stages_[i].held);
+            return feed(i + 1, std::move(stages_[i].held), out);
+        case kind::fuse:
+        case kind::spaces:
+            return;
+        }
+    }
+
+    void take_characters(std::size_t i, std::string_view token, std::string& out) {
         stage& at = stages_[i];
         if (at.fused) { // whether it writes bytes is known when all of it is
             at.held += token;
@@ -144,7 +176,7 @@ private:
         if (!complete.empty())
             feed(i + 1, std::move(complete), out);
     }
-    void end(byte_level, std::size_t i, std::string& out) {
+    void end_characters(std::size_t i, std::string& out) {
         stage& at = stages_[i];
         std::string bytes = at.fused ? std::string{} : std::move(at.held);
         if (at.fused)
@@ -156,7 +188,7 @@ private:
         feed(i + 1, std::move(complete), out);
     }
 
-    void take(byte_fallback, std::size_t i, std::string token, std::string& out) {
+    void take_byte(std::size_t i, std::string token, std::string& out) {
         stage& at = stages_[i];
         if (at.fused) {
             at.held += token;
@@ -169,7 +201,7 @@ private:
         release_bytes(i, out);
         feed(i + 1, std::move(token), out);
     }
-    void end(byte_fallback, std::size_t i, std::string& out) {
+    void end_bytes(std::size_t i, std::string& out) {
         stage& at = stages_[i];
         if (!at.fused)
             return release_bytes(i, out);
@@ -206,24 +238,17 @@ private:
         return static_cast<char>(static_cast<unsigned char>(value));
     }
 
-    void take(fuse, std::size_t i, std::string token, std::string& out) { feed(i + 1, std::move(token), out); }
-    void end(fuse, std::size_t, std::string&) {}
-
-    void take(const replace& step, std::size_t i, std::string token, std::string& out) {
+    void take_replaced(const step& one, std::size_t i, std::string_view token, std::string& out) {
         if (stages_[i].fused) // a match may span fragments
             stages_[i].held += token;
         else
-            feed(i + 1, replaced(step, token), out);
+            feed(i + 1, replaced(one, token), out);
     }
-    void end(const replace& step, std::size_t i, std::string& out) {
-        if (stages_[i].fused)
-            feed(i + 1, replaced(step, stages_[i].held), out);
-    }
-    [[nodiscard]] static std::string replaced(const replace& step, std::string_view token) {
+    [[nodiscard]] static std::string replaced(const step& one, std::string_view token) {
         std::string made;
         std::size_t done = 0;
-        const auto searched = step.what.each_match(token, [&](std::size_t begin, std::size_t match_end) {
-            made.append(token.substr(done, begin - done)).append(step.content);
+        const auto searched = one.what.each_match(token, [&](std::size_t begin, std::size_t match_end) {
+            made.append(token.substr(done, begin - done)).append(one.content);
             done = match_end;
         });
         if (!searched) // a token on which the pattern exceeds its limits stays as it is
@@ -231,48 +256,44 @@ private:
         return made.append(token.substr(done));
     }
 
-    void take(const strip& step, std::size_t i, std::string token, std::string& out) {
+    void take_stripped(const step& one, std::size_t i, std::string token, std::string& out) {
         stage& at = stages_[i];
         if (!at.fused) {
             std::size_t taken = 0;
-            strip_start(step, token, taken);
-            strip_stop(step, token);
+            strip_start(one, token, taken);
+            strip_stop(one, token);
             return feed(i + 1, std::move(token), out);
         }
         if (!at.past_start)
-            at.past_start = strip_start(step, token, at.count);
+            at.past_start = strip_start(one, token, at.count);
         at.held += token;
         std::string kept = at.held;
-        strip_stop(step, kept); // what may be the end is held back
+        strip_stop(one, kept); // what may be the end is held back
         at.held.erase(0, kept.size());
         if (!kept.empty())
             feed(i + 1, std::move(kept), out);
     }
-    void end(const strip& step, std::size_t i, std::string& out) {
-        strip_stop(step, stages_[i].held);
-        feed(i + 1, std::move(stages_[i].held), out);
-    }
     /// Whether the start is over.
-    static bool strip_start(const strip& step, std::string& token, std::size_t& taken) {
-        while (taken < step.start && token.starts_with(step.content)) {
-            token.erase(0, step.content.size());
+    static bool strip_start(const step& one, std::string& token, std::size_t& taken) {
+        while (taken < one.start && token.starts_with(one.content)) {
+            token.erase(0, one.content.size());
             ++taken;
         }
-        return taken == step.start || !token.empty();
+        return taken == one.start || !token.empty();
     }
-    static void strip_stop(const strip& step, std::string& token) {
-        for (std::size_t n = 0; n < step.stop && token.ends_with(step.content); ++n)
-            token.resize(token.size() - step.content.size());
+    static void strip_stop(const step& one, std::string& token) {
+        for (std::size_t n = 0; n < one.stop && token.ends_with(one.content); ++n)
+            token.resize(token.size() - one.content.size());
     }
 
-    void take(const metaspace& step, std::size_t i, std::string token, std::string& out) {
+    void take_spaces(const metaspace& step, std::size_t i, std::string_view token, std::string& out) {
         stage& at = stages_[i];
         const bool first = at.count == 0 && step.prepends();
         if (!at.fused)
             ++at.count;
         std::string made;
         for (std::size_t c = 0; c < token.size();) {
-            if (std::string_view(token).substr(c).starts_with(step.replacement())) {
+            if (token.substr(c).starts_with(step.replacement())) {
                 if (!first)
                     made.push_back(' ');
                 c += step.replacement().size();
@@ -282,8 +303,6 @@ private:
         }
         feed(i + 1, std::move(made), out);
     }
-    void end(const metaspace&, std::size_t, std::string&) {}
-
     const basic_decoder* rules_;
     std::vector<stage> stages_;
     bool started_ = false;

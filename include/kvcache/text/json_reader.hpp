@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/json.hpp>
 #include <kvcache/core/result.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -36,6 +38,9 @@ public:
         if (!*problem_)
             *problem_ = error{code, field(key), std::move(message)};
     }
+    void refuse(error_code code, std::string_view key, std::initializer_list<std::string_view> words) const {
+        refuse(code, key, kvcache::detail::joined(words));
+    }
     /// Keeps an error as it is.
     void refuse(error reason) const {
         if (!*problem_)
@@ -44,17 +49,18 @@ public:
 
     /// Whether the key is there and not null.
     [[nodiscard]] bool has(std::string_view key) const {
-        return value_->is_object() && value_->contains(key) && !(*value_)[std::string(key)].is_null();
+        const json_document* found = find(key);
+        return found != nullptr && !found->is_null();
     }
     /// The member `key`; an error where it is missing.
     [[nodiscard]] basic_json_reader member(std::string_view key) const {
         static const json_document nothing;
         if (!value_->is_object()) {
-            refuse(error_code::mismatched, "", std::string("is ") + value_->type_name() + ", not an object");
+            refuse(error_code::mismatched, "", {"is ", value_->type_name(), ", not an object"});
             return {nothing, field(key), *problem_};
         }
-        const auto found = value_->find(key);
-        if (found == value_->end()) {
+        const json_document* found = find(key);
+        if (found == nullptr) {
             refuse(error_code::not_found, key, "is missing");
             return {nothing, field(key), *problem_};
         }
@@ -63,22 +69,20 @@ public:
     /// Calls `use(place)` for each element; an error where this is no array.
     template <class Use>
     void each(Use use) const {
-        if (!value_->is_array())
-            return refuse(error_code::mismatched, "", std::string("is ") + value_->type_name() + ", not an array");
-        for (std::size_t i = 0; i < value_->size() && !failed(); ++i)
-            use(basic_json_reader((*value_)[i], path_ + "[" + std::to_string(i) + "]", *problem_));
+        for (std::size_t i = 0, n = length(); i < n && !failed(); ++i)
+            use(element(i));
     }
 
     [[nodiscard]] std::string text() const {
         if (const auto* s = value_->get_ptr<const std::string*>())
             return *s;
-        refuse(error_code::mismatched, "", std::string("is ") + value_->type_name() + ", not a string");
+        refuse(error_code::mismatched, "", {"is ", value_->type_name(), ", not a string"});
         return {};
     }
     [[nodiscard]] bool flag() const {
         if (const auto* b = value_->get_ptr<const bool*>())
             return *b;
-        refuse(error_code::mismatched, "", std::string("is ") + value_->type_name() + ", not true or false");
+        refuse(error_code::mismatched, "", {"is ", value_->type_name(), ", not true or false"});
         return false;
     }
     /// A whole number from 0 to `greatest`.
@@ -88,10 +92,10 @@ public:
             if (n <= greatest)
                 return n;
         } else if (!value_->is_number_integer()) {
-            refuse(error_code::mismatched, "", std::string("is ") + value_->type_name() + ", not a whole number");
+            refuse(error_code::mismatched, "", {"is ", value_->type_name(), ", not a whole number"});
             return 0;
         }
-        refuse(error_code::out_of_range, "", "is " + value_->dump() + ", not from 0 to " + std::to_string(greatest));
+        refuse(error_code::out_of_range, "", {"is ", shown(*value_), ", not from 0 to ", std::to_string(greatest)});
         return 0;
     }
 
@@ -103,11 +107,35 @@ public:
         return has(key) ? member(key).flag() : otherwise;
     }
 
+    /// A number as JSON writes it.
+    [[nodiscard]] static std::string shown(const json_document& number) {
+        if (number.is_number_float())
+            return json_text(number.get<double>());
+        return number.is_number_unsigned() ? std::to_string(number.get<std::uint64_t>())
+                                           : std::to_string(number.get<std::int64_t>());
+    }
+
 private:
+    [[nodiscard]] const json_document* find(std::string_view key) const {
+        if (!value_->is_object())
+            return nullptr;
+        const auto found = value_->find(key);
+        return found == value_->end() ? nullptr : &*found;
+    }
+    /// How many elements there are; an error where this is no array.
+    [[nodiscard]] std::size_t length() const {
+        if (value_->is_array())
+            return value_->size();
+        refuse(error_code::mismatched, "", {"is ", value_->type_name(), ", not an array"});
+        return 0;
+    }
+    [[nodiscard]] basic_json_reader element(std::size_t i) const {
+        return {(*value_)[i], kvcache::detail::joined({path_, "[", std::to_string(i), "]"}), *problem_};
+    }
     [[nodiscard]] std::string field(std::string_view key) const {
         if (key.empty())
             return path_;
-        return path_.empty() ? std::string(key) : path_ + "." + std::string(key);
+        return path_.empty() ? std::string(key) : kvcache::detail::joined({path_, ".", key});
     }
 
     const json_document* value_;

@@ -28,9 +28,9 @@ public:
         else if (name == "never")
             made.prepends_ = when::never;
         else
-            at.refuse(error_code::unsupported, "prepend_scheme", "the scheme \"" + name + "\" is not known");
+            at.refuse(error_code::unsupported, "prepend_scheme", {"the scheme \"", name, "\" is not known"});
         if (!prefix && made.prepends_ != when::never)
-            at.refuse(error_code::malformed, "add_prefix_space", "is false although prepend_scheme is " + name);
+            at.refuse(error_code::malformed, "add_prefix_space", {"is false although prepend_scheme is ", name});
         made.split_ = at.flag_or("split", true);
         return made;
     }

@@ -11,7 +11,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
 #include <vector>
 
 namespace kvcache::inline KVCACHE_ABI::text {
@@ -34,33 +33,22 @@ public:
 
     /// Rewrites `text` in place. Requires: UTF-8. Returns: an error where a pattern exceeds its limits.
     [[nodiscard]] result<void> apply(marked_text& text) const {
-        for (const step& one : steps_) {
-            const auto done = std::visit([&](const auto& s) { return run(s, text); }, one);
-            if (!done)
+        for (const step& one : steps_)
+            if (auto done = run(one, text); !done)
                 return done;
-        }
         return {};
     }
 
 private:
-    struct form {
-        normal_form is = normal_form::nfc;
-    };
-    struct lower_case {};
-    struct strip_accents {};
-    struct to_byte_alphabet {};
-    struct strip {
-        bool left = true;
+    enum class kind { form, lower_case, strip_accents, to_byte_alphabet, strip, replace, prepend };
+    struct step {
+        kind is = kind::form;
+        normal_form form = normal_form::nfc;
+        bool left = true; // what is stripped
         bool right = true;
-    };
-    struct replace {
-        pattern what = {};
+        pattern what = {}; // is replaced by the content
         std::string content = {};
     };
-    struct prepend {
-        std::string content = {};
-    };
-    using step = std::variant<form, lower_case, strip_accents, to_byte_alphabet, strip, replace, prepend>;
 
     void add(const json_reader& at) {
         if (at.value().is_null())
@@ -69,27 +57,29 @@ private:
         if (type == "Sequence")
             at.member("normalizers").each([&](const json_reader& one) { add(one); });
         else if (type == "NFC")
-            steps_.emplace_back(form{normal_form::nfc});
+            steps_.push_back({.form = normal_form::nfc});
         else if (type == "NFD")
-            steps_.emplace_back(form{normal_form::nfd});
+            steps_.push_back({.form = normal_form::nfd});
         else if (type == "NFKC")
-            steps_.emplace_back(form{normal_form::nfkc});
+            steps_.push_back({.form = normal_form::nfkc});
         else if (type == "NFKD")
-            steps_.emplace_back(form{normal_form::nfkd});
+            steps_.push_back({.form = normal_form::nfkd});
         else if (type == "Lowercase")
-            steps_.emplace_back(lower_case{});
+            steps_.push_back({.is = kind::lower_case});
         else if (type == "StripAccents")
-            steps_.emplace_back(strip_accents{});
+            steps_.push_back({.is = kind::strip_accents});
         else if (type == "ByteLevel")
-            steps_.emplace_back(to_byte_alphabet{});
+            steps_.push_back({.is = kind::to_byte_alphabet});
         else if (type == "Strip")
-            steps_.emplace_back(strip{at.flag_or("strip_left", true), at.flag_or("strip_right", true)});
+            steps_.push_back(
+                {.is = kind::strip, .left = at.flag_or("strip_left", true), .right = at.flag_or("strip_right", true)});
         else if (type == "Replace")
-            steps_.emplace_back(replace{pattern::open(at.member("pattern")), at.text("content")});
+            steps_.push_back(
+                {.is = kind::replace, .what = pattern::open(at.member("pattern")), .content = at.text("content")});
         else if (type == "Prepend")
-            steps_.emplace_back(prepend{at.text("prepend")});
+            steps_.push_back({.is = kind::prepend, .content = at.text("prepend")});
         else
-            at.refuse(error_code::unsupported, "type", "the normalizer \"" + type + "\" is not known");
+            at.refuse(error_code::unsupported, "type", {"the normalizer \"", type, "\" is not known"});
     }
 
     /// Rebuilds `text` code point by code point; `write(out, c)` appends what replaces c.
@@ -107,65 +97,76 @@ private:
         text = std::move(out);
     }
 
-    static result<void> run(lower_case, marked_text& text) {
-        map(text, append_lower_case);
-        return {};
-    }
-    static result<void> run(strip_accents, marked_text& text) {
-        map(text, [](std::string& out, char32_t c) {
-            if (!is_mark(c))
-                append_utf8(out, c);
-        });
-        return {};
-    }
-    static result<void> run(to_byte_alphabet, marked_text& text) {
-        map(text, [](std::string& out, char32_t c) {
-            std::string bytes;
-            append_utf8(bytes, c);
-            append_byte_characters(out, bytes);
-        });
+    static result<void> run(const step& one, marked_text& text) {
+        switch (one.is) {
+        case kind::form:
+            apply_form(one.form, text);
+            break;
+        case kind::lower_case:
+            map(text, append_lower_case);
+            break;
+        case kind::strip_accents:
+            map(text, [](std::string& out, char32_t c) {
+                if (!is_mark(c))
+                    append_utf8(out, c);
+            });
+            break;
+        case kind::to_byte_alphabet:
+            map(text, [](std::string& out, char32_t c) {
+                std::string bytes;
+                append_utf8(bytes, c);
+                append_byte_characters(out, bytes);
+            });
+            break;
+        case kind::strip:
+            strip(one, text);
+            break;
+        case kind::replace:
+            return replace(one, text);
+        case kind::prepend:
+            prepend(one.content, text);
+            break;
+        }
         return {};
     }
 
-    static result<void> run(const form& step, marked_text& text) {
-        auto made = normalized(text.bytes, step.is);
+    static void apply_form(normal_form form, marked_text& text) {
+        auto made = normalized(text.bytes, form);
         if (made == text.bytes)
-            return {};
+            return;
         if (!text.marked()) {
             text.bytes = std::move(made);
-            return {};
+            return;
         }
         // Runs of one mark each: nothing a user writes may melt into the text beside it.
         marked_text out;
         for (std::size_t i = 0, end = 0; i < text.bytes.size(); i = end) {
             end = text.plain.find(text.plain[i] == '\0' ? '\1' : '\0', i);
             end = end == std::string::npos ? text.bytes.size() : end;
-            out.append(normalized(std::string_view(text.bytes).substr(i, end - i), step.is), text.plain[i] != '\0');
+            out.append(normalized(std::string_view(text.bytes).substr(i, end - i), form), text.plain[i] != '\0');
         }
         text = std::move(out);
-        return {};
     }
 
-    static result<void> run(const strip& step, marked_text& text) {
+    static void strip(const step& one, marked_text& text) {
         std::size_t begin = 0;
         std::size_t end = text.bytes.size();
-        while (step.left && begin < end) {
+        while (one.left && begin < end) {
             const auto c = code_point_at(text.bytes, begin);
             if (!is_white_space(c.value))
                 break;
             begin += c.bytes;
         }
-        while (step.right && begin < end) {
+        while (one.right && begin < end) {
             const auto c = code_point_before(text.bytes, end);
             if (!is_white_space(c.value))
                 break;
             end -= c.bytes;
         }
         text = text.sub(begin, end);
-        return {};
     }
 
-    static result<void> run(const replace& step, marked_text& text) {
+    static result<void> replace(const step& one, marked_text& text) {
         marked_text out;
         out.bytes.reserve(text.bytes.size());
         std::size_t done = 0;
@@ -174,11 +175,11 @@ private:
             if (text.marked())
                 out.plain.append(text.plain, done, end - done);
         };
-        const auto searched = step.what.each_match(text.bytes, [&](std::size_t begin, std::size_t end) {
+        const auto searched = one.what.each_match(text.bytes, [&](std::size_t begin, std::size_t end) {
             copy(begin);
-            out.bytes.append(step.content);
+            out.bytes.append(one.content);
             if (text.marked())
-                out.plain.append(step.content.size(), text.any_plain(begin, end) ? '\1' : '\0');
+                out.plain.append(one.content.size(), text.any_plain(begin, end) ? '\1' : '\0');
             done = end;
         });
         if (!searched)
@@ -188,13 +189,12 @@ private:
         return {};
     }
 
-    static result<void> run(const prepend& step, marked_text& text) {
+    static void prepend(const std::string& content, marked_text& text) {
         if (text.bytes.empty())
-            return {};
+            return;
         if (text.marked())
-            text.plain.insert(0, step.content.size(), text.plain[0]);
-        text.bytes.insert(0, step.content);
-        return {};
+            text.plain.insert(0, content.size(), text.plain[0]);
+        text.bytes.insert(0, content);
     }
 
     std::vector<step> steps_;

@@ -45,7 +45,7 @@ KVCACHE_LAZY [[nodiscard]] inline split_behavior read_split_behavior(const json_
     if (name == "MergedWithNext")
         return split_behavior::merged_with_next;
     if (name != "Contiguous")
-        at.refuse(error_code::unsupported, "", "the behavior \"" + name + "\" is not known");
+        at.refuse(error_code::unsupported, "", {"the behavior \"", name, "\" is not known"});
     return split_behavior::contiguous;
 }
 

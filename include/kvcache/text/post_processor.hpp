@@ -39,7 +39,7 @@ private:
         else if (type == "BertProcessing" || type == "RobertaProcessing")
             wrap({pair_id(at.member("cls"), size)}, {pair_id(at.member("sep"), size)});
         else if (type != "ByteLevel") // which only moves offsets
-            at.refuse(error_code::unsupported, "type", "the post-processor \"" + type + "\" is not known");
+            at.refuse(error_code::unsupported, "type", {"the post-processor \"", type, "\" is not known"});
     }
 
     void add_template(const json_reader& at, std::size_t size) {

@@ -11,7 +11,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
 #include <vector>
 
 namespace kvcache::inline KVCACHE_ABI::text {
@@ -32,29 +31,28 @@ public:
 
     /// Cuts `text`. Requires: UTF-8. Returns: an error where a pattern exceeds its limits.
     [[nodiscard]] result<void> apply(pieces& text) const {
-        for (const step& one : steps_) {
-            const auto done = std::visit([&](const auto& s) { return run(s, text); }, one);
-            if (!done)
+        for (const step& one : steps_)
+            if (auto done = run(one, text); !done)
                 return done;
-        }
         return {};
     }
 
 private:
-    /// Splits at the matches of a pattern.
-    struct split {
-        pattern what = {};
-        split_behavior behavior = split_behavior::isolated;
-        bool inverted = false;
+    enum class kind {
+        split,       ///< At the matches of a pattern.
+        split_class, ///< At the characters of a class.
+        add_space,
+        to_byte_alphabet,
+        spaces,
     };
-    /// Splits at the characters of a class.
-    struct split_class {
+    struct step {
+        kind is = kind::split;
+        pattern what = {};
         bool (*holds)(char32_t) = nullptr;
         split_behavior behavior = split_behavior::isolated;
+        bool inverted = false;
+        metaspace spaces = {};
     };
-    struct add_space {};
-    struct to_byte_alphabet {};
-    using step = std::variant<split, split_class, add_space, to_byte_alphabet, metaspace>;
 
     void add(const json_reader& at) {
         if (at.value().is_null())
@@ -65,48 +63,77 @@ private:
         else if (type == "ByteLevel")
             add_byte_level(at);
         else if (type == "Split")
-            steps_.emplace_back(split{pattern::open(at.member("pattern")), read_split_behavior(at.member("behavior")),
-                                      at.flag_or("invert", false)});
+            steps_.push_back({.is = kind::split,
+                              .what = pattern::open(at.member("pattern")),
+                              .behavior = read_split_behavior(at.member("behavior")),
+                              .inverted = at.flag_or("invert", false)});
         else if (type == "Digits")
-            steps_.emplace_back(split_class{is_number, at.flag_or("individual_digits", false)
-                                                           ? split_behavior::isolated
-                                                           : split_behavior::contiguous});
+            steps_.push_back({.is = kind::split_class,
+                              .holds = is_number,
+                              .behavior = at.flag_or("individual_digits", false) ? split_behavior::isolated
+                                                                                 : split_behavior::contiguous});
         else if (type == "Punctuation")
-            steps_.emplace_back(split_class{is_punctuation, at.has("behavior")
-                                                                ? read_split_behavior(at.member("behavior"))
-                                                                : split_behavior::isolated});
+            steps_.push_back({.is = kind::split_class,
+                              .holds = is_punctuation,
+                              .behavior = at.has("behavior") ? read_split_behavior(at.member("behavior"))
+                                                             : split_behavior::isolated});
         else if (type == "WhitespaceSplit")
-            steps_.emplace_back(split_class{is_white_space, split_behavior::removed});
+            steps_.push_back({.is = kind::split_class, .holds = is_white_space, .behavior = split_behavior::removed});
         else if (type == "Whitespace")
             add_expression(at, R"([\w\u200c\u200d]+|[^\w\u200c\u200d\s]+)", split_behavior::removed, true);
         else if (type == "Metaspace")
-            steps_.emplace_back(metaspace::open(at));
+            steps_.push_back({.is = kind::spaces, .spaces = metaspace::open(at)});
         else
-            at.refuse(error_code::unsupported, "type", "the pre-tokenizer \"" + type + "\" is not known");
+            at.refuse(error_code::unsupported, "type", {"the pre-tokenizer \"", type, "\" is not known"});
     }
 
     void add_byte_level(const json_reader& at) {
         if (at.flag_or("add_prefix_space", true))
-            steps_.emplace_back(add_space{});
+            steps_.push_back({.is = kind::add_space});
         if (at.flag_or("use_regex", true))
             add_expression(at, R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)",
                            split_behavior::isolated, false);
-        steps_.emplace_back(to_byte_alphabet{});
+        steps_.push_back({.is = kind::to_byte_alphabet});
     }
 
     void add_expression(const json_reader& at, std::string_view expression, split_behavior behavior, bool inverted) {
         auto compiled = regex::open(expression, at.path());
         if (!compiled)
             return at.refuse(compiled.error());
-        steps_.emplace_back(split{pattern::of(std::move(*compiled)), behavior, inverted});
+        steps_.push_back(
+            {.is = kind::split, .what = pattern::of(std::move(*compiled)), .behavior = behavior, .inverted = inverted});
     }
 
-    static result<void> run(const split& step, pieces& text) {
+    static result<void> run(const step& one, pieces& text) {
+        switch (one.is) {
+        case kind::split:
+            return split(one, text);
+        case kind::split_class:
+            split_class(one, text);
+            break;
+        case kind::add_space:
+            rewrite(text, [](std::string_view part, bool, std::string& out) {
+                if (!part.starts_with(' '))
+                    out.push_back(' ');
+                out.append(part);
+            });
+            break;
+        case kind::to_byte_alphabet:
+            rewrite(text, [](std::string_view part, bool, std::string& out) { append_byte_characters(out, part); });
+            break;
+        case kind::spaces:
+            replace_spaces(one.spaces, text);
+            break;
+        }
+        return {};
+    }
+
+    static result<void> split(const step& one, pieces& text) {
         std::vector<piece> parts;
-        piece_splitter splitter(step.behavior, step.inverted);
+        piece_splitter splitter(one.behavior, one.inverted);
         for (const piece& p : text.parts) {
             splitter.begin(p);
-            const auto searched = step.what.each_match(text.view(p), [&](std::size_t begin, std::size_t end) {
+            const auto searched = one.what.each_match(text.view(p), [&](std::size_t begin, std::size_t end) {
                 splitter.match(p.begin + begin, p.begin + end);
             });
             if (!searched)
@@ -117,41 +144,26 @@ private:
         return {};
     }
 
-    static result<void> run(const split_class& step, pieces& text) {
+    static void split_class(const step& one, pieces& text) {
         std::vector<piece> parts;
-        piece_splitter splitter(step.behavior, false);
+        piece_splitter splitter(one.behavior, false);
         for (const piece& p : text.parts) {
             splitter.begin(p);
             for (std::size_t i = p.begin; i < p.end;) {
                 const auto c = code_point_at(text.text, i);
-                if (step.holds(c.value))
+                if (one.holds(c.value))
                     splitter.match(i, i + c.bytes);
                 i += c.bytes;
             }
             splitter.finish(parts);
         }
         replace(text, std::move(parts));
-        return {};
     }
 
-    static result<void> run(add_space, pieces& text) {
-        rewrite(text, [](std::string_view part, bool, std::string& out) {
-            if (!part.starts_with(' '))
-                out.push_back(' ');
-            out.append(part);
-        });
-        return {};
-    }
-
-    static result<void> run(to_byte_alphabet, pieces& text) {
-        rewrite(text, [](std::string_view part, bool, std::string& out) { append_byte_characters(out, part); });
-        return {};
-    }
-
-    static result<void> run(const metaspace& step, pieces& text) {
+    static void replace_spaces(const metaspace& step, pieces& text) {
         rewrite(text, [&](std::string_view part, bool opens, std::string& out) { step.append(part, opens, out); });
         if (!step.split())
-            return {};
+            return;
         std::vector<piece> parts;
         piece_splitter splitter(split_behavior::merged_with_next, false);
         for (const piece& p : text.parts) {
@@ -162,7 +174,6 @@ private:
             splitter.finish(parts);
         }
         replace(text, std::move(parts));
-        return {};
     }
 
     /// Rewrites every piece by `write(part, whether it opens the input, out)`.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/text/regex_dialect.hpp>
 
@@ -27,8 +28,8 @@ public:
         constexpr std::size_t longest = 16384;
         if (pattern.size() > longest)
             return error{error_code::unsupported, field,
-                         "the pattern has " + std::to_string(pattern.size()) + " bytes; at most " +
-                             std::to_string(longest) + " are compiled"};
+                         kvcache::detail::joined({"the pattern has ", std::to_string(pattern.size()),
+                                                  " bytes; at most ", std::to_string(longest), " are compiled"})};
         const auto translated = pcre2_dialect(pattern, field);
         if (!translated)
             return translated.error();
@@ -42,8 +43,9 @@ public:
         made.code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated->data()), translated->size(), options,
                                        &code, &offset, context.get()));
         if (!made.code_)
-            return error{error_code::malformed, field,
-                         "the pattern \"" + std::string(pattern) + "\" is no regular expression: " + words(code)};
+            return error{
+                error_code::malformed, field,
+                kvcache::detail::joined({"the pattern \"", pattern, "\" is no regular expression: ", words(code)})};
         // Without a compiler for this machine the interpreter does the same work.
         (void)pcre2_jit_compile(made.code_.get(), PCRE2_JIT_COMPLETE);
         return made;

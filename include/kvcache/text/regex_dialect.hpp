@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/result.hpp>
 
 #include <algorithm>
@@ -26,8 +27,8 @@ public:
             step();
         if (!refusal_.empty())
             return error{error_code::unsupported, field_,
-                         "the pattern \"" + std::string(pattern_) + "\" has " + refusal_ +
-                             ", which this library does not run"};
+                         kvcache::detail::joined(
+                             {"the pattern \"", pattern_, "\" has ", refusal_, ", which this library does not run"})};
         return std::move(out_);
     }
 
@@ -88,10 +89,11 @@ private:
             return write(R"(\P{White_Space})", 2);
         case 'w':
             // Outside a set, Oniguruma counts the superscript digits and fractions of Latin-1 in.
-            return write(in_class_ ? std::string(word) : "[" + std::string(word) + R"(\xb2\xb3\xb9\xbc-\xbe])", 2);
+            return write(
+                in_class_ ? std::string(word) : kvcache::detail::joined({"[", word, R"(\xb2\xb3\xb9\xbc-\xbe])"}), 2);
         case 'W':
             return in_class_ ? refuse("\\W inside a set")
-                             : write("[^" + std::string(word) + R"(\xb2\xb3\xb9\xbc-\xbe])", 2);
+                             : write(kvcache::detail::joined({"[^", word, R"(\xb2\xb3\xb9\xbc-\xbe])"}), 2);
         case 'h': // a hexadecimal digit, not PCRE2's horizontal space
             return write(in_class_ ? "0-9a-fA-F" : "[0-9a-fA-F]", 2);
         case 'H':
@@ -152,7 +154,7 @@ private:
             said = category->second;
         else if (name.size() > 2 && std::ranges::find(binary, name) == binary.end())
             said = "sc:" + said; // a bare script means script extensions to PCRE2
-        write(std::string("\\") + pattern_[at_ + 1] + (negated ? "{^" : "{") + said + "}", close + 1 - at_);
+        write(kvcache::detail::joined({pattern_.substr(at_, 2), negated ? "{^" : "{", said, "}"}), close + 1 - at_);
     }
 
     void refuse(std::string what) { refusal_ = std::move(what); }

@@ -28,7 +28,7 @@ public:
     [[nodiscard]] static basic_vocabulary open(const json_reader& at) {
         basic_vocabulary made;
         if (!at.value().is_object()) {
-            at.refuse(error_code::mismatched, "", std::string("is ") + at.value().type_name() + ", not an object");
+            at.refuse(error_code::mismatched, "", {"is ", at.value().type_name(), ", not an object"});
             return made;
         }
         // A sparse id costs memory; real files leave few holes.
@@ -38,15 +38,14 @@ public:
             const json_document& id = entry.second;
             if (!id.is_number_unsigned() || id.get<std::uint64_t>() > greatest) {
                 at.refuse(id.is_number() ? error_code::out_of_range : error_code::mismatched, "",
-                          "gives \"" + token + "\" the id " + shown(id) + ", not a whole number from 0 to " +
-                              std::to_string(greatest));
+                          {"gives \"", token, "\" the id ", shown(id), ", not a whole number from 0 to ",
+                           std::to_string(greatest)});
                 return made;
             }
             const auto n = id.get<std::size_t>();
             if (n < made.tokens_.size() && made.present_[n]) {
                 at.refuse(error_code::malformed, "",
-                          "gives the id " + std::to_string(n) + " to \"" + made.tokens_[n] + "\" and to \"" + token +
-                              "\"");
+                          {"gives the id ", std::to_string(n), " to \"", made.tokens_[n], "\" and to \"", token, "\""});
                 return made;
             }
             if (n >= made.tokens_.size()) {
@@ -79,7 +78,7 @@ public:
 
 private:
     [[nodiscard]] static std::string shown(const json_document& value) {
-        return value.is_number() ? value.dump() : value.type_name();
+        return value.is_number() ? json_reader::shown(value) : value.type_name();
     }
 
     std::vector<std::string> tokens_;

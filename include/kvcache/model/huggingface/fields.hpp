@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/compiled.hpp>
 #include <kvcache/core/id.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/json.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/model/huggingface/sax.hpp>
@@ -9,6 +11,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <string>
@@ -17,6 +20,25 @@
 #include <vector>
 
 namespace kvcache::inline KVCACHE_ABI::detail {
+
+/// Whether two values are equal, numbers whatever their type. To compile == of two values, every == of std is tried on
+/// all that JSON converts to.
+KVCACHE_LAZY [[nodiscard]] inline bool same_json(const json& a, const json& b) {
+    if (a.is_number_float() || b.is_number_float())
+        return a.is_number() && b.is_number() && a.get<double>() == b.get<double>();
+    if (a.is_number() && b.is_number())
+        return a.get<std::int64_t>() == b.get<std::int64_t>();
+    if (a.type() != b.type() || a.size() != b.size())
+        return false;
+    if (a.is_boolean())
+        return a.get<bool>() == b.get<bool>();
+    if (a.is_string())
+        return a.get_ref<const std::string&>() == b.get_ref<const std::string&>();
+    for (auto x = a.begin(), y = b.begin(); x != a.end(); ++x, ++y)
+        if ((a.is_object() && x.key() != y.key()) || !same_json(*x, *y))
+            return false;
+    return true;
+}
 
 /// The fields of one JSON object, read with their types checked. After the first refusal every answer is a default, so
 /// that a reader asks for all it needs and looks at problem() once. Null counts as absent, except for present().
@@ -34,7 +56,10 @@ public:
         if (problem_)
             return;
         const std::string name = prefix_ + shown(field);
-        problem_ = kvcache::error{code, name, file_ + ": " + name + ": " + what};
+        problem_ = kvcache::error{code, name, joined({file_, ": ", name, ": ", what})};
+    }
+    void refuse(error_code code, std::string_view field, std::initializer_list<std::string_view> words) {
+        refuse(code, field, joined(words));
     }
     void refuse(const kvcache::error& reason) {
         if (!problem_)
@@ -59,11 +84,11 @@ public:
             return fallback.value_or(0);
         }
         if (!value->is_number_integer()) {
-            refuse(error_code::malformed, name, "it must be a whole number, not " + as_text(*value));
+            refuse(error_code::malformed, name, {"it must be a whole number, not ", as_text(*value)});
             return 0;
         }
         if (!value->is_number_unsigned()) {
-            refuse(error_code::out_of_range, name, "it is negative: " + as_text(*value));
+            refuse(error_code::out_of_range, name, {"it is negative: ", as_text(*value)});
             return 0;
         }
         return static_cast<std::size_t>(value->get<std::uint64_t>());
@@ -77,7 +102,7 @@ public:
             return fallback.value_or(0.0);
         }
         if (!value->is_number()) {
-            refuse(error_code::malformed, name, "it must be a number, not " + as_text(*value));
+            refuse(error_code::malformed, name, {"it must be a number, not ", as_text(*value)});
             return 0.0;
         }
         return value->get<double>();
@@ -88,7 +113,7 @@ public:
         if (value == nullptr)
             return fallback;
         if (!value->is_boolean()) {
-            refuse(error_code::malformed, name, "it must be true or false, not " + as_text(*value));
+            refuse(error_code::malformed, name, {"it must be true or false, not ", as_text(*value)});
             return fallback;
         }
         return value->get<bool>();
@@ -99,7 +124,7 @@ public:
         if (value == nullptr)
             return std::nullopt;
         if (!value->is_string()) {
-            refuse(error_code::malformed, name, "it must be a text, not " + as_text(*value));
+            refuse(error_code::malformed, name, {"it must be a text, not ", as_text(*value)});
             return std::nullopt;
         }
         return value->get<std::string>();
@@ -129,16 +154,18 @@ public:
     /// mathematics.
     void only(std::string_view name, const json& neutral, std::string_view what) {
         const json* value = find(name);
-        const bool off = neutral.is_null() || neutral == json(false) || neutral == json(0);
-        if (value == nullptr || *value == neutral || (off && *value == json(false)) ||
+        const bool off = neutral.is_null() || same_json(neutral, 0);
+        if (value == nullptr || same_json(*value, neutral) || (off && same_json(*value, false)) ||
             (value->is_structured() && value->empty()))
             return;
-        refuse(error_code::unsupported, name, std::string(what) + " is not supported; it is " + as_text(*value));
+        refuse(error_code::unsupported, name, {what, " is not supported; it is ", as_text(*value)});
     }
 
-    [[nodiscard]] static std::string as_text(const json& value) {
-        return shown(value.dump(-1, ' ', true, json::error_handler_t::replace));
+    [[nodiscard]] static bool says(const json& value, std::string_view text) {
+        const auto* held = value.get_ptr<const std::string*>();
+        return held != nullptr && *held == text;
     }
+    [[nodiscard]] static std::string as_text(const json& value) { return shown(json_text(value)); }
 
 private:
     const json& object_;

@@ -27,7 +27,7 @@ KVCACHE_LAZY [[nodiscard]] inline rope_config read_rope(json_fields& top, const 
     rope_config rope;
     const json* scaling = top.find("rope_scaling");
     const json* parameters = top.find("rope_parameters");
-    if (scaling != nullptr && parameters != nullptr && *scaling != *parameters) {
+    if (scaling != nullptr && parameters != nullptr && !same_json(*scaling, *parameters)) {
         top.refuse(error_code::mismatched, "rope_scaling", "it and rope_parameters say different things");
         return rope;
     }
@@ -58,7 +58,7 @@ KVCACHE_LAZY [[nodiscard]] inline rope_config read_rope(json_fields& top, const 
         rope.scaling = rope_config::kind::llama3;
     else if (type != "default")
         fields.refuse(error_code::unsupported, type_field,
-                      "\"" + shown(type) + "\" is not supported; default, linear and llama3 are");
+                      {"\"", shown(type), "\" is not supported; default, linear and llama3 are"});
 
     constexpr std::array<std::string_view, 9> known = {"rope_type",
                                                        "type",
@@ -71,9 +71,9 @@ KVCACHE_LAZY [[nodiscard]] inline rope_config read_rope(json_fields& top, const 
                                                        "attention_factor"};
     fields.only("partial_rotary_factor", 1, "rotating a part of the head");
     fields.only("attention_factor", 1, "scaling the scores");
-    for (const auto& [key, value] : object->items())
-        if (std::ranges::find(known, key) == known.end())
-            fields.only(key, json(), "this parameter of a rotation");
+    for (const auto& item : object->get_ref<const json::object_t&>())
+        if (std::find(known.begin(), known.end(), item.first) == known.end())
+            fields.only(item.first, json(), "this parameter of a rotation");
 
     // Readers disagree on which of the two goes first, so they must agree.
     const double theta = fields.number("rope_theta", rope.theta);

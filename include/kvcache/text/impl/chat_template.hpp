@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/json.hpp>
 #include <kvcache/text/chat_template.hpp>
 #include <kvcache/text/jinja/interpreter.hpp>
@@ -73,13 +74,43 @@ struct chat_template::state {
     chat_family family = chat_family::other;
     std::map<std::string, std::string> special_tokens = {};
     text::jinja::block body = {};
+
+    KVCACHE_LAZY [[nodiscard]] result<rendered_chat> rendered(const json& messages, const chat_options& options) const {
+        using namespace text::jinja;
+        if (!messages.is_array())
+            return error{error_code::mismatched, "messages", "is not a list"};
+        list made;
+        for (const json& m : messages) {
+            if (!m.is_object() || !m.contains("role") || !m["role"].is_string())
+                return error{error_code::mismatched,
+                             kvcache::detail::joined({"messages[", std::to_string(made.size()), "].role"}),
+                             "is missing or not a string"};
+            made.push_back(kvcache::detail::chat_message_of(m));
+        }
+        std::map<std::string, value, std::less<>> names;
+        for (const auto& [name, token] : special_tokens)
+            names[name] = std::string_view(token);
+        for (const char* name : {"tools", "documents"})
+            names[name] = value::none{};
+        if (const auto* more = options.variables.get_ptr<const json::object_t*>())
+            for (const auto& item : *more)
+                names[item.first] = from_user(item.second);
+        names["messages"] = std::move(made);
+        names["add_generation_prompt"] = options.add_generation_prompt;
+        try {
+            return kvcache::detail::segments_of(interpreter(std::move(names), options.now).run(body));
+        } catch (const failure& f) {
+            return f.reason;
+        }
+    }
 };
 
 KVCACHE_BODY result<chat_template> chat_template::open(const tokenizer& words, const std::string& name) {
     const std::string* source = words.config().try_chat_template(name);
     if (!source)
         return error{error_code::not_found, "chat_template",
-                     "there is no chat template \"" + name + "\" in tokenizer_config.json or chat_template.jinja"};
+                     detail::joined(
+                         {"there is no chat template \"", name, "\" in tokenizer_config.json or chat_template.jinja"})};
     return parse(*source, words.config().special_tokens());
 }
 
@@ -98,7 +129,8 @@ KVCACHE_BODY result<chat_template> chat_template::parse_any(std::string_view sou
     if (source.size() > longest)
         return error{error_code::unsupported, "chat_template", "the template is longer than a mebibyte"};
     if (const auto bad = text::first_invalid_utf8(source))
-        return error{error_code::malformed, "chat_template", "byte " + std::to_string(*bad) + " is not UTF-8"};
+        return error{error_code::malformed, "chat_template",
+                     detail::joined({"byte ", std::to_string(*bad), " is not UTF-8"})};
     auto made = std::make_shared<state>();
     made->family = detail::family_of(source);
     made->special_tokens = special_tokens;
@@ -119,34 +151,11 @@ KVCACHE_BODY result<rendered_chat> chat_template::render(std::span<const chat_me
         one["content"] = m.content;
         list.push_back(std::move(one));
     }
-    return render(list, options);
+    return state_->rendered(list, options);
 }
 
 KVCACHE_BODY result<rendered_chat> chat_template::render(const json& messages, const chat_options& options) const {
-    using namespace text::jinja;
-    if (!messages.is_array())
-        return error{error_code::mismatched, "messages", "is not a list"};
-    list made;
-    for (const json& m : messages) {
-        if (!m.is_object() || !m.contains("role") || !m["role"].is_string())
-            return error{error_code::mismatched, "messages[" + std::to_string(made.size()) + "].role",
-                         "is missing or not a string"};
-        made.push_back(kvcache::detail::chat_message_of(m));
-    }
-    std::map<std::string, value, std::less<>> names;
-    for (const auto& [name, token] : state_->special_tokens)
-        names[name] = std::string_view(token);
-    for (const char* name : {"tools", "documents"})
-        names[name] = value::none{};
-    for (const auto& [name, v] : options.variables.items())
-        names[name] = from_user(v);
-    names["messages"] = std::move(made);
-    names["add_generation_prompt"] = options.add_generation_prompt;
-    try {
-        return kvcache::detail::segments_of(interpreter(std::move(names), options.now).run(state_->body));
-    } catch (const failure& f) {
-        return f.reason;
-    }
+    return state_->rendered(messages, options);
 }
 
 KVCACHE_BODY chat_family chat_template::family() const noexcept {

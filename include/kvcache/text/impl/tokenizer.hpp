@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/json.hpp>
 #include <kvcache/text/added_tokens.hpp>
 #include <kvcache/text/bpe.hpp>
@@ -59,7 +60,7 @@ struct tokenizer::state {
             return at.has(name) ? at.member(name) : text::json_reader(nothing, name, at.problem());
         };
         if (at.has("version") && at.text("version") != "1.0")
-            at.refuse(error_code::unsupported, "version", "is \"" + at.text("version") + "\"; 1.0 is known");
+            at.refuse(error_code::unsupported, "version", {"is \"", at.text("version"), "\"; 1.0 is known"});
         model = text::bpe::open(at.member("model"));
         if (at.failed())
             return;
@@ -169,7 +170,7 @@ KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(const text::marked_
     if (input.bytes.size() > longest)
         return error{error_code::out_of_range, "text", "more than a gibibyte is not encoded at once"};
     if (const auto bad = text::first_invalid_utf8(input.bytes))
-        return error{error_code::malformed, "text", "byte " + std::to_string(*bad) + " is not UTF-8"};
+        return error{error_code::malformed, "text", detail::joined({"byte ", std::to_string(*bad), " is not UTF-8"})};
     std::vector<std::int32_t> ids;
     if (add_special_tokens)
         ids = state_->wrap.before();

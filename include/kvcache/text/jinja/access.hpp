@@ -19,7 +19,7 @@ namespace kvcache::inline KVCACHE_ABI::text::jinja {
 /// of[key], as Jinja looks it up: undefined where there is nothing.
 KVCACHE_LAZY [[nodiscard]] inline value item_of(const value& of, const value& key) {
     if (of.is_undefined())
-        mistake("\"" + std::get<value::undefined>(of.held()).name + "\" is undefined");
+        mistake({"\"", std::get<value::undefined>(of.held()).name, "\" is undefined"});
     if (const auto* map = of.as_mapping()) {
         const auto* name = key.as_text();
         const value* found = name ? map->find(name->bytes) : nullptr;
@@ -55,13 +55,13 @@ KVCACHE_LAZY [[nodiscard]] inline value slice_of(const value& of, const std::arr
             return std::nullopt;
         const auto n = bounds[i].as_integer();
         if (!n)
-            mistake("a slice needs whole numbers, not " + bounds[i].type_name());
+            mistake({"a slice needs whole numbers, not ", bounds[i].type_name()});
         constexpr std::int64_t far = std::int64_t{1} << 40;
         return std::clamp(*n, -far, far);
     };
     const auto* text = of.as_text();
     if (!text && !of.as_list())
-        mistake("a value of type " + of.type_name() + " has no slices");
+        mistake({"a value of type ", of.type_name(), " has no slices"});
     const auto size = static_cast<std::int64_t>(text ? character_count(text->bytes) : of.as_list()->size());
     const std::int64_t step = bound(2).value_or(1);
     if (step == 0)
@@ -93,7 +93,7 @@ KVCACHE_LAZY [[nodiscard]] inline list items_of(const value& of) {
         for (const auto& entry : map->entries)
             out.emplace_back(entry.first);
     else if (!of.is_undefined())
-        mistake("a value of type " + of.type_name() + " is not a list");
+        mistake({"a value of type ", of.type_name(), " is not a list"});
     return out;
 }
 
@@ -103,7 +103,7 @@ KVCACHE_LAZY [[nodiscard]] inline bool contains(const value& in, const value& it
     const auto* part = item.as_text();
     if (text) {
         if (!part)
-            mistake("only a text is in a text, not " + item.type_name());
+            mistake({"only a text is in a text, not ", item.type_name()});
         return text->bytes.find(part->bytes) != std::string::npos;
     }
     if (const auto* map = in.as_mapping())
@@ -120,7 +120,7 @@ KVCACHE_LAZY [[nodiscard]] inline bool less(const value& a, const value& b) {
         return *x < *y;
     if (a.as_text() && b.as_text())
         return a.as_text()->bytes < b.as_text()->bytes;
-    mistake("values of the types " + a.type_name() + " and " + b.type_name() + " have no order");
+    mistake({"values of the types ", a.type_name(), " and ", b.type_name(), " have no order"});
 }
 
 } // namespace kvcache::inline KVCACHE_ABI::text::jinja

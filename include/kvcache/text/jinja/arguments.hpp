@@ -33,13 +33,13 @@ struct arguments {
     KVCACHE_LAZY [[nodiscard]] const value& at(std::size_t position, std::string_view name) const {
         const value* v = find(position, name);
         if (!v)
-            mistake(of + "() lacks its argument " + std::string(name));
+            mistake({of, "() lacks its argument ", name});
         return *v;
     }
     KVCACHE_LAZY [[nodiscard]] const marked_text& text(std::size_t position, std::string_view name) const {
         const auto* t = at(position, name).as_text();
         if (!t)
-            mistake(of + "() needs a string as " + std::string(name) + ", not " + at(position, name).type_name());
+            mistake({of, "() needs a string as ", name, ", not ", at(position, name).type_name()});
         return *t;
     }
     KVCACHE_LAZY [[nodiscard]] std::optional<std::string> text_or_none(std::size_t position,
@@ -54,19 +54,19 @@ struct arguments {
             return otherwise;
         const auto n = v->as_integer();
         if (!n)
-            mistake(of + "() needs a number as " + std::string(name) + ", not " + v->type_name());
+            mistake({of, "() needs a number as ", name, ", not ", v->type_name()});
         return *n;
     }
     /// Refuses more arguments than the callee knows, so that none is ignored.
     KVCACHE_LAZY void expect(std::size_t most, std::initializer_list<std::string_view> names) const {
         if (values.size() > most)
-            refuse(of + "() takes at most " + std::to_string(most) + " arguments");
+            refuse({of, "() takes at most ", std::to_string(most), " arguments"});
         for (const auto& [key, v] : named) {
             bool known = false;
             for (const auto name : names)
                 known = known || key == name;
             if (!known)
-                refuse(of + "() has no argument " + key + " that is known");
+                refuse({of, "() has no argument ", key, " that is known"});
         }
     }
 };

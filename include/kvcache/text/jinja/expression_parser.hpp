@@ -118,7 +118,7 @@ private:
             left = join(expression_kind::binary, std::move(sign), std::move(left), parse_unary(true));
         }
         if (is_sign("**"))
-            refuse("line " + std::to_string(current().line) + ": the operator ** is not known");
+            refuse({"line ", std::to_string(current().line), ": the operator ** is not known"});
         return left;
     }
     [[nodiscard]] expression_pointer parse_unary(bool with_filters) {
@@ -157,7 +157,7 @@ private:
         case token_kind::integer: {
             std::int64_t n = 0;
             if (std::from_chars(t.text.data(), t.text.data() + t.text.size(), n).ec != std::errc{})
-                refuse("the number " + t.text + " is too large");
+                refuse({"the number ", t.text, " is too large"});
             made->constant = n;
             return made;
         }
@@ -178,7 +178,7 @@ private:
         default:
             break;
         }
-        refuse("line " + std::to_string(t.line) + ": \"" + t.text + "\" stands where a value is expected");
+        refuse({"line ", std::to_string(t.line), ": \"", t.text, "\" stands where a value is expected"});
     }
     [[nodiscard]] expression_pointer parse_parentheses() {
         if (take_sign(")"))

@@ -70,7 +70,7 @@ KVCACHE_LAZY [[nodiscard]] inline bool passes(const value& v, const arguments& a
     if (name == "odd" || name == "even") {
         const auto n = v.as_integer();
         if (!n)
-            mistake(name + " needs a whole number");
+            mistake({name, " needs a whole number"});
         return (*n % 2 != 0) == (name == "odd");
     }
     if (name == "lower" || name == "upper") {
@@ -78,7 +78,7 @@ KVCACHE_LAZY [[nodiscard]] inline bool passes(const value& v, const arguments& a
         return !t.bytes.empty() &&
                in_case(t, name == "lower" ? letter_case::lower : letter_case::upper).bytes == t.bytes;
     }
-    refuse("the test \"" + name + "\" is not known");
+    refuse({"the test \"", name, "\" is not known"});
 }
 
 KVCACHE_LAZY [[nodiscard]] value filtered(const value& v, const arguments& args);
@@ -153,7 +153,7 @@ KVCACHE_LAZY [[nodiscard]] inline value indented(const value& v, const arguments
     const auto width = args.integer(0, "width", 4);
     constexpr std::int64_t widest = 1024;
     if (width < 0 || width > widest)
-        mistake("indent() by " + std::to_string(width) + " is not known");
+        mistake({"indent() by ", std::to_string(width), " is not known"});
     const std::string space(static_cast<std::size_t>(width), ' ');
     marked_text out;
     bool is_first = true;
@@ -174,7 +174,7 @@ KVCACHE_LAZY [[nodiscard]] inline value length_of(const value& v) {
     if (const auto* t = v.as_text())
         return static_cast<std::int64_t>(character_count(t->bytes));
     if (v.is_none() || v.as_number())
-        mistake("a value of type " + v.type_name() + " has no length");
+        mistake({"a value of type ", v.type_name(), " has no length"});
     return static_cast<std::int64_t>(items_of(v).size());
 }
 
@@ -256,7 +256,7 @@ KVCACHE_LAZY [[nodiscard]] inline value filtered(const value& v, const arguments
         if (v.is_undefined())
             return list{};
         if (!v.as_mapping())
-            mistake("items needs a mapping, not " + v.type_name());
+            mistake({"items needs a mapping, not ", v.type_name()});
         return call_method(v, {"items", {}, {}});
     }
     if (name == "unique") {
@@ -266,7 +266,7 @@ KVCACHE_LAZY [[nodiscard]] inline value filtered(const value& v, const arguments
                 out.push_back(item);
         return out;
     }
-    refuse("the filter \"" + name + "\" is not known");
+    refuse({"the filter \"", name, "\" is not known"});
 }
 
 } // namespace kvcache::inline KVCACHE_ABI::text::jinja

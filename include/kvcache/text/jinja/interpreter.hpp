@@ -53,7 +53,7 @@ private:
             constexpr std::size_t most = 5'000'000;
             constexpr std::size_t deepest = 1500;
             if (++in.steps_ > most)
-                refuse("it takes more than " + std::to_string(most) + " steps");
+                refuse({"it takes more than ", std::to_string(most), " steps"});
             if (++in.depth_ > deepest)
                 refuse("its macros call each other without end");
         }
@@ -119,8 +119,8 @@ private:
         if (targets.size() > 1) {
             const list items = items_of(v);
             if (items.size() != targets.size())
-                mistake("a value of " + std::to_string(items.size()) + " parts is given to " +
-                        std::to_string(targets.size()) + " names");
+                mistake({"a value of ", std::to_string(items.size()), " parts is given to ",
+                         std::to_string(targets.size()), " names"});
             for (std::size_t i = 0; i < targets.size(); ++i)
                 scope_->names[targets[i]] = items[i];
             return;
@@ -133,7 +133,7 @@ private:
         const value* of = scope_->find(std::string_view(targets[0]).substr(0, dot));
         mapping* space = of ? of->as_mapping() : nullptr;
         if (!space || !space->is_namespace)
-            mistake("\"" + targets[0].substr(0, dot) + "\" is not a namespace");
+            mistake({"\"", targets[0].substr(0, dot), "\" is not a namespace"});
         if (v.inside().has_namespace)
             refuse("a namespace that holds a namespace is not known");
         space->set({targets[0].substr(dot + 1), {}}, std::move(v));
@@ -272,7 +272,7 @@ private:
             return call_macro(**m, args);
         const auto* f = std::get_if<value::function_pointer>(&what.held());
         if (!f)
-            mistake(operand(what) + " is not a function");
+            mistake({operand(what), " is not a function"});
         args.of = (*f)->name;
         return (*f)->self ? call_method(*(*f)->self, args) : call_function(args);
     }
@@ -290,7 +290,7 @@ private:
                                                                         : value(value::undefined{parameters[i].first});
         }
         if (args.values.size() > parameters.size())
-            mistake("the macro " + m.made_by->text + " is called with too many arguments");
+            mistake({"the macro ", m.made_by->text, " is called with too many arguments"});
         return captured(m.made_by->bodies[0]);
     }
 

@@ -138,7 +138,7 @@ private:
     void comment() {
         const auto close = source_.find("#}", at_);
         if (close == std::string::npos)
-            refuse("a comment that begins on line " + std::to_string(line_) + " does not end");
+            refuse({"a comment that begins on line ", std::to_string(line_), " does not end"});
         const char control = close > at_ ? source_[close - 1] : '\0';
         advance(close + 2 - at_);
         after_tag(control, true);
@@ -151,7 +151,7 @@ private:
             ++i;
         if (std::string_view(source_).substr(i, 3) != "raw" || (i + 3 < source_.size() && is_letter(source_[i + 3])))
             return false;
-        refuse("a raw block on line " + std::to_string(line_) + " is not known");
+        refuse({"a raw block on line ", std::to_string(line_), " is not known"});
     }
 
     void inside(std::string_view close, bool print) {
@@ -173,7 +173,7 @@ private:
             if (c == '(' || c == '[' || c == '{')
                 ++depth;
             if ((c == ')' || c == ']' || c == '}') && depth-- == 0)
-                refuse(std::string("a ") + c + " on line " + std::to_string(line_) + " closes nothing");
+                refuse({"a ", std::string(1, c), " on line ", std::to_string(line_), " closes nothing"});
             one();
         }
     }
@@ -193,7 +193,7 @@ private:
                 return advance(2);
             }
         if (std::string_view("+-/*%~[](){}<>=.:|,").find(c) == std::string_view::npos)
-            refuse(std::string("the character ") + c + " on line " + std::to_string(line_) + " is not known");
+            refuse({"the character ", std::string(1, c), " on line ", std::to_string(line_), " is not known"});
         add(token_kind::sign, std::string(1, c));
         advance(1);
     }
@@ -229,7 +229,7 @@ private:
                 escape(made, ++i);
         }
         if (i >= source_.size())
-            refuse("a string that begins on line " + std::to_string(line_) + " does not end");
+            refuse({"a string that begins on line ", std::to_string(line_), " does not end"});
         add(token_kind::string, std::move(made));
         advance(i + 1 - at_);
     }
@@ -248,7 +248,7 @@ private:
         const std::size_t digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
         if (digits == 0) {
             if (is_digit(c))
-                refuse("an octal escape on line " + std::to_string(line_) + " is not known");
+                refuse({"an octal escape on line ", std::to_string(line_), " is not known"});
             out.push_back('\\');
             out.push_back(c);
             return;
@@ -258,7 +258,7 @@ private:
         const auto [end, problem] = std::from_chars(hex.data(), hex.data() + hex.size(), code, 16);
         if (problem != std::errc{} || end != hex.data() + digits || code > 0x10ffff ||
             (code >= 0xd800 && code < 0xe000))
-            refuse("an escape on line " + std::to_string(line_) + " is no character");
+            refuse({"an escape on line ", std::to_string(line_), " is no character"});
         append_utf8(out, code);
         i += digits;
     }

@@ -42,7 +42,7 @@ KVCACHE_LAZY [[nodiscard]] inline bool affixed(const marked_text& self, const va
     const auto one = [&](const value& v) {
         const auto* t = v.as_text();
         if (!t)
-            mistake("startswith() and endswith() need strings, not " + v.type_name());
+            mistake({"startswith() and endswith() need strings, not ", v.type_name()});
         return front ? self.bytes.starts_with(t->bytes) : self.bytes.ends_with(t->bytes);
     };
     if (const auto* several = affixes.as_list())
@@ -99,7 +99,7 @@ KVCACHE_LAZY [[nodiscard]] inline value call_text_method(const marked_text& self
         args.expect(1, {});
         const auto* items = args.at(0, "iterable").as_list();
         if (!items)
-            mistake("join() needs a list, not " + args.at(0, "iterable").type_name());
+            mistake({"join() needs a list, not ", args.at(0, "iterable").type_name()});
         return joined(*items, self);
     }
     args.expect(0, {});

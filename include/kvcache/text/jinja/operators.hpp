@@ -63,7 +63,7 @@ KVCACHE_LAZY [[nodiscard]] inline value combined(const std::string& sign, const 
     const auto a = left.as_number();
     const auto b = right.as_number();
     if (!a || !b)
-        mistake(operand(left) + " " + sign + " " + operand(right) + " has no value");
+        mistake({operand(left), " ", sign, " ", operand(right), " has no value"});
     if (*b == 0 && (sign == "/" || sign == "//" || sign == "%"))
         mistake("a number is divided by zero");
     return sign == "+"    ? *a + *b
@@ -80,7 +80,7 @@ KVCACHE_LAZY [[nodiscard]] inline value with_sign(const std::string& sign, const
         return sign == "-" ? whole_numbers("-", 0, *n) : value(*n);
     if (const auto d = v.as_number())
         return sign == "-" ? -*d : *d;
-    mistake("a value of type " + v.type_name() + " has no sign");
+    mistake({"a value of type ", v.type_name(), " has no sign"});
 }
 
 /// Whether left sign right, for the comparisons and in.

@@ -37,7 +37,7 @@ private:
             switch (t.kind) {
             case token_kind::end:
                 if (ends.size() != 0)
-                    refuse("line " + std::to_string(t.line) + ": the template ends inside a block");
+                    refuse({"line ", std::to_string(t.line), ": the template ends inside a block"});
                 return made;
             case token_kind::data:
                 made.push_back(make_statement(statement_kind::data));
@@ -48,7 +48,7 @@ private:
                 made.push_back(make_statement(statement_kind::print));
                 made.back()->values.push_back(parse_tuple());
                 if (take().kind != token_kind::end_print)
-                    refuse("line " + std::to_string(t.line) + ": something stands before }}");
+                    refuse({"line ", std::to_string(t.line), ": something stands before }}"});
                 break;
             case token_kind::begin_block:
                 take();
@@ -102,7 +102,7 @@ private:
             end_of("endgeneration");
             return made;
         }
-        refuse("line " + std::to_string(current().line) + ": the statement \"" + name + "\" is not known");
+        refuse({"line ", std::to_string(current().line), ": the statement \"", name, "\" is not known"});
     }
 
     [[nodiscard]] std::unique_ptr<statement> parse_if() {
@@ -140,7 +140,7 @@ private:
         auto made = make_statement(statement_kind::loop);
         made->targets = parse_targets();
         if (std::ranges::find(made->targets, "loop") != made->targets.end())
-            refuse("line " + std::to_string(current().line) + ": a loop gives no values to \"loop\"");
+            refuse({"line ", std::to_string(current().line), ": a loop gives no values to \"loop\""});
         if (!take_name("in"))
             unexpected("in");
         made->values.push_back(parse_or());
@@ -154,7 +154,7 @@ private:
         }
         made->values.push_back(take_name("if") ? parse_expression() : nullptr);
         if (is_name("recursive"))
-            refuse("line " + std::to_string(current().line) + ": a recursive loop is not known");
+            refuse({"line ", std::to_string(current().line), ": a recursive loop is not known"});
         end_block();
         made->bodies.push_back(parse_until({"else", "endfor"}));
         if (take_name("else")) {

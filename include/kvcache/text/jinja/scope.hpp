@@ -73,7 +73,7 @@ KVCACHE_LAZY [[nodiscard]] inline value range(const arguments& args) {
     list out;
     for (std::int64_t i = begin; by > 0 ? i < end : i > end; i += by) {
         if (static_cast<std::int64_t>(out.size()) == most)
-            mistake("range() has more than " + std::to_string(most) + " items");
+            mistake({"range() has more than ", std::to_string(most), " items"});
         out.emplace_back(i);
     }
     return out;

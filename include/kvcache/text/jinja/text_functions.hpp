@@ -47,7 +47,7 @@ KVCACHE_LAZY [[nodiscard]] inline marked_text stripped(const marked_text& t, boo
 KVCACHE_LAZY inline void check_count(std::size_t parts) {
     constexpr std::size_t most = 1'000'000;
     if (parts > most)
-        refuse("it cuts a text into more than " + std::to_string(most) + " parts");
+        refuse({"it cuts a text into more than ", std::to_string(most), " parts"});
 }
 
 /// str.split: at white space where `separator` is not given; at most `most` cuts.

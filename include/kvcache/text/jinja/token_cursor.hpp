@@ -57,8 +57,8 @@ protected:
         return take().text;
     }
     [[noreturn]] void unexpected(std::string_view wanted) const {
-        refuse("line " + std::to_string(current().line) + ": \"" + current().text + "\" stands where " +
-               std::string(wanted) + " is expected");
+        refuse({"line ", std::to_string(current().line), ": \"", current().text, "\" stands where ", wanted,
+                " is expected"});
     }
 
     /// Counts how deep expressions and blocks are nested, so that a hostile template cannot exhaust the stack.
@@ -67,7 +67,7 @@ protected:
         explicit level(std::size_t& depth) : depth_(&depth) {
             constexpr std::size_t deepest = 100;
             if (++depth > deepest)
-                refuse("more than " + std::to_string(deepest) + " levels are nested");
+                refuse({"more than ", std::to_string(deepest), " levels are nested"});
         }
         level(const level&) = delete;
         level& operator=(const level&) = delete;
@@ -97,8 +97,8 @@ protected:
         if (child && child->height >= parent.height)
             parent.height = child->height + 1;
         if (parent.height > highest)
-            refuse("line " + std::to_string(parent.line) + ": an expression has more than " + std::to_string(highest) +
-                   " operators in a row");
+            refuse({"line ", std::to_string(parent.line), ": an expression has more than ", std::to_string(highest),
+                    " operators in a row"});
     }
 
 private:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/json.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/text/marked_text.hpp>
@@ -12,6 +13,7 @@
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,11 +29,17 @@ struct failure {
     error reason = {};
 };
 
-KVCACHE_LAZY [[noreturn]] inline void refuse(std::string message) {
-    throw failure{{error_code::unsupported, "chat_template", std::move(message)}};
+KVCACHE_LAZY [[noreturn]] inline void refuse(std::initializer_list<std::string_view> words) {
+    throw failure{{error_code::unsupported, "chat_template", kvcache::detail::joined(words)}};
 }
-KVCACHE_LAZY [[noreturn]] inline void mistake(std::string message) {
-    throw failure{{error_code::mismatched, "chat_template", std::move(message)}};
+KVCACHE_LAZY [[noreturn]] inline void refuse(std::string_view words) {
+    refuse({words});
+}
+KVCACHE_LAZY [[noreturn]] inline void mistake(std::initializer_list<std::string_view> words) {
+    throw failure{{error_code::mismatched, "chat_template", kvcache::detail::joined(words)}};
+}
+KVCACHE_LAZY [[noreturn]] inline void mistake(std::string_view words) {
+    mistake({words});
 }
 
 class value;
@@ -192,12 +200,12 @@ KVCACHE_LAZY inline void nesting::add(const value& inner) {
     depth = std::max(depth, other.depth + 1);
     has_namespace = has_namespace || other.has_namespace;
     if (depth > deepest)
-        refuse("values are nested more than " + std::to_string(deepest) + " levels deep");
+        refuse({"values are nested more than ", std::to_string(deepest), " levels deep"});
 }
 KVCACHE_LAZY inline shared_list::shared_list(list made) : items(std::move(made)) {
     constexpr std::size_t most = 1'000'000;
     if (items.size() > most)
-        refuse("a list has more than " + std::to_string(most) + " items");
+        refuse({"a list has more than ", std::to_string(most), " items"});
     for (const value& item : items)
         inside.add(item);
 }
@@ -289,8 +297,8 @@ KVCACHE_LAZY [[nodiscard]] inline value from_user(const json& j) {
     }
     if (j.is_object()) {
         mapping made;
-        for (const auto& [name, v] : j.items())
-            made.add(plain(name), from_user(v));
+        for (const auto& item : j.get_ref<const json::object_t&>())
+            made.add(plain(item.first), from_user(item.second));
         return made;
     }
     return value::none{};

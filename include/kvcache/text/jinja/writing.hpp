@@ -17,7 +17,7 @@ namespace kvcache::inline KVCACHE_ABI::text::jinja {
 KVCACHE_LAZY inline void check_length(std::size_t bytes) {
     constexpr std::size_t most = std::size_t{1} << 26;
     if (bytes > most)
-        refuse("it makes a text of more than " + std::to_string(most) + " bytes");
+        refuse({"it makes a text of more than ", std::to_string(most), " bytes"});
 }
 
 /// Appends a text with its marks. Throws: failure, where the whole is too long.
@@ -78,7 +78,7 @@ private:
     void write(marked_text& out, const value& v, std::size_t depth) {
         constexpr std::size_t deepest = 400;
         if (depth > deepest)
-            mistake("a value is nested more than " + std::to_string(deepest) + " levels deep");
+            mistake({"a value is nested more than ", std::to_string(deepest), " levels deep"});
         check_length(out.bytes.size());
         if (const auto* t = v.as_text())
             return detail::append_quoted(out, *t, as_json_);
@@ -113,7 +113,7 @@ private:
             return out.append("}", false);
         }
         if (as_json_ || !v.is_undefined())
-            mistake("a value of type " + v.type_name() + " cannot be written");
+            mistake({"a value of type ", v.type_name(), " cannot be written"});
         out.append("Undefined", false);
     }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/joined.hpp>
 #include <kvcache/kernel/piecewise_digest.hpp>
 #include <kvcache/model/huggingface/checkpoint.hpp>
 #include <kvcache/model/huggingface/shard_index.hpp>
@@ -37,8 +38,8 @@ KVCACHE_BODY result<checkpoint> checkpoint::open(const std::filesystem::path& di
         files = index.shards();
     } else {
         return error{error_code::not_found, single,
-                     directory.string() + " has neither " + single + " nor " + index_name +
-                         "; other weight formats are not read"};
+                     detail::joined({directory.string(), " has neither ", single, " nor ", index_name,
+                                     "; other weight formats are not read"})};
     }
 
     for (const std::string& file : files) {
@@ -49,7 +50,8 @@ KVCACHE_BODY result<checkpoint> checkpoint::open(const std::filesystem::path& di
             const auto [at, added] = opened.shard_of_.emplace(name, opened.shards_.size());
             if (!added)
                 return error{error_code::malformed, detail::shown(name),
-                             file + ": " + detail::shown(name) + ": the tensor is in " + files[at->second] + " too"};
+                             detail::joined(
+                                 {file, ": ", detail::shown(name), ": the tensor is in ", files[at->second], " too"})};
         }
         opened.shards_.push_back(*std::move(shard));
     }
@@ -57,8 +59,8 @@ KVCACHE_BODY result<checkpoint> checkpoint::open(const std::filesystem::path& di
         const auto at = opened.shard_of_.find(name);
         if (at == opened.shard_of_.end() || files[at->second] != file)
             return error{error_code::not_found, detail::shown(name),
-                         std::string(index_name) + ": " + detail::shown(name) + ": the tensor is not in " +
-                             detail::shown(file) + ", where the index has it"};
+                         detail::joined({index_name, ": ", detail::shown(name), ": the tensor is not in ",
+                                         detail::shown(file), ", where the index has it"})};
     }
     return opened;
 }
@@ -76,7 +78,7 @@ KVCACHE_BODY result<void> checkpoint::holds(const model_config& config) const {
             continue;
         const auto refuse = [&](const std::string& what) {
             return error{error_code::mismatched, detail::shown(name),
-                         shards_[item.second].file().name() + ": " + detail::shown(name) + ": " + what};
+                         detail::joined({shards_[item.second].file().name(), ": ", detail::shown(name), ": ", what})};
         };
         if (!config.tied_head || name != head_name)
             return refuse("the configuration has no use for this tensor");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/json.hpp>
 #include <kvcache/model/huggingface/config.hpp>
 #include <kvcache/model/huggingface/fields.hpp>
@@ -70,20 +71,21 @@ KVCACHE_LAZY [[nodiscard]] inline const huggingface_architecture* find_architect
         std::ranges::find(huggingface_architectures, *model_type, &huggingface_architecture::model_type);
     if (known == std::end(huggingface_architectures)) {
         fields.refuse(error_code::unsupported, "model_type",
-                      "\"" + shown(*model_type) + "\" is not supported; llama, mistral, qwen2 and qwen3 are");
+                      {"\"", shown(*model_type), "\" is not supported; llama, mistral, qwen2 and qwen3 are"});
         return nullptr;
     }
     if (const json* classes = fields.find("architectures")) {
         const auto runs = [&](const json& name) {
             // The first conversions of Llama 1 spelled it so.
-            return name == known->class_name || (known->model_type == "llama" && name == "LLaMAForCausalLM");
+            return json_fields::says(name, known->class_name) ||
+                   (known->model_type == "llama" && json_fields::says(name, "LLaMAForCausalLM"));
         };
         if (!classes->is_array())
             fields.refuse(error_code::malformed, "architectures", "it must be a list of class names");
         else if (!classes->empty() && std::none_of(classes->begin(), classes->end(), runs))
-            fields.refuse(error_code::unsupported, "architectures",
-                          json_fields::as_text(*classes) + " is not supported; " + std::string(known->class_name) +
-                              " is, for this model_type");
+            fields.refuse(
+                error_code::unsupported, "architectures",
+                {json_fields::as_text(*classes), " is not supported; ", known->class_name, " is, for this model_type"});
     }
     return known;
 }
@@ -137,12 +139,12 @@ KVCACHE_LAZY inline void refuse_active_window(json_fields& fields, const hugging
             return;
         }
         for (const json& type : *types)
-            if (type != "full_attention")
+            if (!json_fields::says(type, "full_attention"))
                 fields.refuse(error_code::unsupported, "layer_types",
-                              json_fields::as_text(type) + " is not supported; full_attention is");
+                              {json_fields::as_text(type), " is not supported; full_attention is"});
         if (types->size() != config.layers)
             fields.refuse(error_code::mismatched, "layer_types",
-                          "it names " + std::to_string(types->size()) + " layers of " + std::to_string(config.layers));
+                          {"it names ", std::to_string(types->size()), " layers of ", std::to_string(config.layers)});
     }
     // Qwen's window is off unless use_sliding_window says otherwise, whatever its length.
     if (known.model_type == "qwen2" || known.model_type == "qwen3")
@@ -153,9 +155,9 @@ KVCACHE_LAZY inline void refuse_active_window(json_fields& fields, const hugging
     const std::size_t window = fields.count("sliding_window", known.window);
     if (window < config.max_positions)
         fields.refuse(error_code::unsupported, "sliding_window",
-                      std::string(stated ? "it is " : "it is absent, which means ") + std::to_string(window) +
-                          ", below max_position_embeddings " + std::to_string(config.max_positions) +
-                          "; a sliding window is not supported");
+                      {stated ? "it is " : "it is absent, which means ", std::to_string(window),
+                       ", below max_position_embeddings ", std::to_string(config.max_positions),
+                       "; a sliding window is not supported"});
 }
 
 /// config.json's name for a field that model_config::check() names.
@@ -182,7 +184,7 @@ KVCACHE_LAZY [[nodiscard]] inline std::string huggingface_field(const std::strin
 /// Reads the parsed config.json; `file` is what errors call it.
 KVCACHE_LAZY [[nodiscard]] inline result<model_config> parse_model_config(const json& text, const std::string& file) {
     if (!text.is_object())
-        return error{error_code::malformed, "config.json", file + ": it must be a JSON object"};
+        return error{error_code::malformed, "config.json", detail::joined({file, ": it must be a JSON object"})};
     json_fields fields(text, file, "");
     const huggingface_architecture* known = find_architecture(fields);
     if (known == nullptr)
@@ -205,8 +207,8 @@ KVCACHE_LAZY [[nodiscard]] inline result<model_config> parse_model_config(const 
     const bool explicit_head_dim = fields.find("head_dim") != nullptr || known->head_dim != 0;
     if (!explicit_head_dim && config.heads != 0 && config.hidden_size % config.heads != 0)
         fields.refuse(error_code::mismatched, "num_attention_heads",
-                      "hidden_size " + std::to_string(config.hidden_size) + " does not divide by " +
-                          std::to_string(config.heads) + ", and head_dim is absent");
+                      {"hidden_size ", std::to_string(config.hidden_size), " does not divide by ",
+                       std::to_string(config.heads), ", and head_dim is absent"});
     const std::size_t even_share = config.heads == 0 ? 0 : config.hidden_size / config.heads;
     config.head_dim = fields.count("head_dim", known->head_dim != 0 ? known->head_dim : even_share);
 
@@ -225,7 +227,7 @@ KVCACHE_LAZY [[nodiscard]] inline result<model_config> parse_model_config(const 
     // Both names are the same function in transformers.
     const auto activation = fields.text("hidden_act").value_or("silu");
     if (activation != "silu" && activation != "swish")
-        fields.refuse(error_code::unsupported, "hidden_act", "\"" + shown(activation) + "\" is not supported; silu is");
+        fields.refuse(error_code::unsupported, "hidden_act", {"\"", shown(activation), "\" is not supported; silu is"});
 
     refuse_foreign_mathematics(fields);
     refuse_active_window(fields, *known, config);
@@ -243,7 +245,7 @@ KVCACHE_LAZY [[nodiscard]] inline result<model_config> parse_model_config(const 
                                        ? "rope_parameters."
                                        : "rope_scaling.";
         const std::string field = huggingface_field(reason.field, prefix);
-        return error{reason.code, field, file + ": " + field + ": " + reason.message};
+        return error{reason.code, field, detail::joined({file, ": ", field, ": ", reason.message})};
     }
     return config;
 }
@@ -268,7 +270,7 @@ KVCACHE_BODY result<model_config> read_model_config(const std::filesystem::path&
             return more.error();
         if (!more->is_object())
             return error{error_code::malformed, "generation_config.json",
-                         generation.string() + ": it must be a JSON object"};
+                         detail::joined({generation.string(), ": it must be a JSON object"})};
         detail::json_fields fields(*more, generation.string(), "");
         const auto ids = fields.ids("eos_token_id");
         if (fields.problem())

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/kernel/piecewise_digest.hpp>
 #include <kvcache/kernel/team.hpp>
 #include <kvcache/model/huggingface/checkpoint.hpp>
@@ -77,8 +78,9 @@ KVCACHE_LAZY [[nodiscard]] inline result<packed_file> open_packed(const load_opt
         if (!now)
             return now.error();
         if (*now != kept->origin().weights)
-            return error{error_code::mismatched, "weights",
-                         options.packed->string() + ": weights: they were packed from another checkpoint"};
+            return error{
+                error_code::mismatched, "weights",
+                detail::joined({options.packed->string(), ": weights: they were packed from another checkpoint"})};
     }
     if (options.check_payload)
         if (auto sound = kept->check_payload(threads); !sound)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/core/joined.hpp>
 #include <kvcache/model/huggingface/safetensors.hpp>
 #include <kvcache/model/huggingface/shown.hpp>
 
@@ -49,7 +50,7 @@ KVCACHE_BODY result<safetensors_file> safetensors_file::open(const std::filesyst
 KVCACHE_BODY result<tensor_view> safetensors_file::tensor(std::string_view name,
                                                           std::span<const std::size_t> expected) const {
     const auto refuse = [&](error_code code, const std::string& field, const std::string& what) {
-        return error{code, field, file_.name() + ": " + field + ": " + what};
+        return error{code, field, detail::joined({file_.name(), ": ", field, ": ", what})};
     };
     const auto at = header_.entries.find(name);
     if (at == header_.entries.end())
@@ -58,11 +59,11 @@ KVCACHE_BODY result<tensor_view> safetensors_file::tensor(std::string_view name,
     const auto type = detail::weight_dtype(entry.dtype);
     if (!type)
         return refuse(error_code::unsupported, detail::shown(name) + ".dtype",
-                      entry.dtype + " weights are not read; F32, F16 and BF16 are");
+                      detail::joined({entry.dtype, " weights are not read; F32, F16 and BF16 are"}));
     if (!std::ranges::equal(entry.shape, expected))
         return refuse(error_code::mismatched, detail::shown(name) + ".shape",
-                      "it is " + detail::shape_text(entry.shape) + "; the configuration needs " +
-                          detail::shape_text(expected));
+                      detail::joined({"it is ", detail::shape_text(entry.shape), "; the configuration needs ",
+                                      detail::shape_text(expected)}));
     if (auto whole = file_.intact(); !whole)
         return whole.error();
     return tensor_view{.dtype = *type, .shape = entry.shape, .bytes = bytes(entry)};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/joined.hpp>
 #include <kvcache/model/huggingface/safetensors_header.hpp>
 #include <kvcache/model/huggingface/sax.hpp>
 
@@ -96,7 +97,8 @@ public:
             return refuse_type("a text");
         place_ = place::tensor;
         if (!safetensors_bits(text))
-            return fail(error_code::unsupported, where(), "the dtype \"" + shown(text) + "\" is not of the format");
+            return fail(error_code::unsupported, where(),
+                        detail::joined({"the dtype \"", shown(text), "\" is not of the format"}));
         entry_->dtype = std::move(text);
         return true;
     }
@@ -110,7 +112,8 @@ public:
     bool on_end_array() override {
         place_ = place::tensor;
         return field_ == 1 || offsets_ == 2 ||
-               fail(error_code::malformed, where(), "the field needs two numbers, not " + std::to_string(offsets_));
+               fail(error_code::malformed, where(),
+                    detail::joined({"the field needs two numbers, not ", std::to_string(offsets_)}));
     }
     bool on_unsigned(std::uint64_t value) override {
         if (place_ != place::numbers)
@@ -158,7 +161,7 @@ private:
         }
     }
     bool refuse_type(std::string_view what) {
-        return fail(error_code::malformed, where(), std::string(what) + " does not belong there");
+        return fail(error_code::malformed, where(), detail::joined({what, " does not belong there"}));
     }
 
     safetensors_header& header_;
@@ -177,22 +180,24 @@ private:
 KVCACHE_BODY result<safetensors_header> safetensors_header::parse(std::span<const std::byte> file,
                                                                   const std::string& name) {
     const auto refuse = [&](error_code code, const std::string& field, const std::string& what) {
-        return error{code, field, name + ": " + field + ": " + what};
+        return error{code, field, detail::joined({name, ": ", field, ": ", what})};
     };
     constexpr std::size_t prefix = 8;
     if (file.size() < prefix)
-        return refuse(error_code::truncated, "header length",
-                      "the file has " + std::to_string(file.size()) + " bytes, fewer than the 8 of the length");
+        return refuse(
+            error_code::truncated, "header length",
+            detail::joined({"the file has ", std::to_string(file.size()), " bytes, fewer than the 8 of the length"}));
     std::uint64_t length = 0;
     for (std::size_t i = 0; i != prefix; ++i)
         length |= std::to_integer<std::uint64_t>(file[i]) << (8 * i);
     if (length > limit)
-        return refuse(error_code::malformed, "header length",
-                      "it is " + std::to_string(length) + "; the format allows " + std::to_string(limit));
+        return refuse(
+            error_code::malformed, "header length",
+            detail::joined({"it is ", std::to_string(length), "; the format allows ", std::to_string(limit)}));
     if (length > file.size() - prefix)
         return refuse(error_code::truncated, "header length",
-                      "it is " + std::to_string(length) + ", but only " + std::to_string(file.size() - prefix) +
-                          " bytes follow");
+                      detail::joined({"it is ", std::to_string(length), ", but only ",
+                                      std::to_string(file.size() - prefix), " bytes follow"}));
 
     auto text = file.subspan(prefix, static_cast<std::size_t>(length));
     while (!text.empty() && text.back() == std::byte{' '})
@@ -214,19 +219,20 @@ KVCACHE_BODY result<safetensors_header> safetensors_header::parse(std::span<cons
         const auto bytes = detail::safetensors_bytes(entry);
         if (!bytes)
             return refuse(error_code::malformed, detail::shown(tensor) + ".shape",
-                          "its extents do not multiply to a number of " + entry.dtype + " bytes that fits 64 bits");
+                          detail::joined({"its extents do not multiply to a number of ", entry.dtype,
+                                          " bytes that fits 64 bits"}));
         if (entry.begin > entry.end)
             return refuse(error_code::malformed, detail::shown(tensor) + ".data_offsets",
-                          "they begin at " + std::to_string(entry.begin) + " and end before, at " +
-                              std::to_string(entry.end));
+                          detail::joined({"they begin at ", std::to_string(entry.begin), " and end before, at ",
+                                          std::to_string(entry.end)}));
         if (entry.end > buffer_bytes)
             return refuse(error_code::truncated, detail::shown(tensor) + ".data_offsets",
-                          "they end at " + std::to_string(entry.end) + ", but the buffer has " +
-                              std::to_string(buffer_bytes) + " bytes");
+                          detail::joined({"they end at ", std::to_string(entry.end), ", but the buffer has ",
+                                          std::to_string(buffer_bytes), " bytes"}));
         if (entry.end - entry.begin != *bytes)
             return refuse(error_code::malformed, detail::shown(tensor) + ".data_offsets",
-                          "they hold " + std::to_string(entry.end - entry.begin) + " bytes; dtype and shape need " +
-                              std::to_string(*bytes));
+                          detail::joined({"they hold ", std::to_string(entry.end - entry.begin),
+                                          " bytes; dtype and shape need ", std::to_string(*bytes)}));
         order.push_back(&item);
     }
 
@@ -235,16 +241,16 @@ KVCACHE_BODY result<safetensors_header> safetensors_header::parse(std::span<cons
     for (const auto* item : order) {
         if (item->second.begin != covered)
             return refuse(error_code::malformed, detail::shown(item->first) + ".data_offsets",
-                          std::string(item->second.begin < covered ? "they overlap another tensor"
-                                                                   : "they leave a hole before them") +
-                              ": the tensors before end at " + std::to_string(covered) + ", this begins at " +
-                              std::to_string(item->second.begin));
+                          detail::joined({item->second.begin < covered ? "they overlap another tensor"
+                                                                       : "they leave a hole before them",
+                                          ": the tensors before end at ", std::to_string(covered), ", this begins at ",
+                                          std::to_string(item->second.begin)}));
         covered = item->second.end;
     }
     if (covered != buffer_bytes)
         return refuse(error_code::malformed, "buffer",
-                      "its " + std::to_string(buffer_bytes) + " bytes go on after the last tensor, which ends at " +
-                          std::to_string(covered));
+                      detail::joined({"its ", std::to_string(buffer_bytes),
+                                      " bytes go on after the last tensor, which ends at ", std::to_string(covered)}));
     return header;
 }
 

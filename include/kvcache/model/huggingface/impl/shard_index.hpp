@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/joined.hpp>
 #include <kvcache/core/mapped_file.hpp>
 #include <kvcache/model/huggingface/sax.hpp>
 #include <kvcache/model/huggingface/shard_index.hpp>
@@ -51,7 +52,7 @@ public:
         if (text.empty() || text == "." || text == ".." ||
             text.find_first_of(std::string_view("/\\\0", 3)) != text.npos)
             return fail(error_code::malformed, field,
-                        "\"" + shown(text) + "\" is not the name of a file beside the index");
+                        detail::joined({"\"", shown(text), "\" is not the name of a file beside the index"}));
         return index_.shard_of.emplace(std::move(key_), std::move(text)).second ||
                fail(error_code::malformed, field, "the tensor is there twice");
     }
@@ -76,7 +77,7 @@ private:
                     inside_       ? "weight_map." + shown(key_)
                     : depth_ == 0 ? "JSON"
                                   : "weight_map",
-                    std::string(what) + " does not belong there");
+                    detail::joined({what, " does not belong there"}));
     }
 
     shard_index& index_;
@@ -98,8 +99,8 @@ KVCACHE_BODY result<shard_index> shard_index::read(const std::filesystem::path& 
         return parsed.error();
     if (index.shard_of.empty())
         return error{error_code::malformed, "weight_map",
-                     mapped->name() +
-                         ": weight_map: " + (events.found() ? "it names no tensor" : "the field is missing")};
+                     detail::joined({mapped->name(), ": weight_map: ",
+                                     events.found() ? "it names no tensor" : "the field is missing"})};
     return index;
 }
 
