@@ -18583,7 +18583,7 @@ public:
 
     /// The next token, from the logits of the one before it, (vocabulary). Requires: !over().
     /// Errors: malformed, for a logit that is no finite number. Cost: O(vocabulary).
-    [[nodiscard]] result<token_id> next(std::span<const float> logits) {
+    KVCACHE_LAZY [[nodiscard]] result<token_id> next(std::span<const float> logits) {
         if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); }))
             return error{error_code::malformed, "logits",
                          "the model gave a logit that is no finite number; its weights are damaged"};
@@ -22142,7 +22142,7 @@ struct speaking {
 };
 
 /// As a record keeps it (docs/format.md).
-[[nodiscard]] inline std::vector<std::byte> bytes_of(const speaking& state) {
+KVCACHE_LAZY [[nodiscard]] inline std::vector<std::byte> bytes_of(const speaking& state) {
     std::vector<std::byte> made(40 + 4 * state.said.size());
     const std::span<std::byte> to = made;
     store_little(to, 0, std::bit_cast<std::uint32_t>(state.draw.temperature));
@@ -22156,7 +22156,7 @@ struct speaking {
 }
 
 /// Errors: malformed.
-[[nodiscard]] inline result<speaking> speaking_of(std::span<const std::byte> bytes) {
+KVCACHE_LAZY [[nodiscard]] inline result<speaking> speaking_of(std::span<const std::byte> bytes) {
     const error broken{error_code::malformed, "speaking", "speaking: it is not how an answer is said"};
     if (bytes.size() < 40 || (bytes.size() - 40) % 4 != 0 || load_little<std::uint32_t>(bytes, 4) != 0 ||
         load_little<std::uint64_t>(bytes, 32) != (bytes.size() - 40) / 4)
