@@ -112,7 +112,7 @@ template <class Json>
 }
 
 /// A value as ASCII, bytes that are no UTF-8 as U+FFFD.
-KVCACHE_LAZY KVCACHE_TAGGED [[nodiscard]] std::string json_text(const json& value) {
+KVCACHE_LAZY [[nodiscard]] std::string json_text(const json& value) {
     return value.dump(-1, ' ', true, json::error_handler_t::replace);
 }
 
