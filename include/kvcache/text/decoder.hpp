@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+// Longer than 300 lines: each step takes tokens and ends a text in a way of its own.
+
 #include <kvcache/text/byte_alphabet.hpp>
 #include <kvcache/text/json_reader.hpp>
 #include <kvcache/text/metaspace.hpp>

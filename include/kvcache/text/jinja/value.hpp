@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+// Longer than 300 lines: values, lists and mappings hold each other.
+
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/joined.hpp>
 #include <kvcache/core/json.hpp>
