@@ -1,6 +1,6 @@
 # Misuse must not compile, and must say why. Each tests/compile_fail/NAME.cpp opens with "// message: REGEX"; as it is
-# it compiles (all of them do so together), with KVCACHE_MUST_FAIL defined it does not, and the compiler's words match the
-# message, in 12 lines at most.
+# it compiles (all of them do so together), with KVCACHE_MUST_FAIL defined, and the options of a line "// flags: ...", it
+# does not, and the compiler's words match the message, in 12 lines at most.
 
 # Included as part of the build it adds the tests; run as a script it is one of them.
 if(CMAKE_SCRIPT_MODE_FILE)
@@ -42,7 +42,9 @@ foreach(source IN LISTS misuses)
     message(FATAL_ERROR "${source} needs a line \"// message: REGEX\"")
   endif()
   string(REGEX REPLACE "^// message: *" "" message_text "${message_line}")
-  add_test(NAME "compile_fail: ${name}" COMMAND ${CMAKE_COMMAND} "-DCOMMAND_LINE=sh ${script} -DKVCACHE_MUST_FAIL ${source}"
+  file(STRINGS ${source} flags LIMIT_COUNT 1 REGEX "^// flags:")
+  string(REGEX REPLACE "^// flags: *" "" flags "${flags}")
+  add_test(NAME "compile_fail: ${name}" COMMAND ${CMAKE_COMMAND} "-DCOMMAND_LINE=sh ${script} -DKVCACHE_MUST_FAIL ${flags} ${source}"
            "-DMESSAGE=${message_text}" -P ${CMAKE_CURRENT_SOURCE_DIR}/compile_fail.cmake)
   set_tests_properties("compile_fail: ${name}" PROPERTIES LABELS compile_fail)
 endforeach()

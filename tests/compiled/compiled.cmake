@@ -43,3 +43,22 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     set_tests_properties("compiled: objects that are built differently keep apart" PROPERTIES LABELS compile_fail)
   endif()
 endif()
+
+# The cache alone compiles without a flag, without exceptions and RTTI, and for another processor.
+function(kvcache_cache_alone name compiler)
+  add_test(NAME "compiled: the cache alone, ${name}"
+           COMMAND ${compiler} -std=c++20 -O1 -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror ${ARGN}
+                   -I${PROJECT_SOURCE_DIR}/include -c ${PROJECT_SOURCE_DIR}/bench/include/cache_default.cpp -o /dev/null)
+  set_tests_properties("compiled: the cache alone, ${name}" PROPERTIES LABELS compile_fail)
+endfunction()
+get_target_property(xxhash kvcache::xxhash INTERFACE_INCLUDE_DIRECTORIES)
+list(TRANSFORM xxhash PREPEND "-isystem" OUTPUT_VARIABLE xxhash)
+if(xxhash MATCHES "isystem/usr/include$")
+  set(xxhash)
+endif()
+kvcache_cache_alone("no flags" ${CMAKE_CXX_COMPILER} ${xxhash})
+kvcache_cache_alone("no exceptions" ${CMAKE_CXX_COMPILER} -fno-exceptions -fno-rtti ${xxhash})
+find_program(KVCACHE_PROGRAM_aarch64-linux-gnu-g++ aarch64-linux-gnu-g++)
+if(KVCACHE_PROGRAM_aarch64-linux-gnu-g++)
+  kvcache_cache_alone("aarch64" ${KVCACHE_PROGRAM_aarch64-linux-gnu-g++} -isystem ${CMAKE_CURRENT_BINARY_DIR}/golden/include)
+endif()
