@@ -296,8 +296,10 @@ using aligned_vector = std::vector<T, line_allocator<T>>;
 #define KVCACHE_INLINE
 #endif
 
-/// Before a loop of a constant number of turns, 64 at most: each turn becomes code of its own.
-#if defined(__clang__)
+/// Before a loop of a constant number of turns, 64 at most: each turn becomes code of its own. nvcc knows no such word.
+#if defined(__CUDACC__)
+#define KVCACHE_UNROLL
+#elif defined(__clang__)
 #define KVCACHE_UNROLL _Pragma("clang loop unroll(full)")
 #elif defined(__GNUC__)
 #define KVCACHE_UNROLL _Pragma("GCC unroll 64")
