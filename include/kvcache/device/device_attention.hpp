@@ -9,6 +9,7 @@
 #include <kvcache/cuda/device_storage.hpp>
 #include <kvcache/cuda/paged_attention.hpp>
 #include <kvcache/kernel/elementary.hpp>
+#include <kvcache/kernel/rope.hpp>
 #include <kvcache/kernel/team.hpp>
 #include <kvcache/model/batch_part.hpp>
 
