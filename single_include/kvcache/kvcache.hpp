@@ -113,6 +113,11 @@
     KVCACHE_ABI_NAME(KVCACHE_VERSION_MAJOR, KVCACHE_VERSION_MINOR, KVCACHE_VERSION_PATCH, KVCACHE_TARGET,              \
                      KVCACHE_ABI_CHECKS, KVCACHE_ABI_EXCEPTIONS)
 
+// The same as a string literal.
+#define KVCACHE_ABI_QUOTED(name) #name
+#define KVCACHE_ABI_TEXT_OF(name) KVCACHE_ABI_QUOTED(name)
+#define KVCACHE_ABI_TEXT KVCACHE_ABI_TEXT_OF(KVCACHE_ABI)
+
 // ---- kvcache/core/id.hpp ------------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {

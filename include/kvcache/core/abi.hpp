@@ -55,3 +55,8 @@
 #define KVCACHE_ABI                                                                                                    \
     KVCACHE_ABI_NAME(KVCACHE_VERSION_MAJOR, KVCACHE_VERSION_MINOR, KVCACHE_VERSION_PATCH, KVCACHE_TARGET,              \
                      KVCACHE_ABI_CHECKS, KVCACHE_ABI_EXCEPTIONS)
+
+// The same as a string literal.
+#define KVCACHE_ABI_QUOTED(name) #name
+#define KVCACHE_ABI_TEXT_OF(name) KVCACHE_ABI_QUOTED(name)
+#define KVCACHE_ABI_TEXT KVCACHE_ABI_TEXT_OF(KVCACHE_ABI)

@@ -40,7 +40,7 @@ template <class T>
     const std::unique_ptr<char, decltype(&std::free)> whole(
         abi::__cxa_demangle(typeid(T).name(), nullptr, nullptr, &status), &std::free);
     std::string name = status == 0 ? whole.get() : typeid(T).name();
-    constexpr std::string_view own = "kvcache::";
+    constexpr std::string_view own = "kvcache::" KVCACHE_ABI_TEXT "::";
     for (std::size_t at = name.find(own); at != name.npos; at = name.find(own, at))
         if (at == 0 || name[at - 1] == '<' || name[at - 1] == ' ' || name[at - 1] == ',')
             name.erase(at, own.size());
