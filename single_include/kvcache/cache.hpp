@@ -8896,14 +8896,13 @@ public:
             if (known.content == made.content && known.where.end == where.end && known.where.count == where.count)
                 return true;
         own.push_back(made);
-        try {
-            ++lengths_[made.begin][where.count];
-            contents_.emplace(made.content, where);
-        } catch (...) {
+        detail::scope_guard undo([&] {
             forget_length(made);
             own.pop_back();
-            throw;
-        }
+        });
+        ++lengths_[made.begin][where.count];
+        contents_.emplace(made.content, where);
+        undo.dismiss();
         return true;
     }
 
@@ -9619,11 +9618,10 @@ public:
     state(const state&) = delete; // whoever opens the array closes it
     state& operator=(const state&) = delete;
     ~state() {
-        try {
+        detail::ignore_exceptions([&] { // a trace that cannot be closed is still read
             if (how_.write)
                 how_.write("\n]\n");
-        } catch (...) { // a trace that cannot be closed is still read
-        }
+        });
     }
 
     void on(const event& what) {

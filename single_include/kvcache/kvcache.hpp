@@ -14476,14 +14476,13 @@ public:
             if (known.content == made.content && known.where.end == where.end && known.where.count == where.count)
                 return true;
         own.push_back(made);
-        try {
-            ++lengths_[made.begin][where.count];
-            contents_.emplace(made.content, where);
-        } catch (...) {
+        detail::scope_guard undo([&] {
             forget_length(made);
             own.pop_back();
-            throw;
-        }
+        });
+        ++lengths_[made.begin][where.count];
+        contents_.emplace(made.content, where);
+        undo.dismiss();
         return true;
     }
 
@@ -17958,11 +17957,10 @@ public:
     state(const state&) = delete; // whoever opens the array closes it
     state& operator=(const state&) = delete;
     ~state() {
-        try {
+        detail::ignore_exceptions([&] { // a trace that cannot be closed is still read
             if (how_.write)
                 how_.write("\n]\n");
-        } catch (...) { // a trace that cannot be closed is still read
-        }
+        });
     }
 
     void on(const event& what) {
@@ -23398,12 +23396,9 @@ public:
         announced_ = false;
         const slot_id slot = free_.back();
         slots_.emplace(newcomer.name, slot);
-        try {
-            eviction_.admit(slot, entry_of(newcomer, bytes));
-        } catch (...) {
-            slots_.erase(newcomer.name);
-            throw;
-        }
+        detail::scope_guard undo([&] { slots_.erase(newcomer.name); });
+        eviction_.admit(slot, entry_of(newcomer, bytes));
+        undo.dismiss();
         free_.pop_back();
         records_[index_of(slot)] = {newcomer.name, bytes};
         bytes_ += bytes;
@@ -23608,14 +23603,12 @@ private:
             const std::span<const std::byte> pieces[] = {bytes};
             taken = second_.put(entry, pieces).has_value();
         };
-        try {
-            const auto there = first_.read(entry.name, use);
-            if (there && !*there && first_.flush()) // it may not be written yet
-                static_cast<void>(first_.read(entry.name, use));
-        } catch (const std::bad_alloc&) {
-            return false;
-        }
-        return taken;
+        return detail::completes<std::bad_alloc>([&] {
+                   const auto there = first_.read(entry.name, use);
+                   if (there && !*there && first_.flush()) // it may not be written yet
+                       static_cast<void>(first_.read(entry.name, use));
+               }) &&
+               taken;
     }
 
     static constexpr std::size_t most_known = std::size_t{1} << 16;
@@ -23685,7 +23678,7 @@ public:
             ++held_->counts.dropped;
             return {};
         }
-        try {
+        const bool stored = detail::completes<std::bad_alloc>([&] {
             auto whole = std::make_shared<std::vector<std::byte>>();
             whole->reserve(size);
             for (const auto piece : pieces)
@@ -23696,13 +23689,11 @@ public:
                 ++held_->counts.evicted;
             }
             const auto at = held_->content.emplace(entry.name, std::move(whole)).first;
-            try {
-                held_->ranks.admit(entry, size);
-            } catch (...) {
-                held_->content.erase(at);
-                throw;
-            }
-        } catch (const std::bad_alloc&) {
+            detail::scope_guard undo([&] { held_->content.erase(at); });
+            held_->ranks.admit(entry, size);
+            undo.dismiss();
+        });
+        if (!stored) {
             ++held_->counts.failures;
             return error{error_code::out_of_memory, "memory", "there is no memory for a record"};
         }

@@ -3,6 +3,7 @@
 
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/cache/tenant.hpp>
+#include <kvcache/core/exceptions.hpp>
 
 #include <cstddef>
 #include <map>
@@ -37,12 +38,9 @@ public:
             return error{error_code::out_of_range, "tenants",
                          "there are " + std::to_string(most_) + " tenants already, as many as there may be"};
         const auto place = numbers_.emplace(salt.bytes(), 0).first;
-        try {
-            place->second = cache_.add_tenant(salt.bytes(), quota);
-        } catch (...) {
-            numbers_.erase(place);
-            throw;
-        }
+        detail::scope_guard undo([&] { numbers_.erase(place); });
+        place->second = cache_.add_tenant(salt.bytes(), quota);
+        undo.dismiss();
         return tenant(cache_, place->second);
     }
 

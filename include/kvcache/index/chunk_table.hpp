@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/contract.hpp>
+#include <kvcache/core/exceptions.hpp>
 #include <kvcache/index/concept.hpp>
 #include <kvcache/index/rolling_hash.hpp>
 
@@ -41,14 +42,13 @@ public:
             if (known.content == made.content && known.where.end == where.end && known.where.count == where.count)
                 return true;
         own.push_back(made);
-        try {
-            ++lengths_[made.begin][where.count];
-            contents_.emplace(made.content, where);
-        } catch (...) {
+        detail::scope_guard undo([&] {
             forget_length(made);
             own.pop_back();
-            throw;
-        }
+        });
+        ++lengths_[made.begin][where.count];
+        contents_.emplace(made.content, where);
+        undo.dismiss();
         return true;
     }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/exceptions.hpp>
 #include <kvcache/observer/concept.hpp>
 #include <kvcache/observer/words.hpp>
 
@@ -32,11 +33,10 @@ public:
     state(const state&) = delete; // whoever opens the array closes it
     state& operator=(const state&) = delete;
     ~state() {
-        try {
+        detail::ignore_exceptions([&] { // a trace that cannot be closed is still read
             if (how_.write)
                 how_.write("\n]\n");
-        } catch (...) { // a trace that cannot be closed is still read
-        }
+        });
     }
 
     void on(const event& what) {

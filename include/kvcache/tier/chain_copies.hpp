@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/core/exceptions.hpp>
 #include <kvcache/tier/concept.hpp>
 #include <kvcache/tier/record_ranks.hpp>
 
@@ -160,14 +161,12 @@ private:
             const std::span<const std::byte> pieces[] = {bytes};
             taken = second_.put(entry, pieces).has_value();
         };
-        try {
-            const auto there = first_.read(entry.name, use);
-            if (there && !*there && first_.flush()) // it may not be written yet
-                static_cast<void>(first_.read(entry.name, use));
-        } catch (const std::bad_alloc&) {
-            return false;
-        }
-        return taken;
+        return detail::completes<std::bad_alloc>([&] {
+                   const auto there = first_.read(entry.name, use);
+                   if (there && !*there && first_.flush()) // it may not be written yet
+                       static_cast<void>(first_.read(entry.name, use));
+               }) &&
+               taken;
     }
 
     static constexpr std::size_t most_known = std::size_t{1} << 16;

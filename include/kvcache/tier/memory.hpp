@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/contract.hpp>
+#include <kvcache/core/exceptions.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/tier/concept.hpp>
 #include <kvcache/tier/record_ranks.hpp>
@@ -59,7 +60,7 @@ public:
             ++held_->counts.dropped;
             return {};
         }
-        try {
+        const bool stored = detail::completes<std::bad_alloc>([&] {
             auto whole = std::make_shared<std::vector<std::byte>>();
             whole->reserve(size);
             for (const auto piece : pieces)
@@ -70,13 +71,11 @@ public:
                 ++held_->counts.evicted;
             }
             const auto at = held_->content.emplace(entry.name, std::move(whole)).first;
-            try {
-                held_->ranks.admit(entry, size);
-            } catch (...) {
-                held_->content.erase(at);
-                throw;
-            }
-        } catch (const std::bad_alloc&) {
+            detail::scope_guard undo([&] { held_->content.erase(at); });
+            held_->ranks.admit(entry, size);
+            undo.dismiss();
+        });
+        if (!stored) {
             ++held_->counts.failures;
             return error{error_code::out_of_memory, "memory", "there is no memory for a record"};
         }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/digest256.hpp>
+#include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/little_endian.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/tier/concept.hpp>
@@ -63,12 +64,9 @@ public:
         announced_ = false;
         const slot_id slot = free_.back();
         slots_.emplace(newcomer.name, slot);
-        try {
-            eviction_.admit(slot, entry_of(newcomer, bytes));
-        } catch (...) {
-            slots_.erase(newcomer.name);
-            throw;
-        }
+        detail::scope_guard undo([&] { slots_.erase(newcomer.name); });
+        eviction_.admit(slot, entry_of(newcomer, bytes));
+        undo.dismiss();
         free_.pop_back();
         records_[index_of(slot)] = {newcomer.name, bytes};
         bytes_ += bytes;
