@@ -147,7 +147,7 @@ enum class head_id : std::uint32_t {};
     return static_cast<std::uint32_t>(head);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/role.hpp ----------------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ concept policy = known_role<typename role_of<P>::type>;
 template <class P, class Role>
 concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/contract.hpp ------------------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char*
 #endif
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/shape.hpp ---------------------------------------------------------------------------------------
 
@@ -280,7 +280,7 @@ inline namespace literals {
 }
 } // namespace literals
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/concept.hpp ------------------------------------------------------------------------------------
 
@@ -381,7 +381,7 @@ concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape sh
     p.open(shape);
 } && codec_state<opened_by<P, page_shape>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/plain.hpp --------------------------------------------------------------------------------------
 
@@ -466,7 +466,7 @@ inline plain::state plain::open(page_shape shape) const {
 
 static_assert(codec_policy<plain>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/huge_pages.hpp ----------------------------------------------------------------------------------
 
@@ -491,7 +491,7 @@ inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::siz
 #endif
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/aligned.hpp -------------------------------------------------------------------------------------
 
@@ -532,7 +532,7 @@ struct line_allocator {
 template <class T>
 using aligned_vector = std::vector<T, line_allocator<T>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/exact_page.hpp ---------------------------------------------------------------------------------
 
@@ -599,7 +599,7 @@ private:
 /// Exact rows as the plain codec keeps them.
 using exact_page = basic_exact_page<plain::state>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/exact_ring.hpp ---------------------------------------------------------------------------------
 
@@ -638,7 +638,7 @@ struct exact_ring {
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/digest256.hpp -----------------------------------------------------------------------------------
 
@@ -669,7 +669,7 @@ struct digest256 {
     return difference == std::byte{};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/page_table.hpp ----------------------------------------------------------------------------------
 
@@ -685,7 +685,7 @@ struct page_entry {
     friend bool operator==(const page_entry&, const page_entry&) = default;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/sequence_state.hpp -----------------------------------------------------------------------------
 
@@ -847,7 +847,7 @@ struct sequence_state {
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/result.hpp --------------------------------------------------------------------------------------
 
@@ -935,7 +935,7 @@ private:
     std::optional<kvcache::error> reason_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/sequence.hpp -----------------------------------------------------------------------------------
 
@@ -1001,7 +1001,7 @@ private:
     std::unique_ptr<sequence_state> state_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
 
@@ -1071,7 +1071,7 @@ concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_
     p.open(shape);
 } && recompute_state<opened_by<P, page_shape>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/reuse.hpp --------------------------------------------------------------------------------------
 
@@ -1152,7 +1152,7 @@ private:
     reuse_map map_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/concept.hpp ------------------------------------------------------------------------------------
 
@@ -1224,7 +1224,7 @@ concept index_policy = plays<P, index_role> && requires(const P p, page_shape sh
     p.open(shape, pages);
 } && index_state<opened_by<P, page_shape, std::size_t>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/chunk_search.hpp -------------------------------------------------------------------------------
 
@@ -1313,7 +1313,7 @@ private:
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/storage/concept.hpp ----------------------------------------------------------------------------------
 
@@ -1355,7 +1355,7 @@ concept storage_policy = plays<P, storage_role> && requires(const P p, std::size
     p.open(n, n); // pages, bytes a page
 } && storage_state<opened_by<P, std::size_t, std::size_t>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/attention/paged_rows.hpp -----------------------------------------------------------------------------
 
@@ -1411,7 +1411,7 @@ struct attention_part {
     query_rows asked;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/lease.hpp --------------------------------------------------------------------------------------
 
@@ -1549,7 +1549,7 @@ private:
     std::size_t first_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/joined.hpp --------------------------------------------------------------------------------------
 
@@ -1563,7 +1563,7 @@ namespace kvcache::inline KVCACHE_ABI::detail {
     return whole;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/cache/match.hpp --------------------------------------------------------------------------------------
 
@@ -1619,7 +1619,7 @@ private:
     std::optional<token_id> stored_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/tier_stats.hpp ---------------------------------------------------------------------------------
 
@@ -1638,7 +1638,7 @@ struct tier_stats {
     std::optional<error> last = {};  ///< Why the last one was refused or failed.
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/intrinsics.hpp ----------------------------------------------------------------------------------
 
@@ -1735,7 +1735,7 @@ private:
     XXH3_state_t state_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/revisions.hpp -----------------------------------------------------------------------------------
 
@@ -1749,7 +1749,7 @@ inline constexpr unsigned numeric_contract_revision = 1;
 /// that means something else, and it is part of a cache's identity, so that records of another one are not found.
 inline constexpr unsigned record_format_revision = 1;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/identity.hpp ------------------------------------------------------------------------------------
 
@@ -1823,7 +1823,7 @@ void for_each_field(const identity& id, Visit visit) {
     return builder.finish();
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/tier/concept.hpp -------------------------------------------------------------------------------------
 
@@ -1903,7 +1903,7 @@ concept tier_policy = plays<P, tier_role> && requires(const P p) {
     p.open();
 } && tier_state<opened_by<P>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/tier/no_tier.hpp -------------------------------------------------------------------------------------
 
@@ -1937,7 +1937,7 @@ inline no_tier::state no_tier::open() const {
 
 static_assert(tier_policy<no_tier>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/no_tier_books.hpp ------------------------------------------------------------------------------
 
@@ -1978,7 +1978,7 @@ private:
     no_tier::state none_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/exact_books.hpp --------------------------------------------------------------------------------
 
@@ -2054,7 +2054,7 @@ private:
     std::size_t alive_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/page_pool.hpp ----------------------------------------------------------------------------------
 
@@ -2122,7 +2122,7 @@ private:
     std::vector<page_id> free_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/prefill_cost.hpp -------------------------------------------------------------------------------
 
@@ -2181,7 +2181,7 @@ private:
     double nn_ = 0.0, np_ = 0.0, pp_ = 0.0, ns_ = 0.0, ps_ = 0.0; // sums over rows, positions and seconds
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
 
@@ -2272,7 +2272,7 @@ void uncover(S& state, slot_id slot) {
         state.uncover(slot);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
 
@@ -2292,7 +2292,7 @@ concept hash_policy = plays<P, hash_role> && requires(const P p, const identity&
     p.open(id);
 } && hash_state<opened_by<P, identity>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/page_ranks.hpp ---------------------------------------------------------------------------------
 
@@ -2413,7 +2413,7 @@ private:
     std::vector<std::uint8_t> flags_;   // by page
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/rooted_index.hpp -------------------------------------------------------------------------------
 
@@ -2484,7 +2484,7 @@ private:
     Index index_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/tenant_books.hpp -------------------------------------------------------------------------------
 
@@ -2545,7 +2545,7 @@ private:
     std::vector<tenant_usage> accounts_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/exceptions.hpp ----------------------------------------------------------------------------------
 
@@ -2626,7 +2626,7 @@ private:
     bool armed_ = true;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/observer/concept.hpp ---------------------------------------------------------------------------------
 
@@ -2674,7 +2674,7 @@ concept observer_policy = plays<P, observer_role> && requires(const P p) {
     p.open();
 } && observer_state<opened_by<P>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/page_books.hpp ---------------------------------------------------------------------------------
 
@@ -2950,7 +2950,7 @@ private:
     std::size_t idle_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/audit.hpp --------------------------------------------------------------------------------------
 
@@ -3019,7 +3019,7 @@ private:
     std::vector<std::uint32_t> held_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/exact_leases.hpp -------------------------------------------------------------------------------
 
@@ -3177,7 +3177,7 @@ private:
     std::optional<exact_pages> coded_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/weaver.hpp -------------------------------------------------------------------------------------
 
@@ -3270,7 +3270,7 @@ private:
 
 using weaver = basic_weaver<woven_row>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/sequence_books.hpp -----------------------------------------------------------------------------
 
@@ -3540,7 +3540,7 @@ private:
     sequence_state ring_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/stats.hpp --------------------------------------------------------------------------------------
 
@@ -3589,7 +3589,7 @@ struct cache_stats {
                            " free"});
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
 
@@ -3607,7 +3607,7 @@ template <class P>
 concept locking_policy =
     plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/basic_cache.hpp --------------------------------------------------------------------------------
 
@@ -4051,7 +4051,7 @@ private:
     mutable typename Locking::state lock_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/inline.hpp --------------------------------------------------------------------------------------
 
@@ -4110,7 +4110,7 @@ KVCACHE_INLINE inline void prefetch_to_write([[maybe_unused]] const T* base,
 #endif
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/mixed_bits.hpp ----------------------------------------------------------------------------------
 
@@ -4124,7 +4124,7 @@ namespace kvcache::inline KVCACHE_ABI {
     return x ^ (x >> 33);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/ghost_list.hpp ------------------------------------------------------------------------------
 
@@ -4328,7 +4328,7 @@ private:
     int grain_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/reuse_ages.hpp ------------------------------------------------------------------------------
 
@@ -4409,7 +4409,7 @@ private:
     std::array<std::array<double, bins>, Classes> index_{};
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/slot_queues.hpp -----------------------------------------------------------------------------
 
@@ -4511,7 +4511,7 @@ private:
     std::uint32_t slots_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/touch_ring.hpp ------------------------------------------------------------------------------
 
@@ -4549,7 +4549,7 @@ private:
     std::uint32_t begin_ = 0, end_ = 0; // touches applied, and entered
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/reuse_forecast.hpp --------------------------------------------------------------------------
 
@@ -4723,7 +4723,7 @@ inline reuse_forecast::state reuse_forecast::open(eviction_room room) const {
 
 static_assert(eviction_policy<reuse_forecast>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/hash/xxh3.hpp ----------------------------------------------------------------------------------------
 
@@ -4760,7 +4760,7 @@ inline xxh3::state xxh3::open(const identity& id) const {
 
 static_assert(hash_policy<xxh3>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/page_hints.hpp ---------------------------------------------------------------------------------
 
@@ -4818,7 +4818,7 @@ private:
     aligned_vector<line> lines_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/page_order.hpp ---------------------------------------------------------------------------------
 
@@ -4919,7 +4919,7 @@ private:
     std::vector<link> links_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/page_tree.hpp ----------------------------------------------------------------------------------
 
@@ -5071,7 +5071,7 @@ private:
     page_order::set roots_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/radix.hpp --------------------------------------------------------------------------------------
 
@@ -5182,7 +5182,7 @@ inline radix::state radix::open(page_shape shape, std::size_t pages) const {
 
 static_assert(index_policy<radix>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/locking/unlocked.hpp ---------------------------------------------------------------------------------
 
@@ -5199,7 +5199,7 @@ struct unlocked {
 
 static_assert(locking_policy<unlocked>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/observer/silent.hpp ----------------------------------------------------------------------------------
 
@@ -5216,7 +5216,7 @@ struct silent {
 
 static_assert(observer_policy<silent>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/exact_prefix.hpp ---------------------------------------------------------------------------
 
@@ -5243,7 +5243,7 @@ inline exact_prefix::state exact_prefix::open(page_shape) const {
 
 static_assert(recompute_policy<exact_prefix>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/zeroed_memory.hpp -------------------------------------------------------------------------------
 
@@ -5294,7 +5294,7 @@ private:
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/storage/heap.hpp -------------------------------------------------------------------------------------
 
@@ -5427,7 +5427,7 @@ inline heap::state heap::open(std::size_t pages, std::size_t page_bytes) const {
 
 static_assert(storage_policy<heap>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/compose.hpp ------------------------------------------------------------------------------------
 
@@ -5515,7 +5515,7 @@ template <policy... Ps>
     return detail::opener<cache<Ps...>>::open(0, std::move(id), shape, limit, std::tuple(std::move(policies)...));
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/lru.hpp -------------------------------------------------------------------------------------
 
@@ -5568,7 +5568,7 @@ inline lru::state lru::open(eviction_room room) const {
 
 static_assert(eviction_policy<lru>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/locking/mutexed.hpp ----------------------------------------------------------------------------------
 
@@ -5582,7 +5582,7 @@ struct mutexed {
 
 static_assert(locking_policy<mutexed>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache.hpp --------------------------------------------------------------------------------------------
 
@@ -5737,7 +5737,7 @@ inline arc::state arc::open(eviction_room room) const {
 
 static_assert(eviction_policy<arc>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/clock.hpp -----------------------------------------------------------------------------------
 
@@ -5820,7 +5820,7 @@ inline clock::state clock::open(eviction_room room) const {
 
 static_assert(eviction_policy<clock>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/slot_heap.hpp -------------------------------------------------------------------------------
 
@@ -5932,7 +5932,7 @@ private:
     std::uint32_t turn_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/greedy_dual.hpp -----------------------------------------------------------------------------
 
@@ -5988,7 +5988,7 @@ private:
     double clock_ = 0.0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/cost_aware.hpp ------------------------------------------------------------------------------
 
@@ -6105,7 +6105,7 @@ inline cost_aware::state cost_aware::open(eviction_room room) const {
 
 static_assert(eviction_policy<cost_aware>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/expiring.hpp --------------------------------------------------------------------------------
 
@@ -6224,7 +6224,7 @@ private:
 
 static_assert(eviction_policy<expiring<lru>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/fifo.hpp ------------------------------------------------------------------------------------
 
@@ -6281,7 +6281,7 @@ inline fifo::state fifo::open(eviction_room room) const {
 
 static_assert(eviction_policy<fifo>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/arrival_queues.hpp --------------------------------------------------------------------------
 
@@ -6376,7 +6376,7 @@ private:
     std::size_t count_[2] = {};
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/ghost_pair.hpp ------------------------------------------------------------------------------
 
@@ -6439,7 +6439,7 @@ private:
     double target_ = 0.0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/rounded_bytes.hpp ---------------------------------------------------------------------------
 
@@ -6462,7 +6462,7 @@ private:
     std::uint16_t upper_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/s3_fifo.hpp ---------------------------------------------------------------------------------
 
@@ -6633,7 +6633,7 @@ inline s3_fifo::state s3_fifo::open(eviction_room room) const {
 
 static_assert(eviction_policy<s3_fifo>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/shadow_cache.hpp ----------------------------------------------------------------------------
 
@@ -6750,7 +6750,7 @@ private:
     std::size_t room_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/shadow_contest.hpp --------------------------------------------------------------------------
 
@@ -6848,7 +6848,7 @@ private:
     std::size_t uses_ = 0;                                          // since they were last halved
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/chain_follower.hpp --------------------------------------------------------------------------
 
@@ -7105,7 +7105,7 @@ private:
     std::uint32_t next_ = 2000;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/object_follower.hpp -------------------------------------------------------------------------
 
@@ -7239,7 +7239,7 @@ private:
     bool followed_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/follow_leader.hpp ---------------------------------------------------------------------------
 
@@ -7311,7 +7311,7 @@ inline follow_leader::state follow_leader::open(eviction_room room) const {
 
 static_assert(eviction_policy<follow_leader>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/gdsf.hpp ------------------------------------------------------------------------------------
 
@@ -7398,7 +7398,7 @@ inline gdsf::state gdsf::open(eviction_room room) const {
 
 static_assert(eviction_policy<gdsf>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/lfu.hpp -------------------------------------------------------------------------------------
 
@@ -7503,7 +7503,7 @@ inline lfu::state lfu::open(eviction_room room) const {
 
 static_assert(eviction_policy<lfu>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/hit_density.hpp -----------------------------------------------------------------------------
 
@@ -7637,7 +7637,7 @@ private:
     std::uint32_t rounds_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/lhd.hpp -------------------------------------------------------------------------------------
 
@@ -7830,7 +7830,7 @@ inline lhd::state lhd::open(eviction_room room) const {
 
 static_assert(eviction_policy<lhd>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/lirs.hpp ------------------------------------------------------------------------------------
 
@@ -8087,7 +8087,7 @@ inline lirs::state lirs::open(eviction_room room) const {
 
 static_assert(eviction_policy<lirs>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/never.hpp -----------------------------------------------------------------------------------
 
@@ -8120,7 +8120,7 @@ inline never::state never::open(eviction_room) const {
 
 static_assert(eviction_policy<never>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/prioritised.hpp -----------------------------------------------------------------------------
 
@@ -8216,7 +8216,7 @@ private:
 
 static_assert(eviction_policy<prioritised<lru>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/sieve.hpp -----------------------------------------------------------------------------------
 
@@ -8303,7 +8303,7 @@ inline sieve::state sieve::open(eviction_room room) const {
 
 static_assert(eviction_policy<sieve>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/slru.hpp ------------------------------------------------------------------------------------
 
@@ -8449,7 +8449,7 @@ inline slru::state slru::open(eviction_room room) const {
 
 static_assert(eviction_policy<slru>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/tail_safe_lru.hpp ---------------------------------------------------------------------------
 
@@ -8550,7 +8550,7 @@ inline tail_safe_lru::state tail_safe_lru::open(eviction_room room) const {
 
 static_assert(eviction_policy<tail_safe_lru>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/frequency_sketch.hpp ------------------------------------------------------------------------
 
@@ -8633,7 +8633,7 @@ private:
     std::size_t uses_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/w_tiny_lfu.hpp ------------------------------------------------------------------------------
 
@@ -8807,7 +8807,7 @@ inline w_tiny_lfu::state w_tiny_lfu::open(eviction_room room) const {
 
 static_assert(eviction_policy<w_tiny_lfu>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/all.hpp -------------------------------------------------------------------------------------
 
@@ -8818,7 +8818,7 @@ using eviction_policies =
     std::tuple<reuse_forecast, follow_leader, lru, fifo, lfu, slru, clock, sieve, s3_fifo, arc, lirs, w_tiny_lfu, gdsf,
                lhd, tail_safe_lru, cost_aware, never, prioritised<>, expiring<>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/hash/all.hpp -----------------------------------------------------------------------------------------
 
@@ -8827,7 +8827,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Every hash policy of the library, with its standard options.
 using hash_policies = std::tuple<xxh3>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/rolling_hash.hpp -------------------------------------------------------------------------------
 
@@ -8866,7 +8866,7 @@ private:
     std::vector<std::uint64_t> sums_, powers_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/chunk_table.hpp --------------------------------------------------------------------------------
 
@@ -9039,7 +9039,7 @@ private:
     std::unordered_map<std::uint64_t, std::map<std::size_t, std::size_t>> lengths_; // by first tokens: how many
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/chunk.hpp --------------------------------------------------------------------------------------
 
@@ -9111,7 +9111,7 @@ inline chunk::state chunk::open(page_shape shape, std::size_t pages) const {
 
 static_assert(index_policy<chunk> && chunk_index_state<chunk::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/hash_slots.hpp ---------------------------------------------------------------------------------
 
@@ -9171,7 +9171,7 @@ private:
     std::vector<slot> slots_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/hash_chain.hpp ---------------------------------------------------------------------------------
 
@@ -9266,7 +9266,7 @@ inline hash_chain::state hash_chain::open(page_shape shape, std::size_t pages) c
 
 static_assert(index_policy<hash_chain>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/all.hpp ----------------------------------------------------------------------------------------
 
@@ -9275,7 +9275,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Every index policy of the library, with its standard options.
 using index_policies = std::tuple<radix, hash_chain, chunk>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/locking/all.hpp --------------------------------------------------------------------------------------
 
@@ -9284,7 +9284,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Every locking policy of the library, with its standard options.
 using locking_policies = std::tuple<unlocked, mutexed>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/observer/counting.hpp --------------------------------------------------------------------------------
 
@@ -9348,7 +9348,7 @@ inline counting::state counting::open() const {
 
 static_assert(observer_policy<counting>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/observer/events.hpp ----------------------------------------------------------------------------------
 
@@ -9440,7 +9440,7 @@ inline events::state events::open() const {
 
 static_assert(observer_policy<events>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/observer/exposition.hpp ------------------------------------------------------------------------------
 
@@ -9515,7 +9515,7 @@ private:
     std::string text_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/observer/metrics.hpp ---------------------------------------------------------------------------------
 
@@ -9568,7 +9568,7 @@ inline metrics::state metrics::open() const {
 
 static_assert(observer_policy<metrics>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/observer/words.hpp -----------------------------------------------------------------------------------
 
@@ -9593,7 +9593,7 @@ namespace kvcache::inline KVCACHE_ABI {
     return "refused";
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/observer/tracing.hpp ---------------------------------------------------------------------------------
 
@@ -9658,7 +9658,7 @@ inline tracing::state tracing::open() const {
 
 static_assert(observer_policy<tracing>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/observer/all.hpp -------------------------------------------------------------------------------------
 
@@ -9667,7 +9667,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Every observer policy of the library, with its standard options.
 using observer_policies = std::tuple<silent, counting, events, metrics, tracing>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/all_or_nothing.hpp -------------------------------------------------------------------------
 
@@ -9695,7 +9695,7 @@ inline all_or_nothing::state all_or_nothing::open(page_shape) const {
 
 static_assert(recompute_policy<all_or_nothing> && edit_recompute_state<all_or_nothing::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/furthest_off.hpp ---------------------------------------------------------------------------
 
@@ -9717,7 +9717,7 @@ namespace kvcache::inline KVCACHE_ABI {
     return std::min(total, std::max<std::size_t>(most, fraction > 0.0 ? 1 : 0));
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/blend.hpp ----------------------------------------------------------------------------------
 
@@ -9764,7 +9764,7 @@ inline blend::state blend::open(page_shape) const {
 
 static_assert(recompute_policy<blend> && deviation_recompute_state<blend::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/everything.hpp -----------------------------------------------------------------------------
 
@@ -9792,7 +9792,7 @@ inline everything::state everything::open(page_shape) const {
 
 static_assert(recompute_policy<everything> && chunk_recompute_state<everything::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/gradual_blend.hpp --------------------------------------------------------------------------
 
@@ -9857,7 +9857,7 @@ inline gradual_blend::state gradual_blend::open(page_shape shape) const {
 
 static_assert(recompute_policy<gradual_blend> && filtering_recompute_state<gradual_blend::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/head.hpp -----------------------------------------------------------------------------------
 
@@ -9898,7 +9898,7 @@ inline head::state head::open(page_shape shape) const {
 
 static_assert(recompute_policy<head> && chunk_recompute_state<head::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/none.hpp -----------------------------------------------------------------------------------
 
@@ -9923,7 +9923,7 @@ inline none::state none::open(page_shape) const {
 
 static_assert(recompute_policy<none> && chunk_recompute_state<none::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/random_rows.hpp ----------------------------------------------------------------------------
 
@@ -9969,7 +9969,7 @@ inline random_rows::state random_rows::open(page_shape) const {
 
 static_assert(recompute_policy<random_rows> && chunk_recompute_state<random_rows::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/seam.hpp -----------------------------------------------------------------------------------
 
@@ -10004,7 +10004,7 @@ inline seam::state seam::open(page_shape) const {
 
 static_assert(recompute_policy<seam> && chunk_recompute_state<seam::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/all.hpp ------------------------------------------------------------------------------------
 
@@ -10014,7 +10014,7 @@ namespace kvcache::inline KVCACHE_ABI {
 using recompute_policies =
     std::tuple<exact_prefix, all_or_nothing, none, seam, head, blend, gradual_blend, random_rows, everything>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/storage/counted_storage.hpp --------------------------------------------------------------------------
 
@@ -10066,7 +10066,7 @@ struct counted_storage {
 
 static_assert(storage_policy<counted_storage<heap>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/storage/failing.hpp ----------------------------------------------------------------------------------
 
@@ -10104,7 +10104,7 @@ struct failing {
 
 static_assert(storage_policy<failing<heap>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/address_range.hpp -------------------------------------------------------------------------------
 
@@ -10147,7 +10147,7 @@ private:
     std::size_t size_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/storage/huge_pages.hpp -------------------------------------------------------------------------------
 
@@ -10242,7 +10242,7 @@ inline huge_pages::state huge_pages::open(std::size_t pages, std::size_t page_by
 
 static_assert(storage_policy<huge_pages>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/storage/mapped.hpp -----------------------------------------------------------------------------------
 
@@ -10388,7 +10388,7 @@ inline mapped::state mapped::open(std::size_t pages, std::size_t page_bytes) con
 
 static_assert(storage_policy<mapped>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/wipe.hpp ----------------------------------------------------------------------------------------
 
@@ -10402,7 +10402,7 @@ inline void wipe(std::span<std::byte> bytes) noexcept {
     asm volatile("" : : "r"(bytes.data()) : "memory"); // says that somebody may read them
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/storage/zeroising.hpp --------------------------------------------------------------------------------
 
@@ -10458,7 +10458,7 @@ struct zeroising {
 
 static_assert(storage_policy<zeroising<heap>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/storage/all.hpp --------------------------------------------------------------------------------------
 
@@ -10467,6 +10467,6 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Every storage policy of the library, with its standard options.
 using storage_policies = std::tuple<heap, huge_pages, mapped, zeroising<heap>, counted_storage<heap>, failing<heap>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 #endif

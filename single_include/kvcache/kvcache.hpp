@@ -154,7 +154,7 @@ enum class head_id : std::uint32_t {};
     return static_cast<std::uint32_t>(head);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/page_table.hpp ----------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ struct page_entry {
     friend bool operator==(const page_entry&, const page_entry&) = default;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/attention/attention_job.hpp --------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ struct attention_job {
     std::size_t cost = 0; ///< About, in queries times positions.
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/huge_pages.hpp ----------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::siz
 #endif
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/aligned.hpp -------------------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ struct line_allocator {
 template <class T>
 using aligned_vector = std::vector<T, line_allocator<T>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/inline.hpp --------------------------------------------------------------------------------------
 
@@ -369,7 +369,7 @@ KVCACHE_INLINE inline void prefetch_to_write([[maybe_unused]] const T* base,
 #endif
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/kernel/native.hpp ------------------------------------------------------------------------------------
 
@@ -452,7 +452,7 @@ inline void accumulate(native_floats& sum, const native_floats& x, const native_
 
 } // namespace detail
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/kernel/number_format.hpp -----------------------------------------------------------------------------
 
@@ -533,7 +533,7 @@ concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || s
     return {static_cast<std::uint16_t>(sign | (above + kept + up))};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/kernel/simd.hpp --------------------------------------------------------------------------------------
 
@@ -795,7 +795,7 @@ template <class Op>
     });
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/kernel/code_quads.hpp --------------------------------------------------------------------------------
 
@@ -1014,7 +1014,7 @@ KVCACHE_INLINE inline void for_quads(std::size_t begin, std::size_t end, const B
         body(quad + place, place);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/kernel/code_dot.hpp ----------------------------------------------------------------------------------
 
@@ -1203,7 +1203,7 @@ inline void numbers_of(const code_quads<Bits>& of, std::size_t quad, f32x16 (&to
         to[i] = f32x16::load(each[i]);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/kernel/byte_dot.hpp ----------------------------------------------------------------------------------
 
@@ -1434,7 +1434,7 @@ inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::siz
 
 #endif
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/kernel/column_dot.hpp --------------------------------------------------------------------------------
 
@@ -1691,7 +1691,7 @@ private:
 
 #endif
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/kernel/largest.hpp -----------------------------------------------------------------------------------
 
@@ -1813,7 +1813,7 @@ KVCACHE_INLINE inline float rising(const f32x16 (&x)[4], float before, float* to
 #endif
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/attention/coded_queries.hpp --------------------------------------------------------------------------
 
@@ -1954,7 +1954,7 @@ private:
     aligned_vector<float> read_; // (sixteens, some queries, 16)
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/codec/side_codes.hpp ---------------------------------------------------------------------------------
 
@@ -1989,7 +1989,7 @@ struct coded_tile {
     side_codes values;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/contract.hpp ------------------------------------------------------------------------------------
 
@@ -2027,7 +2027,7 @@ constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char*
 #endif
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/shape.hpp ---------------------------------------------------------------------------------------
 
@@ -2068,7 +2068,7 @@ inline namespace literals {
 }
 } // namespace literals
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/attention/tile_kernels.hpp ---------------------------------------------------------------------------
 
@@ -2317,7 +2317,7 @@ inline void add_values(const attention_tile* tiles, std::size_t begin, std::size
 
 } // namespace detail
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/role.hpp ----------------------------------------------------------------------------------------
 
@@ -2371,7 +2371,7 @@ concept policy = known_role<typename role_of<P>::type>;
 template <class P, class Role>
 concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/concept.hpp ------------------------------------------------------------------------------------
 
@@ -2472,7 +2472,7 @@ concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape sh
     p.open(shape);
 } && codec_state<opened_by<P, page_shape>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/page_side.hpp ----------------------------------------------------------------------------------
 
@@ -2532,7 +2532,7 @@ private:
 
 } // namespace detail
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/packed_codes.hpp -------------------------------------------------------------------------------
 
@@ -2586,7 +2586,7 @@ private:
     return min(max(x, f32x16::broadcast(low)), f32x16::broadcast(high)) + magic - magic;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/attention/code_kernels.hpp ---------------------------------------------------------------------------
 
@@ -2796,7 +2796,7 @@ inline void add_columns_of(const Reader& values, std::size_t column, std::size_t
         add_columns_of<N, Columns / 2>(values, column, last, weights, to, stride, ahead, t);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/attention/weighted_tile.hpp --------------------------------------------------------------------------
 
@@ -2933,7 +2933,7 @@ inline void add_dots(std::size_t begin, std::size_t end, const Tile& tile, const
     }
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/core/compiled.hpp ------------------------------------------------------------------------------------
 
@@ -3222,7 +3222,7 @@ extern template void coded_tiles<queries_of_codes>::add(std::span<const attentio
                                                         std::size_t, const code_fetch&) const;
 #endif
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/attention/packed_queries.hpp -------------------------------------------------------------------------
 
@@ -3280,7 +3280,7 @@ private:
     aligned_vector<float> numbers_; // a group at a time: (head_dim, queries of the group)
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/kernel/math.hpp --------------------------------------------------------------------------------------
 
@@ -3392,7 +3392,7 @@ inline void add_to(std::span<float> to, std::span<const float> from) {
     });
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/attention/softmax_state.hpp --------------------------------------------------------------------------
 
@@ -3455,7 +3455,7 @@ private:
     std::size_t width_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/attention/query_states.hpp ---------------------------------------------------------------------------
 
@@ -3565,7 +3565,7 @@ private:
     aligned_vector<float> states_; // running, then merged: (2, capacity, stride)
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/attention/tile_weights.hpp ---------------------------------------------------------------------------
 
@@ -3658,7 +3658,7 @@ inline void weigh(tile_weights& weights, std::size_t query, std::size_t t, const
     each[0].store(lanes);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/attention/query_block.hpp ----------------------------------------------------------------------------
 
@@ -3906,7 +3906,7 @@ extern template void query_block::dispatch<detail::most_together>(std::span<cons
                                                                   std::size_t, bool);
 #endif
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/attention/attention_plan.hpp -------------------------------------------------------------------------
 
@@ -4170,7 +4170,7 @@ private:
     std::vector<attention_job> jobs_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/attention/woven_tiles.hpp ----------------------------------------------------------------------------
 
@@ -4258,7 +4258,7 @@ private:
     std::vector<woven_tile> tiles_; // of the block that is read
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/attention/attention_scratch.hpp ----------------------------------------------------------------------
 
@@ -4281,7 +4281,7 @@ struct attention_scratch {
     woven_tiles woven;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/plain.hpp --------------------------------------------------------------------------------------
 
@@ -4366,7 +4366,7 @@ inline plain::state plain::open(page_shape shape) const {
 
 static_assert(codec_policy<plain>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/exact_page.hpp ---------------------------------------------------------------------------------
 
@@ -4433,7 +4433,7 @@ private:
 /// Exact rows as the plain codec keeps them.
 using exact_page = basic_exact_page<plain::state>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/result.hpp --------------------------------------------------------------------------------------
 
@@ -4521,7 +4521,7 @@ private:
     std::optional<kvcache::error> reason_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/storage/concept.hpp ----------------------------------------------------------------------------------
 
@@ -4563,7 +4563,7 @@ concept storage_policy = plays<P, storage_role> && requires(const P p, std::size
     p.open(n, n); // pages, bytes a page
 } && storage_state<opened_by<P, std::size_t, std::size_t>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/attention/paged_rows.hpp -----------------------------------------------------------------------------
 
@@ -4619,7 +4619,7 @@ struct attention_part {
     query_rows asked;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/kernel/elementary.hpp --------------------------------------------------------------------------------
 
@@ -4695,7 +4695,7 @@ struct sine_cosine {
     }
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::elementary
+} // namespace kvcache::elementary
 
 // ---- kvcache/kernel/rope.hpp --------------------------------------------------------------------------------------
 
@@ -4751,7 +4751,7 @@ inline void rotate_head(std::span<const float> head, std::span<const float> rota
     });
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/attention/job_queries.hpp ----------------------------------------------------------------------------
 
@@ -4874,7 +4874,7 @@ private:
     head_id head_ = {};
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/attention/tile_queue.hpp -----------------------------------------------------------------------------
 
@@ -4956,7 +4956,7 @@ private:
     std::size_t waiting_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/attention/attention_walk.hpp -------------------------------------------------------------------------
 
@@ -5150,7 +5150,7 @@ private:
     tile_queue<Codec> queue_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/kernel/team.hpp --------------------------------------------------------------------------------------
 
@@ -5378,7 +5378,7 @@ private:
     aligned_vector<float> scratch_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/attention/batch_attention.hpp ------------------------------------------------------------------------
 
@@ -5476,7 +5476,7 @@ private:
     aligned_vector<float> partials_;         // (kv_heads, queries and their splits, state)
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/attention/paged_attention.hpp ------------------------------------------------------------------------
 
@@ -5510,7 +5510,7 @@ void attend(const attention_shape& shape, const paged_rows<Codec, Storage>& page
     attend(shape, pages, layer, kv_head, asked, first, last, scratch);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/exact_ring.hpp ---------------------------------------------------------------------------------
 
@@ -5549,7 +5549,7 @@ struct exact_ring {
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/digest256.hpp -----------------------------------------------------------------------------------
 
@@ -5580,7 +5580,7 @@ struct digest256 {
     return difference == std::byte{};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/sequence_state.hpp -----------------------------------------------------------------------------
 
@@ -5742,7 +5742,7 @@ struct sequence_state {
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/sequence.hpp -----------------------------------------------------------------------------------
 
@@ -5808,7 +5808,7 @@ private:
     std::unique_ptr<sequence_state> state_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
 
@@ -5878,7 +5878,7 @@ concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_
     p.open(shape);
 } && recompute_state<opened_by<P, page_shape>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/reuse.hpp --------------------------------------------------------------------------------------
 
@@ -5959,7 +5959,7 @@ private:
     reuse_map map_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/concept.hpp ------------------------------------------------------------------------------------
 
@@ -6031,7 +6031,7 @@ concept index_policy = plays<P, index_role> && requires(const P p, page_shape sh
     p.open(shape, pages);
 } && index_state<opened_by<P, page_shape, std::size_t>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/chunk_search.hpp -------------------------------------------------------------------------------
 
@@ -6120,7 +6120,7 @@ private:
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/lease.hpp --------------------------------------------------------------------------------------
 
@@ -6258,7 +6258,7 @@ private:
     std::size_t first_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/joined.hpp --------------------------------------------------------------------------------------
 
@@ -6272,7 +6272,7 @@ namespace kvcache::inline KVCACHE_ABI::detail {
     return whole;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/cache/match.hpp --------------------------------------------------------------------------------------
 
@@ -6328,7 +6328,7 @@ private:
     std::optional<token_id> stored_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/tier_stats.hpp ---------------------------------------------------------------------------------
 
@@ -6347,7 +6347,7 @@ struct tier_stats {
     std::optional<error> last = {};  ///< Why the last one was refused or failed.
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/digest.hpp --------------------------------------------------------------------------------------
 
@@ -6423,7 +6423,7 @@ private:
     XXH3_state_t state_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/revisions.hpp -----------------------------------------------------------------------------------
 
@@ -6437,7 +6437,7 @@ inline constexpr unsigned numeric_contract_revision = 1;
 /// that means something else, and it is part of a cache's identity, so that records of another one are not found.
 inline constexpr unsigned record_format_revision = 1;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/identity.hpp ------------------------------------------------------------------------------------
 
@@ -6511,7 +6511,7 @@ void for_each_field(const identity& id, Visit visit) {
     return builder.finish();
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/tier/concept.hpp -------------------------------------------------------------------------------------
 
@@ -6591,7 +6591,7 @@ concept tier_policy = plays<P, tier_role> && requires(const P p) {
     p.open();
 } && tier_state<opened_by<P>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/tier/no_tier.hpp -------------------------------------------------------------------------------------
 
@@ -6625,7 +6625,7 @@ inline no_tier::state no_tier::open() const {
 
 static_assert(tier_policy<no_tier>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/no_tier_books.hpp ------------------------------------------------------------------------------
 
@@ -6666,7 +6666,7 @@ private:
     no_tier::state none_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/exact_books.hpp --------------------------------------------------------------------------------
 
@@ -6742,7 +6742,7 @@ private:
     std::size_t alive_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/page_pool.hpp ----------------------------------------------------------------------------------
 
@@ -6810,7 +6810,7 @@ private:
     std::vector<page_id> free_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/prefill_cost.hpp -------------------------------------------------------------------------------
 
@@ -6869,7 +6869,7 @@ private:
     double nn_ = 0.0, np_ = 0.0, pp_ = 0.0, ns_ = 0.0, ps_ = 0.0; // sums over rows, positions and seconds
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
 
@@ -6960,7 +6960,7 @@ void uncover(S& state, slot_id slot) {
         state.uncover(slot);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
 
@@ -6980,7 +6980,7 @@ concept hash_policy = plays<P, hash_role> && requires(const P p, const identity&
     p.open(id);
 } && hash_state<opened_by<P, identity>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/page_ranks.hpp ---------------------------------------------------------------------------------
 
@@ -7101,7 +7101,7 @@ private:
     std::vector<std::uint8_t> flags_;   // by page
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/rooted_index.hpp -------------------------------------------------------------------------------
 
@@ -7172,7 +7172,7 @@ private:
     Index index_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/tenant_books.hpp -------------------------------------------------------------------------------
 
@@ -7233,7 +7233,7 @@ private:
     std::vector<tenant_usage> accounts_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/exceptions.hpp ----------------------------------------------------------------------------------
 
@@ -7314,7 +7314,7 @@ private:
     bool armed_ = true;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/observer/concept.hpp ---------------------------------------------------------------------------------
 
@@ -7362,7 +7362,7 @@ concept observer_policy = plays<P, observer_role> && requires(const P p) {
     p.open();
 } && observer_state<opened_by<P>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/page_books.hpp ---------------------------------------------------------------------------------
 
@@ -7638,7 +7638,7 @@ private:
     std::size_t idle_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/audit.hpp --------------------------------------------------------------------------------------
 
@@ -7707,7 +7707,7 @@ private:
     std::vector<std::uint32_t> held_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/exact_leases.hpp -------------------------------------------------------------------------------
 
@@ -7865,7 +7865,7 @@ private:
     std::optional<exact_pages> coded_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/weaver.hpp -------------------------------------------------------------------------------------
 
@@ -7958,7 +7958,7 @@ private:
 
 using weaver = basic_weaver<woven_row>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/sequence_books.hpp -----------------------------------------------------------------------------
 
@@ -8228,7 +8228,7 @@ private:
     sequence_state ring_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/stats.hpp --------------------------------------------------------------------------------------
 
@@ -8277,7 +8277,7 @@ struct cache_stats {
                            " free"});
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
 
@@ -8295,7 +8295,7 @@ template <class P>
 concept locking_policy =
     plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/basic_cache.hpp --------------------------------------------------------------------------------
 
@@ -8739,7 +8739,7 @@ private:
     mutable typename Locking::state lock_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/mixed_bits.hpp ----------------------------------------------------------------------------------
 
@@ -8753,7 +8753,7 @@ namespace kvcache::inline KVCACHE_ABI {
     return x ^ (x >> 33);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/ghost_list.hpp ------------------------------------------------------------------------------
 
@@ -8957,7 +8957,7 @@ private:
     int grain_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/reuse_ages.hpp ------------------------------------------------------------------------------
 
@@ -9038,7 +9038,7 @@ private:
     std::array<std::array<double, bins>, Classes> index_{};
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/slot_queues.hpp -----------------------------------------------------------------------------
 
@@ -9140,7 +9140,7 @@ private:
     std::uint32_t slots_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/touch_ring.hpp ------------------------------------------------------------------------------
 
@@ -9178,7 +9178,7 @@ private:
     std::uint32_t begin_ = 0, end_ = 0; // touches applied, and entered
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/reuse_forecast.hpp --------------------------------------------------------------------------
 
@@ -9352,7 +9352,7 @@ inline reuse_forecast::state reuse_forecast::open(eviction_room room) const {
 
 static_assert(eviction_policy<reuse_forecast>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/hash/xxh3.hpp ----------------------------------------------------------------------------------------
 
@@ -9389,7 +9389,7 @@ inline xxh3::state xxh3::open(const identity& id) const {
 
 static_assert(hash_policy<xxh3>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/page_hints.hpp ---------------------------------------------------------------------------------
 
@@ -9447,7 +9447,7 @@ private:
     aligned_vector<line> lines_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/page_order.hpp ---------------------------------------------------------------------------------
 
@@ -9548,7 +9548,7 @@ private:
     std::vector<link> links_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/page_tree.hpp ----------------------------------------------------------------------------------
 
@@ -9700,7 +9700,7 @@ private:
     page_order::set roots_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/radix.hpp --------------------------------------------------------------------------------------
 
@@ -9811,7 +9811,7 @@ inline radix::state radix::open(page_shape shape, std::size_t pages) const {
 
 static_assert(index_policy<radix>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/locking/unlocked.hpp ---------------------------------------------------------------------------------
 
@@ -9828,7 +9828,7 @@ struct unlocked {
 
 static_assert(locking_policy<unlocked>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/observer/silent.hpp ----------------------------------------------------------------------------------
 
@@ -9845,7 +9845,7 @@ struct silent {
 
 static_assert(observer_policy<silent>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/exact_prefix.hpp ---------------------------------------------------------------------------
 
@@ -9872,7 +9872,7 @@ inline exact_prefix::state exact_prefix::open(page_shape) const {
 
 static_assert(recompute_policy<exact_prefix>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/zeroed_memory.hpp -------------------------------------------------------------------------------
 
@@ -9923,7 +9923,7 @@ private:
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/storage/heap.hpp -------------------------------------------------------------------------------------
 
@@ -10056,7 +10056,7 @@ inline heap::state heap::open(std::size_t pages, std::size_t page_bytes) const {
 
 static_assert(storage_policy<heap>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/compose.hpp ------------------------------------------------------------------------------------
 
@@ -10144,7 +10144,7 @@ template <policy... Ps>
     return detail::opener<cache<Ps...>>::open(0, std::move(id), shape, limit, std::tuple(std::move(policies)...));
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/lru.hpp -------------------------------------------------------------------------------------
 
@@ -10197,7 +10197,7 @@ inline lru::state lru::open(eviction_room room) const {
 
 static_assert(eviction_policy<lru>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/locking/mutexed.hpp ----------------------------------------------------------------------------------
 
@@ -10211,7 +10211,7 @@ struct mutexed {
 
 static_assert(locking_policy<mutexed>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache.hpp --------------------------------------------------------------------------------------------
 
@@ -10338,7 +10338,7 @@ template <sided_codec Keys, sided_codec Values>
 
 } // namespace detail
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/wide_coder.hpp ---------------------------------------------------------------------------------
 
@@ -10382,7 +10382,7 @@ private:
     std::size_t numbers_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/codec/bf16.hpp ---------------------------------------------------------------------------------------
 
@@ -10400,7 +10400,7 @@ struct bf16 {
 
 static_assert(codec_policy<bf16>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/token_coder.hpp --------------------------------------------------------------------------------
 
@@ -10523,7 +10523,7 @@ template <class Strips>
     return most;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/kernel/hadamard.hpp ----------------------------------------------------------------------------------
 
@@ -10645,7 +10645,7 @@ inline void hadamard(std::span<float, Extent> row) noexcept {
         detail::hadamard_turn(row.subspan(at, block), scale);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/codebook.hpp -----------------------------------------------------------------------------------
 
@@ -10747,7 +10747,7 @@ struct codebook {
 
 static_assert(codec_policy<codebook<4>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/f16.hpp ----------------------------------------------------------------------------------------
 
@@ -10765,7 +10765,7 @@ struct f16 {
 
 static_assert(codec_policy<f16>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/int4.hpp ---------------------------------------------------------------------------------------
 
@@ -10818,7 +10818,7 @@ struct int4 {
 
 static_assert(codec_policy<int4>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/int4_channels.hpp ------------------------------------------------------------------------------
 
@@ -10991,7 +10991,7 @@ struct int4_channels {
 
 static_assert(codec_policy<int4_channels>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/int8.hpp ---------------------------------------------------------------------------------------
 
@@ -11028,7 +11028,7 @@ struct int8 {
 
 static_assert(codec_policy<int8>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/int8_grouped.hpp -------------------------------------------------------------------------------
 
@@ -11049,7 +11049,7 @@ struct int8_grouped {
 
 static_assert(codec_policy<int8_grouped>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/recent_exact.hpp -------------------------------------------------------------------------------
 
@@ -11069,7 +11069,7 @@ struct recent_exact {
 
 static_assert(codec_policy<recent_exact<int8>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/rotated.hpp ------------------------------------------------------------------------------------
 
@@ -11109,7 +11109,7 @@ rotated(Inner) -> rotated<Inner>;
 
 static_assert(codec_policy<rotated<int4>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/sinks_exact.hpp --------------------------------------------------------------------------------
 
@@ -11129,7 +11129,7 @@ struct sinks_exact {
 
 static_assert(codec_policy<sinks_exact<int8>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/split.hpp --------------------------------------------------------------------------------------
 
@@ -11153,7 +11153,7 @@ split(Keys, Values) -> split<Keys, Values>;
 
 static_assert(codec_policy<split<int8, int8>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/codec/all.hpp ----------------------------------------------------------------------------------------
 
@@ -11164,7 +11164,7 @@ using codec_policies =
     std::tuple<plain, bf16, f16, int8, int8_grouped, int4, int4_channels, rotated<int4>, codebook<4>, codebook<3>,
                codebook<2>, split<int4_channels, int4>, sinks_exact<int8>, recent_exact<int8>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/attention.hpp ----------------------------------------------------------------------------------------
 
@@ -11317,7 +11317,7 @@ inline arc::state arc::open(eviction_room room) const {
 
 static_assert(eviction_policy<arc>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/clock.hpp -----------------------------------------------------------------------------------
 
@@ -11400,7 +11400,7 @@ inline clock::state clock::open(eviction_room room) const {
 
 static_assert(eviction_policy<clock>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/slot_heap.hpp -------------------------------------------------------------------------------
 
@@ -11512,7 +11512,7 @@ private:
     std::uint32_t turn_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/greedy_dual.hpp -----------------------------------------------------------------------------
 
@@ -11568,7 +11568,7 @@ private:
     double clock_ = 0.0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/cost_aware.hpp ------------------------------------------------------------------------------
 
@@ -11685,7 +11685,7 @@ inline cost_aware::state cost_aware::open(eviction_room room) const {
 
 static_assert(eviction_policy<cost_aware>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/expiring.hpp --------------------------------------------------------------------------------
 
@@ -11804,7 +11804,7 @@ private:
 
 static_assert(eviction_policy<expiring<lru>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/fifo.hpp ------------------------------------------------------------------------------------
 
@@ -11861,7 +11861,7 @@ inline fifo::state fifo::open(eviction_room room) const {
 
 static_assert(eviction_policy<fifo>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/arrival_queues.hpp --------------------------------------------------------------------------
 
@@ -11956,7 +11956,7 @@ private:
     std::size_t count_[2] = {};
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/ghost_pair.hpp ------------------------------------------------------------------------------
 
@@ -12019,7 +12019,7 @@ private:
     double target_ = 0.0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/rounded_bytes.hpp ---------------------------------------------------------------------------
 
@@ -12042,7 +12042,7 @@ private:
     std::uint16_t upper_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/s3_fifo.hpp ---------------------------------------------------------------------------------
 
@@ -12213,7 +12213,7 @@ inline s3_fifo::state s3_fifo::open(eviction_room room) const {
 
 static_assert(eviction_policy<s3_fifo>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/shadow_cache.hpp ----------------------------------------------------------------------------
 
@@ -12330,7 +12330,7 @@ private:
     std::size_t room_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/shadow_contest.hpp --------------------------------------------------------------------------
 
@@ -12428,7 +12428,7 @@ private:
     std::size_t uses_ = 0;                                          // since they were last halved
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/chain_follower.hpp --------------------------------------------------------------------------
 
@@ -12685,7 +12685,7 @@ private:
     std::uint32_t next_ = 2000;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/object_follower.hpp -------------------------------------------------------------------------
 
@@ -12819,7 +12819,7 @@ private:
     bool followed_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/follow_leader.hpp ---------------------------------------------------------------------------
 
@@ -12891,7 +12891,7 @@ inline follow_leader::state follow_leader::open(eviction_room room) const {
 
 static_assert(eviction_policy<follow_leader>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/gdsf.hpp ------------------------------------------------------------------------------------
 
@@ -12978,7 +12978,7 @@ inline gdsf::state gdsf::open(eviction_room room) const {
 
 static_assert(eviction_policy<gdsf>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/lfu.hpp -------------------------------------------------------------------------------------
 
@@ -13083,7 +13083,7 @@ inline lfu::state lfu::open(eviction_room room) const {
 
 static_assert(eviction_policy<lfu>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/hit_density.hpp -----------------------------------------------------------------------------
 
@@ -13217,7 +13217,7 @@ private:
     std::uint32_t rounds_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/lhd.hpp -------------------------------------------------------------------------------------
 
@@ -13410,7 +13410,7 @@ inline lhd::state lhd::open(eviction_room room) const {
 
 static_assert(eviction_policy<lhd>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/lirs.hpp ------------------------------------------------------------------------------------
 
@@ -13667,7 +13667,7 @@ inline lirs::state lirs::open(eviction_room room) const {
 
 static_assert(eviction_policy<lirs>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/never.hpp -----------------------------------------------------------------------------------
 
@@ -13700,7 +13700,7 @@ inline never::state never::open(eviction_room) const {
 
 static_assert(eviction_policy<never>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/prioritised.hpp -----------------------------------------------------------------------------
 
@@ -13796,7 +13796,7 @@ private:
 
 static_assert(eviction_policy<prioritised<lru>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/sieve.hpp -----------------------------------------------------------------------------------
 
@@ -13883,7 +13883,7 @@ inline sieve::state sieve::open(eviction_room room) const {
 
 static_assert(eviction_policy<sieve>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/slru.hpp ------------------------------------------------------------------------------------
 
@@ -14029,7 +14029,7 @@ inline slru::state slru::open(eviction_room room) const {
 
 static_assert(eviction_policy<slru>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/tail_safe_lru.hpp ---------------------------------------------------------------------------
 
@@ -14130,7 +14130,7 @@ inline tail_safe_lru::state tail_safe_lru::open(eviction_room room) const {
 
 static_assert(eviction_policy<tail_safe_lru>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/frequency_sketch.hpp ------------------------------------------------------------------------
 
@@ -14213,7 +14213,7 @@ private:
     std::size_t uses_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/w_tiny_lfu.hpp ------------------------------------------------------------------------------
 
@@ -14387,7 +14387,7 @@ inline w_tiny_lfu::state w_tiny_lfu::open(eviction_room room) const {
 
 static_assert(eviction_policy<w_tiny_lfu>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/eviction/all.hpp -------------------------------------------------------------------------------------
 
@@ -14398,7 +14398,7 @@ using eviction_policies =
     std::tuple<reuse_forecast, follow_leader, lru, fifo, lfu, slru, clock, sieve, s3_fifo, arc, lirs, w_tiny_lfu, gdsf,
                lhd, tail_safe_lru, cost_aware, never, prioritised<>, expiring<>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/hash/all.hpp -----------------------------------------------------------------------------------------
 
@@ -14407,7 +14407,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Every hash policy of the library, with its standard options.
 using hash_policies = std::tuple<xxh3>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/rolling_hash.hpp -------------------------------------------------------------------------------
 
@@ -14446,7 +14446,7 @@ private:
     std::vector<std::uint64_t> sums_, powers_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/chunk_table.hpp --------------------------------------------------------------------------------
 
@@ -14619,7 +14619,7 @@ private:
     std::unordered_map<std::uint64_t, std::map<std::size_t, std::size_t>> lengths_; // by first tokens: how many
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/chunk.hpp --------------------------------------------------------------------------------------
 
@@ -14691,7 +14691,7 @@ inline chunk::state chunk::open(page_shape shape, std::size_t pages) const {
 
 static_assert(index_policy<chunk> && chunk_index_state<chunk::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/hash_slots.hpp ---------------------------------------------------------------------------------
 
@@ -14751,7 +14751,7 @@ private:
     std::vector<slot> slots_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/hash_chain.hpp ---------------------------------------------------------------------------------
 
@@ -14846,7 +14846,7 @@ inline hash_chain::state hash_chain::open(page_shape shape, std::size_t pages) c
 
 static_assert(index_policy<hash_chain>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/all.hpp ----------------------------------------------------------------------------------------
 
@@ -14855,7 +14855,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Every index policy of the library, with its standard options.
 using index_policies = std::tuple<radix, hash_chain, chunk>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/locking/all.hpp --------------------------------------------------------------------------------------
 
@@ -14864,7 +14864,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Every locking policy of the library, with its standard options.
 using locking_policies = std::tuple<unlocked, mutexed>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/kernel/strided_rows.hpp ------------------------------------------------------------------------------
 
@@ -14886,7 +14886,7 @@ struct rows_out {
     return ((columns + 15) / 16 | 1) * 16;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/model/activations.hpp --------------------------------------------------------------------------------
 
@@ -14918,7 +14918,7 @@ private:
     aligned_vector<float> numbers_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/model/batch_part.hpp ---------------------------------------------------------------------------------
 
@@ -14950,7 +14950,7 @@ struct batch_part {
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/model/attention_jobs.hpp -----------------------------------------------------------------------------
 
@@ -15005,7 +15005,7 @@ private:
     attention attention_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/model/config.hpp -------------------------------------------------------------------------------------
 
@@ -15143,7 +15143,7 @@ inline result<void> model_config::check() const {
     return {};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/shared_memory.hpp -------------------------------------------------------------------------------
 
@@ -15160,7 +15160,7 @@ namespace kvcache::inline KVCACHE_ABI {
     return {at, [=](std::byte* mine) { from->deallocate(mine, bytes, alignment); }};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/kernel/int8_dot.hpp ----------------------------------------------------------------------------------
 
@@ -15332,7 +15332,7 @@ inline void put_activations(const f32x16& x, int8_activation* to) noexcept {
 }
 #endif
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/kernel/int8_matrix.hpp -------------------------------------------------------------------------------
 
@@ -15443,7 +15443,7 @@ private:
     std::shared_ptr<std::byte> memory_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/kernel/packed_matrix.hpp -----------------------------------------------------------------------------
 
@@ -15525,7 +15525,7 @@ private:
     std::shared_ptr<const void> keeper_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/kernel/pack_strip.hpp --------------------------------------------------------------------------------
 
@@ -15604,7 +15604,7 @@ inline void pack_strip(std::span<const std::byte* const> rows, std::size_t input
     }
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/kernel/pack_rows.hpp ---------------------------------------------------------------------------------
 
@@ -15717,7 +15717,7 @@ inline void pack_rows(const Number* x, std::size_t x_stride, std::size_t rows, s
 
 } // namespace detail
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/kernel/int8_words.hpp --------------------------------------------------------------------------------
 
@@ -15826,7 +15826,7 @@ template <std::size_t Rows>
 
 #endif
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/kernel/int8_rows.hpp ---------------------------------------------------------------------------------
 
@@ -15921,7 +15921,7 @@ private:
     aligned_vector<float> scales_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/kernel/tile_sums.hpp ---------------------------------------------------------------------------------
 
@@ -15988,7 +15988,7 @@ KVCACHE_INLINE inline void end_sums(const tile_sums<Rows, Panels>& sums, float* 
     }
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/kernel/product_tile.hpp ------------------------------------------------------------------------------
 
@@ -16081,7 +16081,7 @@ inline void with_rows(std::size_t n, Body body) {
 
 } // namespace detail
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/kernel/int8_product.hpp ------------------------------------------------------------------------------
 
@@ -16250,7 +16250,7 @@ inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, T
         detail::int8_blocks<detail::int8_rows_together, detail::int8_panels_together>(scratch, x.rows, w, y, threads);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/kernel/packed_tile.hpp -------------------------------------------------------------------------------
 
@@ -16325,7 +16325,7 @@ template <std::size_t Rows, std::size_t Panels, weight_format Weight>
 
 } // namespace detail
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/kernel/product_block.hpp -----------------------------------------------------------------------------
 
@@ -16488,7 +16488,7 @@ private:
 
 } // namespace detail
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/kernel/product.hpp -----------------------------------------------------------------------------------
 
@@ -16565,7 +16565,7 @@ extern template void product(const rows_in&, const packed_matrix<bfloat16>&, con
 extern template void product(const rows_in&, const packed_matrix<half>&, const rows_out&, team&);
 #endif
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/model/tensor_view.hpp --------------------------------------------------------------------------------
 
@@ -16662,7 +16662,7 @@ private:
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/model/packing.hpp ------------------------------------------------------------------------------------
 
@@ -16756,7 +16756,7 @@ inline void pack_rows(std::span<const tensor_view> parts, dtype format, std::byt
     }
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/model/linear.hpp -------------------------------------------------------------------------------------
 
@@ -16874,7 +16874,7 @@ private:
     std::vector<float> bias_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/model/weight_names.hpp -------------------------------------------------------------------------------
 
@@ -16943,7 +16943,7 @@ inline constexpr std::string_view head_name = "lm_head.weight";
     return weights;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/model/weight_image.hpp -------------------------------------------------------------------------------
 
@@ -17100,7 +17100,7 @@ private:
     std::shared_ptr<const std::byte> memory_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/model/weights.hpp ------------------------------------------------------------------------------------
 
@@ -17285,7 +17285,7 @@ template <weight_source Source, class Progress>
     return load_weights(config, source, alone, progress);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/model/forward_pass.hpp -------------------------------------------------------------------------------
 
@@ -17484,7 +17484,7 @@ private:
     aligned_vector<float> rotations_; // (rows, 2, head_dim / 2)
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/model/rope_frequencies.hpp ---------------------------------------------------------------------------
 
@@ -17517,7 +17517,7 @@ namespace kvcache::inline KVCACHE_ABI {
     return rope(std::move(frequencies));
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/model/transformer.hpp --------------------------------------------------------------------------------
 
@@ -17623,7 +17623,7 @@ private:
     std::vector<layer_id> layers_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/observer/counting.hpp --------------------------------------------------------------------------------
 
@@ -17687,7 +17687,7 @@ inline counting::state counting::open() const {
 
 static_assert(observer_policy<counting>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/observer/events.hpp ----------------------------------------------------------------------------------
 
@@ -17779,7 +17779,7 @@ inline events::state events::open() const {
 
 static_assert(observer_policy<events>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/observer/exposition.hpp ------------------------------------------------------------------------------
 
@@ -17854,7 +17854,7 @@ private:
     std::string text_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/observer/metrics.hpp ---------------------------------------------------------------------------------
 
@@ -17907,7 +17907,7 @@ inline metrics::state metrics::open() const {
 
 static_assert(observer_policy<metrics>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/observer/words.hpp -----------------------------------------------------------------------------------
 
@@ -17932,7 +17932,7 @@ namespace kvcache::inline KVCACHE_ABI {
     return "refused";
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/observer/tracing.hpp ---------------------------------------------------------------------------------
 
@@ -17997,7 +17997,7 @@ inline tracing::state tracing::open() const {
 
 static_assert(observer_policy<tracing>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/observer/all.hpp -------------------------------------------------------------------------------------
 
@@ -18006,7 +18006,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Every observer policy of the library, with its standard options.
 using observer_policies = std::tuple<silent, counting, events, metrics, tracing>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/all_or_nothing.hpp -------------------------------------------------------------------------
 
@@ -18034,7 +18034,7 @@ inline all_or_nothing::state all_or_nothing::open(page_shape) const {
 
 static_assert(recompute_policy<all_or_nothing> && edit_recompute_state<all_or_nothing::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/furthest_off.hpp ---------------------------------------------------------------------------
 
@@ -18056,7 +18056,7 @@ namespace kvcache::inline KVCACHE_ABI {
     return std::min(total, std::max<std::size_t>(most, fraction > 0.0 ? 1 : 0));
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/blend.hpp ----------------------------------------------------------------------------------
 
@@ -18103,7 +18103,7 @@ inline blend::state blend::open(page_shape) const {
 
 static_assert(recompute_policy<blend> && deviation_recompute_state<blend::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/everything.hpp -----------------------------------------------------------------------------
 
@@ -18131,7 +18131,7 @@ inline everything::state everything::open(page_shape) const {
 
 static_assert(recompute_policy<everything> && chunk_recompute_state<everything::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/gradual_blend.hpp --------------------------------------------------------------------------
 
@@ -18196,7 +18196,7 @@ inline gradual_blend::state gradual_blend::open(page_shape shape) const {
 
 static_assert(recompute_policy<gradual_blend> && filtering_recompute_state<gradual_blend::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/head.hpp -----------------------------------------------------------------------------------
 
@@ -18237,7 +18237,7 @@ inline head::state head::open(page_shape shape) const {
 
 static_assert(recompute_policy<head> && chunk_recompute_state<head::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/none.hpp -----------------------------------------------------------------------------------
 
@@ -18262,7 +18262,7 @@ inline none::state none::open(page_shape) const {
 
 static_assert(recompute_policy<none> && chunk_recompute_state<none::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/random_rows.hpp ----------------------------------------------------------------------------
 
@@ -18308,7 +18308,7 @@ inline random_rows::state random_rows::open(page_shape) const {
 
 static_assert(recompute_policy<random_rows> && chunk_recompute_state<random_rows::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/seam.hpp -----------------------------------------------------------------------------------
 
@@ -18343,7 +18343,7 @@ inline seam::state seam::open(page_shape) const {
 
 static_assert(recompute_policy<seam> && chunk_recompute_state<seam::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/recompute/all.hpp ------------------------------------------------------------------------------------
 
@@ -18353,7 +18353,7 @@ namespace kvcache::inline KVCACHE_ABI {
 using recompute_policies =
     std::tuple<exact_prefix, all_or_nothing, none, seam, head, blend, gradual_blend, random_rows, everything>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/token_counts.hpp -----------------------------------------------------------------------------
 
@@ -18393,7 +18393,7 @@ private:
     std::unordered_map<std::int32_t, std::size_t> places_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/sampler.hpp ----------------------------------------------------------------------------------
 
@@ -18558,7 +18558,7 @@ private:
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/answering.hpp --------------------------------------------------------------------------------
 
@@ -18608,7 +18608,7 @@ private:
     token_counts counts_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/tensor.hpp --------------------------------------------------------------------------------------
 
@@ -18630,7 +18630,7 @@ using matrix_view = Eigen::Ref<const matrix>;
     return {m.data() + row * static_cast<std::size_t>(m.cols()), static_cast<std::size_t>(m.cols())};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/log_probabilities.hpp ------------------------------------------------------------------------
 
@@ -18710,7 +18710,7 @@ private:
     double log_total_ = 0.0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/pipeline.hpp ---------------------------------------------------------------------------------
 
@@ -18899,7 +18899,7 @@ private:
     std::vector<batch_part<lease>> parts_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/beam_search.hpp ------------------------------------------------------------------------------
 
@@ -19072,7 +19072,7 @@ template <class Cache, class Model>
     return made;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/index/chunking.hpp -----------------------------------------------------------------------------------
 
@@ -19144,7 +19144,7 @@ private:
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/weaving.hpp ----------------------------------------------------------------------------------
 
@@ -19278,7 +19278,7 @@ private:
     std::vector<float> scratch_, turn_, fresh_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/chunk_pipeline.hpp ---------------------------------------------------------------------------
 
@@ -19533,7 +19533,7 @@ private:
     weaving<typename Cache::lease, Model> weaving_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/generate.hpp ---------------------------------------------------------------------------------
 
@@ -19595,7 +19595,7 @@ template <class Cache, class Model, class Say>
     return generate(through, std::move(*begun), draw, until, std::move(say));
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/chunk_generate.hpp ---------------------------------------------------------------------------
 
@@ -19650,7 +19650,7 @@ template <class Cache, class Model, class Say>
     return made;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/engine_request.hpp ---------------------------------------------------------------------------
 
@@ -19742,7 +19742,7 @@ struct engine_stats {
     std::size_t accepted = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/prompt_lookup.hpp ----------------------------------------------------------------------------
 
@@ -19763,7 +19763,7 @@ namespace kvcache::inline KVCACHE_ABI {
     return {};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/tier_prefetch.hpp ----------------------------------------------------------------------------
 
@@ -19902,7 +19902,7 @@ private:
     std::vector<std::thread> readers_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/engine_job.hpp -------------------------------------------------------------------------------
 
@@ -20064,7 +20064,7 @@ private:
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/session/engine_schedule.hpp --------------------------------------------------------------------------
 
@@ -20298,7 +20298,7 @@ private:
     std::size_t turn_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail
 
 // ---- kvcache/session/engine.hpp -----------------------------------------------------------------------------------
 
@@ -20565,7 +20565,7 @@ private:
     tier_prefetch<Cache> ahead_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/generate_many.hpp ----------------------------------------------------------------------------
 
@@ -20715,7 +20715,7 @@ template <class Cache, class Model>
     return generate_many(through, prompts, mode, draw, until, std::max<std::size_t>(prompts.size(), 1));
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/presets.hpp ----------------------------------------------------------------------------------
 
@@ -20821,7 +20821,7 @@ void for_presets(Ask ask) {
     ask(presets::llmds());
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/session_limits.hpp ---------------------------------------------------------------------------
 
@@ -20848,7 +20848,7 @@ using conversations_last = prioritised<lru>;
     return {.rule = {{{{.first = 1, .count = std::numeric_limits<std::uint32_t>::max() - 1, .level = 1}}}}};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/session_table.hpp ----------------------------------------------------------------------------
 
@@ -21113,7 +21113,7 @@ private:
     std::size_t bytes_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/record/record_layout.hpp -----------------------------------------------------------------------------
 
@@ -21159,7 +21159,7 @@ inline constexpr std::size_t part_kind = 0, part_index = 4, part_offset = 8, par
 
 } // namespace record_layout
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/little_endian.hpp -------------------------------------------------------------------------------
 
@@ -21181,7 +21181,7 @@ constexpr void store_little(std::span<std::byte> bytes, std::size_t at, N number
         bytes[at + i] = static_cast<std::byte>(number >> (8 * i) & 0xff);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/sha256_builder.hpp ------------------------------------------------------------------------------
 
@@ -21317,7 +21317,7 @@ private:
     sha256_builder inner_, outer_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/record/record_names.hpp ------------------------------------------------------------------------------
 
@@ -21382,7 +21382,7 @@ private:
     digest256 root_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/record/record_seal.hpp -------------------------------------------------------------------------------
 
@@ -21420,7 +21420,7 @@ private:
     hmac_builder keyed_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/record/record.hpp ------------------------------------------------------------------------------------
 
@@ -21702,7 +21702,7 @@ inline result<void> record::take_tokens(std::span<const std::byte> bytes, const 
     return {};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/record/record_writer.hpp -----------------------------------------------------------------------------
 
@@ -21828,7 +21828,7 @@ private:
     std::size_t total_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/page_parts.hpp ---------------------------------------------------------------------------------
 
@@ -21922,7 +21922,7 @@ template <class Codec, class Lease>
     return {};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/mapped_file.hpp ---------------------------------------------------------------------------------
 
@@ -22054,7 +22054,7 @@ private:
     std::size_t size_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/write_file.hpp ----------------------------------------------------------------------------------
 
@@ -22133,7 +22133,7 @@ KVCACHE_LAZY [[nodiscard]] inline result<void> write_file(const std::filesystem:
     return {};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/speaking.hpp ---------------------------------------------------------------------------------
 
@@ -22175,7 +22175,7 @@ KVCACHE_LAZY [[nodiscard]] inline result<speaking> speaking_of(std::span<const s
     return made;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/snapshot.hpp ---------------------------------------------------------------------------------
 
@@ -22335,7 +22335,7 @@ template <class Cache>
     return read_snapshot(cache, bytes, secret);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/stop_strings.hpp -----------------------------------------------------------------------------
 
@@ -22420,7 +22420,7 @@ private:
     bool stopped_ = false;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/session/verify.hpp -----------------------------------------------------------------------------------
 
@@ -22495,7 +22495,7 @@ template <class Cache, class Model>
     return made;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/storage/counted_storage.hpp --------------------------------------------------------------------------
 
@@ -22547,7 +22547,7 @@ struct counted_storage {
 
 static_assert(storage_policy<counted_storage<heap>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/storage/failing.hpp ----------------------------------------------------------------------------------
 
@@ -22585,7 +22585,7 @@ struct failing {
 
 static_assert(storage_policy<failing<heap>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/address_range.hpp -------------------------------------------------------------------------------
 
@@ -22628,7 +22628,7 @@ private:
     std::size_t size_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/storage/huge_pages.hpp -------------------------------------------------------------------------------
 
@@ -22723,7 +22723,7 @@ inline huge_pages::state huge_pages::open(std::size_t pages, std::size_t page_by
 
 static_assert(storage_policy<huge_pages>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/storage/mapped.hpp -----------------------------------------------------------------------------------
 
@@ -22869,7 +22869,7 @@ inline mapped::state mapped::open(std::size_t pages, std::size_t page_bytes) con
 
 static_assert(storage_policy<mapped>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/core/wipe.hpp ----------------------------------------------------------------------------------------
 
@@ -22883,7 +22883,7 @@ inline void wipe(std::span<std::byte> bytes) noexcept {
     asm volatile("" : : "r"(bytes.data()) : "memory"); // says that somebody may read them
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/storage/zeroising.hpp --------------------------------------------------------------------------------
 
@@ -22939,7 +22939,7 @@ struct zeroising {
 
 static_assert(storage_policy<zeroising<heap>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/storage/all.hpp --------------------------------------------------------------------------------------
 
@@ -22948,7 +22948,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Every storage policy of the library, with its standard options.
 using storage_policies = std::tuple<heap, huge_pages, mapped, zeroising<heap>, counted_storage<heap>, failing<heap>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/tier/run.hpp -----------------------------------------------------------------------------------------
 
@@ -23005,7 +23005,7 @@ template <tier_state Tier, class Use>
     }
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/tier_records.hpp -------------------------------------------------------------------------------
 
@@ -23151,7 +23151,7 @@ private:
     std::vector<std::unique_ptr<record_names>> names_; // by tenant
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/cache/tier_books.hpp ---------------------------------------------------------------------------------
 
@@ -23343,7 +23343,7 @@ private:
     tier_stats stats_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/tier/record_ranks.hpp --------------------------------------------------------------------------------
 
@@ -23455,7 +23455,7 @@ private:
     std::unordered_map<digest256, slot_id, name_hash> slots_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/tier/chain_copies.hpp --------------------------------------------------------------------------------
 
@@ -23629,7 +23629,7 @@ private:
     std::thread carrier_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/tier/memory.hpp --------------------------------------------------------------------------------------
 
@@ -23745,7 +23745,7 @@ typename memory<Eviction>::state memory<Eviction>::open() const {
 
 static_assert(tier_policy<memory<>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/tier/chain.hpp ---------------------------------------------------------------------------------------
 
@@ -23916,7 +23916,7 @@ private:
 
 static_assert(tier_policy<tiers<>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/tier/faulty.hpp --------------------------------------------------------------------------------------
 
@@ -24039,7 +24039,7 @@ private:
 
 static_assert(tier_policy<faulty<>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/tier/load_cost.hpp -----------------------------------------------------------------------------------
 
@@ -24096,7 +24096,7 @@ private:
     double one_ = 0.0, n_ = 0.0, nn_ = 0.0, s_ = 0.0, ns_ = 0.0; // sums over records and seconds
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/tier/if_faster.hpp -----------------------------------------------------------------------------------
 
@@ -24166,7 +24166,7 @@ private:
 
 static_assert(tier_policy<if_faster<>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/tier/all.hpp -----------------------------------------------------------------------------------------
 
@@ -24175,7 +24175,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Every tier that needs no library of its own, with its standard options.
 using tier_policies = std::tuple<no_tier, memory<>, faulty<>, tiers<>, if_faster<>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 // ---- kvcache/tier.hpp ---------------------------------------------------------------------------------------------
 

@@ -57,4 +57,4 @@ struct attention_job {
     std::size_t cost = 0; ///< About, in queries times positions.
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

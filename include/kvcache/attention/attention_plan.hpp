@@ -272,4 +272,4 @@ private:
     std::vector<attention_job> jobs_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

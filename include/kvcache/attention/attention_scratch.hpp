@@ -29,4 +29,4 @@ struct attention_scratch {
     woven_tiles woven;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

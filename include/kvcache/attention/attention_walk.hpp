@@ -208,4 +208,4 @@ private:
     tile_queue<Codec> queue_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

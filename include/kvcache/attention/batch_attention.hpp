@@ -108,4 +108,4 @@ private:
     aligned_vector<float> partials_;         // (kv_heads, queries and their splits, state)
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

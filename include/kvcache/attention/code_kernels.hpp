@@ -217,4 +217,4 @@ inline void add_columns_of(const Reader& values, std::size_t column, std::size_t
         add_columns_of<N, Columns / 2>(values, column, last, weights, to, stride, ahead, t);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

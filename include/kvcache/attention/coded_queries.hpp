@@ -148,4 +148,4 @@ private:
     aligned_vector<float> read_; // (sixteens, some queries, 16)
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

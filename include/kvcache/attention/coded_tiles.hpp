@@ -275,4 +275,4 @@ extern template void coded_tiles<queries_of_codes>::add(std::span<const attentio
                                                         std::size_t, const code_fetch&) const;
 #endif
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

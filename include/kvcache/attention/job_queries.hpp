@@ -136,4 +136,4 @@ private:
     head_id head_ = {};
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

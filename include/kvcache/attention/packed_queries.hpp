@@ -62,4 +62,4 @@ private:
     aligned_vector<float> numbers_; // a group at a time: (head_dim, queries of the group)
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

@@ -40,4 +40,4 @@ void attend(const attention_shape& shape, const paged_rows<Codec, Storage>& page
     attend(shape, pages, layer, kv_head, asked, first, last, scratch);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -62,4 +62,4 @@ struct attention_part {
     query_rows asked;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

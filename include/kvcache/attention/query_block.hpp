@@ -259,4 +259,4 @@ extern template void query_block::dispatch<detail::most_together>(std::span<cons
                                                                   std::size_t, bool);
 #endif
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

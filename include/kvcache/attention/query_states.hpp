@@ -117,4 +117,4 @@ private:
     aligned_vector<float> states_; // running, then merged: (2, capacity, stride)
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

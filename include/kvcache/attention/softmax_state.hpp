@@ -67,4 +67,4 @@ private:
     std::size_t width_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

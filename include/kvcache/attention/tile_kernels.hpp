@@ -254,4 +254,4 @@ inline void add_values(const attention_tile* tiles, std::size_t begin, std::size
 
 } // namespace detail
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -91,4 +91,4 @@ private:
     std::size_t waiting_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

@@ -99,4 +99,4 @@ inline void weigh(tile_weights& weights, std::size_t query, std::size_t t, const
     each[0].store(lanes);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

@@ -144,4 +144,4 @@ inline void add_dots(std::size_t begin, std::size_t end, const Tile& tile, const
     }
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

@@ -101,4 +101,4 @@ private:
     std::vector<woven_tile> tiles_; // of the block that is read
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -51,4 +51,4 @@ make_any_cache(const policy_names& names, identity id, page_shape shape, budget 
         0, std::move(id), shape, limit, std::tuple(*storage, *hash, *index, *eviction, std::move(others)...))));
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -99,4 +99,4 @@ private:
 
 static_assert(codec_policy<any_codec<>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

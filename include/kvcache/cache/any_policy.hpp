@@ -281,4 +281,4 @@ private:
     choice which_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -78,4 +78,4 @@ private:
     std::vector<std::uint32_t> held_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

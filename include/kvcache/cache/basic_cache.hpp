@@ -473,4 +473,4 @@ private:
     mutable typename Locking::state lock_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -98,4 +98,4 @@ private:
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -100,4 +100,4 @@ template <policy... Ps>
     return detail::opener<cache<Ps...>>::open(0, std::move(id), shape, limit, std::tuple(std::move(policies)...));
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

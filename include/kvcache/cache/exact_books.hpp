@@ -82,4 +82,4 @@ private:
     std::size_t alive_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -167,4 +167,4 @@ private:
     std::optional<exact_pages> coded_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -44,4 +44,4 @@ struct exact_ring {
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -143,4 +143,4 @@ private:
     std::size_t first_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

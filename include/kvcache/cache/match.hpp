@@ -61,4 +61,4 @@ private:
     std::optional<token_id> stored_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

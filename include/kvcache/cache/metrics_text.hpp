@@ -29,4 +29,4 @@ template <class Cache>
     return text + to.text();
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

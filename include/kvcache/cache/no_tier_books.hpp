@@ -49,4 +49,4 @@ private:
     no_tier::state none_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

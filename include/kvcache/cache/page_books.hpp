@@ -296,4 +296,4 @@ private:
     std::size_t idle_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

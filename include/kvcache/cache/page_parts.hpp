@@ -108,4 +108,4 @@ template <class Codec, class Lease>
     return {};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -78,4 +78,4 @@ private:
     std::vector<page_id> free_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -131,4 +131,4 @@ private:
     std::vector<std::uint8_t> flags_;   // by page
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -61,4 +61,4 @@ private:
     double nn_ = 0.0, np_ = 0.0, pp_ = 0.0, ns_ = 0.0, ps_ = 0.0; // sums over rows, positions and seconds
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -87,4 +87,4 @@ private:
     reuse_map map_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

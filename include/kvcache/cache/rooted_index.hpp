@@ -77,4 +77,4 @@ private:
     Index index_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

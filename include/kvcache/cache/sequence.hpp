@@ -73,4 +73,4 @@ private:
     std::unique_ptr<sequence_state> state_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

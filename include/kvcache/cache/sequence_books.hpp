@@ -290,4 +290,4 @@ private:
     sequence_state ring_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

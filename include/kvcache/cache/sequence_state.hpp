@@ -173,4 +173,4 @@ struct sequence_state {
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -52,4 +52,4 @@ struct cache_stats {
                            " free"});
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

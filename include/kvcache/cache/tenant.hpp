@@ -92,4 +92,4 @@ private:
     std::uint32_t number_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -67,4 +67,4 @@ private:
     std::vector<tenant_usage> accounts_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

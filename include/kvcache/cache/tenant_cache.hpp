@@ -71,4 +71,4 @@ template <policy... Ps>
     return {most, std::move(id), shape, limit, std::tuple(std::move(policies)...)};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

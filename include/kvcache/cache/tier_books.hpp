@@ -213,4 +213,4 @@ private:
     tier_stats stats_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -168,4 +168,4 @@ private:
     std::vector<std::unique_ptr<record_names>> names_; // by tenant
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

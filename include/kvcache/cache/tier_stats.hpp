@@ -21,4 +21,4 @@ struct tier_stats {
     std::optional<error> last = {};  ///< Why the last one was refused or failed.
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -101,4 +101,4 @@ private:
 
 using weaver = basic_weaver<woven_row>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -24,4 +24,4 @@ using codec_policies =
     std::tuple<plain, bf16, f16, int8, int8_grouped, int4, int4_channels, rotated<int4>, codebook<4>, codebook<3>,
                codebook<2>, split<int4_channels, int4>, sinks_exact<int8>, recent_exact<int8>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -18,4 +18,4 @@ struct bf16 {
 
 static_assert(codec_policy<bf16>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -110,4 +110,4 @@ struct codebook {
 
 static_assert(codec_policy<codebook<4>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -127,4 +127,4 @@ template <sided_codec Keys, sided_codec Values>
 
 } // namespace detail
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -108,4 +108,4 @@ concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape sh
     p.open(shape);
 } && codec_state<opened_by<P, page_shape>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -76,4 +76,4 @@ private:
 /// Exact rows as the plain codec keeps them.
 using exact_page = basic_exact_page<plain::state>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

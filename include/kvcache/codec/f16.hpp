@@ -18,4 +18,4 @@ struct f16 {
 
 static_assert(codec_policy<f16>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -58,4 +58,4 @@ struct int4 {
 
 static_assert(codec_policy<int4>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

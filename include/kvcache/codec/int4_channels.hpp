@@ -183,4 +183,4 @@ struct int4_channels {
 
 static_assert(codec_policy<int4_channels>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

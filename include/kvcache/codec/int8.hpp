@@ -40,4 +40,4 @@ struct int8 {
 
 static_assert(codec_policy<int8>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -23,4 +23,4 @@ struct int8_grouped {
 
 static_assert(codec_policy<int8_grouped>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

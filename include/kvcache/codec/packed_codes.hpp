@@ -57,4 +57,4 @@ private:
     return min(max(x, f32x16::broadcast(low)), f32x16::broadcast(high)) + magic - magic;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

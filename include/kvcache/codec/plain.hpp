@@ -87,4 +87,4 @@ inline plain::state plain::open(page_shape shape) const {
 
 static_assert(codec_policy<plain>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

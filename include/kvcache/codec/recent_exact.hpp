@@ -22,4 +22,4 @@ struct recent_exact {
 
 static_assert(codec_policy<recent_exact<int8>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -46,4 +46,4 @@ rotated(Inner) -> rotated<Inner>;
 
 static_assert(codec_policy<rotated<int4>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

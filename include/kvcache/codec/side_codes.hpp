@@ -38,4 +38,4 @@ struct coded_tile {
     side_codes values;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

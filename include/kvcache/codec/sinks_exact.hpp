@@ -22,4 +22,4 @@ struct sinks_exact {
 
 static_assert(codec_policy<sinks_exact<int8>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

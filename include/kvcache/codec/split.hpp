@@ -24,4 +24,4 @@ split(Keys, Values) -> split<Keys, Values>;
 
 static_assert(codec_policy<split<int8, int8>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -130,4 +130,4 @@ template <class Strips>
     return most;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

@@ -49,4 +49,4 @@ private:
     std::size_t numbers_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

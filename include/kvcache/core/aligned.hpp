@@ -44,4 +44,4 @@ struct line_allocator {
 template <class T>
 using aligned_vector = std::vector<T, line_allocator<T>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -40,4 +40,4 @@ constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char*
 #endif
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -76,4 +76,4 @@ private:
     XXH3_state_t state_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

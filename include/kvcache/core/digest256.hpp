@@ -35,4 +35,4 @@ struct digest256 {
     return difference == std::byte{};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -84,4 +84,4 @@ private:
     bool armed_ = true;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

@@ -50,4 +50,4 @@ namespace detail {
     return huge;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -27,4 +27,4 @@ inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::siz
 #endif
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

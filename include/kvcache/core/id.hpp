@@ -39,4 +39,4 @@ enum class head_id : std::uint32_t {};
     return static_cast<std::uint32_t>(head);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -77,4 +77,4 @@ void for_each_field(const identity& id, Visit visit) {
     return builder.finish();
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -28,4 +28,4 @@ namespace kvcache::inline KVCACHE_ABI {
     return found;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

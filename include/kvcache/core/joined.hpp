@@ -17,4 +17,4 @@ namespace kvcache::inline KVCACHE_ABI::detail {
     return whole;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

@@ -159,4 +159,4 @@ extern template std::string json_text(const json&);
 extern template result<std::string> read_file(const std::filesystem::path&, std::size_t);
 #endif
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -146,4 +146,4 @@ private:
     std::size_t size_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -15,4 +15,4 @@ namespace kvcache::inline KVCACHE_ABI {
     return x ^ (x >> 33);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -18,4 +18,4 @@ struct page_entry {
     friend bool operator==(const page_entry&, const page_entry&) = default;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -41,4 +41,4 @@ KVCACHE_INLINE inline void prefetch_to_write([[maybe_unused]] const T* base,
 #endif
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -93,4 +93,4 @@ private:
     std::optional<kvcache::error> reason_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

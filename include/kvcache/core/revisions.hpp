@@ -13,4 +13,4 @@ inline constexpr unsigned numeric_contract_revision = 1;
 /// that means something else, and it is part of a cache's identity, so that records of another one are not found.
 inline constexpr unsigned record_format_revision = 1;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

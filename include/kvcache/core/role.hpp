@@ -56,4 +56,4 @@ concept policy = known_role<typename role_of<P>::type>;
 template <class P, class Role>
 concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

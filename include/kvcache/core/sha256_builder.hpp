@@ -144,4 +144,4 @@ private:
     sha256_builder inner_, outer_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -43,4 +43,4 @@ inline namespace literals {
 }
 } // namespace literals
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -22,4 +22,4 @@ namespace kvcache::inline KVCACHE_ABI {
     return {at, [=](std::byte* mine) { from->deallocate(mine, bytes, alignment); }};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

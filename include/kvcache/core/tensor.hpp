@@ -25,4 +25,4 @@ using matrix_view = Eigen::Ref<const matrix>;
     return {m.data() + row * static_cast<std::size_t>(m.cols()), static_cast<std::size_t>(m.cols())};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

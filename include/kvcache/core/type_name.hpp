@@ -50,4 +50,4 @@ template <class T>
     return name;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

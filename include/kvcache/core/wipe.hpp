@@ -17,4 +17,4 @@ inline void wipe(std::span<std::byte> bytes) noexcept {
     asm volatile("" : : "r"(bytes.data()) : "memory"); // says that somebody may read them
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

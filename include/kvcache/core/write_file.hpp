@@ -89,4 +89,4 @@ KVCACHE_LAZY [[nodiscard]] inline result<void> write_file(const std::filesystem:
     return {};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

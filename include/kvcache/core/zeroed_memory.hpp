@@ -59,4 +59,4 @@ private:
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

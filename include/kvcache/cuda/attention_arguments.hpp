@@ -63,4 +63,4 @@ struct alignas(16) row_place {
     return {keys + on.layout.codes(at), static_cast<std::uint32_t>(at), entry.run};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

@@ -87,4 +87,4 @@ struct attention_table {
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

@@ -229,4 +229,4 @@ private:
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

@@ -66,4 +66,4 @@ struct copy_pieces {
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

@@ -69,4 +69,4 @@ __global__ void __launch_bounds__(Kernel::threads) run_kernel(const __grid_const
 
 } // namespace detail
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

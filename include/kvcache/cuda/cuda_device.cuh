@@ -255,4 +255,4 @@ private:
 
 static_assert(device<cuda_device>);
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

@@ -293,4 +293,4 @@ private:
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

@@ -89,4 +89,4 @@ concept device = detail::allocates<D> && detail::streams<D> &&
     { c.name() } -> std::convertible_to<std::string>;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

@@ -105,4 +105,4 @@ private:
     std::optional<event_id> sent_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

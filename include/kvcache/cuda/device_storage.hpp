@@ -204,4 +204,4 @@ typename device_storage<Device>::state device_storage<Device>::open(std::size_t 
     return {*this, pages, page_bytes};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

@@ -119,4 +119,4 @@ void run_emulated(const Kernel& kernel, std::uint64_t seed) {
     }
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

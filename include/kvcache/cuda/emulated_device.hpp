@@ -250,4 +250,4 @@ private:
 
 static_assert(device<emulated_device>);
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

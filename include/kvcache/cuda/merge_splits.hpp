@@ -49,4 +49,4 @@ struct merge_splits {
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

@@ -162,4 +162,4 @@ struct alignas(16) vector16 {
 #endif
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

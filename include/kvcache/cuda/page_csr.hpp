@@ -103,4 +103,4 @@ public:
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

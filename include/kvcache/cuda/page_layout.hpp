@@ -101,4 +101,4 @@ struct page_layout {
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

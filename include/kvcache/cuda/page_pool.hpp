@@ -22,4 +22,4 @@ struct page_pool {
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

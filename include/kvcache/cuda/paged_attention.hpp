@@ -155,4 +155,4 @@ private:
     device_array<float, Device> totals_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

@@ -47,4 +47,4 @@ private:
     std::map<void*, std::byte*> whole_; // what was allocated, by what was given
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

@@ -165,4 +165,4 @@ private:
     std::vector<copy_piece> copies_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

@@ -294,4 +294,4 @@ typename tiered<Device, Host, Eviction>::state tiered<Device, Host, Eviction>::o
     return {*this, pages, page_bytes};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

@@ -97,4 +97,4 @@ private:
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

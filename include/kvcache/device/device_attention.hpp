@@ -237,4 +237,4 @@ private:
     std::unique_ptr<working> own_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

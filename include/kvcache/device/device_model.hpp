@@ -50,4 +50,4 @@ private:
     Device& device_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

@@ -57,4 +57,4 @@ inline device_rows::state device_rows::open(page_shape shape) const {
 
 static_assert(codec_policy<device_rows>);
 
-} // namespace kvcache::inline KVCACHE_ABI::cuda
+} // namespace kvcache::cuda

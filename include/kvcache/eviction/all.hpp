@@ -31,4 +31,4 @@ using eviction_policies =
     std::tuple<reuse_forecast, follow_leader, lru, fifo, lfu, slru, clock, sieve, s3_fifo, arc, lirs, w_tiny_lfu, gdsf,
                lhd, tail_safe_lru, cost_aware, never, prioritised<>, expiring<>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

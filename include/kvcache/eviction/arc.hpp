@@ -154,4 +154,4 @@ inline arc::state arc::open(eviction_room room) const {
 
 static_assert(eviction_policy<arc>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

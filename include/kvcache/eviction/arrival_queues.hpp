@@ -99,4 +99,4 @@ private:
     std::size_t count_[2] = {};
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -275,4 +275,4 @@ private:
     std::uint32_t next_ = 2000;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -86,4 +86,4 @@ inline clock::state clock::open(eviction_room room) const {
 
 static_assert(eviction_policy<clock>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

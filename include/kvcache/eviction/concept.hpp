@@ -97,4 +97,4 @@ void uncover(S& state, slot_id slot) {
         state.uncover(slot);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

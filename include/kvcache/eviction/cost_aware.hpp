@@ -123,4 +123,4 @@ inline cost_aware::state cost_aware::open(eviction_room room) const {
 
 static_assert(eviction_policy<cost_aware>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

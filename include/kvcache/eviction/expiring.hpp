@@ -126,4 +126,4 @@ private:
 
 static_assert(eviction_policy<expiring<lru>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

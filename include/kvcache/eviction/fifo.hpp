@@ -60,4 +60,4 @@ inline fifo::state fifo::open(eviction_room room) const {
 
 static_assert(eviction_policy<fifo>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -79,4 +79,4 @@ inline follow_leader::state follow_leader::open(eviction_room room) const {
 
 static_assert(eviction_policy<follow_leader>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

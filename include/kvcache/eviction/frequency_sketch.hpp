@@ -89,4 +89,4 @@ private:
     std::size_t uses_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -90,4 +90,4 @@ inline gdsf::state gdsf::open(eviction_room room) const {
 
 static_assert(eviction_policy<gdsf>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -211,4 +211,4 @@ private:
     int grain_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

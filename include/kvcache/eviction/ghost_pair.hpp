@@ -68,4 +68,4 @@ private:
     double target_ = 0.0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -59,4 +59,4 @@ private:
     double clock_ = 0.0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

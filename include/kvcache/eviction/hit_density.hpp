@@ -139,4 +139,4 @@ private:
     std::uint32_t rounds_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -111,4 +111,4 @@ inline lfu::state lfu::open(eviction_room room) const {
 
 static_assert(eviction_policy<lfu>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

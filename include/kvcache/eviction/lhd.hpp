@@ -199,4 +199,4 @@ inline lhd::state lhd::open(eviction_room room) const {
 
 static_assert(eviction_policy<lhd>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

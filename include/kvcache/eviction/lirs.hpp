@@ -262,4 +262,4 @@ inline lirs::state lirs::open(eviction_room room) const {
 
 static_assert(eviction_policy<lirs>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

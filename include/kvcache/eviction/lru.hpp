@@ -54,4 +54,4 @@ inline lru::state lru::open(eviction_room room) const {
 
 static_assert(eviction_policy<lru>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -33,4 +33,4 @@ inline never::state never::open(eviction_room) const {
 
 static_assert(eviction_policy<never>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -144,4 +144,4 @@ private:
     bool followed_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

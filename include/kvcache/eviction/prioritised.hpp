@@ -103,4 +103,4 @@ private:
 
 static_assert(eviction_policy<prioritised<lru>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -86,4 +86,4 @@ private:
     std::array<std::array<double, bins>, Classes> index_{};
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -183,4 +183,4 @@ inline reuse_forecast::state reuse_forecast::open(eviction_room room) const {
 
 static_assert(eviction_policy<reuse_forecast>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

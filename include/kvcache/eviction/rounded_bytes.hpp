@@ -27,4 +27,4 @@ private:
     std::uint16_t upper_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -176,4 +176,4 @@ inline s3_fifo::state s3_fifo::open(eviction_room room) const {
 
 static_assert(eviction_policy<s3_fifo>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

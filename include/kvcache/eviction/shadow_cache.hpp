@@ -125,4 +125,4 @@ private:
     std::size_t room_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -106,4 +106,4 @@ private:
     std::size_t uses_ = 0;                                          // since they were last halved
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -90,4 +90,4 @@ inline sieve::state sieve::open(eviction_room room) const {
 
 static_assert(eviction_policy<sieve>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

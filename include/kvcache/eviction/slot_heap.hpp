@@ -117,4 +117,4 @@ private:
     std::uint32_t turn_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

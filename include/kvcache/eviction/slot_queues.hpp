@@ -108,4 +108,4 @@ private:
     std::uint32_t slots_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

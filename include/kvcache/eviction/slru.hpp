@@ -151,4 +151,4 @@ inline slru::state slru::open(eviction_room room) const {
 
 static_assert(eviction_policy<slru>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

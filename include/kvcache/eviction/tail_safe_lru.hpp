@@ -104,4 +104,4 @@ inline tail_safe_lru::state tail_safe_lru::open(eviction_room room) const {
 
 static_assert(eviction_policy<tail_safe_lru>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -41,4 +41,4 @@ private:
     std::uint32_t begin_ = 0, end_ = 0; // touches applied, and entered
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -179,4 +179,4 @@ inline w_tiny_lfu::state w_tiny_lfu::open(eviction_room room) const {
 
 static_assert(eviction_policy<w_tiny_lfu>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

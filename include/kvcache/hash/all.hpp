@@ -11,4 +11,4 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Every hash policy of the library, with its standard options.
 using hash_policies = std::tuple<xxh3>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

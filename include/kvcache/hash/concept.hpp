@@ -25,4 +25,4 @@ concept hash_policy = plays<P, hash_role> && requires(const P p, const identity&
     p.open(id);
 } && hash_state<opened_by<P, identity>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

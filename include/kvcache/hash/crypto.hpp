@@ -11,4 +11,4 @@ namespace kvcache::inline KVCACHE_ABI {
 /// The hash policies that need the component crypto, behind those that do not.
 using all_hash_policies = std::tuple<xxh3, sha256>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -126,4 +126,4 @@ inline sha256::state sha256::open(const identity& id) const {
 
 static_assert(hash_policy<sha256>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

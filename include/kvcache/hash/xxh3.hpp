@@ -36,4 +36,4 @@ inline xxh3::state xxh3::open(const identity& id) const {
 
 static_assert(hash_policy<xxh3>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -13,4 +13,4 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Every index policy of the library, with its standard options.
 using index_policies = std::tuple<radix, hash_chain, chunk>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

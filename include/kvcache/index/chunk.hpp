@@ -79,4 +79,4 @@ inline chunk::state chunk::open(page_shape shape, std::size_t pages) const {
 
 static_assert(index_policy<chunk> && chunk_index_state<chunk::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -185,4 +185,4 @@ private:
     std::unordered_map<std::uint64_t, std::map<std::size_t, std::size_t>> lengths_; // by first tokens: how many
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

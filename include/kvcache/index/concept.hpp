@@ -80,4 +80,4 @@ concept index_policy = plays<P, index_role> && requires(const P p, page_shape sh
     p.open(shape, pages);
 } && index_state<opened_by<P, page_shape, std::size_t>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -101,4 +101,4 @@ inline hash_chain::state hash_chain::open(page_shape shape, std::size_t pages) c
 
 static_assert(index_policy<hash_chain>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -64,4 +64,4 @@ private:
     std::vector<slot> slots_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -64,4 +64,4 @@ private:
     aligned_vector<line> lines_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

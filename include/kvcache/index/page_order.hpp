@@ -104,4 +104,4 @@ private:
     std::vector<link> links_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -159,4 +159,4 @@ private:
     page_order::set roots_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

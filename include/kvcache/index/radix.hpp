@@ -118,4 +118,4 @@ inline radix::state radix::open(page_shape shape, std::size_t pages) const {
 
 static_assert(index_policy<radix>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

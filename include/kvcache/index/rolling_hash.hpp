@@ -44,4 +44,4 @@ private:
     std::vector<std::uint64_t> sums_, powers_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -235,4 +235,4 @@ inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::siz
 
 #endif
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

@@ -193,4 +193,4 @@ inline void numbers_of(const code_quads<Bits>& of, std::size_t quad, f32x16 (&to
         to[i] = f32x16::load(each[i]);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

@@ -222,4 +222,4 @@ KVCACHE_INLINE inline void for_quads(std::size_t begin, std::size_t end, const B
         body(quad + place, place);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

@@ -262,4 +262,4 @@ private:
 
 #endif
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

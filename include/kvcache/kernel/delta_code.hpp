@@ -215,4 +215,4 @@ private:
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

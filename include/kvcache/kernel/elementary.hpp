@@ -79,4 +79,4 @@ struct sine_cosine {
     }
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::elementary
+} // namespace kvcache::elementary

@@ -238,4 +238,4 @@ private:
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -126,4 +126,4 @@ inline void hadamard(std::span<float, Extent> row) noexcept {
         detail::hadamard_turn(row.subspan(at, block), scale);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

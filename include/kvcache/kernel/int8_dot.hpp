@@ -175,4 +175,4 @@ inline void put_activations(const f32x16& x, int8_activation* to) noexcept {
 }
 #endif
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

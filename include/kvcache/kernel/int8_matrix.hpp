@@ -122,4 +122,4 @@ private:
     std::shared_ptr<std::byte> memory_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

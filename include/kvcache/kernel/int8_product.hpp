@@ -181,4 +181,4 @@ inline void product(const rows_in& x, const int8_matrix& w, const rows_out& y, T
         detail::int8_blocks<detail::int8_rows_together, detail::int8_panels_together>(scratch, x.rows, w, y, threads);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -103,4 +103,4 @@ private:
     aligned_vector<float> scales_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -116,4 +116,4 @@ template <std::size_t Rows>
 
 #endif
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

@@ -123,4 +123,4 @@ KVCACHE_INLINE inline float rising(const f32x16 (&x)[4], float before, float* to
 #endif
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

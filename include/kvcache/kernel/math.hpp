@@ -115,4 +115,4 @@ inline void add_to(std::span<float> to, std::span<const float> from) {
     });
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -91,4 +91,4 @@ inline void accumulate(native_floats& sum, const native_floats& x, const native_
 
 } // namespace detail
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -85,4 +85,4 @@ concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || s
     return {static_cast<std::uint16_t>(sign | (above + kept + up))};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -121,4 +121,4 @@ inline void pack_rows(const Number* x, std::size_t x_stride, std::size_t rows, s
 
 } // namespace detail
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

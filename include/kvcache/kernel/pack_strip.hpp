@@ -88,4 +88,4 @@ inline void pack_strip(std::span<const std::byte* const> rows, std::size_t input
     }
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -91,4 +91,4 @@ private:
     std::shared_ptr<const void> keeper_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

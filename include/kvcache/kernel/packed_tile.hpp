@@ -81,4 +81,4 @@ template <std::size_t Rows, std::size_t Panels, weight_format Weight>
 
 } // namespace detail
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

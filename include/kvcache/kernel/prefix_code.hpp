@@ -194,4 +194,4 @@ private:
     std::array<entry, std::size_t{1} << longest> table_{};
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -85,4 +85,4 @@ extern template void product(const rows_in&, const packed_matrix<bfloat16>&, con
 extern template void product(const rows_in&, const packed_matrix<half>&, const rows_out&, team&);
 #endif
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

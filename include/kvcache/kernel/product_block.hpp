@@ -172,4 +172,4 @@ private:
 
 } // namespace detail
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

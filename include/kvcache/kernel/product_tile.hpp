@@ -100,4 +100,4 @@ inline void with_rows(std::size_t n, Body body) {
 
 } // namespace detail
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

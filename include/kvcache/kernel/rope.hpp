@@ -63,4 +63,4 @@ inline void rotate_head(std::span<const float> head, std::span<const float> rota
     });
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -268,4 +268,4 @@ template <class Op>
     });
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -23,4 +23,4 @@ struct rows_out {
     return ((columns + 15) / 16 | 1) * 16;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

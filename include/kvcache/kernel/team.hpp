@@ -239,4 +239,4 @@ private:
     aligned_vector<float> scratch_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

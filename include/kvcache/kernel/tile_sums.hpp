@@ -71,4 +71,4 @@ KVCACHE_INLINE inline void end_sums(const tile_sums<Rows, Panels>& sums, float* 
     }
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

@@ -12,4 +12,4 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Every locking policy of the library, with its standard options.
 using locking_policies = std::tuple<unlocked, mutexed>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -20,4 +20,4 @@ template <class P>
 concept locking_policy =
     plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -15,4 +15,4 @@ struct mutexed {
 
 static_assert(locking_policy<mutexed>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -16,4 +16,4 @@ struct unlocked {
 
 static_assert(locking_policy<unlocked>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -37,4 +37,4 @@ private:
     aligned_vector<float> numbers_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -62,4 +62,4 @@ private:
     attention attention_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

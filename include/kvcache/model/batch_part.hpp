@@ -35,4 +35,4 @@ struct batch_part {
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

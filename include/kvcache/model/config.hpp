@@ -144,4 +144,4 @@ inline result<void> model_config::check() const {
     return {};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -216,4 +216,4 @@ private:
     aligned_vector<float> rotations_; // (rows, 2, head_dim / 2)
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -133,4 +133,4 @@ private:
     std::vector<float> bias_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

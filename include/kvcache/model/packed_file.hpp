@@ -190,4 +190,4 @@ inline result<void> packed_file::write(const std::filesystem::path& file, const 
     return write_file(file, parts);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -103,4 +103,4 @@ inline void pack_rows(std::span<const tensor_view> parts, dtype format, std::byt
     }
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -37,4 +37,4 @@ namespace kvcache::inline KVCACHE_ABI {
     return rope(std::move(frequencies));
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

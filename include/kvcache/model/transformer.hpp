@@ -121,4 +121,4 @@ private:
     std::vector<layer_id> layers_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -173,4 +173,4 @@ private:
     std::shared_ptr<const std::byte> memory_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

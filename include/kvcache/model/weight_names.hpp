@@ -75,4 +75,4 @@ inline constexpr std::string_view head_name = "lm_head.weight";
     return weights;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

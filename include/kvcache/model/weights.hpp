@@ -202,4 +202,4 @@ template <weight_source Source, class Progress>
     return load_weights(config, source, alone, progress);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -15,4 +15,4 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Every observer policy of the library, with its standard options.
 using observer_policies = std::tuple<silent, counting, events, metrics, tracing>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

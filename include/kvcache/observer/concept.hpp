@@ -55,4 +55,4 @@ concept observer_policy = plays<P, observer_role> && requires(const P p) {
     p.open();
 } && observer_state<opened_by<P>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -65,4 +65,4 @@ inline counting::state counting::open() const {
 
 static_assert(observer_policy<counting>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -97,4 +97,4 @@ inline events::state events::open() const {
 
 static_assert(observer_policy<events>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -57,4 +57,4 @@ inline metrics::state metrics::open() const {
 
 static_assert(observer_policy<metrics>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

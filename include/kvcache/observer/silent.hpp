@@ -16,4 +16,4 @@ struct silent {
 
 static_assert(observer_policy<silent>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

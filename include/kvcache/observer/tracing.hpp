@@ -73,4 +73,4 @@ inline tracing::state tracing::open() const {
 
 static_assert(observer_policy<tracing>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

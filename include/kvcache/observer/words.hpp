@@ -26,4 +26,4 @@ namespace kvcache::inline KVCACHE_ABI {
     return "refused";
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

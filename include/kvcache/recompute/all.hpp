@@ -20,4 +20,4 @@ namespace kvcache::inline KVCACHE_ABI {
 using recompute_policies =
     std::tuple<exact_prefix, all_or_nothing, none, seam, head, blend, gradual_blend, random_rows, everything>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -30,4 +30,4 @@ inline all_or_nothing::state all_or_nothing::open(page_shape) const {
 
 static_assert(recompute_policy<all_or_nothing> && edit_recompute_state<all_or_nothing::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

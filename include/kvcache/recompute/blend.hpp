@@ -52,4 +52,4 @@ inline blend::state blend::open(page_shape) const {
 
 static_assert(recompute_policy<blend> && deviation_recompute_state<blend::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -76,4 +76,4 @@ concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_
     p.open(shape);
 } && recompute_state<opened_by<P, page_shape>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

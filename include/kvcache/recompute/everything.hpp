@@ -32,4 +32,4 @@ inline everything::state everything::open(page_shape) const {
 
 static_assert(recompute_policy<everything> && chunk_recompute_state<everything::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -28,4 +28,4 @@ inline exact_prefix::state exact_prefix::open(page_shape) const {
 
 static_assert(recompute_policy<exact_prefix>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

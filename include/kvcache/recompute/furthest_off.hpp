@@ -27,4 +27,4 @@ namespace kvcache::inline KVCACHE_ABI {
     return std::min(total, std::max<std::size_t>(most, fraction > 0.0 ? 1 : 0));
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

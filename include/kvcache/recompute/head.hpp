@@ -46,4 +46,4 @@ inline head::state head::open(page_shape shape) const {
 
 static_assert(recompute_policy<head> && chunk_recompute_state<head::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -29,4 +29,4 @@ inline none::state none::open(page_shape) const {
 
 static_assert(recompute_policy<none> && chunk_recompute_state<none::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

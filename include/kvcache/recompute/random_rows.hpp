@@ -55,4 +55,4 @@ inline random_rows::state random_rows::open(page_shape) const {
 
 static_assert(recompute_policy<random_rows> && chunk_recompute_state<random_rows::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

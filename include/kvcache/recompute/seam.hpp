@@ -40,4 +40,4 @@ inline seam::state seam::open(page_shape) const {
 
 static_assert(recompute_policy<seam> && chunk_recompute_state<seam::state>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -295,4 +295,4 @@ inline result<void> record::take_tokens(std::span<const std::byte> bytes, const 
     return {};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -49,4 +49,4 @@ inline constexpr std::size_t part_kind = 0, part_index = 4, part_offset = 8, par
 
 } // namespace record_layout
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -75,4 +75,4 @@ private:
     digest256 root_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -46,4 +46,4 @@ private:
     hmac_builder keyed_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -137,4 +137,4 @@ private:
     std::size_t total_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -59,4 +59,4 @@ private:
     token_counts counts_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -184,4 +184,4 @@ template <class Cache, class Model>
     return made;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -59,4 +59,4 @@ struct sinks_overflow {
 static_assert(chat_overflow_policy<sinks_overflow> && drops_tokens<sinks_overflow>);
 static_assert(chat_overflow_policy<refuse_overflow> && chat_overflow_policy<slide_overflow>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

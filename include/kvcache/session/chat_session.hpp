@@ -288,4 +288,4 @@ private:
     bool strict_ = false;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

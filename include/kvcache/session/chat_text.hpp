@@ -50,4 +50,4 @@ private:
     std::string text_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -128,4 +128,4 @@ private:
     std::vector<bool> control_; // a byte of text_
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -69,4 +69,4 @@ template <class Cache>
     return notes;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

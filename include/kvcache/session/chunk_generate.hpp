@@ -63,4 +63,4 @@ template <class Cache, class Model, class Say>
     return made;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -268,4 +268,4 @@ private:
     weaving<typename Cache::lease, Model> weaving_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

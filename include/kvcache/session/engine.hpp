@@ -287,4 +287,4 @@ private:
     tier_prefetch<Cache> ahead_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

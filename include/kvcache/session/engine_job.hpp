@@ -173,4 +173,4 @@ private:
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

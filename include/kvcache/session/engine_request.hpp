@@ -102,4 +102,4 @@ struct engine_stats {
     std::size_t accepted = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -250,4 +250,4 @@ private:
     std::size_t turn_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

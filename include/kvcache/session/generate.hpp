@@ -70,4 +70,4 @@ template <class Cache, class Model, class Say>
     return generate(through, std::move(*begun), draw, until, std::move(say));
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

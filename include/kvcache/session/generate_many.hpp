@@ -166,4 +166,4 @@ template <class Cache, class Model>
     return generate_many(through, prompts, mode, draw, until, std::max<std::size_t>(prompts.size(), 1));
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -89,4 +89,4 @@ private:
     double log_total_ = 0.0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -199,4 +199,4 @@ private:
     std::vector<batch_part<lease>> parts_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

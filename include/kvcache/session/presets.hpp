@@ -116,4 +116,4 @@ void for_presets(Ask ask) {
     ask(presets::llmds());
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

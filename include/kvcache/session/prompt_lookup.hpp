@@ -25,4 +25,4 @@ namespace kvcache::inline KVCACHE_ABI {
     return {};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -178,4 +178,4 @@ private:
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

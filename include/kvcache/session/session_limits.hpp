@@ -32,4 +32,4 @@ using conversations_last = prioritised<lru>;
     return {.rule = {{{{.first = 1, .count = std::numeric_limits<std::uint32_t>::max() - 1, .level = 1}}}}};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

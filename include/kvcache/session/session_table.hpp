@@ -281,4 +281,4 @@ private:
     std::size_t bytes_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -177,4 +177,4 @@ template <class Cache>
     return read_snapshot(cache, bytes, secret);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -51,4 +51,4 @@ KVCACHE_LAZY [[nodiscard]] inline result<speaking> speaking_of(std::span<const s
     return made;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

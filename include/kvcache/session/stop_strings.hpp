@@ -91,4 +91,4 @@ private:
     bool stopped_ = false;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

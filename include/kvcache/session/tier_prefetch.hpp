@@ -155,4 +155,4 @@ private:
     std::vector<std::thread> readers_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

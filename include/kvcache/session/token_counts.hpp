@@ -46,4 +46,4 @@ private:
     std::unordered_map<std::int32_t, std::size_t> places_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -147,4 +147,4 @@ private:
     std::vector<float> scratch_, turn_, fresh_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

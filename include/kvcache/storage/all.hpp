@@ -16,4 +16,4 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Every storage policy of the library, with its standard options.
 using storage_policies = std::tuple<heap, huge_pages, mapped, zeroising<heap>, counted_storage<heap>, failing<heap>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -47,4 +47,4 @@ concept storage_policy = plays<P, storage_role> && requires(const P p, std::size
     p.open(n, n); // pages, bytes a page
 } && storage_state<opened_by<P, std::size_t, std::size_t>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -56,4 +56,4 @@ struct counted_storage {
 
 static_assert(storage_policy<counted_storage<heap>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

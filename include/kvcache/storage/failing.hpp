@@ -41,4 +41,4 @@ struct failing {
 
 static_assert(storage_policy<failing<heap>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

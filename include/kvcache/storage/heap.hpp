@@ -142,4 +142,4 @@ inline heap::state heap::open(std::size_t pages, std::size_t page_bytes) const {
 
 static_assert(storage_policy<heap>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

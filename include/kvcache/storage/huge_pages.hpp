@@ -99,4 +99,4 @@ inline huge_pages::state huge_pages::open(std::size_t pages, std::size_t page_by
 
 static_assert(storage_policy<huge_pages>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -158,4 +158,4 @@ inline mapped::state mapped::open(std::size_t pages, std::size_t page_bytes) con
 
 static_assert(storage_policy<mapped>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -60,4 +60,4 @@ struct zeroising {
 
 static_assert(storage_policy<zeroising<heap>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

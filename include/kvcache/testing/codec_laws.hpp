@@ -162,4 +162,4 @@ template <codec_policy Policy>
     }
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::testing
+} // namespace kvcache::testing

@@ -81,4 +81,4 @@ template <hash_policy Policy>
     return broken;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::testing
+} // namespace kvcache::testing

@@ -225,4 +225,4 @@ template <index_policy Policy>
     return broken;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::testing
+} // namespace kvcache::testing

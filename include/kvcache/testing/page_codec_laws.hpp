@@ -162,4 +162,4 @@ private:
 
 } // namespace detail
 
-} // namespace kvcache::inline KVCACHE_ABI::testing
+} // namespace kvcache::testing

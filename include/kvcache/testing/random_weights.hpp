@@ -137,4 +137,4 @@ static_assert(weight_source<random_weights>);
     return make_random_model(config, seed, dtype::f32);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

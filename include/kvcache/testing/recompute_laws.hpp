@@ -37,4 +37,4 @@ template <recompute_policy Policy>
     return broken;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::testing
+} // namespace kvcache::testing

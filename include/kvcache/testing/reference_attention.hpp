@@ -81,4 +81,4 @@ inline void turn_dense(const rope* rotation, std::size_t position, std::span<con
     return out;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -65,4 +65,4 @@ template <storage_policy Policy>
     return broken;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::testing
+} // namespace kvcache::testing

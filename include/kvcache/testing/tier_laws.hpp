@@ -126,4 +126,4 @@ template <tier_policy Policy>
     return broken;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::testing
+} // namespace kvcache::testing

@@ -44,4 +44,4 @@ private:
 
 } // namespace detail
 
-} // namespace kvcache::inline KVCACHE_ABI::testing
+} // namespace kvcache::testing

@@ -215,4 +215,4 @@ private:
 };
 using added_tokens = basic_added_tokens<>;
 
-} // namespace kvcache::inline KVCACHE_ABI::text
+} // namespace kvcache::text

@@ -155,4 +155,4 @@ private:
 };
 using bpe = basic_bpe<>;
 
-} // namespace kvcache::inline KVCACHE_ABI::text
+} // namespace kvcache::text

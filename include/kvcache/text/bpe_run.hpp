@@ -216,4 +216,4 @@ private:
     std::vector<std::int32_t> made_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::text
+} // namespace kvcache::text

@@ -55,4 +55,4 @@ KVCACHE_LAZY inline void append_written_bytes(std::string& out, std::string_view
     }
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::text
+} // namespace kvcache::text

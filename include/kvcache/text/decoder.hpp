@@ -310,4 +310,4 @@ private:
     bool started_ = false;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::text
+} // namespace kvcache::text

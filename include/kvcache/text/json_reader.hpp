@@ -144,4 +144,4 @@ private:
 };
 using json_reader = basic_json_reader<>;
 
-} // namespace kvcache::inline KVCACHE_ABI::text
+} // namespace kvcache::text

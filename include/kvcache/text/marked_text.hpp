@@ -36,4 +36,4 @@ struct marked_text {
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::text
+} // namespace kvcache::text

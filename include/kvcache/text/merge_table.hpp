@@ -58,4 +58,4 @@ private:
 };
 using merge_table = basic_merge_table<>;
 
-} // namespace kvcache::inline KVCACHE_ABI::text
+} // namespace kvcache::text

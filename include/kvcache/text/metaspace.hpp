@@ -61,4 +61,4 @@ private:
 };
 using metaspace = basic_metaspace<>;
 
-} // namespace kvcache::inline KVCACHE_ABI::text
+} // namespace kvcache::text

@@ -201,4 +201,4 @@ private:
 };
 using normalizer = basic_normalizer<>;
 
-} // namespace kvcache::inline KVCACHE_ABI::text
+} // namespace kvcache::text

@@ -58,4 +58,4 @@ private:
 };
 using pattern = basic_pattern<>;
 
-} // namespace kvcache::inline KVCACHE_ABI::text
+} // namespace kvcache::text

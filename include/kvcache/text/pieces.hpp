@@ -118,4 +118,4 @@ private:
 };
 using piece_splitter = basic_piece_splitter<>;
 
-} // namespace kvcache::inline KVCACHE_ABI::text
+} // namespace kvcache::text

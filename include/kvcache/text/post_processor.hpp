@@ -91,4 +91,4 @@ private:
 };
 using post_processor = basic_post_processor<>;
 
-} // namespace kvcache::inline KVCACHE_ABI::text
+} // namespace kvcache::text

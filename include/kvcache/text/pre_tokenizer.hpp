@@ -201,4 +201,4 @@ private:
 };
 using pre_tokenizer = basic_pre_tokenizer<>;
 
-} // namespace kvcache::inline KVCACHE_ABI::text
+} // namespace kvcache::text

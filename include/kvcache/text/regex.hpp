@@ -109,4 +109,4 @@ private:
 };
 using regex = basic_regex<>;
 
-} // namespace kvcache::inline KVCACHE_ABI::text
+} // namespace kvcache::text

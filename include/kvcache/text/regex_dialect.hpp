@@ -178,4 +178,4 @@ KVCACHE_LAZY [[nodiscard]] inline result<std::string> pcre2_dialect(std::string_
     return detail::dialect_rewriter(pattern, field).run();
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::text
+} // namespace kvcache::text

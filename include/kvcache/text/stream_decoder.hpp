@@ -41,4 +41,4 @@ private:
     text::decoder::run run_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

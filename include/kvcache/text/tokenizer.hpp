@@ -111,7 +111,7 @@ private:
     std::shared_ptr<const state> state_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/text/impl/tokenizer.hpp>

@@ -50,7 +50,7 @@ private:
     std::map<std::string, std::string> templates_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/text/impl/tokenizer_config.hpp>

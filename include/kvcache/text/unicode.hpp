@@ -213,4 +213,4 @@ enum class normal_form { nfc, nfd, nfkc, nfkd };
     return out;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::text
+} // namespace kvcache::text

@@ -87,4 +87,4 @@ private:
 };
 using vocabulary = basic_vocabulary<>;
 
-} // namespace kvcache::inline KVCACHE_ABI::text
+} // namespace kvcache::text

@@ -15,4 +15,4 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Every tier that needs no library of its own, with its standard options.
 using tier_policies = std::tuple<no_tier, memory<>, faulty<>, tiers<>, if_faster<>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

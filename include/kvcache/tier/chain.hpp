@@ -182,4 +182,4 @@ private:
 
 static_assert(tier_policy<tiers<>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

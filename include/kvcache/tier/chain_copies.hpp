@@ -187,4 +187,4 @@ private:
     std::thread carrier_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

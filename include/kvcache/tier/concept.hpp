@@ -86,4 +86,4 @@ concept tier_policy = plays<P, tier_role> && requires(const P p) {
     p.open();
 } && tier_state<opened_by<P>>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

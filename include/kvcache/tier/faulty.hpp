@@ -133,4 +133,4 @@ private:
 
 static_assert(tier_policy<faulty<>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

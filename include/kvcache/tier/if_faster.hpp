@@ -78,4 +78,4 @@ private:
 
 static_assert(tier_policy<if_faster<>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

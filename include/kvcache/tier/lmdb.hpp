@@ -297,4 +297,4 @@ typename lmdb<Eviction>::state lmdb<Eviction>::open() const {
 
 static_assert(tier_policy<lmdb<>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

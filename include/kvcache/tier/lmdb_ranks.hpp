@@ -152,4 +152,4 @@ private:
     std::optional<std::uint64_t> erased_; // how many had left then
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

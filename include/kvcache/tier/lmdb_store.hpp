@@ -254,4 +254,4 @@ private:
     MDB_dbi records_ = 0, places_ = 0, order_ = 0, books_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -59,4 +59,4 @@ private:
     double one_ = 0.0, n_ = 0.0, nn_ = 0.0, s_ = 0.0, ns_ = 0.0; // sums over records and seconds
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -127,4 +127,4 @@ typename memory<Eviction>::state memory<Eviction>::open() const {
 
 static_assert(tier_policy<memory<>>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -33,4 +33,4 @@ inline no_tier::state no_tier::open() const {
 
 static_assert(tier_policy<no_tier>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -123,4 +123,4 @@ private:
     std::unordered_map<digest256, slot_id, name_hash> slots_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -99,4 +99,4 @@ inline redis::state redis::open() const {
 
 static_assert(tier_policy<redis>);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -118,4 +118,4 @@ private:
     std::size_t size_ = 0, begin_ = 0, end_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -82,4 +82,4 @@ private:
     redis_queue queue_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

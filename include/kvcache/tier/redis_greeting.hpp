@@ -75,4 +75,4 @@ namespace detail {
     return {};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

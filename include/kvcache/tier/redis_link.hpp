@@ -230,4 +230,4 @@ private:
     std::optional<redis_tls> tls_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -146,4 +146,4 @@ template <class Key, class Write, class Take>
     return {};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -292,4 +292,4 @@ private:
     std::thread keeper_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

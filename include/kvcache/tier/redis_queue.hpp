@@ -253,4 +253,4 @@ private:
     std::thread writer_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

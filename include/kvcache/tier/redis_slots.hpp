@@ -117,4 +117,4 @@ struct redis_range {
     return made;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

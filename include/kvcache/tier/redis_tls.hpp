@@ -139,4 +139,4 @@ private:
     std::unique_ptr<SSL, closer> talk_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -10,4 +10,4 @@ namespace kvcache::inline KVCACHE_ABI {
 /// The tiers that need the component redis.
 using remote_tier_policies = std::tuple<redis>;
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

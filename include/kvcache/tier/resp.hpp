@@ -184,4 +184,4 @@ inline void write_command(std::string& to, std::initializer_list<std::string_vie
     write_arguments(to, arguments);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

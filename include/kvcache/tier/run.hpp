@@ -60,4 +60,4 @@ template <tier_state Tier, class Use>
     }
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

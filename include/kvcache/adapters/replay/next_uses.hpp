@@ -45,4 +45,4 @@ private:
     std::vector<std::uint32_t> times_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

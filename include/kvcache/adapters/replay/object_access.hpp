@@ -14,4 +14,4 @@ struct object_access {
     std::uint64_t bytes = 1; ///< Its size, at least 1.
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -40,4 +40,4 @@ struct prefill_work {
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

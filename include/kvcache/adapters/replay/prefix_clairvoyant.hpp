@@ -68,4 +68,4 @@ private:
     replay_counts counts_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

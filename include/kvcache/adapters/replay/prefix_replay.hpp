@@ -137,4 +137,4 @@ private:
     replay_counts counts_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

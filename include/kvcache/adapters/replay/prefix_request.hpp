@@ -36,4 +36,4 @@ struct prefix_request {
     return mix(parent + 0x9e3779b97f4a7c15ull * (mix(block + 0x9e3779b97f4a7c15ull) | 1));
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -34,4 +34,4 @@ private:
     [[nodiscard]] static double ratio(double part, double whole) noexcept { return whole > 0.0 ? part / whole : 0.0; }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -67,4 +67,4 @@ private:
     nlohmann::json value_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -153,4 +153,4 @@ private:
     std::variant<plain, gzip_decoder, zstd_decoder> decoder_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -127,4 +127,4 @@ private:
     bool first_ = true;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -74,4 +74,4 @@ private:
     bool whole_ = true;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -90,4 +90,4 @@ private:
     std::uint64_t line_ = 1, first_line_ = 1, number_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -43,4 +43,4 @@ private:
     line_reader lines_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -120,4 +120,4 @@ private:
     std::optional<kvcache::error> error_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -90,4 +90,4 @@ private:
     std::size_t begin_ = 0, end_ = 0; // of what has not been given yet
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

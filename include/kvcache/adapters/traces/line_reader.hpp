@@ -84,4 +84,4 @@ private:
     std::uint64_t number_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -57,4 +57,4 @@ private:
     std::uint64_t accesses_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

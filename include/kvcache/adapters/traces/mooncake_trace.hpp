@@ -60,4 +60,4 @@ private:
     nlohmann::json value_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -142,4 +142,4 @@ private:
     std::size_t taken_ = 0;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

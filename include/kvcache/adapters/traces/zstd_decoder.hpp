@@ -61,4 +61,4 @@ private:
     bool whole_ = true;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -125,7 +125,7 @@ private:
     std::map<std::string, std::size_t, std::less<>> shard_of_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/model/huggingface/impl/checkpoint.hpp>

@@ -20,7 +20,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Errors: not_found, malformed, unsupported, mismatched, out_of_range, with the field as config.json spells it.
 KVCACHE_ONCE [[nodiscard]] result<model_config> read_model_config(const std::filesystem::path& directory);
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/model/huggingface/impl/config.hpp>

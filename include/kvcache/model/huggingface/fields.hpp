@@ -175,4 +175,4 @@ private:
 };
 using json_fields = basic_json_fields<>;
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

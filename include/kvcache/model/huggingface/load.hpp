@@ -90,7 +90,7 @@ KVCACHE_LAZY [[nodiscard]] inline result<loaded_model> load_model(const std::fil
     return load_model(directory, load_options{});
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/model/huggingface/impl/load.hpp>

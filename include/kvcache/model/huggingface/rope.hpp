@@ -98,4 +98,4 @@ KVCACHE_LAZY [[nodiscard]] inline rope_config read_rope(json_fields& top, const 
     return rope;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

@@ -44,7 +44,7 @@ private:
     safetensors_header header_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/model/huggingface/impl/safetensors.hpp>

@@ -60,4 +60,4 @@ KVCACHE_LAZY [[nodiscard]] inline std::optional<std::size_t> safetensors_bytes(c
 
 } // namespace detail
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -33,7 +33,7 @@ struct safetensors_header {
                                                                        const std::string& name);
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/model/huggingface/impl/safetensors_header.hpp>

@@ -68,4 +68,4 @@ private:
     std::optional<kvcache::error> problem_;
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

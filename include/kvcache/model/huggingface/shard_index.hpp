@@ -31,7 +31,7 @@ struct shard_index {
     KVCACHE_ONCE [[nodiscard]] static result<shard_index> read(const std::filesystem::path& file);
 };
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
 
 #if !KVCACHE_COMPILED
 #include <kvcache/model/huggingface/impl/shard_index.hpp>

@@ -26,4 +26,4 @@ KVCACHE_LAZY [[nodiscard]] inline std::string shown(std::string_view name) {
     return length < name.size() ? text + "..." : text;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::detail
+} // namespace kvcache::detail

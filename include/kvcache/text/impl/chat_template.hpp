@@ -162,4 +162,4 @@ KVCACHE_BODY chat_family chat_template::family() const noexcept {
     return state_->family;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -222,4 +222,4 @@ KVCACHE_BODY const text::decoder& tokenizer::decoder() const noexcept {
     return state_->decode;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -110,4 +110,4 @@ KVCACHE_BODY bool tokenizer_config::is_control(const text::added_token& token) c
            std::ranges::any_of(templates_, writes);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -123,4 +123,4 @@ KVCACHE_LAZY [[nodiscard]] inline bool less(const value& a, const value& b) {
     mistake({"values of the types ", a.type_name(), " and ", b.type_name(), " have no order"});
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::text::jinja
+} // namespace kvcache::text::jinja

@@ -71,4 +71,4 @@ struct arguments {
     }
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::text::jinja
+} // namespace kvcache::text::jinja

@@ -305,4 +305,4 @@ private:
 };
 using expression_parser = basic_expression_parser<>;
 
-} // namespace kvcache::inline KVCACHE_ABI::text::jinja
+} // namespace kvcache::text::jinja

@@ -269,4 +269,4 @@ KVCACHE_LAZY [[nodiscard]] inline value filtered(const value& v, const arguments
     refuse({"the filter \"", name, "\" is not known"});
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::text::jinja
+} // namespace kvcache::text::jinja

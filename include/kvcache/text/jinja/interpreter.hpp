@@ -324,4 +324,4 @@ private:
 };
 using interpreter = basic_interpreter<>;
 
-} // namespace kvcache::inline KVCACHE_ABI::text::jinja
+} // namespace kvcache::text::jinja

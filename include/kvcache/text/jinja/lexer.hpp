@@ -271,4 +271,4 @@ private:
 };
 using lexer = basic_lexer<>;
 
-} // namespace kvcache::inline KVCACHE_ABI::text::jinja
+} // namespace kvcache::text::jinja

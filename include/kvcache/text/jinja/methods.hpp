@@ -149,4 +149,4 @@ KVCACHE_LAZY [[nodiscard]] inline value call_method(const value& self, const arg
     return static_cast<std::int64_t>(found - items.begin());
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::text::jinja
+} // namespace kvcache::text::jinja

@@ -95,4 +95,4 @@ KVCACHE_LAZY [[nodiscard]] inline bool holds(const std::string& sign, const valu
                               : less(right, left) || equal(left, right);
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::text::jinja
+} // namespace kvcache::text::jinja

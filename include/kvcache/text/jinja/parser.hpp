@@ -200,4 +200,4 @@ private:
 };
 using parser = basic_parser<>;
 
-} // namespace kvcache::inline KVCACHE_ABI::text::jinja
+} // namespace kvcache::text::jinja

@@ -79,4 +79,4 @@ KVCACHE_LAZY [[nodiscard]] inline value range(const arguments& args) {
     return out;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::text::jinja
+} // namespace kvcache::text::jinja

@@ -60,4 +60,4 @@ struct statement {
     std::vector<std::pair<std::string, expression_pointer>> parameters = {};
 };
 
-} // namespace kvcache::inline KVCACHE_ABI::text::jinja
+} // namespace kvcache::text::jinja

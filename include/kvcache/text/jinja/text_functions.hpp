@@ -194,4 +194,4 @@ KVCACHE_LAZY [[nodiscard]] inline marked_text joined(const list& items, const ma
     return out;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::text::jinja
+} // namespace kvcache::text::jinja

@@ -108,4 +108,4 @@ private:
 };
 using token_cursor = basic_token_cursor<>;
 
-} // namespace kvcache::inline KVCACHE_ABI::text::jinja
+} // namespace kvcache::text::jinja

@@ -306,4 +306,4 @@ KVCACHE_LAZY [[nodiscard]] inline value from_user(const json& j) {
     return value::none{};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::text::jinja
+} // namespace kvcache::text::jinja

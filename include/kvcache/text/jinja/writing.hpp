@@ -154,4 +154,4 @@ KVCACHE_LAZY [[nodiscard]] inline marked_text json_of(const value& v, std::optio
     return out;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI::text::jinja
+} // namespace kvcache::text::jinja

@@ -113,4 +113,4 @@ KVCACHE_BODY result<kvcache::digest> checkpoint::digest(team& threads, const con
     return builder.finish();
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

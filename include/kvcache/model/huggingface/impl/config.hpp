@@ -286,4 +286,4 @@ KVCACHE_BODY result<model_config> read_model_config(const std::filesystem::path&
     return config;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

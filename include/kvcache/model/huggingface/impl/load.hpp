@@ -157,4 +157,4 @@ KVCACHE_BODY result<loaded_model> detail::load_and_tell(const std::filesystem::p
                         *weights, report};
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

@@ -254,4 +254,4 @@ KVCACHE_BODY result<safetensors_header> safetensors_header::parse(std::span<cons
     return header;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache

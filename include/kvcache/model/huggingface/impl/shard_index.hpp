@@ -104,4 +104,4 @@ KVCACHE_BODY result<shard_index> shard_index::read(const std::filesystem::path& 
     return index;
 }
 
-} // namespace kvcache::inline KVCACHE_ABI
+} // namespace kvcache
