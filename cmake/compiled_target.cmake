@@ -9,7 +9,7 @@ function(kvcache_compiled target folder)
   cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "COMPONENTS;OPTIONS")
   set(folders kernel attention)
   set(links kvcache::kvcache)
-  if("json" IN_LIST arg_COMPONENTS)
+  if("json" IN_LIST arg_COMPONENTS OR "text" IN_LIST arg_COMPONENTS)  # text reads JSON
     list(APPEND folders core model)
     list(APPEND links kvcache::json)
   endif()
