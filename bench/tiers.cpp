@@ -10,6 +10,7 @@
 #include <kvcache/locking/mutexed.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/testing/random_weights.hpp>
+#include <kvcache/tier.hpp>
 #include <kvcache/tier/disk.hpp>
 #include <kvcache/tier/remote.hpp>
 #include <kvcache/tier/run.hpp>
