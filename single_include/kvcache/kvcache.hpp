@@ -73,14 +73,19 @@
 #endif
 #endif
 
-// KVCACHE_ABI is the inline namespace of the whole library. Its name says what changes the library's code or layout:
-// the version, the instruction set, contract checks and exceptions. So objects that are built differently neither share
-// nor replace each other's functions, and a type of the library does not pass from one to the other: that does not
-// link.
+// KVCACHE_ABI is the inline namespace of the whole library. Its name states what changes the library's code or layout:
+// the version, the instruction set, contract checks and exceptions. Objects that are built differently therefore share
+// no function, and passing a type of the library between them is a link error.
 //
-// A host that builds some files for other processors and passes caches between them defines KVCACHE_TARGET, the same
-// name in all of them, and answers for it that each file runs only where its instructions exist.
-#if !defined(KVCACHE_TARGET)
+// A host that builds files for several processors and passes caches between them defines KVCACHE_TARGET, with one name
+// for all files, and ensures that each file runs only on a processor that has its instructions. This is for the cache
+// alone: the layout of arithmetic classes depends on the instruction set, so kernel/native.hpp refuses it.
+#if defined(KVCACHE_TARGET)
+#define KVCACHE_TARGET_IS_SHARED 1
+#else
+#define KVCACHE_TARGET_IS_SHARED 0
+#endif
+#if !KVCACHE_TARGET_IS_SHARED
 #if defined(__AVX512VNNI__)
 #define KVCACHE_TARGET avx512vnni
 #elif defined(__AVX512F__)
@@ -301,7 +306,7 @@ using aligned_vector = std::vector<T, line_allocator<T>>;
 #define KVCACHE_INLINE
 #endif
 
-/// Before a loop of a constant number of turns, 64 at most: each turn becomes code of its own. nvcc knows no such word.
+/// Before a loop of a constant number of turns, 64 at most: the loop is fully unrolled. nvcc rejects the pragma.
 #if defined(__CUDACC__)
 #define KVCACHE_UNROLL
 #elif defined(__clang__)
@@ -377,6 +382,9 @@ KVCACHE_INLINE inline void prefetch_to_write([[maybe_unused]] const T* base,
 
 #if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #error "kvcache: -ffast-math reorders sums, so a hit would no longer equal a miss; build without it"
+#endif
+#if KVCACHE_TARGET_IS_SHARED
+#error "kvcache: KVCACHE_TARGET is for the cache alone; arithmetic has another layout for each instruction set"
 #endif
 #if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
 #error "kvcache: -ffinite-math-only breaks the infinities that mask scores; build without it"
@@ -2939,8 +2947,8 @@ inline void add_dots(std::size_t begin, std::size_t end, const Tile& tile, const
 
 // The library has two forms. Header-only, the standard: every function is defined in a header. Compiled, where
 // KVCACHE_COMPILED is defined and not 0: what is expensive to compile is only declared in its header, and defined once,
-// in the objects of the CMake target kvcache::compiled, which defines KVCACHE_COMPILED for itself and for whoever links
-// it. Objects that are built otherwise than those do not link: their names differ (core/abi.hpp).
+// in the objects of the CMake target kvcache::compiled, which defines KVCACHE_COMPILED for itself and for targets that
+// link it. Objects that are built with other flags do not link: their names differ (core/abi.hpp).
 //
 //     KVCACHE_ONCE   before a declaration: the compiled form defines this function once
 //     KVCACHE_BODY   before its definition, in an impl/ header
@@ -7237,8 +7245,8 @@ private:
 
 // ---- kvcache/core/exceptions.hpp ----------------------------------------------------------------------------------
 
-// The one header that throws and catches. Where a program is built without exceptions nothing can be caught: memory
-// that is not to be had ends it in operator new.
+// The one header that throws and catches. In a program without exceptions nothing can be caught: a failed
+// allocation ends the program in operator new.
 
 namespace kvcache::inline KVCACHE_ABI::detail {
 

@@ -16,14 +16,19 @@
 #endif
 #endif
 
-// KVCACHE_ABI is the inline namespace of the whole library. Its name says what changes the library's code or layout:
-// the version, the instruction set, contract checks and exceptions. So objects that are built differently neither share
-// nor replace each other's functions, and a type of the library does not pass from one to the other: that does not
-// link.
+// KVCACHE_ABI is the inline namespace of the whole library. Its name states what changes the library's code or layout:
+// the version, the instruction set, contract checks and exceptions. Objects that are built differently therefore share
+// no function, and passing a type of the library between them is a link error.
 //
-// A host that builds some files for other processors and passes caches between them defines KVCACHE_TARGET, the same
-// name in all of them, and answers for it that each file runs only where its instructions exist.
-#if !defined(KVCACHE_TARGET)
+// A host that builds files for several processors and passes caches between them defines KVCACHE_TARGET, with one name
+// for all files, and ensures that each file runs only on a processor that has its instructions. This is for the cache
+// alone: the layout of arithmetic classes depends on the instruction set, so kernel/native.hpp refuses it.
+#if defined(KVCACHE_TARGET)
+#define KVCACHE_TARGET_IS_SHARED 1
+#else
+#define KVCACHE_TARGET_IS_SHARED 0
+#endif
+#if !KVCACHE_TARGET_IS_SHARED
 #if defined(__AVX512VNNI__)
 #define KVCACHE_TARGET avx512vnni
 #elif defined(__AVX512F__)

@@ -5,8 +5,8 @@
 
 // The library has two forms. Header-only, the standard: every function is defined in a header. Compiled, where
 // KVCACHE_COMPILED is defined and not 0: what is expensive to compile is only declared in its header, and defined once,
-// in the objects of the CMake target kvcache::compiled, which defines KVCACHE_COMPILED for itself and for whoever links
-// it. Objects that are built otherwise than those do not link: their names differ (core/abi.hpp).
+// in the objects of the CMake target kvcache::compiled, which defines KVCACHE_COMPILED for itself and for targets that
+// link it. Objects that are built with other flags do not link: their names differ (core/abi.hpp).
 //
 //     KVCACHE_ONCE   before a declaration: the compiled form defines this function once
 //     KVCACHE_BODY   before its definition, in an impl/ header

@@ -7,8 +7,8 @@
 #include <new>
 #include <utility>
 
-// The one header that throws and catches. Where a program is built without exceptions nothing can be caught: memory
-// that is not to be had ends it in operator new.
+// The one header that throws and catches. In a program without exceptions nothing can be caught: a failed
+// allocation ends the program in operator new.
 
 namespace kvcache::inline KVCACHE_ABI::detail {
 

@@ -9,7 +9,7 @@
 #define KVCACHE_INLINE
 #endif
 
-/// Before a loop of a constant number of turns, 64 at most: each turn becomes code of its own. nvcc knows no such word.
+/// Before a loop of a constant number of turns, 64 at most: the loop is fully unrolled. nvcc rejects the pragma.
 #if defined(__CUDACC__)
 #define KVCACHE_UNROLL
 #elif defined(__clang__)

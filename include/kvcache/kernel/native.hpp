@@ -17,6 +17,9 @@
 #if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #error "kvcache: -ffast-math reorders sums, so a hit would no longer equal a miss; build without it"
 #endif
+#if KVCACHE_TARGET_IS_SHARED
+#error "kvcache: KVCACHE_TARGET is for the cache alone; arithmetic has another layout for each instruction set"
+#endif
 #if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
 #error "kvcache: -ffinite-math-only breaks the infinities that mask scores; build without it"
 #endif
