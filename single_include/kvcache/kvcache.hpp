@@ -6888,7 +6888,6 @@ namespace kvcache::inline KVCACHE_ABI {
 struct eviction_room {
     std::size_t slots = 0; ///< Entries: every slot_id is below.
     std::size_t bytes = 0; ///< Their bytes together.
-    bool chained = true;   ///< Entries may continue one another; if not, each stands alone.
 };
 
 /// What an eviction policy is told of a newcomer.
@@ -8771,7 +8770,6 @@ namespace kvcache::inline KVCACHE_ABI {
 struct ghost {
     std::size_t bytes = 0;  ///< What it took, rounded up to the list's grain.
     std::uint32_t mark = 0; ///< What its policy noted.
-    std::size_t since = 0;  ///< About how many came to the list after it and are there still.
 };
 
 /// Keys of entries that left, the oldest forgotten first: a ring of nodes in the order of leaving, chained by hash. A
@@ -8882,12 +8880,9 @@ private:
         return static_cast<std::uint32_t>((bytes + (std::size_t{1} << grain_) - 1) >> grain_);
     }
     [[nodiscard]] ghost at(std::uint32_t index) const noexcept {
-        // Holes are spread evenly, about.
-        const std::size_t behind = used_ - 1 - (index - first_ + (index < first_ ? capacity() : 0));
-        const std::size_t since = behind * size_ / used_;
         if (marks_only_)
-            return {.mark = nodes_[index].units, .since = since};
-        return {std::size_t{nodes_[index].units} << grain_, marks_.empty() ? 0 : marks_[index], since};
+            return {.mark = nodes_[index].units};
+        return {std::size_t{nodes_[index].units} << grain_, marks_.empty() ? 0 : marks_[index]};
     }
 
     // Steps over the holes before the oldest.
@@ -11871,1036 +11866,6 @@ static_assert(eviction_policy<fifo>);
 
 } // namespace kvcache
 
-// ---- kvcache/eviction/arrival_queues.hpp --------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The two queues of s3_fifo for entries whose marks lie elsewhere: they arrive in one of them, a touch does not move
-/// them, and `first` goes through them as that policy does.
-///
-///     [ small, a tenth ] -> used twice -> [ main ], another round for each use
-///
-/// Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023.
-///
-/// Cost: O(1) each; `first` amortised, while a fixed share of the entries may leave. 8 bytes a slot.
-class arrival_queues {
-public:
-    /// What these queues know of an entry: bits of a byte, of which the others are its owner's.
-    static constexpr std::uint8_t fresh = 1; ///< Nobody has let go of it yet.
-    static constexpr std::uint8_t main = 2;  ///< It is in the main queue.
-    static constexpr std::uint8_t one_use = 64, uses = 192;
-
-    arrival_queues(std::size_t slots, std::size_t room)
-        : queues_(slots, 2), main_room_(0.9 * static_cast<double>(room)) {}
-
-    void arrive(slot_id slot, std::uint8_t marks, double bytes) {
-        const std::uint32_t to = queue(marks);
-        queues_.push_front(slot, to);
-        bytes_[to] += bytes;
-        ++count_[to];
-    }
-
-    void leave(slot_id slot, std::uint8_t marks, double bytes) {
-        queues_.remove(slot);
-        bytes_[queue(marks)] -= bytes;
-        --count_[queue(marks)];
-    }
-
-    static void touch(std::uint8_t& marks) noexcept {
-        if ((marks & uses) != uses)
-            marks = static_cast<std::uint8_t>(marks + one_use);
-    }
-
-    /// The last holder lets go: a chain that has come queues tail first.
-    void settle(slot_id slot, std::uint8_t& marks) {
-        if ((marks & fresh) != 0)
-            queues_.move_to_front(slot, queue(marks));
-        marks = static_cast<std::uint8_t>(marks & ~fresh);
-    }
-
-    /// Who leaves first. `marks_of(slot)` is an entry's marks, to be changed, `bytes_of(slot)` its size.
-    template <class MayLeave, class Marks, class Bytes>
-    [[nodiscard]] std::optional<slot_id> first(MayLeave&& may_leave, Marks&& marks_of, Bytes&& bytes_of) {
-        // A round asks or promotes all of the small queue, and four rounds ask all of the main one.
-        std::size_t small_left = count_[0];
-        std::size_t main_left = (count_[0] + count_[1]) * 4;
-        while (small_left > 0 || main_left > 0) {
-            const bool full = bytes_[1] > main_room_ || count_[0] == 0;
-            if (count_[1] > 0 && main_left > 0 && (full || small_left == 0)) {
-                --main_left;
-                const slot_id oldest = queues_.back(1);
-                std::uint8_t& marks = marks_of(oldest);
-                if ((marks & uses) == 0 && may_leave(oldest))
-                    return oldest;
-                if ((marks & uses) != 0)
-                    marks = static_cast<std::uint8_t>(marks - one_use);
-                queues_.move_to_front(oldest, 1);
-            } else if (count_[0] > 0 && small_left > 0) {
-                --small_left;
-                const slot_id oldest = queues_.back(0);
-                std::uint8_t& marks = marks_of(oldest);
-                if ((marks & uses) >= 2 * one_use) {
-                    leave(oldest, marks, bytes_of(oldest));
-                    marks = static_cast<std::uint8_t>((marks & ~(uses | fresh)) | main);
-                    arrive(oldest, marks, bytes_of(oldest));
-                } else if (may_leave(oldest)) {
-                    return oldest;
-                } else {
-                    queues_.move_to_front(oldest, 0);
-                }
-            } else {
-                break;
-            }
-        }
-        return queues_.oldest(1, may_leave); // what went there after its rounds
-    }
-
-private:
-    [[nodiscard]] static std::uint32_t queue(std::uint8_t marks) noexcept { return (marks & main) != 0 ? 1 : 0; }
-
-    slot_queues queues_;
-    double main_room_;
-    double bytes_[2] = {};
-    std::size_t count_[2] = {};
-};
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/ghost_pair.hpp ------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Ghosts of entries that were used once and of those that were used again, remembered beyond what arc does, and the
-/// share of the room that arc would give those used once: who returns as a ghost that arc would still have moves it.
-///
-/// Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003.
-///
-/// Cost: O(1) each. 16 bytes a ghost.
-class ghost_pair {
-public:
-    /// Who returns.
-    struct returned {
-        std::uint32_t mark = 0; ///< What its policy noted.
-        bool again = false;     ///< It had been used again.
-        bool recent = false;    ///< arc would have it still.
-        std::size_t since = 0;  ///< About how many ghosts of its kind are newer.
-    };
-
-    /// `once` and `again` ghosts, and a room of so many bytes.
-    ghost_pair(std::size_t once, std::size_t again, std::size_t room)
-        : once_(once, 0, ghost_list::marks::instead_of_bytes),
-          again_(again, 0, ghost_list::marks::instead_of_bytes),
-          room_(static_cast<double>(room)) {}
-
-    void push(std::uint64_t key, std::uint32_t mark, bool again) { (again ? again_ : once_).push(key, {.mark = mark}); }
-
-    /// Takes a newcomer's ghost, of a cache with so many entries, so many of which were used once.
-    std::optional<returned> take(const entry& newcomer, std::size_t present, std::size_t present_once) {
-        // arc's lists: those used once, ghosts included, would fill the cache, and all of them two caches.
-        const std::size_t of_once = std::min(once_.size(), present - present_once);
-        const std::size_t of_again = std::min(again_.size(), present - of_once);
-        const auto step = [&](std::size_t other, std::size_t own) {
-            return static_cast<double>(newcomer.bytes) *
-                   std::max(static_cast<double>(other) / static_cast<double>(std::max<std::size_t>(own, 1)), 1.0);
-        };
-        if (const auto ghost = once_.take(newcomer.key)) {
-            const bool recent = ghost->since < of_once;
-            if (recent)
-                target_ = std::min(target_ + step(of_again, of_once), room_);
-            return returned{ghost->mark, false, recent, ghost->since};
-        }
-        if (const auto ghost = again_.take(newcomer.key)) {
-            const bool recent = ghost->since < of_again;
-            if (recent)
-                target_ = std::max(target_ - step(of_once, of_again), 0.0);
-            return returned{ghost->mark, true, recent, ghost->since};
-        }
-        return std::nullopt;
-    }
-
-    /// The bytes that arc would give to entries that were used once.
-    [[nodiscard]] double target() const noexcept { return target_; }
-
-private:
-    ghost_list once_, again_;
-    double room_;
-    double target_ = 0.0;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/rounded_bytes.hpp ---------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// A number of bytes, at least one, within 1 % in two bytes: the upper half of a float.
-class rounded_bytes {
-public:
-    rounded_bytes() = default;
-    explicit rounded_bytes(std::size_t bytes) noexcept
-        : upper_(static_cast<std::uint16_t>(
-              std::bit_cast<std::uint32_t>(static_cast<float>(std::max<std::size_t>(bytes, 1))) >> 16)) {}
-
-    /// A whole number.
-    [[nodiscard]] double count() const noexcept {
-        return static_cast<double>(std::bit_cast<float>(std::uint32_t{upper_} << 16));
-    }
-
-private:
-    std::uint16_t upper_ = 0;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/s3_fifo.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Newcomers queue in a small queue, and those used `threshold` times by its end go on to the main one; the others
-/// leave, and a ghost stays. Who returns while its ghost stays joins the main queue at once. At the main queue's end an
-/// entry gets another round for each use, at most three; one that may not leave gets another round in either queue.
-///
-///     admit -> [ small ] -> victim -> [ ghosts ] -.
-///                  '- used -> [ main ] -> victim   |
-///     admit ------------------^ <-- returns -------'
-///
-/// Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023.
-struct s3_fifo {
-    using role = eviction_role;
-    double small_fraction = 0.1; ///< The share of the room that newcomers queue in.
-    double ghost_fraction = 0.9; ///< The bytes that ghosts stand for, to those of the room.
-    std::uint32_t threshold = 2; ///< Uses in the small queue that lead to the main one, 1 to 3.
-    class state;
-    [[nodiscard]] state open(eviction_room room) const;
-};
-
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 25 bytes a slot and 16 a ghost, of
-/// which there are at most `ghost_fraction` a slot.
-class s3_fifo::state {
-public:
-    state(const s3_fifo& policy, eviction_room room)
-        : queues_(room.slots, 2),
-          entries_(room.slots),
-          marks_(room.slots),
-          ghosts_(share(room.slots, policy.ghost_fraction) + 1, room.bytes),
-          ghost_bytes_(share(room.bytes, policy.ghost_fraction)),
-          main_bytes_(room.bytes - std::min(room.bytes, share(room.bytes, policy.small_fraction))),
-          threshold_(policy.threshold) {
-        expects(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
-    }
-
-    void announce(const entry& newcomer) {
-        announced_ = newcomer.key;
-        returns_ = ghosts_.take(newcomer.key).has_value();
-    }
-
-    void admit(slot_id slot, const entry& newcomer) {
-        expects(!queues_.contains(slot), "an entry is admitted once");
-        if (announced_ != newcomer.key)
-            announce(newcomer);
-        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
-        enter(slot, returns_ ? main : small);
-        marks_[index_of(slot)] = returns_ ? main : fresh;
-        announced_.reset();
-    }
-
-    void touch(slot_id slot) {
-        expects(queues_.contains(slot), "a touched entry was admitted");
-        std::uint8_t& marks = marks_[index_of(slot)];
-        if (uses(marks) < most)
-            marks = static_cast<std::uint8_t>(marks + one_use);
-    }
-
-    void settle(slot_id slot) {
-        expects(queues_.contains(slot), "a settled entry was admitted");
-        if ((marks_[index_of(slot)] & fresh) != 0) // it has come now: a chain queues tail first
-            queues_.move_to_front(slot, queue_of(slot));
-        marks_[index_of(slot)] &= static_cast<std::uint8_t>(~fresh);
-    }
-
-    void erase(slot_id slot) {
-        expects(queues_.contains(slot), "an erased entry was admitted");
-        leave(slot);
-    }
-
-    void evict(slot_id slot) {
-        expects(queues_.contains(slot), "an evicted entry was admitted");
-        leave(slot);
-        if (count_[small] > 0) // who may leave next
-            ghosts_.prefetch(entries_[index_of(queues_.back(small))].key);
-        const auto [key, bytes] = entries_[index_of(slot)];
-        if (queue_of(slot) != small || bytes > ghost_bytes_ || ghosts_.contains(key))
-            return;
-        while (ghosts_.size() > 0 && ghosts_.bytes() + bytes > ghost_bytes_)
-            ghosts_.pop();
-        ghosts_.push(key, {.bytes = bytes});
-    }
-
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        // A round asks or promotes all of the small queue, and most + 1 rounds ask all of the main one.
-        std::size_t small_left = count_[small];
-        std::size_t main_left = (count_[main] + count_[small]) * (most + 1);
-        while (small_left > 0 || main_left > 0) {
-            const bool full = bytes_[main] > main_bytes_ || count_[small] == 0;
-            if (count_[main] > 0 && main_left > 0 && (full || small_left == 0)) {
-                --main_left;
-                const slot_id oldest = queues_.back(main);
-                std::uint8_t& marks = marks_[index_of(oldest)];
-                if (uses(marks) == 0 && may_leave(oldest))
-                    return oldest;
-                if (uses(marks) > 0)
-                    marks = static_cast<std::uint8_t>(marks - one_use);
-                queues_.move_to_front(oldest, main);
-            } else if (count_[small] > 0 && small_left > 0) {
-                --small_left;
-                const slot_id oldest = queues_.back(small);
-                if (uses(marks_[index_of(oldest)]) >= threshold_)
-                    promote(oldest);
-                else if (may_leave(oldest))
-                    return oldest;
-                else
-                    queues_.move_to_front(oldest, small);
-            } else {
-                break;
-            }
-        }
-        return queues_.oldest(main, may_leave); // what went there after its rounds
-    }
-
-private:
-    static constexpr std::uint8_t small = 0, main = 1; // queues
-    static constexpr std::uint8_t fresh = 2;           // nobody has let go of it yet
-    static constexpr std::uint8_t one_use = 4;         // marks: uses, fresh, queue
-    static constexpr std::uint32_t most = 3;           // uses that count
-    struct known {
-        std::uint64_t key = 0;
-        std::size_t bytes = 0;
-    };
-
-    [[nodiscard]] static std::size_t share(std::size_t whole, double fraction) {
-        return static_cast<std::size_t>(static_cast<double>(whole) * fraction);
-    }
-    [[nodiscard]] static std::uint32_t uses(std::uint8_t marks) { return marks / one_use; }
-    [[nodiscard]] std::uint8_t queue_of(slot_id slot) const { return marks_[index_of(slot)] & main; }
-
-    void enter(slot_id slot, std::uint8_t queue) {
-        queues_.push_front(slot, queue);
-        bytes_[queue] += entries_[index_of(slot)].bytes;
-        ++count_[queue];
-    }
-
-    void leave(slot_id slot) {
-        queues_.remove(slot);
-        bytes_[queue_of(slot)] -= entries_[index_of(slot)].bytes;
-        --count_[queue_of(slot)];
-    }
-
-    void promote(slot_id slot) {
-        leave(slot);
-        enter(slot, main);
-        marks_[index_of(slot)] = main;
-    }
-
-    slot_queues queues_;
-    std::vector<known> entries_;
-    std::vector<std::uint8_t> marks_;
-    ghost_list ghosts_;
-    std::size_t ghost_bytes_;
-    std::size_t main_bytes_; // the main queue's share
-    std::uint32_t threshold_;
-    std::size_t bytes_[2] = {};
-    std::size_t count_[2] = {};
-    std::optional<std::uint64_t> announced_;
-    bool returns_ = false; // the announced newcomer had a ghost
-};
-
-inline s3_fifo::state s3_fifo::open(eviction_room room) const {
-    return state{*this, room};
-}
-
-static_assert(eviction_policy<s3_fifo>);
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/shadow_cache.hpp ----------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// What a policy would keep: its state beside the keys of the entries that would be present, without their bytes.
-/// Entries are not held and do not continue one another here. Each may bear a mark of its owner's, who hears of it when
-/// the entry leaves.
-///
-/// Cost: a look-up and the policy's work a use. 28 bytes a slot beside the policy's own; all of it is had at
-/// construction.
-template <eviction_policy Policy>
-class shadow_cache {
-public:
-    static constexpr std::uint32_t no_mark = 0xffffffffu;
-
-    shadow_cache(const Policy& policy, eviction_room room)
-        : state_(policy.open(room)),
-          entries_(room.slots),
-          next_(room.slots),
-          marks_(room.slots, no_mark),
-          chains_(std::max<std::size_t>(room.slots, 1), none),
-          room_(room.bytes) {
-        for (std::uint32_t slot = static_cast<std::uint32_t>(room.slots); slot > 0; --slot)
-            next_[slot - 1] = std::exchange(free_, slot - 1);
-    }
-
-    /// Entries that would be present.
-    [[nodiscard]] std::size_t size() const noexcept { return size_; }
-
-    /// An entry is used. Returns: whether it would have been present. It is afterwards, if it fits at all. `gone(mark)`
-    /// is called for those that leave for it and have a mark.
-    template <class Gone>
-    bool use(const entry& used, Gone&& gone) {
-        if (const std::uint32_t slot = find(used.key); slot != none) {
-            state_.touch(slot_id{slot});
-            return true;
-        }
-        if (used.bytes > room_)
-            return false;
-        announce(state_, used);
-        while (free_ == none || used.bytes > room_ - bytes_)
-            if (!make_room(gone))
-                return false;
-        const std::uint32_t slot = std::exchange(free_, next_[free_]);
-        std::uint32_t& chain = chain_of(used.key);
-        entries_[slot] = {used.key, used.bytes};
-        next_[slot] = std::exchange(chain, slot);
-        bytes_ += used.bytes;
-        ++size_;
-        state_.admit(slot_id{slot}, used);
-        return false;
-    }
-
-    /// Marks an entry, or with no_mark takes its mark away. Returns: whether it would be present.
-    bool mark(std::uint64_t key, std::uint32_t with) {
-        const std::uint32_t slot = find(key);
-        if (slot != none)
-            marks_[slot] = with;
-        return slot != none;
-    }
-
-    /// The last holder of an entry lets go; it need not be present.
-    void settle(std::uint64_t key) {
-        if (const std::uint32_t slot = find(key); slot != none)
-            kvcache::settle(state_, slot_id{slot});
-    }
-
-private:
-    static constexpr std::uint32_t none = 0xffffffffu;
-    struct known {
-        std::uint64_t key = 0;
-        std::size_t bytes = 0;
-    };
-
-    [[nodiscard]] std::uint32_t& chain_of(std::uint64_t key) {
-        return chains_[((mixed_bits(key) & 0xffffffffu) * chains_.size()) >> 32];
-    }
-
-    [[nodiscard]] std::uint32_t find(std::uint64_t key) {
-        std::uint32_t slot = chain_of(key);
-        while (slot != none && entries_[slot].key != key)
-            slot = next_[slot];
-        return slot;
-    }
-
-    template <class Gone>
-    bool make_room(Gone&& gone) {
-        const std::optional<slot_id> victim = state_.victim([](slot_id) { return true; });
-        if (!victim)
-            return false;
-        evict(state_, *victim);
-        const std::uint32_t slot = index_of(*victim);
-        std::uint32_t* link = &chain_of(entries_[slot].key);
-        while (*link != slot)
-            link = &next_[*link];
-        *link = next_[slot];
-        bytes_ -= entries_[slot].bytes;
-        --size_;
-        if (const std::uint32_t mark = std::exchange(marks_[slot], no_mark); mark != no_mark)
-            gone(mark);
-        next_[slot] = std::exchange(free_, slot);
-        return true;
-    }
-
-    opened_by<Policy, eviction_room> state_;
-    std::vector<known> entries_;        // by slot
-    std::vector<std::uint32_t> next_;   // in its chain, or among the free
-    std::vector<std::uint32_t> marks_;  // by slot
-    std::vector<std::uint32_t> chains_; // by hash
-    std::uint32_t free_ = none;
-    std::size_t size_ = 0;
-    std::size_t bytes_ = 0;
-    std::size_t room_;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/shadow_contest.hpp --------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Which of several policies would have the most hits here of late: each keeps a shadow of the cache over the same
-/// sample of the keys, smaller than the cache in the same proportion (Waldspurger et al., "Efficient MRC construction
-/// with SHARDS", FAST 2015). Two are compared by the uses that one had and the other had not, halved from time to time;
-/// another leads once it is ahead by more than chance.
-///
-/// Cost: a hash a use, and for a use in the sample one of each shadow.
-template <eviction_policy... Policies>
-class shadow_contest {
-public:
-    static constexpr std::size_t policies = sizeof...(Policies);
-
-    /// Shadows of so many slots, at most those of the room. None: nothing is in the sample.
-    shadow_contest(eviction_room room, std::size_t slots)
-        : shadows_(shadow_cache<Policies>(Policies{}, part(room, slots))...),
-          sampled_(room.slots == 0 ? 0 : (std::uint64_t{slots} << 32) / room.slots) {}
-
-    /// Whether a key is in the sample.
-    [[nodiscard]] bool samples(std::uint64_t key) const noexcept {
-        return mixed_bits(key ^ 0x9e3779b97f4a7c15u) >> 32 < sampled_; // not the bits that shadows know keys by
-    }
-
-    /// An entry is used. `gone(policy, mark)` is called for those with a mark that leave a shadow for it.
-    template <class Gone>
-    void use(const entry& used, Gone&& gone) {
-        if (!samples(used.key))
-            return;
-        const std::array<bool, policies> had = each([&](std::size_t policy, auto& shadow) {
-            return shadow.use(used, [&](std::uint32_t mark) { gone(policy, mark); });
-        });
-        for (std::size_t a = 0; a < policies; ++a)
-            for (std::size_t b = 0; b < policies; ++b)
-                ahead_[a][b] += had[a] && !had[b] ? 1.0 : 0.0;
-        if (++uses_ < 6 * std::max<std::size_t>(std::get<0>(shadows_).size(), 200))
-            return;
-        uses_ = 0;
-        for (auto& row : ahead_)
-            for (double& uses : row)
-                uses *= 0.5;
-    }
-    void use(const entry& used) {
-        use(used, [](std::size_t, std::uint32_t) {});
-    }
-
-    /// Marks an entry in all shadows, as shadow_cache does. Returns: by policy, whether it would be present.
-    std::array<bool, policies> mark(std::uint64_t key, std::uint32_t with) {
-        return each([&](std::size_t, auto& shadow) { return shadow.mark(key, with); });
-    }
-
-    /// The last holder of an entry lets go.
-    void settle(std::uint64_t key) {
-        if (samples(key))
-            each([&](std::size_t, auto& shadow) { return shadow.settle(key), true; });
-    }
-
-    /// Who leads, after this one did. `cost(a)` is how many uses a change to another costs: it is to be ahead by these,
-    /// too.
-    template <class Cost>
-    [[nodiscard]] std::size_t leader(std::size_t before, Cost&& cost) const {
-        std::size_t next = before;
-        double most = 0.0;
-        for (std::size_t a = 0; a < policies; ++a) {
-            const double won = ahead_[a][before], lost = ahead_[before][a];
-            if (won - lost > most && won - lost > 1.5 * std::sqrt(won + lost) + 2.0 + cost(a)) {
-                most = won - lost;
-                next = a;
-            }
-        }
-        return next;
-    }
-    [[nodiscard]] std::size_t leader(std::size_t before) const {
-        return leader(before, [](std::size_t) { return 0.0; });
-    }
-
-private:
-    [[nodiscard]] static eviction_room part(eviction_room room, std::size_t slots) {
-        const double share = room.slots == 0 ? 0.0 : static_cast<double>(slots) / static_cast<double>(room.slots);
-        return {slots, static_cast<std::size_t>(static_cast<double>(room.bytes) * share), false};
-    }
-
-    template <class Use>
-    std::array<bool, policies> each(Use&& use) {
-        std::size_t policy = 0;
-        return std::apply([&](auto&... shadows) { return std::array<bool, policies>{use(policy++, shadows)...}; },
-                          shadows_);
-    }
-
-    std::tuple<shadow_cache<Policies>...> shadows_;
-    std::array<std::array<double, policies>, policies> ahead_ = {}; // uses that a had and b had not
-    std::uint64_t sampled_;                                         // of 2^32
-    std::size_t uses_ = 0;                                          // since they were last halved
-};
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/chain_follower.hpp --------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// follow_leader's working state for entries that continue one another. They are in two orders at once, by use and by
-/// arrival, from which each of four policies finds its victim at any time; which of them has most hits, shadows over a
-/// sample of the keys say.
-///
-///     once   1, 2, 3..4, 5..8, 9 or more uses [ newest ... oldest ] -+- lru: the oldest
-///     again  1, 2, 3..4, 5..8, 9 or more uses [ newest ... oldest ] -+- arc: the oldest of once or again, by a target
-///                                                                    '- reuse_forecast: the least worth at its age
-///     small  [ newest ... oldest ] -> used twice -> main [ newest ... oldest ] -- s3_fifo
-///
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 32 bytes a slot, 16 a ghost; the
-/// shadows take at most as much as five ghosts a slot, and 1.3 MB.
-class chain_follower {
-public:
-    /// `sample` slots of each shadow: none, and it is lru.
-    chain_follower(eviction_room room, std::size_t ghosts_a_slot, std::size_t sample)
-        : recency_(room.slots, 2 * classes),
-          arrival_(room.slots, room.bytes),
-          entries_(room.slots),
-          ghosts_(room.slots * ghosts_a_slot - room.slots * ghosts_a_slot / 4, room.slots * ghosts_a_slot / 4,
-                  room.bytes),
-          contest_(room, sample),
-          period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(room.slots, 2000, 1u << 24))) {}
-
-    void announce(const entry& newcomer) {
-        if (announced_ == newcomer.key)
-            return;
-        announced_ = newcomer.key;
-        ghost_ = ghosts_.take(newcomer, present_, present_once_);
-    }
-
-    void admit(slot_id slot, const entry& newcomer) {
-        apply_touches();
-        expects(!recency_.contains(slot), "an entry is admitted once");
-        announce(newcomer);
-        known& one = entries_[index_of(slot)];
-        one = {.key = newcomer.key, .bytes = rounded_bytes(newcomer.bytes), .marks = arrival_queues::fresh};
-        if (ghost_) {
-            const std::uint32_t c = ghost_->mark & ghost_class;
-            one.uses = static_cast<std::uint8_t>(c == 0 ? 1 : (1u << (c - 1)) + 1); // the least of the class
-            ages_.use(c, clock_ - (ghost_->mark & ~ghost_bits));
-            if (ghost_->recent)
-                one.marks |= again;
-            if ((ghost_->mark & ghost_main) == 0 && 10 * ghost_->since < 9 * present_)
-                one.marks |= arrival_queues::main;
-        }
-        announced_.reset();
-        ghost_.reset();
-        count(one, 1);
-        arrival_.arrive(slot, one.marks, one.bytes.count());
-        use(slot);
-    }
-
-    void touch(slot_id slot) {
-        expects(recency_.contains(slot), "a touched entry was admitted");
-        touches_.add(
-            slot,
-            [this](slot_id one) {
-                recency_.prefetch(one);
-                prefetch_to_write(entries_.data(), index_of(one));
-            },
-            [this](slot_id one) { recency_.prefetch_neighbours(one); }, [this](slot_id one) { use_again(one); });
-    }
-
-    void settle(slot_id slot) {
-        apply_touches();
-        expects(recency_.contains(slot), "an entry that settles was admitted");
-        known& one = entries_[index_of(slot)];
-        one.used = clock_;
-        recency_.move_to_front(slot, queue_of(one));
-        arrival_.settle(slot, one.marks);
-        contest_.settle(one.key);
-    }
-
-    void erase(slot_id slot) {
-        apply_touches();
-        expects(recency_.contains(slot), "an erased entry was admitted");
-        const known& one = entries_[index_of(slot)];
-        count(one, -1);
-        recency_.remove(slot);
-        arrival_.leave(slot, one.marks, one.bytes.count());
-    }
-
-    void evict(slot_id slot) {
-        apply_touches();
-        const known& one = entries_[index_of(slot)];
-        ghosts_.push(one.key,
-                     (one.used & ~ghost_bits) | class_of(one) |
-                         ((one.marks & arrival_queues::main) != 0 ? ghost_main : 0),
-                     (one.marks & again) != 0);
-        erase(slot);
-    }
-
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        apply_touches();
-        if (leader_ == by_s3_fifo)
-            return arrival_.first(
-                may_leave, [this](slot_id slot) -> std::uint8_t& { return entries_[index_of(slot)].marks; },
-                [this](slot_id slot) { return entries_[index_of(slot)].bytes.count(); });
-        for (const std::size_t most_asked : {patience, recency_.slots()})
-            if (const auto found = by_use(may_leave, most_asked))
-                return found;
-        return std::nullopt;
-    }
-
-private:
-    enum leaders : std::size_t { by_arc, by_s3_fifo, by_lru, by_forecast };
-    static constexpr std::uint32_t classes = 5;
-    static constexpr std::uint32_t ghost_class = 7, ghost_main = 8, ghost_bits = 15;
-    static constexpr std::uint8_t again = 4;    // beside the marks of arrival_queues
-    static constexpr std::size_t patience = 64; // entries of a queue that are asked about before it is passed over
-    struct known {
-        std::uint64_t key = 0;
-        std::uint32_t used = 0; // when, on the clock
-        rounded_bytes bytes;
-        std::uint8_t uses = 0; // up to 255
-        std::uint8_t marks = 0;
-    };
-
-    // 1, 2, 3 to 4, 5 to 8 and more uses.
-    [[nodiscard]] static std::uint32_t class_of(const known& one) noexcept {
-        return std::min<std::uint32_t>(static_cast<std::uint32_t>(std::bit_width(std::uint32_t{one.uses} - 1u)),
-                                       classes - 1);
-    }
-    [[nodiscard]] static std::uint32_t queue_of(const known& one) noexcept {
-        return class_of(one) + ((one.marks & again) != 0 ? classes : 0);
-    }
-
-    void count(const known& one, int by) {
-        const auto more = static_cast<std::size_t>(by); // modulo 2^64
-        present_ += more;
-        if ((one.marks & again) != 0)
-            return;
-        present_once_ += more;
-        once_bytes_ += by * one.bytes.count();
-    }
-
-    void apply_touches() {
-        touches_.apply_all([this](slot_id slot) { use_again(slot); });
-    }
-
-    void use_again(slot_id slot) {
-        known& one = entries_[index_of(slot)];
-        ages_.use(class_of(one), clock_ - one.used);
-        recency_.remove(slot);
-        count(one, -1);
-        one.marks |= again;
-        count(one, 1);
-        arrival_queues::touch(one.marks);
-        use(slot);
-    }
-
-    void use(slot_id slot) {
-        known& one = entries_[index_of(slot)];
-        one.uses = static_cast<std::uint8_t>(std::min(one.uses + 1, 255));
-        one.used = ++clock_;
-        ages_.begin(class_of(one));
-        recency_.push_front(slot, queue_of(one));
-        if (contest_.samples(one.key)) {
-            contest_.use({.key = one.key, .bytes = static_cast<std::size_t>(one.bytes.count())});
-            leader_ = contest_.leader(leader_);
-        }
-        if (++since_learned_ >= next_) { // soon at first, then once in a cache's worth of uses
-            ages_.learn(1.0 - 0.1 * static_cast<double>(since_learned_) / static_cast<double>(period_));
-            next_ = std::min(2 * next_, period_);
-            since_learned_ = 0;
-        }
-    }
-
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> by_use(MayLeave&& may_leave, std::size_t most_asked) {
-        if (leader_ == by_forecast)
-            return least(may_leave, most_asked);
-        if (leader_ == by_lru)
-            return oldest(0, 2 * classes, may_leave, most_asked);
-        const double target = ghosts_.target();
-        const bool tie = once_bytes_ == target && ghost_ && ghost_->recent && ghost_->again;
-        const bool from_once = once_bytes_ > target || tie;
-        const std::uint32_t first = from_once ? 0 : classes, other = classes - first;
-        const auto found = oldest(first, first + classes, may_leave, most_asked);
-        return found ? found : oldest(other, other + classes, may_leave, most_asked);
-    }
-
-    // The oldest that may leave of some queues. Who may not leave keeps its place: a parent is to follow what continues
-    // it.
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t first, std::uint32_t last, MayLeave&& may_leave,
-                                                std::size_t most_asked) {
-        std::optional<slot_id> found;
-        std::uint32_t age = 0;
-        for (std::uint32_t q = first; q < last; ++q) {
-            slot_id slot = recency_.back(q);
-            std::size_t asked = 0;
-            while (!recency_.ends(slot) && asked++ < most_asked && !may_leave(slot))
-                slot = recency_.newer(slot);
-            if (recency_.ends(slot) || asked > most_asked)
-                continue;
-            const std::uint32_t own_age = clock_ - entries_[index_of(slot)].used;
-            if (!found || own_age > age) {
-                found = slot;
-                age = own_age;
-            }
-        }
-        return found;
-    }
-
-    // Who is worth the least among the oldest and the newest of each queue that may leave: the newest where all return
-    // after one age, as in a loop.
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> least(MayLeave&& may_leave, std::size_t most_asked) {
-        std::optional<slot_id> found;
-        double worth = 0.0;
-        std::uint32_t age = 0;
-        for (std::uint32_t end = 0; end < 4 * classes; ++end) { // of each queue the back and the front
-            const std::uint32_t q = end / 2;
-            slot_id slot = end % 2 == 0 ? recency_.back(q) : recency_.front(q);
-            std::size_t asked = 0;
-            while (!recency_.ends(slot) && asked++ < most_asked && !may_leave(slot))
-                slot = end % 2 == 0 ? recency_.newer(slot) : recency_.older(slot);
-            if (recency_.ends(slot) || asked > most_asked)
-                continue;
-            const known& one = entries_[index_of(slot)];
-            const std::uint32_t own_age = clock_ - one.used;
-            const double own = ages_.worth(q % classes, own_age) / one.bytes.count();
-            if (!found || own < worth || (own == worth && own_age > age)) {
-                found = slot;
-                worth = own;
-                age = own_age;
-            }
-        }
-        return found;
-    }
-
-    slot_queues recency_;
-    arrival_queues arrival_;
-    std::vector<known> entries_;
-    touch_ring touches_;
-    ghost_pair ghosts_;
-    reuse_ages<classes> ages_;
-    shadow_contest<arc, s3_fifo, lru, reuse_forecast> contest_; // in the order of leaders
-    std::size_t leader_ = by_lru;
-    std::size_t present_ = 0, present_once_ = 0;
-    double once_bytes_ = 0.0;
-    std::optional<std::uint64_t> announced_;
-    std::optional<ghost_pair::returned> ghost_; // the announced newcomer's
-    std::uint32_t clock_ = 0;                   // uses of all entries, round the clock
-    std::uint32_t since_learned_ = 0;
-    std::uint32_t period_;
-    std::uint32_t next_ = 2000;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/object_follower.hpp -------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// follow_leader's working state for entries that stand alone: those leave first that the leader's shadow has let go,
-/// and of these the ones that no shadow has any more. After a change of leader the entries become its shadow's as they
-/// are used.
-///
-///     outside arc's shadow      [ newest ... oldest ] -+- of the leader's those that are in both, then the oldest
-///     outside s3_fifo's shadow  [ newest ... oldest ] -'
-///     by use                    [ newest ... oldest ] -- where those may not leave
-///
-/// Cost: two look-ups, and arc's and s3_fifo's work; victim amortised, while a fixed share of the entries may leave. 40
-/// bytes a slot, and those of the shadows.
-class object_follower {
-public:
-    /// Shadows of all keys, or none, and it is lru.
-    object_follower(eviction_room room, bool followed)
-        : recency_(room.slots, 1),
-          outside_{slot_queues(room.slots, 1), slot_queues(room.slots, 1)},
-          entries_(room.slots),
-          contest_(room, followed ? room.slots : 0),
-          followed_(followed) {}
-
-    void announce(const entry& newcomer) {
-        if (announced_ == newcomer.key)
-            return;
-        announced_ = newcomer.key;
-        use(newcomer);
-    }
-
-    void admit(slot_id slot, const entry& newcomer) {
-        expects(!recency_.contains(slot), "an entry is admitted once");
-        announce(newcomer);
-        announced_.reset();
-        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
-        recency_.push_front(slot, 0);
-        if (!followed_)
-            return;
-        const auto inside = contest_.mark(newcomer.key, index_of(slot));
-        for (std::size_t p = 0; p < policies; ++p)
-            if (!inside[p])
-                leave(p, slot);
-    }
-
-    void touch(slot_id slot) {
-        expects(recency_.contains(slot), "a touched entry was admitted");
-        const known& one = entries_[index_of(slot)];
-        use({.key = one.key, .bytes = one.bytes});
-        recency_.move_to_front(slot, 0);
-        if (!is_outside(slot))
-            return;
-        const auto inside = contest_.mark(one.key, index_of(slot));
-        for (std::size_t p = 0; p < policies; ++p)
-            if (inside[p])
-                enter(p, slot);
-    }
-
-    void settle(slot_id slot) {
-        expects(recency_.contains(slot), "an entry that settles was admitted");
-        recency_.move_to_front(slot, 0);
-        contest_.settle(entries_[index_of(slot)].key);
-    }
-
-    void erase(slot_id slot) {
-        expects(recency_.contains(slot), "an erased entry was admitted");
-        recency_.remove(slot);
-        contest_.mark(entries_[index_of(slot)].key, shadow_cache<arc>::no_mark);
-        for (std::size_t p = 0; p < policies; ++p)
-            enter(p, slot);
-    }
-
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        slot_queues& first = outside_[leader_];
-        const slot_queues& other = outside_[1 - leader_];
-        if (const auto nobodys = first_of(first, [&](slot_id slot) { return other.contains(slot) && may_leave(slot); }))
-            return nobodys;
-        if (const auto not_the_leaders = first_of(first, may_leave))
-            return not_the_leaders;
-        return recency_.oldest(0, may_leave);
-    }
-
-private:
-    static constexpr std::size_t policies = 2;
-    static constexpr std::size_t patience = 32; // entries outside that are asked about
-    struct known {
-        std::uint64_t key = 0;
-        std::size_t bytes = 0;
-    };
-
-    [[nodiscard]] bool is_outside(slot_id slot) const noexcept {
-        return outside_[0].contains(slot) || outside_[1].contains(slot);
-    }
-
-    void use(const entry& used) {
-        contest_.use(used, [&](std::size_t p, std::uint32_t slot) { leave(p, slot_id{slot}); });
-        // Whoever leads next lets go of all that are outside its shadow: a tenth of them would be used again.
-        leader_ = contest_.leader(leader_, [&](std::size_t p) { return 0.1 * static_cast<double>(count_outside_[p]); });
-    }
-
-    // An entry leaves a shadow, or enters it if it is not there.
-    void leave(std::size_t p, slot_id slot) {
-        outside_[p].push_front(slot, 0);
-        ++count_outside_[p];
-    }
-    void enter(std::size_t p, slot_id slot) {
-        if (!outside_[p].contains(slot))
-            return;
-        outside_[p].remove(slot);
-        --count_outside_[p];
-    }
-
-    template <class MayLeave>
-    [[nodiscard]] static std::optional<slot_id> first_of(const slot_queues& queue, MayLeave&& may_leave) {
-        slot_id slot = queue.back(0);
-        for (std::size_t asked = 0; !queue.ends(slot) && asked < patience; ++asked, slot = queue.newer(slot))
-            if (may_leave(slot))
-                return slot;
-        return std::nullopt;
-    }
-
-    slot_queues recency_;
-    std::array<slot_queues, policies> outside_; // who is in the cache and not in a policy's shadow
-    std::array<std::size_t, policies> count_outside_ = {};
-    std::vector<known> entries_;
-    shadow_contest<arc, s3_fifo> contest_;
-    std::size_t leader_ = 0;
-    std::optional<std::uint64_t> announced_;
-    bool followed_;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/follow_leader.hpp ---------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The entry leaves that the policy of most hits of late would let go: arc or s3_fifo for entries that stand alone, for
-/// chains also lru or reuse_forecast. Which one has most, shadows of the cache say: for chains over a sample of the
-/// keys, for the others over all of them, and what the leader's shadow has let go leaves first. Before anything is
-/// learned it is lru, and for entries that stand alone arc; in caches of few slots it is always lru.
-///
-///     chained:  chain_follower, one order by use and one by arrival, from which each finds its victim
-///     alone:    object_follower, who is outside each shadow
-///
-/// Who lets the leader decide is an expert follower (Herbster and Warmuth, "Tracking the best expert", 1998; ACME, Ari
-/// et al. 2002, for caches). docs/replay.md has its hit ratios.
-struct follow_leader {
-    using role = eviction_role;
-    std::size_t ghosts_a_slot = 4;  ///< Of chains.
-    std::size_t contest_from = 256; ///< Slots from which on the policies are compared, at least 4.
-    class state;
-    [[nodiscard]] state open(eviction_room room) const;
-};
-
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. The followers say their bytes.
-class follow_leader::state {
-public:
-    state(const follow_leader& policy, eviction_room room) : follower_(opened(policy, room)) {}
-
-    void announce(const entry& newcomer) {
-        std::visit([&](auto& one) { one.announce(newcomer); }, follower_);
-    }
-    void admit(slot_id slot, const entry& newcomer) {
-        std::visit([&](auto& one) { one.admit(slot, newcomer); }, follower_);
-    }
-    void touch(slot_id slot) {
-        std::visit([&](auto& one) { one.touch(slot); }, follower_);
-    }
-    void settle(slot_id slot) {
-        std::visit([&](auto& one) { one.settle(slot); }, follower_);
-    }
-    void erase(slot_id slot) {
-        std::visit([&](auto& one) { one.erase(slot); }, follower_);
-    }
-    void evict(slot_id slot) {
-        std::visit([&](auto& one) { kvcache::evict(one, slot); }, follower_);
-    }
-    template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        return std::visit([&](auto& one) { return one.victim(may_leave); }, follower_);
-    }
-
-private:
-    using followers = std::variant<chain_follower, object_follower>;
-
-    [[nodiscard]] static followers opened(const follow_leader& policy, eviction_room room) {
-        const bool followed = room.slots >= policy.contest_from;
-        if (room.chained)
-            return followers(std::in_place_type<chain_follower>, room, policy.ghosts_a_slot,
-                             followed ? std::min<std::size_t>(room.slots / 4, 4096) : 0);
-        return followers(std::in_place_type<object_follower>, room, followed);
-    }
-
-    followers follower_;
-};
-
-inline follow_leader::state follow_leader::open(eviction_room room) const {
-    return state{*this, room};
-}
-
-static_assert(eviction_policy<follow_leader>);
-
-} // namespace kvcache
-
 // ---- kvcache/eviction/gdsf.hpp ------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -13806,6 +12771,177 @@ static_assert(eviction_policy<prioritised<lru>>);
 
 } // namespace kvcache
 
+// ---- kvcache/eviction/s3_fifo.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Newcomers queue in a small queue, and those used `threshold` times by its end go on to the main one; the others
+/// leave, and a ghost stays. Who returns while its ghost stays joins the main queue at once. At the main queue's end an
+/// entry gets another round for each use, at most three; one that may not leave gets another round in either queue.
+///
+///     admit -> [ small ] -> victim -> [ ghosts ] -.
+///                  '- used -> [ main ] -> victim   |
+///     admit ------------------^ <-- returns -------'
+///
+/// Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023.
+struct s3_fifo {
+    using role = eviction_role;
+    double small_fraction = 0.1; ///< The share of the room that newcomers queue in.
+    double ghost_fraction = 0.9; ///< The bytes that ghosts stand for, to those of the room.
+    std::uint32_t threshold = 2; ///< Uses in the small queue that lead to the main one, 1 to 3.
+    class state;
+    [[nodiscard]] state open(eviction_room room) const;
+};
+
+/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 25 bytes a slot and 16 a ghost, of
+/// which there are at most `ghost_fraction` a slot.
+class s3_fifo::state {
+public:
+    state(const s3_fifo& policy, eviction_room room)
+        : queues_(room.slots, 2),
+          entries_(room.slots),
+          marks_(room.slots),
+          ghosts_(share(room.slots, policy.ghost_fraction) + 1, room.bytes),
+          ghost_bytes_(share(room.bytes, policy.ghost_fraction)),
+          main_bytes_(room.bytes - std::min(room.bytes, share(room.bytes, policy.small_fraction))),
+          threshold_(policy.threshold) {
+        expects(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
+    }
+
+    void announce(const entry& newcomer) {
+        announced_ = newcomer.key;
+        returns_ = ghosts_.take(newcomer.key).has_value();
+    }
+
+    void admit(slot_id slot, const entry& newcomer) {
+        expects(!queues_.contains(slot), "an entry is admitted once");
+        if (announced_ != newcomer.key)
+            announce(newcomer);
+        entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
+        enter(slot, returns_ ? main : small);
+        marks_[index_of(slot)] = returns_ ? main : fresh;
+        announced_.reset();
+    }
+
+    void touch(slot_id slot) {
+        expects(queues_.contains(slot), "a touched entry was admitted");
+        std::uint8_t& marks = marks_[index_of(slot)];
+        if (uses(marks) < most)
+            marks = static_cast<std::uint8_t>(marks + one_use);
+    }
+
+    void settle(slot_id slot) {
+        expects(queues_.contains(slot), "a settled entry was admitted");
+        if ((marks_[index_of(slot)] & fresh) != 0) // it has come now: a chain queues tail first
+            queues_.move_to_front(slot, queue_of(slot));
+        marks_[index_of(slot)] &= static_cast<std::uint8_t>(~fresh);
+    }
+
+    void erase(slot_id slot) {
+        expects(queues_.contains(slot), "an erased entry was admitted");
+        leave(slot);
+    }
+
+    void evict(slot_id slot) {
+        expects(queues_.contains(slot), "an evicted entry was admitted");
+        leave(slot);
+        if (count_[small] > 0) // who may leave next
+            ghosts_.prefetch(entries_[index_of(queues_.back(small))].key);
+        const auto [key, bytes] = entries_[index_of(slot)];
+        if (queue_of(slot) != small || bytes > ghost_bytes_ || ghosts_.contains(key))
+            return;
+        while (ghosts_.size() > 0 && ghosts_.bytes() + bytes > ghost_bytes_)
+            ghosts_.pop();
+        ghosts_.push(key, {.bytes = bytes});
+    }
+
+    template <class MayLeave>
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+        // A round asks or promotes all of the small queue, and most + 1 rounds ask all of the main one.
+        std::size_t small_left = count_[small];
+        std::size_t main_left = (count_[main] + count_[small]) * (most + 1);
+        while (small_left > 0 || main_left > 0) {
+            const bool full = bytes_[main] > main_bytes_ || count_[small] == 0;
+            if (count_[main] > 0 && main_left > 0 && (full || small_left == 0)) {
+                --main_left;
+                const slot_id oldest = queues_.back(main);
+                std::uint8_t& marks = marks_[index_of(oldest)];
+                if (uses(marks) == 0 && may_leave(oldest))
+                    return oldest;
+                if (uses(marks) > 0)
+                    marks = static_cast<std::uint8_t>(marks - one_use);
+                queues_.move_to_front(oldest, main);
+            } else if (count_[small] > 0 && small_left > 0) {
+                --small_left;
+                const slot_id oldest = queues_.back(small);
+                if (uses(marks_[index_of(oldest)]) >= threshold_)
+                    promote(oldest);
+                else if (may_leave(oldest))
+                    return oldest;
+                else
+                    queues_.move_to_front(oldest, small);
+            } else {
+                break;
+            }
+        }
+        return queues_.oldest(main, may_leave); // what went there after its rounds
+    }
+
+private:
+    static constexpr std::uint8_t small = 0, main = 1; // queues
+    static constexpr std::uint8_t fresh = 2;           // nobody has let go of it yet
+    static constexpr std::uint8_t one_use = 4;         // marks: uses, fresh, queue
+    static constexpr std::uint32_t most = 3;           // uses that count
+    struct known {
+        std::uint64_t key = 0;
+        std::size_t bytes = 0;
+    };
+
+    [[nodiscard]] static std::size_t share(std::size_t whole, double fraction) {
+        return static_cast<std::size_t>(static_cast<double>(whole) * fraction);
+    }
+    [[nodiscard]] static std::uint32_t uses(std::uint8_t marks) { return marks / one_use; }
+    [[nodiscard]] std::uint8_t queue_of(slot_id slot) const { return marks_[index_of(slot)] & main; }
+
+    void enter(slot_id slot, std::uint8_t queue) {
+        queues_.push_front(slot, queue);
+        bytes_[queue] += entries_[index_of(slot)].bytes;
+        ++count_[queue];
+    }
+
+    void leave(slot_id slot) {
+        queues_.remove(slot);
+        bytes_[queue_of(slot)] -= entries_[index_of(slot)].bytes;
+        --count_[queue_of(slot)];
+    }
+
+    void promote(slot_id slot) {
+        leave(slot);
+        enter(slot, main);
+        marks_[index_of(slot)] = main;
+    }
+
+    slot_queues queues_;
+    std::vector<known> entries_;
+    std::vector<std::uint8_t> marks_;
+    ghost_list ghosts_;
+    std::size_t ghost_bytes_;
+    std::size_t main_bytes_; // the main queue's share
+    std::uint32_t threshold_;
+    std::size_t bytes_[2] = {};
+    std::size_t count_[2] = {};
+    std::optional<std::uint64_t> announced_;
+    bool returns_ = false; // the announced newcomer had a ghost
+};
+
+inline s3_fifo::state s3_fifo::open(eviction_room room) const {
+    return state{*this, room};
+}
+
+static_assert(eviction_policy<s3_fifo>);
+
+} // namespace kvcache
+
 // ---- kvcache/eviction/sieve.hpp -----------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -14402,9 +13538,8 @@ static_assert(eviction_policy<w_tiny_lfu>);
 namespace kvcache::inline KVCACHE_ABI {
 
 /// Every eviction policy of the library, with its standard options; those that wrap another, around lru.
-using eviction_policies =
-    std::tuple<reuse_forecast, follow_leader, lru, fifo, lfu, slru, clock, sieve, s3_fifo, arc, lirs, w_tiny_lfu, gdsf,
-               lhd, tail_safe_lru, cost_aware, never, prioritised<>, expiring<>>;
+using eviction_policies = std::tuple<reuse_forecast, lru, fifo, lfu, slru, clock, sieve, s3_fifo, arc, lirs, w_tiny_lfu,
+                                     gdsf, lhd, tail_safe_lru, cost_aware, never, prioritised<>, expiring<>>;
 
 } // namespace kvcache
 
@@ -20905,7 +20040,7 @@ public:
 
     explicit session_table(session_limits limits, Eviction eviction)
         : limits_(limits),
-          order_(eviction.open({.slots = limits.sessions, .bytes = limits.sessions, .chained = false})),
+          order_(eviction.open({.slots = limits.sessions, .bytes = limits.sessions})),
           slots_(limits.sessions) {
         expects(limits.sessions > 0, "a table has room for a session");
     }
@@ -23371,9 +22506,7 @@ class record_ranks {
 public:
     /// At most `records` of them, of at most `bytes` together.
     record_ranks(Eviction eviction, std::size_t records, std::size_t bytes)
-        : eviction_(eviction.open({.slots = records, .bytes = bytes, .chained = false})),
-          most_bytes_(bytes),
-          records_(records) {
+        : eviction_(eviction.open({.slots = records, .bytes = bytes})), most_bytes_(bytes), records_(records) {
         free_.reserve(records);
         for (std::size_t slot = records; slot > 0; --slot)
             free_.push_back(slot_id{static_cast<std::uint32_t>(slot - 1)});

@@ -51,10 +51,10 @@ namespace {
 
 // A cache of so many entries under random requests, then the bytes that the policy took for each slot at its opening.
 template <kv::eviction_policy Policy>
-double bytes_a_slot(const Policy& policy, bool chained = true) {
+double bytes_a_slot(const Policy& policy) {
     constexpr std::uint32_t slots = 1u << 14;
     const std::size_t before = allocated;
-    auto state = policy.open({.slots = slots, .bytes = slots * std::size_t{64}, .chained = chained});
+    auto state = policy.open({.slots = slots, .bytes = slots * std::size_t{64}});
     const std::size_t taken = allocated - before;
 
     kv::testing::detail::choices choose(1);
@@ -101,9 +101,7 @@ double bytes_a_slot(const Policy& policy, bool chained = true) {
 } // namespace
 
 TEMPLATE_LIST_TEST_CASE("an open eviction policy takes no memory", "", kv::eviction_policies) {
-    constexpr int ghosts = std::is_same_v<TestType, kv::follow_leader>    ? 9
-                           : std::is_same_v<TestType, kv::reuse_forecast> ? 4
-                                                                          : 2; // a slot, at most
+    constexpr int ghosts = std::is_same_v<TestType, kv::reuse_forecast> ? 4 : 2; // a slot, at most
     CHECK(bytes_a_slot(TestType{}) <= 32.0 + ghosts * 16.0);
 }
 
@@ -123,11 +121,6 @@ TEST_CASE("eviction policies take the memory that they say") {
     CHECK(bytes_a_slot(kv::gdsf{}) <= 32 + fixed);
     CHECK(bytes_a_slot(kv::reuse_forecast{}) <= 32 + 4 * 16 + fixed);
     CHECK(bytes_a_slot(kv::reuse_forecast{.ghosts_a_slot = 0}) <= 32 + fixed);
-    CHECK(bytes_a_slot(kv::follow_leader{}) <= 32 + 9 * 16 + 2 * fixed);
-    CHECK(bytes_a_slot(kv::follow_leader{.contest_from = 1u << 20}) <= 32 + 4 * 16 + fixed);
-    const double shadows = 2 * 28 + 25 + 2 * 16 + 25 + 0.9 * 16; // of arc and s3_fifo, as large as the cache
-    CHECK(bytes_a_slot(kv::follow_leader{}, false) <= 40 + shadows + 2 * fixed);
-    CHECK(bytes_a_slot(kv::follow_leader{.contest_from = 1u << 20}, false) <= 40 + fixed);
     CHECK(bytes_a_slot(kv::lhd{}) <= 32 + fixed);
     CHECK(bytes_a_slot(kv::cost_aware{}) <= 25 + fixed);
     CHECK(bytes_a_slot(kv::tail_safe_lru{}) <= 17 + fixed);

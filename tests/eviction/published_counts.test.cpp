@@ -50,7 +50,7 @@ enum class size { own, one };
 template <kv::eviction_policy Policy>
 std::size_t misses(const Policy& policy, std::size_t capacity, double cost, size counted = size::own) {
     constexpr std::size_t slots = 50'000; // more than the trace has objects
-    auto state = policy.open({.slots = slots, .bytes = capacity, .chained = false});
+    auto state = policy.open({.slots = slots, .bytes = capacity});
     std::unordered_map<std::uint64_t, kv::slot_id> present;
     std::vector<request> content(slots);
     std::vector<kv::slot_id> free;
@@ -156,17 +156,5 @@ TEST_CASE("lhd misses within a hundredth of what is published") {
     for (std::size_t i = 0; i < found.size(); ++i) {
         INFO("capacity " << 128 * (i + 1) << " MiB");
         CHECK(static_cast<double>(found[i]) == Approx(static_cast<double>(published[i])).epsilon(0.01));
-    }
-}
-
-TEST_CASE("follow_leader is near the best of lru, arc and s3_fifo on the disk") {
-    if (absent())
-        return;
-    for (const std::size_t capacity : {1000u, 2000u, 3000u, 5000u, 10'000u}) {
-        INFO("capacity " << capacity);
-        const auto hits = [&](const auto& policy) {
-            return static_cast<double>(trace().size() - misses(policy, capacity, 1.0, size::one));
-        };
-        CHECK(hits(kv::follow_leader{}) >= 0.98 * std::max({hits(kv::lru{}), hits(kv::arc{}), hits(kv::s3_fifo{})}));
     }
 }

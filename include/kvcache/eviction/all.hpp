@@ -7,7 +7,6 @@
 #include <kvcache/eviction/cost_aware.hpp>
 #include <kvcache/eviction/expiring.hpp>
 #include <kvcache/eviction/fifo.hpp>
-#include <kvcache/eviction/follow_leader.hpp>
 #include <kvcache/eviction/gdsf.hpp>
 #include <kvcache/eviction/lfu.hpp>
 #include <kvcache/eviction/lhd.hpp>
@@ -27,8 +26,7 @@
 namespace kvcache::inline KVCACHE_ABI {
 
 /// Every eviction policy of the library, with its standard options; those that wrap another, around lru.
-using eviction_policies =
-    std::tuple<reuse_forecast, follow_leader, lru, fifo, lfu, slru, clock, sieve, s3_fifo, arc, lirs, w_tiny_lfu, gdsf,
-               lhd, tail_safe_lru, cost_aware, never, prioritised<>, expiring<>>;
+using eviction_policies = std::tuple<reuse_forecast, lru, fifo, lfu, slru, clock, sieve, s3_fifo, arc, lirs, w_tiny_lfu,
+                                     gdsf, lhd, tail_safe_lru, cost_aware, never, prioritised<>, expiring<>>;
 
 } // namespace kvcache

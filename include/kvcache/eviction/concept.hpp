@@ -17,7 +17,6 @@ namespace kvcache::inline KVCACHE_ABI {
 struct eviction_room {
     std::size_t slots = 0; ///< Entries: every slot_id is below.
     std::size_t bytes = 0; ///< Their bytes together.
-    bool chained = true;   ///< Entries may continue one another; if not, each stands alone.
 };
 
 /// What an eviction policy is told of a newcomer.

@@ -17,7 +17,6 @@ namespace kvcache::inline KVCACHE_ABI {
 struct ghost {
     std::size_t bytes = 0;  ///< What it took, rounded up to the list's grain.
     std::uint32_t mark = 0; ///< What its policy noted.
-    std::size_t since = 0;  ///< About how many came to the list after it and are there still.
 };
 
 /// Keys of entries that left, the oldest forgotten first: a ring of nodes in the order of leaving, chained by hash. A
@@ -128,12 +127,9 @@ private:
         return static_cast<std::uint32_t>((bytes + (std::size_t{1} << grain_) - 1) >> grain_);
     }
     [[nodiscard]] ghost at(std::uint32_t index) const noexcept {
-        // Holes are spread evenly, about.
-        const std::size_t behind = used_ - 1 - (index - first_ + (index < first_ ? capacity() : 0));
-        const std::size_t since = behind * size_ / used_;
         if (marks_only_)
-            return {.mark = nodes_[index].units, .since = since};
-        return {std::size_t{nodes_[index].units} << grain_, marks_.empty() ? 0 : marks_[index], since};
+            return {.mark = nodes_[index].units};
+        return {std::size_t{nodes_[index].units} << grain_, marks_.empty() ? 0 : marks_[index]};
     }
 
     // Steps over the holes before the oldest.

@@ -65,7 +65,7 @@ public:
 
     explicit session_table(session_limits limits, Eviction eviction)
         : limits_(limits),
-          order_(eviction.open({.slots = limits.sessions, .bytes = limits.sessions, .chained = false})),
+          order_(eviction.open({.slots = limits.sessions, .bytes = limits.sessions})),
           slots_(limits.sessions) {
         expects(limits.sessions > 0, "a table has room for a session");
     }

@@ -31,9 +31,7 @@ class record_ranks {
 public:
     /// At most `records` of them, of at most `bytes` together.
     record_ranks(Eviction eviction, std::size_t records, std::size_t bytes)
-        : eviction_(eviction.open({.slots = records, .bytes = bytes, .chained = false})),
-          most_bytes_(bytes),
-          records_(records) {
+        : eviction_(eviction.open({.slots = records, .bytes = bytes})), most_bytes_(bytes), records_(records) {
         free_.reserve(records);
         for (std::size_t slot = records; slot > 0; --slot)
             free_.push_back(slot_id{static_cast<std::uint32_t>(slot - 1)});

@@ -26,9 +26,7 @@ public:
     /// Requires: capacity, in bytes, is at least 1; `objects`, which bounds how many are present at once, is 1 to 2^32
     /// - 2.
     object_replay(const Policy& policy, std::uint64_t capacity, std::size_t objects)
-        : state_(policy.open({.slots = objects, .bytes = capacity, .chained = false})),
-          capacity_(capacity),
-          objects_(objects) {
+        : state_(policy.open({.slots = objects, .bytes = capacity})), capacity_(capacity), objects_(objects) {
         expects(capacity > 0, "a replay has room for a byte");
         expects(objects > 0 && objects < 0xffffffffu, "a replay has room for 1 to 2^32 - 2 objects");
         free_.reserve(objects);
