@@ -13,8 +13,10 @@
 
 #include "chunks/arms.hpp"
 #include "chunks/plot.hpp"
+#include "chunks/presets.hpp"
 #include "chunks/quality.hpp"
 #include "chunks/questions.hpp"
+#include "chunks/random_rows.hpp"
 #include "chunks/speed.hpp"
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -88,7 +90,7 @@ int run(const flags& f) {
         time("blend 15 %", kvcache::blend{});
         time("blend gradual", kvcache::gradual_blend{});
         time("seam 16", kvcache::seam{});
-        time("random 15 %", kvcache::random_rows{});
+        time("random 15 %", bench::random_rows{});
         speed.zero_reuse(1024, 8, rows);
         print(rows.back());
         all.insert(all.end(), rows.begin(), rows.end());
@@ -96,7 +98,7 @@ int run(const flags& f) {
     if (wanted("presets")) {
         bench::chunk_speed speed(f.threads, f.rounds, f.chunks, f.size);
         std::vector<bench::chunk_row> rows;
-        kvcache::for_presets([&](const auto& as) {
+        bench::for_presets([&](const auto& as) {
             speed.run(as, rows);
             print(rows.back());
         });
@@ -115,7 +117,7 @@ int run(const flags& f) {
             print(rows.back());
         };
         ask("none", kvcache::none{});
-        ask("random", kvcache::random_rows{});
+        ask("random", bench::random_rows{});
         ask("head 2", kvcache::head{.rows = 2, .page_aligned = false});
         ask("head 3", kvcache::head{.rows = 3, .page_aligned = false});
         ask("head 4", kvcache::head{.rows = 4, .page_aligned = false});

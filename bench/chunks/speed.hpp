@@ -13,6 +13,7 @@
 #include "../support/machine.hpp"
 #include "../support/rows.hpp"
 #include "arms.hpp"
+#include "presets.hpp"
 
 namespace bench {
 
@@ -47,7 +48,7 @@ public:
 
     /// As a published system reuses; with the divergence of the next token from that of a prefill.
     template <class Recompute>
-    void run(const kvcache::preset<Recompute>& as, std::vector<chunk_row>& to) {
+    void run(const preset<Recompute>& as, std::vector<chunk_row>& to) {
         run("presets", std::string(as.name), as.recompute, as.split, as.warm, as.mode, to);
     }
 

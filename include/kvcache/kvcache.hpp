@@ -25,7 +25,6 @@
 #include <kvcache/session/generate_many.hpp>
 #include <kvcache/session/log_probabilities.hpp>
 #include <kvcache/session/pipeline.hpp>
-#include <kvcache/session/presets.hpp>
 #include <kvcache/session/sampler.hpp>
 #include <kvcache/session/session_table.hpp>
 #include <kvcache/session/snapshot.hpp>

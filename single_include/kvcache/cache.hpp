@@ -1033,12 +1033,6 @@ concept recompute_state = requires(const S s, std::size_t tokens) {
     { s.first_rerun(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
 };
 
-/// One that is also told whether the hit ended at a token that differs from the one stored there.
-template <class S>
-concept edit_recompute_state = recompute_state<S> && requires(const S s, std::size_t tokens, bool differs) {
-    { s.first_rerun(tokens, tokens, differs) } -> std::same_as<std::size_t>; // hit, total
-};
-
 /// One that also reuses chunks behind other pasts: it adds the positions that run again, ascending, to `positions`.
 template <class S>
 concept chunk_recompute_state = recompute_state<S> &&
@@ -3684,7 +3678,7 @@ public:
 
     /// Which of the matched prompt's tokens run.
     [[nodiscard]] rerun plan(const match_type& found) const {
-        std::size_t first = first_rerun(found);
+        std::size_t first = recompute_.first_rerun(found.tokens(), found.of());
         if constexpr (page_writer<codec_type>) {
             const std::lock_guard guard(lock_);
             first = sequences_.exact().kept(*found.known_.state_, first);
@@ -3981,13 +3975,6 @@ public:
     }
 
 private:
-    [[nodiscard]] std::size_t first_rerun(const match_type& found) const {
-        if constexpr (edit_recompute_state<std::remove_cvref_t<decltype(recompute_)>>)
-            return recompute_.first_rerun(found.tokens(), found.of(), found.end() == match_end::different);
-        else
-            return recompute_.first_rerun(found.tokens(), found.of());
-    }
-
     // Where there was room and the storage refused: a far one says why.
     [[nodiscard]] error storage_says(error full) const {
         if constexpr (far_storage_state<storage_type>)
@@ -8809,34 +8796,6 @@ using observer_policies = std::tuple<silent, counting, events, metrics, tracing>
 
 } // namespace kvcache
 
-// ---- kvcache/recompute/all_or_nothing.hpp -------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Reuses a known text only where the prompt goes on behind its end: one edited token, and everything runs (DarkHal's
-/// chat sessions). Exact, and never better than `exact_prefix`: for comparisons.
-struct all_or_nothing {
-    using role = recompute_role;
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
-};
-
-class all_or_nothing::state : public exact_prefix::state {
-public:
-    using exact_prefix::state::first_rerun;
-    [[nodiscard]] std::size_t first_rerun(std::size_t hit, std::size_t total, bool differs) const noexcept {
-        return differs ? 0 : first_rerun(hit, total);
-    }
-};
-
-inline all_or_nothing::state all_or_nothing::open(page_shape) const {
-    return {};
-}
-
-static_assert(recompute_policy<all_or_nothing> && edit_recompute_state<all_or_nothing::state>);
-
-} // namespace kvcache
-
 // ---- kvcache/recompute/furthest_off.hpp ---------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -9065,52 +9024,6 @@ static_assert(recompute_policy<none> && chunk_recompute_state<none::state>);
 
 } // namespace kvcache
 
-// ---- kvcache/recompute/random_rows.hpp ----------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Runs a share of the reused tokens again that are drawn by lot: what any choice has to beat. The lots are a function
-/// of the seed and the token's position.
-struct random_rows {
-    using role = recompute_role;
-    double fraction = 0.15; ///< Of the reused tokens.
-    std::uint64_t seed = 1;
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
-};
-
-class random_rows::state : public exact_prefix::state {
-public:
-    state(double fraction, std::uint64_t seed) : fraction_(fraction), seed_(seed) {}
-
-    void select(std::span<const reused_run> runs, std::vector<std::size_t>& positions) const {
-        std::vector<std::pair<std::uint64_t, std::size_t>> lots;
-        for (const reused_run& run : runs)
-            for (std::size_t at = run.first; at < run.first + run.count; ++at) {
-                const std::array<std::uint64_t, 1> drawn{at};
-                lots.emplace_back(seeded_hash(seed_, std::as_bytes(std::span(drawn))), at);
-            }
-        std::ranges::sort(lots);
-        lots.resize(static_cast<std::size_t>(std::clamp(fraction_, 0.0, 1.0) * static_cast<double>(lots.size())));
-        const std::size_t old = positions.size();
-        for (const auto& lot : lots)
-            positions.push_back(lot.second);
-        std::sort(positions.begin() + static_cast<std::ptrdiff_t>(old), positions.end());
-    }
-
-private:
-    double fraction_;
-    std::uint64_t seed_;
-};
-
-inline random_rows::state random_rows::open(page_shape) const {
-    return {fraction, seed};
-}
-
-static_assert(recompute_policy<random_rows> && chunk_recompute_state<random_rows::state>);
-
-} // namespace kvcache
-
 // ---- kvcache/recompute/seam.hpp -----------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -9151,8 +9064,7 @@ static_assert(recompute_policy<seam> && chunk_recompute_state<seam::state>);
 namespace kvcache::inline KVCACHE_ABI {
 
 /// Every recompute policy of the library, with its standard options.
-using recompute_policies =
-    std::tuple<exact_prefix, all_or_nothing, none, seam, head, blend, gradual_blend, random_rows, everything>;
+using recompute_policies = std::tuple<exact_prefix, none, seam, head, blend, gradual_blend, everything>;
 
 } // namespace kvcache
 

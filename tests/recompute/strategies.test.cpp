@@ -95,12 +95,3 @@ TEST_CASE("a gradual blend chooses more than it wants, and in each layer keeps t
     shallow.select(two, off, few);
     CHECK(few.size() == 4);
 }
-
-TEST_CASE("rows drawn by lot are as many as asked, ascend, and are the same each time") {
-    const positions some = chosen(kv::random_rows{.fraction = 0.25}, two);
-    CHECK(some.size() == 20);
-    CHECK(std::ranges::is_sorted(some));
-    CHECK(some == chosen(kv::random_rows{.fraction = 0.25}, two));
-    CHECK(some != chosen(kv::random_rows{.fraction = 0.25, .seed = 2}, two));
-    CHECK(std::ranges::all_of(some, [](std::size_t at) { return (at >= 10 && at < 70) || (at >= 100 && at < 120); }));
-}

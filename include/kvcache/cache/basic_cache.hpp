@@ -102,7 +102,7 @@ public:
 
     /// Which of the matched prompt's tokens run.
     [[nodiscard]] rerun plan(const match_type& found) const {
-        std::size_t first = first_rerun(found);
+        std::size_t first = recompute_.first_rerun(found.tokens(), found.of());
         if constexpr (page_writer<codec_type>) {
             const std::lock_guard guard(lock_);
             first = sequences_.exact().kept(*found.known_.state_, first);
@@ -399,13 +399,6 @@ public:
     }
 
 private:
-    [[nodiscard]] std::size_t first_rerun(const match_type& found) const {
-        if constexpr (edit_recompute_state<std::remove_cvref_t<decltype(recompute_)>>)
-            return recompute_.first_rerun(found.tokens(), found.of(), found.end() == match_end::different);
-        else
-            return recompute_.first_rerun(found.tokens(), found.of());
-    }
-
     // Where there was room and the storage refused: a far one says why.
     [[nodiscard]] error storage_says(error full) const {
         if constexpr (far_storage_state<storage_type>)

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/recompute/all_or_nothing.hpp>
 #include <kvcache/recompute/blend.hpp>
 #include <kvcache/recompute/concept.hpp>
 #include <kvcache/recompute/everything.hpp>
@@ -9,7 +8,6 @@
 #include <kvcache/recompute/gradual_blend.hpp>
 #include <kvcache/recompute/head.hpp>
 #include <kvcache/recompute/none.hpp>
-#include <kvcache/recompute/random_rows.hpp>
 #include <kvcache/recompute/seam.hpp>
 
 #include <tuple>
@@ -17,7 +15,6 @@
 namespace kvcache::inline KVCACHE_ABI {
 
 /// Every recompute policy of the library, with its standard options.
-using recompute_policies =
-    std::tuple<exact_prefix, all_or_nothing, none, seam, head, blend, gradual_blend, random_rows, everything>;
+using recompute_policies = std::tuple<exact_prefix, none, seam, head, blend, gradual_blend, everything>;
 
 } // namespace kvcache

@@ -33,12 +33,6 @@ concept recompute_state = requires(const S s, std::size_t tokens) {
     { s.first_rerun(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
 };
 
-/// One that is also told whether the hit ended at a token that differs from the one stored there.
-template <class S>
-concept edit_recompute_state = recompute_state<S> && requires(const S s, std::size_t tokens, bool differs) {
-    { s.first_rerun(tokens, tokens, differs) } -> std::same_as<std::size_t>; // hit, total
-};
-
 /// One that also reuses chunks behind other pasts: it adds the positions that run again, ascending, to `positions`.
 template <class S>
 concept chunk_recompute_state = recompute_state<S> &&

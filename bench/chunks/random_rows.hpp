@@ -13,28 +13,28 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace bench {
 
 /// Runs a share of the reused tokens again that are drawn by lot: what any choice has to beat. The lots are a function
 /// of the seed and the token's position.
 struct random_rows {
-    using role = recompute_role;
+    using role = kvcache::recompute_role;
     double fraction = 0.15; ///< Of the reused tokens.
     std::uint64_t seed = 1;
     class state;
-    [[nodiscard]] state open(page_shape shape) const;
+    [[nodiscard]] state open(kvcache::page_shape shape) const;
 };
 
-class random_rows::state : public exact_prefix::state {
+class random_rows::state : public kvcache::exact_prefix::state {
 public:
     state(double fraction, std::uint64_t seed) : fraction_(fraction), seed_(seed) {}
 
-    void select(std::span<const reused_run> runs, std::vector<std::size_t>& positions) const {
+    void select(std::span<const kvcache::reused_run> runs, std::vector<std::size_t>& positions) const {
         std::vector<std::pair<std::uint64_t, std::size_t>> lots;
-        for (const reused_run& run : runs)
+        for (const kvcache::reused_run& run : runs)
             for (std::size_t at = run.first; at < run.first + run.count; ++at) {
                 const std::array<std::uint64_t, 1> drawn{at};
-                lots.emplace_back(seeded_hash(seed_, std::as_bytes(std::span(drawn))), at);
+                lots.emplace_back(kvcache::seeded_hash(seed_, std::as_bytes(std::span(drawn))), at);
             }
         std::ranges::sort(lots);
         lots.resize(static_cast<std::size_t>(std::clamp(fraction_, 0.0, 1.0) * static_cast<double>(lots.size())));
@@ -49,10 +49,10 @@ private:
     std::uint64_t seed_;
 };
 
-inline random_rows::state random_rows::open(page_shape) const {
+inline random_rows::state random_rows::open(kvcache::page_shape) const {
     return {fraction, seed};
 }
 
-static_assert(recompute_policy<random_rows> && chunk_recompute_state<random_rows::state>);
+static_assert(kvcache::recompute_policy<random_rows> && kvcache::chunk_recompute_state<random_rows::state>);
 
-} // namespace kvcache
+} // namespace bench
