@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What a device computed is not taken for what the host did, nor the other way.
 #include <kvcache/core/identity.hpp>
-#include <kvcache/core/identity_difference.hpp>
 #include <kvcache/device/device_rows.hpp>
 #include <kvcache/hash/xxh3.hpp>
 #include <kvcache/session/snapshot.hpp>
@@ -47,13 +46,12 @@ TEST_CASE("a device's cache has another identity than the host's, whatever it wa
     CHECK(there.store.id().backend == "cuda " + std::to_string(cuda::device_revision)); // though told "cpu"
     CHECK(there.store.id() == again.store.id());
     on_device<bf16> other;
-    CHECK(kv::first_difference(there.store.id(), other.store.id()) == "codec");
+    CHECK(there.store.id().codec != other.store.id().codec);
 
     // Beside how pages are kept, the backend alone makes the two strangers: in memory, in tiers and in files.
     kv::identity nearly = there.store.id();
     nearly.codec = host.id().codec;
     nearly.layout = host.id().layout;
-    CHECK(kv::first_difference(host.id(), nearly) == "backend");
     CHECK(kv::digest_of(host.id()) != kv::digest_of(nearly));
     CHECK(kv::xxh3{}.open(host.id()).root() != kv::xxh3{}.open(nearly).root());
     nearly.backend = "cpu";
