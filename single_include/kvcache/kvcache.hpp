@@ -17674,9 +17674,6 @@ namespace kvcache::inline KVCACHE_ABI {
 /// A dense row-major matrix of float32. (rows, columns)
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-/// Somebody else's row-major matrix, to read. (rows, columns)
-using matrix_view = Eigen::Ref<const matrix>;
-
 /// Row `row` of `m` as contiguous numbers. (columns)
 [[nodiscard]] inline std::span<const float> row_of(const matrix& m, std::size_t row) {
     return {m.data() + row * static_cast<std::size_t>(m.cols()), static_cast<std::size_t>(m.cols())};
@@ -18663,12 +18660,6 @@ struct timed_answer {
     reuse_counts counts = {}; ///< Of the prompt.
     double first_token = 0.0; ///< Seconds until the first token was drawn.
     double total = 0.0;       ///< Seconds until the last was.
-
-    /// Of the answer, those behind the first.
-    [[nodiscard]] double tokens_a_second() const noexcept {
-        return ids.size() > 1 && total > first_token ? static_cast<double>(ids.size() - 1) / (total - first_token)
-                                                     : 0.0;
-    }
 };
 
 /// An answer to a prompt that reused chunks, to be continued.

@@ -14,9 +14,6 @@ namespace kvcache::inline KVCACHE_ABI {
 /// A dense row-major matrix of float32. (rows, columns)
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-/// Somebody else's row-major matrix, to read. (rows, columns)
-using matrix_view = Eigen::Ref<const matrix>;
-
 /// Row `row` of `m` as contiguous numbers. (columns)
 [[nodiscard]] inline std::span<const float> row_of(const matrix& m, std::size_t row) {
     return {m.data() + row * static_cast<std::size_t>(m.cols()), static_cast<std::size_t>(m.cols())};

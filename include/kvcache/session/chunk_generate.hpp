@@ -21,12 +21,6 @@ struct timed_answer {
     reuse_counts counts = {}; ///< Of the prompt.
     double first_token = 0.0; ///< Seconds until the first token was drawn.
     double total = 0.0;       ///< Seconds until the last was.
-
-    /// Of the answer, those behind the first.
-    [[nodiscard]] double tokens_a_second() const noexcept {
-        return ids.size() > 1 && total > first_token ? static_cast<double>(ids.size() - 1) / (total - first_token)
-                                                     : 0.0;
-    }
 };
 
 /// An answer to a prompt that reused chunks, to be continued.

@@ -38,7 +38,6 @@ public:
         const auto found = templates_.find(name);
         return found == templates_.end() ? nullptr : &found->second;
     }
-    void set_chat_template(std::string name, std::string source) { templates_[std::move(name)] = std::move(source); }
 
     /// Whether an added token steers the model, so that a user's text must not become it.
     KVCACHE_ONCE [[nodiscard]] bool is_control(const text::added_token& token) const;
