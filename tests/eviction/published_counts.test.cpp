@@ -2,7 +2,6 @@
 // Misses on a trace of a disk, as published with libCacheSim (test/test_evictionAlgo.c at aa0fc409).
 #include <kvcache/eviction/all.hpp>
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -44,11 +43,9 @@ const std::vector<request>& trace() {
     return requests;
 }
 
-enum class size { own, one };
-
 /// The misses of one capacity.
 template <kv::eviction_policy Policy>
-std::size_t misses(const Policy& policy, std::size_t capacity, double cost, size counted = size::own) {
+std::size_t misses(const Policy& policy, std::size_t capacity, double cost) {
     constexpr std::size_t slots = 50'000; // more than the trace has objects
     auto state = policy.open({.slots = slots, .bytes = capacity});
     std::unordered_map<std::uint64_t, kv::slot_id> present;
@@ -74,9 +71,7 @@ std::size_t misses(const Policy& policy, std::size_t capacity, double cost, size
         else
             return false;
     };
-    for (request one : trace()) {
-        if (counted == size::one)
-            one.bytes = 1;
+    for (const request& one : trace()) {
         if (const auto at = present.find(one.key); at != present.end()) {
             state.touch(at->second);
             make_room(crowded);
