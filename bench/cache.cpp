@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// What the cache itself costs, without a model: nanoseconds of each operation, by the token where it walks tokens, in
-// trees of several sizes. Pages are small, so that their numbers cost nothing. What walks the tokens of a prompt is
-// beside the least that it could do: copy them.
+// The cost of the cache itself, without a model: nanoseconds per operation, or per token for operations that walk
+// tokens, in trees of several sizes. Pages are small, so that their contents cost nothing. The limit of an operation
+// that walks a prompt's tokens is a copy of those tokens.
 
 #include <kvcache/kvcache.hpp>
 
@@ -28,7 +28,7 @@ constexpr std::size_t page_bytes = std::size_t{64} * 16 * 2 * sizeof(float);
 
 using tokens = std::vector<kv::token_id>;
 
-// A prompt of its own behind `common` tokens that all prompts share.
+// Returns a distinct prompt after `common` tokens that all prompts share.
 tokens prompt(std::size_t number, std::size_t length, std::size_t common) {
     tokens made(length);
     std::uint32_t x = static_cast<std::uint32_t>(number) * 2654435761u + 1;
@@ -39,12 +39,13 @@ tokens prompt(std::size_t number, std::size_t length, std::size_t common) {
     return made;
 }
 
-// A cache that knows `prompts` prompts of `length` tokens, half of each shared by all.
+// A cache that holds `prompts` prompts of `length` tokens, half of each shared by all. Its capacity is two prompts more
+// than all prompts take without sharing.
 struct tree {
     std::size_t prompts, length;
     kv::cache<> cache;
     std::vector<tokens> asked;
-    std::size_t strangers = 0; // prompts stored since
+    std::size_t strangers = 0; // new prompts stored since
 
     tree(std::size_t number_of_prompts, std::size_t tokens_each)
         : prompts(number_of_prompts),
@@ -53,14 +54,14 @@ struct tree {
         for (std::size_t number = 0; number < prompts; ++number) {
             asked.push_back(prompt(number, length, length / 2));
             auto found = cache.match(asked.back());
-            const kv::rerun rerun = cache.plan(found);
-            auto sequence = cache.open(std::move(found), rerun);
-            cache.reserve(sequence, rerun.count)->commit(std::span(asked.back()).subspan(rerun.first));
+            const kv::compute_range plan = cache.plan(found);
+            auto sequence = cache.open(std::move(found), plan);
+            cache.reserve(sequence, plan.count)->commit(std::span(asked.back()).subspan(plan.first));
         }
     }
 };
 
-// Room for all that is stored, and for two prompts more.
+// The tree of a size and a use, built once.
 tree& tree_of(std::size_t prompts, std::size_t length, const char* use) {
     static std::map<std::tuple<std::size_t, std::size_t, std::string>, std::unique_ptr<tree>> trees;
     auto& made = trees[{prompts, length, use}];
@@ -69,7 +70,7 @@ tree& tree_of(std::size_t prompts, std::size_t length, const char* use) {
     return *made;
 }
 
-constexpr std::size_t calls = 32; // a sample
+constexpr std::size_t calls = 32; // per sample
 
 bench::sample per_token(const tree& t, double seconds) {
     return {seconds * 1e9 / static_cast<double>(calls * t.length)};
@@ -78,7 +79,7 @@ bench::sample per_call(double seconds) {
     return {seconds * 1e9 / calls};
 }
 
-// The tokens of a prompt, copied.
+// Copies the tokens of a prompt.
 bench::sample copy(tree& t) {
     const bench::stopwatch watch;
     for (std::size_t i = 0; i < calls; ++i) {
@@ -88,7 +89,7 @@ bench::sample copy(tree& t) {
     return per_token(t, watch.seconds());
 }
 
-// Known prompts, pinned and let go.
+// Matches cached prompts, and releases the matches.
 bench::sample match(tree& t) {
     const bench::stopwatch watch;
     for (std::size_t i = 0; i < calls; ++i)
@@ -96,7 +97,7 @@ bench::sample match(tree& t) {
     return per_token(t, watch.seconds());
 }
 
-// Prompts that are unknown from the first token on.
+// Matches a prompt that is unknown from its first token.
 bench::sample miss(tree& t) {
     static const auto unknown = prompt(1u << 20, 1u << 16, 0);
     const std::span wanted(unknown.data(), t.length);
@@ -106,20 +107,20 @@ bench::sample miss(tree& t) {
     return per_call(watch.seconds());
 }
 
-// A match made a sequence.
+// Opens sequences from matches.
 bench::sample open(tree& t) {
     double seconds = 0.0;
     for (std::size_t i = 0; i < calls; ++i) {
         auto found = t.cache.match(t.asked[i * 7 % t.prompts]);
-        const kv::rerun rerun = t.cache.plan(found);
+        const kv::compute_range plan = t.cache.plan(found);
         const bench::stopwatch watch;
-        const auto sequence = t.cache.open(std::move(found), rerun);
+        const auto sequence = t.cache.open(std::move(found), plan);
         seconds += watch.seconds();
     }
     return per_call(seconds);
 }
 
-// Sequences of one prompt, made and let go.
+// Forks a sequence, and releases the forks.
 std::pair<bench::sample, bench::sample> fork_and_release(tree& t) {
     auto found = t.cache.match(t.asked[0]);
     const auto from = t.cache.open(std::move(found), {.first = found.tokens(), .count = 0});
@@ -134,8 +135,7 @@ std::pair<bench::sample, bench::sample> fork_and_release(tree& t) {
     return {per_call(forked), per_call(releasing.seconds())};
 }
 
-// Room for a prompt of strangers, where all that is free has been used: each page is taken from one that is idle. Then
-// the prompt is published there.
+// Reserves pages for a new prompt, then commits the prompt. Once the free pages are used up, every page is evicted.
 std::pair<bench::sample, bench::sample> evict_and_commit(tree& t) {
     double evicting = 0.0, committing = 0.0;
     for (std::size_t i = 0; i < calls; ++i) {
@@ -151,7 +151,7 @@ std::pair<bench::sample, bench::sample> evict_and_commit(tree& t) {
     return {per_token(t, evicting), per_token(t, committing)};
 }
 
-// Room for a prompt in free pages, and back.
+// Reserves free pages for a prompt, and returns them.
 bench::sample reserve(tree& t) {
     auto sequence = t.cache.open();
     const bench::stopwatch watch;
@@ -160,11 +160,11 @@ bench::sample reserve(tree& t) {
     return per_token(t, watch.seconds());
 }
 
-// Token by token behind a prompt, as generation does.
+// Appends one token at a time after a prompt, as generation does.
 bench::sample generate(tree& t) {
     auto found = t.cache.match(t.asked[0]);
-    const kv::rerun rerun = t.cache.plan(found);
-    auto sequence = t.cache.open(std::move(found), rerun);
+    const kv::compute_range plan = t.cache.plan(found);
+    auto sequence = t.cache.open(std::move(found), plan);
     const bench::stopwatch watch;
     for (std::size_t i = 0; i < calls; ++i) {
         const kv::token_id next{static_cast<std::int32_t>(i)};

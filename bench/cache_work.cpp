@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// What the cache itself costs, in instructions: one prompt through it and past it, one next turn and its new tokens
-// alone. Clocks are too coarse for a hundredth; so each of the four is a function that callgrind can count by itself:
+// The cost of the cache itself, in instructions: one prompt with the cache and without it, one next turn and its new
+// tokens alone. Clocks cannot resolve one percent, so each of the four is a function that callgrind can count
+// separately:
 //   valgrind --tool=callgrind --collect-atstart=no --toggle-collect='next_turn*' build/bench/bench/cache_work
 // tools/count_cache_work.py runs all four and prints the ratios.
 
@@ -17,23 +18,23 @@
 #include "model/subject.hpp"
 #include <CLI/CLI.hpp>
 
-// Outside of any namespace, so that a pattern of their names is all that callgrind needs.
-[[gnu::noinline]] void prompt_through_the_cache(bench::pipeline& through, const bench::tokens& prompt) {
-    static_cast<void>(bench::detail::ask(through, prompt));
+// The functions are in no namespace, so that callgrind can select them by a simple name pattern.
+[[gnu::noinline]] void prompt_through_the_cache(bench::pipeline& pipeline, const bench::tokens& prompt) {
+    static_cast<void>(bench::detail::ask(pipeline, prompt));
 }
 [[gnu::noinline]] void prompt_past_the_cache(bench::uncached& alone, const bench::tokens& prompt) {
     static_cast<void>(alone.ask(prompt));
 }
-[[gnu::noinline]] void next_turn(bench::pipeline& through, const bench::tokens& history) {
-    static_cast<void>(bench::detail::ask(through, history));
+[[gnu::noinline]] void next_turn(bench::pipeline& pipeline, const bench::tokens& history) {
+    static_cast<void>(bench::detail::ask(pipeline, history));
 }
-[[gnu::noinline]] void new_tokens_alone(bench::pipeline& through, bench::sequence& said, const bench::tokens& fresh) {
-    static_cast<void>(bench::detail::run_alone(through, said, fresh));
+[[gnu::noinline]] void new_tokens_alone(bench::pipeline& pipeline, bench::sequence& said, const bench::tokens& fresh) {
+    static_cast<void>(bench::detail::run_alone(pipeline, said, fresh));
 }
 
 namespace {
 
-// As wide as SmolLM2-135M, with fewer words: random ones take long to make under callgrind.
+// A model as wide as SmolLM2-135M with a smaller vocabulary, since random weights are slow to generate under callgrind.
 void run(std::size_t layers, std::size_t length, std::size_t fresh) {
     const auto model = kvcache::make_random_model({.hidden_size = 576,
                                                    .intermediate_size = 1536,
@@ -45,19 +46,19 @@ void run(std::size_t layers, std::size_t length, std::size_t fresh) {
                                                    .max_positions = 16384,
                                                    .tied_head = true},
                                                   1);
-    kvcache::team alone;
+    kvcache::thread_pool alone;
     bench::subject of(model, 8 * (length + fresh), 256);
-    bench::pipeline through(of.pages(), model, alone, of.split());
+    bench::pipeline pipeline(of.pages(), model, alone, of.split());
     bench::uncached past(of, alone);
-    for (int round = 0; round < 2; ++round) { // the first makes room
-        prompt_through_the_cache(through, of.fresh(length));
+    for (int round = 0; round < 2; ++round) { // the first round allocates buffers
+        prompt_through_the_cache(pipeline, of.fresh(length));
         prompt_past_the_cache(past, of.fresh(length));
 
         bench::tokens history = of.fresh(length);
-        auto said = bench::must(through.feed(history));
+        auto said = bench::must(pipeline.prefill(history));
         bench::detail::append(history, of.fresh(fresh));
-        next_turn(through, history);
-        new_tokens_alone(through, said.sequence, of.fresh(fresh));
+        next_turn(pipeline, history);
+        new_tokens_alone(pipeline, said.sequence, of.fresh(fresh));
     }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// What reusing chunks saves and what it costs: the time to the first token of documents that were read alone, repair
-// included, beside a prefill of everything; and what each strategy does to the answers of a trained model.
+// The savings and costs of chunk reuse: the time to the first token over documents that are prefilled alone, including
+// recomputation, compared with a full prefill; and the effect of each strategy on the answers of a trained model.
 
 #include <algorithm>
 #include <cstddef>
@@ -84,12 +84,12 @@ int run(const flags& f) {
             speed.run(name, policy, rows);
             print(rows.back());
         };
-        time("none", kvcache::none{});
-        time("head 32", kvcache::head{});
-        time("first page", kvcache::head{.rows = 16});
-        time("blend 15 %", kvcache::blend{});
-        time("blend gradual", kvcache::gradual_blend{});
-        time("seam 16", kvcache::seam{});
+        time("none", kvcache::recompute::none{});
+        time("head 32", kvcache::recompute::chunk_head{});
+        time("first page", kvcache::recompute::chunk_head{.rows = 16});
+        time("blend 15 %", kvcache::recompute::blend{});
+        time("blend gradual", kvcache::recompute::gradual_blend{});
+        time("boundary 16", kvcache::recompute::chunk_boundary{});
         time("random 15 %", bench::random_rows{});
         speed.zero_reuse(1024, 8, rows);
         print(rows.back());
@@ -116,25 +116,25 @@ int run(const flags& f) {
             quality.run(name, policy, bottom_right, rows);
             print(rows.back());
         };
-        ask("none", kvcache::none{});
+        ask("none", kvcache::recompute::none{});
         ask("random", bench::random_rows{});
-        ask("head 2", kvcache::head{.rows = 2, .page_aligned = false});
-        ask("head 3", kvcache::head{.rows = 3, .page_aligned = false});
-        ask("head 4", kvcache::head{.rows = 4, .page_aligned = false});
-        ask("head 8", kvcache::head{.rows = 8, .page_aligned = false});
-        ask("seam 2", kvcache::seam{.rows = 2});
-        ask("seam 4", kvcache::seam{.rows = 4});
+        ask("head 2", kvcache::recompute::chunk_head{.rows = 2, .page_aligned = false});
+        ask("head 3", kvcache::recompute::chunk_head{.rows = 3, .page_aligned = false});
+        ask("head 4", kvcache::recompute::chunk_head{.rows = 4, .page_aligned = false});
+        ask("head 8", kvcache::recompute::chunk_head{.rows = 8, .page_aligned = false});
+        ask("boundary 2", kvcache::recompute::chunk_boundary{.rows = 2});
+        ask("boundary 4", kvcache::recompute::chunk_boundary{.rows = 4});
         if (!f.text.empty()) { // longer documents
-            ask("head 16", kvcache::head{.rows = 16, .page_aligned = false});
-            ask("seam 8", kvcache::seam{.rows = 8});
-            ask("seam 16", kvcache::seam{.rows = 16});
+            ask("head 16", kvcache::recompute::chunk_head{.rows = 16, .page_aligned = false});
+            ask("boundary 8", kvcache::recompute::chunk_boundary{.rows = 8});
+            ask("boundary 16", kvcache::recompute::chunk_boundary{.rows = 16});
         }
-        ask("blend", kvcache::blend{});
-        ask("blend of values", kvcache::blend{.compares = kvcache::deviation_of::values});
-        ask("blend bottom-right", kvcache::blend{}, true);
-        ask("blend gradual", kvcache::gradual_blend{});
-        ask("blend 50 %", kvcache::blend{.fraction = 0.5});
-        ask("everything", kvcache::everything{});
+        ask("blend", kvcache::recompute::blend{});
+        ask("blend of values", kvcache::recompute::blend{.compares = kvcache::deviation_metric::values});
+        ask("blend bottom-right", kvcache::recompute::blend{}, true);
+        ask("blend gradual", kvcache::recompute::gradual_blend{});
+        ask("blend 50 %", kvcache::recompute::blend{.fraction = 0.5});
+        ask("full", kvcache::recompute::full{});
         std::printf("%zu questions; exact against bottom-right mask: p %.4f\n", quality.questions(),
                     quality.p_between("blend", "blend bottom-right"));
         if (!f.svg.empty() && !bench::write_text(f.svg, bench::repair_plot(rows)))

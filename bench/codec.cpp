@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// What each codec keeps, costs and saves: squared errors on synthetic sets and on tensors, bits a value, coding rates,
-// the time of attention beside float32 pages in turn, what a model loses by it; and codes that lose nothing.
+// The error, cost and savings of each codec: squared errors on synthetic sets and on tensors, bits per value, encode
+// and decode rates, the time of attention interleaved with float32 pages, and the loss in model quality; and lossless
+// codes.
 
 #include <kvcache/cache/any_codec.hpp>
 #include <kvcache/kernel/entropy_code.hpp>
@@ -38,26 +39,29 @@ namespace kv = kvcache;
 
 namespace {
 
-// Keys turned, then coded by channels over 64 tokens, and values turned: 4.5 bits a number.
+// A codec with transformed keys quantized per channel over 64 tokens and transformed values: 4.5 bits per value.
 struct rotated_channels {
     using role = kv::codec_role;
     [[nodiscard]] auto open(kv::page_shape shape) const {
-        return kv::split{kv::rotated{kv::int4_channels{.group = 64}}, kv::rotated<kv::int4>{}}.open(shape);
+        return kv::codec::mixed_kv{kv::codec::hadamard{kv::codec::int4_per_channel{.group = 64}},
+                                   kv::codec::hadamard<kv::codec::int4>{}}
+            .open(shape);
     }
 };
 
-using codecs =
-    std::tuple<kv::bf16, kv::f16, kv::int8, kv::int8_grouped, kv::int4, kv::int4_channels, kv::rotated<kv::int4>,
-               kv::rotated<kv::int4_channels>, rotated_channels, kv::rotated<kv::int8>, kv::codebook<4>,
-               kv::codebook<3>, kv::codebook<2>, kv::split<kv::int4_channels, kv::int4>,
-               kv::split<kv::rotated<kv::int4>, kv::int4>, kv::sinks_exact<kv::int4>>;
+using codecs = std::tuple<
+    kv::codec::bf16, kv::codec::f16, kv::codec::int8, kv::codec::int8_grouped, kv::codec::int4,
+    kv::codec::int4_per_channel, kv::codec::hadamard<kv::codec::int4>, kv::codec::hadamard<kv::codec::int4_per_channel>,
+    rotated_channels, kv::codec::hadamard<kv::codec::int8>, kv::codec::codebook<4>, kv::codec::codebook<3>,
+    kv::codec::codebook<2>, kv::codec::mixed_kv<kv::codec::int4_per_channel, kv::codec::int4>,
+    kv::codec::mixed_kv<kv::codec::hadamard<kv::codec::int4>, kv::codec::int4>, kv::codec::keep_sinks<kv::codec::int4>>;
 using any = kv::any_codec<codecs>;
 
 template <class Body>
 void for_codecs(Body body) {
     const auto one = [&](const auto& policy) {
         using type = std::decay_t<decltype(policy)>;
-        body(std::is_same_v<type, rotated_channels> ? "split<rotated<int4_channels{64}>, rotated<int4>>"
+        body(std::is_same_v<type, rotated_channels> ? "mixed_kv<hadamard<int4_per_channel{64}>, hadamard<int4>>"
                                                     : kv::type_name<type>(),
              kv::type_name<type>());
     };
@@ -101,7 +105,7 @@ public:
             });
     }
 
-    // Codes that lose nothing, for tiers.
+    // Measures the lossless codes, for tiers.
     void storage() {
         auto sets = bench::synthetic_sets(4096, 128, 0);
         sets.resize(1);
@@ -115,7 +119,7 @@ public:
         }
     }
 
-    // One token's attention over pages of each codec and of float32, in turn.
+    // Measures one token's attention over the pages of each codec and of float32, interleaved.
     void speed() {
         struct place {
             const char* name;
@@ -127,15 +131,15 @@ public:
                                 {"attention in cache", 1, 1, of_.cached},
                                 {"attention in cache, 4 heads a KV head", 1, 4, of_.cached}};
         for (const place& at : places) {
-            bench::attended_past plain(kv::plain{}, at.kv_heads, at.group, at.tokens);
+            bench::attended_past plain(kv::codec::f32{}, at.kv_heads, at.group, at.tokens);
             for_codecs([&](const std::string& name, const std::string& type) {
                 if (!wanted(name))
                     return;
-                bench::attended_past coded(*any::named(type), at.kv_heads, at.group, at.tokens);
+                bench::attended_past quantized(*any::named(type), at.kv_heads, at.group, at.tokens);
                 bench::samples ratio, micros;
-                (void)plain(), (void)coded();
+                (void)plain(), (void)quantized();
                 for (int again = 0; again < (at.tokens > 10000 ? 5 : 200); ++again) {
-                    const double base = plain(), own = coded();
+                    const double base = plain(), own = quantized();
                     ratio.add(base / own);
                     micros.add(own * 1e6);
                 }
@@ -153,7 +157,7 @@ public:
         const std::string all((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
         const auto ids = must(words.encode(std::string_view(all).substr(0, 400000), {}));
         const std::size_t size = std::min(of_.window, loaded.model.max_positions());
-        kv::team threads(2);
+        kv::thread_pool threads(2);
         std::vector<std::vector<kv::token_id>> windows;
         for (std::size_t at = 0; at + size <= ids.size() && windows.size() < of_.windows; at += size)
             windows.emplace_back(ids.begin() + static_cast<std::ptrdiff_t>(at),
@@ -165,12 +169,13 @@ public:
         std::vector<kv::matrix> exact;
         bench::quality_sum self;
         for (const auto& window : windows) {
-            exact.push_back(bench::logits_of_window(loaded.model, threads, kv::plain{}, window, page_tokens));
+            exact.push_back(bench::logits_of_window(loaded.model, threads, kv::codec::f32{}, window, page_tokens));
             self.add(exact.back(), exact.back(), window);
         }
         const auto base = self.mean();
         const bench::question_set asked(directory, words, of_.questions);
-        const double answered = asked.size() > 0 ? asked.right(loaded.model, threads, kv::plain{}, page_tokens) : 0.0;
+        const double answered =
+            asked.size() > 0 ? asked.right(loaded.model, threads, kv::codec::f32{}, page_tokens) : 0.0;
         std::printf("%s: perplexity %.4f, %zu questions, %.1f %% answered with f32 pages\n", set.c_str(),
                     base.perplexity, asked.size(), 100.0 * answered);
         for_codecs([&](const std::string& name, const std::string& type) {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
 //
-// The kernels beside what this machine does at most: fused multiply-adds a second from registers, and bytes a second
-// read from memory, measured by as many threads behind each sample. Then the product beside Eigen's at the shapes of
-// two models, in turn: there the limit is Eigen's speed.
+// The kernels compared with the machine's limits: fused multiply-adds per second on registers, and bytes per second
+// read from memory, measured with as many threads right after each sample. Then the GEMM interleaved with Eigen's at
+// the shapes of two models, where the limit is Eigen's speed.
 
 #include <kvcache/attention/batch_attention.hpp>
 #include <kvcache/attention/paged_attention.hpp>
-#include <kvcache/codec/plain.hpp>
+#include <kvcache/codec/f32.hpp>
 #include <kvcache/core/tensor.hpp>
+#include <kvcache/kernel/gemm.hpp>
 #include <kvcache/kernel/hadamard.hpp>
-#include <kvcache/kernel/int8_product.hpp>
-#include <kvcache/kernel/product.hpp>
+#include <kvcache/kernel/int8_gemm.hpp>
 #include <kvcache/storage/heap.hpp>
 
 #include <algorithm>
@@ -35,12 +35,12 @@ namespace {
 
 constexpr std::size_t beyond_cache = std::size_t{512} << 20; // bytes
 
-kv::team& team_of(std::size_t threads) {
-    static kv::team one(1), two(2);
+kv::thread_pool& pool_of(std::size_t threads) {
+    static kv::thread_pool one(1), two(2);
     return threads == 1 ? one : two;
 }
 
-// Numbers in [-1, 1), in huge pages where the system gives them.
+// A buffer of random values in [-1, 1), in huge pages where the system provides them.
 class numbers {
 public:
     explicit numbers(std::size_t size) : size_(size), memory_(bench::huge_floats(size)) { fill({memory_.get(), size}); }
@@ -110,23 +110,23 @@ const numbers& results() {
 }
 
 template <class Weight>
-void multiply(const kv::packed_matrix<Weight>& w, std::size_t rows, kv::team& threads) {
-    kv::product({activations().data(), rows, kv::row_stride(w.inputs())}, w,
-                {results().data(), kv::row_stride(w.outputs())}, threads);
+void multiply(const kv::packed_matrix<Weight>& w, std::size_t rows, kv::thread_pool& threads) {
+    kv::gemm({activations().data(), rows, kv::row_stride(w.inputs())}, w,
+             {results().data(), kv::row_stride(w.outputs())}, threads);
 }
 
 // ---- limits
 
 // The machine's limits, in GFLOP/s and GB/s.
 double peak(std::size_t threads) {
-    return bench::fma_peak(team_of(threads)) * 1e-9;
+    return bench::fma_peak(pool_of(threads)) * 1e-9;
 }
 double streamed(std::size_t threads) {
     static bench::stream memory(beyond_cache);
-    return memory(team_of(threads)) * 1e-9;
+    return memory(pool_of(threads)) * 1e-9;
 }
 
-// A sample with its limit, taken right behind it: a neighbour meets both.
+// A sample with its limit, measured right after it, so that other load affects both.
 bench::sample of_peak(double value, std::size_t threads) {
     return {value, peak(threads)};
 }
@@ -134,16 +134,16 @@ bench::sample of_stream(double value, std::size_t threads) {
     return {value, streamed(threads)};
 }
 
-// ---- products
+// ---- GEMM
 
-// `rows` rows through the matrices of a layer, which lie in a cache.
+// The GEMM rate of `rows` rows through the matrices of a layer, whose weights stay in the cache. (GFLOP/s)
 template <class Weight>
 double product_rate(std::span<const matrix_shape> shapes, std::size_t rows, std::size_t threads) {
     const auto& layer = layer_of<Weight>(shapes);
     double flops = 0.0;
     const auto pass = [&] {
         for (const auto& w : layer) {
-            multiply(w, rows, team_of(threads));
+            multiply(w, rows, pool_of(threads));
             flops += 2.0 * static_cast<double>(rows * w.inputs() * w.outputs());
         }
     };
@@ -155,7 +155,7 @@ double product_rate(std::span<const matrix_shape> shapes, std::size_t rows, std:
     return flops * 1e-9 / watch.seconds();
 }
 
-// The same in int8, beside F32: the limit is the rate of the same products in F32.
+// The int8 GEMM rate, in GOP/s; the limit is the rate of the same GEMM in float32.
 bench::sample beside_f32(std::size_t rows, std::size_t threads) {
     static const auto layer = [] {
         std::vector<kv::int8_matrix> made;
@@ -173,15 +173,15 @@ bench::sample beside_f32(std::size_t rows, std::size_t threads) {
     double operations = 0.0;
     const bench::stopwatch watch;
     for (const auto& w : layer) {
-        kv::product({activations().data(), rows, kv::row_stride(w.inputs())}, w,
-                    {results().data(), kv::row_stride(w.outputs())}, team_of(threads), scratch);
+        kv::gemm({activations().data(), rows, kv::row_stride(w.inputs())}, w,
+                 {results().data(), kv::row_stride(w.outputs())}, pool_of(threads), scratch);
         operations += 2.0 * static_cast<double>(rows * w.inputs() * w.outputs());
     }
     const double seconds = watch.seconds();
     return {operations * 1e-9 / seconds, product_rate<float>(smollm2, rows, threads)};
 }
 
-// One row through as many matrices as lie in memory: the weights of a token.
+// The rate of one row through enough matrices to exceed the cache, as generating a token does. (GB/s)
 template <class Weight>
 double streamed_rate(std::size_t threads) {
     static const auto layers = [] {
@@ -197,19 +197,19 @@ double streamed_rate(std::size_t threads) {
     const bench::stopwatch watch;
     for (const auto& layer : layers)
         for (const auto& w : layer) {
-            multiply(w, 1, team_of(threads));
+            multiply(w, 1, pool_of(threads));
             bytes += static_cast<double>(w.bytes());
         }
     return bytes * 1e-9 / watch.seconds();
 }
 
-// The same product by Eigen, the outputs dealt to the threads.
-void multiply_by_eigen(const numbers& weights, const matrix_shape& shape, std::size_t rows, kv::team& threads) {
+// Runs the same GEMM with Eigen, with the outputs split among the threads.
+void multiply_by_eigen(const numbers& weights, const matrix_shape& shape, std::size_t rows, kv::thread_pool& threads) {
     const auto inputs = static_cast<Eigen::Index>(shape.inputs), outputs = static_cast<Eigen::Index>(shape.outputs);
     const Eigen::Map<const kv::matrix> w(weights.data(), outputs, inputs);
     const Eigen::Map<const kv::matrix> x(activations().data(), static_cast<Eigen::Index>(rows), inputs);
     Eigen::Map<kv::matrix> y(results().data(), static_cast<Eigen::Index>(rows), outputs);
-    threads.share(threads.threads(), [&](std::size_t begin, std::size_t end) {
+    threads.parallel_for(threads.threads(), [&](std::size_t begin, std::size_t end) {
         const auto cut = [&](std::size_t part) {
             return static_cast<Eigen::Index>(shape.outputs / 16 * part / threads.threads() * 16);
         };
@@ -230,40 +230,40 @@ bench::sample beside_eigen(std::span<const matrix_shape> shapes, std::size_t whi
     bench::sample taken;
     {
         const bench::stopwatch watch;
-        multiply(w, rows, team_of(threads));
+        multiply(w, rows, pool_of(threads));
         taken.value = flops / watch.seconds();
     }
     const bench::stopwatch watch;
-    multiply_by_eigen(*unpacked, shape, rows, team_of(threads));
+    multiply_by_eigen(*unpacked, shape, rows, pool_of(threads));
     taken.limit = flops / watch.seconds();
     return taken;
 }
 
-// ---- attention: head_dim 64, and 9 heads over 3 but where they share a prefix, as SmolLM2-135M
+// ---- attention: head_dim 64; 9 query heads over 3 KV heads as SmolLM2-135M, except for shared prefixes
 
-// The pages of one or more sequences, all in one storage, full of noise.
+// The pages of one or more sequences, all in one storage, filled with noise.
 struct past {
     static constexpr std::uint32_t dim = 64, page_tokens = 64;
 
     kv::rope rotation{kv::rope::standard_frequencies(dim, 10000.0)};
     std::uint32_t layers, kv_heads;
-    kv::plain::state codec;
+    kv::codec::f32::state codec;
     bench::huge_memory arena;
     std::unique_ptr<std::pmr::monotonic_buffer_resource> contiguous;
-    kv::heap::state storage;
-    std::vector<std::vector<kv::page_entry>> tables; // one a sequence
+    kv::storage::heap::state storage;
+    std::vector<std::vector<kv::page_entry>> tables; // per sequence
 
-    /// In one piece: pages lie in memory side by side, in order.
+    /// Fills the pages. `in_one_piece`: pages are contiguous in memory, in order.
     past(std::size_t sequences, std::uint32_t layer_count, std::uint32_t head_count, std::size_t bytes,
          bool in_one_piece)
         : layers(layer_count),
           kv_heads(head_count),
-          codec(kv::plain{}.open({layers, kv_heads, dim, page_tokens})),
+          codec(kv::codec::f32{}.open({layers, kv_heads, dim, page_tokens})),
           arena(bench::huge_floats(in_one_piece ? bytes / sizeof(float) + (1 << 20) : 1)),
           contiguous(std::make_unique<std::pmr::monotonic_buffer_resource>(
               arena.get(), in_one_piece ? bytes + (4 << 20) : 0, std::pmr::null_memory_resource())),
-          storage(
-              kv::heap{in_one_piece ? contiguous.get() : nullptr}.open(bytes / codec.page_bytes(), codec.page_bytes())),
+          storage(kv::storage::heap{in_one_piece ? contiguous.get() : nullptr}.open(bytes / codec.page_bytes(),
+                                                                                    codec.page_bytes())),
           tables(sequences) {
         const std::size_t pages = bytes / codec.page_bytes() / sequences * sequences;
         for (std::size_t p = 0; p < pages; ++p) {
@@ -284,9 +284,9 @@ struct past {
 
 using page_tables = std::vector<std::vector<kv::page_entry>>;
 
-// The last `rows` rows of `positions` ask, in all layers of all sequences. Returns seconds.
+// Runs attention for the last `rows` of `positions` positions, in all layers of all sequences. Returns seconds.
 double attend(const past& p, const page_tables& tables, std::uint32_t heads, std::size_t positions, std::size_t rows,
-              kv::team& threads) {
+              kv::thread_pool& threads) {
     const std::size_t width = std::size_t{heads} * past::dim, first = positions - rows;
     static const numbers queries(std::size_t{1024} * 9 * past::dim), out(std::size_t{1024} * 9 * past::dim);
     const kv::attention_shape shape{heads, p.kv_heads, past::dim, 0.125f, &p.rotation};
@@ -299,27 +299,28 @@ double attend(const past& p, const page_tables& tables, std::uint32_t heads, std
         return kv::query_rows{queries.data() + at, rotations.data(), out.data() + at, width, width, first, rows};
     };
     const auto pages = [&](std::size_t sequence) {
-        return kv::paged_rows<kv::plain::state, kv::heap::state>{&p.codec, &p.storage, tables[sequence]};
+        return kv::paged_rows<kv::codec::f32::state, kv::storage::heap::state>{&p.codec, &p.storage, tables[sequence]};
     };
-    using attention = kv::batch_attention<kv::plain::state, kv::heap::state>;
-    static std::map<kv::team*, attention> attentions; // whose memory is taken once
+    using attention = kv::batch_attention<kv::codec::f32::state, kv::storage::heap::state>;
+    static std::map<kv::thread_pool*, attention> attentions; // kept, so that their memory is allocated once
     std::vector<attention::part> parts;
     for (std::size_t sequence = 0; sequence < tables.size(); ++sequence)
         parts.push_back({pages(sequence), asked(sequence)});
     attention& all = attentions[&threads];
     const bench::stopwatch watch;
-    all.deal(shape, parts, threads);
+    all.plan(shape, parts, threads);
     for (std::uint32_t layer = 0; layer < p.layers; ++layer)
-        all.attend(kv::layer_id{layer}, threads);
+        all.run(kv::layer_id{layer}, threads);
     return watch.seconds();
 }
 
 double attention_decode(std::size_t threads) {
     static const past p(2, 30, 3, beyond_cache + (32 << 20), false);
-    return p.bytes() * 1e-9 / attend(p, p.tables, 9, p.tokens(), 1, team_of(threads));
+    return p.bytes() * 1e-9 / attend(p, p.tables, 9, p.tokens(), 1, pool_of(threads));
 }
 
-// One layer, so that contiguous means it: pages in the order of memory, beside pages taken at random and in disorder.
+// Attention over randomly ordered, scattered pages; the limit is attention over contiguous pages in memory order. There
+// is one layer, so that the layer's rows are contiguous from page to page.
 bench::sample attention_contiguous(std::size_t threads) {
     static const past scattered(2, 1, 3, beyond_cache, false), contiguous(2, 1, 3, beyond_cache, true);
     static const auto disordered = [] {
@@ -331,13 +332,14 @@ bench::sample attention_contiguous(std::size_t threads) {
         return tables;
     }();
     return {
-        scattered.bytes() * 1e-9 / attend(scattered, disordered, 9, scattered.tokens(), 1, team_of(threads)),
-        contiguous.bytes() * 1e-9 / attend(contiguous, contiguous.tables, 9, contiguous.tokens(), 1, team_of(threads)),
+        scattered.bytes() * 1e-9 / attend(scattered, disordered, 9, scattered.tokens(), 1, pool_of(threads)),
+        contiguous.bytes() * 1e-9 / attend(contiguous, contiguous.tables, 9, contiguous.tokens(), 1, pool_of(threads)),
     };
 }
 
-// Sixteen sequences of 4096 tokens and a page more, each `group` heads a key and value head. How many times faster they
-// are if the 4096 are the same pages than if each has pages of its own, beyond the cache too.
+// The speedup of a shared prefix: 16 sequences of 4096 tokens plus one page, with `group` query heads per KV head.
+// Compares the time when all share the pages of the 4096 tokens with the time when each has its own pages; the pages
+// exceed the cache either way.
 bench::sample attention_shared_prefix(std::uint32_t group, std::size_t threads) {
     constexpr std::size_t sequences = 16, tokens = 4096 + past::page_tokens, bytes_a_token = 2 * 2 * 64 * sizeof(float);
     static const past p(sequences, 8, 2, sequences * tokens * bytes_a_token * 8, false);
@@ -347,8 +349,8 @@ bench::sample attention_shared_prefix(std::uint32_t group, std::size_t threads) 
             std::copy(p.tables[0].begin(), p.tables[0].end() - 1, table.begin());
         return tables;
     }();
-    const double apart = attend(p, p.tables, 2 * group, tokens, 1, team_of(threads));
-    return {apart / attend(p, shared, 2 * group, tokens, 1, team_of(threads))};
+    const double apart = attend(p, p.tables, 2 * group, tokens, 1, pool_of(threads));
+    return {apart / attend(p, shared, 2 * group, tokens, 1, pool_of(threads))};
 }
 
 double attention_prefill(std::size_t depth, std::size_t rows, std::size_t threads) {
@@ -356,23 +358,23 @@ double attention_prefill(std::size_t depth, std::size_t rows, std::size_t thread
     double pairs = 0.0;
     for (std::size_t row = 0; row < rows; ++row)
         pairs += static_cast<double>(depth + row + 1);
-    return pairs * 4e-9 * 9 * past::dim / attend(p, p.tables, 9, depth + rows, rows, team_of(threads));
+    return pairs * 4e-9 * 9 * past::dim / attend(p, p.tables, 9, depth + rows, rows, pool_of(threads));
 }
 
-// ---- the team
+// ---- the thread pool
 
 bench::sample dispatch(std::size_t threads) {
     constexpr std::size_t loops = 1000;
     std::vector<std::size_t> met(threads * 8);
     const bench::stopwatch watch;
     for (std::size_t i = 0; i < loops; ++i)
-        team_of(threads).share(threads, [&](std::size_t begin, std::size_t) { met[begin * 8] += i; });
+        pool_of(threads).parallel_for(threads, [&](std::size_t begin, std::size_t) { met[begin * 8] += i; });
     return {watch.seconds() * 1e6 / loops};
 }
 
-// ---- the turn before codes
+// ---- the transform before quantization
 
-// One row of 128 numbers after another, in the first cache.
+// Transforms rows of 128 values in the L1 cache.
 bench::sample hadamard_row() {
     constexpr std::size_t rows = 32, turns = 200;
     static const numbers x(rows * 128);

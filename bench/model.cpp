@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// A whole model, end to end: prompts and answers at several depths beside what the machine can do at most, and the time
-// to the first token with and without what the cache knows. All scenarios take turns, round after round. The last line
-// is the score.
+// A whole model, end to end: prefill and generation at several depths, compared with the machine's limits, and the time
+// to the first token with and without reuse from the cache. All scenarios are interleaved, round by round. The last
+// line is the score.
 
 #include <kvcache/kvcache.hpp>
 #include <kvcache/model/huggingface/load.hpp>
@@ -37,7 +37,7 @@ struct flags {
     std::vector<std::int32_t> ids;
 };
 
-// The shape of SmolLM2-135M.
+// A random model with the shape of SmolLM2-135M.
 kvcache::transformer random_model(bool bf16) {
     const kvcache::model_config config{.hidden_size = 576,
                                        .intermediate_size = 1536,
@@ -58,15 +58,15 @@ void progress(std::size_t done, std::size_t of) {
         std::fputs("\r\033[K", stderr);
 }
 
-// The likeliest tokens behind a prompt: proof that a peer computes the same model.
+// Prints the most likely tokens after a prompt, to verify that another program computes the same model.
 int say(const kvcache::transformer& model, const flags& f) {
     bench::subject subject(model, f.ids.size() + f.steps + 64, f.split);
-    kvcache::team team(f.threads.front());
-    bench::pipeline through(subject.pages(), model, team, f.split);
+    kvcache::thread_pool pool(f.threads.front());
+    bench::pipeline runner(subject.pages(), model, pool, f.split);
     bench::tokens prompt;
     for (const std::int32_t id : f.ids)
         prompt.push_back(kvcache::token_id{id});
-    const auto answer = bench::must(kvcache::generate(through, prompt, {}, {.max_tokens = f.steps},
+    const auto answer = bench::must(kvcache::generate(runner, prompt, {}, {.max_tokens = f.steps},
                                                       [](kvcache::token_id token, std::span<const float>) {
                                                           std::printf("%d ", index_of(token));
                                                           return true;
@@ -77,28 +77,28 @@ int say(const kvcache::transformer& model, const flags& f) {
 
 int run(const flags& f) {
     const auto stored = f.model.empty() ? random_model(f.bf16) : bench::must(kvcache::load_model(f.model)).model;
-    kvcache::team all(f.threads.back());
+    kvcache::thread_pool all(f.threads.back());
     const auto model = f.int8 ? stored.in_int8(all) : stored;
     if (!f.ids.empty())
         return say(model, f);
     if (f.paced) {
         bench::subject paced(model, f.depths.back(), f.split);
-        bench::pipeline through(paced.pages(), model, all, f.split);
-        bench::paced_bound(paced, through);
+        bench::pipeline runner(paced.pages(), model, all, f.split);
+        bench::paced_bound(paced, runner);
         return 0;
     }
-    const std::size_t held = 4096; // for the prompts of the reuse scenarios, and those that they push out
+    const std::size_t held = 4096; // for the prompts of the reuse scenarios and the ones they evict
     std::size_t rows = held;
     for (const std::size_t depth : f.depths)
         rows += depth + f.prompt + 64;
     bench::subject subject(model, rows, f.split);
 
-    std::deque<kvcache::team> teams;
+    std::deque<kvcache::thread_pool> thread_pools;
     std::deque<bench::pipeline> pipelines;
     std::deque<bench::machine_limits> limits;
     for (const std::size_t n : f.threads) {
-        teams.emplace_back(n);
-        pipelines.emplace_back(subject.pages(), model, teams.back(), f.split);
+        thread_pools.emplace_back(n);
+        pipelines.emplace_back(subject.pages(), model, thread_pools.back(), f.split);
         limits.emplace_back();
     }
     const auto wanted = [&](const char* name) { return std::ranges::find(f.only, name) != f.only.end(); };
@@ -130,17 +130,17 @@ int run(const flags& f) {
     std::size_t done = 0;
     for (std::size_t round = 0; round < f.rounds; ++round)
         for (const auto& scenario : scenarios)
-            for (std::size_t t = 0; t < teams.size(); ++t) {
-                limits[t].stream.add(memory(teams[t]));
-                limits[t].peak.add(bench::fma_peak(teams[t]));
-                scenario({subject, teams[t], pipelines[t], limits[t], book});
-                progress(++done, f.rounds * scenarios.size() * teams.size());
+            for (std::size_t t = 0; t < thread_pools.size(); ++t) {
+                limits[t].stream.add(memory(thread_pools[t]));
+                limits[t].peak.add(bench::fma_peak(thread_pools[t]));
+                scenario({subject, thread_pools[t], pipelines[t], limits[t], book});
+                progress(++done, f.rounds * scenarios.size() * thread_pools.size());
             }
 
     auto rows_made = book.rows();
-    for (std::size_t t = 0; t < teams.size(); ++t) {
+    for (std::size_t t = 0; t < thread_pools.size(); ++t) {
         const auto limit = [&](const char* name, double value, const char* unit) {
-            rows_made.push_back(bench::make_row(name, teams[t].threads(), 1e-9 * value, unit, 0.0));
+            rows_made.push_back(bench::make_row(name, thread_pools[t].threads(), 1e-9 * value, unit, 0.0));
         };
         limit("stream", limits[t].stream.median(), "GB/s");
         limit("fma_peak", limits[t].peak.most(), "GFLOP/s");

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 //
-// What the eviction policies cost by themselves at a million slots: touches, Zipf-distributed and uniform, and a
-// newcomer in a victim's place. Their limit is the everyday LRU, std::list and std::unordered_map, in the same run. And
-// what a page costs that is taken from the pool and given back.
+// The cost of the eviction policies alone, with a million slots: touches with Zipf and uniform distributions, and the
+// replacement of a victim. The limit is a plain LRU of std::list and std::unordered_map, measured in the same run. Also
+// the cost of allocating and releasing a page.
 
-#include <kvcache/cache/page_books.hpp>
+#include <kvcache/cache/page_manager.hpp>
 #include <kvcache/core/type_name.hpp>
 #include <kvcache/eviction/all.hpp>
 #include <kvcache/hash/all.hpp>
@@ -33,12 +33,12 @@ namespace kv = kvcache;
 
 namespace {
 
-constexpr std::size_t slots = 1'000'000, bytes = 4096; // of a page
-constexpr std::size_t calls = 250'000;                 // of a sample
-constexpr double aim = 1.5;                            // times the everyday LRU
+constexpr std::size_t slots = 1'000'000, bytes = 4096; // per page
+constexpr std::size_t calls = 250'000;                 // per sample
+constexpr double aim = 1.5;                            // times the speed of the plain LRU
 const std::string everyday = "list_and_map";
 
-// Splitmix64: keys are digests.
+// SplitMix64, since keys are digests.
 std::uint64_t key_of(std::uint64_t number) {
     std::uint64_t x = number * 0x9e3779b97f4a7c15ull;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -49,7 +49,7 @@ double fraction_of(std::uint64_t number) {
     return static_cast<double>(key_of(number) >> 11) * 0x1p-53;
 }
 
-// Slots to touch, others for each sample: an order that came back would find its neighbours side by side.
+// The slots to touch, new ones for each sample: a repeated order would find neighboring entries adjacent in memory.
 class asked {
 public:
     asked() : order_(calls), slot_of_rank_(slots) {
@@ -64,7 +64,7 @@ public:
         return order_;
     }
 
-    /// Zipf with the exponent 1, by inversion of its integral: rank r comes with ln((r + 1) / r) / ln(slots + 1).
+    /// Zipf with exponent 1, by inversion of its integral: rank r has probability ln((r + 1) / r) / ln(slots + 1).
     [[nodiscard]] const std::vector<std::uint32_t>& zipf() {
         for (std::uint32_t& slot : order_) {
             const double rank = std::exp(fraction_of(++drawn_) * std::log(slots + 1.0));
@@ -78,7 +78,7 @@ private:
     std::uint64_t drawn_ = 0;
 };
 
-/// The everyday LRU: keys in a list by their use, and a map to their places.
+/// A plain LRU: a list of keys by recency, and a map from keys to list nodes.
 class list_and_map {
 public:
     list_and_map() : keys_(slots) {
@@ -89,7 +89,7 @@ public:
 
     void touch(std::uint32_t slot) { list_.splice(list_.begin(), list_, places_.find(keys_[slot])->second); }
 
-    /// One leaves, and another comes.
+    /// Evicts the least recent key, and admits a new one.
     void churn() {
         places_.erase(list_.back());
         list_.pop_back();
@@ -104,11 +104,11 @@ private:
 
     std::list<std::uint64_t> list_;
     std::unordered_map<std::uint64_t, std::list<std::uint64_t>::iterator> places_;
-    std::vector<std::uint64_t> keys_; // to touch, as long as nothing has left
+    std::vector<std::uint64_t> keys_; // keys to touch, valid before the first eviction
     std::uint64_t next_ = 1;
 };
 
-/// A policy with every slot in use.
+/// A policy state with every slot in use.
 template <kv::eviction_policy Policy>
 class full {
 public:
@@ -119,24 +119,26 @@ public:
 
     void touch(std::uint32_t slot) { state_.touch(kv::slot_id{slot}); }
 
-    /// A victim leaves, and another comes in its place.
+    /// Evicts a victim, and admits a new entry in its slot.
     void churn() {
-        const kv::entry newcomer = next();
-        kv::announce(state_, newcomer);
+        const kv::eviction_entry newcomer = next();
+        kv::on_miss(state_, newcomer);
         const std::optional<kv::slot_id> slot = state_.victim([](kv::slot_id) { return true; });
         kv::evict(state_, *slot);
         state_.admit(*slot, newcomer);
-        kv::settle(state_, *slot);
+        kv::on_released(state_, *slot);
     }
 
 private:
-    [[nodiscard]] kv::entry next() { return {.key = key_of(next_++), .bytes = bytes, .cost = 1.0, .length = 1}; }
+    [[nodiscard]] kv::eviction_entry next() {
+        return {.key = key_of(next_++), .bytes = bytes, .cost = 1.0, .length = 1};
+    }
 
     void enter(kv::slot_id slot) {
-        const kv::entry newcomer = next();
-        kv::announce(state_, newcomer);
+        const kv::eviction_entry newcomer = next();
+        kv::on_miss(state_, newcomer);
         state_.admit(slot, newcomer);
-        kv::settle(state_, slot);
+        kv::on_released(state_, slot);
     }
 
     decltype(Policy{}.open({})) state_;
@@ -148,7 +150,7 @@ bench::sample touches(Filled& filled, const std::vector<std::uint32_t>& order) {
     const bench::stopwatch watch;
     for (const std::uint32_t slot : order) {
         filled.touch(slot);
-        benchmark::ClobberMemory(); // a policy that does nothing on a touch is still asked
+        benchmark::ClobberMemory(); // keeps the call to a policy whose touch does nothing
     }
     return {calls / watch.seconds() * 1e-6};
 }
@@ -185,29 +187,30 @@ void add_rows(bench::suite& suite, const std::shared_ptr<asked>& order, const st
         "touch_zipf_", open, [of, order] { return touches(*of->touched, order->zipf()); }, aim);
     add(
         "touch_uniform_", open, [of, order] { return touches(*of->touched, order->uniform()); }, aim);
-    if (name == kv::type_name<kv::never>())
+    if (name == kv::type_name<kv::eviction::never>())
         return;
     add(
         "churn_",
         [of] {
             of->churned = std::make_unique<Filled>();
-            for (std::size_t i = 0; i < 2 * slots; ++i) // until ghosts have come as well
+            for (std::size_t i = 0; i < 2 * slots; ++i) // until the ghost entries are full
                 of->churned->churn();
         },
         [of] { return churns(*of->churned); }, 1.0);
 }
 
 template <class Policy>
-constexpr bool lru_class = (std::same_as<Policy, kv::lru> || std::same_as<Policy, kv::fifo> ||
-                            std::same_as<Policy, kv::clock> || std::same_as<Policy, kv::sieve> ||
-                            std::same_as<Policy, kv::slru> || std::same_as<Policy, kv::s3_fifo>);
+constexpr bool lru_class = (std::same_as<Policy, kv::eviction::lru> || std::same_as<Policy, kv::eviction::fifo> ||
+                            std::same_as<Policy, kv::eviction::clock> || std::same_as<Policy, kv::eviction::sieve> ||
+                            std::same_as<Policy, kv::eviction::slru> || std::same_as<Policy, kv::eviction::s3_fifo>);
 
-// A page taken and given back, of a pool by itself and of the books over it, with as many out at once as may be.
+// Measures a page allocated and released, by the page pool alone and by the page manager over it. All pages are in use
+// between the two.
 void add_pages(bench::suite& suite) {
     constexpr kv::page_shape shape{.layers = 1, .kv_heads = 1, .head_dim = 16, .tokens = 16};
     constexpr std::size_t pages = 10'000, most_ns = 50;
-    using heap = decltype(kv::heap{}.open(0, 0));
-    auto pool = std::make_shared<kv::page_pool<heap>>(pages, kv::heap{}.open(pages, bytes));
+    using heap = decltype(kv::storage::heap{}.open(0, 0));
+    auto pool = std::make_shared<kv::page_pool<heap>>(pages, kv::storage::heap{}.open(pages, bytes));
     suite.add({.name = "page_pool",
                .unit = "ns",
                .take =
@@ -225,10 +228,11 @@ void add_pages(bench::suite& suite) {
                .aim = 1.0,
                .scored = true});
 
-    using books = kv::page_books<heap, decltype(kv::xxh3{}.open({})), decltype(kv::radix{}.open(shape, 0)),
-                                 decltype(kv::lru{}.open({})), decltype(kv::silent{}.open()), false>;
-    auto kept = std::make_shared<books>(shape, pages, bytes, 1, kv::identity{}, kv::heap{}, kv::xxh3{}, kv::radix{},
-                                        kv::lru{}, kv::silent{});
+    using books =
+        kv::page_manager<heap, decltype(kv::hash::xxh3{}.open({})), decltype(kv::index::radix{}.open(shape, 0)),
+                         decltype(kv::eviction::lru{}.open({})), decltype(kv::observer::none{}.open()), false>;
+    auto kept = std::make_shared<books>(shape, pages, bytes, 1, kv::identity{}, kv::storage::heap{}, kv::hash::xxh3{},
+                                        kv::index::radix{}, kv::eviction::lru{}, kv::observer::none{});
     suite.add({.name = "page_books",
                .unit = "ns",
                .take =

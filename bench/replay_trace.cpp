@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// Replays a recorded workload through eviction policies and says what each would have hit, beside what knowing the
-// future would: docs/replay.md.
+// Replays a recorded workload through eviction policies and reports the hits of each, compared with the clairvoyant
+// bound: lab/replay.md.
 
 #include <kvcache/adapters/traces/bailian_trace.hpp>
 #include <kvcache/adapters/traces/csv_trace.hpp>
@@ -38,7 +38,7 @@ struct flags {
 
 using files = std::vector<std::filesystem::path>;
 
-// A directory stands for the files in it, in the order of their names.
+// Replaces a directory by its files, in order of name.
 files expanded(const std::vector<std::string>& traces) {
     files all;
     for (const std::string& trace : traces) {
@@ -56,7 +56,7 @@ files expanded(const std::vector<std::string>& traces) {
     return all;
 }
 
-// Calls use(record) for every record of the traces until it answers false. Throws: runtime_error, if one cannot be
+// Calls use(record) for every record of the traces until it returns false. Throws: runtime_error if a trace cannot be
 // read.
 template <class Trace, class Record, class Use>
 void each_record(const files& traces, const flags& f, const char* doing, Use&& use) {
@@ -96,7 +96,7 @@ bench::survey surveyed(const files& traces, const flags& f, std::uint64_t& block
                 if (!f.no_bound)
                     found.next.add(block, time);
             found.accesses += record.blocks.size();
-            return !f.no_bound; // then the first request says all there is to know
+            return !f.no_bound; // without the bound, the first request is enough
         } else {
             found.smallest = found.records == 1 ? record.bytes : std::min(found.smallest, record.bytes);
             if (!f.no_bound)
@@ -122,7 +122,7 @@ int replay(const flags& f) {
         terms.capacities.push_back(bench::parse_capacity(words));
     if constexpr (contest::prefix) {
         constexpr std::uint64_t token_bytes =
-            131072; // Llama 3.1 8B: 32 layers of 8 heads of 128, keys and values, BF16
+            131072; // Llama 3.1 8B: 32 layers, 8 KV heads of 128, keys and values, BF16
         terms.block_bytes = f.block_bytes > 0 ? f.block_bytes : block_tokens * token_bytes;
         terms.unit = f.bytes ? terms.block_bytes : 1;
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// What the policies of hash, index and storage cost by themselves: names of 16-token blocks, matches of 16-token pages
-// in a tree of 100,000 sequences, pages taken and given back.
+// The cost of the hash, index and storage policies alone: hashes of 16-token blocks, matches of 16-token pages in a
+// tree of 100,000 sequences, and pages acquired and released.
 
 #include <kvcache/hash/crypto.hpp>
 #include <kvcache/index/all.hpp>
@@ -26,7 +26,7 @@ namespace kv = kvcache;
 
 namespace {
 
-constexpr std::size_t block = 16, sequences = 100'000, shared = 4, own = 4; // pages of each sequence
+constexpr std::size_t block = 16, sequences = 100'000, shared = 4, own = 4; // pages per sequence
 
 template <class Hash>
 void add_hash(bench::suite& suite, const char* name, const Hash& hash) {
@@ -42,7 +42,7 @@ void add_hash(bench::suite& suite, const char* name, const Hash& hash) {
                }});
 }
 
-// Sequences of eight pages, the first four of which a hundred others share.
+// Returns a prompt of eight pages, the first four of which it shares with 99 others.
 std::vector<kv::token_id> prompt(std::size_t number) {
     std::vector<kv::token_id> made((shared + own) * block);
     for (std::size_t i = 0; i < made.size(); ++i)
@@ -50,7 +50,7 @@ std::vector<kv::token_id> prompt(std::size_t number) {
     return made;
 }
 
-/// What one writes without an index: a map from a page's tokens, and the page before it, to the page.
+/// The baseline without an index: a map from a page's tokens and its parent page to the page.
 struct map_chain {
     struct key {
         std::uint32_t last = ~std::uint32_t{0};
@@ -151,14 +151,14 @@ void add_storage(bench::suite& suite, const char* name) {
 
 int main(int count, char** words) {
     bench::suite suite("roles", count, words);
-    add_hash(suite, "xxh3", kv::xxh3{});
-    add_hash(suite, "sha256", kv::sha256{.key = "a key"});
-    add_index<kv::radix>(suite, "radix");
-    add_index<kv::hash_chain>(suite, "hash_chain");
+    add_hash(suite, "xxh3", kv::hash::xxh3{});
+    add_hash(suite, "sha256", kv::hash::sha256{.key = "a key"});
+    add_index<kv::index::radix>(suite, "radix");
+    add_index<kv::index::hash_chain>(suite, "hash_chain");
     add_index<map_chain>(suite, "unordered_map");
-    add_storage<kv::heap>(suite, "heap");
-    add_storage<kv::huge_pages>(suite, "huge_pages");
-    add_storage<kv::mapped>(suite, "mapped");
-    add_storage<kv::zeroising<>>(suite, "zeroising");
+    add_storage<kv::storage::heap>(suite, "heap");
+    add_storage<kv::storage::huge_pages>(suite, "huge_pages");
+    add_storage<kv::storage::mapped>(suite, "mapped");
+    add_storage<kv::storage::zero_on_release<>>(suite, "zero_on_release");
     return suite.run();
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// Whether a tenant can tell by the clock what another has stored. In each trial tenant A stores one of two prompts of
-// one length, by a hidden coin, and tenant B looks one of them up, from memory of its own. The score is how well B's
-// times tell the coin: the area under the ROC curve, 0.5 for not at all. The same trial within one tenant, where the
-// time has to tell, shows that the clock would see it. Ends with 1 if another tenant's prompt is told at more than
+// A timing side-channel test between tenants. In each trial tenant A stores one of two prompts of the same length,
+// chosen by a hidden coin, and tenant B looks one of them up, from its own memory. The score is how well B's times
+// predict the coin: the area under the ROC curve, 0.5 for no information. The same trial within one tenant, where the
+// time must predict the coin, shows that the clock can detect it. Exits with 1 if the score across tenants exceeds
 // 0.55.
 
 #include <kvcache/cache/tenant_cache.hpp>
@@ -45,11 +45,11 @@ void store(const Tenant& tenant, const tokens& wanted) {
     lease->commit(wanted);
 }
 
-// The area under the ROC curve of times that should be told apart, whichever way round.
+// The area under the ROC curve of labeled times, whichever direction separates them.
 double area(std::vector<std::pair<double, bool>> times) {
     std::ranges::sort(times);
     double ranks = 0.0, hits = 0.0;
-    for (std::size_t i = 0; i < times.size();) { // equal times share their ranks
+    for (std::size_t i = 0; i < times.size();) { // tied times share their mean rank
         std::size_t end = i;
         while (end < times.size() && times[end].first == times[i].first)
             ++end;
@@ -65,7 +65,7 @@ double area(std::vector<std::pair<double, bool>> times) {
     return std::max(a, 1.0 - a);
 }
 
-// Trials in which `asker` looks up what `storer` may have stored.
+// Runs trials in which `asker` looks up a prompt that `storer` may have stored. Returns the area under the ROC curve.
 template <class Tenant>
 double trials(const Tenant& storer, const Tenant& asker, std::size_t number, std::mt19937_64& random) {
     std::vector<std::pair<double, bool>> times;
@@ -94,7 +94,7 @@ void measure(const char* name, const Index& index, std::size_t number, std::vect
     const std::size_t pages = 64 * length / shape.tokens;
     auto cache = kv::make_tenant_cache(2, {}, shape, {pages * page_bytes}, index);
     const auto a = *cache.open(kv::tenant_salt("a"), pages / 2), b = *cache.open(kv::tenant_salt("b"), pages / 2);
-    static_cast<void>(trials(a, b, number / 10, random)); // so that both have their quota
+    static_cast<void>(trials(a, b, number / 10, random)); // warm-up, until both tenants reach their quota
     rows.push_back({std::string("other_tenant_") + name, trials(a, b, number, random)});
     rows.push_back({std::string("own_") + name, trials(b, b, number, random)});
 }
@@ -113,8 +113,8 @@ int main(int count, char** words) {
         return std::fprintf(stderr, "tenants [--trials N, at least 100] [--json FILE]\n"), 2;
 
     std::vector<row> rows;
-    measure("radix", kv::radix{}, number, rows);
-    measure("hash_chain", kv::hash_chain{}, number, rows);
+    measure("radix", kv::index::radix{}, number, rows);
+    measure("hash_chain", kv::index::hash_chain{}, number, rows);
 
     double worst = 0.0;
     std::string text = "[";

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 //
-// What tiers carry: records put and got, beside the same bytes read from files that the system has in memory and values
-// that redis-benchmark moves; the time to the first token of a long prompt after a restart, beside a cold one; and how
-// long an answer under way pauses while another's prompt is read; and what reading beside computing could save at most.
+// The throughput and latency of tiers: records written and read, compared with the same bytes read from files in the
+// page cache and with redis-benchmark; the time to the first token of a long prompt after a restart, compared with a
+// cold start; the pause of a running generation while another request's prompt is read; and the most that overlapping
+// reads with computation could save.
 
 #include <kvcache/cache/compose.hpp>
-#include <kvcache/core/mixed_bits.hpp>
+#include <kvcache/core/mix64.hpp>
 #include <kvcache/core/sha256_builder.hpp>
-#include <kvcache/locking/mutexed.hpp>
+#include <kvcache/locking/mutex.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/testing/random_weights.hpp>
 #include <kvcache/tier.hpp>
@@ -49,7 +50,7 @@ struct flags {
     std::vector<std::string> parts{"rates", "restart", "pauses", "overlap"};
     std::vector<std::size_t> sizes{65536, 368640, 1 << 20, 4 << 20};
     std::string directory = "tiers-bench", json;
-    std::size_t mib = 256, rounds = 5, prompt = 2000, layers = 30, threads = 1, readers = 0;
+    std::size_t mib = 256, rounds = 5, prompt = 2000, layers = 30, threads = 1, parallel_reads = 0;
     std::uint16_t port = 16379;
 };
 
@@ -88,7 +89,7 @@ void print(const row& r) {
     std::fflush(stdout);
 }
 
-// The values of a size: their names and bytes.
+// Values of one size, with their names and contents.
 struct values {
     values(std::size_t size, std::size_t total) {
         for (std::uint64_t n = 0; n < std::max<std::size_t>(total / size, 4); ++n) {
@@ -104,7 +105,7 @@ struct values {
         return 1e-9 * static_cast<double>(content.size()) * static_cast<double>(content[0].size());
     }
 
-    std::vector<kv::digest256> names;
+    std::vector<kv::sha256_digest> names;
     std::vector<bytes> content;
 };
 
@@ -119,14 +120,15 @@ double put(State& tier, const values& all) {
     return all.gigabytes() / watch.seconds();
 }
 
-// Into one place each, as pages are.
+// Reads each value into its own buffer, as pages are read. Returns GB/s.
 template <class State>
 double get(State& tier, const values& all, std::vector<bytes>& to) {
     const bench::stopwatch watch;
-    const auto given = kv::read_run(tier, std::span(all.names), [&](std::size_t i, std::span<const std::byte> from) {
-        std::memcpy(to[i].data(), from.data(), from.size());
-        return true;
-    });
+    const auto given =
+        kv::tier::read_run(tier, std::span(all.names), [&](std::size_t i, std::span<const std::byte> from) {
+            std::memcpy(to[i].data(), from.data(), from.size());
+            return true;
+        });
     const double took = watch.seconds();
     require(given && *given == all.names.size(), "a get fails");
     return all.gigabytes() / took;
@@ -149,7 +151,7 @@ double read_files(const std::filesystem::path& directory, const values& all, std
     return all.gigabytes() / watch.seconds();
 }
 
-// Interleaved with its baseline: the machine is noisy. Medians.
+// Measures a tier interleaved with its baseline, since the machine is noisy. The row has medians.
 template <class Policy, class Baseline>
 row rates(const char* name, const Policy& policy, const values& all, std::size_t rounds, Baseline baseline) {
     row made{.tier = name, .value_bytes = all.content[0].size()};
@@ -185,40 +187,42 @@ kv::model_config shape(std::size_t layers) { // SmolLM2-135M
 
 struct told {
     double milliseconds = 0.0;
-    double reading_ms = 0.0; // of these
+    double reading_ms = 0.0; // of `milliseconds`
     kv::matrix logits;
     std::size_t loaded = 0;
 };
 
-// A process that begins: a cache of its own, and the tier opened anew.
+// Simulates a process start: a new cache, and the tier opened anew.
 template <class Policy>
-told start(const Policy& policy, const kv::transformer& model, kv::team& team, std::span<const kv::token_id> prompt) {
+told start(const Policy& policy, const kv::transformer& model, kv::thread_pool& pool,
+           std::span<const kv::token_id> prompt) {
     const auto page = model.shape(64);
     const bench::stopwatch watch;
     auto cache = kv::make_cache(model.id({1, 2}), page,
-                                {.bytes = (prompt.size() / 64 + 8) * kv::plain{}.open(page).page_bytes()}, policy);
-    kv::pipeline through(cache, model, team, 256);
+                                {.bytes = (prompt.size() / 64 + 8) * kv::codec::f32{}.open(page).page_bytes()}, policy);
+    kv::pipeline pipeline(cache, model, pool, 256);
     const double opened = watch.seconds();
     static_cast<void>(cache.prefetch(prompt));
     const double read = watch.seconds();
-    auto fed = through.feed(prompt);
-    require(fed.has_value(), "a prompt fails");
-    told made{1e3 * watch.seconds(), 1e3 * (read - opened), std::move(fed->logits), cache.tier_stats().loaded_tokens};
+    auto filled = pipeline.prefill(prompt);
+    require(filled.has_value(), "a prompt fails");
+    told made{1e3 * watch.seconds(), 1e3 * (read - opened), std::move(filled->logits),
+              cache.tier_stats().loaded_tokens};
     require(cache.tier().flush().has_value(), "a flush fails");
     return made;
 }
 
 template <class Policy>
 row restart(const char* name, const Policy& policy, const kv::transformer& model, const flags& f) {
-    kv::team team(f.threads);
+    kv::thread_pool pool(f.threads);
     std::vector<kv::token_id> prompt;
     for (std::uint64_t i = 0; i < f.prompt; ++i)
-        prompt.push_back(kv::token_id{static_cast<std::int32_t>(kv::mixed_bits(i) % 49152)});
-    const told cold = start(policy, model, team, prompt);
+        prompt.push_back(kv::token_id{static_cast<std::int32_t>(kv::mix64(i) % 49152)});
+    const told cold = start(policy, model, pool, prompt);
     require(cold.loaded == 0, "the tier was not empty");
     std::vector<double> times, reading;
     for (std::size_t i = 0; i < f.rounds; ++i) {
-        const told warm = start(policy, model, team, prompt);
+        const told warm = start(policy, model, pool, prompt);
         require(warm.loaded == (prompt.size() - 1) / 64 * 64 || warm.loaded == prompt.size() / 64 * 64,
                 "the tier had not all");
         require(warm.logits == cold.logits, "the bits differ");
@@ -226,48 +230,48 @@ row restart(const char* name, const Policy& policy, const kv::transformer& model
         reading.push_back(warm.reading_ms);
     }
     return {.tier = name,
-            .value_bytes = kv::plain{}.open(model.shape(64)).page_bytes(),
+            .value_bytes = kv::codec::f32{}.open(model.shape(64)).page_bytes(),
             .ttft_restart_ms = median(times),
             .ttft_cold_ms = cold.milliseconds,
             .read_ms = median(reading)};
 }
 
-// Of a prompt that the tier is given first.
+// Measures the pauses of a generation while a prompt that the tier holds is read.
 template <class Policy>
 row pause(const char* name, const Policy& policy, const kv::transformer& model, const flags& f) {
-    kv::team team(f.threads);
+    kv::thread_pool pool(f.threads);
     std::vector<kv::token_id> prompt;
     for (std::uint64_t i = 0; i < f.prompt; ++i)
-        prompt.push_back(kv::token_id{static_cast<std::int32_t>(kv::mixed_bits(i) % 49152)});
-    static_cast<void>(start(policy, model, team, prompt));
+        prompt.push_back(kv::token_id{static_cast<std::int32_t>(kv::mix64(i) % 49152)});
+    static_cast<void>(start(policy, model, pool, prompt));
     std::vector<double> ahead, in_step;
     for (std::size_t i = 0; i < f.rounds; ++i) {
-        const auto a = bench::pauses_of(policy, kv::mutexed{}, model, team, prompt);
-        const auto b = bench::pauses_of(policy, kv::unlocked{}, model, team, prompt);
+        const auto a = bench::pauses_of(policy, kv::locking::mutex{}, model, pool, prompt);
+        const auto b = bench::pauses_of(policy, kv::locking::none{}, model, pool, prompt);
         require(a.loaded == b.loaded && a.loaded >= (prompt.size() - 1) / 64 * 64, "the tier had not all");
         ahead.push_back(a.longest_ms);
         in_step.push_back(b.longest_ms);
     }
     return {.tier = name,
-            .value_bytes = kv::plain{}.open(model.shape(64)).page_bytes(),
+            .value_bytes = kv::codec::f32{}.open(model.shape(64)).page_bytes(),
             .pause_ms = median(ahead),
             .pause_in_step_ms = median(in_step)};
 }
 
-// What reading layer by layer beside the pass over the last tokens could save at most: the two for strangers, so that
-// neither ever waits for the other. `other` is a second opening of the same store, or of a copy.
+// Measures the most that reading layer by layer during the pass over the last tokens could save: the read and the pass
+// are independent, so that neither waits for the other. `other` opens the same store a second time, or a copy.
 template <class Policy, class Copy>
 row overlap(const char* name, const Policy& policy, Copy other, const kv::transformer& model, const flags& f) {
-    kv::team team(f.threads);
+    kv::thread_pool pool(f.threads);
     std::vector<kv::token_id> prompt;
     for (std::uint64_t i = 0; i < f.prompt; ++i)
-        prompt.push_back(kv::token_id{static_cast<std::int32_t>(kv::mixed_bits(i) % 49152)});
-    static_cast<void>(start(policy, model, team, prompt));
+        prompt.push_back(kv::token_id{static_cast<std::int32_t>(kv::mix64(i) % 49152)});
+    static_cast<void>(start(policy, model, pool, prompt));
     const Policy second = other();
     const auto page = model.shape(64);
-    const kv::budget room{.bytes = (f.prompt / 64 + 8) * kv::plain{}.open(page).page_bytes()};
+    const kv::cache_limits room{.bytes = (f.prompt / 64 + 8) * kv::codec::f32{}.open(page).page_bytes()};
     auto here = kv::make_cache(model.id({1, 2}), page, room, policy);
-    kv::pipeline through(here, model, team, 256);
+    kv::pipeline pipeline(here, model, pool, 256);
     const std::size_t whole = (prompt.size() - 1) / 64 * 64;
     auto found = here.match(std::span(prompt).first(whole));
     require(found.loaded() == whole, "the tier had not all");
@@ -276,7 +280,7 @@ row overlap(const char* name, const Policy& policy, Copy other, const kv::transf
     const auto pass = [&] {
         const bench::stopwatch watch;
         auto behind = known.fork(whole);
-        require(through.extend(behind, std::span(prompt).subspan(whole)).has_value(), "a pass fails");
+        require(pipeline.extend(behind, std::span(prompt).subspan(whole)).has_value(), "a pass fails");
         return 1e3 * watch.seconds();
     };
     for (std::size_t i = 0; i < f.rounds; ++i) {
@@ -294,7 +298,7 @@ row overlap(const char* name, const Policy& policy, Copy other, const kv::transf
         }
     }
     return {.tier = name,
-            .value_bytes = kv::plain{}.open(page).page_bytes(),
+            .value_bytes = kv::codec::f32{}.open(page).page_bytes(),
             .read_ms = median(reads),
             .pass_ms = median(passes),
             .both_ms = median(both)};
@@ -316,25 +320,25 @@ int run(const flags& f) {
         for (std::size_t i = 0; i < all.content.size(); ++i)
             std::ofstream(files / std::to_string(i), std::ios::binary)
                 .write(reinterpret_cast<const char*>(all.content[i].data()), static_cast<std::streamsize>(size));
-        const kv::lmdb<> disk{.directory = f.directory + "/lmdb" + std::to_string(size),
-                              .bytes = 2 * (f.mib << 20),
-                              .queue_bytes = 2 * (f.mib << 20)};
+        const kv::tier::lmdb<> disk{.directory = f.directory + "/lmdb" + std::to_string(size),
+                                    .bytes = 2 * (f.mib << 20),
+                                    .queue_bytes = 2 * (f.mib << 20)};
         add(rates("lmdb", disk, all, f.rounds, [&](std::vector<bytes>& to) { return read_files(files, all, to); }));
         std::filesystem::remove_all(disk.directory);
-        const kv::redis remote{.port = f.port,
-                               .ttl = std::chrono::minutes(1),
-                               .timeout = std::chrono::seconds(5),
-                               .queue_bytes = 2 * (f.mib << 20)};
+        const kv::tier::redis remote{.port = f.port,
+                                     .ttl = std::chrono::minutes(1),
+                                     .timeout = std::chrono::seconds(5),
+                                     .queue_bytes = 2 * (f.mib << 20)};
         add(rates("redis", remote, all, f.rounds, [&](std::vector<bytes>&) {
             return 1e-9 * server.benchmark(size, std::max<std::size_t>(all.names.size(), 64));
         }));
     }
     if (wanted("restart") || wanted("pauses") || wanted("overlap")) {
         const kv::transformer model = kv::make_random_model(shape(f.layers), 7);
-        kv::lmdb<> disk{.directory = f.directory + "/restart"};
-        const kv::redis remote{.port = f.port, .timeout = std::chrono::seconds(5)};
-        if (f.readers > 0)
-            disk.readers = f.readers;
+        kv::tier::lmdb<> disk{.directory = f.directory + "/restart"};
+        const kv::tier::redis remote{.port = f.port, .timeout = std::chrono::seconds(5)};
+        if (f.parallel_reads > 0)
+            disk.parallel_reads = f.parallel_reads;
         if (wanted("restart")) {
             add(restart("lmdb", disk, model, f));
             add(restart("redis", remote, model, f));
@@ -344,10 +348,10 @@ int run(const flags& f) {
             add(pause("redis", remote, model, f));
         }
         if (wanted("overlap")) {
-            const auto copied = [&] { // a directory is opened once in a process
+            const auto copied = [&] { // a process can open a directory only once
                 const std::string to = f.directory + "/copied";
                 std::filesystem::copy(disk.directory, to);
-                return kv::lmdb<>{.directory = to, .readers = disk.readers};
+                return kv::tier::lmdb<>{.directory = to, .parallel_reads = disk.parallel_reads};
             };
             add(overlap("lmdb", disk, copied, model, f));
             add(overlap(
@@ -395,7 +399,7 @@ int main(int count, char** words) {
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
     app.add_option("--threads", f.threads)->check(CLI::Range(1, 1024))->capture_default_str();
-    app.add_option("--readers", f.readers,
+    app.add_option("--readers", f.parallel_reads,
                    "Threads that read a prompt from the disk; 0: as many as the tier has by itself")
         ->check(CLI::Range(0, 64))
         ->capture_default_str();

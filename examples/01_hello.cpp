@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Hello: open a model, open a cache, say the same thing twice. The second time only one token runs.
+// Hello: open a model, open a cache, run the same prompt twice. The second time only one token is computed.
 // test:
 #include <kvcache/kvcache.hpp>
 #include <kvcache/model/huggingface/load.hpp>
@@ -20,8 +20,8 @@ int main(int argc, char** argv) {
     const kvcache::transformer& model = loaded->model;
 
     auto cache = kvcache::make_cache(model.shape(64), {.bytes = 256_MiB});
-    kvcache::team threads(2);
-    kvcache::pipeline through(cache, model, threads);
+    kvcache::thread_pool threads(2);
+    kvcache::pipeline pipeline(cache, model, threads);
 
     const auto prompt = words->encode("Hello, my dear cache. What do you know of me?", {});
     if (!prompt) {
@@ -30,7 +30,7 @@ int main(int argc, char** argv) {
     }
     kvcache::matrix logits[2];
     for (kvcache::matrix& said : logits) {
-        auto turn = through.feed(*prompt);
+        auto turn = pipeline.prefill(*prompt);
         if (!turn) {
             std::cerr << turn.error().message << '\n';
             return 1;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Choosing policies: by value, in any order; what is left out keeps its standard. The type of the cache is read off
-// them. test:
+// Choosing policies: pass them by value, in any order; omitted ones have their defaults. They determine the type of
+// the cache.
+// test:
 #include <kvcache/kvcache.hpp>
 
 #include <iostream>
@@ -9,19 +10,20 @@
 
 using namespace kvcache::literals;
 
-// The order does not matter: these are one type.
-static_assert(
-    std::is_same_v<kvcache::cache<kvcache::lru, kvcache::counting>, kvcache::cache<kvcache::counting, kvcache::lru>>);
+// The order does not matter: both are the same type.
+static_assert(std::is_same_v<kvcache::cache<kvcache::eviction::lru, kvcache::observer::counting>,
+                             kvcache::cache<kvcache::observer::counting, kvcache::eviction::lru>>);
 
 int main() {
-    std::pmr::synchronized_pool_resource memory; // pages come from wherever you keep memory
+    std::pmr::synchronized_pool_resource memory; // pages come from any memory resource
 
     auto cache = kvcache::make_cache({.layers = 4, .kv_heads = 2, .head_dim = 64, .tokens = 32}, {.bytes = 64_MiB},
-                                     kvcache::counting{},                // who watches
-                                     kvcache::heap{.resource = &memory}, // where pages live
-                                     kvcache::mutexed{});                // threads may share it
+                                     kvcache::observer::counting{},               // observes events
+                                     kvcache::storage::heap{.resource = &memory}, // allocates pages
+                                     kvcache::locking::mutex{});                  // threads may share the cache
 
-    // Without a model: reserve rows, (write them,) commit them as tokens. Then they are known.
+    // Without a model: reserve rows, write them (omitted here), and commit them as tokens. They are cached
+    // afterwards.
     const auto token = [](int id) { return kvcache::token_id{id}; };
     const kvcache::token_id first[] = {token(1), token(2), token(3), token(4)};
     const kvcache::token_id second[] = {token(1), token(2), token(9)};
@@ -36,7 +38,7 @@ int main() {
     }
     std::cout << cache.match(second).explain() << '\n' << cache.describe() << '\n';
 
-    const kvcache::event_counts& counts = cache.observer().counts();
+    const kvcache::observer::event_counts& counts = cache.observer().counts();
     std::cout << counts.tokens_found << " of " << counts.tokens_looked_up << " tokens looked up were known\n";
     return counts.tokens_found == 2 && cache.check() ? 0 : 1;
 }

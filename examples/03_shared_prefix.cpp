@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Ten users, one system prompt: its pages exist once. Then one conversation forks in two, and only what differs is new.
+// Ten users share one system prompt, whose pages exist once. Then one conversation is forked; only new tokens run.
 // test:
 #include <kvcache/kvcache.hpp>
 #include <kvcache/testing/random_weights.hpp>
@@ -31,16 +31,16 @@ int main() {
                                                    .tied_head = true},
                                                   1);
     auto cache = kvcache::make_cache(model.shape(16), {.bytes = 16_MiB});
-    kvcache::team threads(1);
-    kvcache::pipeline through(cache, model, threads);
+    kvcache::thread_pool threads(1);
+    kvcache::pipeline pipeline(cache, model, threads);
 
     const auto system = tokens(0, 160); // ten pages
-    std::vector<kvcache::fed<decltype(cache)>> users;
+    std::vector<kvcache::prefill_result<decltype(cache)>> users;
     for (int user = 0; user < 10; ++user) {
         auto prompt = system;
         for (const auto token : tokens(user + 1, 5))
             prompt.push_back(token);
-        auto turn = through.feed(prompt);
+        auto turn = pipeline.prefill(prompt);
         if (!turn) {
             std::cerr << turn.error().message << '\n';
             return 1;
@@ -48,17 +48,17 @@ int main() {
         users.push_back(std::move(*turn));
     }
     const auto shared = cache.stats();
-    std::cout << "10 users of a prompt of 10 pages hold " << shared.held << " pages\n";
+    std::cout << "10 users of a prompt of 10 pages hold " << shared.in_use << " pages\n";
 
-    auto branch = users[0].sequence.fork(163); // inside a page: whoever writes first copies it
-    const auto other = through.extend(branch, tokens(50, 8));
-    const auto same = through.extend(users[0].sequence, tokens(60, 8));
+    auto branch = users[0].sequence.fork(163); // inside a page: the first write copies it (copy-on-write)
+    const auto other = pipeline.extend(branch, tokens(50, 8));
+    const auto same = pipeline.extend(users[0].sequence, tokens(60, 8));
     if (!other || !same)
         return 1;
-    std::cout << "a fork and both its answers: " << cache.stats().held - shared.held << " pages more\n";
+    std::cout << "a fork and both its answers: " << cache.stats().in_use - shared.in_use << " pages more\n";
     std::cout << "the first tokens are still one: "
               << (branch.table().front().page == users[9].sequence.table().front().page ? "yes\n" : "no\n");
 
     users.clear();
-    return shared.held == 20 && cache.check() ? 0 : 1;
+    return shared.in_use == 20 && cache.check() ? 0 : 1;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Write your own eviction policy: an aggregate of options, a state of four functions. The laws say whether it keeps the
-// contract, and then it is a policy like any other.
+// Writing an eviction policy: an aggregate of options, and a state with four functions. The conformance tests check
+// it; then it is used like any other policy.
 // test:
 #include <kvcache/kvcache.hpp>
 #include <kvcache/testing/eviction_laws.hpp>
@@ -11,26 +11,26 @@
 
 using namespace kvcache::literals;
 
-/// The entry that was used least often leaves first; among equals the one with the smallest slot.
+/// Evicts the entry with the fewest uses, among equals the one with the smallest slot.
 struct least_used {
     using role = kvcache::eviction_role;
 
     struct state {
         std::map<kvcache::slot_id, std::size_t> uses;
 
-        void admit(kvcache::slot_id slot, const kvcache::entry&) { uses[slot] = 0; }
+        void admit(kvcache::slot_id slot, const kvcache::eviction_entry&) { uses[slot] = 0; }
         void touch(kvcache::slot_id slot) { ++uses[slot]; }
         void erase(kvcache::slot_id slot) { uses.erase(slot); }
         template <class MayLeave>
-        std::optional<kvcache::slot_id> victim(MayLeave&& may_leave) {
+        std::optional<kvcache::slot_id> victim(MayLeave&& is_evictable) {
             std::optional<kvcache::slot_id> least;
             for (const auto& [slot, count] : uses)
-                if (may_leave(slot) && (!least || count < uses[*least]))
+                if (is_evictable(slot) && (!least || count < uses[*least]))
                     least = slot;
             return least;
         }
     };
-    [[nodiscard]] state open(kvcache::eviction_room) const { return {}; }
+    [[nodiscard]] state open(kvcache::eviction_capacity) const { return {}; }
 };
 static_assert(kvcache::eviction_policy<least_used>);
 
@@ -40,7 +40,7 @@ int main() {
         std::cout << "broken: " << law << '\n';
     std::cout << (broken.empty() ? "every law of eviction holds\n" : "");
 
-    // Room for four pages. One prompt is asked for again and again, others once.
+    // A cache of four pages. One prompt is repeated, the others occur once.
     const kvcache::page_shape shape{.layers = 1, .kv_heads = 1, .head_dim = 16, .tokens = 16};
     auto cache = kvcache::make_cache(shape, {.bytes = 4 * 2 * 16 * 16 * 4}, least_used{});
     std::vector<kvcache::token_id> prompt(16);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Bring your own model: what a pipeline asks of one is five functions. This toy is no transformer. It says what it has
-// heard most (a cache language model, Kuhn & De Mori 1990): every token writes its own vector as a value, a query of
-// zeros attends to all of them alike, and what comes back is the mean of what was said.
+// Using your own model: a pipeline needs five functions of it. This toy is not a transformer. It predicts the most
+// frequent token so far (a cache language model, Kuhn & De Mori 1990): every token writes its own vector as a value,
+// a query of zeros attends to all tokens equally, and the result is the mean of the vectors.
 // test:
 #include <kvcache/kvcache.hpp>
 
@@ -13,12 +13,12 @@ using namespace kvcache::literals;
 
 namespace {
 
-constexpr std::uint32_t letters = 32; // the vocabulary, and the length of a token's vector
+constexpr std::uint32_t letters = 32; // size of the vocabulary, and length of a token's vector
 
 template <class Lease>
 class parrot_pass {
 public:
-    void begin(std::span<const kvcache::batch_part<Lease>> batch) { batch_.assign(batch.begin(), batch.end()); }
+    void begin(std::span<const kvcache::batch_slice<Lease>> batch) { batch_.assign(batch.begin(), batch.end()); }
 
     void forward(kvcache::layer_id layer) {
         const std::vector<float> zeros(letters, 0.0f);
@@ -34,12 +34,13 @@ public:
                                                 .out_stride = letters,
                                                 .position = part.lease->first() + part.row + row,
                                                 .rows = 1};
-                kvcache::attend({.head_dim = letters}, part.lease->pages(), layer, kvcache::head_id{0}, asked, 0, 1);
+                kvcache::paged_attention({.head_dim = letters}, part.lease->pages(), layer, kvcache::head_id{0}, asked,
+                                         0, 1);
                 heard_.insert(heard_.end(), vector.begin(), vector.end());
             }
     }
 
-    // The rows that want logits are the last of each part, in order.
+    // The rows with logits are the last of each part, in order.
     void logits(std::span<float> out) {
         auto from = heard_.begin();
         auto to = out.begin();
@@ -52,7 +53,7 @@ public:
     }
 
 private:
-    std::vector<kvcache::batch_part<Lease>> batch_;
+    std::vector<kvcache::batch_slice<Lease>> batch_;
     std::vector<float> heard_; // (rows, letters)
 };
 
@@ -63,7 +64,7 @@ struct parrot {
     std::size_t vocabulary() const { return letters; }
     std::size_t max_positions() const { return 1000000; }
     template <class Lease>
-    parrot_pass<Lease> passes(kvcache::team&) const {
+    parrot_pass<Lease> make_forward_pass(kvcache::thread_pool&) const {
         return {};
     }
 };
@@ -73,14 +74,14 @@ struct parrot {
 int main() {
     const parrot model;
     auto cache = kvcache::make_cache({.layers = 1, .kv_heads = 1, .head_dim = letters, .tokens = 16}, {.bytes = 1_MiB});
-    kvcache::team threads(1);
-    kvcache::pipeline through(cache, model, threads);
+    kvcache::thread_pool threads(1);
+    kvcache::pipeline pipeline(cache, model, threads);
 
     std::vector<kvcache::token_id> said;
     for (const char letter : std::string_view("a parrot repeats what a parrot hears"))
         said.push_back(kvcache::token_id{letter % 32});
     for (int turn = 0; turn < 2; ++turn) {
-        const auto heard = through.feed(said);
+        const auto heard = pipeline.prefill(said);
         if (!heard) {
             std::cerr << heard.error().message << '\n';
             return 1;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// Documents that were read once, alone, and stand in a prompt in another order: what each way to reuse them saves, and
-// what it changes. Where every token runs again, or only prefixes are reused, the logits are those of a prefill.
+// Documents are computed once, each alone, and then occur in a prompt in another order. The program shows what each
+// reuse mode saves and what it changes. If every token is recomputed, or only prefixes are reused, the logits are
+// those of a full prefill.
 // test: examples/models/worlds-2m
 
 #include <kvcache/kvcache.hpp>
@@ -44,7 +45,7 @@ struct program {
         return must(words.encode(std::string(text), {.add_special_tokens = false}));
     }
 
-    // The notes in an order that nobody has seen, and a question.
+    // The notes in a new order, and a question.
     tokens prompt() const {
         tokens all = encode("<|im_start|>system\nYou answer questions about the notes.");
         for (const std::size_t note : {2u, 0u, 3u, 1u}) {
@@ -57,11 +58,12 @@ struct program {
         return all;
     }
 
-    // One way to reuse them: a cache that has read each note alone, and the same prompt.
+    // Runs one reuse mode: a cache that holds each note, computed alone, and the same prompt.
     template <class Recompute>
     bool tell(const char* name, Recompute recompute, kvcache::reuse_mode mode) {
-        using cache = kvcache::cache<kvcache::chunk, Recompute>;
-        auto store = kvcache::make_cache(model.shape(16), {.bytes = 64_MiB}, kvcache::chunk{.least = 8}, recompute);
+        using cache = kvcache::cache<kvcache::index::chunk, Recompute>;
+        auto store =
+            kvcache::make_cache(model.shape(16), {.bytes = 64_MiB}, kvcache::index::chunk{.least = 8}, recompute);
         kvcache::chunk_pipeline<cache, kvcache::transformer> reader(store, model, threads, {.split = {.size = 0}});
         for (const std::string_view note : notes)
             must(reader.warm(encode(note), {}));
@@ -76,13 +78,13 @@ struct program {
                     words.decode(answer.ids, {.skip_special = true}).c_str());
         const auto seen = must(kvcache::verify(reader, prompt(), answer.ids, mode));
         std::printf("%22s %s, %.5f nats a token off\n", "", seen.same_bits ? "same bits" : "other bits", seen.kl);
-        const bool exact = mode != kvcache::reuse_mode::chunks || std::is_same_v<Recompute, kvcache::everything>;
+        const bool exact = mode != kvcache::reuse_mode::chunks || std::is_same_v<Recompute, kvcache::recompute::full>;
         return !exact || seen.same_bits;
     }
 
     kvcache::transformer model;
     kvcache::tokenizer words;
-    kvcache::team threads{1};
+    kvcache::thread_pool threads{1};
 };
 
 } // namespace
@@ -91,12 +93,12 @@ int main(int count, char** arguments) {
     try {
         program here(count > 1 ? arguments[1] : "examples/models/worlds-2m");
         using enum kvcache::reuse_mode;
-        const bool sound = here.tell("nothing reused", kvcache::exact_prefix{}, baseline) &&
-                           here.tell("prefixes", kvcache::exact_prefix{}, prefix) &&
-                           here.tell("chunks as they are", kvcache::none{}, chunks) &&
-                           here.tell("chunks, seams again", kvcache::seam{.rows = 2}, chunks) &&
-                           here.tell("chunks, 15 % again", kvcache::blend{}, chunks) &&
-                           here.tell("chunks, all again", kvcache::everything{}, chunks);
+        const bool sound = here.tell("nothing reused", kvcache::recompute::exact_prefix{}, baseline) &&
+                           here.tell("prefixes", kvcache::recompute::exact_prefix{}, prefix) &&
+                           here.tell("chunks as they are", kvcache::recompute::none{}, chunks) &&
+                           here.tell("chunks, seams again", kvcache::recompute::chunk_boundary{.rows = 2}, chunks) &&
+                           here.tell("chunks, 15 % again", kvcache::recompute::blend{}, chunks) &&
+                           here.tell("chunks, all again", kvcache::recompute::full{}, chunks);
         return sound ? 0 : 1;
     } catch (const std::exception& fault) {
         std::fprintf(stderr, "%s\n", fault.what());

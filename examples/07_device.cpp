@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Pages on a device: the reference model keeps its cache there and attends there, its products stay here. Compiled as
-// it is, the device is emulated on the host; nvcc makes it a real one:
+// Pages on a device: the reference model keeps its cache there and computes attention there; its GEMMs run on the
+// host. Compiled as it is, the device is emulated on the host; nvcc compiles it for a GPU:
 //
 //     nvcc -std=c++20 -O2 -arch=native --expt-relaxed-constexpr -Xcompiler -march=native -Iinclude
 //          -isystem /usr/include/eigen3 -x cu examples/07_device.cpp
 //
-// Who has a cache and attention of their own needs less: docs/cuda.md.
+// Engines with their own cache and attention need less: docs/cuda.md.
 // test:
 #if defined(__CUDACC__)
-#pragma nv_diag_suppress 20011, 20012, 20014 // functions of the host's that no kernel calls
+#pragma nv_diag_suppress 20011, 20012, 20014 // host functions that no kernel calls
 #endif
 
 #include <kvcache/cache/compose.hpp>
@@ -51,14 +51,14 @@ int run(Device& device) {
     const cuda::device_model<Device, format, 16, 4> there(model, device);
     auto cache = kv::make_cache(there.id({}), there.shape(16), {.bytes = 4_MiB}, cuda::device_rows{.format = format},
                                 cuda::device_storage<Device>{.device = &device});
-    kv::team threads(1);
-    kv::pipeline through(cache, there, threads);
+    kv::thread_pool threads(1);
+    kv::pipeline pipeline(cache, there, threads);
 
     std::vector<kv::token_id> prompt;
     for (std::int32_t i = 0; i < 100; ++i)
         prompt.push_back(kv::token_id{i * 37 % 200});
-    const auto miss = through.feed(prompt);
-    const auto hit = through.feed(prompt);
+    const auto miss = pipeline.prefill(prompt);
+    const auto hit = pipeline.prefill(prompt);
     if (!miss || !hit) {
         std::cerr << (miss ? hit.error() : miss.error()).message << '\n';
         return 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A terminal chat on any model directory. Per turn it says how many tokens were reused and how many ran.
+// A terminal chat with any model directory. Each turn prints how many tokens were reused and how many were computed.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -21,7 +21,7 @@ namespace {
 using support::report;
 using support::turn_report;
 
-struct flags : support::speaking_flags {
+struct flags : support::generation_flags {
     std::string model, replay, system, svg;
     std::size_t memory = 1024;
     bool demo = false, no_cache = false;
@@ -31,16 +31,16 @@ struct host {
     const support::speaker& speaker;
     kvcache::identity id;
     kvcache::page_shape shape;
-    kvcache::budget limit;
+    kvcache::cache_limits limit;
 
-    // A cache does not move, so it is handed over on the heap.
+    // Returns a new cache, on the heap because a cache is not movable.
     [[nodiscard]] std::unique_ptr<support::conversation::cache> open() const {
         return std::unique_ptr<support::conversation::cache>(
             new support::conversation::cache(kvcache::make_cache(id, shape, limit)));
     }
 };
 
-void hear(const std::string& piece) {
+void on_text(const std::string& piece) {
     std::cout << piece << std::flush;
 }
 
@@ -49,7 +49,7 @@ void say_cost(const turn_report& turn) {
                 turn.prefilled, turn.first_token_ms);
 }
 
-// Speaks with a person, or with the lines of a file, until either ends.
+// Chats with a person, or with the lines of a file, until the input ends.
 int talk(const host& at, const support::script& lines, bool scripted, bool reuse) {
     auto store = at.open();
     support::conversation chat(at.speaker, lines.system);
@@ -57,7 +57,7 @@ int talk(const host& at, const support::script& lines, bool scripted, bool reuse
     if (person)
         std::cout << "(/clear forgets, /stats tells of the cache, /quit ends)\n";
     std::string text;
-    int status = 0; // of a script or a pipe: whether any turn failed
+    int status = 0; // for a script or a pipe: 1 if any turn failed
     for (std::size_t i = 0;; ++i) {
         if (scripted) {
             if (i == lines.turns.size())
@@ -86,7 +86,7 @@ int talk(const host& at, const support::script& lines, bool scripted, bool reuse
             std::cout << store->describe() << '\n';
             continue;
         }
-        const auto turn = chat.say(text, *store, hear);
+        const auto turn = chat.say(text, *store, on_text);
         if (turn)
             say_cost(*turn);
         else if (const int failed = report("chat", turn.error()); !person)
@@ -94,7 +94,7 @@ int talk(const host& at, const support::script& lines, bool scripted, bool reuse
     }
 }
 
-// Plays a script, best of `times` for the clock; every time a new cache, and without reuse a new one each turn.
+// Plays a script `times` times and keeps the best times. Each run has a new cache; without reuse, each turn has one.
 kvcache::result<std::vector<turn_report>> play(const host& at, const support::script& lines, bool reuse, int times) {
     std::vector<turn_report> best;
     for (int time = 0; time < times; ++time) {
@@ -172,7 +172,7 @@ int run(const flags& f, const std::string& command) {
             lines.system = std::move(read->system);
     }
 
-    kvcache::team threads(f.threads);
+    kvcache::thread_pool threads(f.threads);
     const support::speaker speaker{.model = loaded->model,
                                    .words = *words,
                                    .form = *form,

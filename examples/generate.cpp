@@ -19,7 +19,7 @@
 
 namespace {
 
-struct flags : support::speaking_flags {
+struct flags : support::generation_flags {
     std::string model, logits, tier;
     std::optional<std::string> prompt, ids, warm, warm_ids;
     bool no_cache = false, json = false, ignore_eos = false;
@@ -33,20 +33,20 @@ kvcache::error unwritable(const std::string& file) {
     return {kvcache::error_code::io, "--logits", "--logits: " + file + " cannot be written"};
 }
 
-// Says tokens one by one, each from a prefill of everything before it: the run that a cache must equal.
+// Generates each token from a full prefill of everything before it: the reference that a cache must equal.
 template <class Cache>
 kvcache::result<kvcache::answer<Cache>>
-generate_without_cache(Cache& cache, const kvcache::transformer& model, kvcache::team& team, const flags& f,
-                       const tokens& prompt, const kvcache::sampler& draw, const kvcache::stopping& until) {
-    kvcache::pipeline through(cache, model, team, f.split);
+generate_without_cache(Cache& cache, const kvcache::transformer& model, kvcache::thread_pool& pool, const flags& f,
+                       const tokens& prompt, const kvcache::sampler& draw, const kvcache::stop_criteria& until) {
+    kvcache::pipeline pipeline(cache, model, pool, f.split);
     auto sequence = cache.open();
-    auto logits = through.extend(sequence, prompt, kvcache::logits_of::all);
+    auto logits = pipeline.extend(sequence, prompt, kvcache::logits_mode::all);
     if (!logits)
         return logits.error();
     kvcache::answer<Cache> made{{std::move(sequence), std::move(*logits), 0, prompt.size(), "nothing was looked up"}};
     tokens past = prompt;
     kvcache::matrix next = made.prompt.logits.bottomRows(1);
-    const std::size_t most = std::min(until.max_tokens, through.max_positions() - prompt.size() + 1);
+    const std::size_t most = std::min(until.max_tokens, pipeline.max_positions() - prompt.size() + 1);
     while (made.ids.size() < most) {
         const auto token = draw.draw(kvcache::row_of(std::as_const(next), 0), made.ids.size());
         made.ids.push_back(token);
@@ -55,7 +55,7 @@ generate_without_cache(Cache& cache, const kvcache::transformer& model, kvcache:
         if (made.stopped || made.ids.size() == most)
             break;
         auto again = cache.open();
-        auto row = through.extend(again, past);
+        auto row = pipeline.extend(again, past);
         if (!row)
             return row.error();
         next = std::move(*row);
@@ -63,12 +63,12 @@ generate_without_cache(Cache& cache, const kvcache::transformer& model, kvcache:
     return made;
 }
 
-// Says the answers that a beam search finds, a line each, the best first.
+// Prints the answers of a beam search, one per line, best first.
 template <class Cache>
-int say_beams(kvcache::pipeline<Cache, kvcache::transformer>& through, const flags& f, const tokens& prompt,
-              const kvcache::stopping& until, const std::optional<kvcache::tokenizer>& words) {
+int say_beams(kvcache::pipeline<Cache, kvcache::transformer>& pipeline, const flags& f, const tokens& prompt,
+              const kvcache::stop_criteria& until, const std::optional<kvcache::tokenizer>& words) {
     const support::stopwatch request;
-    const auto found = kvcache::search_beams(through, prompt, until,
+    const auto found = kvcache::search_beams(pipeline, prompt, until,
                                              {.beams = f.beams, .best = f.best, .length_penalty = f.length_penalty});
     if (!found)
         return support::report("generate", found.error());
@@ -95,10 +95,10 @@ int say_beams(kvcache::pipeline<Cache, kvcache::transformer>& through, const fla
     return 0;
 }
 
-// Runs `say(cache)` with the cache that the flags ask for.
+// Runs `say(cache)` with the cache that the flags select.
 template <class Say>
-int with_cache(const flags& f, const kvcache::identity& id, const kvcache::page_shape& shape, kvcache::budget limit,
-               Say say) {
+int with_cache(const flags& f, const kvcache::identity& id, const kvcache::page_shape& shape,
+               kvcache::cache_limits limit, Say say) {
     return support::with_tier("generate", f.tier, [&](const auto& tier) {
         auto cache = kvcache::make_cache(id, shape, limit, tier);
         if (auto open = cache.tier().status(); !open)
@@ -140,32 +140,32 @@ int run(const flags& f) {
             return support::report("generate", unwritable(f.logits));
     }
 
-    // Room for the prompt, the answer and what was said to warm it; without a cache for one more past.
+    // Capacity for the prompt, the answer and the warm-up text; a run without the cache needs a second copy of both.
     const auto shape = model.shape(f.page);
-    const std::size_t page_bytes = kvcache::plain{}.open(shape).page_bytes();
-    const std::size_t longest = prompt->size() + std::min(f.max_tokens, model.max_positions()); // no sum that wraps
+    const std::size_t page_bytes = kvcache::codec::f32{}.open(shape).page_bytes();
+    const std::size_t longest = prompt->size() + std::min(f.max_tokens, model.max_positions()); // no overflow
     const std::size_t rows = 2 * longest + warm->size() + f.beams * (longest - prompt->size() + f.page);
     const std::size_t pages = rows / f.page + 4;
     kvcache::identity identity = model.id(loaded->weights);
     if (words)
         identity.tokenizer = words->digest();
-    kvcache::team team(f.threads);
+    kvcache::thread_pool pool(f.threads);
     return with_cache(f, identity, shape, {.bytes = pages * page_bytes}, [&](auto& cache, auto from_tier) {
-        kvcache::pipeline through(cache, model, team, f.split);
+        kvcache::pipeline pipeline(cache, model, pool, f.split);
         if (!warm->empty() && !f.no_cache)
-            if (auto said = through.feed(*warm, kvcache::logits_of::none); !said)
+            if (auto said = pipeline.prefill(*warm, kvcache::logits_mode::none); !said)
                 return support::report("generate", said.error());
 
         const kvcache::sampler draw{.temperature = f.temperature, .seed = f.seed};
-        const kvcache::stopping until{f.max_tokens, f.ignore_eos ? tokens{} : model.config().eos};
+        const kvcache::stop_criteria until{f.max_tokens, f.ignore_eos ? tokens{} : model.config().eos};
         if (f.beams > 0)
-            return say_beams(through, f, *prompt, until, words);
-        const auto wanted = f.logits.empty() ? kvcache::logits_of::last : kvcache::logits_of::all;
+            return say_beams(pipeline, f, *prompt, until, words);
+        const auto wanted = f.logits.empty() ? kvcache::logits_mode::last : kvcache::logits_mode::all;
         double first_token = 0.0;
         const support::stopwatch request;
-        auto made = f.no_cache ? generate_without_cache(cache, model, team, f, *prompt, draw, until)
+        auto made = f.no_cache ? generate_without_cache(cache, model, pool, f, *prompt, draw, until)
                                : kvcache::generate(
-                                     through, *prompt, draw, until,
+                                     pipeline, *prompt, draw, until,
                                      [&](kvcache::token_id, std::span<const float>) {
                                          if (first_token == 0.0)
                                              first_token = request.milliseconds();

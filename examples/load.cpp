@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Puts load on any server that speaks OpenAI's API, and reports what its clients saw.
+// Generates load for any server with OpenAI's API, and reports the times that its clients measure.
 // test: --help
 #include <chrono>
 #include <cstdio>
@@ -25,7 +25,7 @@ namespace {
 
 struct flags {
     load::plan plan;
-    load::stage only;                // if no stages are given
+    load::stage only;                // used if no stages are given
     std::vector<std::string> stages; // see load::stage_of
     std::string url = "http://127.0.0.1:8080", key, model, out, svg, replay;
     bool chat = false, cold = false;
@@ -38,7 +38,7 @@ struct under_way {
     std::size_t done = 0;
 };
 
-// A worker sends the requests of its users in order, each not before it is due.
+// Sends the requests of a worker's users in order, none before it is due.
 void work(const flags& f, const load::stage& at, std::size_t worker, const std::vector<double>& due,
           load::steady::time_point zero, load::conversations& users, under_way& run) {
     load::client link(f.url, f.key);
@@ -60,14 +60,14 @@ void work(const flags& f, const load::stage& at, std::size_t worker, const std::
         one.session = session;
         one.turn = turn;
         if (one.failure.empty())
-            users.hear(i, one.text);
+            users.add_answer(i, one.text);
         const std::lock_guard guard(run.lock);
         run.all[i] = std::move(one);
         run.bar(++run.done, run.all.size());
     }
 }
 
-// The stages, one after the other, each ended before the next.
+// Returns the stages, which run one after another.
 std::optional<std::vector<load::stage>> stages_of(const flags& f) {
     std::vector<load::stage> made;
     for (const std::string& text : f.stages) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Serves a model directory to clients of OpenAI's API, with a page to watch at /.
+// Serves a model directory over OpenAI's API, with a web page at /.
 // test: --help
 #include <atomic>
 #include <csignal>
@@ -20,7 +20,7 @@
 namespace {
 
 int run(const server::options& with) {
-    // Every thread leaves the signals to the one that waits for them; a client that is gone is no reason to end.
+    // All threads block the signals, and one thread waits for them. A disconnected client must not end the server.
     sigset_t ends;
     sigemptyset(&ends);
     sigaddset(&ends, SIGINT);
@@ -46,7 +46,7 @@ int run(const server::options& with) {
     web.set_keep_alive_timeout(75);
     web.set_read_timeout(30);
     web.set_write_timeout(30);
-    // The library's own backlog is 5, and it lets two servers have one port.
+    // The library's own backlog is 5, and it lets two servers share a port.
     int listener = -1;
     web.set_socket_options([&](int of) {
         const int yes = 1;
@@ -64,7 +64,7 @@ int run(const server::options& with) {
         const timespec moment{.tv_sec = 0, .tv_nsec = 100'000'000};
         while (!stop.stop_requested())
             if (sigtimedwait(&ends, nullptr, &moment) > 0) {
-                at.stop(); // answers under way end, and their clients are told
+                at.stop(); // running answers end, and their clients are told
                 web.end();
                 return;
             }
@@ -76,11 +76,11 @@ int run(const server::options& with) {
     at.sessions.clear();
     if (const auto sound = at.cache.check(); !sound)
         return support::report("server", sound.error());
-    if (const auto written = at.cache.tier().flush(); !written) // the tier has all that it was handed
+    if (const auto written = at.cache.tier().flush(); !written) // writes everything that was put into the tier
         return support::report("server", written.error());
     const auto rest = at.cache.stats();
-    std::printf("ended; %zu pages held, books in order\n", rest.held);
-    return served && rest.held == 0 ? 0 : 1;
+    std::printf("ended; %zu pages in use, invariants hold\n", rest.in_use);
+    return served && rest.in_use == 0 ? 0 : 1;
 }
 
 } // namespace

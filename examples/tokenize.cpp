@@ -2,10 +2,10 @@
 //
 // tokenize --model DIR [--chat]
 //
-// Reads JSON lines and writes one for each.
-//   {"text", "add_special_tokens"}        ->  {"ids", "decoded"}    "clean_up_tokenization_spaces": true tidies it
+// Reads JSON lines and writes one line for each.
+//   {"text", "add_special_tokens"}        ->  {"ids", "decoded"}    "clean_up_tokenization_spaces": true is honored
 //   {"messages", "add_generation_prompt"} ->  {"text", "ids"}       with --chat
-// What a line asks for in vain is answered by {"error": {"field", "message"}}; the exit status is then 1.
+// A line that fails is answered by {"error": {"field", "message"}}; the exit status is then 1.
 #include <kvcache/core/json.hpp>
 #include <kvcache/text/chat_template.hpp>
 #include <kvcache/text/tokenizer.hpp>
@@ -34,7 +34,7 @@ kvcache::error wrong(const char* field, const char* what) {
     return {kvcache::error_code::mismatched, field, what};
 }
 
-/// A member that is true or false, or `otherwise` where it is missing.
+/// Returns a boolean member, or `otherwise` if it is missing.
 result<bool> flag(const json& line, const char* name, bool otherwise) {
     const auto found = line.find(name);
     if (found == line.end() || found->is_null())

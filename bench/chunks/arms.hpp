@@ -14,7 +14,7 @@ namespace bench {
 
 using tokens = std::vector<kvcache::token_id>;
 
-/// The value, or its error as an exception: a measurement ends with the first fault.
+/// Returns the value, or throws its error as runtime_error: a benchmark stops at the first failure.
 template <class T>
 [[nodiscard]] T must(kvcache::result<T> made) {
     if (!made)
@@ -22,31 +22,32 @@ template <class T>
     return std::move(*made);
 }
 
-/// What one strategy came to, against a prefill of everything.
+/// The result of one strategy, compared with a full prefill.
 struct chunk_row {
     std::string part, strategy;
     double ttft_ms = 0.0, full_ttft_ms = 0.0;
-    double forward_tokens = 0.0, full_forward_tokens = 0.0; ///< Rows times layers that ran, over the layers.
-    double recomputed_share = 0.0;                          ///< Of the tokens known from elsewhere.
-    double shared_mib = 0.0;                                ///< Keys and values that were reused where they lay.
-    double kl = 0.0, kl_none = 0.0;                         ///< Nats a token of the exact answer.
+    double forward_tokens = 0.0, full_forward_tokens = 0.0; ///< Computed layer rows over the number of layers.
+    double recomputed_share = 0.0;                          ///< Recomputed share of the reused tokens.
+    double shared_mib = 0.0;                                ///< Keys and values reused in place, without a copy.
+    double kl = 0.0, kl_none = 0.0;                         ///< Nats per token of the exact answer.
     double argmax_agreement = 0.0, accuracy = 0.0, full_accuracy = 0.0, none_accuracy = 0.0;
-    double p_random = 1.0; ///< Of a difference in KL to random as large as this, by chance.
+    double p_random = 1.0; ///< p-value of the KL difference from the random strategy.
     std::size_t questions = 0;
 };
 
-/// A cache with one recompute policy, and pipelines over it.
+/// A cache with one recompute policy, and a pipeline over it.
 template <class Policy>
 struct arm {
-    using cache = kvcache::cache<kvcache::chunk, Policy>;
-    using pipeline = kvcache::chunk_pipeline<cache, kvcache::transformer>;
+    using cache = kvcache::cache<kvcache::index::chunk, Policy>;
+    using pipeline_type = kvcache::chunk_pipeline<cache, kvcache::transformer>;
 
-    arm(const kvcache::transformer& model, kvcache::team& threads, Policy policy, std::size_t rows, std::size_t least,
-        std::uint32_t page, typename pipeline::options how)
+    arm(const kvcache::transformer& model, kvcache::thread_pool& threads, Policy policy, std::size_t rows,
+        std::size_t least, std::uint32_t page, typename pipeline_type::options how)
         : store(kvcache::make_cache(
-              model.shape(page), {.bytes = (rows / page + 1) * kvcache::plain{}.open(model.shape(page)).page_bytes()},
-              kvcache::chunk{.least = least}, std::move(policy))),
-          through(store, model, threads, std::move(how)) {}
+              model.shape(page),
+              {.bytes = (rows / page + 1) * kvcache::codec::f32{}.open(model.shape(page)).page_bytes()},
+              kvcache::index::chunk{.least = least}, std::move(policy))),
+          runner(store, model, threads, std::move(how)) {}
 
     [[nodiscard]] double mib(std::size_t rows) const {
         return static_cast<double>(rows) * static_cast<double>(store.codec().page_bytes()) /
@@ -54,7 +55,7 @@ struct arm {
     }
 
     cache store;
-    pipeline through;
+    pipeline_type runner;
 };
 
 } // namespace bench

@@ -11,7 +11,7 @@
 
 namespace bench {
 
-/// What is left of the divergence over what runs again, a point a strategy, as an SVG picture.
+/// Returns an SVG plot of the remaining divergence over the recomputed share, one point per strategy.
 [[nodiscard]] inline std::string repair_plot(const std::vector<chunk_row>& rows) {
     const auto number = [](double x) {
         char text[32];
@@ -46,7 +46,7 @@ namespace bench {
     return text + "</svg>\n";
 }
 
-/// False if the file cannot be written.
+/// Writes a text file. Returns false if the file cannot be written.
 [[nodiscard]] inline bool write_text(const std::string& file, const std::string& text) {
     std::ofstream out(file);
     out << text;

@@ -21,10 +21,12 @@
 
 namespace bench {
 
-/// Questions about documents that were each read alone, in an order of their own for every question.
+/// A quality benchmark: questions about documents that are each prefilled alone, in a separate document order for every
+/// question.
 class chunk_quality {
 public:
-    /// What makes the questions of a model, given its tokenizer, and the token that ends an answer, if one does.
+    /// Loads the model. `make` makes the questions, given the tokenizer. `stop` is the text of the token that ends an
+    /// answer, or empty.
     template <class Make>
     chunk_quality(const std::filesystem::path& directory, std::size_t threads, const std::string& stop, Make make)
         : model_(must(kvcache::load_model(directory)).model),
@@ -39,8 +41,8 @@ public:
     [[nodiscard]] std::size_t questions() const { return asked_.size(); }
     [[nodiscard]] double full_accuracy() const { return full_right_ / static_cast<double>(asked_.size()); }
 
-    /// What a strategy does to the answers. The first arm's KL is what `kl_none` stands for; one called "random" is
-    /// what the others' differences are tested against.
+    /// Measures a strategy's effect on the answers. The first strategy's KL becomes `kl_none`; the strategy named
+    /// "random" is the one against which later strategies are tested.
     template <class Policy>
     void run(const std::string& name, Policy policy, bool bottom_right, std::vector<chunk_row>& to) {
         chunk_row row{
@@ -52,21 +54,22 @@ public:
             arm<Policy> here(model_, threads_, policy, 8192, 8, 16,
                              {.split = {.size = 0}, .store = false, .rows = 2048, .bottom_right = bottom_right});
             for (const tokens& document : one.documents)
-                static_cast<void>(must(here.through.warm(document, {})));
+                static_cast<void>(must(here.runner.warm(document, {})));
             const stopwatch cold;
-            static_cast<void>(must(here.through.feed(one.prompt_elsewhere, kvcache::reuse_mode::baseline)));
+            static_cast<void>(must(here.runner.prefill(one.prompt_elsewhere, kvcache::reuse_mode::baseline)));
             full.add(1e3 * cold.seconds());
             const stopwatch watch;
-            auto fed = must(here.through.feed(one.prompt, kvcache::reuse_mode::chunks));
+            auto filled = must(here.runner.prefill(one.prompt, kvcache::reuse_mode::chunks));
             warm.add(1e3 * watch.seconds());
-            again += static_cast<double>(fed.counts.recomputed);
-            found += static_cast<double>(fed.counts.recomputed + fed.counts.approximate);
-            row.forward_tokens += static_cast<double>(fed.counts.layer_rows) /
+            again += static_cast<double>(filled.counts.recomputed);
+            found += static_cast<double>(filled.counts.recomputed + filled.counts.approximate);
+            row.forward_tokens += static_cast<double>(filled.counts.layer_rows) /
                                   static_cast<double>(model_.layers().size() * asked_.size());
-            row.full_forward_tokens += static_cast<double>(fed.counts.prompt) / static_cast<double>(asked_.size());
-            row.shared_mib += here.mib(fed.counts.exact + fed.counts.approximate) / static_cast<double>(asked_.size());
-            auto fork = fed.sequence.fork(fed.sequence.size());
-            const auto logits = answer_logits(here.through.exact(), fork, fed.logits, one.exact_answer);
+            row.full_forward_tokens += static_cast<double>(filled.counts.prompt) / static_cast<double>(asked_.size());
+            row.shared_mib +=
+                here.mib(filled.counts.exact + filled.counts.approximate) / static_cast<double>(asked_.size());
+            auto fork = filled.sequence.fork(filled.sequence.size());
+            const auto logits = answer_logits(here.runner.exact(), fork, filled.logits, one.exact_answer);
             double sum = 0.0;
             for (Eigen::Index i = 0; i < logits.rows(); ++i) {
                 sum += kvcache::divergence(kvcache::row_of(one.exact_logits, static_cast<std::size_t>(i)),
@@ -75,7 +78,7 @@ public:
             }
             said += static_cast<double>(logits.rows());
             divergence.push_back(sum / static_cast<double>(logits.rows()));
-            right += words_.decode(greedy(here.through.exact(), fed.sequence, fed.logits), {}) == one.answer;
+            right += words_.decode(greedy(here.runner.exact(), filled.sequence, filled.logits), {}) == one.answer;
         }
         const auto n = static_cast<double>(asked_.size());
         row.ttft_ms = warm.median();
@@ -98,21 +101,21 @@ public:
         to.push_back(row);
     }
 
-    /// How likely a difference in KL as large as that between two arms is by chance.
+    /// The p-value of the KL difference between two strategies.
     [[nodiscard]] double p_between(const std::string& a, const std::string& b) const { return paired(of(a), of(b)); }
 
 private:
     using plain_cache = kvcache::cache<>;
 
-    // The exact answers, and the logits behind every token of them.
+    // Computes the exact answers, and the logits after every token of them.
     void ask_all() {
         auto store = kvcache::make_cache(model_.shape(16), {.bytes = std::size_t{1} << 28});
-        kvcache::pipeline<plain_cache, kvcache::transformer> through(store, model_, threads_);
+        kvcache::pipeline<plain_cache, kvcache::transformer> runner(store, model_, threads_);
         for (question& one : asked_) {
-            auto fed = must(through.feed(one.prompt));
-            auto fork = fed.sequence.fork(fed.sequence.size());
-            one.exact_answer = greedy(through, fork, fed.logits);
-            one.exact_logits = answer_logits(through, fed.sequence, fed.logits, one.exact_answer);
+            auto filled = must(runner.prefill(one.prompt));
+            auto fork = filled.sequence.fork(filled.sequence.size());
+            one.exact_answer = greedy(runner, fork, filled.logits);
+            one.exact_logits = answer_logits(runner, filled.sequence, filled.logits, one.exact_answer);
             if (one.answer.empty())
                 one.answer = words_.decode(one.exact_answer, {});
             full_right_ += words_.decode(one.exact_answer, {}) == one.answer;
@@ -120,25 +123,25 @@ private:
     }
 
     template <class Pipeline, class Sequence>
-    [[nodiscard]] kvcache::matrix answer_logits(Pipeline& through, Sequence& behind, const kvcache::matrix& first,
+    [[nodiscard]] kvcache::matrix answer_logits(Pipeline& runner, Sequence& behind, const kvcache::matrix& first,
                                                 const tokens& answer) {
         kvcache::matrix all(static_cast<Eigen::Index>(answer.size() + 1), first.cols());
         all.row(0) = first.row(0);
         if (!answer.empty())
             all.bottomRows(static_cast<Eigen::Index>(answer.size())) =
-                must(through.extend(behind, answer, kvcache::logits_of::all));
+                must(runner.extend(behind, answer, kvcache::logits_mode::all));
         return all;
     }
 
     template <class Pipeline, class Sequence>
-    [[nodiscard]] tokens greedy(Pipeline& through, Sequence& behind, kvcache::matrix logits) {
+    [[nodiscard]] tokens greedy(Pipeline& runner, Sequence& behind, kvcache::matrix logits) {
         tokens said;
         while (said.size() < 64) {
             const auto token = kvcache::token_id{static_cast<std::int32_t>(best(logits.row(0)))};
             if (token == stop_)
                 break;
             said.push_back(token);
-            logits = must(through.extend(behind, {&said.back(), 1}));
+            logits = must(runner.extend(behind, {&said.back(), 1}));
         }
         return said;
     }
@@ -157,7 +160,7 @@ private:
         return sum / static_cast<double>(of.size());
     }
 
-    // Two-sided, by 20000 draws of signs of the paired differences (Fisher's randomisation test).
+    // A two-sided paired randomization test (Fisher): 20000 random sign flips of the differences.
     [[nodiscard]] static double paired(const std::vector<double>& a, const std::vector<double>& b) {
         std::vector<double> off(a.size());
         for (std::size_t i = 0; i < a.size(); ++i)
@@ -181,7 +184,7 @@ private:
 
     kvcache::transformer model_;
     kvcache::tokenizer words_;
-    kvcache::team threads_;
+    kvcache::thread_pool threads_;
     std::optional<kvcache::token_id> stop_;
     std::vector<question> asked_;
     double full_right_ = 0.0, none_kl_ = 0.0, none_accuracy_ = 0.0;

@@ -20,19 +20,19 @@
 
 namespace bench {
 
-/// Documents that were each read alone, and a prompt that has them in an order of its own.
+/// A question: documents that are each prefilled alone, and prompts with the documents in another order.
 struct question {
     std::vector<tokens> documents;
-    tokens prompt, prompt_elsewhere; ///< The same question, in two orders of its documents.
-    std::string answer;              ///< The right one; empty where what an exact run says is right.
+    tokens prompt, prompt_elsewhere; ///< The same question with two document orders.
+    std::string answer;              ///< The expected answer; empty: the exact run's answer.
     tokens exact_answer;
     kvcache::matrix exact_logits; // (answer, vocabulary)
 };
 
-/// Which documents stay together, in which order, when their groups are shuffled.
+/// Groups of documents that keep their order inside the group when the groups are shuffled.
 using document_groups = std::vector<std::vector<std::size_t>>;
 
-/// Writes both prompts of a question: `head`, its documents in two random orders of their groups, `tail`.
+/// Writes both prompts of a question: `head`, the documents in two random orders of their groups, `tail`.
 inline void shuffle(question& one, document_groups groups, const tokens& head, const tokens& tail, std::mt19937& dice) {
     const auto append = [](tokens& to, const tokens& more) { to.insert(to.end(), more.begin(), more.end()); };
     for (tokens* prompt : {&one.prompt, &one.prompt_elsewhere}) {
@@ -46,8 +46,8 @@ inline void shuffle(question& one, document_groups groups, const tokens& head, c
     }
 }
 
-/// The questions of a model that was trained on notes: directory/questions.jsonl, those of some kinds. A note that says
-/// of whom it speaks only by what stands before it stays behind that.
+/// Returns the questions of the given kinds for a model trained on notes, from directory/questions.jsonl. A note whose
+/// subject is a pronoun ("She", "He", "It") stays after the note that precedes it. Throws: runtime_error.
 [[nodiscard]] inline std::vector<question> questions_about_notes(const std::filesystem::path& directory,
                                                                  const std::vector<std::string>& kinds,
                                                                  std::size_t orders, const kvcache::tokenizer& words) {
@@ -88,8 +88,8 @@ inline void shuffle(question& one, document_groups groups, const tokens& head, c
     return made;
 }
 
-/// Questions to any model: `chunks` pieces of `size` tokens of a text, in random order, and the text behind the last of
-/// them, a quarter of a piece, to go on with. The next such question begins behind this one.
+/// Returns questions for any model: `chunks` chunks of `size` tokens of a text, in random order, followed by the text
+/// after the last chunk, a quarter of a chunk, to continue. The next question begins after that. Throws: runtime_error.
 [[nodiscard]] inline std::vector<question> questions_about_text(const std::filesystem::path& file, std::size_t chunks,
                                                                 std::size_t size, std::size_t orders,
                                                                 std::size_t most_questions,

@@ -15,23 +15,23 @@
 
 namespace bench {
 
-/// Runs a share of the reused tokens again that are drawn by lot: what any choice has to beat. The lots are a function
-/// of the seed and the token's position.
+/// A recompute policy that recomputes a random share of the reused tokens: the baseline that any selection has to beat.
+/// The draw depends only on the seed and the token's position.
 struct random_rows {
     using role = kvcache::recompute_role;
-    double fraction = 0.15; ///< Of the reused tokens.
+    double fraction = 0.15; ///< Recomputed share of the reused tokens.
     std::uint64_t seed = 1;
     class state;
     [[nodiscard]] state open(kvcache::page_shape shape) const;
 };
 
-class random_rows::state : public kvcache::exact_prefix::state {
+class random_rows::state : public kvcache::recompute::exact_prefix::state {
 public:
     state(double fraction, std::uint64_t seed) : fraction_(fraction), seed_(seed) {}
 
-    void select(std::span<const kvcache::reused_run> runs, std::vector<std::size_t>& positions) const {
+    void select(std::span<const kvcache::reused_span> runs, std::vector<std::size_t>& positions) const {
         std::vector<std::pair<std::uint64_t, std::size_t>> lots;
-        for (const kvcache::reused_run& run : runs)
+        for (const kvcache::reused_span& run : runs)
             for (std::size_t at = run.first; at < run.first + run.count; ++at) {
                 const std::array<std::uint64_t, 1> drawn{at};
                 lots.emplace_back(kvcache::seeded_hash(seed_, std::as_bytes(std::span(drawn))), at);

@@ -17,7 +17,8 @@
 
 namespace bench {
 
-/// Time to the first token of documents that were each read alone, in an order nobody saw, behind a new question.
+/// A speed benchmark: the time to the first token of documents that are each prefilled alone, in an unseen order and
+/// followed by a new question.
 class chunk_speed {
 public:
     chunk_speed(std::size_t threads, std::size_t rounds, std::size_t chunks, std::size_t size)
@@ -46,22 +47,24 @@ public:
         run("speed", name, std::move(policy), {.size = size_}, {}, kvcache::reuse_mode::chunks, to);
     }
 
-    /// As a published system reuses; with the divergence of the next token from that of a prefill.
+    /// Measures a published system's preset, with the KL divergence of the next-token distribution from that of a full
+    /// prefill.
     template <class Recompute>
     void run(const preset<Recompute>& as, std::vector<chunk_row>& to) {
         run("presets", std::string(as.name), as.recompute, as.split, as.warm, as.mode, to);
     }
 
-    /// What a prompt costs that finds nothing, looked for and not: a ratio of medians, by turns.
+    /// Measures the cost of a prompt without hits, with and without the lookup, interleaved; the row has the fastest
+    /// time of each.
     void zero_reuse(std::size_t length, std::size_t times, std::vector<chunk_row>& to) {
-        arm<kvcache::head> one(model_, threads_, {}, 4 * length, 32, 16, {.split = {}});
+        arm<kvcache::recompute::chunk_head> one(model_, threads_, {}, 4 * length, 32, 16, {.split = {}});
         for (const tokens& document : documents_)
-            static_cast<void>(must(one.through.warm(std::span(document).first(64), {})));
+            static_cast<void>(must(one.runner.warm(std::span(document).first(64), {})));
         samples with, without;
         for (std::size_t i = 0; i < times; ++i) {
             const tokens first = fresh(length), second = fresh(length);
             const stopwatch watch;
-            static_cast<void>(must(one.through.feed(first, kvcache::reuse_mode::chunks)));
+            static_cast<void>(must(one.runner.prefill(first, kvcache::reuse_mode::chunks)));
             with.add(1e3 * watch.seconds());
             without.add(1e3 * alone(one, second));
         }
@@ -77,27 +80,27 @@ public:
 
 private:
     template <class Policy>
-    void run(const char* part, const std::string& name, Policy policy, const kvcache::chunking& split,
-             const kvcache::warming& how, kvcache::reuse_mode mode, std::vector<chunk_row>& to) {
+    void run(const char* part, const std::string& name, Policy policy, const kvcache::index::chunking& split,
+             const kvcache::warmup_options& how, kvcache::reuse_mode mode, std::vector<chunk_row>& to) {
         const std::size_t length = documents_.size() * size_ + question;
         arm<Policy> one(model_, threads_, std::move(policy), 4 * length, 32, 16, {.split = split, .store = false});
         for (const tokens& document : documents_)
-            static_cast<void>(must(one.through.warm(document, how)));
+            static_cast<void>(must(one.runner.warm(document, how)));
         chunk_row row{.part = part, .strategy = name};
         samples warm, full, off;
         for (std::size_t round = 0; round < rounds_; ++round) {
             tokens prompt;
             for (std::size_t i = 0; i < documents_.size(); ++i)
-                append(prompt, documents_[(i * 3 + round) % documents_.size()]); // neighbours nobody saw together
+                append(prompt, documents_[(i * 3 + round) % documents_.size()]); // a new order
             append(prompt, fresh(question));
             const stopwatch cold_watch;
-            const auto truth = must(one.through.feed(prompt, kvcache::reuse_mode::baseline, 0));
+            const auto truth = must(one.runner.prefill(prompt, kvcache::reuse_mode::baseline, 0));
             full.add(1e3 * cold_watch.seconds());
             const stopwatch watch;
-            const auto fed = must(one.through.feed(prompt, mode, 0));
+            const auto filled = must(one.runner.prefill(prompt, mode, 0));
             warm.add(1e3 * watch.seconds());
-            off.add(kvcache::divergence(kvcache::row_of(truth.logits, 0), kvcache::row_of(fed.logits, 0)));
-            const auto& counts = fed.counts;
+            off.add(kvcache::divergence(kvcache::row_of(truth.logits, 0), kvcache::row_of(filled.logits, 0)));
+            const auto& counts = filled.counts;
             row.forward_tokens = static_cast<double>(counts.layer_rows) / static_cast<double>(model_.layers().size());
             row.full_forward_tokens = static_cast<double>(length);
             row.recomputed_share = static_cast<double>(counts.recomputed) /
@@ -115,10 +118,10 @@ private:
 
     static void append(tokens& to, const tokens& more) { to.insert(to.end(), more.begin(), more.end()); }
 
-    // The forward passes alone: no index asked, none told.
+    // Seconds of the forward passes alone, without searching or updating the index.
     template <class Arm>
     double alone(Arm& one, const tokens& prompt) {
-        auto pass = model_.passes<typename Arm::cache::lease>(threads_);
+        auto pass = model_.make_forward_pass<typename Arm::cache::lease>(threads_);
         kvcache::matrix logits(1, static_cast<Eigen::Index>(model_.vocabulary()));
         auto nothing = one.store.open();
         const stopwatch watch;
@@ -126,8 +129,8 @@ private:
         for (std::size_t row = 0; row < prompt.size(); row += 256) {
             const auto part = std::span(prompt).subspan(row, std::min<std::size_t>(256, prompt.size() - row));
             const bool last = row + part.size() == prompt.size();
-            const kvcache::batch_part<typename Arm::cache::lease> rows{
-                &lease, row, part, last ? kvcache::logits_of::last : kvcache::logits_of::none, {}, {}};
+            const kvcache::batch_slice<typename Arm::cache::lease> rows{
+                &lease, row, part, last ? kvcache::logits_mode::last : kvcache::logits_mode::none, {}, {}};
             pass.begin(std::span(&rows, 1));
             for (const auto layer : model_.layers())
                 pass.forward(layer);
@@ -147,7 +150,7 @@ private:
     }
 
     kvcache::transformer model_;
-    kvcache::team threads_;
+    kvcache::thread_pool threads_;
     std::size_t rounds_, size_;
     std::vector<tokens> documents_;
     std::uint64_t salt_ = 1;

@@ -16,10 +16,10 @@
 
 namespace bench {
 
-/// Questions about notes, of a model directory's questions.jsonl.
+/// The questions about notes in a model directory's questions.jsonl.
 class question_set {
 public:
-    /// At most `most` of them, those without a history; none where the directory has no such file.
+    /// Reads at most `most` questions, skipping those with a history; reads none if the directory has no such file.
     question_set(const std::filesystem::path& directory, const kvcache::tokenizer& words, std::size_t most)
         : words_(words) {
         std::ifstream in(directory / "questions.jsonl");
@@ -40,27 +40,27 @@ public:
 
     [[nodiscard]] std::size_t size() const noexcept { return asked_.size(); }
 
-    /// The share that is answered word for word, greedily, with pages of this codec.
+    /// The share of questions that greedy decoding answers word for word, with pages of this codec.
     template <class Codec>
-    [[nodiscard]] double right(const kvcache::transformer& model, kvcache::team& threads, const Codec& codec,
+    [[nodiscard]] double right(const kvcache::transformer& model, kvcache::thread_pool& threads, const Codec& codec,
                                std::uint32_t page_tokens) const {
         const kvcache::page_shape shape = model.shape(page_tokens);
         std::size_t right = 0;
         for (const question& one : asked_) {
             auto store = kvcache::make_cache(shape, {.bytes = std::size_t{1} << 26}, codec);
-            kvcache::pipeline<decltype(store), kvcache::transformer> through(store, model, threads);
-            auto fed = through.feed(one.prompt);
-            if (!fed)
-                throw std::runtime_error(fed.error().message);
+            kvcache::pipeline<decltype(store), kvcache::transformer> pipeline(store, model, threads);
+            auto filled = pipeline.prefill(one.prompt);
+            if (!filled)
+                throw std::runtime_error(filled.error().message);
             std::vector<kvcache::token_id> said;
-            for (kvcache::matrix logits = std::move(fed->logits); said.size() < 64;) {
+            for (kvcache::matrix logits = std::move(filled->logits); said.size() < 64;) {
                 Eigen::Index best = 0;
                 logits.row(0).maxCoeff(&best);
                 const auto token = kvcache::token_id{static_cast<std::int32_t>(best)};
                 if (token == stop_)
                     break;
                 said.push_back(token);
-                auto next = through.extend(fed->sequence, {&said.back(), 1});
+                auto next = pipeline.extend(filled->sequence, {&said.back(), 1});
                 if (!next)
                     throw std::runtime_error(next.error().message);
                 logits = std::move(*next);

@@ -1,6 +1,6 @@
-"""Rows of `bench/codec --json` as the tables of docs/codecs.md and a chart of error over bits a number.
+"""Rows of `bench/codec --json` as the tables of lab/codecs.md and a chart of error over bits a number.
 
-    python3 bench/codec/chart.py ROWS.json docs/codecs.svg > TABLES.md
+    python3 bench/codec/chart.py ROWS.json lab/codecs.svg > TABLES.md
 """
 import json
 import sys

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/cache/any_codec.hpp>
-#include <kvcache/codec/exact_page.hpp>
+#include <kvcache/codec/residual_page.hpp>
 #include <kvcache/core/aligned.hpp>
 
 #include <algorithm>
@@ -18,35 +18,35 @@
 
 namespace bench {
 
-/// What a codec makes of a set, as keys and as values.
+/// The errors, size and speed of a codec on a set of rows, as keys and as values.
 struct coding_error {
     double bits_per_value = 0.0;
-    double keys = 0.0;        ///< Squared error over squares.
-    double values = 0.0;      ///< The same of values.
-    double products = 0.0;    ///< Root mean square error of q k over that of q k, q normal.
-    double encode_gbps = 0.0; ///< Float32 bytes a second.
-    double decode_gbps = 0.0;
+    double keys = 0.0;        ///< Squared error of keys over the sum of squares.
+    double values = 0.0;      ///< Squared error of values over the sum of squares.
+    double products = 0.0;    ///< RMS error of q.k over the RMS of q.k, for normal q.
+    double encode_gbps = 0.0; ///< 10^9 float32 bytes encoded per second.
+    double decode_gbps = 0.0; ///< 10^9 float32 bytes decoded per second.
 };
 
-/// Codes the rows of a set, whole pages of one head, as keys and as values at once, and measures what comes back. Rows
-/// behind a head's last whole page are not coded.
+/// Encodes the rows of a set, in whole pages of one head, as keys and values at once, and measures the decoded rows.
+/// Rows after a head's last whole page are skipped.
 template <class Policy>
 [[nodiscard]] coding_error measure(const Policy& policy, const number_set& set, std::uint32_t page_tokens) {
     namespace kv = kvcache;
     const auto dim = static_cast<std::uint32_t>(set.dim);
     const kv::page_shape shape{1, 1, dim, page_tokens};
     const auto state = policy.open(shape);
-    const std::size_t each = set.tokens() / page_tokens, pages = set.heads * each, width = kv::value_width(dim);
+    const std::size_t each = set.tokens() / page_tokens, pages = set.heads * each, width = kv::padded_head_dim(dim);
     const auto first_row = [&](std::size_t p) { return p / each * set.tokens() + p % each * page_tokens; };
-    kv::aligned_vector<std::byte> coded(pages * state.page_bytes());
+    kv::aligned_vector<std::byte> encoded(pages * state.page_bytes());
     const auto page_of = [&](std::size_t p) {
-        return std::span(coded).subspan(p * state.page_bytes(), state.page_bytes());
+        return std::span(encoded).subspan(p * state.page_bytes(), state.page_bytes());
     };
     coding_error made;
     made.bits_per_value = static_cast<double>(state.page_bytes()) * 8 / (2.0 * dim * page_tokens);
     const double bytes = static_cast<double>(pages * page_tokens * dim * 2 * sizeof(float));
 
-    kv::exact_page rows(shape);
+    kv::codec::residual_page rows(shape);
     double seconds = 1e9;
     for (int again = 0; again < 3; ++again) {
         double spent = 0.0;
@@ -56,7 +56,7 @@ template <class Policy>
                 const std::span numbers(set.numbers.data() + (first_row(p) + row) * dim, dim);
                 rows.write(state, page_of(p), kv::layer_id{0}, row, numbers, numbers);
             }
-            const stopwatch watch; // of coding alone
+            const stopwatch watch; // encoding only
             state.encode(page_of(p), kv::layer_id{0}, kv::head_id{0}, rows.bytes());
             spent += watch.seconds();
         }
@@ -92,21 +92,21 @@ template <class Policy>
         for (float& x : query)
             x = static_cast<float>(normal(dice));
         turned = query;
-        state.turn_key(turned);
+        state.transform_key(turned);
         for (std::size_t lane = 0; lane < kv::tile_tokens; ++lane) {
             const float* truth = set.numbers.data() + (first + lane) * dim;
             key.assign(truth, truth + dim);
-            state.turn_key(key);
+            state.transform_key(key);
             value.assign(v + lane * width, v + lane * width + dim);
-            state.turn_back(value);
+            state.inverse_transform(value);
             double wanted = 0.0, got = 0.0;
             for (std::size_t d = 0; d < dim; ++d) {
-                const double x = truth[d], coded_key = k[d * kv::tile_tokens + lane];
+                const double x = truth[d], quantized_key = k[d * kv::tile_tokens + lane];
                 size += x * x;
-                made.keys += (coded_key - key[d]) * (coded_key - key[d]);
+                made.keys += (quantized_key - key[d]) * (quantized_key - key[d]);
                 made.values += (value[d] - x) * (value[d] - x);
                 wanted += query[d] * x;
-                got += turned[d] * coded_key;
+                got += turned[d] * quantized_key;
             }
             made.products += (got - wanted) * (got - wanted);
             product_size += wanted * wanted;

@@ -15,7 +15,7 @@
 
 namespace bench {
 
-/// Rows to be coded. (heads, tokens, dim)
+/// A named set of rows to encode. (heads, tokens, dim)
 struct number_set {
     std::string name;
     std::size_t heads = 1;
@@ -25,9 +25,9 @@ struct number_set {
     [[nodiscard]] std::size_t tokens() const noexcept { return numbers.size() / dim / heads; }
 };
 
-/// The three synthetic sets: normal numbers; the same with four channels of N(30, 20^2); the same with each channel
-/// times a lognormal size. Draws of 128 sizes differ by a factor of two in the error of int8 rows; this one is a draw
-/// at which the plain formulas have the errors of the reference's.
+/// The three synthetic sets: normal values; the same with four outlier channels of N(30, 20^2); the same with each
+/// channel scaled by a lognormal factor. The int8 row error differs by a factor of two between draws of the 128 scales;
+/// this draw reproduces the errors that the reference implementation's quantization formulas have.
 [[nodiscard]] inline std::vector<number_set> synthetic_sets(std::size_t tokens, std::size_t dim, std::uint64_t seed) {
     std::mt19937_64 dice(seed);
     std::normal_distribution<double> normal;
@@ -50,8 +50,8 @@ struct number_set {
     return {std::move(plain), std::move(outliers), std::move(lognormal)};
 }
 
-/// A file of float32 numbers, rows of `dim` of one head. One that begins with "QVKT" and four int32 (layer, heads,
-/// tokens, dim) says its shape itself. Throws: runtime_error.
+/// Reads a file of float32 rows of `dim` values, of one head. A file that begins with "QVKT" and four int32 (layer,
+/// heads, tokens, dim) defines its own shape. Throws: runtime_error.
 [[nodiscard]] inline number_set tensor_set(const std::string& file, std::size_t dim) {
     std::ifstream in(file, std::ios::binary);
     const std::string bytes((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/attention/paged_attention.hpp>
-#include <kvcache/codec/exact_page.hpp>
+#include <kvcache/codec/residual_page.hpp>
 #include <kvcache/kernel/rope.hpp>
 #include <kvcache/storage/heap.hpp>
 
@@ -18,8 +18,8 @@
 
 namespace bench {
 
-/// One token of one layer that asks `tokens` tokens of the past, on one thread: head_dim 128, `group` query heads a key
-/// and value head.
+/// The attention of one query token over `tokens` past tokens, in one layer and on one thread: head_dim 128, `group`
+/// query heads per KV head.
 template <class Policy>
 class attended_past {
 public:
@@ -28,18 +28,18 @@ public:
     attended_past(const Policy& policy, std::uint32_t kv_heads, std::uint32_t group, std::size_t tokens)
         : shape_{1, kv_heads, dim, page_tokens},
           state_(policy.open(shape_)),
-          storage_(kvcache::heap{}.open(tokens / page_tokens + 1, state_.page_bytes())),
+          storage_(kvcache::storage::heap{}.open(tokens / page_tokens + 1, state_.page_bytes())),
           asks_{kv_heads * group, kv_heads, dim, 0.088f, nullptr},
           queries_(std::size_t{kv_heads} * group * dim),
           out_(queries_.size()),
           scratch_(dim, kvcache::attention_plan::capacity(group)),
-          rows_(std::make_unique<kvcache::exact_page>(shape_)) {
-        // One page of numbers, copied: what attention does depends on no number.
+          rows_(std::make_unique<kvcache::codec::residual_page>(shape_)) {
+        // One page of random values, copied: the time of attention does not depend on the values.
         std::mt19937 dice(3);
         std::normal_distribution<float> normal;
         for (float& x : queries_)
             x = normal(dice);
-        const std::size_t pages = tokens / page_tokens + 1; // the last is the query's own
+        const std::size_t pages = tokens / page_tokens + 1; // the last page holds the query's own token
         for (std::size_t p = 0; p < pages; ++p) {
             const auto page = static_cast<kvcache::page_id>(p);
             if (!storage_.acquire(page))
@@ -54,15 +54,15 @@ public:
         exact_.back() = rows_.get();
     }
 
-    /// Seconds.
+    /// Runs the attention once. Returns seconds.
     [[nodiscard]] double operator()() {
-        const kvcache::paged_rows<state, kvcache::heap::state> pages{&state_, &storage_, table_, exact_};
+        const kvcache::paged_rows<state, kvcache::storage::heap::state> pages{&state_, &storage_, table_, exact_};
         const std::size_t position = (table_.size() - 1) * page_tokens;
         const kvcache::query_rows asked{queries_.data(), nullptr, out_.data(), queries_.size(), queries_.size(),
                                         position,        1};
         const stopwatch watch;
         for (std::uint32_t head = 0; head < shape_.kv_heads; ++head)
-            kvcache::attend(asks_, pages, kvcache::layer_id{0}, kvcache::head_id{head}, asked, 0, 1, scratch_);
+            kvcache::paged_attention(asks_, pages, kvcache::layer_id{0}, kvcache::head_id{head}, asked, 0, 1, scratch_);
         return watch.seconds();
     }
 
@@ -88,13 +88,13 @@ private:
 
     kvcache::page_shape shape_;
     state state_;
-    kvcache::heap::state storage_;
+    kvcache::storage::heap::state storage_;
     kvcache::attention_shape asks_;
     std::vector<float> queries_, out_;
     kvcache::attention_scratch scratch_;
-    std::unique_ptr<kvcache::exact_page> rows_;
+    std::unique_ptr<kvcache::codec::residual_page> rows_;
     std::vector<kvcache::page_entry> table_;
-    std::vector<const kvcache::exact_page*> exact_;
+    std::vector<const kvcache::codec::residual_page*> exact_;
 };
 
 } // namespace bench

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// What copies, rows and attention on a device take beside the same run's own limits: pinned copies, and copies within
-// the device counted in bytes read and written; and whether attention of that size gives a sequence the same bits
-// alone, with half of the others, and in another order. bench/cuda/run builds it. It writes JSON to the first file that
-// it is given and a table to the second, and exits with 1 if an aim is missed or bits differ.
-#include <kvcache/cuda/code_rows.hpp>
+// The speed of copies, row kernels and attention on a device, compared with limits of the same run: pinned copies, and
+// copies within the device counted in bytes read and written. Also checks that attention gives a sequence the same bits
+// alone, with half of the others, and in another order. bench/cuda/run builds it. It writes JSON to the first file
+// given and a table to the second, and exits with 1 if an aim is missed or bits differ.
+#include <kvcache/cuda/quantize_rows.hpp>
 #include <kvcache/cuda/cuda_device.cuh>
 #include <kvcache/cuda/device_storage.hpp>
 #include <kvcache/cuda/paged_attention.hpp>
@@ -24,7 +24,7 @@ namespace kv = kvcache;
 namespace cuda = kv::cuda;
 using cuda::row_format;
 
-// A value, or the end of the run with the reason.
+// Returns the value, or ends the process with the error message.
 template <class T>
 T got(kv::result<T> result) {
     if (!result) {
@@ -40,7 +40,7 @@ void got(const kv::result<void>& result) {
     }
 }
 
-// Seconds of a run on the device: the middle of several, after two that are not counted.
+// The median seconds of a run on the device, after two warm-up runs.
 template <class Run>
 double seconds(cuda::cuda_device& device, cuda::stream_id stream, const Run& run, int times = 9) {
     cudaEvent_t begin = nullptr, end = nullptr;
@@ -66,12 +66,12 @@ double seconds(cuda::cuda_device& device, cuda::stream_id stream, const Run& run
 
 struct rows_of_json {
     std::FILE* file;
-    std::FILE* table; ///< The same for people; null for none.
+    std::FILE* table; ///< The same rows as a Markdown table; null: no table.
     bool first = true;
     int missed = 0;
     int aims = 0;
 
-    // One row: bytes a second, and the share of the limit it is held against, where there is one.
+    // Writes a row: bytes per second, the share of the limit and the aim; 0: no limit or no aim.
     void row(const std::string& name, double rate, double limit, double aim) {
         std::printf("%-52s %9.1f GB/s", name.c_str(), rate * 1e-9);
         if (limit > 0)
@@ -97,7 +97,7 @@ struct rows_of_json {
         missed += aim > 0 && rate < aim * limit ? 1 : 0;
     }
 
-    // Something that is so or is not.
+    // Writes a condition that must hold.
     void fact(const std::string& name, bool holds) {
         std::printf("%-52s %s\n", name.c_str(), holds ? "yes" : "NO");
         std::fprintf(file, "%s\n    {\"name\": \"%s\", \"holds\": %s}", first ? "" : ",", name.c_str(),
@@ -112,13 +112,13 @@ struct rows_of_json {
 
 constexpr std::size_t mebi = std::size_t{1} << 20;
 
-// Numbers of a size that attention meets: each byte alike, which as bf16 is 0.0115.
+// Fills a region with values of a magnitude that attention meets: every byte is the same, which as bf16 is 0.0115.
 void set(cuda::cuda_device& device, cuda::stream_id stream, std::byte* to, std::size_t bytes) {
     got(device.fill(stream, to, std::byte{0x3C}, bytes));
     got(device.synchronise(stream));
 }
 
-// Scattered pages between the device and pinned memory, in one call.
+// Measures copies of scattered pages between the device and pinned memory, in one call.
 void pages(rows_of_json& to, std::size_t page_bytes, double in_limit, double out_limit) {
     const std::size_t count = 256 * mebi / page_bytes;
     for (const auto& [way, engine_bytes] :
@@ -139,7 +139,7 @@ void pages(rows_of_json& to, std::size_t page_bytes, double in_limit, double out
         }
         const double bytes = static_cast<double>(count * page_bytes);
         const std::string name = "pages of " + std::to_string(page_bytes / 1024) + " KiB";
-        const double aim = *way == '\0' ? 0.85 : 0.0; // what a caller gets without asking
+        const double aim = *way == '\0' ? 0.85 : 0.0; // the aim is for the default setting
         to.row(name + " to the device" + way,
                bytes / seconds(device, stream, [&] { got(storage.load(stream, parts)); }), in_limit, aim);
         to.row(name + " to the host" + way, bytes / seconds(device, stream, [&] { got(storage.store(stream, parts)); }),
@@ -149,7 +149,7 @@ void pages(rows_of_json& to, std::size_t page_bytes, double in_limit, double out
 }
 
 template <row_format Format>
-void rows(rows_of_json& to, cuda::cuda_device& device, cuda::page_order order, const char* name, double limit) {
+void rows(rows_of_json& to, cuda::cuda_device& device, cuda::kv_layout order, const char* name, double limit) {
     constexpr std::uint32_t tokens = 65536, page_tokens = 16;
     const auto stream = got(device.open_stream());
     const cuda::page_layout layout{{.kv_heads = 8, .head_dim = 128, .tokens = page_tokens}, order, Format};
@@ -175,10 +175,10 @@ void rows(rows_of_json& to, cuda::cuda_device& device, cuda::page_order order, c
     const double aim = Format == row_format::bf16 ? 0.8 : 0.0;
     const auto kernel = [&]<cuda::row_way Way>(std::integral_constant<cuda::row_way, Way>) {
         if constexpr (Format == row_format::bf16)
-            got(device.launch(stream, cuda::move_rows<Way>{layout, storage.pool(), 0, tokens, table.data(), given}));
+            got(device.launch(stream, cuda::copy_rows<Way>{layout, storage.pool(), 0, tokens, table.data(), given}));
         else
-            got(device.launch(
-                stream, cuda::code_rows<Way, Format>::make(layout, storage.pool(), 0, tokens, table.data(), given)));
+            got(device.launch(stream, cuda::quantize_rows<Way, Format>::make(layout, storage.pool(), 0, tokens,
+                                                                             table.data(), given)));
     };
     to.row(std::string("append ") + name,
            bytes / seconds(device, stream, [&] { kernel(std::integral_constant<cuda::row_way, in>{}); }), limit, aim);
@@ -188,7 +188,8 @@ void rows(rows_of_json& to, cuda::cuda_device& device, cuda::page_order order, c
     device.close(stream);
 }
 
-// Numbers of either sign and a size near one, as bf16 or as any bytes, over a whole region: 64 MiB of them, repeated.
+// Fills a whole region with random values of either sign and a magnitude near one, as bf16 or as arbitrary bytes: a
+// block of 64 MiB, repeated.
 void scatter(cuda::cuda_device& device, cuda::stream_id stream, std::byte* to, std::size_t bytes) {
     const std::size_t block = std::min(bytes, 64 * mebi);
     std::byte* const pinned = got(device.allocate_pinned(block));
@@ -206,10 +207,10 @@ void scatter(cuda::cuda_device& device, cuda::stream_id stream, std::byte* to, s
     device.deallocate_pinned(pinned);
 }
 
-// Attention of some sequences of a batch, in an order: its output and theirs must be the same bits.
+// Runs attention for some sequences of a batch, in the given order. Returns the output, for a bitwise comparison.
 template <row_format Format>
 [[nodiscard]] std::vector<float> attended(cuda::cuda_device& device, cuda::stream_id stream,
-                                          const cuda::attention_options& options, const cuda::page_pool& pool,
+                                          const cuda::attention_options& options, const cuda::device_page_pool& pool,
                                           const std::vector<std::vector<kv::page_entry>>& tables,
                                           const std::vector<std::uint32_t>& order, const std::byte* queries) {
     const std::size_t width = std::size_t{options.heads} * 128;
@@ -225,7 +226,7 @@ template <row_format Format>
     for (std::size_t i = 0; i < order.size(); ++i)
         pieces.push_back({queries + order[i] * width * 2, asked + i * width * 2, width * 2});
     got(device.copy(stream, cuda::copy_way::within_device, pieces));
-    got(attention.attend(stream, pool, 0, asked, row_format::bf16, reinterpret_cast<float*>(out)));
+    got(attention.run(stream, pool, 0, asked, row_format::bf16, reinterpret_cast<float*>(out)));
     const cuda::copy_piece home{out, pinned, order.size() * width * 4};
     got(device.copy(stream, cuda::copy_way::to_host, {&home, 1}));
     got(device.synchronise(stream));
@@ -238,7 +239,7 @@ template <row_format Format>
 }
 
 template <row_format Format>
-void attention(rows_of_json& to, cuda::cuda_device& device, cuda::page_order order, std::uint32_t batch,
+void attention(rows_of_json& to, cuda::cuda_device& device, cuda::kv_layout order, std::uint32_t batch,
                std::uint32_t page_tokens, const char* name, double limit, double aim) {
     constexpr std::uint32_t context = 8192, heads = 32;
     const auto stream = got(device.open_stream());
@@ -269,7 +270,7 @@ void attention(rows_of_json& to, cuda::cuda_device& device, cuda::page_order ord
     const double bytes = static_cast<double>(batch) * context * 8 * 2 *
                          static_cast<double>(layout.row_bytes() + 2 * layout.row_scales());
     const double took = seconds(device, stream, [&] {
-        got(attention.attend(stream, storage.pool(), 0, queries, row_format::bf16, reinterpret_cast<float*>(out)));
+        got(attention.run(stream, storage.pool(), 0, queries, row_format::bf16, reinterpret_cast<float*>(out)));
     });
     to.row(name, bytes / took, limit, aim);
     if (aim > 0) {
@@ -342,11 +343,11 @@ int main(int count, char** words) {
     }
     for (const std::size_t kibi : {64u, 256u, 1024u, 2048u})
         pages(to, kibi * 1024, in, out);
-    constexpr auto nhd = cuda::page_order::nhd, hnd = cuda::page_order::hnd;
+    constexpr auto nhd = cuda::kv_layout::nhd, hnd = cuda::kv_layout::hnd;
     rows<row_format::bf16>(to, device, nhd, "bf16, NHD", within);
     rows<row_format::bf16>(to, device, hnd, "bf16, HND", within);
     rows<row_format::int8>(to, device, nhd, "int8 from bf16, NHD", within);
-    rows<row_format::int4_turned>(to, device, nhd, "int4 turned from bf16, NHD", within);
+    rows<row_format::int4_hadamard>(to, device, nhd, "int4 turned from bf16, NHD", within);
     attention<row_format::bf16>(to, device, nhd, 64, 16, "attention bf16, 64 x 8192, pages of 16, NHD", within, 0.8);
     attention<row_format::bf16>(to, device, hnd, 64, 16, "attention bf16, 64 x 8192, pages of 16, HND", within, 0.8);
     attention<row_format::bf16>(to, device, nhd, 64, 64, "attention bf16, 64 x 8192, pages of 64, NHD", within, 0);

@@ -2,7 +2,7 @@
 // limit: 3
 #include <kvcache/cache.hpp>
 
-// Opens a sequence, reserves its rows, writes and commits them, and finds them again.
+// Opens a sequence, reserves, writes and commits its rows, and matches them again.
 int main() {
     using namespace kvcache::literals;
     auto cache = kvcache::make_cache({.layers = 2, .kv_heads = 2, .head_dim = 32, .tokens = 16}, {.bytes = 1_MiB});
@@ -11,7 +11,7 @@ int main() {
     for (std::size_t known = 0; known < tokens.size() - 1;) {
         auto found = cache.match(tokens);
         known = found.tokens();
-        const kvcache::rerun plan = cache.plan(found);
+        const kvcache::compute_range plan = cache.plan(found);
         auto sequence = cache.open(std::move(found), plan);
         auto lease = cache.reserve(sequence, plan.count);
         if (!lease)

@@ -22,10 +22,10 @@ namespace bench {
 
 using tokens = std::vector<kvcache::token_id>;
 using cache = kvcache::cache<>;
-using pipeline = kvcache::pipeline<cache, kvcache::transformer>;
+using pipeline_type = kvcache::pipeline<cache, kvcache::transformer>;
 using sequence = cache::sequence;
 
-/// The value, or its error as an exception: a measurement ends with the first fault.
+/// Returns the value, or throws its error as runtime_error: a benchmark stops at the first failure.
 template <class T>
 [[nodiscard]] T must(kvcache::result<T> made) {
     if (!made)
@@ -37,15 +37,15 @@ inline void must(const kvcache::result<void>& done) {
         throw std::runtime_error(done.error().field + ": " + done.error().message);
 }
 
-/// What the machine does at most with so many threads, sampled all through the run.
+/// The machine's limits with a number of threads, sampled throughout the run.
 struct machine_limits {
-    samples stream; ///< Bytes a second.
-    samples peak;   ///< FLOP a second; the most counts, for only another program makes it less.
+    samples stream; ///< Bytes per second.
+    samples peak;   ///< FLOP/s; the maximum counts, since only other load lowers a sample.
 };
 
-/// The model under test, the cache it shares, and what a token costs at least. The cache is full from the beginning,
-/// as that of a process that has run for a while: every prompt evicts one, and no page is new to the system, which
-/// would clear it first.
+/// The model under test, its cache and the lower bounds of its costs. The cache is full from the start, as in a process
+/// that has run for a while: every prompt evicts a page, and no page is new to the system, which would have to clear it
+/// first.
 class subject {
 public:
     subject(const kvcache::transformer& model, std::size_t rows, std::size_t split)
@@ -59,7 +59,7 @@ public:
     [[nodiscard]] const kvcache::transformer& model() const { return model_; }
     [[nodiscard]] std::size_t split() const { return split_; }
 
-    /// Tokens that no prompt had before.
+    /// Returns tokens that no earlier prompt had.
     [[nodiscard]] tokens fresh(std::size_t count) {
         tokens made;
         for (std::size_t i = 0; i < count; ++i) {
@@ -69,8 +69,8 @@ public:
         return made;
     }
 
-    /// A sequence of so many positions whose keys and values are noise: what comes behind takes as long as behind a
-    /// prompt, and nobody waits for one.
+    /// Returns a sequence of `positions` positions whose keys and values are noise. Work after it takes as long as
+    /// after a real prompt, without the time of a prefill.
     [[nodiscard]] sequence past(std::size_t positions) {
         sequence made = cache_->open();
         if (positions == 0)
@@ -92,16 +92,16 @@ public:
         return made;
     }
 
-    /// What every token reads: the blocks' matrices and the head.
+    /// The weight bytes that every token reads: the blocks' matrices and the output head.
     [[nodiscard]] double weight_bytes() const {
         const std::string format = model_.id({}).weight_format;
         return (block_weights() + head_weights()) * (format == "f32" ? 4.0 : format == "int8" ? 1.0 : 2.0);
     }
-    /// The keys and values of one position.
+    /// The bytes of the keys and values of one position.
     [[nodiscard]] double position_bytes() const {
         return static_cast<double>(cache_->codec().page_bytes()) / page_tokens;
     }
-    /// Of a prefill of `count` tokens behind `depth`, with one row of logits.
+    /// The FLOPs of a prefill of `count` tokens after `depth` tokens, with one row of logits.
     [[nodiscard]] double flops(std::size_t count, std::size_t depth) const {
         const auto n = static_cast<double>(count), d = static_cast<double>(depth);
         const auto& c = model_.config();
@@ -110,7 +110,7 @@ public:
                4.0 * seen * static_cast<double>(c.layers * c.heads * c.head_dim);
     }
 
-    /// Seconds that a forward pass of `count` tokens of one sequence behind `depth` takes at least.
+    /// The minimum seconds of a forward pass over `count` tokens of one sequence after `depth` tokens.
     [[nodiscard]] double bound(const machine_limits& most, std::size_t count, std::size_t depth) const {
         const double bytes = weight_bytes() + position_bytes() * static_cast<double>(depth);
         return std::max(bytes / most.stream.median(), flops(count, depth) / most.peak.most());
@@ -120,7 +120,7 @@ public:
 
 private:
     [[nodiscard]] static std::size_t bytes_for(const kvcache::transformer& model, std::size_t rows) {
-        return (rows / page_tokens + 1) * kvcache::plain{}.open(model.shape(page_tokens)).page_bytes();
+        return (rows / page_tokens + 1) * kvcache::codec::f32{}.open(model.shape(page_tokens)).page_bytes();
     }
     [[nodiscard]] double block_weights() const {
         const auto& c = model_.config();
@@ -137,10 +137,10 @@ private:
     std::uint64_t salt_ = 1;
 };
 
-/// The samples of a run under their names, in the order in which they first came.
+/// The samples of a run by name, in the order of their first appearance.
 class journal {
 public:
-    /// How the medians of the samples become a row.
+    /// A function that makes a row from the samples.
     using form = std::function<row(const samples&)>;
 
     void add(const std::string& name, std::size_t threads, double value, form make) {
@@ -172,29 +172,29 @@ private:
     std::vector<line> lines_;
 };
 
-/// One round of one scenario with a number of threads.
+/// The context of one round of one scenario, with a number of threads.
 struct visit {
     subject& of;
-    kvcache::team& threads;
-    pipeline& through;
+    kvcache::thread_pool& threads;
+    pipeline_type& runner;
     machine_limits& most;
     journal& book;
 
-    /// Seconds become a row of tokens a second; the limit is the bound of one such pass.
+    /// Records seconds as a row of tokens per second; `bound` returns the minimum seconds for the same `count` tokens.
     void rate(const std::string& name, double seconds, double count, std::function<double()> bound) const {
         const std::size_t n = threads.threads();
         book.add(name, n, count / seconds, [name, n, count, bound = std::move(bound)](const samples& s) {
             return make_row(name, n, s.median(), "tokens/s", count / bound());
         });
     }
-    /// Seconds become a row of milliseconds.
+    /// Records seconds as a row of milliseconds; `bound` returns the minimum seconds.
     void time(const std::string& name, double seconds, std::function<double()> bound) const {
         const std::size_t n = threads.threads();
         book.add(name, n, 1e3 * seconds, [name, n, bound = std::move(bound)](const samples& s) {
             return make_row(name, n, s.median(), "ms", 1e3 * bound());
         });
     }
-    /// The same beside another row, of which a sample is taken with each of this one.
+    /// Records seconds as a row of milliseconds whose limit is another row, sampled once per sample of this row.
     void time(const std::string& name, double seconds, const std::string& limit) const {
         const std::size_t n = threads.threads();
         book.add(name, n, 1e3 * seconds, [&of = book, name, n, limit](const samples& s) {

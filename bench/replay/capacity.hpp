@@ -11,13 +11,13 @@
 
 namespace bench {
 
-/// A capacity as it was asked for: a number of blocks or bytes, or without end.
+/// A capacity as given on the command line: a number of blocks or bytes, or infinite.
 struct capacity {
     std::string words;
-    std::optional<std::uint64_t> units; ///< None: infinite.
+    std::optional<std::uint64_t> units; ///< nullopt: infinite.
 };
 
-/// Reads "10000", "10k", "512MiB" or "infinite". Throws: runtime_error, with the words that were no capacity.
+/// Parses "10000", "10k", "512MiB" or "infinite". Throws: runtime_error that quotes the invalid text.
 [[nodiscard]] inline capacity parse_capacity(const std::string& words) {
     if (words == "infinite")
         return {words, std::nullopt};

@@ -34,14 +34,14 @@ namespace bench {
     }(std::type_identity<kvcache::eviction_policies>{});
 }
 
-/// What a first pass over a trace finds.
+/// The result of a first pass over a trace.
 struct survey {
     kvcache::next_uses next;
     std::uint64_t records = 0, accesses = 0, distinct = 0;
     std::uint64_t smallest = 0; ///< Bytes of the smallest object.
 };
 
-/// Policies and capacities over one trace, all of them at once, so that it is read once.
+/// A comparison of policies and capacities over one trace, all replayed at once, so that the trace is read once.
 template <class Record>
 class contest {
 public:
@@ -50,13 +50,13 @@ public:
     struct terms {
         std::vector<std::string> policies = {};
         std::vector<bench::capacity> capacities = {};
-        std::uint64_t unit = 1;        ///< Of a capacity's number, how much is one block, or one byte.
-        std::uint64_t block_bytes = 1; ///< What a policy hears of a block.
+        std::uint64_t unit = 1;        ///< Capacity units per block (prompts) or per byte (objects).
+        std::uint64_t block_bytes = 1; ///< Bytes of a block, as reported to the policies.
         kvcache::prefill_work work = {};
         bool bound = true;
     };
 
-    /// Throws: runtime_error, for a policy that there is not.
+    /// Throws: runtime_error for an unknown policy.
     contest(terms given, const survey& found) : terms_(std::move(given)), found_(found), infinite_(terms_.work) {
         for (const bench::capacity& one : terms_.capacities) {
             if (!one.units) {
@@ -92,7 +92,7 @@ public:
                 bound.run(record, next.front());
     }
 
-    /// Every policy with every capacity, in the order in which they were asked for.
+    /// The results of every policy with every capacity, in the order given.
     [[nodiscard]] std::vector<replay_row> rows() const {
         std::vector<replay_row> rows;
         for (const std::string& name : terms_.policies)
@@ -148,7 +148,7 @@ private:
                                     [replay] { return replay->counts(); }});
         };
         if constexpr (prefix) {
-            // More than there are distinct blocks is never used, and would only cost memory.
+            // Slots beyond the number of distinct blocks are never used and only cost memory.
             if (found_.distinct > 0 && size >= found_.distinct)
                 size = found_.distinct;
             if (size > most)

@@ -18,11 +18,11 @@
 
 namespace bench {
 
-/// Hit ratio over capacity as an SVG picture: a curve a policy, the clairvoyant dashed, an infinite cache dotted; the
-/// capacity on a logarithmic axis.
+/// An SVG plot of hit ratio over capacity: one curve per policy, the clairvoyant bound dashed, an infinite cache
+/// dotted, the capacity on a logarithmic axis.
 class hit_ratio_plot {
 public:
-    /// `unit` is what capacities count: "blocks", "bytes".
+    /// Prepares the curves. `unit` is the unit of capacities: "blocks" or "bytes".
     hit_ratio_plot(const std::vector<replay_row>& rows, std::string title, std::string unit)
         : title_(std::move(title)), unit_(std::move(unit)) {
         curve bound{"clairvoyant", {}};
@@ -48,11 +48,11 @@ public:
             }
         }
         if (most_ < least_)
-            least_ = most_ = 1.0; // no capacity has an end
+            least_ = most_ = 1.0; // all capacities are infinite
         top_ = std::clamp(std::ceil(std::max(top_, infinite_.value_or(0.0)) * 10.0 + 0.2) / 10.0, 0.1, 1.0);
     }
 
-    /// False if the file cannot be written.
+    /// Writes the plot. Returns false if the file cannot be written.
     [[nodiscard]] bool write(const std::string& file) const {
         std::ofstream out(file);
         out << svg();
@@ -115,7 +115,7 @@ private:
         return text;
     }
 
-    // "30k", "1.5M" in blocks; "128Mi" in bytes.
+    // Formats "30k" or "1.5M" for blocks, "128Mi" for bytes.
     [[nodiscard]] std::string amount(double value) const {
         const bool bytes = unit_ == "bytes";
         const double step = bytes ? 1024.0 : 1000.0;
@@ -153,7 +153,7 @@ private:
 
     void axes(std::string& text) const {
         const std::string grid = "stroke=\"#ddd\"", frame = "stroke=\"#222\"";
-        const int steps = static_cast<int>(std::lround(top_ * 10.0)) <= 4 ? 20 : 10; // of a whole
+        const int steps = static_cast<int>(std::lround(top_ * 10.0)) <= 4 ? 20 : 10; // steps per 1.0
         for (int i = 0; i <= static_cast<int>(std::lround(top_ * steps)); ++i) {
             const double ratio = static_cast<double>(i) / steps;
             text += line(left, down(ratio), right, down(ratio), grid);
@@ -164,7 +164,7 @@ private:
         double before = -1e9;
         for (const double x : ticks()) {
             text += line(across(x), top_edge, across(x), bottom, grid);
-            if (across(x) - before > 34.0) { // or they would run into each other
+            if (across(x) - before > 34.0) { // keeps labels from overlapping
                 text += label(across(x), bottom + 18.0, "middle", amount(x));
                 before = across(x);
             }
@@ -175,7 +175,7 @@ private:
                       " transform=\"rotate(-90 18.0 " + number((top_edge + bottom) / 2.0) + ")\"");
     }
 
-    // The capacities that were replayed.
+    // The finite capacities that were replayed.
     [[nodiscard]] std::vector<double> ticks() const {
         std::vector<double> at;
         for (const auto& [x, y] : curves_.front().points)
@@ -185,7 +185,7 @@ private:
     }
 
     std::string title_, unit_;
-    std::vector<curve> curves_; // the clairvoyant last
+    std::vector<curve> curves_; // the clairvoyant bound is last
     std::optional<double> infinite_;
     double least_ = 1e300, most_ = 0.0, top_ = 0.0;
 };

@@ -9,7 +9,7 @@
 
 namespace bench {
 
-/// A bar on the terminal while a trace is read; nothing where standard error is none.
+/// A progress bar on standard error while a trace is read; disabled if standard error is not a terminal.
 class progress {
 public:
     explicit progress(std::string what) : what_(std::move(what)), shown_(isatty(STDERR_FILENO) != 0) {}
@@ -20,7 +20,7 @@ public:
             std::fputs("\r\033[K", stderr);
     }
 
-    /// `share` is from 0 to 1.
+    /// Updates the bar. `share` is from 0 to 1.
     void show(double share) {
         const int percent = static_cast<int>(share * 100.0);
         if (!shown_ || percent == percent_)

@@ -15,15 +15,16 @@
 
 namespace bench {
 
-/// What one policy came to with one capacity.
+/// The result of one policy with one capacity.
 struct replay_row {
     std::string policy;
     bench::capacity capacity;
     kvcache::replay_counts counts;
-    std::optional<double> clairvoyant; ///< The hit ratio of who knows the future; none if it was not asked for.
+    std::optional<double> clairvoyant; ///< The hit ratio of the clairvoyant bound; nullopt: not requested.
 };
 
-/// `prefix`: the trace was one of prompts; else of objects, whose tokens are bytes and which have no work.
+/// Prints the rows as a table. `prefix`: the trace has prompts; otherwise it has objects, whose token counts are bytes
+/// and which have no prefill work.
 inline void print_table(const std::vector<replay_row>& rows, bool prefix) {
     std::printf("%-20s %12s %10s %12s %12s %12s %8s %8s %8s %12s\n", "policy", "capacity", "requests", "accesses",
                 "hits", "misses", prefix ? "blocks" : "objects", prefix ? "tokens" : "bytes", prefix ? "flops" : "",
@@ -44,7 +45,7 @@ inline void print_table(const std::vector<replay_row>& rows, bool prefix) {
     }
 }
 
-/// Writes the rows as a JSON array. False if the file cannot be written.
+/// Writes the rows as a JSON array. Returns false if the file cannot be written.
 [[nodiscard]] inline bool write_json(const std::string& file, const std::vector<replay_row>& rows, bool prefix) {
     auto list = nlohmann::ordered_json::array();
     for (const replay_row& row : rows) {

@@ -15,7 +15,7 @@ struct free_memory {
 };
 using huge_memory = std::unique_ptr<float, free_memory>;
 
-/// Room for numbers, in huge pages where the system gives them. Throws: bad_alloc.
+/// An uninitialized buffer of `count` floats, in huge pages where the system provides them. Throws: bad_alloc.
 [[nodiscard]] inline huge_memory huge_floats(std::size_t count) {
     constexpr std::size_t page = std::size_t{2} << 20;
     const std::size_t bytes = (count * sizeof(float) + page - 1) / page * page;

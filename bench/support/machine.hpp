@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/kernel/simd.hpp>
-#include <kvcache/kernel/team.hpp>
+#include <kvcache/kernel/thread_pool.hpp>
 
 #include <algorithm>
 #include <array>
@@ -21,7 +21,7 @@
 
 namespace bench {
 
-/// Seconds since a moment, on one clock.
+/// The seconds since construction, on the monotonic clock.
 class stopwatch {
 public:
     [[nodiscard]] double seconds() const {
@@ -32,22 +32,22 @@ private:
     std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
 };
 
-/// Keeps what was computed.
+/// Prevents the compiler from eliminating the computation of `value`.
 inline void keep(const kvcache::f32x16& value) {
     volatile float sink = kvcache::sum(value);
     static_cast<void>(sink);
 }
 
-/// Fused multiply-adds from registers, the most that the machine does: FLOP a second of all threads, each multiply-add
-/// counted as two. Takes about ten milliseconds.
-[[nodiscard]] inline double fma_peak(kvcache::team& threads) {
-    // Hides the latency, fits the registers.
+/// Measures the machine's peak: fused multiply-adds on registers, in FLOP/s over all threads. Each multiply-add counts
+/// as two operations. Cost: about 10 ms.
+[[nodiscard]] inline double fma_peak(kvcache::thread_pool& threads) {
+    // Enough independent chains to hide the FMA latency, few enough to fit the registers.
     constexpr std::size_t chains = kvcache::detail::native_lanes == 16 ? 12 : 6;
-    constexpr std::size_t pieces = 16, rounds = 4000000 / pieces; // more pieces than threads: one may wake up late
+    constexpr std::size_t pieces = 16, rounds = 4000000 / pieces; // more pieces than threads: one may wake late
     const stopwatch watch;
-    threads.share(threads.threads() * pieces, [](std::size_t begin, std::size_t end) {
+    threads.parallel_for(threads.threads() * pieces, [](std::size_t begin, std::size_t end) {
         for (std::size_t piece = begin; piece < end; ++piece) {
-            float start[chains * 16]; // all differ, or a compiler makes two chains one
+            float start[chains * 16]; // all differ; a compiler could merge two equal chains
             std::iota(std::begin(start), std::end(start), 0.0f);
             kvcache::f32x16 sums[chains];
             for (std::size_t chain = 0; chain < chains; ++chain)
@@ -63,7 +63,7 @@ inline void keep(const kvcache::f32x16& value) {
     return 2.0 * 16 * chains * rounds * static_cast<double>(threads.threads() * pieces) / watch.seconds();
 }
 
-/// Memory beyond any cache, in huge pages where the system gives them, and how fast it is read.
+/// A memory read benchmark: a buffer larger than any cache, in huge pages where the system provides them.
 class stream {
 public:
     explicit stream(std::size_t bytes = std::size_t{256} << 20) : bytes_(bytes / part * part) {
@@ -74,10 +74,11 @@ public:
         std::fill_n(data_.get(), bytes_ / sizeof(float), 1.0f);
     }
 
-    /// Bytes a second of a sweep by all threads, each through a range of its own: by one, two or four streams a thread,
-    /// as a prefetcher may follow several at once, whichever has had the best median so far. The best of the three each
-    /// time would be the luckiest, which nothing that is measured once beside it can be.
-    [[nodiscard]] double operator()(kvcache::team& threads) {
+    /// Returns the bytes per second of one sweep over the buffer by all threads, each over its own range. A sweep reads
+    /// one, two or four streams per thread, since a prefetcher may follow several at once; the result is this call's
+    /// rate of the variant with the best median so far. The best of the three in each call would be the luckiest
+    /// sample, which no value that is measured once per limit could match.
+    [[nodiscard]] double operator()(kvcache::thread_pool& threads) {
         const std::array<double, kinds> now = {sweep<1>(threads), sweep<2>(threads), sweep<4>(threads)};
         std::array<samples, kinds>& taken = taken_[threads.threads()];
         for (std::size_t kind = 0; kind < kinds; ++kind)
@@ -95,12 +96,12 @@ private:
     static constexpr std::size_t kinds = 3;
 
     template <std::size_t Streams>
-    [[nodiscard]] double sweep(kvcache::team& threads) const {
+    [[nodiscard]] double sweep(kvcache::thread_pool& threads) const {
         const std::size_t pieces = threads.threads() * 8;
         const std::size_t length = bytes_ / sizeof(float) / pieces / Streams / 128 * 128;
         const stopwatch watch;
-        threads.share(pieces, [&](std::size_t begin, std::size_t end) {
-            constexpr std::size_t lines = 8 / Streams; // of a stream at once
+        threads.parallel_for(pieces, [&](std::size_t begin, std::size_t end) {
+            constexpr std::size_t lines = 8 / Streams; // vectors of one stream per iteration
             kvcache::f32x16 sums[8];
             for (auto& s : sums)
                 s = kvcache::f32x16::zero();
@@ -118,7 +119,7 @@ private:
 
     std::size_t bytes_;
     std::unique_ptr<float, release> data_;
-    std::map<std::size_t, std::array<samples, kinds>> taken_; // by threads
+    std::map<std::size_t, std::array<samples, kinds>> taken_; // keyed by the number of threads
 };
 
 } // namespace bench

@@ -14,28 +14,28 @@
 
 namespace bench {
 
-/// What one measurement came to, and the most that it could have.
+/// The result of one measurement and its limit.
 struct row {
     std::string name;
     std::size_t threads = 1;
-    double value = 0.0; ///< A rate, or a time where the unit is one ("ms", "us", "ns").
+    double value = 0.0; ///< A rate, or a time if the unit is one ("ms", "us", "ns").
     std::string unit;
-    double limit = 0.0; ///< In the same unit, measured in the same run; 0: none is known.
-    double ratio = 0.0; ///< The share of the limit that was reached: 1 is perfect.
-    double best = 0.0;  ///< The same of the best sample to the limit's best: without a neighbour. 0: not taken.
+    double limit = 0.0; ///< In the same unit, measured in the same run; 0: no limit is known.
+    double ratio = 0.0; ///< The share of the limit that is reached: 1 is perfect.
+    double best = 0.0;  ///< The best sample over the limit's best, least affected by other load. 0: not measured.
 };
 
 [[nodiscard]] inline bool is_time(const std::string& unit) {
     return unit == "s" || unit == "ms" || unit == "us" || unit == "ns" || unit == "ns/token";
 }
 
-/// The share of a limit that was reached: value / limit for a rate, limit / value for a time; 0 without a limit.
+/// The share of a limit that is reached: value / limit for a rate, limit / value for a time; 0 without a limit.
 [[nodiscard]] inline double share_of(double value, const std::string& unit, double limit) {
     const double over = is_time(unit) ? value : limit, under = is_time(unit) ? limit : value;
     return over > 0.0 && under > 0.0 ? under / over : 0.0;
 }
 
-/// A row with its ratio.
+/// Returns a row with its ratio computed.
 [[nodiscard]] inline row make_row(std::string name, std::size_t threads, double value, std::string unit, double limit) {
     const double ratio = share_of(value, unit, limit);
     return {.name = std::move(name),
@@ -46,14 +46,14 @@ struct row {
             .ratio = ratio};
 }
 
-/// Repetitions of one measurement.
+/// The repetitions of one measurement.
 class samples {
 public:
     void add(double value) { values_.push_back(value); }
     [[nodiscard]] bool empty() const noexcept { return values_.empty(); }
     [[nodiscard]] std::size_t size() const noexcept { return values_.size(); }
 
-    /// The mean of the two middle ones where they are even; 0 if there are none.
+    /// The median: the mean of the two middle samples if their number is even; 0 without samples.
     [[nodiscard]] double median() const {
         if (values_.empty())
             return 0.0;
@@ -75,7 +75,7 @@ private:
     std::vector<double> values_;
 };
 
-/// The median share of a limit, of which a sample was taken beside each value.
+/// The median share of a limit that is sampled once per value: the median of the pairwise shares.
 [[nodiscard]] inline double paired_share(const samples& values, const std::string& unit, const samples& limits) {
     samples shares;
     for (std::size_t i = 0; i < std::min(values.size(), limits.size()); ++i)
@@ -99,8 +99,8 @@ inline void print(const row& r) {
     std::fflush(stdout);
 }
 
-/// Writes the rows as a JSON array of {name, threads, value, unit, limit, ratio}, and `best` where it was taken; limit
-/// and ratio are null where no limit is known. False if the file cannot be written.
+/// Writes the rows as a JSON array of {name, threads, value, unit, limit, ratio}, plus `best` where it was measured;
+/// limit and ratio are null where no limit is known. Returns false if the file cannot be written.
 [[nodiscard]] inline bool write_json(const std::string& file, const std::vector<row>& rows) {
     auto list = nlohmann::json::array();
     for (const row& r : rows) {
@@ -120,7 +120,7 @@ inline void print(const row& r) {
     return !out.fail();
 }
 
-/// The geometric mean of the ratios of the rows that have a limit; 0 if none has.
+/// The geometric mean of the ratios of the rows that have a limit; 0 if no row has one.
 [[nodiscard]] inline double score(const std::vector<row>& rows) {
     double sum = 0.0;
     std::size_t counted = 0;
@@ -132,7 +132,7 @@ inline void print(const row& r) {
     return counted == 0 ? 0.0 : std::exp(sum / static_cast<double>(counted));
 }
 
-/// The line that a program prints last.
+/// Prints the score, the last line of a benchmark program.
 inline void print_score(const std::string& program, const std::vector<row>& rows) {
     const auto counted = std::count_if(rows.begin(), rows.end(), [](const row& r) { return r.ratio > 0.0; });
     std::printf("score %s %.3f (geometric mean of %td ratios to the limits)\n", program.c_str(), score(rows), counted);

@@ -18,31 +18,31 @@
 
 namespace bench {
 
-/// One sample of a row, and of what bounds it where both are taken in turn.
+/// One sample of a row, and of its limit if the two are measured together.
 struct sample {
     double value = 0.0;
     double limit = 0.0;
 };
 
-/// A row to be measured.
+/// The definition of a row to measure.
 struct measurement {
     std::string name;
     std::size_t threads = 1;
     std::string unit;
-    std::function<sample()> take;    ///< Called as often as there is time for.
-    std::function<void()> open = {}; ///< Called once before, for what takes long; without one, `take` is.
-    std::string limited_by = {};     ///< The name of the row, of as many threads, that is its limit.
-    double limit = 0.0;              ///< Or a limit that is no measurement.
-    double aim = 0.0;                ///< The ratio that it is to reach; 0: none.
-    bool scored = false;             ///< Counts for the score.
+    std::function<sample()> take;    ///< Takes one sample; called repeatedly until the time is used up.
+    std::function<void()> open = {}; ///< Slow setup, called once before; if empty, `take` is called instead.
+    std::string limited_by = {};     ///< The name of the row, with as many threads, that is the limit.
+    double limit = 0.0;              ///< A constant limit, in place of a measured one.
+    double aim = 0.0;                ///< The target ratio; 0: none.
+    bool scored = false;             ///< Whether the row counts toward the score.
     int repetitions = 5;
-    double seconds = 0.03; ///< The least time of a repetition.
+    double seconds = 0.03; ///< The minimum time of a repetition.
 };
 
-/// Rows over Google Benchmark: all repetitions of all rows in one random order, so that a noisy neighbour meets all
-/// alike. A row's value is the median of its repetitions, each the median of its samples, and so is its ratio where
-/// each sample has its limit's; beside it stands that of the best samples, since a core that is shared with strangers
-/// does a third less without saying so.
+/// A set of rows run by Google Benchmark. All repetitions of all rows run in one random order, so that other load on
+/// the machine affects all rows alike. A row's value is the median over its repetitions of the median of each
+/// repetition's samples; its ratio is computed the same way if each sample comes with its limit. The ratio of the best
+/// samples is reported too, since a core shared with other tenants can be a third slower without any sign of it.
 class suite {
 public:
     suite(std::string program, int count, char** words) : program_(std::move(program)), name_(words[0]) {
@@ -52,7 +52,7 @@ public:
 
     void add(measurement row) { rows_.push_back({std::move(row), {}, {}, {}}); }
 
-    /// Measures, prints the rows and then the score. Returns what main returns.
+    /// Measures and prints the rows, then the score. Returns the exit status of main.
     [[nodiscard]] int run() {
         if (!read_flags())
             return 2;
@@ -71,11 +71,11 @@ public:
 private:
     struct measured {
         measurement of;
-        samples values, limits, ratios;      // one a repetition
-        double best = 0.0, best_limit = 0.0; // of all samples
+        samples values, limits, ratios;      // one per repetition
+        double best = 0.0, best_limit = 0.0; // over all samples
     };
 
-    // Keeps what the repetitions counted, and prints nothing.
+    // A reporter that collects the counters of the repetitions and prints nothing.
     class collector : public benchmark::BenchmarkReporter {
     public:
         explicit collector(std::deque<measured>& rows) {
@@ -125,7 +125,7 @@ private:
         return true;
     }
 
-    // The rows that match, and those that limit them.
+    // Keeps the rows that match the filter, and the rows that are their limits.
     void select() {
         const std::regex wanted(filter_);
         const auto matches = [&](const measurement& row) { return std::regex_search(key(row), wanted); };
@@ -215,7 +215,7 @@ private:
     std::vector<std::string> words_;
     std::deque<measured> rows_;
     std::string json_, filter_;
-    int repetitions_ = 0; // 0: each row's own
+    int repetitions_ = 0; // 0: the number that each row defines
     bool list_ = false;
 };
 

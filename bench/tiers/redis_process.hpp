@@ -20,7 +20,7 @@
 
 namespace bench {
 
-/// A redis-server at loopback that keeps nothing on the disk, until this goes. Throws: runtime_error.
+/// A redis-server process on loopback without persistence, stopped by the destructor. Throws: runtime_error.
 class redis_process {
 public:
     explicit redis_process(std::uint16_t port) : port_(port) {
@@ -34,9 +34,9 @@ public:
             ::_exit(127);
         }
         for (int i = 0; i < 500; ++i) {
-            kvcache::redis_patience patience(std::chrono::seconds(1), 1 << 20);
-            if (auto link = kvcache::redis_link::open({"127.0.0.1", port}, {}, patience)) {
-                kvcache::redis_channel channel(std::move(*link), {});
+            kvcache::tier::redis_deadline patience(std::chrono::seconds(1), 1 << 20);
+            if (auto link = kvcache::tier::redis_link::open({"127.0.0.1", port}, {}, patience)) {
+                kvcache::tier::redis_channel channel(std::move(*link), {});
                 if (channel.ask({"PING"}, patience))
                     return;
             }
@@ -49,7 +49,8 @@ public:
     redis_process(const redis_process&) = delete;
     redis_process& operator=(const redis_process&) = delete;
 
-    /// What redis-benchmark reads of values of so many bytes, as many ahead as the tier: bytes a second.
+    /// Returns the bytes per second that redis-benchmark reads, with values of `bytes` bytes and the tier's pipeline
+    /// depth.
     [[nodiscard]] double benchmark(std::size_t bytes, std::size_t count) const {
         const std::string command = "redis-benchmark -h 127.0.0.1 -p " + std::to_string(port_) +
                                     " -t set,get -c 1 -P 16 --csv -d " + std::to_string(bytes) + " -n " +

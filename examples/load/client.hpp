@@ -15,22 +15,22 @@ namespace load {
 using kvcache::json;
 using steady = std::chrono::steady_clock;
 
-/// How a request went. Times in seconds since the run began.
+/// The measurements of a request. Times are in seconds since the start of the run.
 struct measured {
-    double due = 0.0; ///< When it should have been sent.
+    double due = 0.0; ///< Scheduled time of sending.
     double sent = 0.0;
     double ended = 0.0;
-    std::vector<double> tokens = {}; ///< When each piece of text came.
+    std::vector<double> tokens = {}; ///< Arrival time of each piece of text.
     std::size_t prompt_tokens = 0;
     std::size_t cached_tokens = 0;
     std::size_t output_tokens = 0;
     std::string text = {};
-    std::string failure = {}; ///< A label; empty if all went well.
+    std::string failure = {}; ///< A failure label; empty on success.
     std::size_t session = 0;
-    std::size_t turn = 0; ///< Of its conversation.
+    std::size_t turn = 0; ///< Index in its conversation.
 };
 
-/// Which kind of failure a status or a message is.
+/// Returns the failure label of a status or message.
 [[nodiscard]] inline std::string label_of(int status, const std::string& message) {
     for (const int known : {429, 500, 502, 503, 504})
         if (status == known)
@@ -40,7 +40,7 @@ struct measured {
     return status > 0 ? "HTTP " + std::to_string(status) : "connection";
 }
 
-/// Asks one server for streamed completions, over one connection that is kept.
+/// Requests streamed completions from one server, over one persistent connection.
 class client {
 public:
     client(const std::string& url, const std::string& key) : link_(url) {
@@ -51,7 +51,7 @@ public:
             link_.set_bearer_token_auth(key.c_str());
     }
 
-    /// Sends a body and reads its stream, token by token, on the clock that began at `zero`.
+    /// Sends a body and reads the stream token by token, with times relative to `zero`.
     [[nodiscard]] measured ask(const std::string& path, const json& body, const std::string& session,
                                steady::time_point zero) {
         const auto now = [&] { return std::chrono::duration<double>(steady::now() - zero).count(); };

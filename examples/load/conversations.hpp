@@ -16,15 +16,15 @@ namespace load {
 
 using kvcache::json;
 
-/// What the users have said and heard. Each user is asked for by one thread at a time.
+/// The conversations of the users. One thread at a time sends the requests of a user.
 class conversations {
 public:
-    /// Recorded turns, if given, are said instead of made ones; a user who has said them all begins anew. A `cold`
-    /// request begins with a word that no other has, so that nothing of it is known.
+    /// Recorded turns, if given, replace generated ones; a user who has sent all of them starts again. A `cold`
+    /// request begins with a unique word, so that nothing of it is cached.
     conversations(const plan& of, bool chat, bool cold, std::optional<support::script> recorded)
         : plan_(of), chat_(chat), cold_(cold), recorded_(std::move(recorded)), users_(of.sessions()) {}
 
-    /// What request `i` says; its place in the conversation of its user in `turn`.
+    /// Returns the body of request `i`, and its index in the user's conversation in `turn`.
     [[nodiscard]] json ask(std::size_t i, std::size_t& turn) const {
         const std::size_t session = plan_.session_of(i);
         const user& who = users_[session];
@@ -56,8 +56,8 @@ public:
         return body;
     }
 
-    /// Request `i` was answered. One that was not is left out: the next goes on from the last good context.
-    void hear(std::size_t i, const std::string& answer) {
+    /// Appends the answer to request `i`. A failed request is left out: the next one continues the last good context.
+    void add_answer(std::size_t i, const std::string& answer) {
         user& who = users_[plan_.session_of(i)];
         const std::size_t turn = who.turns++;
         if (recorded_) {
@@ -72,7 +72,7 @@ public:
 
 private:
     struct user {
-        std::vector<std::pair<std::string, std::string>> said = {}; // and heard
+        std::vector<std::pair<std::string, std::string>> said = {}; // messages and answers
         std::size_t turns = 0;
     };
 

@@ -16,21 +16,22 @@
 
 namespace load {
 
-/// A length, drawn anew for every text: normal, cut to at least one.
+/// A length, drawn for every text from a normal distribution and clamped to at least 1.
 struct length {
     std::size_t mean = 1;
     double deviation = 0.0;
 };
 
-/// A part of a run, with a load of its own.
+/// A stage of a run, with its own load.
 struct stage {
-    double rate = 0.0;          ///< Requests a second; 0 for as many as the workers can.
-    std::size_t workers = 4;    ///< Requests under way at most; a session belongs to one worker.
-    std::size_t requests = 100; ///< In this stage.
+    double rate = 0.0;          ///< Requests per second; 0 for as many as the workers can send.
+    std::size_t workers = 4;    ///< Maximum concurrent requests; a session belongs to one worker.
+    std::size_t requests = 100; ///< Requests in this stage.
     std::size_t first = 0;      ///< Requests in the stages before.
 };
 
-/// "RATE:SECONDS", or "xWORKERS:REQUESTS" for as many requests as these workers can. None if it is neither.
+/// Parses "RATE:SECONDS", or "xWORKERS:REQUESTS" for as many requests as these workers can send. None if it is
+/// neither.
 [[nodiscard]] inline std::optional<stage> stage_of(std::string_view text, std::size_t workers) {
     const bool counted = text.starts_with('x');
     text.remove_prefix(counted ? 1 : 0);
@@ -52,22 +53,22 @@ struct stage {
     return stage{.rate = *one, .workers = workers, .requests = requests};
 }
 
-/// What is asked: users in groups, each group with a system prompt of its own.
+/// The workload: users in groups, each group with its own system prompt.
 struct plan {
     std::size_t groups = 2;
-    std::size_t users = 10; ///< In a group.
+    std::size_t users = 10; ///< Users per group.
     length system = {.mean = 100};
     length question = {.mean = 50};
     length output = {.mean = 50};
-    bool multi_turn = false; ///< The context of a user grows by questions and answers.
+    bool multi_turn = false; ///< The context of a user grows with its questions and answers.
     std::uint64_t seed = 0;
     bool poisson = false;
 
-    /// What a number is drawn for.
+    /// The purpose of a random number.
     enum class purpose : std::uint64_t { system = 1, question, system_length, question_length, output_length, arrival };
 
     [[nodiscard]] std::size_t sessions() const { return groups * users; }
-    /// The user of request `i`, so that the requests of each lie as far apart as can be.
+    /// Returns the user of request `i`; the requests of one user are spread evenly.
     [[nodiscard]] std::size_t session_of(std::size_t i) const { return i % sessions(); }
 
     [[nodiscard]] std::string system_of(std::size_t session) const {
@@ -79,7 +80,7 @@ struct plan {
     }
     [[nodiscard]] std::size_t output_of(std::size_t i) const { return draw(output, purpose::output_length, i); }
 
-    /// When each request of a stage is due, in seconds: at a constant distance, or a Poisson process' arrivals.
+    /// Returns the due times of a stage's requests, in seconds: equally spaced, or the arrivals of a Poisson process.
     [[nodiscard]] std::vector<double> schedule(const stage& of) const {
         std::vector<double> due(of.requests, 0.0);
         const auto random = dice(purpose::arrival, of.first);
@@ -89,7 +90,7 @@ struct plan {
     }
 
 private:
-    // Numbers are drawn by what and which: no request's words hang on how many came before.
+    // Random numbers depend on purpose and index only, not on the number of draws before.
     [[nodiscard]] kvcache::sampler dice(purpose what, std::uint64_t which) const {
         return {.seed = seed ^ (static_cast<std::uint64_t>(what) << 32), .choice = which};
     }

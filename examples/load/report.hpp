@@ -13,7 +13,7 @@
 
 namespace load {
 
-/// Mean, least, most and percentiles of some numbers, under inference-perf's names; null for none.
+/// Returns mean, minimum, maximum and percentiles, under inference-perf's names; null for no values.
 [[nodiscard]] inline json summary(std::vector<double> of) {
     if (of.empty())
         return nullptr;
@@ -21,7 +21,7 @@ namespace load {
     double total = 0.0;
     for (const double x : of)
         total += x;
-    // Between the two nearest, in proportion.
+    // Interpolates linearly between the two nearest values.
     const auto at = [&](double percent) {
         const double place = percent / 100.0 * static_cast<double>(of.size() - 1);
         const auto below = static_cast<std::size_t>(place);
@@ -44,11 +44,12 @@ namespace load {
             {"max", of.back()}};
 }
 
-/// What a run measured. A request without two tokens has no time between them, and one that failed no time at all.
+/// Returns the measurements of a run. A request with fewer than two tokens has no inter-token time; a failed request
+/// has no times.
 [[nodiscard]] inline json report(const std::vector<measured>& all) {
     std::vector<double> latency, first, each, normalised, between, delay, prompt, output;
     std::map<std::string, std::size_t> failures;
-    std::map<std::size_t, std::pair<double, double>> hits; // cached and asked, by session
+    std::map<std::size_t, std::pair<double, double>> hits; // cached and prompt tokens, by session
     double begin = 0.0, end = 0.0;
     for (const measured& one : all) {
         delay.push_back(one.sent - one.due);
@@ -108,7 +109,7 @@ namespace load {
             {"failures", {{"count", all.size() - latency.size()}, {"by_label", std::move(labels)}}}};
 }
 
-/// Times to the first token by the place in a conversation, in seconds.
+/// Returns the times to first token by turn index, in seconds.
 [[nodiscard]] inline json by_turn(const std::vector<measured>& all) {
     std::map<std::size_t, std::vector<double>> first;
     for (const measured& one : all)

@@ -11,12 +11,12 @@
 
 namespace server {
 
-/// Writes answers as clients of OpenAI's API expect them.
+/// Writes answers in the format of OpenAI's API.
 class answer_json {
 public:
     answer_json(const exchange& from, std::string id) : from_(from), id_(std::move(id)), created_(std::time(nullptr)) {}
 
-    /// The whole answer. Requires: it is over; `pieces` are all there were.
+    /// Returns the complete answer. Requires: it is over; `pieces` holds all of its pieces.
     [[nodiscard]] json whole(const std::vector<piece>& pieces) const {
         json choices = json::array();
         for (std::size_t i = 0; i < from_.asked().choices; ++i) {
@@ -43,7 +43,7 @@ public:
         return made;
     }
 
-    /// The chunk that opens a streamed chat.
+    /// Returns the first chunk of a streamed chat.
     [[nodiscard]] json opening(std::size_t choice) const {
         return chunk(choice, {{"role", "assistant"}, {"content", ""}}, "", nullptr, nullptr);
     }
@@ -89,7 +89,7 @@ private:
         return made;
     }
 
-    // As vLLM's return_token_ids has them.
+    // In the format of vLLM's return_token_ids.
     [[nodiscard]] static json ids(const std::vector<const piece*>& pieces) {
         json made = json::array();
         for (const piece* each : pieces)
@@ -112,8 +112,8 @@ private:
                 {"prompt_tokens_details", {{"cached_tokens", end.reused}}}};
     }
 
-    // For the page: the prompt, token by token. A token that the conversation held before, and that ran again, was
-    // recomputed.
+    // For the web page: the prompt, token by token. A token that was in the conversation before and was computed
+    // again is marked as recomputed.
     [[nodiscard]] json tokens() const {
         json texts = json::array();
         for (const auto token : from_.prompt())

@@ -8,8 +8,8 @@
 
 namespace server {
 
-/// Waits until a request of this thread's connection is over. It is cancelled when its client hangs up.
-inline void attend(exchange& talk) {
+/// Waits until a request of this thread's connection is over. It is cancelled if the client disconnects.
+inline void serve(exchange& talk) {
     constexpr std::chrono::milliseconds moment(100);
     while (!talk.wait(moment))
         if (const connection* client = connection::here(); client != nullptr && client->closed())

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/tier/no_tier.hpp>
+#include <kvcache/tier/none.hpp>
 #include <kvcache/tier/run.hpp>
 
 #include <cstddef>
@@ -14,17 +14,17 @@
 
 namespace server {
 
-/// The tier that --tier names: which it is turns out when the server starts.
+/// The tier selected by --tier at startup.
 struct chosen_tier {
     using role = kvcache::tier_role;
-    std::variant<kvcache::no_tier
+    std::variant<kvcache::tier::none
 #if EXAMPLE_HAS_LMDB
                  ,
-                 kvcache::lmdb<>
+                 kvcache::tier::lmdb<>
 #endif
 #if EXAMPLE_HAS_REDIS
                  ,
-                 kvcache::redis
+                 kvcache::tier::redis
 #endif
                  >
         which = {};
@@ -38,24 +38,24 @@ public:
         : of_(std::visit([](const auto& policy) -> any { return policy.open(); }, from.which)) {}
 
     template <class Use>
-    [[nodiscard]] kvcache::result<bool> read(const kvcache::digest256& name, Use&& use) {
+    [[nodiscard]] kvcache::result<bool> read(const kvcache::sha256_digest& name, Use&& use) {
         return std::visit([&](auto& tier) { return tier.read(name, use); }, of_);
     }
-    [[nodiscard]] std::size_t leading(std::span<const kvcache::digest256> names) {
-        return std::visit([&](auto& tier) { return kvcache::leading_in(tier, names); }, of_);
+    [[nodiscard]] std::size_t count_prefix_hits(std::span<const kvcache::sha256_digest> names) {
+        return std::visit([&](auto& tier) { return kvcache::tier::count_prefix_hits(tier, names); }, of_);
     }
     template <class Use>
-    [[nodiscard]] kvcache::result<std::size_t> read_run(std::span<const kvcache::digest256> names, Use&& use) {
-        return std::visit([&](auto& tier) { return kvcache::read_run(tier, names, use); }, of_);
+    [[nodiscard]] kvcache::result<std::size_t> read_run(std::span<const kvcache::sha256_digest> names, Use&& use) {
+        return std::visit([&](auto& tier) { return kvcache::tier::read_run(tier, names, use); }, of_);
     }
     [[nodiscard]] kvcache::result<void> put(const kvcache::tier_entry& entry,
                                             std::span<const std::span<const std::byte>> pieces) {
         return std::visit([&](auto& tier) { return tier.put(entry, pieces); }, of_);
     }
-    [[nodiscard]] bool contains(const kvcache::digest256& name) {
+    [[nodiscard]] bool contains(const kvcache::sha256_digest& name) {
         return std::visit([&](auto& tier) { return tier.contains(name); }, of_);
     }
-    [[nodiscard]] kvcache::result<void> erase(const kvcache::digest256& name) {
+    [[nodiscard]] kvcache::result<void> erase(const kvcache::sha256_digest& name) {
         return std::visit([&](auto& tier) { return tier.erase(name); }, of_);
     }
     [[nodiscard]] kvcache::result<void> flush() {
@@ -67,29 +67,29 @@ public:
     [[nodiscard]] kvcache::tier_counts counts() const {
         return std::visit([](const auto& tier) { return tier.counts(); }, of_);
     }
-    [[nodiscard]] bool holds_nothing() const noexcept {
-        return std::visit([](const auto& tier) { return kvcache::holds_nothing(tier); }, of_);
+    [[nodiscard]] bool is_null() const noexcept {
+        return std::visit([](const auto& tier) { return kvcache::is_null(tier); }, of_);
     }
-    [[nodiscard]] std::size_t readers() const noexcept {
-        return std::visit([](const auto& tier) { return kvcache::readers_of(tier); }, of_);
+    [[nodiscard]] std::size_t parallel_reads() const noexcept {
+        return std::visit([](const auto& tier) { return kvcache::max_parallel_reads(tier); }, of_);
     }
 
 private:
-    using any = std::variant<kvcache::no_tier::state
+    using any = std::variant<kvcache::tier::none::state
 #if EXAMPLE_HAS_LMDB
                              ,
-                             kvcache::lmdb<>::state
+                             kvcache::tier::lmdb<>::state
 #endif
 #if EXAMPLE_HAS_REDIS
                              ,
-                             kvcache::redis::state
+                             kvcache::tier::redis::state
 #endif
                              >;
     any of_;
 };
 
-/// The tier of a flag. Errors: malformed, for what is no tier; unsupported, for one that this program was built
-/// without.
+/// Parses the tier of a flag. Errors: malformed, for anything but a tier; unsupported, for a tier that this program
+/// was built without.
 [[nodiscard]] inline kvcache::result<chosen_tier> read_chosen_tier(const std::string& text) {
     const auto read = support::read_tier("--tier", text);
     if (!read)
@@ -97,12 +97,12 @@ private:
     using kind = support::tier_choice::kind;
 #if EXAMPLE_HAS_LMDB
     if (read->where == kind::lmdb)
-        return chosen_tier{kvcache::lmdb<>{.directory = read->directory}};
+        return chosen_tier{kvcache::tier::lmdb<>{.directory = read->directory}};
 #endif
 #if EXAMPLE_HAS_REDIS
     if (read->where == kind::redis) {
         const char* password = std::getenv("REDISCLI_AUTH");
-        return chosen_tier{kvcache::redis{
+        return chosen_tier{kvcache::tier::redis{
             .host = read->host, .port = read->port, .password = password != nullptr ? password : std::string()}};
     }
 #endif

@@ -17,7 +17,7 @@
 
 namespace server {
 
-/// Answers chats and completions, streamed and not.
+/// Answers chats and completions, streamed or not.
 class completions {
 public:
     explicit completions(host& at) : at_(at) {}
@@ -49,7 +49,7 @@ public:
 
 private:
     static void whole(const std::shared_ptr<exchange>& talk, const std::string& id, httplib::Response& out) {
-        attend(*talk);
+        serve(*talk);
         std::vector<piece> pieces;
         while (auto each = talk->next(std::chrono::milliseconds(0)))
             pieces.push_back(std::move(*each));
@@ -59,11 +59,11 @@ private:
         reply(out, answer_json(*talk, id).whole(pieces));
     }
 
-    // What a stream sends, an event at a time.
+    // The events of a stream.
     struct streaming {
         std::shared_ptr<exchange> talk;
         answer_json write;
-        std::vector<bool> opened; // a choice
+        std::vector<bool> opened; // per choice
 
         streaming(std::shared_ptr<exchange> with, std::string id)
             : talk(std::move(with)), write(*talk, std::move(id)), opened(talk->asked().choices) {}
@@ -73,7 +73,7 @@ private:
             return to.write(event.data(), event.size());
         }
 
-        // The first token of an answer is sent also where it makes no whole letter: that is when the answer begins.
+        // The first token is sent even if it completes no code point, because it marks the start of the answer.
         bool say(httplib::DataSink& to, const piece& said) {
             const bool first = !opened[said.choice];
             if (first && !open(to, said.choice))
@@ -87,12 +87,12 @@ private:
             return !talk->asked().chat || send(to, write.opening(choice));
         }
 
-        // One step; false ends the connection.
+        // Sends one event. False closes the connection.
         bool step(httplib::DataSink& to) {
             if (const auto said = talk->next(std::chrono::milliseconds(100)))
                 return say(to, *said);
             if (!talk->over())
-                return to.is_writable(); // nothing was said for a while: is somebody there?
+                return to.is_writable(); // no token for a while: check the client
             talk->finish();
             if (const auto failed = talk->failure()) {
                 (void)send(to, problem_of(*failed).body());
@@ -116,7 +116,7 @@ private:
         out.set_header("Cache-Control", "no-cache");
         out.set_chunked_content_provider(
             "text/event-stream", [to](std::size_t, httplib::DataSink& sink) { return to->step(sink); },
-            [talk](bool) { talk->abandon(); }); // nothing happens if it is over
+            [talk](bool) { talk->abandon(); }); // no effect if it is over
     }
 
     host& at_;

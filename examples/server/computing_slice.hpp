@@ -8,9 +8,9 @@
 
 namespace server {
 
-/// While it lives, threads that this one starts compute in long slices of the processor: whoever wakes with something
-/// short to do, as to send a token, goes first, where it would wait for the end of a slice. Nothing happens on systems
-/// whose slices are all alike (Linux before 6.12).
+/// Gives threads started during its lifetime a long scheduler slice. A thread that wakes for a short task, such as
+/// sending a token, then preempts them instead of waiting for the end of a slice. It has no effect on systems without
+/// configurable slices (Linux before 6.12).
 class computing_slice {
 public:
     computing_slice() : set_(set(100'000'000)) {}
@@ -18,11 +18,11 @@ public:
     computing_slice& operator=(const computing_slice&) = delete;
     ~computing_slice() {
         if (set_)
-            (void)set(0); // as it was: the system's own
+            (void)set(0); // restores the system's default
     }
 
 private:
-    // As Linux has it (sched_setattr(2)); the C library knows it since 2.41.
+    // The struct of Linux (sched_setattr(2)), which glibc declares since 2.41.
     struct attributes {
         std::uint32_t size = sizeof(attributes);
         std::uint32_t policy = 0;

@@ -18,16 +18,16 @@
 
 namespace server {
 
-/// A client's connection, as cpp-httplib reads and writes it. Whoever waits here sleeps until something comes, the time
-/// is over, or the server ends. Of one thread.
+/// A client's connection, for cpp-httplib. A wait ends when data arrives, the time is over, or the server ends. For
+/// one thread.
 class connection : public httplib::Stream {
 public:
-    /// How long a client may be silent within a request, and how long it may take nothing.
+    /// The maximum time a client may send nothing within a request, and may accept nothing.
     struct patience {
         std::chrono::seconds read = {}, write = {};
     };
 
-    /// Takes an open socket. `end` can be read from when the server ends.
+    /// Takes over an open socket. `end` becomes readable when the server ends.
     connection(int open, int end, patience with) : socket_(open), end_(end), with_(with) { here_ = this; }
     connection(const connection&) = delete;
     connection& operator=(const connection&) = delete;
@@ -37,13 +37,13 @@ public:
         ::close(socket_);
     }
 
-    /// That of the request which this thread answers.
+    /// Returns the connection of the request that this thread answers.
     [[nodiscard]] static const connection* here() noexcept { return here_; }
 
-    /// Waits for a client's next request. False if none comes, or the server ends.
+    /// Waits for the next request of the client. Returns false if none arrives or the server ends.
     [[nodiscard]] bool next(std::chrono::seconds idle) const { return first_ < last_ || ready(POLLIN, idle); }
 
-    /// Whether the client has closed its end, as who hangs up does.
+    /// Returns whether the client has closed its end of the connection.
     [[nodiscard]] bool closed() const {
         pollfd ask{.fd = socket_, .events = POLLRDHUP, .revents = 0};
         return ::poll(&ask, 1, 0) > 0 && (ask.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
@@ -51,8 +51,7 @@ public:
 
     [[nodiscard]] bool is_readable() const override { return next(with_.read); }
     [[nodiscard]] bool is_writable() const override {
-        pollfd ask{
-            .fd = socket_, .events = POLLOUT, .revents = 0}; // what ends is told so, and the server waits for that
+        pollfd ask{.fd = socket_, .events = POLLOUT, .revents = 0}; // not end_: answers are sent to the end
         return waited(&ask, 1, with_.write) && (ask.revents & POLLOUT) != 0;
     }
 
@@ -90,7 +89,7 @@ private:
         return done;
     }
 
-    // Whether something came within the time, whatever signals did.
+    // Waits for an event within the time; signals do not interrupt it.
     [[nodiscard]] static bool waited(pollfd* asks, nfds_t count, std::chrono::seconds most) {
         const auto until = clock::now() + most;
         for (;;) {
@@ -126,7 +125,7 @@ private:
     int socket_;
     int end_;
     patience with_;
-    std::array<char, 4096> kept_; // read and not yet asked for, from first_ to last_
+    std::array<char, 4096> kept_; // bytes read but not yet consumed are from first_ to last_
     std::size_t first_ = 0, last_ = 0;
 };
 

@@ -19,24 +19,24 @@
 
 namespace server {
 
-/// A piece of an answer: the text that a token made sure, which may be none.
+/// A piece of an answer: the text that a token completed, which may be empty.
 struct piece {
     std::size_t choice = 0;
     std::string text = {};
-    kvcache::said_token token = {};
-    bool has_token = true; ///< False for what was held back until the end.
+    kvcache::generated_token token = {};
+    bool has_token = true; ///< False for text held back until the end.
 };
 
-/// A request between the thread that computes and the one that talks to the client. Made by ask; both hold it.
+/// A request shared by the computing thread and the client's thread. Created by ask; both own it.
 class exchange : public std::enable_shared_from_this<exchange> {
 public:
     exchange(host& at, question asked) : at_(at), asked_(std::move(asked)) {}
 
-    /// Hands the question to the engine. Errors: what cannot be asked, and a queue that is full.
+    /// Submits the question to the engine. Errors: an invalid question; a full queue.
     [[nodiscard]] kvcache::result<void> ask(const std::string& session_key) {
         if (auto begun = asked_.chat ? begin_chat(session_key) : begin_completion(); !begun)
             return begun;
-        kvcache::stopping until{.max_tokens = asked_.max_tokens.value_or(at_.context() - prompt_.size())};
+        kvcache::stop_criteria until{.max_tokens = asked_.max_tokens.value_or(at_.context() - prompt_.size())};
         if (until.max_tokens > at_.context() - prompt_.size() && asked_.max_tokens)
             return too_long();
         if (!asked_.ignore_eos)
@@ -52,7 +52,7 @@ public:
             .draft = at_.with.draft,
             .log_probabilities = asked_.log_probabilities,
             .deadline = began_ + std::chrono::seconds(at_.with.timeout_s),
-            .hear = [self](const kvcache::said_token& token) { return self->hear(token); },
+            .on_token = [self](const kvcache::generated_token& token) { return self->on_token(token); },
             .done = [self](kvcache::engine_outcome<store>&& end) { self->done(std::move(end)); }};
         if (turn_ && turn_->sequence.size() > 0)
             request.known = std::move(turn_->sequence);
@@ -63,10 +63,10 @@ public:
         return {};
     }
 
-    /// The next piece; none after `patience`, or once all is said (see over).
+    /// Returns the next piece; none after `patience`, or when the answer is complete (see over).
     [[nodiscard]] std::optional<piece> next(std::chrono::milliseconds patience) {
         std::unique_lock guard(lock_);
-        said_.wait_for(guard, patience, [&] { return !pieces_.empty() || outcome_; });
+        changed_.wait_for(guard, patience, [&] { return !pieces_.empty() || outcome_; });
         if (pieces_.empty())
             return std::nullopt;
         piece first = std::move(pieces_.front());
@@ -74,19 +74,19 @@ public:
         return first;
     }
 
-    /// Whether all is said and was taken.
+    /// Returns whether the answer is complete and all pieces were taken.
     [[nodiscard]] bool over() const {
         const std::lock_guard guard(lock_);
         return outcome_ && pieces_.empty();
     }
 
-    /// Returns: whether it is over, after `patience` at most.
+    /// Waits at most `patience`. Returns: whether the answer is complete.
     [[nodiscard]] bool wait(std::chrono::milliseconds patience) {
         std::unique_lock guard(lock_);
-        return said_.wait_for(guard, patience, [&] { return outcome_.has_value(); });
+        return changed_.wait_for(guard, patience, [&] { return outcome_.has_value(); });
     }
 
-    /// The client is gone.
+    /// Cancels the request, because the client has disconnected.
     void abandon() {
         const std::lock_guard guard(lock_);
         if (id_ && !outcome_ && !abandoned_)
@@ -94,7 +94,7 @@ public:
         abandoned_ = true;
     }
 
-    /// Once over: gives the conversation its new turn, and lets the next request have it.
+    /// When complete: adds the turn to the conversation and releases it to the next request.
     void finish() {
         auto& end = *outcome_;
         latencies::request took{.first_token = first_.value_or(0.0),
@@ -103,7 +103,7 @@ public:
                                 .reused = end.reused,
                                 .succeeded = !failure()};
         for (const auto& each : end.answers)
-            took.said += each.ids.size();
+            took.generated += each.ids.size();
         at_.times.add(took);
         if (held_ && !failure() && end.answers[0].sequence) {
             auto& first = end.answers[0];
@@ -113,14 +113,14 @@ public:
         }
         if (at_.with.debug)
             std::fprintf(stderr, "prefix_hit=%zu prefill=%zu generated=%zu cached=%zu\n", end.reused, end.prefilled,
-                         took.said, held_ ? (*held_)->info().cached : 0);
+                         took.generated, held_ ? (*held_)->info().cached : 0);
         held_.reset();
         turn_.reset();
         for (auto& each : end.answers)
             each.sequence.reset();
     }
 
-    /// Why there is no answer, if there is none. Once over.
+    /// When complete: returns the error, if there is no answer.
     [[nodiscard]] std::optional<kvcache::error> failure() const {
         const auto& end = *outcome_;
         if (end.failure)
@@ -148,7 +148,7 @@ public:
 private:
     using table = kvcache::session_table<session>;
 
-    // A request without a key has the conversation "default", where it is free; else none.
+    // A request without a key uses the conversation "default" if it is free, otherwise no conversation.
     [[nodiscard]] kvcache::result<void> begin_chat(const std::string& key) {
         if (!at_.form)
             return kvcache::error{kvcache::error_code::malformed, "messages",
@@ -189,17 +189,17 @@ private:
                     std::to_string(asked_.max_tokens.value_or(1))};
     }
 
-    // Called by the thread that computes.
-    [[nodiscard]] kvcache::hearing hear(const kvcache::said_token& token) {
+    // Called by the computing thread.
+    [[nodiscard]] kvcache::token_action on_token(const kvcache::generated_token& token) {
         auto& text = texts_[token.choice];
         const std::lock_guard guard(lock_);
         if (!first_)
             first_ = seconds();
         pieces_.push_back({token.choice, text.push(token.token), token});
-        said_.notify_one();
-        return abandoned_       ? kvcache::hearing::cancel
-               : text.stopped() ? kvcache::hearing::enough
-                                : kvcache::hearing::go_on;
+        changed_.notify_one();
+        return abandoned_       ? kvcache::token_action::cancel
+               : text.stopped() ? kvcache::token_action::enough
+                                : kvcache::token_action::go_on;
     }
 
     void done(kvcache::engine_outcome<store>&& end) {
@@ -208,7 +208,7 @@ private:
             if (std::string rest = texts_[i].flush(); !rest.empty())
                 pieces_.push_back({i, std::move(rest), {}, false});
         outcome_.emplace(std::move(end));
-        said_.notify_one();
+        changed_.notify_one();
     }
 
     host& at_;
@@ -222,7 +222,7 @@ private:
     std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
 
     mutable std::mutex lock_;
-    std::condition_variable said_;
+    std::condition_variable changed_;
     std::deque<piece> pieces_;
     std::optional<kvcache::engine_outcome<store>> outcome_;
     std::optional<double> first_;

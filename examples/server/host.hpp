@@ -23,9 +23,9 @@
 
 namespace server {
 
-using store = kvcache::cache<kvcache::plain, kvcache::mutexed, chosen_tier, kvcache::heap>;
+using store = kvcache::cache<kvcache::codec::f32, kvcache::locking::mutex, chosen_tier, kvcache::storage::heap>;
 
-/// What a chat does that is too long.
+/// What a chat does when it is too long.
 struct overflow {
     bool slides = false;
     bool forgets = false;
@@ -39,7 +39,7 @@ struct overflow {
 };
 using session = kvcache::chat_session<store, overflow>;
 
-/// A model, its cache, its conversations, and the thread that computes.
+/// A model, its cache, its conversations, and the computing thread.
 class host {
 public:
     /// Errors: those of the model directory, and of the tier.
@@ -61,19 +61,19 @@ public:
 
     ~host() { stop(); }
 
-    /// Ends all that is under way.
+    /// Cancels all running requests.
     void stop() {
         computing_.request_stop();
         if (computing_.joinable())
             computing_.join();
     }
 
-    /// Makes a conversation. Requires: there is a form.
+    /// Returns a factory of conversations. Requires: `form` is set.
     [[nodiscard]] auto make_session() {
         return [this] { return std::make_unique<session>(cache, *form, context(), std::string(), overflow(with)); };
     }
 
-    /// Tokens that a prompt and its answer may take.
+    /// Maximum tokens of a prompt and its answer.
     [[nodiscard]] std::size_t context() const {
         return with.context == 0 ? model.max_positions() : std::min(with.context, model.max_positions());
     }
@@ -82,8 +82,8 @@ public:
     std::string name;
     kvcache::transformer model;
     kvcache::tokenizer words;
-    std::optional<kvcache::chat_form> form; ///< None for a model without a chat template.
-    std::string no_form;                    ///< Why there is none.
+    std::optional<kvcache::chat_format> form; ///< Empty for a model without a usable chat template.
+    std::string no_form;                      ///< The reason, if `form` is empty.
     ready_memory memory;
     store cache;
     kvcache::digest fingerprint;
@@ -97,19 +97,19 @@ private:
           model(std::move(loaded.model)),
           words(std::move(speaks)),
           cache(kvcache::make_cache(identity(loaded.weights), model.shape(with.page), {.bytes = with.cache_mib << 20},
-                                    kvcache::mutexed{}, tier, kvcache::heap{&memory, true})),
+                                    kvcache::locking::mutex{}, tier, kvcache::storage::heap{&memory, true})),
           fingerprint(kvcache::digest_of(cache.id())),
           // Idle conversations hold at most three quarters of the pages.
           sessions({.sessions = with.sessions, .bytes = (with.cache_mib << 20) / 4 * 3}),
           threads_(with.threads),
-          through_(cache, model, threads_, with.rows),
-          engine_(cache, model, through_, {.rows = with.rows, .lanes = with.lanes, .waiting = with.queue}) {
+          pipeline_(cache, model, threads_, with.rows),
+          engine_(cache, model, pipeline_, {.rows = with.rows, .lanes = with.lanes, .waiting = with.queue}) {
         if (auto read = kvcache::chat_template::open(words, "default"))
-            form.emplace(kvcache::chat_form{words, std::move(*read)});
+            form.emplace(kvcache::chat_format{words, std::move(*read)});
         else
             no_form = read.error().message;
         {
-            auto nothing = cache.open(); // the first memory is there before the first request
+            auto nothing = cache.open(); // allocates the first pages before the first request
             (void)cache.reserve(nothing, 1);
         }
         engine_.set_relief([this] { return sessions.evict(); });
@@ -122,8 +122,8 @@ private:
         return id;
     }
 
-    kvcache::team threads_;
-    kvcache::pipeline<store, kvcache::transformer> through_;
+    kvcache::thread_pool threads_;
+    kvcache::pipeline<store, kvcache::transformer> pipeline_;
     kvcache::engine<store, kvcache::transformer> engine_;
     std::jthread computing_;
 

@@ -11,7 +11,7 @@
 
 namespace server {
 
-/// How often something took how long, as Prometheus counts it.
+/// A histogram of durations in Prometheus' format.
 class histogram {
 public:
     void add(double seconds) {
@@ -37,15 +37,15 @@ private:
     double sum_ = 0.0;
 };
 
-/// What requests took, for any thread.
+/// The latencies of requests, for any thread.
 class latencies {
 public:
     struct request {
-        double first_token = 0.0; ///< Seconds from the request; none if nothing was said.
+        double first_token = 0.0; ///< Seconds from the request; 0 without a token.
         double whole = 0.0;
         std::size_t prompt = 0;
         std::size_t reused = 0;
-        std::size_t said = 0;
+        std::size_t generated = 0;
         bool succeeded = false;
     };
 
@@ -55,17 +55,17 @@ public:
         failed_ += !one.succeeded;
         prompt_ += one.prompt;
         reused_ += one.reused;
-        said_ += one.said;
+        generated_ += one.generated;
         if (!one.succeeded)
             return;
         whole_.add(one.whole);
-        if (one.said > 0)
+        if (one.generated > 0)
             first_.add(one.first_token);
-        if (one.said > 1)
-            each_.add((one.whole - one.first_token) / static_cast<double>(one.said - 1));
+        if (one.generated > 1)
+            each_.add((one.whole - one.first_token) / static_cast<double>(one.generated - 1));
     }
 
-    /// vLLM's names, where they mean the same.
+    /// Uses vLLM's metric names where the meaning is equal.
     [[nodiscard]] std::string text(const std::string& label) const {
         const std::lock_guard guard(lock_);
         std::ostringstream to;
@@ -76,7 +76,7 @@ public:
         counter("vllm:request_success_total", "Requests that were answered.", succeeded_);
         counter("kvcache:request_failure_total", "Requests that were not.", failed_);
         counter("vllm:prompt_tokens_total", "Tokens of prompts.", prompt_);
-        counter("vllm:generation_tokens_total", "Tokens of answers.", said_);
+        counter("vllm:generation_tokens_total", "Tokens of answers.", generated_);
         counter("vllm:prefix_cache_queries_total", "Tokens of prompts that were looked up.", prompt_);
         counter("vllm:prefix_cache_hits_total", "Of them, those that were known.", reused_);
         first_.write(to, "vllm:time_to_first_token_seconds", "From the request to its first token.", label);
@@ -87,7 +87,7 @@ public:
 
 private:
     mutable std::mutex lock_;
-    std::uint64_t succeeded_ = 0, failed_ = 0, prompt_ = 0, reused_ = 0, said_ = 0;
+    std::uint64_t succeeded_ = 0, failed_ = 0, prompt_ = 0, reused_ = 0, generated_ = 0;
     histogram first_, each_, whole_;
 };
 

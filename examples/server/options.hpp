@@ -10,11 +10,11 @@
 
 namespace server {
 
-/// How the server was started.
+/// The command line options of the server.
 struct options {
     std::string model;
-    std::string name;               ///< What clients call the model; its directory's name if empty.
-    std::string host = "127.0.0.1"; ///< Loopback unless told otherwise.
+    std::string name;               ///< Name of the model in the API; default: the directory's name.
+    std::string host = "127.0.0.1"; ///< Default: loopback only.
     int port = 8080;
     std::string api_key;
     std::size_t threads = 2;
@@ -23,11 +23,11 @@ struct options {
     std::size_t rows = 256;
     std::size_t lanes = 64;
     std::size_t queue = 256;
-    std::size_t context = 0; ///< Tokens of a prompt and its answer; 0 for as many as the model has positions.
+    std::size_t context = 0; ///< Maximum tokens of a prompt and its answer; 0 for all positions of the model.
     std::size_t sessions = 64;
     std::size_t connections = 2048;
     std::size_t body_mib = 8;
-    std::size_t timeout_s = 600; ///< Of a request.
+    std::size_t timeout_s = 600; ///< Timeout of a request.
     std::size_t draft = 0;
     std::string overflow = "refuse";
     std::string tier;

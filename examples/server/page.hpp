@@ -5,7 +5,7 @@
 
 namespace server {
 
-/// The page at /: a chat that shows what each turn reused. Nothing outside of it is loaded.
+/// The web page at /: a chat that shows what each turn reused. It loads nothing external.
 inline constexpr std::string_view page = R"page(<!doctype html>
 <html lang="en">
 <head>
@@ -122,7 +122,7 @@ async function figures() {
     const text = await (await fetch('/metrics', {headers: key()})).text();
     const at = name => Number((text.match(new RegExp('^' + name + '(?:{[^}]*})? (\\S+)', 'm')) || [0, 0])[1]);
     const asked = at('vllm:prefix_cache_queries_total'), hits = at('vllm:prefix_cache_hits_total');
-    $('figures').textContent = `pages: ${at('kvcache_pages_held')} held, ${at('kvcache_pages_idle')} idle, ` +
+    $('figures').textContent = `pages: ${at('kvcache_pages_in_use')} in use, ${at('kvcache_pages_evictable')} evictable, ` +
       `${at('kvcache_pages_free')} free; hit ratio ${asked ? (100 * hits / asked).toFixed(1) : '0.0'} %; ` +
       `${at('vllm:num_requests_running')} running, ${at('vllm:num_requests_waiting')} waiting`;
   } catch { $('figures').textContent = 'the server does not answer'; }

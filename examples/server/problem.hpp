@@ -13,7 +13,7 @@ namespace server {
 
 using kvcache::json;
 
-/// What a client is told when a request cannot be answered.
+/// The error reply to a request.
 struct problem {
     int status = 400;
     std::string type = "invalid_request_error";
@@ -25,7 +25,7 @@ struct problem {
     }
 };
 
-/// The status of an error: 400 for what the client can mend, 429 where it may come again, 500 else.
+/// Returns the reply to an error: status 400 for errors of the client, 429 if the client may retry, otherwise 500.
 [[nodiscard]] inline problem problem_of(const kvcache::error& fault) {
     using enum kvcache::error_code;
     problem made{.code = fault.field, .message = fault.message};

@@ -15,7 +15,7 @@
 
 namespace server {
 
-/// A body as it was sent. Its objects find a key among very many, where those that keep their order do not.
+/// A request body. Unlike an order-preserving JSON object, it finds a key among very many in O(log n).
 using sent_json = nlohmann::json;
 
 /// Errors: malformed.
@@ -23,12 +23,12 @@ using sent_json = nlohmann::json;
     return kvcache::parse_json_as<sent_json>(text, "invalid json");
 }
 
-/// What a client asks, read from its body. Fields that are not known are left alone.
+/// A request, read from its body. Unknown fields are ignored.
 struct question {
     bool chat = true;
-    std::vector<kvcache::chat_message> messages = {}; // of a chat
-    std::string prompt = {};                          // of a completion
-    std::vector<kvcache::token_id> prompt_ids = {};   // or this
+    std::vector<kvcache::chat_message> messages = {}; // for a chat
+    std::string prompt = {};                          // for a completion
+    std::vector<kvcache::token_id> prompt_ids = {};   // for a completion, instead of `prompt`
     std::string model = {};
     std::string user = {};
     kvcache::sampler draw = {};
@@ -39,11 +39,11 @@ struct question {
     bool ignore_eos = false;
     bool stream = false;
     bool include_usage = false;
-    bool show_tokens = false; ///< For the page: which tokens were reused.
-    bool token_ids = false;   ///< The answer's tokens, beside its text.
+    bool show_tokens = false; ///< For the web page: report which tokens were reused.
+    bool token_ids = false;   ///< Return the token ids of the answer too.
 };
 
-/// Reads the fields of one object. The first that is not what it must be is told, and ends the reading.
+/// Reads the fields of one object. The first invalid field is kept as the error, and ends the reading.
 class field_reader {
 public:
     explicit field_reader(const sent_json& body) : body_(body) {}
@@ -75,7 +75,7 @@ public:
         }
     }
 
-    /// The value of a field; none if it is missing or null, or something was refused before.
+    /// Returns the value of a field; none if it is missing or null, or after an error.
     [[nodiscard]] const sent_json* find(const char* name) const {
         if (problem_ || !body_.is_object())
             return nullptr;
@@ -102,7 +102,7 @@ private:
 
 namespace detail {
 
-// A string, or a list of parts of type text.
+// Returns the text of a string, or of a list of parts of type text.
 inline std::string content_of(field_reader& fields, const std::string& name, const sent_json& content) {
     if (content.is_string())
         return content.get<std::string>();
@@ -206,7 +206,7 @@ inline void read_log_probabilities(field_reader& fields, question& into) {
 
 } // namespace detail
 
-/// Reads a body. Errors: malformed, with the field that is not what it must be.
+/// Reads a body. Errors: malformed, with the invalid field.
 [[nodiscard]] inline kvcache::result<question> read_question(const sent_json& body, bool chat) {
     if (!body.is_object())
         return kvcache::error{kvcache::error_code::malformed, "body", "invalid json: the body must be an object"};

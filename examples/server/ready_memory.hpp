@@ -19,10 +19,9 @@
 
 namespace server {
 
-/// Memory that the system has given for certain before it is needed: beside each large block that is taken, the next
-/// of that size is made ready, so that a request does not wait while the system finds and clears its pages. At most one
-/// block more than was taken. It is done while the processor has nothing better to do. All of it is zero. For any
-/// thread.
+/// A memory resource that prepares blocks ahead of their use. For each large block allocated, it prepares a second
+/// one of the same size, so that a request does not wait while the system maps and zeroes pages. It holds at most one
+/// spare block. The preparing thread has idle priority. All blocks are zeroed. For any thread.
 class ready_memory : public std::pmr::memory_resource {
 public:
     ready_memory() : preparing_([this](const std::stop_token& stop) { prepare(stop); }) {}
@@ -89,7 +88,7 @@ private:
             block made;
             try {
                 made = touched(wanted);
-            } catch (const std::bad_alloc&) { // whoever needs it will be told
+            } catch (const std::bad_alloc&) { // the caller that needs it gets the error
             }
             guard.lock();
             give_back(std::exchange(next_, made));
@@ -99,8 +98,8 @@ private:
     std::pmr::memory_resource* from_ = kvcache::zeroed_memory::shared();
     std::mutex lock_;
     std::condition_variable_any asked_;
-    block wanted_; // to be made ready; none if it has no bytes
-    block next_;   // ready
+    block wanted_; // to be prepared; none if it has no bytes
+    block next_;   // prepared
     std::jthread preparing_;
 };
 

@@ -14,7 +14,7 @@
 
 namespace server {
 
-/// Everything that is answered, by method and path.
+/// The request handlers, by method and path.
 class routes {
 public:
     explicit routes(host& at) : at_(at), completions_(at) {}
@@ -70,7 +70,7 @@ private:
         return handled::Handled;
     }
 
-    // In a time that tells nothing of where they differ.
+    // Compares in constant time.
     [[nodiscard]] static bool same(const std::string& given, const std::string& wanted) {
         unsigned differs = given.size() != wanted.size();
         for (std::size_t i = 0; i < given.size(); ++i)
@@ -78,7 +78,7 @@ private:
         return differs == 0;
     }
 
-    // Runs a text or the begin of a chat, so that what comes behind it needs not.
+    // Computes a text, or the beginning of a chat, so that later requests reuse it.
     void warm(const httplib::Request& in, httplib::Response& out) {
         auto body = read_body(in.body);
         if (!body)
@@ -94,7 +94,7 @@ private:
         const auto talk = std::make_shared<exchange>(at_, std::move(*asked));
         if (auto begun = talk->ask("warm-up"); !begun)
             return refuse(out, problem_of(begun.error()));
-        attend(*talk);
+        serve(*talk);
         talk->finish();
         if (const auto failed = talk->failure())
             return refuse(out, problem_of(*failed));
@@ -168,13 +168,13 @@ private:
     }
 
     [[nodiscard]] std::string metrics() {
-        const std::string label = "model_name=\"" + kvcache::exposition::escaped(at_.name, true) + '"';
+        const std::string label = "model_name=\"" + kvcache::observer::exposition::escaped(at_.name, true) + '"';
         const auto now = at_.engine().stats();
         const auto pages = at_.cache.stats();
-        kvcache::exposition to({{"model_name", at_.name}});
+        kvcache::observer::exposition to({{"model_name", at_.name}});
         std::string text = at_.times.text(label);
         const double usage =
-            pages.pages == 0 ? 0.0 : static_cast<double>(pages.held) / static_cast<double>(pages.pages);
+            pages.pages == 0 ? 0.0 : static_cast<double>(pages.in_use) / static_cast<double>(pages.pages);
         const auto gauge = [&](const std::string& name, const std::string& help, const std::string& value) {
             text += "# HELP " + name + " " + help + "\n# TYPE " + name + " gauge\n" + name + "{" + label + "} " +
                     value + "\n";
@@ -185,8 +185,8 @@ private:
         gauge("vllm:num_preemptions", "Times a request made way for an older one.", std::to_string(now.preempted));
         to.gauge("kvcache_pages", "Pages that fit the budget.", pages.pages);
         to.gauge("kvcache_pages_free", "Pages never used, or given back.", pages.free);
-        to.gauge("kvcache_pages_held", "Pages held by live sequences.", pages.held);
-        to.gauge("kvcache_pages_idle", "Pages kept for the next match.", pages.idle);
+        to.gauge("kvcache_pages_in_use", "Pages referenced by live sequences.", pages.in_use);
+        to.gauge("kvcache_pages_evictable", "Unreferenced pages, cached for the next match.", pages.evictable);
         to.gauge("kvcache_sessions", "Conversations kept.", at_.sessions.size());
         to.gauge("kvcache_session_bytes", "Bytes of idle conversations.", at_.sessions.bytes());
         to.counter("kvcache_drafted_tokens", "Tokens guessed ahead.", now.drafted);

@@ -14,8 +14,8 @@
 
 namespace server {
 
-/// A thread for every open connection, made when all others are busy, so that idle clients hold up nobody. Over the
-/// limit a connection waits for one that closes.
+/// One thread per open connection, started when all others are busy, so that idle clients block no other client. Above
+/// the limit a connection waits for another one to close.
 class thread_per_client : public httplib::TaskQueue {
 public:
     explicit thread_per_client(std::size_t most) : most_(most) {}
@@ -26,7 +26,7 @@ public:
         if (waiting_.size() > idle_ && threads_.size() < most_)
             try {
                 threads_.emplace_back([this] { work(); });
-            } catch (const std::system_error&) { // no more threads can be had: one of those there will come
+            } catch (const std::system_error&) { // no more threads: an existing one takes the connection
                 if (threads_.empty())
                     throw;
             }

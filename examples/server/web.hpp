@@ -13,7 +13,7 @@
 
 namespace server {
 
-/// cpp-httplib's server, with connections of ours: its own look for something to read a hundred times a second, each.
+/// cpp-httplib's server with our own connections, because those of the library poll a hundred times a second each.
 class web : public httplib::Server {
 public:
     /// Throws: system_error.
@@ -25,7 +25,7 @@ public:
     web& operator=(const web&) = delete;
     ~web() override { ::close(ends_); }
 
-    /// Accepts nobody from now on, and waits for no client; answers under way are sent.
+    /// Accepts no further connections and waits for no client; running answers are sent.
     void end() {
         const std::uint64_t one = 1;
         [[maybe_unused]] const auto written = ::write(ends_, &one, sizeof one);

@@ -10,17 +10,17 @@
 
 namespace support {
 
-/// Two bars a group, side by side.
+/// A bar chart with two bars per group.
 struct bar_pairs {
     std::string title;
-    std::string command; ///< That made it, written under it.
-    std::string first;   ///< What the first bar of a pair is.
+    std::string command; ///< The command that produced it, printed below the chart.
+    std::string first;   ///< Label of the first bar of each pair.
     std::string second;
     std::vector<double> firsts = {};
     std::vector<double> seconds = {};
 };
 
-/// Writes a picture of it (SVG). Returns whether the file could be written.
+/// Writes the chart as SVG. Returns whether the file was written.
 inline bool write_svg(const std::string& file, const bar_pairs& bars) {
     constexpr double width = 640, height = 260, left = 56, bottom = 200, top = 44;
     double most = 1e-9;

@@ -18,50 +18,50 @@
 
 namespace support {
 
-/// What a conversation is held with.
+/// The parts of a conversation: model, tokenizer and so on.
 struct speaker {
     const kvcache::transformer& model;
     const kvcache::tokenizer& words;
     const kvcache::chat_template& form;
-    kvcache::team& threads;
+    kvcache::thread_pool& threads;
     kvcache::sampler draw = {};
     std::size_t max_tokens = 128;
     std::size_t split = 256;
 };
 
-/// How a turn went.
+/// The result of a turn.
 struct turn_report {
     std::string text = {};
-    std::size_t prompt = 0; ///< Tokens.
+    std::size_t prompt = 0; ///< Tokens of the prompt.
     std::size_t reused = 0;
     std::size_t prefilled = 0;
     double first_token_ms = 0.0;             ///< From the request, template and tokenizer included, to the first token.
-    kvcache::digest logits = {};             ///< Of the bits of all logits that a token was drawn from.
-    std::vector<kvcache::token_id> ids = {}; ///< Of the answer.
+    kvcache::digest logits = {};             ///< Digest of the bits of all logits that a token was drawn from.
+    std::vector<kvcache::token_id> ids = {}; ///< Tokens of the answer.
 };
 
-/// The messages of a conversation, and the next answer to them.
+/// The messages of a conversation; it generates the next answer.
 class conversation {
 public:
-    using cache = kvcache::cache<kvcache::plain>;
+    using cache = kvcache::cache<kvcache::codec::f32>;
 
     conversation(const speaker& with, std::string_view system) : with_(with), system_(system) { clear(); }
 
-    /// Forgets all but the system prompt.
+    /// Removes all messages but the system prompt.
     void clear() {
         messages_.clear();
         if (!system_.empty())
             messages_.push_back({.role = "system", .content = system_});
     }
 
-    /// Says something and hears the answer, piece by piece through `hear(text)`. Errors: what the template, the
-    /// tokenizer or the pipeline refuses, and a conversation too long for the model; then the turn was not said.
-    /// What `store` knows of the past is reused; with a new store all is computed.
-    template <class Hear>
-    kvcache::result<turn_report> say(const std::string& text, cache& store, Hear hear) {
+    /// Adds a user message and answers it; `on_text(text)` receives the answer piece by piece. Tokens cached in
+    /// `store` are reused; with a new store everything is computed. Errors: those of the template, the tokenizer and
+    /// the pipeline; a conversation too long for the model. The message is not added then.
+    template <class OnText>
+    kvcache::result<turn_report> say(const std::string& text, cache& store, OnText on_text) {
         const stopwatch clock;
         messages_.push_back({.role = "user", .content = text});
-        auto turn = answer(clock, store, hear);
+        auto turn = answer(clock, store, on_text);
         if (turn)
             messages_.push_back({.role = "assistant", .content = turn->text});
         else
@@ -70,8 +70,8 @@ public:
     }
 
 private:
-    template <class Hear>
-    kvcache::result<turn_report> answer(const stopwatch& clock, cache& store, Hear hear) {
+    template <class OnText>
+    kvcache::result<turn_report> answer(const stopwatch& clock, cache& store, OnText on_text) {
         const auto rendered = with_.form.render(messages_, kvcache::chat_options{});
         if (!rendered)
             return rendered.error();
@@ -81,23 +81,23 @@ private:
         turn_report report;
         kvcache::digest_builder bits;
         kvcache::stream_decoder text(with_.words, {.skip_special = true});
-        kvcache::pipeline through(store, with_.model, with_.threads, with_.split);
-        const kvcache::stopping until{with_.max_tokens, with_.model.config().eos};
-        auto made = kvcache::generate(through, *prompt, with_.draw, until,
+        kvcache::pipeline pipeline(store, with_.model, with_.threads, with_.split);
+        const kvcache::stop_criteria until{with_.max_tokens, with_.model.config().eos};
+        auto made = kvcache::generate(pipeline, *prompt, with_.draw, until,
                                       [&](kvcache::token_id token, std::span<const float> logits) {
                                           if (report.first_token_ms == 0.0)
                                               report.first_token_ms = clock.milliseconds();
                                           bits.bytes(std::as_bytes(logits));
                                           const std::string piece = text.push(token);
                                           report.text += piece;
-                                          hear(piece);
+                                          on_text(piece);
                                           return true;
                                       });
         if (!made)
             return made.error();
         const std::string rest = text.flush();
         report.text += rest;
-        hear(rest);
+        on_text(rest);
         report.prompt = prompt->size();
         report.reused = made->prompt.reused;
         report.prefilled = made->prompt.prefilled;

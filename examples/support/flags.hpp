@@ -17,7 +17,7 @@
 
 namespace support {
 
-/// The whole of a text as a decimal number; none if it is anything else, or does not fit.
+/// Parses the whole text as a decimal number; none if it is not one, or does not fit.
 template <class Number>
 std::optional<Number> number_in(std::string_view text) {
     Number value{};
@@ -25,7 +25,7 @@ std::optional<Number> number_in(std::string_view text) {
     return fault == std::errc() && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
 }
 
-/// A flag that takes a whole number from `least` to `most`.
+/// Validates an integer from `least` to `most`.
 inline CLI::Validator whole(std::uint64_t least, std::uint64_t most) {
     return CLI::Validator(
         [=](std::string& text) {
@@ -41,7 +41,7 @@ inline CLI::Validator whole() {
     return whole(0, std::numeric_limits<std::uint64_t>::max());
 }
 
-/// A flag that takes a page size.
+/// Validates a page size.
 inline CLI::Validator page_size() {
     return CLI::Validator(
         [](std::string& text) {
@@ -53,7 +53,7 @@ inline CLI::Validator page_size() {
         "INT");
 }
 
-/// A flag that takes a temperature.
+/// Validates a temperature.
 inline CLI::Validator temperature() {
     return CLI::Validator(
         [](std::string& text) {
@@ -65,8 +65,8 @@ inline CLI::Validator temperature() {
         "FLOAT");
 }
 
-/// What every program that says tokens can be told.
-struct speaking_flags {
+/// The flags of every program that generates tokens.
+struct generation_flags {
     std::size_t max_tokens = 64;
     float temperature = 0.0f;
     std::uint64_t seed = 0;
@@ -77,7 +77,7 @@ struct speaking_flags {
     bool int8 = false;
 };
 
-inline void add_flags(CLI::App& app, speaking_flags& f) {
+inline void add_flags(CLI::App& app, generation_flags& f) {
     app.add_option("--max-tokens", f.max_tokens, "Longest answer")->check(whole())->capture_default_str();
     app.add_option("--temperature", f.temperature, "0: the likeliest token")
         ->check(temperature())
@@ -92,7 +92,7 @@ inline void add_flags(CLI::App& app, speaking_flags& f) {
     app.add_option("--page", f.page, "Tokens a page, a multiple of 16")->check(page_size())->capture_default_str();
 }
 
-/// The tokens of "1,2,3". Errors: malformed, for anything that is not decimal numbers between commas.
+/// Parses token ids such as "1,2,3". Errors: malformed, for anything but decimal numbers separated by commas.
 inline kvcache::result<std::vector<kvcache::token_id>> read_ids(std::string_view flag, std::string_view text) {
     std::vector<kvcache::token_id> ids;
     for (std::size_t begin = 0; begin <= text.size();) {
@@ -108,7 +108,7 @@ inline kvcache::result<std::vector<kvcache::token_id>> read_ids(std::string_view
     return ids;
 }
 
-/// Reads the command line, runs the program, and turns every fault into words and the exit status 1.
+/// Parses the command line and runs the program. Reports every error, with exit status 1.
 template <class Run>
 int guarded(std::string_view program, CLI::App& app, int argc, char** argv, Run run) {
     try {

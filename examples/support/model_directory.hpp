@@ -16,7 +16,7 @@
 
 namespace support {
 
-/// Milliseconds since a moment, on one clock.
+/// Milliseconds since its construction, on the steady clock.
 class stopwatch {
 public:
     [[nodiscard]] double milliseconds() const {
@@ -27,7 +27,7 @@ private:
     std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
 };
 
-/// A bar on standard error, for work that takes over a second, where a person is watching.
+/// A progress bar on standard error, for work that takes over a second; shown on a terminal only.
 class progress_bar {
 public:
     explicit progress_bar(std::string_view what) : what_(what), watched_(isatty(STDERR_FILENO) != 0) {}
@@ -54,7 +54,7 @@ private:
     stopwatch since_;
 };
 
-/// Says on standard error what went wrong, and returns the exit status for it.
+/// Reports an error on standard error and returns the exit status for it.
 inline int report(std::string_view program, const kvcache::error& problem) {
     std::fprintf(stderr, "%.*s: %s\n", static_cast<int>(program.size()), program.data(),
                  problem.message.find(problem.field) != std::string::npos
@@ -63,8 +63,8 @@ inline int report(std::string_view program, const kvcache::error& problem) {
     return 1;
 }
 
-/// Opens a model directory with a progress bar; `keep` keeps its packed weights beside it for the next start, `int8`
-/// rounds them. Kept weights that could not be used or written are told on standard error.
+/// Opens a model directory with a progress bar. `keep` stores the packed weights next to it for the next start;
+/// `int8` quantizes them. A packed file that cannot be used or written is reported on standard error.
 inline kvcache::result<kvcache::loaded_model> open_model(const std::filesystem::path& directory, bool keep, bool int8) {
     progress_bar bar("packing weights");
     kvcache::load_options options;

@@ -12,14 +12,14 @@
 
 namespace support {
 
-/// What a person says in a conversation that is played again.
+/// The user messages of a conversation to replay.
 struct script {
     std::string system = {}; ///< The system prompt; empty for none.
     std::vector<std::string> turns = {};
 };
 
-/// Reads a script: JSON {"system": "...", "turns": ["...", ...]} in a file that ends in .json, and else plain text, a
-/// turn a line. Errors: not_found, malformed.
+/// Reads a script: JSON {"system": "...", "turns": ["...", ...]} from a file that ends in .json, otherwise plain text
+/// with one turn per line. Errors: not_found, malformed.
 inline kvcache::result<script> read_script(const std::filesystem::path& file) {
     using kvcache::error;
     using kvcache::error_code;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/tier/no_tier.hpp>
+#include <kvcache/tier/none.hpp>
 #if EXAMPLE_HAS_LMDB
 #include <kvcache/tier/lmdb.hpp>
 #endif
@@ -19,8 +19,8 @@
 
 namespace support {
 
-/// Where pages stay between runs, as `--tier` says it: lmdb:DIRECTORY or redis:HOST:PORT, of several nodes of a cluster
-/// any one. A host that is an IPv6 address stands in brackets.
+/// The value of `--tier`: lmdb:DIRECTORY or redis:HOST:PORT, where HOST is any node of a cluster. An IPv6 address is
+/// in brackets.
 struct tier_choice {
     enum class kind { none, lmdb, redis } where = kind::none;
     std::string directory = {}; ///< lmdb
@@ -28,7 +28,7 @@ struct tier_choice {
     std::uint16_t port = 0;
 };
 
-/// Errors: malformed, for anything that is not a tier; "" is none.
+/// Parses the value of `--tier`; "" is no tier. Errors: malformed.
 inline kvcache::result<tier_choice> read_tier(std::string_view flag, std::string_view text) {
     const auto wrong = [&](const char* why) {
         return kvcache::error{kvcache::error_code::malformed, std::string(flag),
@@ -70,7 +70,7 @@ inline CLI::Validator tier_text() {
         "TIER");
 }
 
-/// The option `--tier`, which `text` is said by.
+/// Adds the option `--tier`, whose value is stored in `text`.
 inline CLI::Option* add_tier_flag(CLI::App& app, std::string& text) {
     return app
         .add_option("--tier", text,
@@ -78,8 +78,8 @@ inline CLI::Option* add_tier_flag(CLI::App& app, std::string& text) {
         ->check(tier_text());
 }
 
-/// Runs `use(policy)` with the tier that the text asks for, `kvcache::no_tier` where it is empty, and returns what that
-/// returns; the exit status 1, reported, if the text is no tier or the program was built without it.
+/// Runs `use(policy)` with the tier that the text names, `kvcache::tier::none` if it is empty, and returns its
+/// result. If the text is not a tier, or the program was built without it, reports that and returns exit status 1.
 template <class Use>
 int with_tier(std::string_view program, std::string_view text, Use use) {
     const auto choice = read_tier("--tier", text);
@@ -87,10 +87,10 @@ int with_tier(std::string_view program, std::string_view text, Use use) {
         return report(program, choice.error());
     switch (choice->where) {
     case tier_choice::kind::none:
-        return use(kvcache::no_tier{});
+        return use(kvcache::tier::none{});
     case tier_choice::kind::lmdb:
 #if EXAMPLE_HAS_LMDB
-        return use(kvcache::lmdb<>{.directory = choice->directory});
+        return use(kvcache::tier::lmdb<>{.directory = choice->directory});
 #else
         return report(program, {kvcache::error_code::unsupported, "--tier", "--tier: built without LMDB"});
 #endif
@@ -98,7 +98,7 @@ int with_tier(std::string_view program, std::string_view text, Use use) {
 #if EXAMPLE_HAS_REDIS
     {
         const char* password = std::getenv("REDISCLI_AUTH");
-        return use(kvcache::redis{
+        return use(kvcache::tier::redis{
             .host = choice->host, .port = choice->port, .password = password != nullptr ? password : std::string()});
     }
 #else

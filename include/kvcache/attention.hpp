@@ -11,5 +11,5 @@
 #include <kvcache/cache.hpp>
 #include <kvcache/codec/all.hpp>
 #include <kvcache/kernel/rope.hpp>
-#include <kvcache/kernel/team.hpp>
+#include <kvcache/kernel/thread_pool.hpp>
 #endif

@@ -11,5 +11,5 @@
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/core/version.hpp>
 #include <kvcache/eviction/lru.hpp>
-#include <kvcache/locking/mutexed.hpp>
+#include <kvcache/locking/mutex.hpp>
 #endif

@@ -16,20 +16,20 @@
 #include <kvcache/model/transformer.hpp>
 #include <kvcache/observer/all.hpp>
 #include <kvcache/recompute/all.hpp>
-#include <kvcache/session/answering.hpp>
 #include <kvcache/session/beam_search.hpp>
 #include <kvcache/session/chunk_generate.hpp>
 #include <kvcache/session/chunk_pipeline.hpp>
+#include <kvcache/session/decode_state.hpp>
 #include <kvcache/session/engine.hpp>
 #include <kvcache/session/generate.hpp>
 #include <kvcache/session/generate_many.hpp>
 #include <kvcache/session/log_probabilities.hpp>
 #include <kvcache/session/pipeline.hpp>
+#include <kvcache/session/reuse_quality.hpp>
 #include <kvcache/session/sampler.hpp>
 #include <kvcache/session/session_table.hpp>
 #include <kvcache/session/snapshot.hpp>
 #include <kvcache/session/stop_strings.hpp>
-#include <kvcache/session/verify.hpp>
 #include <kvcache/storage/all.hpp>
 #include <kvcache/tier.hpp>
 #endif

@@ -8,6 +8,6 @@
 #error "kvcache: C++20 is needed; compile with -std=c++20"
 #else
 #include <kvcache/cache.hpp>
-#include <kvcache/cache/tier_books.hpp>
+#include <kvcache/cache/tier_client.hpp>
 #include <kvcache/tier/all.hpp>
 #endif

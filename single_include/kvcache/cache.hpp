@@ -57,7 +57,7 @@
 #error "kvcache: C++20 is needed; compile with -std=c++20"
 #endif
 
-// Contract checks: on in debug builds; define KVCACHE_CONTRACTS as 1 or 0 to choose.
+// Contract checks are on in debug builds. Define KVCACHE_CONTRACTS as 1 or 0 to choose.
 #if !defined(KVCACHE_CONTRACTS)
 #if defined(NDEBUG)
 #define KVCACHE_CONTRACTS 0
@@ -66,13 +66,13 @@
 #endif
 #endif
 
-// KVCACHE_ABI is the inline namespace of the whole library. Its name states what changes the library's code or layout:
-// the version, the instruction set, contract checks and exceptions. Objects that are built differently therefore share
-// no function, and passing a type of the library between them is a link error.
+// KVCACHE_ABI is the inline namespace of the whole library. Its name encodes everything that changes the library's code
+// or layout: the version, the instruction set, contract checks and exceptions. Objects that are built differently
+// therefore share no function, and passing a type of the library between them is a link error.
 //
-// A host that builds files for several processors and passes caches between them defines KVCACHE_TARGET, with one name
-// for all files, and ensures that each file runs only on a processor that has its instructions. This is for the cache
-// alone: the layout of arithmetic classes depends on the instruction set, so kernel/native.hpp refuses it.
+// A host that builds files for several processors and passes caches between them defines KVCACHE_TARGET, with the same
+// name in all files, and ensures that each file runs only on a processor that has its instructions. This works for the
+// cache alone: the layout of arithmetic classes depends on the instruction set, so kernel/native.hpp rejects it.
 #if defined(KVCACHE_TARGET)
 #define KVCACHE_TARGET_IS_SHARED 1
 #else
@@ -111,7 +111,7 @@
     KVCACHE_ABI_NAME(KVCACHE_VERSION_MAJOR, KVCACHE_VERSION_MINOR, KVCACHE_VERSION_PATCH, KVCACHE_TARGET,              \
                      KVCACHE_ABI_CHECKS, KVCACHE_ABI_EXCEPTIONS)
 
-// The same as a string literal.
+// The ABI name as a string literal.
 #define KVCACHE_ABI_QUOTED(name) #name
 #define KVCACHE_ABI_TEXT_OF(name) KVCACHE_ABI_QUOTED(name)
 #define KVCACHE_ABI_TEXT KVCACHE_ABI_TEXT_OF(KVCACHE_ABI)
@@ -123,7 +123,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// A page of keys and values in a page pool.
 enum class page_id : std::uint32_t {};
 
-/// An entry that an eviction policy ranks: a page, a session, a record of a tier.
+/// A slot that an eviction policy ranks: a page, a session or a record of a tier.
 enum class slot_id : std::uint32_t {};
 
 /// A token of a tokenizer's vocabulary.
@@ -132,10 +132,10 @@ enum class token_id : std::int32_t {};
 /// A layer of a model, counted from the input.
 enum class layer_id : std::uint32_t {};
 
-/// A key and value head.
+/// A KV head.
 enum class head_id : std::uint32_t {};
 
-/// The number behind an identifier.
+/// The integer value of an identifier.
 [[nodiscard]] constexpr std::uint32_t index_of(page_id page) noexcept {
     return static_cast<std::uint32_t>(page);
 }
@@ -180,11 +180,11 @@ concept names_its_role = requires {
 
 } // namespace detail
 
-/// What a policy's `open` gives for arguments of these types.
+/// The type that a policy's `open` returns for arguments of these types.
 template <class P, class... Arguments>
 using opened_by = decltype(std::declval<const P&>().open(std::declval<const Arguments&>()...));
 
-/// The role a policy plays: `P::role`, unless specialised for a type you do not own.
+/// The role of a policy: `P::role`, unless specialized for a type you do not own.
 template <class P>
 struct role_of {};
 
@@ -193,7 +193,7 @@ struct role_of<P> {
     using type = typename P::role;
 };
 
-/// A role that a cache has.
+/// One of the roles of a cache.
 template <class Role>
 concept known_role = detail::one_of_roles<Role, codec_role, storage_role, hash_role, index_role, eviction_role,
                                           recompute_role, tier_role, observer_role, locking_role>;
@@ -202,7 +202,7 @@ concept known_role = detail::one_of_roles<Role, codec_role, storage_role, hash_r
 template <class P>
 concept policy = known_role<typename role_of<P>::type>;
 
-/// A policy of the given role.
+/// A policy with the given role.
 template <class P, class Role>
 concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
 
@@ -212,7 +212,7 @@ concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A caller's mistake, thrown where contract checks are on.
+/// A violated precondition, thrown where contract checks are on.
 class contract_violation : public std::logic_error {
 public:
     using std::logic_error::logic_error;
@@ -235,8 +235,8 @@ violate([[maybe_unused]] const char* what) {
 
 } // namespace detail
 
-/// Checks what a caller must hold. Off in release builds unless KVCACHE_CONTRACTS is 1.
-/// Throws: contract_violation, with `what` as its words.
+/// Checks a precondition. Off in release builds unless KVCACHE_CONTRACTS is 1.
+/// Throws: contract_violation, with `what` as its message.
 constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char* what) {
 #if KVCACHE_CONTRACTS
     if (!holds)
@@ -250,7 +250,7 @@ constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char*
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The tokens of one tile: one SIMD vector of scores.
+/// Tokens of one tile, which is one SIMD vector of scores.
 inline constexpr std::uint32_t tile_tokens = 16;
 
 /// The extents of one page of keys and values.
@@ -258,18 +258,18 @@ struct page_shape {
     std::uint32_t layers = 1;
     std::uint32_t kv_heads = 1;
     std::uint32_t head_dim = 64;
-    std::uint32_t tokens = 64; ///< Positions a page; a multiple of 16.
+    std::uint32_t tokens = 64; ///< Tokens per page; a multiple of 16.
 
     friend constexpr bool operator==(const page_shape&, const page_shape&) = default;
 
-    /// Whether a page of this shape can exist.
+    /// Whether the shape is valid.
     [[nodiscard]] constexpr bool valid() const noexcept {
         return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && tokens % tile_tokens == 0;
     }
 };
 
-/// The memory a cache may fill with pages.
-struct budget {
+/// The memory limit of a cache's pages.
+struct cache_limits {
     std::size_t bytes = 0;
 };
 
@@ -291,40 +291,40 @@ inline namespace literals {
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Where a row of keys and values stands inside a page.
+/// Position of one row of keys and values inside a page.
 struct page_row {
     layer_id layer = {};
     head_id head = {};
     std::uint32_t row = 0;
 };
 
-/// Where a tile of 16 rows stands inside a page.
+/// Position of a tile of 16 rows inside a page.
 struct page_tile {
     layer_id layer = {};
     head_id head = {};
     std::uint32_t tile = 0;
 };
 
-/// Which pages before its own a query reads as they were computed, not as they are coded.
-struct exact_pages {
-    std::size_t first = 0;  ///< The first pages of a sequence.
-    std::size_t recent = 0; ///< The pages right before the query's own.
+/// Pages that a query reads in full precision instead of quantized, in addition to its own page.
+struct residual_window {
+    std::size_t first = 0;  ///< First pages of the sequence.
+    std::size_t recent = 0; ///< Pages directly before the query's own page.
 
-    /// Whether a query of page `own` reads page `page` exactly. Its own it always does.
+    /// Returns whether a query in page `own` reads page `page` in full precision. True for its own page.
     [[nodiscard]] constexpr bool covers(std::size_t page, std::size_t own) const noexcept {
         return page + recent >= own || page < first;
     }
 
-    friend constexpr bool operator==(const exact_pages&, const exact_pages&) = default;
+    friend constexpr bool operator==(const residual_window&, const residual_window&) = default;
 };
 
-/// The numbers a row of values takes in a tile: head_dim, rounded up to whole vectors.
-[[nodiscard]] constexpr std::size_t value_width(std::size_t head_dim) noexcept {
+/// Floats of one row of values in a tile: head_dim, rounded up to whole vectors of 16.
+[[nodiscard]] constexpr std::size_t padded_head_dim(std::size_t head_dim) noexcept {
     return (head_dim + 15) / 16 * 16;
 }
 
-/// Gives a page's keys and values in tiles of 16 rows. `keys` and `values` return the tile, either where it lies in the
-/// page or decoded into `scratch`: keys as (head_dim, 16), values as (16, value_width(head_dim)).
+/// Reader of a page's keys and values in tiles of 16 rows. `keys` and `values` return the tile in place or decoded into
+/// `scratch`: keys as (head_dim, 16), values as (16, padded_head_dim(head_dim)).
 template <class S>
 concept page_reader = requires(const S s, std::span<const std::byte> bytes, page_tile tile, std::span<float> scratch) {
     { s.page_bytes() } -> std::same_as<std::size_t>;
@@ -333,8 +333,8 @@ concept page_reader = requires(const S s, std::span<const std::byte> bytes, page
     { s.values(bytes, tile, scratch) } -> std::same_as<const float*>;
 };
 
-/// Writes rows of keys and values into a page one by one, and loses nothing. `copy` takes the first `rows` rows to
-/// another page and reads no byte of the rows behind them, which somebody else may be writing.
+/// Lossless writer of single rows of keys and values into a page. `copy` copies the first `rows` rows to another page.
+/// It reads no byte of later rows, which another thread may be writing.
 template <class S>
 concept row_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> bytes, page_row row,
                               std::span<const float> numbers, std::size_t rows) {
@@ -343,36 +343,36 @@ concept row_writer = requires(const S s, std::span<std::byte> page, std::span<co
 };
 
 /// Writes a layer's head of a page once all its rows are there, as the plain codec lays them out; what it keeps may
-/// differ from what was computed. `turn_key` and `turn_value` turn a row before it is kept, exact or coded: queries are
-/// turned as keys, and what attention gives is turned back as values.
+/// differ from what was computed. `transform_key` and `transform_value` turn a row before it is kept, exact or coded:
+/// queries are turned as keys, and what attention gives is turned back as values.
 template <class S>
 concept page_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> rows, layer_id layer,
                                head_id head, std::span<float> row) {
     s.encode(page, layer, head, rows);
-    s.turn_key(row);
-    s.turn_value(row);
-    s.turn_back(row);
-    { s.exact() } -> std::same_as<exact_pages>;
+    s.transform_key(row);
+    s.transform_value(row);
+    s.inverse_transform(row);
+    { s.exact() } -> std::same_as<residual_window>;
     { s.shape() } -> std::same_as<page_shape>;
 };
 
-/// Says how pages lie that only a backend of its own reads and writes: it names the backend and the layout, which make
-/// a cache's identity another one than the host's.
+/// Codec whose pages only a backend of its own reads and writes. It names the backend and the layout, both of which are
+/// part of the cache's identity.
 template <class S>
-concept far_codec_state = requires(const S s) {
+concept device_codec_state = requires(const S s) {
     { s.page_bytes() } -> std::same_as<std::size_t>;
     { s.name() } -> std::same_as<std::string>;
     { s.layout_name() } -> std::same_as<std::string>;
     { s.backend() } -> std::same_as<std::string>;
 };
 
-/// The working state of a codec.
+/// State of an opened codec.
 template <class S>
-concept codec_state = (page_reader<S> && (row_writer<S> || page_writer<S>)) || far_codec_state<S>;
+concept codec_state = (page_reader<S> && (row_writer<S> || page_writer<S>)) || device_codec_state<S>;
 
 namespace detail {
 
-/// Whether a codec says how a tile is coded: both sides, or neither.
+/// Whether a codec gives attention the quantized operands of a tile, without decoding it.
 template <class Codec>
 inline constexpr bool gives_codes = requires(const Codec c, std::span<const std::byte> bytes, page_tile at) {
     c.codes(bytes, at);
@@ -380,7 +380,7 @@ inline constexpr bool gives_codes = requires(const Codec c, std::span<const std:
 
 } // namespace detail
 
-/// How the numbers of a page are kept.
+/// Policy for the storage format of keys and values in a page.
 template <class P>
 concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape shape) {
     p.open(shape);
@@ -388,24 +388,23 @@ concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape sh
 
 } // namespace kvcache
 
-// ---- kvcache/codec/plain.hpp --------------------------------------------------------------------------------------
+// ---- kvcache/codec/f32.hpp ----------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::codec {
 
-/// Keeps keys and values as float32, unchanged, so that what is read is what was computed, bit for bit.
-/// Keys lie transposed in tiles of 16 tokens, so that one vector is 16 scores; values lie row by row, padded with
-/// zeros to whole vectors:
+/// Stores keys and values as float32, unchanged: reads return the computed values bit for bit. Keys are transposed in
+/// tiles of 16 tokens, so that one vector holds 16 scores. Values are row-major, padded with zeros to whole vectors:
 ///
-///     layer, head:  [ keys: (tokens / 16, head_dim, 16) ][ values: (tokens, value_width) ]
-struct plain {
+///     layer, head:  [ keys: (tokens / 16, head_dim, 16) ][ values: (tokens, padded_head_dim) ]
+struct f32 {
     using role = codec_role;
     class state;
     [[nodiscard]] state open(page_shape shape) const;
 };
 
-class plain::state {
+class f32::state {
 public:
-    static constexpr bool in_place = true; ///< Tiles are read where they lie.
+    static constexpr bool in_place = true; ///< Tiles are read in place, without decoding.
 
     explicit state(page_shape shape) : shape_(shape) {}
 
@@ -422,11 +421,11 @@ public:
         float* column = keys + std::size_t{at.row / tile_tokens} * shape_.head_dim * tile_tokens + at.row % tile_tokens;
         for (std::size_t d = 0; d < shape_.head_dim; ++d)
             column[d * tile_tokens] = key[d];
-        float* row = keys + key_numbers() + at.row * value_width(shape_.head_dim);
+        float* row = keys + key_numbers() + at.row * padded_head_dim(shape_.head_dim);
         std::memcpy(row, value.data(), shape_.head_dim * sizeof(float));
     }
 
-    /// Takes the first rows to another page: whole tiles at once, the lanes of the last one by one.
+    /// Copies the first rows to another page: whole tiles at once, the last partial tile lane by lane.
     void copy(std::span<const std::byte> from, std::span<std::byte> to, std::size_t rows) const {
         const std::size_t whole = rows / tile_tokens * tile_tokens, rest = rows % tile_tokens;
         for (std::size_t head = 0; head < std::size_t{shape_.layers} * shape_.kv_heads; ++head) {
@@ -437,7 +436,7 @@ public:
                 const std::size_t lane = whole * shape_.head_dim + d * tile_tokens;
                 std::copy_n(source + lane, rest, target + lane);
             }
-            std::copy_n(source + key_numbers(), rows * value_width(shape_.head_dim), target + key_numbers());
+            std::copy_n(source + key_numbers(), rows * padded_head_dim(shape_.head_dim), target + key_numbers());
         }
     }
 
@@ -447,16 +446,16 @@ public:
                std::size_t{at.tile} * shape_.head_dim * tile_tokens;
     }
 
-    /// The values of a tile, in place. (16, value_width)
+    /// The values of a tile, in place. (16, padded_head_dim)
     [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at, std::span<float>) const noexcept {
         return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) + key_numbers() +
-               std::size_t{at.tile} * tile_tokens * value_width(shape_.head_dim);
+               std::size_t{at.tile} * tile_tokens * padded_head_dim(shape_.head_dim);
     }
 
 private:
     [[nodiscard]] std::size_t key_numbers() const noexcept { return std::size_t{shape_.tokens} * shape_.head_dim; }
     [[nodiscard]] std::size_t head_numbers() const noexcept {
-        return key_numbers() + std::size_t{shape_.tokens} * value_width(shape_.head_dim);
+        return key_numbers() + std::size_t{shape_.tokens} * padded_head_dim(shape_.head_dim);
     }
     [[nodiscard]] std::size_t offset(layer_id layer, head_id head) const noexcept {
         return (std::size_t{index_of(layer)} * shape_.kv_heads + index_of(head)) * head_numbers();
@@ -465,13 +464,13 @@ private:
     page_shape shape_;
 };
 
-inline plain::state plain::open(page_shape shape) const {
+inline f32::state f32::open(page_shape shape) const {
     return state{shape};
 }
 
-static_assert(codec_policy<plain>);
+static_assert(codec_policy<f32>);
 
-} // namespace kvcache
+} // namespace kvcache::codec
 
 // ---- kvcache/core/huge_pages.hpp ----------------------------------------------------------------------------------
 
@@ -479,12 +478,12 @@ static_assert(codec_policy<plain>);
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The larger page that most 64-bit systems offer: one entry of the address cache in place of 512.
+/// The larger page size of most 64-bit systems (2 MiB): one TLB entry instead of 512.
 inline constexpr std::size_t huge_page_bytes = std::size_t{1} << 21;
 
-/// Asks the system to put the whole huge pages inside [at, at + bytes) on huge pages, at once for memory that nobody
-/// touched yet and by and by for the rest. Returns whether the system takes such wishes; where it does not, nothing
-/// happens. What came of it says bytes_on_huge_pages().
+/// Advises the system to back the whole huge pages inside [at, at + bytes) with huge pages: at once for memory not
+/// touched yet, gradually for the rest. Returns whether the system accepts the advice; where it does not, nothing
+/// happens. bytes_on_huge_pages() reports the outcome.
 inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::size_t bytes) noexcept {
 #if defined(MADV_HUGEPAGE)
     const auto from = reinterpret_cast<std::uintptr_t>(at);
@@ -502,15 +501,15 @@ inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::siz
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// One cache line, and one AVX-512 vector.
+/// Bytes of a cache line, and of an AVX-512 vector.
 inline constexpr std::size_t line_bytes = 64;
 
-/// The alignment that memory of `bytes` gets: a cache line, or a huge page for what fills two of them or more.
+/// The alignment of an allocation of `bytes`: a huge page if it spans at least two of them, a cache line otherwise.
 [[nodiscard]] constexpr std::size_t alignment_for(std::size_t bytes) noexcept {
     return bytes >= 2 * huge_page_bytes ? huge_page_bytes : line_bytes;
 }
 
-/// Allocates on cache-line boundaries; what is large on huge pages, where the system has them.
+/// An allocator that aligns to cache lines, and puts large allocations on huge pages where the system has them.
 template <class T>
 struct line_allocator {
     using value_type = T;
@@ -533,146 +532,117 @@ struct line_allocator {
     friend bool operator==(const line_allocator&, const line_allocator&) { return true; }
 };
 
-/// A vector that begins on a cache line.
+/// A vector whose data begins on a cache line.
 template <class T>
 using aligned_vector = std::vector<T, line_allocator<T>>;
 
 } // namespace kvcache
 
-// ---- kvcache/codec/exact_page.hpp ---------------------------------------------------------------------------------
+// ---- kvcache/codec/residual_page.hpp ------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::codec {
 
-/// The rows of one page as they were computed, turned by its codec, until the page is coded and nobody reads them any
-/// more. They lie as `Rows` keeps them.
+/// Rows of one page in full precision, transformed by its codec. They are kept until the page is quantized and no query
+/// reads them any more. `Rows` defines their layout.
 template <class Rows>
-class basic_exact_page {
+class basic_residual_page {
 public:
     /// Throws: bad_alloc.
-    explicit basic_exact_page(page_shape shape)
+    explicit basic_residual_page(page_shape shape)
         : shape_(shape), rows_(shape), bytes_(rows_.page_bytes()), written_(shape.layers) {}
 
-    /// The bytes that one takes.
+    /// Bytes of one residual page.
     [[nodiscard]] static std::size_t bytes_for(page_shape shape) noexcept { return Rows(shape).page_bytes(); }
 
     [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
-    /// To put rows in place that were computed elsewhere.
+    /// Writable bytes, for rows that were computed elsewhere.
     [[nodiscard]] std::span<std::byte> bytes() noexcept { return bytes_; }
 
-    /// Says that its first `rows` rows are there, in all layers, and no others.
+    /// Marks the first `rows` rows as present in all layers, and no others.
     void begin(std::uint32_t rows) noexcept {
         for (auto& written : written_)
             written.store(rows, std::memory_order_relaxed);
     }
 
-    /// Takes the first rows of another.
-    void take(const basic_exact_page& other, std::size_t rows) { rows_.copy(other.bytes_, bytes_, rows); }
+    /// Copies the first rows of another residual page.
+    void take(const basic_residual_page& other, std::size_t rows) { rows_.copy(other.bytes_, bytes_, rows); }
 
-    /// Writes a row of a layer, and codes the layer into `page` with its last missing row. Rows may be written by
-    /// several threads, each once a layer. keys, values: (kv_heads, head_dim)
+    /// Writes a row of a layer, and quantizes the layer into `page` when its last missing row arrives. Several threads
+    /// may write rows, each row once a layer. keys, values: (kv_heads, head_dim)
     template <page_writer Codec>
     void write(const Codec& codec, std::span<std::byte> page, layer_id layer, std::uint32_t row,
                std::span<const float> keys, std::span<const float> values) {
         const std::size_t dim = shape_.head_dim;
         for (std::uint32_t head = 0; head < shape_.kv_heads; ++head) {
             const page_tile at{layer, head_id{head}, row / tile_tokens};
-            // Where the value will be, the key is turned first.
-            float* const own = const_cast<float*>(rows_.values(bytes_, at, {})) + row % tile_tokens * value_width(dim);
+            // The memory of the value serves as scratch for transforming the key.
+            float* const own =
+                const_cast<float*>(rows_.values(bytes_, at, {})) + row % tile_tokens * padded_head_dim(dim);
             float* const column = const_cast<float*>(rows_.keys(bytes_, at, {})) + row % tile_tokens;
             std::copy_n(keys.data() + head * dim, dim, own);
-            codec.turn_key({own, dim});
+            codec.transform_key({own, dim});
             for (std::size_t d = 0; d < dim; ++d)
                 column[d * tile_tokens] = own[d];
             std::copy_n(values.data() + head * dim, dim, own);
-            codec.turn_value({own, dim});
+            codec.transform_value({own, dim});
         }
         auto& written = written_[index_of(layer)];
         if (written.fetch_add(1, std::memory_order_acq_rel) + 1 < shape_.tokens)
             return;
         for (std::uint32_t head = 0; head < shape_.kv_heads; ++head)
             codec.encode(page, layer, head_id{head}, bytes_);
-        written.store(0, std::memory_order_relaxed); // for the page that takes its place
+        written.store(0, std::memory_order_relaxed); // reset for the next page that uses this memory
     }
 
 private:
     page_shape shape_;
     Rows rows_;
     aligned_vector<std::byte> bytes_;
-    std::vector<std::atomic<std::uint32_t>> written_; // rows, by layer
+    std::vector<std::atomic<std::uint32_t>> written_; // rows written, by layer
 };
 
-/// Exact rows as the plain codec keeps them.
-using exact_page = basic_exact_page<plain::state>;
+/// Residual rows in the layout of the f32 codec.
+using residual_page = basic_residual_page<f32::state>;
 
-} // namespace kvcache
+} // namespace kvcache::codec
 
-// ---- kvcache/cache/exact_ring.hpp ---------------------------------------------------------------------------------
+// ---- kvcache/cache/residual_ring.hpp ------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The exact rows of the pages that a lease writes. Rows run in ascending order and so many at once at most, so pages
-/// far enough apart take one another's place; those that stay exact have a place of their own.
-struct exact_ring {
-    std::vector<std::shared_ptr<exact_page>> places = {};
-    std::size_t first = 0; ///< The table's entry that the first place is of.
-    std::size_t own = 0;   ///< Leading entries with a place of their own; the others share the places behind.
+/// The residual rows of the pages that a lease writes. Rows are written in ascending order, with a bounded number at
+/// once, so pages that are far enough apart reuse the same buffer. Pages that keep their residual rows have buffers of
+/// their own.
+struct residual_ring {
+    std::vector<std::shared_ptr<codec::residual_page>> places = {};
+    std::size_t first = 0; ///< Page-table entry of the first buffer.
+    std::size_t own = 0;   ///< Leading entries with a buffer of their own; the others share the buffers after these.
 
-    /// The place of a table's entry, from `first` on.
+    /// The buffer index of a page-table entry, from `first` on.
     [[nodiscard]] std::size_t place_of(std::size_t entry) const noexcept {
         const std::size_t i = entry - first;
         return i < own ? i : own + (i - own) % (places.size() - own);
     }
-    [[nodiscard]] exact_page* at(std::size_t entry) const noexcept { return places[place_of(entry)].get(); }
+    [[nodiscard]] codec::residual_page* at(std::size_t entry) const noexcept { return places[place_of(entry)].get(); }
 
-    /// Whether none of a table's later entries has taken the place of this one.
+    /// Returns whether no later entry of the table has reused the buffer of this one.
     [[nodiscard]] bool keeps(std::size_t entry, std::size_t entries) const noexcept {
         const std::size_t i = entry - first;
         return i < own || i + (places.size() - own) >= entries - first;
     }
 
-    [[nodiscard]] std::shared_ptr<exact_page> take(std::size_t entry) noexcept {
+    [[nodiscard]] std::shared_ptr<codec::residual_page> take(std::size_t entry) noexcept {
         return std::move(places[place_of(entry)]);
     }
 
-    /// The places that `pages` new pages need, of which the first `own` have their own, if those that `at_once`
-    /// consecutive rows touch, and `recent` before them, are needed together.
+    /// The number of buffers for `pages` new pages, of which the first `own` have their own, if the pages of `at_once`
+    /// consecutive rows and `recent` pages before them are needed together.
     [[nodiscard]] static std::size_t places_for(std::size_t pages, std::size_t own, std::size_t at_once,
                                                 std::size_t page_tokens, std::size_t recent) noexcept {
         const std::size_t touched = at_once == 0 ? 0 : (at_once - 1) / page_tokens + 2;
         return std::min(pages, own + touched + recent);
     }
 };
-
-} // namespace kvcache
-
-// ---- kvcache/core/digest256.hpp -----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// 256 bits that stand for some bytes, also against an adversary. In the order in which FIPS 180-4 writes them.
-struct digest256 {
-    std::array<std::byte, 32> bytes = {};
-
-    friend constexpr bool operator==(const digest256&, const digest256&) = default;
-    friend constexpr auto operator<=>(const digest256&, const digest256&) = default;
-};
-
-/// 64 hexadecimal letters.
-[[nodiscard]] inline std::string to_string(const digest256& d) {
-    std::string text;
-    for (const std::byte b : d.bytes)
-        for (const int shift : {4, 0})
-            text += "0123456789abcdef"[std::to_integer<unsigned>(b) >> shift & 15u];
-    return text;
-}
-
-/// Whether two are equal, in a time that does not tell where they differ.
-[[nodiscard]] constexpr bool same_in_constant_time(const digest256& a, const digest256& b) noexcept {
-    std::byte difference{};
-    for (std::size_t i = 0; i < a.bytes.size(); ++i)
-        difference |= a.bytes[i] ^ b.bytes[i];
-    return difference == std::byte{};
-}
 
 } // namespace kvcache
 
@@ -683,12 +653,43 @@ namespace kvcache::inline KVCACHE_ABI {
 /// One entry of a sequence's page table: the rows [first, first + count) of a page, in the sequence's order.
 struct page_entry {
     page_id page = {};
-    std::int64_t base = 0;   ///< The keys are rotated by (position - base); zero for a prefix computed in place.
-    std::uint32_t first = 0; ///< The first row in use.
-    std::uint32_t count = 0; ///< How many rows are in use.
+    std::int64_t base = 0; ///< RoPE offset: keys are rotated by (position - base); zero for a prefix computed in place.
+    std::uint32_t first = 0; ///< First row in use.
+    std::uint32_t count = 0; ///< Number of rows in use.
 
     friend bool operator==(const page_entry&, const page_entry&) = default;
 };
+
+} // namespace kvcache
+
+// ---- kvcache/core/sha256_digest.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// A SHA-256 value, collision-resistant also against an adversary, in the byte order of FIPS 180-4.
+struct sha256_digest {
+    std::array<std::byte, 32> bytes = {};
+
+    friend constexpr bool operator==(const sha256_digest&, const sha256_digest&) = default;
+    friend constexpr auto operator<=>(const sha256_digest&, const sha256_digest&) = default;
+};
+
+/// Returns 64 hexadecimal digits.
+[[nodiscard]] inline std::string to_string(const sha256_digest& d) {
+    std::string text;
+    for (const std::byte b : d.bytes)
+        for (const int shift : {4, 0})
+            text += "0123456789abcdef"[std::to_integer<unsigned>(b) >> shift & 15u];
+    return text;
+}
+
+/// Compares two digests in constant time, which does not reveal where they differ.
+[[nodiscard]] constexpr bool same_in_constant_time(const sha256_digest& a, const sha256_digest& b) noexcept {
+    std::byte difference{};
+    for (std::size_t i = 0; i < a.bytes.size(); ++i)
+        difference |= a.bytes[i] ^ b.bytes[i];
+    return difference == std::byte{};
+}
 
 } // namespace kvcache
 
@@ -696,64 +697,66 @@ struct page_entry {
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Where a row of a woven lease lies.
-struct woven_row {
+/// The location of a row of a spliced lease.
+struct spliced_row {
     page_id page = {};
     std::uint32_t row = 0;
     bool kept = false;     ///< Computed elsewhere, and not to be written.
-    std::int64_t base = 0; ///< The position its keys are rotated from.
+    std::int64_t base = 0; ///< RoPE offset of its keys, as page_entry::base.
 };
 
-/// The books of one sequence: its tokens, the pages that hold them, and what a lease has under way. Every live one is
-/// on a ring of its cache, so that `check` can count every holder.
+/// The state of one sequence: its tokens, their pages, and its open lease. Every live sequence is in a circular list of
+/// its cache, so that `check` can recount all references.
 struct sequence_state {
     static constexpr std::size_t all = static_cast<std::size_t>(-1);
 
     std::vector<token_id> tokens = {};
     std::vector<page_entry> table = {};
-    std::size_t sealed = 0;      ///< Leading pages that are full and in the index.
-    std::size_t prompt = 0;      ///< Tokens of the request that it is opened for, until it has them; 0 if unknown.
-    std::uint32_t tenant = 0;    ///< Whose it is; 0 in a cache without tenants.
-    std::size_t exact = all;     ///< Leading tokens that attended to nothing approximate; `all` if every one.
-    std::size_t cacheable = all; ///< Leading tokens that may become known to others.
-    bool shares = true;          ///< False once the index had no memory for its pages: from there on they are its own.
+    std::size_t published_pages = 0; ///< Leading pages that are full and in the index.
+    std::size_t prompt = 0;          ///< Tokens of the request that it is opened for, until it has them; 0 if unknown.
+    std::uint32_t tenant = 0;        ///< Whose it is; 0 in a cache without tenants.
+    std::size_t exact = all;         ///< Leading tokens that attended to nothing approximate; `all` if every one.
+    std::size_t cacheable = all;     ///< Leading tokens that may become known to others.
+    bool publishable = true; ///< False once the index had no memory for its pages: from there on they are its own.
 
-    std::size_t stored = 0;     ///< Leading pages that were handed to the tier.
-    digest256 stored_name = {}; ///< What leaves the process calls them.
+    std::size_t offloaded_pages = 0; ///< Leading pages that were handed to the tier.
+    sha256_digest stored_name = {};  ///< What leaves the process calls them.
 
-    /// Where the tokens move as they grow; then where they were, until the next lease: somebody may still look there.
-    std::vector<token_id> room = {};
+    /// Where the tokens move as they grow; then where they were, until the next lease: a caller may still read there.
+    std::vector<token_id> spare_tokens = {};
 
-    /// Held beside the table: the pages that approximate rows were taken from, and what those continue, first.
-    std::vector<page_id> sources = {};
+    /// Referenced in addition to the table: the pages that approximate rows were taken from, and what those continue,
+    /// first.
+    std::vector<page_id> pinned_sources = {};
 
-    // A lease: rows behind `tokens` that the table has already, and how to take them back.
+    // The lease: rows after `tokens` that are already in the table, and the state to roll back to.
     bool has_lease = false;
     std::size_t leased = 0;
     std::chrono::steady_clock::time_point leased_at = {};
     std::size_t pages_before = 0;
-    std::vector<woven_row> woven = {};          ///< By row of the lease, where some are kept from elsewhere.
-    std::optional<page_entry> tail_before = {}; ///< The last entry as it was; if its page differs, it is still held.
+    std::vector<spliced_row> spliced = {};      ///< By row of the lease, if it is spliced.
+    std::optional<page_entry> tail_before = {}; ///< The last entry before the lease; still referenced if copied.
 
-    exact_ring ring = {};                     ///< For a codec of whole pages: the exact rows of the pages it adds.
-    std::vector<exact_page*> exact_rows = {}; ///< By entry: what queries may read exactly.
+    residual_ring ring = {}; ///< For a codec of whole pages: the residual rows of the pages that the lease adds.
+    std::vector<codec::residual_page*> residual_rows = {}; ///< By entry: the residual rows that queries may read.
 
     sequence_state* previous = nullptr;
     sequence_state* next = nullptr;
 
-    /// The rows in use of the last page if it has room for more; none if a next row begins a page.
+    /// The number of rows in use in the last page if it can take more; nullopt if the next row begins a new page.
     [[nodiscard]] std::optional<std::uint32_t> open_rows(std::size_t page_tokens) const noexcept {
         if (table.empty() || table.back().base != 0 || table.back().first + table.back().count == page_tokens)
             return std::nullopt;
         return table.back().first + table.back().count;
     }
 
-    /// How many leading entries fill their pages.
+    /// The number of leading entries that fill their pages.
     [[nodiscard]] std::size_t full_entries(std::size_t page_tokens) const noexcept {
         return table.size() - (open_rows(page_tokens) ? 1 : 0);
     }
 
-    /// Shortens the entries to `rows` rows; returns how many entries stay, and leaves the others to the caller.
+    /// Shortens the entries to `rows` rows in total. Returns the number of entries that remain; the caller removes the
+    /// others.
     [[nodiscard]] std::size_t cut(std::size_t rows) noexcept {
         std::size_t kept = 0;
         for (; kept < table.size() && rows > 0; ++kept) {
@@ -763,36 +766,37 @@ struct sequence_state {
         return kept;
     }
 
-    /// Keeps the first `kept` entries and leaves their pages to the caller.
+    /// Removes all but the first `kept` entries, without releasing their pages.
     void drop_entries(std::size_t kept) noexcept {
         while (table.size() > kept)
             table.pop_back();
     }
 
-    /// Whether a lease has put a copy in the place of the last page.
+    /// Returns whether a lease has replaced the last page by a copy.
     [[nodiscard]] bool has_copied_tail() const noexcept {
         return tail_before && tail_before->page != table[pages_before - 1].page;
     }
 
-    /// The books of a sequence that begins with the first `count` tokens and pages of this one.
+    /// The state of a new sequence that starts with the first `count` tokens and pages of this one.
     [[nodiscard]] std::unique_ptr<sequence_state> begin(std::size_t count, std::size_t page_tokens) const {
         auto copy = std::make_unique<sequence_state>();
         copy->tokens.assign(tokens.data(), tokens.data() + count);
         copy->table.assign(table.data(), table.data() + table.size());
         copy->drop_entries(copy->cut(count));
-        copy->sealed = std::min(sealed, copy->full_entries(page_tokens));
+        copy->published_pages = std::min(published_pages, copy->full_entries(page_tokens));
         copy->tenant = tenant;
         copy->cacheable = cacheable;
-        copy->shares = shares;
+        copy->publishable = publishable;
         if (count > exact) {
             copy->exact = exact;
-            copy->sources.assign(sources.data(), sources.data() + sources.size());
+            copy->pinned_sources.assign(pinned_sources.data(), pinned_sources.data() + pinned_sources.size());
         }
         return copy;
     }
 
-    /// For the begin of `from` up to `first`: adds the tokens behind the `count` that are left out. Returns: where
-    /// their rows lie, moved down; the table has room for as many. From `first` on it is approximate, and its own.
+    /// Appends the tokens of `from` after the `count` tokens that are left out. Requires: this state is the prefix of
+    /// `from` up to `first`. Returns: the locations of their rows, moved down; the table has capacity for as many. From
+    /// `first` on the sequence is approximate and private.
     [[nodiscard]] std::vector<page_entry> leave_out(const sequence_state& from, std::size_t first, std::size_t count) {
         std::vector<page_entry> behind;
         std::size_t row = 0;
@@ -810,47 +814,235 @@ struct sequence_state {
         tokens.insert(tokens.end(), from.tokens.data() + first + count, from.tokens.data() + from.tokens.size());
         if (!behind.empty()) {
             exact = std::min(exact, first);
-            shares = false;
+            publishable = false;
         }
         return behind;
     }
 
-    /// Takes room for more pages and tokens, so that adding them cannot fail. Throws: bad_alloc, and the sequence is as
-    /// before then.
+    /// Reserves capacity for more pages and tokens, so that adding them cannot fail. Throws: bad_alloc; the sequence is
+    /// then unchanged.
     void prepare(std::size_t pages, std::size_t rows) {
         if (table.capacity() - table.size() < pages)
             table.reserve(std::max(table.size() + pages, 2 * table.capacity()));
         const std::size_t needed = tokens.size() + rows;
         const bool grows = needed > tokens.capacity();
-        if (grows && room.capacity() >= needed)
+        if (grows && spare_tokens.capacity() >= needed)
             return;
-        room = std::vector<token_id>();
+        spare_tokens = std::vector<token_id>();
         if (grows)
-            room.reserve(std::max(needed, 2 * tokens.capacity()));
+            spare_tokens.reserve(std::max(needed, 2 * tokens.capacity()));
     }
 
-    /// Adds tokens that room was taken for; they may be some of its own, or of another sequence that has moved its
-    /// tokens since its own lease began.
+    /// Appends tokens for which `prepare` reserved capacity. They may be the sequence's own tokens, or those of another
+    /// sequence whose tokens moved after its own lease began.
     void append(std::span<const token_id> more) noexcept {
         const std::size_t old = tokens.size(), needed = old + more.size();
         if (needed > tokens.capacity()) {
             const token_id* const own = tokens.data();
-            room.assign(own, own + old);
-            room.swap(tokens);
+            spare_tokens.assign(own, own + old);
+            spare_tokens.swap(tokens);
         }
         tokens.resize(needed);
         std::copy(more.begin(), more.end(), tokens.data() + old);
     }
 
-    /// Ends a lease and forgets what it had under way.
+    /// Clears the state of the lease.
     void end_lease() noexcept {
         has_lease = false;
-        woven.clear();
+        spliced.clear();
         leased = 0;
         tail_before.reset();
-        exact_rows.clear();
+        residual_rows.clear();
     }
 };
+
+} // namespace kvcache
+
+// ---- kvcache/core/intrinsics.hpp ----------------------------------------------------------------------------------
+
+// GCC 12 reports uninitialized values inside its own AVX-512 intrinsics, wherever a program inlines them. A warning
+// belongs to the line it points at, so it is silenced there: include this header before any other header that includes
+// the intrinsics.
+#if defined(__x86_64__) || defined(__i386__)
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#if defined(__AVX__)
+#include <immintrin.h>
+#else
+#include <emmintrin.h> // a tenth of the lines
+#endif
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+#endif
+
+// ---- kvcache/core/digest.hpp --------------------------------------------------------------------------------------
+
+#ifndef XXH_INLINE_ALL
+#define XXH_INLINE_ALL
+#endif
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <xxhash.h>
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// A 128-bit hash of some bytes.
+struct digest {
+    std::uint64_t low = 0;
+    std::uint64_t high = 0;
+
+    friend constexpr bool operator==(const digest&, const digest&) = default;
+    friend constexpr auto operator<=>(const digest&, const digest&) = default;
+};
+
+/// Returns 32 hexadecimal digits, the high half first.
+[[nodiscard]] inline std::string to_string(const digest& d) {
+    std::string text;
+    for (const std::uint64_t half : {d.high, d.low})
+        for (int shift = 60; shift >= 0; shift -= 4)
+            text += "0123456789abcdef"[(half >> shift) & 15u];
+    return text;
+}
+
+/// XXH3-64 of `data`, seeded with the hash of what precedes it. Not collision-resistant against an adversary. Cost:
+/// about 10 ns plus 0.1 ns a byte.
+[[nodiscard]] inline std::uint64_t seeded_hash(std::uint64_t past, std::span<const std::byte> data) {
+    return XXH3_64bits_withSeed(data.data(), data.size(), past);
+}
+
+/// XXH3-128 of bytes given piece by piece. Not collision-resistant against an adversary: equal digests are a hint that
+/// a comparison of the content must confirm.
+class digest_builder {
+public:
+    digest_builder() noexcept { XXH3_128bits_reset(&state_); }
+
+    digest_builder& bytes(std::span<const std::byte> data) {
+        XXH3_128bits_update(&state_, data.data(), data.size());
+        return *this;
+    }
+
+    /// Appends eight bytes, little-endian.
+    digest_builder& number(std::uint64_t n) {
+        std::byte little[8];
+        for (std::size_t i = 0; i < 8; ++i)
+            little[i] = static_cast<std::byte>(n >> (8 * i) & 0xff);
+        return bytes(little);
+    }
+
+    /// Appends the length, then the bytes, so that consecutive texts are unambiguous.
+    digest_builder& text(std::string_view words) {
+        number(words.size());
+        return bytes(std::as_bytes(std::span(words)));
+    }
+
+    digest_builder& nested(const digest& d) { return number(d.low).number(d.high); }
+
+    [[nodiscard]] digest finish() const {
+        const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
+        return {hash.low64, hash.high64};
+    }
+
+private:
+    XXH3_state_t state_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/core/revisions.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The revision of the numeric contract: the order of every reduction, the polynomials, the tile and split lengths. It
+/// changes whenever the same inputs may give different bits. It is part of a cache's identity.
+inline constexpr unsigned numeric_contract_revision = 1;
+
+/// The revision of the record format of snapshots and tiers (docs/format.md). It changes whenever the meaning of any
+/// byte changes. It is part of a cache's identity, so records of another revision are not found.
+inline constexpr unsigned record_format_revision = 1;
+
+} // namespace kvcache
+
+// ---- kvcache/core/identity.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Everything besides the tokens that determines the bits of a cached page. Two caches may exchange pages if and only
+/// if every field is equal. A new field must be named in for_each_field, which does not compile otherwise; `digest_of`
+/// then hashes it.
+struct identity {
+    digest weights = {};            ///< Digest of the checkpoint's names, dtypes, shapes and bytes.
+    std::string adapter = {};       ///< Name and version of the LoRA adapter; empty for none.
+    digest tokenizer = {};          ///< Digest of tokenizer.json.
+    std::string config = {};        ///< Architecture and extents, as canonical text.
+    std::string rope = {};          ///< RoPE parameters: base, scaling, frequencies.
+    std::string codec = {};         ///< The page codec and its options.
+    std::string layout = {};        ///< The layout of a page.
+    std::uint64_t page_tokens = 0;  ///< Tokens per page.
+    std::string weight_format = {}; ///< Format of the weights that the GEMMs read: "f32", "bf16", "f16".
+    std::uint64_t numeric_contract = numeric_contract_revision;
+    std::string backend = "cpu";   ///< The backend and its kernel revision.
+    std::string lineage = "exact"; ///< "exact", or "approximate" for pages that attended to an inexact page.
+    std::uint64_t format = record_format_revision;
+    std::string tenant = {}; ///< A salt that keeps tenants apart.
+
+    friend bool operator==(const identity&, const identity&) = default;
+};
+
+namespace detail {
+
+inline void append_field(digest_builder& to, const digest& field) {
+    to.nested(field);
+}
+inline void append_field(digest_builder& to, const std::string& field) {
+    to.text(field);
+}
+inline void append_field(digest_builder& to, std::uint64_t field) {
+    to.number(field);
+}
+
+} // namespace detail
+
+/// Calls visit(name, field) for every field, in order.
+template <class Visit>
+void for_each_field(const identity& id, Visit visit) {
+    // A structured binding: a field that is added and not named here does not compile.
+    const auto& [weights, adapter, tokenizer, config, rope, codec, layout, page_tokens, weight_format, numeric_contract,
+                 backend, lineage, format, tenant] = id;
+    visit("weights", weights);
+    visit("adapter", adapter);
+    visit("tokenizer", tokenizer);
+    visit("config", config);
+    visit("rope", rope);
+    visit("codec", codec);
+    visit("layout", layout);
+    visit("page_tokens", page_tokens);
+    visit("weight_format", weight_format);
+    visit("numeric_contract", numeric_contract);
+    visit("backend", backend);
+    visit("lineage", lineage);
+    visit("format", format);
+    visit("tenant", tenant);
+}
+
+/// The digest of an identity: domain-separated, every field preceded by its name, length-prefixed.
+[[nodiscard]] inline digest digest_of(const identity& id) {
+    digest_builder builder;
+    builder.text("kvcache identity 2");
+    for_each_field(id, [&](const char* name, const auto& field) {
+        builder.text(name);
+        detail::append_field(builder, field);
+    });
+    return builder.finish();
+}
 
 } // namespace kvcache
 
@@ -858,29 +1050,29 @@ struct sequence_state {
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What kind of fault of the world an error reports.
+/// The kind of an error.
 enum class error_code {
-    not_found,     ///< A file, tensor or field that is not there.
+    not_found,     ///< A file, tensor or field does not exist.
     io,            ///< The system refused to open, read, map or write.
-    truncated,     ///< Shorter than its own header says.
-    malformed,     ///< Not of the format: syntax, offsets, encodings.
-    mismatched,    ///< Well formed, but not what was asked for: dtype, shape, identity.
-    unsupported,   ///< Well formed, and something this library does not run.
-    out_of_memory, ///< No page or memory left, and nothing that may leave.
-    out_of_range,  ///< A token, position or length past its limit.
+    truncated,     ///< The data is shorter than its own header says.
+    malformed,     ///< The data is invalid: syntax, offsets, encodings.
+    mismatched,    ///< Well formed, but not what was expected: dtype, shape, identity.
+    unsupported,   ///< Well formed, but not supported by this library.
+    out_of_memory, ///< No page or memory is left, and no page can be evicted.
+    out_of_range,  ///< A token, position or length is past its limit.
     cancelled,     ///< Stopped on the caller's request.
 };
 
-/// A typed error: its kind, the name of the failing field or file, and words a user can act on.
+/// A typed error: its kind, the name of the failing field or file, and a message a user can act on.
 struct error {
     error_code code = error_code::malformed;
-    std::string field = {};   ///< "rope_scaling.type", "model.safetensors", "pages": what failed.
-    std::string message = {}; ///< One sentence, with the numbers.
+    std::string field = {};   ///< What failed: "rope_scaling.type", "model.safetensors", "pages".
+    std::string message = {}; ///< One sentence, with the values.
 
     friend bool operator==(const error&, const error&) = default;
 };
 
-/// A value, or the error that kept it from being made.
+/// A value, or the error that prevented it.
 template <class T>
 class [[nodiscard]] result {
 public:
@@ -942,12 +1134,368 @@ private:
 
 } // namespace kvcache
 
+// ---- kvcache/index/concept.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The reason why a match ended.
+enum class match_end {
+    complete,  ///< Every token was found.
+    unknown,   ///< Nothing is stored after the last token found.
+    different, ///< A different token is stored there.
+};
+
+/// The longest known prefix and its pages, in order. Only the last page may be matched in part.
+struct index_match {
+    std::vector<page_id> pages = {};
+    std::size_t tokens = 0;
+    match_end end = match_end::unknown;
+    std::optional<token_id> stored = {}; ///< For `different`: the token stored where the match ended.
+};
+
+/// The outcome of an insertion.
+struct insertion {
+    enum class outcome {
+        inserted, ///< The page is new in the index.
+        extended, ///< The page was in the index with fewer rows.
+        covered,  ///< `other` already holds the run, or a longer run that starts with it; nothing changed.
+    };
+    outcome what = outcome::inserted;
+    std::optional<page_id> other = {}; ///< covered: the page with the run; otherwise: the page that was replaced.
+};
+
+/// The working state of an index: the tokens of each page and the page that precedes it. A page's run continues its
+/// parent's run; a page with children is full and cannot be erased. `insert` may throw bad_alloc and has then changed
+/// nothing; `erase` does not throw.
+template <class S>
+concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
+                               std::optional<page_id> parent) {
+    { c.match(tokens) } -> std::same_as<index_match>;
+    { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
+    s.erase(page);
+    { c.contains(page) } -> std::same_as<bool>;
+    { c.leaf(page) } -> std::same_as<bool>;
+    { c.parent(page) } -> std::same_as<std::optional<page_id>>;
+    { c.run(page) } -> std::same_as<std::span<const token_id>>;
+};
+
+/// A run of a prompt's tokens that is stored after any prefix.
+struct chunk_match {
+    std::size_t first = 0; ///< Position in the prompt.
+    std::size_t count = 0; ///< Number of tokens.
+    page_id last = {};     ///< The page of the last token; the tokens before it are in the page's ancestors.
+    std::uint32_t end = 0; ///< Rows of that page up to the end of the chunk.
+
+    friend bool operator==(const chunk_match&, const chunk_match&) = default;
+};
+
+/// An index that also finds tokens by content alone. Lookups with one salt do not find chunks of another.
+template <class S>
+concept chunk_index_state = index_state<S> &&
+    requires(S s, const S c, std::span<const token_id> tokens, std::uint64_t salt, page_id page, std::uint32_t end,
+             std::size_t count) {
+    { s.note(salt, page, end, count) } -> std::same_as<bool>;
+    { c.chunks(salt, tokens, count) } -> std::same_as<std::vector<chunk_match>>;
+};
+
+/// A policy that finds cached tokens.
+template <class P>
+concept index_policy = plays<P, index_role> && requires(const P p, page_shape shape, std::size_t pages) {
+    p.open(shape, pages);
+} && index_state<opened_by<P, page_shape, std::size_t>>;
+
+} // namespace kvcache
+
+// ---- kvcache/observer/concept.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The kinds of events in a cache.
+enum class event_kind {
+    matched,   ///< A prompt was looked up: tokens matched, tokens of the prompt, matched pages.
+    stored,    ///< Tokens were committed.
+    published, ///< A full page became findable: its tokens and its parent page.
+    copied,    ///< A shared page was copied before a write (copy-on-write): from the first of the pages to the second.
+    evicted,   ///< A page was evicted.
+    refused,   ///< A reservation failed for lack of pages.
+};
+
+/// One event. Its spans are valid during the call only.
+struct event {
+    event_kind kind = event_kind::matched;
+    std::size_t tokens = 0; ///< Tokens matched (matched), committed (stored), or in the page (the other kinds).
+    std::size_t of = 0;     ///< Tokens requested (matched, refused).
+    std::size_t pages = 0;  ///< Number of pages concerned.
+
+    std::span<const page_id> which = {}; ///< The pages concerned, in order; empty for stored and refused.
+    std::optional<page_id> parent = {};  ///< The parent of the page (published, evicted).
+    std::span<const token_id> run = {};  ///< The tokens of the page (published, evicted).
+    std::span<const digest> names = {};  ///< Page names, indexed by page; see name_of.
+    std::size_t page_tokens = 0;         ///< Tokens of a full page.
+
+    /// Returns the digest of all tokens up to the end of a page. Requires: the page is full and findable.
+    [[nodiscard]] digest name_of(page_id page) const {
+        expects(index_of(page) < names.size(), "an event names the pages that it is about");
+        return names[index_of(page)];
+    }
+};
+
+/// The working state of an observer. It receives every event, under the cache's lock. Exceptions that it throws are
+/// ignored.
+template <class S>
+concept observer_state = requires(S s, const event& what) {
+    s.on(what);
+};
+
+/// A policy that observes the events of a cache.
+template <class P>
+concept observer_policy = plays<P, observer_role> && requires(const P p) {
+    p.open();
+} && observer_state<opened_by<P>>;
+
+} // namespace kvcache
+
+// ---- kvcache/cache/cache_access.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The cache as its tier, its tenants, its sequences and its leases see it. Not for hosts: the only class that a cache
+/// opens its private members to. Each function takes the cache's lock.
+class cache_access {
+public:
+    // For the tier.
+
+    /// Matches a prompt against the pages in memory. `loaded` of its tokens came from the tier just now. The observer
+    /// gets the match event now if `emits`, otherwise by emit_match().
+    template <class Cache>
+    [[nodiscard]] static auto match_resident(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens,
+                                             bool emits, std::size_t loaded) {
+        const std::lock_guard guard(cache.lock_);
+        const std::size_t page_tokens = cache.shape_.tokens;
+        const index_match found = cache.pages_.index().match(tenant, tokens);
+        auto known = std::make_unique<sequence_state>();
+        known->tenant = tenant;
+        known->prompt = tokens.size();
+        known->tokens.assign(tokens.data(), tokens.data() + found.tokens);
+        std::size_t left = found.tokens;
+        for (const page_id page : found.pages) {
+            const std::size_t rows = std::min(left, page_tokens);
+            known->table.push_back({.page = page, .count = static_cast<std::uint32_t>(rows)});
+            left -= rows;
+        }
+        const std::size_t kept = cache.sequences_.residual().kept(*known, found.tokens);
+        known->tokens.erase(known->tokens.begin() + static_cast<std::ptrdiff_t>(kept), known->tokens.end());
+        known->drop_entries(known->cut(kept));
+        const auto pages = std::span(found.pages).first(known->table.size());
+        if (emits)
+            cache.pages_.tell({event_kind::matched, kept, tokens.size(), pages.size(), pages});
+        typename Cache::match_type made{make_sequence(cache, std::move(known)), tokens.size(), found};
+        made.loaded_ = std::min(loaded, kept);
+        return made;
+    }
+
+    /// Sends the observer the event of a match that was made without one.
+    template <class Cache, class Match>
+    [[nodiscard]] static Match emit_match(Cache& cache, Match found) {
+        std::vector<page_id> pages;
+        for (const page_entry& entry : found.known_.table())
+            pages.push_back(entry.page);
+        const std::lock_guard guard(cache.lock_);
+        cache.pages_.tell({event_kind::matched, found.tokens(), found.of(), pages.size(), pages});
+        return found;
+    }
+
+    /// Expected seconds to compute `rows` rows from position `first` on, from the leases committed so far.
+    template <class Cache>
+    [[nodiscard]] static double prefill_seconds(const Cache& cache, std::size_t first, std::size_t rows) {
+        const std::lock_guard guard(cache.lock_);
+        return cache.pages_.seconds(first, rows);
+    }
+
+    // For tenants. Tenant 0 is the cache's own.
+
+    template <class Cache>
+    static std::uint32_t add_tenant(Cache& cache, const std::string& salt, std::size_t quota) {
+        const std::lock_guard guard(cache.lock_);
+        identity own = cache.identity_;
+        own.tenant = salt;
+        cache.salts_.reserve(cache.salts_.size() + 1);
+        std::string kept = salt;
+        cache.tier_.set(cache.pages_.tenants().size() + 1, own);
+        const std::uint32_t number = cache.pages_.add_tenant(cache.hash_.open(own).root(), quota);
+        cache.salts_.push_back(std::move(kept));
+        return number;
+    }
+
+    template <class Cache>
+    static void set_quota(Cache& cache, std::uint32_t tenant, std::size_t quota) {
+        const std::lock_guard guard(cache.lock_);
+        cache.pages_.set_quota(tenant, quota);
+    }
+
+    template <class Cache>
+    [[nodiscard]] static auto usage(const Cache& cache, std::uint32_t tenant) {
+        const std::lock_guard guard(cache.lock_);
+        return cache.pages_.tenants().usage(tenant);
+    }
+
+    /// The identity of what a tenant stores.
+    template <class Cache>
+    [[nodiscard]] static identity id(const Cache& cache, std::uint32_t tenant) {
+        const std::lock_guard guard(cache.lock_);
+        identity own = cache.identity_;
+        if (tenant > 0)
+            own.tenant = cache.salts_[tenant - 1];
+        return own;
+    }
+
+    template <class Cache>
+    [[nodiscard]] static auto match(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
+        return cache.tier_.match(cache, tenant, tokens);
+    }
+
+    /// An empty sequence of a tenant.
+    template <class Cache>
+    [[nodiscard]] static auto open(Cache& cache, std::uint32_t tenant) {
+        const std::lock_guard guard(cache.lock_);
+        auto state = std::make_unique<sequence_state>();
+        state->tenant = tenant;
+        return make_sequence(cache, std::move(state));
+    }
+
+    // For sequences.
+
+    template <class Cache>
+    static void release(Cache& cache, sequence_state& state) noexcept {
+        const std::lock_guard guard(cache.lock_);
+        cache.sequences_.leave(state);
+    }
+
+    template <class Cache>
+    [[nodiscard]] static auto fork(Cache& cache, const sequence_state& from, std::size_t tokens) {
+        expects(tokens <= from.tokens.size() && !from.has_lease, "a fork lies inside a sequence without a lease");
+        const std::lock_guard guard(cache.lock_);
+        return make_sequence(cache, from.begin(cache.sequences_.residual().kept(from, tokens), cache.shape_.tokens));
+    }
+
+    template <class Cache>
+    static void truncate(Cache& cache, sequence_state& state, std::size_t tokens) {
+        expects(tokens <= state.tokens.size() && !state.has_lease,
+                "a truncation lies inside a sequence without a lease");
+        const std::lock_guard guard(cache.lock_);
+        cache.sequences_.truncate(state, cache.sequences_.residual().kept(state, tokens));
+    }
+
+    template <class Cache>
+    [[nodiscard]] static result<typename Cache::sequence> erase_range(Cache& cache, const sequence_state& from,
+                                                                      std::size_t first, std::size_t count) {
+        expects(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.has_lease,
+                "an erased range lies inside a sequence without a lease");
+        const std::lock_guard guard(cache.lock_);
+        auto kept = from.begin(first, cache.shape_.tokens);
+        const auto after = kept->leave_out(from, first, count);
+        cache.sequences_.enter(*kept);
+        if (after.size() > cache.pages_.room(from.tenant) || !cache.sequences_.copy_rows(*kept, cache.codec_, after)) {
+            cache.sequences_.leave(*kept);
+            return cache.sequences_.refuse(from, from.tokens.size() - first - count, after.size(),
+                                           cache.codec_.page_bytes());
+        }
+        typename Cache::sequence made{cache, std::move(kept)};
+        return made;
+    }
+
+    /// The sequence of a state, which holds its pages from now on. Requires: the cache is locked.
+    template <class Cache>
+    [[nodiscard]] static auto make_sequence(Cache& cache, std::unique_ptr<sequence_state> state) noexcept {
+        cache.sequences_.enter(*state);
+        return typename Cache::sequence{cache, std::move(state)};
+    }
+
+    // For leases.
+
+    template <class Cache>
+    static void commit(Cache& cache, sequence_state& state, std::span<const token_id> tokens) {
+        {
+            const std::lock_guard guard(cache.lock_);
+            cache.sequences_.commit(state, tokens);
+            cache.pages_.tell({event_kind::stored, tokens.size(), 0, 0});
+        }
+        cache.tier_.store(cache, state);
+    }
+
+    template <class Cache>
+    static void commit_in_place(Cache& cache, sequence_state& state, std::span<const token_id> tokens) {
+        const std::lock_guard guard(cache.lock_);
+        cache.sequences_.commit_unmeasured(state, tokens);
+        cache.pages_.tell({event_kind::stored, tokens.size(), 0, 0});
+    }
+
+    template <class Cache>
+    static void rollback(Cache& cache, sequence_state& state) noexcept {
+        const std::lock_guard guard(cache.lock_);
+        cache.sequences_.undo(state);
+    }
+
+    /// Full-precision rows that a lease will attach to the page of a table entry; empty if it attaches none.
+    template <class Cache>
+    [[nodiscard]] static std::span<std::byte> residual_bytes(const Cache& cache, const sequence_state& state,
+                                                             std::size_t entry) {
+        auto* rows = cache.sequences_.residual().given(state, entry);
+        return rows != nullptr ? rows->bytes() : std::span<std::byte>();
+    }
+};
+
+} // namespace kvcache
+
+// ---- kvcache/core/joined.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+/// Concatenates strings. A chain of string additions takes several times as long to compile.
+[[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
+    std::string whole;
+    for (const std::string_view piece : pieces)
+        whole += piece;
+    return whole;
+}
+
+} // namespace kvcache::detail
+
+// ---- kvcache/cache/cache_identity.hpp -----------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+// A host's identity with the fields that the cache itself decides: codec, layout, page size, device backend.
+template <class Codec>
+[[nodiscard]] identity complete_identity(identity id, const Codec& codec, const page_shape& shape) {
+    id.codec = codec.name();
+    id.layout = joined({"key tiles of 16, value rows; ", std::to_string(shape.layers), " layers, ",
+                        std::to_string(shape.kv_heads), " KV heads of ", std::to_string(shape.head_dim)});
+    if constexpr (device_codec_state<Codec>) {
+        id.layout = codec.layout_name();
+        id.backend = codec.backend();
+    }
+    id.page_tokens = shape.tokens;
+    return id;
+}
+
+// The key of a keyed hash policy, which also authenticates records; empty for a hash without a key.
+template <class Hash>
+[[nodiscard]] std::string secret_of(const Hash& hash) {
+    if constexpr (requires { std::string(hash.key); })
+        return hash.key;
+    else
+        return {};
+}
+
+} // namespace kvcache::detail
+
 // ---- kvcache/cache/sequence.hpp -----------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A run of tokens and the pages that hold their keys and values, shared with other sequences where they agree.
-/// Destroying it releases its pages, tail first; what the index knows stays until room is needed.
+/// A run of tokens and the pages that hold their keys and values, shared with other sequences that have the same
+/// prefix. Destruction releases its pages, tail first; indexed pages stay cached until space is needed.
 /// Requires: the cache outlives it.
 template <class Cache>
 class basic_sequence {
@@ -962,42 +1510,43 @@ public:
     }
     ~basic_sequence() {
         if (state_)
-            cache_->release(*state_);
+            cache_access::release(*cache_, *state_);
     }
 
-    /// How many tokens have their keys and values in place.
+    /// The number of tokens whose keys and values are cached.
     [[nodiscard]] std::size_t size() const noexcept { return state_->tokens.size(); }
     [[nodiscard]] std::span<const token_id> tokens() const noexcept { return state_->tokens; }
-    /// How many leading tokens are exact: the same bits as with nothing reused. Those behind came from another past, or
-    /// attended to such; nobody else is ever given them.
+    /// The number of leading tokens that are exact: bit-identical to computing every token. Later tokens were computed
+    /// after a different prefix, or attended to such tokens; they are never shared with other sequences.
     [[nodiscard]] std::size_t exact() const noexcept { return std::min(state_->exact, size()); }
     [[nodiscard]] std::span<const page_entry> table() const noexcept { return state_->table; }
 
-    /// A sequence of its own that shares the first `tokens` tokens; a page cut in the middle is copied by whoever
-    /// writes to it first. Where the codec codes whole pages, a fork inside a coded one ends at that page's begin: its
-    /// size() says where to go on. Requires: tokens <= size(), no lease under way. Cost: O(pages).
-    [[nodiscard]] basic_sequence fork(std::size_t tokens) const { return cache_->fork(*state_, tokens); }
+    /// Returns a sequence that shares the first `tokens` tokens. The first write to a partly used shared page copies
+    /// it. With a codec that quantizes whole pages, a fork inside a quantized page ends where that page begins:
+    /// continue at its size(). Requires: tokens <= size(), no open lease. Cost: O(pages).
+    [[nodiscard]] basic_sequence fork(std::size_t tokens) const { return cache_access::fork(*cache_, *state_, tokens); }
 
     /// Keeps the first `tokens` tokens, or fewer, as a fork does. Requires: tokens <= size(), no lease under way.
-    void truncate(std::size_t tokens) { cache_->truncate(*state_, tokens); }
+    void truncate(std::size_t tokens) { cache_access::truncate(*cache_, *state_, tokens); }
 
-    /// Lets no page behind the first `tokens` tokens become known to other sequences; forks inherit it. What is known
-    /// already stays so.
-    void share_at_most(std::size_t tokens) noexcept { state_->cacheable = tokens; }
-    /// How many leading tokens others may be given, at most.
-    [[nodiscard]] std::size_t shared_at_most() const noexcept { return std::min(state_->exact, state_->cacheable); }
+    /// Prevents pages after the first `tokens` tokens from being published to other sequences; forks inherit the limit.
+    /// Pages that are already published stay so.
+    void set_cacheable_limit(std::size_t tokens) noexcept { state_->cacheable = tokens; }
+    /// The maximum number of leading tokens that can be shared.
+    [[nodiscard]] std::size_t cacheable_limit() const noexcept { return std::min(state_->exact, state_->cacheable); }
 
-    /// A sequence of its own without `count` tokens from `first` on. Those behind move down, their keys and values as
-    /// they were, in pages of their own: from `first` on it is approximate (StreamingLLM, Xiao et al. 2024). Only where
-    /// the codec keeps row by row. Errors: out_of_memory. Requires: first + count <= size(), no lease under way.
-    /// Cost: O(bytes of the tokens behind).
-    [[nodiscard]] result<basic_sequence> without(std::size_t first,
-                                                 std::size_t count) const requires Cache::writes_rows {
-        return cache_->without(*state_, first, count);
+    /// Returns a new sequence without the `count` tokens from `first` on. Later tokens move down with unchanged keys
+    /// and values, in pages of their own: from `first` on the sequence is approximate (StreamingLLM, Xiao et al. 2024).
+    /// Only if the codec writes row by row. Errors: out_of_memory. Requires: first + count <= size(), no open lease.
+    /// Cost: O(bytes of the later tokens).
+    [[nodiscard]] result<basic_sequence> erase_range(std::size_t first,
+                                                     std::size_t count) const requires Cache::writes_rows {
+        return cache_access::erase_range(*cache_, *state_, first, count);
     }
 
 private:
     friend Cache;
+    friend class cache_access;
     template <class>
     friend class basic_lease;
     basic_sequence(Cache& cache, std::unique_ptr<sequence_state> state) : cache_(&cache), state_(std::move(state)) {}
@@ -1012,59 +1561,63 @@ private:
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Which of a prompt's tokens run: [first, first + count); those before are reused.
-struct rerun {
+/// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
+struct compute_range {
     std::size_t first = 0;
     std::size_t count = 0;
 };
 
-/// Tokens of a prompt whose keys and values were computed behind another past.
-struct reused_run {
-    std::size_t first = 0; ///< In the prompt.
+/// Tokens of a prompt whose cached keys and values were computed after a different prefix.
+struct reused_span {
+    std::size_t first = 0; ///< Position in the prompt.
     std::size_t count = 0;
-    std::uint32_t row = 0; ///< The row of its page that the first one lies in.
+    std::uint32_t row = 0; ///< Row of the first token in its page.
 
-    friend bool operator==(const reused_run&, const reused_run&) = default;
+    friend bool operator==(const reused_span&, const reused_span&) = default;
 };
 
-/// The working state of a recompute policy: of `total` tokens whose first `hit` are cached, the first that runs again.
+/// The working state of a recompute policy. `first_computed(hit, total)` returns the first token to compute, of `total`
+/// tokens whose first `hit` are cached.
 template <class S>
 concept recompute_state = requires(const S s, std::size_t tokens) {
-    { s.first_rerun(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
+    { s.first_computed(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
 };
 
-/// One that also reuses chunks behind other pasts: it adds the positions that run again, ascending, to `positions`.
+/// A state that also reuses chunks cached after other prefixes. `select` appends the positions to recompute, ascending,
+/// to `positions`.
 template <class S>
 concept chunk_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_run> runs, std::vector<std::size_t>& positions) {
+    requires(const S s, std::span<const reused_span> runs, std::vector<std::size_t>& positions) {
     s.select(runs, positions);
 };
 
-/// What is compared to see how far a reused token is off.
-enum class deviation_of { keys, values };
+/// The vectors compared to measure a reused token's deviation.
+enum class deviation_metric { keys, values };
 
-/// One that chooses by how far tokens are off: it is told the squared distance between what a token's keys or values in
-/// one early layer are and what they were, run by run. All tokens go through the layers before that one.
+/// A state that selects by deviation: the squared distance between the correct and the cached keys or values of a token
+/// in one early layer. `deviations` holds one value per reused token, span by span. All tokens go through the layers
+/// before that one.
 template <class S>
 concept deviation_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_run> runs, std::span<const float> deviations,
+    requires(const S s, std::span<const reused_span> runs, std::span<const float> deviations,
              std::vector<std::size_t>& positions) {
     s.select(runs, deviations, positions);
-    { s.compared() } -> std::same_as<deviation_of>;
+    { s.compared() } -> std::same_as<deviation_metric>;
     { s.check_layer() } -> std::convertible_to<std::size_t>;
 };
 
-/// One that judges those it chose again, in as many layers behind the first as it has filters: it is told how far each
-/// of `positions` is off there once the chosen have run up to it, and keeps some.
+/// A state that filters its selection in the layers after the check layer, one layer per filter. `filter` receives the
+/// deviation of each of `positions` in that layer, once the selected tokens have been computed up to it, and keeps
+/// some.
 template <class S>
 concept filtering_recompute_state = deviation_recompute_state<S> &&
-    requires(const S s, std::size_t number, std::span<const reused_run> runs, std::span<const float> deviations,
+    requires(const S s, std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
              std::vector<std::size_t>& positions) {
     { s.filters() } -> std::convertible_to<std::size_t>;
     s.filter(number, runs, deviations, positions);
 };
 
-/// Which reused tokens run again.
+/// A policy that selects the reused tokens to recompute.
 template <class P>
 concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
     p.open(shape);
@@ -1076,49 +1629,49 @@ concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What is known of a span of a prompt's tokens.
+/// The provenance of the cached keys and values of a span of tokens.
 enum class reuse_kind {
-    exact,       ///< Their keys and values, behind the very same past.
-    approximate, ///< Those that they had behind another past.
-    missing,     ///< Nothing.
+    exact,       ///< Computed after the same prefix.
+    approximate, ///< Computed after a different prefix.
+    missing,     ///< Not cached.
 };
 
-/// A span of a prompt's tokens of which one thing is known.
-struct reuse_span {
+/// A span of a prompt's tokens of one kind.
+struct prompt_span {
     reuse_kind kind = reuse_kind::missing;
     std::size_t first = 0;
     std::size_t count = 0;
 
-    friend bool operator==(const reuse_span&, const reuse_span&) = default;
+    friend bool operator==(const prompt_span&, const prompt_span&) = default;
 };
 
-/// What is known of a prompt, span by span. The spans lie end to end and cover it; approximate ones that lie side by
-/// side come from different places.
+/// The reusable spans of a prompt. The spans are contiguous and cover the prompt; adjacent approximate spans come from
+/// different places.
 struct reuse_map {
-    std::vector<reuse_span> spans = {};
-    std::vector<reused_run> runs = {};    ///< The approximate spans.
+    std::vector<prompt_span> spans = {};
+    std::vector<reused_span> runs = {};   ///< The approximate spans.
     std::vector<page_entry> entries = {}; ///< Where their tokens lie, in order.
 
     [[nodiscard]] std::size_t end() const noexcept {
         return spans.empty() ? 0 : spans.back().first + spans.back().count;
     }
 
-    /// How many tokens are of a kind.
+    /// The number of tokens of a kind.
     [[nodiscard]] std::size_t tokens(reuse_kind kind) const noexcept {
         std::size_t all = 0;
-        for (const reuse_span& one : spans)
+        for (const prompt_span& one : spans)
             all += one.kind == kind ? one.count : 0;
         return all;
     }
 
-    /// Adds a span of tokens that are not approximate.
+    /// Appends a span that is not approximate.
     void add(reuse_kind kind, std::size_t count) {
         if (count > 0)
             spans.push_back({kind, end(), count});
     }
 
-    /// Adds the tokens of these pages, which were computed elsewhere. What goes on there where the last span ended
-    /// makes that longer.
+    /// Appends the tokens of these page-table entries, which were computed elsewhere. If `goes_on`, they continue the
+    /// last span where it was computed, and extend it.
     template <class Pages>
     void add_run(const Pages& pages, bool goes_on) {
         std::size_t count = 0;
@@ -1137,7 +1690,7 @@ struct reuse_map {
     }
 };
 
-/// What is known of a prompt, pinned.
+/// A reuse map whose pages are pinned.
 template <class Cache>
 class basic_reuse {
 public:
@@ -1147,81 +1700,9 @@ private:
     friend Cache;
     basic_reuse(basic_sequence<Cache> pins, reuse_map map) : pins_(std::move(pins)), map_(std::move(map)) {}
 
-    basic_sequence<Cache> pins_; // of no tokens: it holds the pages, and what they continue
+    basic_sequence<Cache> pins_; // an empty sequence that references the pages and their ancestors
     reuse_map map_;
 };
-
-} // namespace kvcache
-
-// ---- kvcache/index/concept.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Why a match went no further.
-enum class match_end {
-    complete,  ///< Every token was found.
-    unknown,   ///< Nothing is stored behind the last token found.
-    different, ///< Something is stored there, with another token.
-};
-
-/// The longest known run of tokens, and the pages that hold it in order; only the last page may be used in part.
-struct index_match {
-    std::vector<page_id> pages = {};
-    std::size_t tokens = 0;
-    match_end end = match_end::unknown;
-    std::optional<token_id> stored = {}; ///< With `different`: the token stored where the match ended.
-};
-
-/// What became of an insertion.
-struct insertion {
-    enum class outcome {
-        inserted, ///< The page is new in the index.
-        extended, ///< The page was there with fewer of its rows.
-        covered,  ///< `other` already holds the run, alone or at the start of a longer one; nothing changed.
-    };
-    outcome what = outcome::inserted;
-    std::optional<page_id> other = {}; ///< covered: who holds it. Else: a page whose run this one continues; it left.
-};
-
-/// The working state of an index: which pages hold which tokens after which past. A page's run continues its parent's,
-/// and a page with children is full and cannot leave. `insert` may throw bad_alloc and has changed nothing then;
-/// `erase` does not throw.
-template <class S>
-concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
-                               std::optional<page_id> parent) {
-    { c.match(tokens) } -> std::same_as<index_match>;
-    { s.insert(parent, tokens, page) } -> std::same_as<insertion>;
-    s.erase(page);
-    { c.contains(page) } -> std::same_as<bool>;
-    { c.leaf(page) } -> std::same_as<bool>;
-    { c.parent(page) } -> std::same_as<std::optional<page_id>>;
-    { c.run(page) } -> std::same_as<std::span<const token_id>>;
-};
-
-/// A run of a prompt's tokens that is stored somewhere, behind whatever past.
-struct chunk_match {
-    std::size_t first = 0; ///< In the prompt.
-    std::size_t count = 0; ///< Tokens.
-    page_id last = {};     ///< The page of its last token; those before it are the page's ancestors.
-    std::uint32_t end = 0; ///< Rows of that page up to its end.
-
-    friend bool operator==(const chunk_match&, const chunk_match&) = default;
-};
-
-/// An index that also finds tokens by their content alone. Salts keep those apart who must not find each other's.
-template <class S>
-concept chunk_index_state = index_state<S> &&
-    requires(S s, const S c, std::span<const token_id> tokens, std::uint64_t salt, page_id page, std::uint32_t end,
-             std::size_t count) {
-    { s.note(salt, page, end, count) } -> std::same_as<bool>;
-    { c.chunks(salt, tokens, count) } -> std::same_as<std::vector<chunk_match>>;
-};
-
-/// How known tokens are found.
-template <class P>
-concept index_policy = plays<P, index_role> && requires(const P p, page_shape shape, std::size_t pages) {
-    p.open(shape, pages);
-} && index_state<opened_by<P, page_shape, std::size_t>>;
 
 } // namespace kvcache
 
@@ -1229,18 +1710,17 @@ concept index_policy = plays<P, index_role> && requires(const P p, page_shape sh
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What a prompt may reuse, and the pages that must stay for it: those of the chunks, and all that they continue, from
-/// the first of a prompt on.
+/// The reusable tokens of a prompt, and the pages to pin for them: the pages of the chunks and all their ancestors.
 struct chunk_search {
     reuse_map found = {};
     std::vector<page_id> sources = {};
 
-    /// Looks for chunks behind the first `known` tokens, which are exact. The last token is never reused.
+    /// Searches for chunks after the first `known` tokens, which are exact. The last token is never reused.
     template <class Index>
     chunk_search(const Index& index, std::uint32_t tenant, std::size_t page_tokens, std::span<const token_id> tokens,
                  std::size_t known) {
         found.add(reuse_kind::exact, known);
-        std::optional<page_entry> before; // the last entry of the chunk before, uncut
+        std::optional<page_entry> before; // the last entry of the previous chunk, before cut()
         for (const chunk_match& chunk : index.chunks(tenant, tokens, known)) {
             const auto path = pages_of(index, chunk.last);
             auto entries = entries_of(path, page_tokens, chunk);
@@ -1259,7 +1739,7 @@ struct chunk_search {
     }
 
 private:
-    // A page and all that it continues, the first of the prompt first.
+    // The path from the root to a page.
     template <class Index>
     [[nodiscard]] static std::vector<page_id> pages_of(const Index& index, page_id last) {
         std::vector<page_id> path{last};
@@ -1284,7 +1764,7 @@ private:
         return made;
     }
 
-    // Whether an entry's first row lies right behind another's last one where both were computed.
+    // Whether the first row of `next` directly followed the last row of `before` where both were computed.
     template <class Path>
     [[nodiscard]] static bool follows(const Path& path, const page_entry& before, const page_entry& next) {
         if (before.base != next.base)
@@ -1295,7 +1775,7 @@ private:
         return next.first == 0 && at != path.begin() && *std::prev(at) == before.page;
     }
 
-    // Keeps of entries from `position` on what lies in [first, last).
+    // Cuts entries that start at `position` to the positions [first, last).
     template <class Entries>
     static void cut(Entries& entries, std::size_t position, std::size_t first, std::size_t last) {
         Entries kept;
@@ -1329,26 +1809,26 @@ concept keeps_pages = std::movable<S> && requires(S s, page_id page) {
 
 } // namespace detail
 
-/// A storage whose pages the host reads and writes: `bytes` is the memory of an acquired page.
+/// A storage whose pages the host can access: `bytes` returns the memory of an acquired page.
 template <class S>
 concept host_storage_state = detail::keeps_pages<S> && requires(const S c, page_id page) {
     { c.bytes(page) } -> std::same_as<std::span<std::byte>>;
 };
 
-/// A storage whose pages lie where the host cannot look: `copy` copies an acquired page to another and says whether it
-/// could; `status` is why it last refused a page or a copy.
+/// A storage whose pages the host cannot address. `copy` copies one acquired page to another and returns whether it
+/// succeeded. `status` returns the reason of the last refused page or copy.
 template <class S>
-concept far_storage_state = detail::keeps_pages<S> && !host_storage_state<S> && requires(const S c, page_id page) {
+concept device_storage_state = detail::keeps_pages<S> && !host_storage_state<S> && requires(const S c, page_id page) {
     { c.copy(page, page) } -> std::same_as<bool>;
     { c.status() } -> std::same_as<result<void>>;
 };
 
-/// The working state of a storage: the memory of each page. `acquire` makes a page's memory usable and says whether it
-/// could; `release` says that its content is no longer needed.
+/// The working state of a storage: the memory of each page. `acquire` makes a page's memory usable and returns whether
+/// it succeeded. `release` declares its content no longer needed.
 template <class S>
-concept storage_state = host_storage_state<S> || far_storage_state<S>;
+concept storage_state = host_storage_state<S> || device_storage_state<S>;
 
-/// Where the bytes of pages live.
+/// A policy that decides where the bytes of pages live.
 template <class P>
 concept storage_policy = plays<P, storage_role> && requires(const P p, std::size_t n) {
     p.open(n, n); // pages, bytes a page
@@ -1362,48 +1842,47 @@ namespace kvcache::inline KVCACHE_ABI {
 
 class rope;
 
-/// The pages of one sequence as attention reads them.
+/// Pages of one sequence, as attention reads them.
 template <codec_state Codec, storage_state Storage>
 struct paged_rows {
     const Codec* codec = nullptr;
     const Storage* storage = nullptr;
     std::span<const page_entry> table = {};
-    /// By entry, for a codec of whole pages: the rows as they were computed, where a query of this sequence may read
-    /// them; null elsewhere, and behind the last.
-    std::span<const exact_page* const> exact = {};
-    bool woven = false; ///< Rows of one page may stand in several entries, and bases change often (see woven_tiles).
+    /// Residual pages by table entry, for a codec of whole pages: the full-precision rows where a query of this
+    /// sequence may read them. Null elsewhere; entries past its end count as null.
+    std::span<const codec::residual_page* const> exact = {};
+    bool spliced = false; ///< Rows of one page may be in several entries, and bases change often (see spliced_tiles).
 };
 
-/// How a model attends: its heads, and its rotation (null for a model without one).
+/// Attention parameters of a model: its heads, and its rotation (null without RoPE).
 struct attention_shape {
     std::uint32_t heads = 1;
     std::uint32_t kv_heads = 1;
     std::uint32_t head_dim = 64;
-    float scale = 1.0f; ///< What scores are multiplied by, usually 1 / sqrt(head_dim).
+    float scale = 1.0f; ///< Factor of the scores, usually 1 / sqrt(head_dim).
     const rope* rotation = nullptr;
 
-    /// Query heads that read one key and value head.
+    /// Query heads for each KV head.
     [[nodiscard]] constexpr std::uint32_t group() const noexcept { return heads / kv_heads; }
 };
 
-/// Consecutive rows of one sequence that ask. (rows, heads, head_dim)
+/// Consecutive query rows of one sequence. (rows, heads, head_dim)
 struct query_rows {
-    const float* queries = nullptr; ///< Not rotated.
-    const float* rotations =
-        nullptr;            ///< `rope::fill` of each row's position, for pages of base 0. (rows, 2, head_dim / 2)
-    float* out = nullptr;   ///< Written. (rows, heads, head_dim)
-    std::size_t stride = 0; ///< Numbers from one row of queries to the next.
+    const float* queries = nullptr;   ///< Before RoPE.
+    const float* rotations = nullptr; ///< `rope::fill` of each row, for pages of base 0. (rows, 2, head_dim / 2)
+    float* out = nullptr;             ///< Output. (rows, heads, head_dim)
+    std::size_t stride = 0;           ///< Floats from one row of queries to the next.
     std::size_t out_stride = 0;
-    std::size_t position = 0; ///< Of the first row; each row attends to [0, its position].
+    std::size_t position = 0; ///< Position of the first row; each row attends to [0, its position].
     std::size_t rows = 0;
-    const std::size_t* positions = nullptr; ///< Of each row, ascending, where they are not consecutive.
+    const std::size_t* positions = nullptr; ///< Positions of the rows, ascending; null if consecutive.
 
     [[nodiscard]] std::size_t position_of(std::size_t row) const noexcept {
         return positions != nullptr ? positions[row] : position + row;
     }
 };
 
-/// Rows that ask, and the pages they ask.
+/// Query rows and the pages they attend to.
 template <codec_state Codec, storage_state Storage>
 struct attention_part {
     paged_rows<Codec, Storage> pages;
@@ -1416,14 +1895,14 @@ struct attention_part {
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Rows reserved behind a sequence, to be written layer by layer and then committed. Destroyed without a commit, the
-/// sequence is as it was before. Requires: the sequence outlives it; one lease a sequence.
+/// Rows reserved after the end of a sequence, to be written layer by layer and then committed. Destruction without a
+/// commit rolls the sequence back. Requires: the sequence outlives the lease; at most one lease a sequence.
 template <class Cache>
 class basic_lease {
 public:
     basic_lease(basic_lease&& other) noexcept
         : cache_(other.cache_), state_(std::exchange(other.state_, nullptr)), first_(other.first_) {}
-    /// Takes back what it had reserved before.
+    /// Rolls back the lease that it held before.
     basic_lease& operator=(basic_lease&& other) noexcept {
         basic_lease taken(std::move(other));
         std::swap(cache_, taken.cache_);
@@ -1435,10 +1914,11 @@ public:
 
     /// The position of the first reserved row.
     [[nodiscard]] std::size_t first() const noexcept { return first_; }
-    /// How many rows are reserved; none once the lease has ended.
+    /// The number of reserved rows; zero once the lease has ended.
     [[nodiscard]] std::size_t rows() const noexcept { return state_ != nullptr ? state_->leased : 0; }
 
-    /// Where a reserved row lies: a row of a page, and which entry of the table that is (of rows that are not woven).
+    /// The location of a reserved row: a row of a page, and the index of its page-table entry (if the lease is not
+    /// spliced).
     struct place {
         page_id page = {};
         std::uint32_t row = 0;
@@ -1446,8 +1926,8 @@ public:
     };
     [[nodiscard]] place place_of(std::size_t row) const {
         expects(row < rows(), "a row that has a place was reserved");
-        if (!state_->woven.empty())
-            return {state_->woven[row].page, state_->woven[row].row, 0};
+        if (!state_->spliced.empty())
+            return {state_->spliced[row].page, state_->spliced[row].row, 0};
         const std::size_t tokens = cache_->shape().tokens;
         const std::size_t tail = state_->pages_before - (state_->tail_before ? 1 : 0);
         const std::size_t used = state_->tail_before ? state_->tail_before->first + state_->tail_before->count : 0;
@@ -1455,9 +1935,9 @@ public:
         return {state_->table[entry].page, static_cast<std::uint32_t>((used + row) % tokens), entry};
     }
 
-    /// Writes the keys (rotated by the position, where the model rotates) and values of one row.
-    /// keys, values: (kv_heads, head_dim). Rows of one lease may be written by several threads; where the codec codes
-    /// whole pages each is written once a layer, in ascending order but for as many as run at once.
+    /// Writes the keys (rotated by the position if the model uses RoPE) and values of one row.
+    /// keys, values: (kv_heads, head_dim). Several threads may write rows of one lease. If the codec encodes whole
+    /// pages, each row is written once per layer, in ascending order except among the rows that run at once.
     void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
         const page_shape& shape = cache_->shape();
         expects(row < rows(), "a written row was reserved");
@@ -1470,7 +1950,7 @@ public:
         const auto bytes = cache_->bytes(page);
         const std::uint32_t at = to.row;
         if constexpr (page_writer<typename Cache::codec_type>) {
-            state_->exact_rows[to.entry]->write(cache_->codec(), bytes, layer, at, keys, values);
+            state_->residual_rows[to.entry]->write(cache_->codec(), bytes, layer, at, keys, values);
         } else {
             for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
                 cache_->codec().encode(bytes, {layer, head_id{head}, at},
@@ -1481,62 +1961,64 @@ public:
 
     [[nodiscard]] const page_shape& shape() const noexcept { return cache_->shape(); }
 
-    /// Whether a row is kept as it was computed elsewhere.
+    /// Returns whether a row is kept as it was computed elsewhere.
     [[nodiscard]] bool keeps(std::size_t row) const noexcept {
-        return state_ != nullptr && row < state_->woven.size() && state_->woven[row].kept;
+        return state_ != nullptr && row < state_->spliced.size() && state_->spliced[row].kept;
     }
-    /// Where the rows of a woven lease lie; empty for another.
-    [[nodiscard]] std::span<const woven_row> woven() const noexcept {
-        return state_ != nullptr ? std::span<const woven_row>(state_->woven) : std::span<const woven_row>();
+    /// The locations of the rows of a spliced lease; empty for other leases.
+    [[nodiscard]] std::span<const spliced_row> spliced() const noexcept {
+        return state_ != nullptr ? std::span<const spliced_row>(state_->spliced) : std::span<const spliced_row>();
     }
 
-    /// The sequence's pages, reserved rows included, as attention reads them.
+    /// The sequence's pages, reserved rows included, in the form that attention reads.
     [[nodiscard]] auto pages() const {
         expects(state_ != nullptr, "a lease shows its pages until it ends");
         return paged_rows<typename Cache::codec_type, typename Cache::storage_type>{
-            &cache_->codec(), &cache_->storage(), state_->table, state_->exact_rows,
+            &cache_->codec(), &cache_->storage(), state_->table, state_->residual_rows,
             state_->exact != sequence_state::all};
     }
 
-    /// How many pages the lease has taken, for rows that were computed elsewhere and are put in place page by page: all
-    /// of their bytes, as the codec keeps them. Requires: the sequence ended where a page ends.
+    /// The number of pages that the lease has allocated, for rows that were computed elsewhere and are copied in as
+    /// whole pages, in the codec's format. Requires: the sequence ended at a page boundary.
     [[nodiscard]] std::size_t taken_pages() const {
-        expects(state_ != nullptr && !state_->tail_before && state_->woven.empty(), "whole pages are put in place");
+        expects(state_ != nullptr && !state_->tail_before && state_->spliced.empty(), "whole pages are put in place");
         return state_->table.size() - state_->pages_before;
     }
-    /// The bytes of one of them.
+    /// The bytes of one of these pages.
     [[nodiscard]] std::span<std::byte> page_bytes(std::size_t page) const {
         expects(page < taken_pages(), "a page that is put in place was taken");
         return cache_->bytes(state_->table[state_->pages_before + page].page);
     }
-    /// Where its exact rows go, as the plain codec keeps them; empty where none are kept once all rows are committed.
-    [[nodiscard]] std::span<std::byte> exact_bytes(std::size_t page) const {
+    /// The memory for the page's residual rows, in the format of the f32 codec; empty if none are kept once all rows
+    /// are committed.
+    [[nodiscard]] std::span<std::byte> residual_bytes(std::size_t page) const {
         expects(page < taken_pages(), "a page that is put in place was taken");
-        return cache_->exact_bytes(*state_, state_->pages_before + page);
+        return cache_access::residual_bytes(*cache_, *state_, state_->pages_before + page);
     }
 
-    /// As commit, of all rows, for rows that were put in place: of them nothing is learned about what computing costs.
+    /// Commits all rows, as commit does, for rows that were copied in: they do not count as measurements of the prefill
+    /// cost.
     void commit_in_place(std::span<const token_id> tokens) {
         expects(tokens.size() == rows(), "all rows that are put in place are committed");
-        cache_->commit_in_place(*state_, tokens);
+        cache_access::commit_in_place(*cache_, *state_, tokens);
         state_ = nullptr;
     }
 
-    /// Publishes the first tokens.size() rows as these tokens, gives the others back, and ends the lease.
-    /// It cannot fail: the lease has all memory that it must have.
+    /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.
+    /// It cannot fail: the lease has already allocated all necessary memory.
     /// Requires: tokens.size() <= rows().
     void commit(std::span<const token_id> tokens) {
         expects(state_ != nullptr, "a lease is committed once");
         expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
-        expects(state_->woven.empty() || tokens.size() == rows(), "a woven lease is committed whole");
-        cache_->commit(*state_, tokens);
+        expects(state_->spliced.empty() || tokens.size() == rows(), "a woven lease is committed whole");
+        cache_access::commit(*cache_, *state_, tokens);
         state_ = nullptr;
     }
 
-    /// Takes the reservation back: the sequence is as it was before. Nothing happens if the lease has ended.
+    /// Cancels the reservation: the sequence is as it was before. No effect if the lease has ended.
     void rollback() noexcept {
         if (state_ != nullptr)
-            cache_->rollback(*std::exchange(state_, nullptr));
+            cache_access::rollback(*cache_, *std::exchange(state_, nullptr));
     }
 
 private:
@@ -1550,43 +2032,30 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/core/joined.hpp --------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::detail {
-
-/// The pieces of a sentence as one string. A chain of string additions compiles several times as long.
-[[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
-    std::string whole;
-    for (const std::string_view piece : pieces)
-        whole += piece;
-    return whole;
-}
-
-} // namespace kvcache::detail
-
 // ---- kvcache/cache/match.hpp --------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The longest known run of a prompt, pinned, and why it went no further. A miss is an empty match.
+/// The longest cached prefix of a prompt, pinned, and the reason why it ends there. A miss is an empty match.
 template <class Cache>
 class basic_match {
 public:
-    /// How many leading tokens are known and can be continued.
+    /// The number of leading tokens that are cached and can be continued.
     [[nodiscard]] std::size_t tokens() const noexcept { return known_.size(); }
-    /// How many tokens were looked up.
+    /// The number of tokens that were looked up.
     [[nodiscard]] std::size_t of() const noexcept { return of_; }
     [[nodiscard]] match_end end() const noexcept { return end_; }
-    /// With `match_end::different`: the token stored at position compared().
+    /// For `match_end::different`: the token stored at position compared().
     [[nodiscard]] std::optional<token_id> stored() const noexcept { return stored_; }
 
-    /// How many leading tokens are those stored; more than tokens() inside a page that a codec keeps as a whole.
+    /// The number of leading tokens that equal the stored ones; more than tokens() inside a page that a codec encodes
+    /// as a whole.
     [[nodiscard]] std::size_t compared() const noexcept { return compared_; }
 
-    /// How many of the known tokens came from the tier just now.
+    /// The number of cached tokens that this match loaded from the tier.
     [[nodiscard]] std::size_t loaded() const noexcept { return loaded_; }
 
-    /// One sentence for people: "37 of 52 tokens known; token 37 differs from the one stored (1189)".
+    /// Explains the match in one sentence: "37 of 52 tokens known; token 37 differs from the one stored (1189)".
     [[nodiscard]] std::string explain() const {
         std::string words = detail::joined({std::to_string(tokens()), " of ", std::to_string(of_), " tokens known"});
         if (loaded_ > 0)
@@ -1607,6 +2076,7 @@ public:
 
 private:
     friend Cache;
+    friend class cache_access;
     basic_match(basic_sequence<Cache> known, std::size_t of, const index_match& found)
         : known_(std::move(known)), of_(of), compared_(found.tokens), end_(found.end), stored_(found.stored) {}
 
@@ -1624,203 +2094,18 @@ private:
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What a cache has asked of its tier and got.
+/// Counters of a cache's use of its tier.
 struct tier_stats {
-    std::uint64_t asked = 0;         ///< Prompts with whole pages that memory did not have.
-    std::uint64_t hits = 0;          ///< Of those, prompts of which the tier had some.
-    std::uint64_t loaded_tokens = 0; ///< Checked and published.
-    std::uint64_t refused = 0;       ///< Records that were damaged or not what was asked for; they are erased.
-    std::uint64_t failed = 0;        ///< Reads and writes that the tier refused.
-    std::uint64_t no_room = 0;       ///< Prompts whose records found no pages.
-    std::uint64_t slower = 0;        ///< Prompts of which the tier had some that are quicker computed.
-    std::uint64_t handed_over = 0;   ///< Records.
-    std::optional<error> last = {};  ///< Why the last one was refused or failed.
+    std::uint64_t asked = 0;         ///< Prompts with whole pages that were not in memory.
+    std::uint64_t hits = 0;          ///< Of these, prompts of which the tier had pages.
+    std::uint64_t loaded_tokens = 0; ///< Tokens loaded, verified and published.
+    std::uint64_t refused = 0;       ///< Records that were damaged or not the requested ones; they are erased.
+    std::uint64_t failed = 0;        ///< Tier calls that failed, and loads and hand-overs that ran out of memory.
+    std::uint64_t no_room = 0;       ///< Failed attempts to allocate pages for records; one prompt can have several.
+    std::uint64_t slower = 0;        ///< Prompts with pages in the tier that are faster to compute.
+    std::uint64_t handed_over = 0;   ///< Records written to the tier.
+    std::optional<error> last = {};  ///< The error of the last refusal or failure.
 };
-
-} // namespace kvcache
-
-// ---- kvcache/core/intrinsics.hpp ----------------------------------------------------------------------------------
-
-// GCC 12 sees uninitialised values inside its own AVX-512 intrinsics, wherever a program inlines them. A warning
-// belongs to the line it points at, so it is silenced there: this header comes before whatever else includes the
-// intrinsics.
-#if defined(__x86_64__) || defined(__i386__)
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#if defined(__AVX__)
-#include <immintrin.h>
-#else
-#include <emmintrin.h> // a tenth of the lines
-#endif
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
-#endif
-
-// ---- kvcache/core/digest.hpp --------------------------------------------------------------------------------------
-
-#ifndef XXH_INLINE_ALL
-#define XXH_INLINE_ALL
-#endif
-#include <compare>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <string_view>
-
-#include <xxhash.h>
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// 128 bits that stand for some bytes.
-struct digest {
-    std::uint64_t low = 0;
-    std::uint64_t high = 0;
-
-    friend constexpr bool operator==(const digest&, const digest&) = default;
-    friend constexpr auto operator<=>(const digest&, const digest&) = default;
-};
-
-/// 32 hexadecimal letters, the high half first.
-[[nodiscard]] inline std::string to_string(const digest& d) {
-    std::string text;
-    for (const std::uint64_t half : {d.high, d.low})
-        for (int shift = 60; shift >= 0; shift -= 4)
-            text += "0123456789abcdef"[(half >> shift) & 15u];
-    return text;
-}
-
-/// XXH3-64 of bytes after a past. Not for an adversary. Cost: about 10 ns and a tenth of a nanosecond a byte.
-[[nodiscard]] inline std::uint64_t seeded_hash(std::uint64_t past, std::span<const std::byte> data) {
-    return XXH3_64bits_withSeed(data.data(), data.size(), past);
-}
-
-/// XXH3-128 of bytes given piece by piece. Not for an adversary: equal digests are a hint that content must confirm.
-class digest_builder {
-public:
-    digest_builder() noexcept { XXH3_128bits_reset(&state_); }
-
-    digest_builder& bytes(std::span<const std::byte> data) {
-        XXH3_128bits_update(&state_, data.data(), data.size());
-        return *this;
-    }
-
-    /// Eight bytes, the lowest first.
-    digest_builder& number(std::uint64_t n) {
-        std::byte little[8];
-        for (std::size_t i = 0; i < 8; ++i)
-            little[i] = static_cast<std::byte>(n >> (8 * i) & 0xff);
-        return bytes(little);
-    }
-
-    /// The length, then the bytes: two texts never run into each other.
-    digest_builder& text(std::string_view words) {
-        number(words.size());
-        return bytes(std::as_bytes(std::span(words)));
-    }
-
-    digest_builder& nested(const digest& d) { return number(d.low).number(d.high); }
-
-    [[nodiscard]] digest finish() const {
-        const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
-        return {hash.low64, hash.high64};
-    }
-
-private:
-    XXH3_state_t state_;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/core/revisions.hpp -----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The revision of the numeric contract: the order of every reduction, the polynomials, the tile and split
-/// lengths. It changes whenever the same inputs may give other bits, and it is part of a cache's identity.
-inline constexpr unsigned numeric_contract_revision = 1;
-
-/// The revision of the format of records: what snapshots and tiers keep (docs/format.md). It changes with every byte
-/// that means something else, and it is part of a cache's identity, so that records of another one are not found.
-inline constexpr unsigned record_format_revision = 1;
-
-} // namespace kvcache
-
-// ---- kvcache/core/identity.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// All that decides the bits of a cached page, beside its tokens. Two caches may exchange pages if and only if every
-/// field is equal. A field added here is hashed by itself: `digest_of` takes the aggregate apart.
-struct identity {
-    digest weights = {};            ///< Of the checkpoint's names, dtypes, shapes and bytes.
-    std::string adapter = {};       ///< The low-rank adapter's name and version; empty for none.
-    digest tokenizer = {};          ///< Of tokenizer.json.
-    std::string config = {};        ///< Architecture and extents, as canonical text.
-    std::string rope = {};          ///< The rotary embedding: its base, its scaling, its frequencies.
-    std::string codec = {};         ///< The page codec and its options.
-    std::string layout = {};        ///< How a page is laid out.
-    std::uint64_t page_tokens = 0;  ///< Positions a page.
-    std::string weight_format = {}; ///< What the products compute from: "f32", "bf16", "f16".
-    std::uint64_t numeric_contract = numeric_contract_revision;
-    std::string backend = "cpu";   ///< The backend and its kernel revision.
-    std::string lineage = "exact"; ///< "exact", or "approximate" for what attended to anything that is not.
-    std::uint64_t format = record_format_revision;
-    std::string tenant = {}; ///< A salt that keeps tenants apart.
-
-    friend bool operator==(const identity&, const identity&) = default;
-};
-
-namespace detail {
-
-inline void feed(digest_builder& to, const digest& field) {
-    to.nested(field);
-}
-inline void feed(digest_builder& to, const std::string& field) {
-    to.text(field);
-}
-inline void feed(digest_builder& to, std::uint64_t field) {
-    to.number(field);
-}
-
-} // namespace detail
-
-/// Calls visit(name, field) for every field, in order.
-template <class Visit>
-void for_each_field(const identity& id, Visit visit) {
-    // Taking the aggregate apart: a field that is added and not named here does not compile.
-    const auto& [weights, adapter, tokenizer, config, rope, codec, layout, page_tokens, weight_format, numeric_contract,
-                 backend, lineage, format, tenant] = id;
-    visit("weights", weights);
-    visit("adapter", adapter);
-    visit("tokenizer", tokenizer);
-    visit("config", config);
-    visit("rope", rope);
-    visit("codec", codec);
-    visit("layout", layout);
-    visit("page_tokens", page_tokens);
-    visit("weight_format", weight_format);
-    visit("numeric_contract", numeric_contract);
-    visit("backend", backend);
-    visit("lineage", lineage);
-    visit("format", format);
-    visit("tenant", tenant);
-}
-
-/// The digest of an identity: domain-separated, every field by name, length-prefixed.
-[[nodiscard]] inline digest digest_of(const identity& id) {
-    digest_builder builder;
-    builder.text("kvcache identity 2");
-    for_each_field(id, [&](const char* name, const auto& field) {
-        builder.text(name);
-        detail::feed(builder, field);
-    });
-    return builder.finish();
-}
 
 } // namespace kvcache
 
@@ -1828,46 +2113,47 @@ void for_each_field(const identity& id, Visit visit) {
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What a tier is told of a record.
+/// Metadata of a record that a tier receives.
 struct tier_entry {
-    digest256 name = {};
-    double cost = 0.0;       ///< What a hit saves, in seconds; 0 if nobody knows.
-    std::uint32_t depth = 0; ///< Records before it in its chain.
+    sha256_digest name = {};
+    double cost = 0.0;       ///< Seconds that a hit saves; 0 if unknown.
+    std::uint32_t depth = 0; ///< Number of records before it in its chain.
 };
 
-/// What a tier has and has done. Of several processes on one store each counts its own doings.
+/// Contents and counters of a tier. If several processes share a store, each counts its own calls.
 struct tier_counts {
-    std::size_t records = 0;   ///< There now.
-    std::size_t bytes = 0;     ///< That they have.
-    std::uint64_t hits = 0;    ///< Records that were read.
-    std::uint64_t misses = 0;  ///< Asked for and not there.
-    std::uint64_t written = 0; ///< Records written for good.
+    std::size_t records = 0;   ///< Records present now.
+    std::size_t bytes = 0;     ///< Bytes of the records present now.
+    std::uint64_t hits = 0;    ///< Records read.
+    std::uint64_t misses = 0;  ///< Records requested but absent.
+    std::uint64_t written = 0; ///< Records written.
     std::uint64_t bytes_written = 0;
-    std::uint64_t evicted = 0;  ///< Records that left for others.
-    std::uint64_t dropped = 0;  ///< Records that were handed over and not written: no room, no time, known already.
-    std::uint64_t failures = 0; ///< Calls that the world refused.
+    std::uint64_t evicted = 0;  ///< Records evicted for other records.
+    std::uint64_t dropped = 0;  ///< Records accepted but not written: no room, no time, or already present.
+    std::uint64_t failures = 0; ///< Calls that failed because of the store or the system.
 
     friend bool operator==(const tier_counts&, const tier_counts&) = default;
 };
 
-/// What `read` calls with a record's bytes, which stay while it runs. It stands for any callable of this form.
+/// The callable that `read` calls with a record's bytes, which are valid during the call. It stands for any callable
+/// of this form.
 struct tier_use {
     void operator()(std::span<const std::byte> bytes) const;
 };
 
-/// The working state of a tier: bytes by name, kept past the cache's memory, within a budget of its own. It never lies
-/// and never vouches: what it gives back may be damaged, and whoever reads checks (record/record.hpp).
+/// The working state of a tier: records by name, kept beyond the cache's memory within a limit of their own. A tier
+/// guarantees no integrity: a record may come back damaged, and the reader checks it (record/record.hpp).
 ///
-/// `read` calls its argument with the record's bytes and says whether it did: false is a miss. `put` hands over a
-/// record in pieces, which are the tier's own when it returns; it may be written later, or never. `contains` is a hint
-/// that costs little. `erase` takes a record out that its reader has refused. `flush` returns once all that was handed
-/// over is written. `status` says what is wrong with the store, if anything: such a tier only misses. No call throws
-/// for the world's faults, all may be made by several threads at once, and what they refuse is counted. Two things it
-/// may say besides: `holds_nothing()`, if it never has a record, so that none is made for it; `readers()`, how many
-/// threads are of use for reading different records, where that is more than one.
+/// `read` calls its argument with the record's bytes and returns whether it did; false is a miss. `put` accepts a
+/// record in pieces and copies them before it returns; the record may be written later, or never. `contains` is a
+/// cheap hint. `erase` removes a record that its reader has rejected. `flush` returns after everything accepted is
+/// written. `status` returns what is wrong with the store, if anything; such a tier only misses. No call throws for a
+/// fault of the store, every call may be made by several threads at once, and failed calls are counted. Two members
+/// are optional: `is_null()`, if the tier never holds a record, so that none is made for it; `parallel_reads()`, the
+/// useful number of threads that read different records, if it is more than one.
 template <class S>
 concept tier_state = std::movable<S> &&
-    requires(S s, const S c, const tier_entry& entry, const digest256& name,
+    requires(S s, const S c, const tier_entry& entry, const sha256_digest& name,
              std::span<const std::span<const std::byte>> pieces, const tier_use& use) {
     { s.read(name, use) } -> std::same_as<result<bool>>;
     { s.put(entry, pieces) } -> std::same_as<result<void>>;
@@ -1878,25 +2164,25 @@ concept tier_state = std::movable<S> &&
     { c.counts() } -> std::same_as<tier_counts>;
 };
 
-/// Whether a tier never has a record. Cost: O(1).
+/// Returns whether a tier never holds a record. Cost: O(1).
 template <tier_state Tier>
-[[nodiscard]] bool holds_nothing(const Tier& tier) noexcept {
-    if constexpr (requires { tier.holds_nothing(); })
-        return tier.holds_nothing();
+[[nodiscard]] bool is_null(const Tier& tier) noexcept {
+    if constexpr (requires { tier.is_null(); })
+        return tier.is_null();
     else
         return false;
 }
 
-/// How many threads are of use for reading different records of a tier: one, if it does not say.
+/// Returns the useful number of threads that read different records of a tier: one, if the tier does not define it.
 template <tier_state Tier>
-[[nodiscard]] std::size_t readers_of(const Tier& tier) noexcept {
-    if constexpr (requires { tier.readers(); })
-        return tier.readers();
+[[nodiscard]] std::size_t max_parallel_reads(const Tier& tier) noexcept {
+    if constexpr (requires { tier.parallel_reads(); })
+        return tier.parallel_reads();
     else
         return 1;
 }
 
-/// Where pages stay when they leave memory.
+/// A policy that stores pages after they are evicted from memory.
 template <class P>
 concept tier_policy = plays<P, tier_role> && requires(const P p) {
     p.open();
@@ -1904,63 +2190,63 @@ concept tier_policy = plays<P, tier_role> && requires(const P p) {
 
 } // namespace kvcache
 
-// ---- kvcache/tier/no_tier.hpp -------------------------------------------------------------------------------------
+// ---- kvcache/tier/none.hpp ----------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::tier {
 
-/// No tier: what leaves memory is gone.
-struct no_tier {
+/// No tier: pages evicted from memory are lost.
+struct none {
     using role = tier_role;
     class state;
     [[nodiscard]] state open() const;
 };
 
-class no_tier::state {
+class none::state {
 public:
     template <class Use>
-    [[nodiscard]] result<bool> read(const digest256&, Use&&) {
+    [[nodiscard]] result<bool> read(const sha256_digest&, Use&&) {
         return false;
     }
     [[nodiscard]] result<void> put(const tier_entry&, std::span<const std::span<const std::byte>>) { return {}; }
-    [[nodiscard]] bool contains(const digest256&) const noexcept { return false; }
-    [[nodiscard]] result<void> erase(const digest256&) { return {}; }
+    [[nodiscard]] bool contains(const sha256_digest&) const noexcept { return false; }
+    [[nodiscard]] result<void> erase(const sha256_digest&) { return {}; }
     [[nodiscard]] result<void> flush() { return {}; }
     [[nodiscard]] result<void> status() const { return {}; }
     [[nodiscard]] tier_counts counts() const noexcept { return {}; }
-    [[nodiscard]] bool holds_nothing() const noexcept { return true; }
+    [[nodiscard]] bool is_null() const noexcept { return true; }
 };
 
-inline no_tier::state no_tier::open() const {
+inline none::state none::open() const {
     return {};
 }
 
-static_assert(tier_policy<no_tier>);
+static_assert(tier_policy<none>);
 
-} // namespace kvcache
+} // namespace kvcache::tier
 
-// ---- kvcache/cache/no_tier_books.hpp ------------------------------------------------------------------------------
+// ---- kvcache/cache/no_tier_client.hpp -----------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What a cache does with its tier: cache/tier_books.hpp, which <kvcache/tier.hpp> includes.
+/// The tier operations of a cache: cache/tier_client.hpp, which <kvcache/tier.hpp> includes.
 template <tier_state Tier>
-class tier_books;
+class tier_client;
 
-/// A cache without a tier looks prompts up in memory alone, and makes no records.
+/// The client of a cache without a tier: it looks prompts up in memory alone, and makes no records.
 template <>
-class tier_books<no_tier::state> {
+class tier_client<tier::none::state> {
 public:
-    tier_books(no_tier::state, const identity&, const std::string&) {}
+    tier_client(tier::none::state, const identity&, const std::string&) {}
 
-    [[nodiscard]] no_tier::state& tier() noexcept { return none_; }
-    [[nodiscard]] const no_tier::state& tier() const noexcept { return none_; }
+    [[nodiscard]] tier::none::state& tier() noexcept { return none_; }
+    [[nodiscard]] const tier::none::state& tier() const noexcept { return none_; }
 
     void set(std::size_t, const identity&) {}
     [[nodiscard]] tier_stats stats() const { return {}; }
 
     template <class Cache>
     [[nodiscard]] auto match(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
-        return cache.look_up(tenant, tokens, true, 0);
+        return cache_access::match_resident(cache, tenant, tokens, true, 0);
     }
     template <class Cache>
     [[nodiscard]] bool may_know(Cache&, std::uint32_t, std::span<const token_id>) {
@@ -1974,83 +2260,298 @@ public:
     void store(const Cache&, sequence_state&) noexcept {}
 
 private:
-    no_tier::state none_;
+    tier::none::state none_;
 };
 
 } // namespace kvcache
 
-// ---- kvcache/cache/exact_books.hpp --------------------------------------------------------------------------------
+// ---- kvcache/cache/prefill_cost.hpp -------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The exact rows that a codec of whole pages needs beside the pages: which page has some, and what all of them weigh.
-/// They are paid from the pages' budget: as many pages as they weigh are set aside.
-/// `Coded`: whether the cache has such a codec; otherwise no page ever has exact rows.
-template <bool Coded>
-class exact_books {
+/// A model of the time of a prefill on this machine, fitted to timed prefills. A token costs its projections,
+/// independent of its position, and its attention, in proportion to its position. Both are fitted by least squares with
+/// decaying weights. Before the first measurement, a token takes 0.1 ms.
+///
+///     seconds(rows from `first` on) = projections * rows + attention * (sum of their positions)
+///
+/// Cost: O(1) each.
+class prefill_cost {
 public:
-    /// For `pages` of `page_bytes`.
-    exact_books(page_shape shape, std::size_t pages, std::size_t page_bytes) : shape_(shape), page_bytes_(page_bytes) {
-        if constexpr (Coded)
-            of_page_.resize(pages);
+    /// Records that `rows` rows from position `first` on took `seconds`. Requires: rows > 0 and seconds >= 0.
+    void measure(std::size_t first, std::size_t rows, double seconds) {
+        expects(rows > 0 && seconds >= 0.0, "a measurement has rows, and a time that is not negative");
+        const double n = static_cast<double>(rows), p = positions(first, rows);
+        const auto fade = [n](double& sum, double product) { sum = 0.98 * sum + product / n; }; // noise grows with rows
+        fade(nn_, n * n);
+        fade(np_, n * p);
+        fade(pp_, p * p);
+        fade(ns_, n * seconds);
+        fade(ps_, p * seconds);
+        fit();
     }
 
-    /// Pages' worth of memory that so many more exact pages take.
-    [[nodiscard]] std::size_t more_aside(std::size_t more) const noexcept { return weight(alive_ + more) - aside(); }
-    /// Pages' worth of memory that the exact rows take.
-    [[nodiscard]] std::size_t aside() const noexcept { return weight(alive_); }
-    [[nodiscard]] std::size_t alive() const noexcept { return alive_; }
-    [[nodiscard]] std::size_t bytes() const noexcept { return alive_ * exact_page::bytes_for(shape_); }
-
-    /// The exact rows of a page; null if it has none.
-    [[nodiscard]] exact_page* of([[maybe_unused]] page_id page) const noexcept {
-        if constexpr (Coded)
-            return of_page_[index_of(page)].get();
-        else
-            return nullptr;
-    }
-
-    /// Throws: bad_alloc.
-    [[nodiscard]] std::shared_ptr<exact_page> make() {
-        auto made = std::make_shared<exact_page>(shape_);
-        ++alive_;
-        return made;
-    }
-    /// Ends what was made and given to no page.
-    void end(std::shared_ptr<exact_page> rows) noexcept { alive_ -= rows != nullptr; }
-
-    void give(page_id page, std::shared_ptr<exact_page> rows) noexcept {
-        end(std::exchange(of_page_[index_of(page)], std::move(rows)));
-    }
-    /// Ends the exact rows of a page, if it has some.
-    void drop([[maybe_unused]] page_id page) noexcept {
-        if constexpr (Coded)
-            give(page, nullptr);
-    }
-    /// Gives the rows of one page to another that holds the same and has none.
-    void pass_on([[maybe_unused]] page_id from, [[maybe_unused]] page_id to) noexcept {
-        if constexpr (Coded)
-            if (of(from) != nullptr && of(to) == nullptr)
-                of_page_[index_of(to)] = std::move(of_page_[index_of(from)]);
-    }
-
-    /// Whether those of pages and `leased` others are all there are.
-    [[nodiscard]] bool add_up(std::size_t leased) const noexcept {
-        if constexpr (Coded)
-            for (const auto& rows : of_page_)
-                leased += rows != nullptr;
-        return leased == alive_;
+    /// The estimated time of `rows` rows from position `first` on.
+    [[nodiscard]] double seconds(std::size_t first, std::size_t rows) const noexcept {
+        return projections_ * static_cast<double>(rows) + attention_ * positions(first, rows);
     }
 
 private:
-    [[nodiscard]] std::size_t weight(std::size_t exact) const noexcept {
-        return Coded ? (exact * exact_page::bytes_for(shape_) + page_bytes_ - 1) / page_bytes_ : 0;
+    // Positions count from 1: a token attends to itself.
+    [[nodiscard]] static double positions(std::size_t first, std::size_t rows) noexcept {
+        const double n = static_cast<double>(rows);
+        return n * (static_cast<double>(first) + (n + 1.0) / 2.0);
     }
 
-    page_shape shape_;
-    std::size_t page_bytes_;
-    std::vector<std::shared_ptr<exact_page>> of_page_; // empty where the codec needs none
-    std::size_t alive_ = 0;
+    // The best nonnegative pair; projections alone if all measurements are nearly collinear.
+    void fit() noexcept {
+        const double independent = nn_ * pp_ - np_ * np_;
+        projections_ = ns_ / nn_;
+        attention_ = 0.0;
+        if (independent <= 1e-6 * nn_ * pp_)
+            return;
+        const double attention = (nn_ * ps_ - np_ * ns_) / independent;
+        const double projections = (pp_ * ns_ - np_ * ps_) / independent;
+        if (attention <= 0.0)
+            return;
+        projections_ = std::max(projections, 0.0);
+        attention_ = projections > 0.0 ? attention : ps_ / pp_;
+    }
+
+    double projections_ = 1e-4, attention_ = 0.0;                 // seconds per row, and per row and position
+    double nn_ = 0.0, np_ = 0.0, pp_ = 0.0, ns_ = 0.0, ps_ = 0.0; // sums over rows, positions and seconds
+};
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The capacity of a cache. A policy that partitions its capacity (a tenth for new entries) does so in bytes; for
+/// entries of one size this equals counting them.
+struct eviction_capacity {
+    std::size_t slots = 0; ///< Maximum number of entries; every slot_id is below.
+    std::size_t bytes = 0; ///< Maximum total bytes of the entries.
+};
+
+/// Attributes of a new entry, for the eviction policy.
+struct eviction_entry {
+    std::uint64_t key = 0;              ///< Hash of the content, by which a ghost recognizes a returning entry.
+    std::size_t bytes = 0;              ///< Size of the entry.
+    double cost = 0.0;                  ///< Seconds that a hit saves, provided that the parent is present.
+    std::optional<slot_id> parent = {}; ///< The entry that this one continues.
+    std::uint32_t depth = 0;            ///< Number of entries before it in its chain.
+    std::uint32_t length = 0;           ///< Entries of the request that added it, itself included; 0 if unknown.
+};
+
+/// Returns whether a slot is evictable now: it is unreferenced and has no child in the cache. A placeholder for any
+/// callable of this form: `victim` is a template over its argument.
+struct evictable_check {
+    bool operator()(slot_id slot) const;
+};
+
+/// The working state of an eviction policy. `admit` adds a new entry, `touch` records a use, `erase` removes an entry
+/// (withdrawn). `victim` returns the next entry to evict among those for which its argument is true; it does not remove
+/// it. `admit` throws bad_alloc if it lacks memory and has then changed nothing; the other functions do not throw.
+///
+/// Optional functions are called through the free functions below. `on_miss(entry)` precedes the calls of `victim` that
+/// make room for a new entry and its `admit`. `evict(slot)` replaces `erase` for a victim, so that the policy can keep
+/// a ghost. `on_released(slot)`: the last reference is gone; this is not a hit. A caller that releases a chain does so
+/// tail first, so that children are evicted before parents. `on_child_added(slot)`: the entry gained its first child.
+/// `on_last_child_removed(slot)`: it lost its last child. In between it is not evictable and is not erased, and a
+/// policy that searches can skip it.
+template <class S>
+concept eviction_state = requires(S s, slot_id slot, const eviction_entry& newcomer,
+                                  const evictable_check& is_evictable) {
+    s.admit(slot, newcomer);
+    s.touch(slot);
+    s.erase(slot);
+    { s.victim(is_evictable) } -> std::same_as<std::optional<slot_id>>;
+};
+
+/// A policy that selects the entry to evict when space is needed.
+template <class P>
+concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity room) {
+    p.open(room);
+} && eviction_state<opened_by<P, eviction_capacity>>;
+
+/// Announces a new entry before space is made for it.
+template <eviction_state S>
+void on_miss(S& state, const eviction_entry& newcomer) {
+    if constexpr (requires { state.on_miss(newcomer); })
+        state.on_miss(newcomer);
+}
+
+/// Evicts a victim.
+template <eviction_state S>
+void evict(S& state, slot_id slot) {
+    if constexpr (requires { state.evict(slot); })
+        state.evict(slot);
+    else
+        state.erase(slot);
+}
+
+/// The last reference to an entry was dropped.
+template <eviction_state S>
+void on_released(S& state, slot_id slot) {
+    if constexpr (requires { state.on_released(slot); })
+        state.on_released(slot);
+}
+
+/// The entry gained its first child.
+template <eviction_state S>
+void on_child_added(S& state, slot_id slot) {
+    if constexpr (requires { state.on_child_added(slot); })
+        state.on_child_added(slot);
+}
+
+/// The entry lost its last child.
+template <eviction_state S>
+void on_last_child_removed(S& state, slot_id slot) {
+    if constexpr (requires { state.on_last_child_removed(slot); })
+        state.on_last_child_removed(slot);
+}
+
+} // namespace kvcache
+
+// ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The working state of a hash. `root` is the digest of the identity, before any token. `chain` is the digest of a
+/// preceding digest and the run of tokens after it.
+template <class S>
+concept hash_state = requires(const S s, digest before, std::span<const token_id> run) {
+    { s.root() } -> std::same_as<digest>;
+    { s.chain(before, run) } -> std::same_as<digest>;
+};
+
+/// A policy that names a run of tokens together with everything before it.
+template <class P>
+concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
+    p.open(id);
+} && hash_state<opened_by<P, identity>>;
+
+} // namespace kvcache
+
+// ---- kvcache/cache/page_eviction.hpp ------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Adapts the pages of an index to the eviction policy: their keys, the cost that a hit saves, and their children.
+template <hash_state Hash, eviction_state Eviction>
+class page_eviction {
+public:
+    /// `roots` are pages of the index in addition to those of the pool: they have names and are never ranked.
+    template <class Hashes, class Evictions>
+    page_eviction(page_shape shape, std::size_t pages, std::size_t page_bytes, std::size_t roots, const identity& id,
+                  const Hashes& hashes, const Evictions& evictions)
+        : page_tokens_(shape.tokens),
+          page_bytes_(page_bytes),
+          hash_(hashes.open(id)),
+          eviction_(evictions.open({.slots = pages, .bytes = pages * page_bytes})),
+          prefixes_(pages + roots),
+          depths_(pages),
+          flags_(pages, 0) {}
+
+    /// By page: the digest of all tokens up to the end of a ranked page, or of a root.
+    [[nodiscard]] std::span<const digest> prefixes() const noexcept { return prefixes_; }
+    void name_root(page_id root, const digest& name) { prefixes_[index_of(root)] = name; }
+
+    [[nodiscard]] bool ranked(page_id page) const noexcept { return (flags_[index_of(page)] & is_ranked) != 0; }
+
+    /// Records that computing `rows` rows from position `first` on took `seconds`.
+    void measure(std::size_t first, std::size_t rows, double seconds) noexcept { cost_.measure(first, rows, seconds); }
+
+    /// The estimated time to compute `rows` rows from position `first` on.
+    [[nodiscard]] double seconds(std::size_t first, std::size_t rows) const noexcept {
+        return cost_.seconds(first, rows);
+    }
+
+    /// Ranks a page of the index. `length` is the number of pages of its request; if zero, the request ends with this
+    /// page.
+    /// Throws: bad_alloc; the page is then not ranked.
+    template <class Index>
+    void rank(const Index& index, page_id page, std::size_t length) {
+        if (ranked(page))
+            return;
+        const auto parent = index.parent(page), above = index.above(page);
+        const auto run = index.run(page);
+        const std::uint32_t depth = parent ? depths_[index_of(*parent)] + 1 : 0;
+        depths_[index_of(page)] = depth;
+        prefixes_[index_of(page)] = hash_.chain(above ? prefixes_[index_of(*above)] : hash_.root(), run);
+        const eviction_entry newcomer{.key = prefixes_[index_of(page)].low,
+                                      .bytes = page_bytes_,
+                                      .cost = cost_.seconds(depth * page_tokens_, run.size()),
+                                      .parent = parent ? std::optional(slot_of(*parent)) : std::nullopt,
+                                      .depth = depth,
+                                      .length = length > depth ? static_cast<std::uint32_t>(length) : depth + 1};
+        on_miss(eviction_, newcomer);
+        eviction_.admit(slot_of(page), newcomer);
+        flags_[index_of(page)] = is_ranked;
+        follow(index, page);
+    }
+
+    /// Reports to the policy whether a page has children, after that may have changed.
+    template <class Index>
+    void follow(const Index& index, std::optional<page_id> page) noexcept {
+        if (page && ranked(*page))
+            set_has_children(*page, !index.leaf(*page));
+    }
+
+    void unrank(page_id page) noexcept {
+        if (!ranked(page))
+            return;
+        set_has_children(page, false);
+        eviction_.erase(slot_of(page));
+        flags_[index_of(page)] = 0;
+    }
+
+    void touch(page_id page) noexcept {
+        if (ranked(page))
+            eviction_.touch(slot_of(page));
+    }
+
+    /// Requires: the page is ranked, as in `evict`.
+    void on_released(page_id page) noexcept { kvcache::on_released(eviction_, slot_of(page)); }
+
+    /// The page to evict among those for which `is_evictable(page)` holds.
+    template <class MayLeave>
+    [[nodiscard]] std::optional<page_id> victim(MayLeave&& is_evictable) {
+        const std::optional<slot_id> slot =
+            eviction_.victim([&](slot_id candidate) { return is_evictable(page_id{index_of(candidate)}); });
+        return slot ? std::optional(page_id{index_of(*slot)}) : std::nullopt;
+    }
+
+    void evict(page_id page) noexcept {
+        kvcache::evict(eviction_, slot_of(page));
+        flags_[index_of(page)] = 0;
+    }
+
+private:
+    static constexpr std::uint8_t is_ranked = 1, has_children = 2;
+
+    [[nodiscard]] static slot_id slot_of(page_id page) noexcept { return slot_id{index_of(page)}; }
+
+    void set_has_children(page_id page, bool covered) noexcept {
+        std::uint8_t& flags = flags_[index_of(page)];
+        if (covered == ((flags & has_children) != 0))
+            return;
+        if (covered)
+            on_child_added(eviction_, slot_of(page));
+        else
+            on_last_child_removed(eviction_, slot_of(page));
+        flags ^= has_children;
+    }
+
+    std::size_t page_tokens_, page_bytes_;
+    Hash hash_;
+    Eviction eviction_;
+    prefill_cost cost_;
+    std::vector<digest> prefixes_;
+    std::vector<std::uint32_t> depths_; // by page: full pages before it
+    std::vector<std::uint8_t> flags_;   // by page
 };
 
 } // namespace kvcache
@@ -2059,7 +2560,7 @@ private:
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A fixed number of pages of one storage, each free or counted by its holders.
+/// A fixed number of pages of one storage, each free or reference-counted.
 template <storage_state Storage>
 class page_pool {
 public:
@@ -2075,22 +2576,22 @@ public:
     [[nodiscard]] const Storage& storage() const noexcept { return storage_; }
     [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return storage_.bytes(page); }
 
-    /// Copies the first rows of a page to another one. False if the storage refuses.
+    /// Copies the first rows of a page to another. Returns false if the storage refuses.
     template <class Codec>
     [[nodiscard]] bool copy(const Codec& codec, page_id from, page_id to, std::size_t rows) const {
-        if constexpr (far_storage_state<Storage>)
+        if constexpr (device_storage_state<Storage>)
             return storage_.copy(from, to);
         else if constexpr (row_writer<Codec>)
             codec.copy(bytes(from), bytes(to), rows);
         return true;
     }
-    /// Writes zeros, where the host reads pages: rows that nobody writes are read, with no weight.
+    /// Zeroes the page, if the host can write it: rows that are never written are still read, with zero weight.
     void clear(page_id page) const {
         if constexpr (host_storage_state<Storage>)
             std::ranges::fill(bytes(page), std::byte{});
     }
 
-    /// A free page with one holder; none if no page is free or the storage refuses.
+    /// Allocates a free page with one reference; nullopt if no page is free or the storage refuses.
     [[nodiscard]] std::optional<page_id> take() {
         if (free_.empty() || !storage_.acquire(free_.back()))
             return std::nullopt;
@@ -2102,13 +2603,13 @@ public:
 
     void hold(page_id page) noexcept { ++holders_[index_of(page)]; }
 
-    /// Returns how many holders are left. The page stays as it is, also at zero, until `give_back`.
+    /// Releases one reference. Returns the number left. The page stays allocated, even at zero, until `give_back`.
     std::uint32_t drop(page_id page) {
         expects(holders(page) > 0, "a dropped page was held");
         return --holders_[index_of(page)];
     }
 
-    /// Requires: nobody holds the page.
+    /// Frees a page. Requires: the page has no references.
     void give_back(page_id page) {
         expects(holders(page) == 0, "a page that is given back has no holder");
         storage_.release(page);
@@ -2123,317 +2624,104 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/cache/prefill_cost.hpp -------------------------------------------------------------------------------
+// ---- kvcache/cache/residual_pool.hpp ------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What a prefill takes on this machine, learned from those that were timed. A token costs its projections, wherever it
-/// stands, and its attention, in proportion to its position: the two are fitted by least squares, in which old
-/// measurements fade. Before the first, a token takes 0.1 ms.
-///
-///     seconds(rows from `first` on) = projections * rows + attention * (sum of their positions)
-///
-/// Cost: O(1) each.
-class prefill_cost {
+/// The residual rows that a codec of whole pages keeps in addition to the pages: those of each page, and their total
+/// size. They count toward the cache's limit: as many pages as they occupy are set aside. `Coded`: whether the cache
+/// has such a codec; otherwise no page has residual rows.
+template <bool Coded>
+class residual_pool {
 public:
-    /// So many rows from `first` on took so long. Requires: rows > 0 and seconds >= 0.
-    void measure(std::size_t first, std::size_t rows, double seconds) {
-        expects(rows > 0 && seconds >= 0.0, "a measurement has rows, and a time that is not negative");
-        const double n = static_cast<double>(rows), p = positions(first, rows);
-        const auto fade = [n](double& sum, double product) { sum = 0.98 * sum + product / n; }; // noise grows with rows
-        fade(nn_, n * n);
-        fade(np_, n * p);
-        fade(pp_, p * p);
-        fade(ns_, n * seconds);
-        fade(ps_, p * seconds);
-        fit();
+    /// Manages the residual rows of `pages` pages of `page_bytes` each.
+    residual_pool(page_shape shape, std::size_t pages, std::size_t page_bytes)
+        : shape_(shape), page_bytes_(page_bytes) {
+        if constexpr (Coded)
+            of_page_.resize(pages);
     }
 
-    /// What so many rows from `first` on take.
-    [[nodiscard]] double seconds(std::size_t first, std::size_t rows) const noexcept {
-        return projections_ * static_cast<double>(rows) + attention_ * positions(first, rows);
-    }
+    /// Additional pages to set aside for `more` more residual pages.
+    [[nodiscard]] std::size_t more_aside(std::size_t more) const noexcept { return weight(alive_ + more) - aside(); }
+    /// Pages set aside for the residual rows.
+    [[nodiscard]] std::size_t aside() const noexcept { return weight(alive_); }
+    [[nodiscard]] std::size_t alive() const noexcept { return alive_; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return alive_ * codec::residual_page::bytes_for(shape_); }
 
-private:
-    // Positions count from 1: a token attends to itself.
-    [[nodiscard]] static double positions(std::size_t first, std::size_t rows) noexcept {
-        const double n = static_cast<double>(rows);
-        return n * (static_cast<double>(first) + (n + 1.0) / 2.0);
-    }
-
-    // The best pair of which neither is negative; projections alone where all measurements were alike.
-    void fit() noexcept {
-        const double independent = nn_ * pp_ - np_ * np_;
-        projections_ = ns_ / nn_;
-        attention_ = 0.0;
-        if (independent <= 1e-6 * nn_ * pp_)
-            return;
-        const double attention = (nn_ * ps_ - np_ * ns_) / independent;
-        const double projections = (pp_ * ns_ - np_ * ps_) / independent;
-        if (attention <= 0.0)
-            return;
-        projections_ = std::max(projections, 0.0);
-        attention_ = projections > 0.0 ? attention : ps_ / pp_;
-    }
-
-    double projections_ = 1e-4, attention_ = 0.0;                 // seconds a row, and a row and position
-    double nn_ = 0.0, np_ = 0.0, pp_ = 0.0, ns_ = 0.0, ps_ = 0.0; // sums over rows, positions and seconds
-};
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// What may be present at once. A policy that shares its room out (a tenth for newcomers) does so in bytes, which for
-/// entries of one size is the same as counting them.
-struct eviction_room {
-    std::size_t slots = 0; ///< Entries: every slot_id is below.
-    std::size_t bytes = 0; ///< Their bytes together.
-};
-
-/// What an eviction policy is told of a newcomer.
-struct entry {
-    std::uint64_t key = 0;              ///< Names the content, so that a ghost recognises it when it returns.
-    std::size_t bytes = 0;              ///< What it takes.
-    double cost = 0.0;                  ///< What a hit saves, in seconds, given that its parent is present.
-    std::optional<slot_id> parent = {}; ///< The entry that it continues.
-    std::uint32_t depth = 0;            ///< Entries before it in its chain.
-    std::uint32_t length = 0;           ///< Entries of the request that brought it, itself included; 0 if unknown.
-};
-
-/// May this slot leave now? No while somebody holds it or an entry that continues it is present. It stands for any
-/// callable of this form: a `victim` is a template over its argument.
-struct leave_check {
-    bool operator()(slot_id slot) const;
-};
-
-/// The working state of an eviction policy. `admit` ranks a newcomer, `touch` says it was used, `erase` forgets it
-/// (withdrawn), `victim` names the next to leave among those for which its argument answers true; it takes nothing
-/// away. What has no memory to admit throws bad_alloc and has changed nothing; the others do not throw.
-///
-/// A state may offer more, called through the functions below: `announce(entry)` before victims are asked for and the
-/// newcomer is admitted, `evict(slot)` instead of `erase` for a victim, so that a ghost of it may stay, and
-/// `settle(slot)` when its last holder lets go: it was in use until now, which is no use more. Whoever frees a chain
-/// settles it tail first, so that children leave before parents. `cover(slot)` says that an entry continues this one
-/// from now on, and `uncover(slot)` that none does any more: in between it may not leave and is not erased, and a state
-/// that searches need not meet it.
-template <class S>
-concept eviction_state = requires(S s, slot_id slot, const entry& newcomer, const leave_check& may_leave) {
-    s.admit(slot, newcomer);
-    s.touch(slot);
-    s.erase(slot);
-    { s.victim(may_leave) } -> std::same_as<std::optional<slot_id>>;
-};
-
-/// Which entry leaves when room is needed.
-template <class P>
-concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_room room) {
-    p.open(room);
-} && eviction_state<opened_by<P, eviction_room>>;
-
-/// Says who comes, before room is made for it.
-template <eviction_state S>
-void announce(S& state, const entry& newcomer) {
-    if constexpr (requires { state.announce(newcomer); })
-        state.announce(newcomer);
-}
-
-/// A victim leaves.
-template <eviction_state S>
-void evict(S& state, slot_id slot) {
-    if constexpr (requires { state.evict(slot); })
-        state.evict(slot);
-    else
-        state.erase(slot);
-}
-
-/// The last holder of an entry lets go.
-template <eviction_state S>
-void settle(S& state, slot_id slot) {
-    if constexpr (requires { state.settle(slot); })
-        state.settle(slot);
-}
-
-/// The first entry that continues this one has come.
-template <eviction_state S>
-void cover(S& state, slot_id slot) {
-    if constexpr (requires { state.cover(slot); })
-        state.cover(slot);
-}
-
-/// The last entry that continued this one has left.
-template <eviction_state S>
-void uncover(S& state, slot_id slot) {
-    if constexpr (requires { state.uncover(slot); })
-        state.uncover(slot);
-}
-
-} // namespace kvcache
-
-// ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The working state of a hash: `root` stands for the identity before any token, `chain` for what comes before and a
-/// run of tokens after it.
-template <class S>
-concept hash_state = requires(const S s, digest before, std::span<const token_id> run) {
-    { s.root() } -> std::same_as<digest>;
-    { s.chain(before, run) } -> std::same_as<digest>;
-};
-
-/// How a run of tokens after its past is named.
-template <class P>
-concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
-    p.open(id);
-} && hash_state<opened_by<P, identity>>;
-
-} // namespace kvcache
-
-// ---- kvcache/cache/page_ranks.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// What the eviction policy is told of the pages of an index: their names, what a hit on them saves, who continues
-/// whom.
-template <hash_state Hash, eviction_state Eviction>
-class page_ranks {
-public:
-    /// `roots` are pages of the index beyond those of the pool: they have names and are never ranked.
-    template <class Hashes, class Evictions>
-    page_ranks(page_shape shape, std::size_t pages, std::size_t page_bytes, std::size_t roots, const identity& id,
-               const Hashes& hashes, const Evictions& evictions)
-        : page_tokens_(shape.tokens),
-          page_bytes_(page_bytes),
-          hash_(hashes.open(id)),
-          eviction_(evictions.open({.slots = pages, .bytes = pages * page_bytes})),
-          prefixes_(pages + roots),
-          depths_(pages),
-          flags_(pages, 0) {}
-
-    /// By page: the digest of all tokens up to the end of a ranked page, or of a root.
-    [[nodiscard]] std::span<const digest> prefixes() const noexcept { return prefixes_; }
-    void name_root(page_id root, const digest& name) { prefixes_[index_of(root)] = name; }
-
-    [[nodiscard]] bool ranked(page_id page) const noexcept { return (flags_[index_of(page)] & is_ranked) != 0; }
-
-    /// So many rows from `first` on were computed in so long.
-    void measure(std::size_t first, std::size_t rows, double seconds) noexcept { cost_.measure(first, rows, seconds); }
-
-    /// What computing so many rows from `first` on takes, as far as it was measured.
-    [[nodiscard]] double seconds(std::size_t first, std::size_t rows) const noexcept {
-        return cost_.seconds(first, rows);
-    }
-
-    /// Enters a page of the index, of a request of `length` pages, or of one that ends here if that is zero.
-    /// Throws: bad_alloc, and the page is not ranked then.
-    template <class Index>
-    void rank(const Index& index, page_id page, std::size_t length) {
-        if (ranked(page))
-            return;
-        const auto parent = index.parent(page), above = index.above(page);
-        const auto run = index.run(page);
-        const std::uint32_t depth = parent ? depths_[index_of(*parent)] + 1 : 0;
-        depths_[index_of(page)] = depth;
-        prefixes_[index_of(page)] = hash_.chain(above ? prefixes_[index_of(*above)] : hash_.root(), run);
-        const entry newcomer{.key = prefixes_[index_of(page)].low,
-                             .bytes = page_bytes_,
-                             .cost = cost_.seconds(depth * page_tokens_, run.size()),
-                             .parent = parent ? std::optional(slot_of(*parent)) : std::nullopt,
-                             .depth = depth,
-                             .length = length > depth ? static_cast<std::uint32_t>(length) : depth + 1};
-        announce(eviction_, newcomer);
-        eviction_.admit(slot_of(page), newcomer);
-        flags_[index_of(page)] = is_ranked;
-        follow(index, page);
-    }
-
-    /// Says whether a page is continued, after that may have changed.
-    template <class Index>
-    void follow(const Index& index, std::optional<page_id> page) noexcept {
-        if (page && ranked(*page))
-            say_covered(*page, !index.leaf(*page));
-    }
-
-    void unrank(page_id page) noexcept {
-        if (!ranked(page))
-            return;
-        say_covered(page, false);
-        eviction_.erase(slot_of(page));
-        flags_[index_of(page)] = 0;
-    }
-
-    void touch(page_id page) noexcept {
-        if (ranked(page))
-            eviction_.touch(slot_of(page));
-    }
-
-    /// Requires: the page is ranked, as in `evict`.
-    void settle(page_id page) noexcept { kvcache::settle(eviction_, slot_of(page)); }
-
-    /// The page that is to leave, of those for which `may_leave(page)` holds.
-    template <class MayLeave>
-    [[nodiscard]] std::optional<page_id> victim(MayLeave&& may_leave) {
-        const std::optional<slot_id> slot =
-            eviction_.victim([&](slot_id candidate) { return may_leave(page_id{index_of(candidate)}); });
-        return slot ? std::optional(page_id{index_of(*slot)}) : std::nullopt;
-    }
-
-    void evict(page_id page) noexcept {
-        kvcache::evict(eviction_, slot_of(page));
-        flags_[index_of(page)] = 0;
-    }
-
-private:
-    static constexpr std::uint8_t is_ranked = 1, is_covered = 2;
-
-    [[nodiscard]] static slot_id slot_of(page_id page) noexcept { return slot_id{index_of(page)}; }
-
-    void say_covered(page_id page, bool covered) noexcept {
-        std::uint8_t& flags = flags_[index_of(page)];
-        if (covered == ((flags & is_covered) != 0))
-            return;
-        if (covered)
-            cover(eviction_, slot_of(page));
+    /// The residual rows of a page; null if it has none.
+    [[nodiscard]] codec::residual_page* of([[maybe_unused]] page_id page) const noexcept {
+        if constexpr (Coded)
+            return of_page_[index_of(page)].get();
         else
-            uncover(eviction_, slot_of(page));
-        flags ^= is_covered;
+            return nullptr;
     }
 
-    std::size_t page_tokens_, page_bytes_;
-    Hash hash_;
-    Eviction eviction_;
-    prefill_cost cost_;
-    std::vector<digest> prefixes_;
-    std::vector<std::uint32_t> depths_; // by page: full pages before it
-    std::vector<std::uint8_t> flags_;   // by page
+    /// Throws: bad_alloc.
+    [[nodiscard]] std::shared_ptr<codec::residual_page> make() {
+        auto made = std::make_shared<codec::residual_page>(shape_);
+        ++alive_;
+        return made;
+    }
+    /// Frees residual rows that were given to no page.
+    void end(std::shared_ptr<codec::residual_page> rows) noexcept { alive_ -= rows != nullptr; }
+
+    void give(page_id page, std::shared_ptr<codec::residual_page> rows) noexcept {
+        end(std::exchange(of_page_[index_of(page)], std::move(rows)));
+    }
+    /// Frees the residual rows of a page, if it has any.
+    void drop([[maybe_unused]] page_id page) noexcept {
+        if constexpr (Coded)
+            give(page, nullptr);
+    }
+    /// Moves the rows of one page to another that holds the same tokens and has no residual rows.
+    void pass_on([[maybe_unused]] page_id from, [[maybe_unused]] page_id to) noexcept {
+        if constexpr (Coded)
+            if (of(from) != nullptr && of(to) == nullptr)
+                of_page_[index_of(to)] = std::move(of_page_[index_of(from)]);
+    }
+
+    /// Returns whether the residual rows of pages and `leased` others account for all that exist.
+    [[nodiscard]] bool add_up(std::size_t leased) const noexcept {
+        if constexpr (Coded)
+            for (const auto& rows : of_page_)
+                leased += rows != nullptr;
+        return leased == alive_;
+    }
+
+private:
+    [[nodiscard]] std::size_t weight(std::size_t exact) const noexcept {
+        return Coded ? (exact * codec::residual_page::bytes_for(shape_) + page_bytes_ - 1) / page_bytes_ : 0;
+    }
+
+    page_shape shape_;
+    std::size_t page_bytes_;
+    std::vector<std::shared_ptr<codec::residual_page>> of_page_; // empty if the codec needs none
+    std::size_t alive_ = 0;
 };
 
 } // namespace kvcache
 
-// ---- kvcache/cache/rooted_index.hpp -------------------------------------------------------------------------------
+// ---- kvcache/cache/tenant_index.hpp -------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// An index with a root for each tenant: a full page that no pool has, whose run is the tenant's number. A tenant's
-/// first pages continue its root, so no tokens lead from one tenant to another, whatever they are, in any index.
+/// An index with a root for each tenant: a full page outside the pool, whose run repeats the tenant's number. A
+/// tenant's first pages continue its root, so no sequence of tokens leads from one tenant to another, in any index.
 template <index_state Index>
-class rooted_index {
+class tenant_index {
 public:
     template <class Indexes>
-    rooted_index(const Indexes& indexes, page_shape shape, std::size_t pages, std::size_t most_tenants)
+    tenant_index(const Indexes& indexes, page_shape shape, std::size_t pages, std::size_t most_tenants)
         : page_tokens_(shape.tokens), pages_(pages), index_(indexes.open(shape, pages + most_tenants)) {}
 
-    /// What the first page of a tenant's sequence continues: nothing, in a cache without tenants (number zero).
+    /// The parent of the first page of a tenant's sequence; nullopt in a cache without tenants (number zero).
     [[nodiscard]] std::optional<page_id> root_of(std::uint32_t tenant) const noexcept {
         return tenant == 0 ? std::nullopt : std::optional(page_id{static_cast<std::uint32_t>(pages_ + tenant - 1)});
     }
-    /// Throws: bad_alloc, and nothing has changed then.
+    /// Throws: bad_alloc; the index is then unchanged.
     void add_root(std::uint32_t tenant) { index_.insert(std::nullopt, run_of(tenant), *root_of(tenant)); }
 
-    /// The longest known run of a tenant's tokens.
+    /// The longest cached prefix of a tenant's tokens.
     [[nodiscard]] index_match match(std::uint32_t tenant, std::span<const token_id> tokens) const {
         if (tenant == 0)
             return index_.match(tokens);
@@ -2446,7 +2734,7 @@ public:
     }
     [[nodiscard]] index_match match(std::span<const token_id> tokens) const { return match(0, tokens); }
 
-    /// Chunks that a tenant has noted; where the index knows chunks.
+    /// Chunks that a tenant has registered, if the index supports chunks.
     [[nodiscard]] std::vector<chunk_match> chunks(std::uint32_t tenant, std::span<const token_id> tokens,
                                                   std::size_t known) const requires chunk_index_state<Index> {
         return index_.chunks(tenant, tokens, known);
@@ -2464,9 +2752,9 @@ public:
     [[nodiscard]] bool leaf(page_id page) const { return index_.leaf(page); }
     [[nodiscard]] std::span<const token_id> run(page_id page) const { return index_.run(page); }
 
-    /// The page that a page continues, roots included.
+    /// The parent of a page, roots included.
     [[nodiscard]] std::optional<page_id> above(page_id page) const { return index_.parent(page); }
-    /// The page of the pool that a page continues.
+    /// The parent of a page, if it is a page of the pool.
     [[nodiscard]] std::optional<page_id> parent(page_id page) const {
         const auto found = above(page);
         return found && index_of(*found) < pages_ ? found : std::nullopt;
@@ -2484,28 +2772,30 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/cache/tenant_books.hpp -------------------------------------------------------------------------------
+// ---- kvcache/cache/tenant_quotas.hpp ------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What a tenant has and may have.
+/// The page usage of a tenant.
 struct tenant_usage {
-    std::size_t pages = 0;                                       ///< Taken: held by its sequences, or idle.
-    std::size_t idle = 0;                                        ///< Of them: held by nobody, kept for its next match.
-    std::size_t quota = std::numeric_limits<std::size_t>::max(); ///< The most pages it may take.
+    std::size_t pages = 0;     ///< Pages of the tenant, in use or evictable.
+    std::size_t evictable = 0; ///< Of these, pages without references, cached for its next match.
+    std::size_t quota = std::numeric_limits<std::size_t>::max(); ///< Maximum number of pages.
 
     friend constexpr bool operator==(const tenant_usage&, const tenant_usage&) = default;
 };
 
-/// Which tenant has which page. Tenants are numbered from one; number zero is a cache without tenants.
-class tenant_books {
+/// The owner of each page. Tenants are numbered from one; number zero stands for a cache without tenants.
+class tenant_quotas {
 public:
-    tenant_books(std::size_t pages, std::size_t most) : owners_(pages, 0), accounts_(1) { accounts_.reserve(most + 1); }
+    tenant_quotas(std::size_t pages, std::size_t most) : owners_(pages, 0), accounts_(1) {
+        accounts_.reserve(most + 1);
+    }
 
     [[nodiscard]] std::size_t size() const noexcept { return accounts_.size() - 1; }
     [[nodiscard]] const tenant_usage& usage(std::uint32_t tenant) const { return accounts_[tenant]; }
 
-    /// Returns the new tenant's number. Requires: fewer than the most.
+    /// Adds a tenant and returns its number. Requires: fewer tenants than the maximum.
     std::uint32_t add(std::size_t quota) {
         expects(accounts_.size() < accounts_.capacity(), "there is room for one more tenant");
         accounts_.push_back({.quota = quota});
@@ -2518,10 +2808,10 @@ public:
         ++accounts_[tenant].pages;
     }
     void give_back(page_id page) noexcept { --account(page).pages; }
-    void rest(page_id page) noexcept { ++account(page).idle; }
-    void wake(page_id page) noexcept { --account(page).idle; }
+    void rest(page_id page) noexcept { ++account(page).evictable; }
+    void wake(page_id page) noexcept { --account(page).evictable; }
 
-    /// Whether one more page is one too many.
+    /// Returns whether the tenant's quota is used up.
     [[nodiscard]] bool full(std::uint32_t tenant) const noexcept {
         return accounts_[tenant].pages >= accounts_[tenant].quota;
     }
@@ -2529,11 +2819,11 @@ public:
         return owners_[index_of(page)] == tenant;
     }
 
-    /// Of the pages that can be had, how many the tenant may have; its own idle ones leave for it.
+    /// The number of available pages that the tenant may allocate. Its evictable pages count as available.
     [[nodiscard]] std::size_t room(std::uint32_t tenant, std::size_t available) const noexcept {
         const tenant_usage& own = accounts_[tenant];
-        const std::size_t held = own.pages - own.idle;
-        return std::min(available, own.quota - std::min(own.quota, held));
+        const std::size_t in_use = own.pages - own.evictable;
+        return std::min(available, own.quota - std::min(own.quota, in_use));
     }
 
 private:
@@ -2547,12 +2837,12 @@ private:
 
 // ---- kvcache/core/exceptions.hpp ----------------------------------------------------------------------------------
 
-// The one header that throws and catches. In a program without exceptions nothing can be caught: a failed
-// allocation ends the program in operator new.
+// The only header that throws and catches. In a program without exceptions nothing can be caught: a failed allocation
+// ends the program in operator new.
 
 namespace kvcache::inline KVCACHE_ABI::detail {
 
-/// Calls `body`. Returns false if it threw an `Exception`; what else it throws goes on.
+/// Calls `body`. Returns false if it threw an `Exception`; other exceptions propagate.
 template <class Exception, class Body>
 [[nodiscard]] bool completes(Body&& body) {
 #if defined(__cpp_exceptions)
@@ -2568,7 +2858,7 @@ template <class Exception, class Body>
 #endif
 }
 
-/// Calls `body`. What it throws is lost.
+/// Calls `body` and discards any exception.
 template <class Body>
 void ignore_exceptions(Body&& body) noexcept {
 #if defined(__cpp_exceptions)
@@ -2581,7 +2871,7 @@ void ignore_exceptions(Body&& body) noexcept {
 #endif
 }
 
-/// Calls `body`. Returns what it threw; null if nothing.
+/// Calls `body`. Returns the exception it threw; null if none.
 template <class Body>
 [[nodiscard]] std::exception_ptr exception_of(Body&& body) noexcept {
 #if defined(__cpp_exceptions)
@@ -2626,73 +2916,25 @@ private:
 
 } // namespace kvcache::detail
 
-// ---- kvcache/observer/concept.hpp ---------------------------------------------------------------------------------
+// ---- kvcache/cache/page_manager.hpp -------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What happened in a cache.
-enum class event_kind {
-    matched,   ///< A prompt was looked up: tokens found, of how many, in which pages.
-    stored,    ///< Tokens were committed.
-    published, ///< A full page can be found from now on: its run, after which page.
-    copied,    ///< A shared page was copied before a write: from the first of the pages to the second.
-    evicted,   ///< A page left to make room.
-    refused,   ///< A reservation failed for want of pages.
-};
-
-/// One event, with its extent. What it points to is there for the call.
-struct event {
-    event_kind kind = event_kind::matched;
-    std::size_t tokens = 0; ///< Found (matched), committed (stored), or held by the page (the others).
-    std::size_t of = 0;     ///< Tokens asked for (matched, refused).
-    std::size_t pages = 0;  ///< Pages concerned.
-
-    std::span<const page_id> which = {}; ///< Those pages, in order; none with stored and refused.
-    std::optional<page_id> parent = {};  ///< The page that the page continues (published, evicted).
-    std::span<const token_id> run = {};  ///< The tokens of the page (published, evicted).
-    std::span<const digest> names = {};  ///< By page: its name, as name_of tells it.
-    std::size_t page_tokens = 0;         ///< Tokens of a full page.
-
-    /// The digest of all tokens up to the end of a page. Requires: the page is full and can be found.
-    [[nodiscard]] digest name_of(page_id page) const {
-        expects(index_of(page) < names.size(), "an event names the pages that it is about");
-        return names[index_of(page)];
-    }
-};
-
-/// The working state of an observer: told of every event, under the cache's lock. What it throws is lost.
-template <class S>
-concept observer_state = requires(S s, const event& what) {
-    s.on(what);
-};
-
-/// Who watches a cache.
-template <class P>
-concept observer_policy = plays<P, observer_role> && requires(const P p) {
-    p.open();
-} && observer_state<opened_by<P>>;
-
-} // namespace kvcache
-
-// ---- kvcache/cache/page_books.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// What every page is doing: free, held by sequences, or idle: held by nobody and kept in the index until room is
-/// needed. An idle page's children are idle too, since whoever holds a page holds all that comes before it.
-/// `Coded`: whether the codec codes whole pages.
+/// The state of every page: free, in use (referenced by sequences), or idle (unreferenced, and kept in the index until
+/// space is needed). The children of an idle page are idle too, because a sequence that references a page references
+/// all its ancestors. `Coded`: whether the codec encodes whole pages.
 template <storage_state Storage, hash_state Hash, index_state Index, eviction_state Eviction, observer_state Observer,
           bool Coded>
-class page_books {
+class page_manager {
 public:
-    static constexpr bool coded = Coded;
+    static constexpr bool quantized = Coded;
 
     template <class Storages, class Hashes, class Indexes, class Evictions, class Observers>
-    page_books(page_shape shape, std::size_t pages, std::size_t page_bytes, std::size_t most_tenants,
-               const identity& id, const Storages& storages, const Hashes& hashes, const Indexes& indexes,
-               const Evictions& evictions, const Observers& observers)
+    page_manager(page_shape shape, std::size_t pages, std::size_t page_bytes, std::size_t most_tenants,
+                 const identity& id, const Storages& storages, const Hashes& hashes, const Indexes& indexes,
+                 const Evictions& evictions, const Observers& observers)
         : shape_(shape),
-          exact_(shape, pages, page_bytes),
+          residual_(shape, pages, page_bytes),
           pool_(pages, storages.open(pages, page_bytes)),
           index_(indexes, shape, pages, most_tenants),
           ranks_(shape, pages, page_bytes, most_tenants, id, hashes, evictions),
@@ -2700,25 +2942,25 @@ public:
           tenants_(pages, most_tenants) {}
 
     [[nodiscard]] const page_pool<Storage>& pool() const noexcept { return pool_; }
-    [[nodiscard]] const rooted_index<Index>& index() const noexcept { return index_; }
+    [[nodiscard]] const tenant_index<Index>& index() const noexcept { return index_; }
     [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
     [[nodiscard]] std::size_t idle() const noexcept { return idle_; }
 
-    [[nodiscard]] exact_books<Coded>& exact() noexcept { return exact_; }
-    [[nodiscard]] const exact_books<Coded>& exact() const noexcept { return exact_; }
+    [[nodiscard]] residual_pool<Coded>& residual() noexcept { return residual_; }
+    [[nodiscard]] const residual_pool<Coded>& residual() const noexcept { return residual_; }
 
-    /// Pages that can be had: free ones, and idle ones that may leave, but for those that exact rows weigh.
+    /// Pages that can be allocated: free and idle ones, minus those set aside for residual rows.
     [[nodiscard]] std::size_t available() const noexcept {
         const std::size_t all = pool_.free().size() + idle_;
-        return all - std::min(all, exact_.aside());
+        return all - std::min(all, residual_.aside());
     }
 
-    [[nodiscard]] const tenant_books& tenants() const noexcept { return tenants_; }
+    [[nodiscard]] const tenant_quotas& tenants() const noexcept { return tenants_; }
     void set_quota(std::uint32_t tenant, std::size_t quota) { tenants_.set_quota(tenant, quota); }
-    /// Of the available pages, those that a tenant may have.
+    /// The number of available pages that a tenant may allocate.
     [[nodiscard]] std::size_t room(std::uint32_t tenant) const noexcept { return tenants_.room(tenant, available()); }
 
-    /// Adds a tenant, whose names begin with `root`. Throws: bad_alloc, and there is no tenant more.
+    /// Adds a tenant whose page names derive from `root`. Throws: bad_alloc; no tenant is then added.
     std::uint32_t add_tenant(const digest& root, std::size_t quota) {
         const auto number = static_cast<std::uint32_t>(tenants_.size() + 1);
         index_.add_root(number);
@@ -2726,21 +2968,21 @@ public:
         return tenants_.add(quota);
     }
 
-    /// Tells the observer. What it throws is lost: watching changes nothing.
+    /// Notifies the observer; its exceptions are ignored.
     void tell(event what) noexcept {
         what.names = ranks_.prefixes();
         what.page_tokens = shape_.tokens;
         detail::ignore_exceptions([&] { observer_.on(what); });
     }
 
-    /// A page with one holder. Evicts where none is free, and once where the storage refuses a free one: the page that
-    /// leaves has its memory already. A tenant that has its quota gives pages of its own. None if nothing may leave or
-    /// the storage refuses again.
+    /// Allocates a page with one reference. Evicts if no page is free, and once more if the storage refuses a free
+    /// page: an evicted page already has its memory. A tenant at its quota evicts its own pages. Returns nullopt if
+    /// nothing is evictable or the storage refuses again.
     [[nodiscard]] std::optional<page_id> allocate(std::uint32_t tenant) {
         while (tenants_.full(tenant))
             if (!evict(tenant))
                 return std::nullopt;
-        if (!keep_free(exact_.aside() + 1))
+        if (!keep_free(residual_.aside() + 1))
             return std::nullopt;
         auto page = pool_.take();
         if (!page && evict(0))
@@ -2750,7 +2992,7 @@ public:
         return page;
     }
 
-    /// Evicts until so many pages are free. False if nothing more may leave.
+    /// Evicts until `pages` pages are free. Returns false if nothing more is evictable.
     [[nodiscard]] bool keep_free(std::size_t pages) {
         while (pool_.free().size() < pages)
             if (!evict(0))
@@ -2758,8 +3000,8 @@ public:
         return true;
     }
 
-    /// The index, to note chunks in.
-    [[nodiscard]] rooted_index<Index>& chunks() noexcept { return index_; }
+    /// The index, for registering chunks.
+    [[nodiscard]] tenant_index<Index>& chunks() noexcept { return index_; }
 
     void hold(page_id page) noexcept {
         if (pool_.holders(page) == 0)
@@ -2767,43 +3009,43 @@ public:
         pool_.hold(page);
     }
 
-    /// One holder less. The last one leaves the page idle if the index knows it, and free otherwise.
+    /// Releases one reference. Without references the page becomes idle if it is in the index, and free otherwise.
     void drop(page_id page) noexcept {
         if (pool_.drop(page) > 0)
             return;
         if (index_.contains(page) && may_idle(page)) {
             ++idle_;
             tenants_.rest(page);
-            ranks_.settle(page);
+            ranks_.on_released(page);
         } else {
             give_back(page);
         }
     }
 
-    /// Says that a page was used.
+    /// Records a use of a page.
     void touch(page_id page) noexcept { ranks_.touch(page); }
 
-    /// So many rows from `first` on were computed in so long: what their pages cost is learned from it. Fewer rows than
-    /// a page has are decoding, which says nothing of how soon pages are computed again.
+    /// Records that computing `rows` rows from `first` on took `seconds`, from which the cost of pages is learned.
+    /// Fewer rows than a page has are decode steps, which do not tell the cost of a prefill, and are ignored.
     void measure(std::size_t first, std::size_t rows, double seconds) noexcept {
         if (rows >= shape_.tokens)
             ranks_.measure(first, rows, seconds);
     }
 
-    /// What computing rows from `first` on takes, as far as it was measured.
+    /// The estimated time to compute `rows` rows from `first` on.
     [[nodiscard]] double seconds(std::size_t first, std::size_t rows) const noexcept {
         return ranks_.seconds(first, rows);
     }
 
-    /// Whether the row may be written in place: nobody else holds the page, and the index has not promised the row.
+    /// Returns whether the row may be written in place: the page has one reference, and the row is not indexed.
     [[nodiscard]] bool writable(page_id page, std::uint32_t row) const {
         return pool_.holders(page) == 1 && index_.run(page).size() <= row;
     }
 
-    /// Makes a held page known as `run` after `parent`, of a request of `length` full pages. Returns the page that
-    /// stands for the run from now on: where another full one held it already, the caller's hold has moved to that one,
-    /// and its own is given up. Throws: bad_alloc, if the index or the eviction policy has no memory; the page is then
-    /// not in the index, or as it was there.
+    /// Publishes a page that is in use as `run` after `parent`, of a request of `length` full pages. Returns the page
+    /// that represents the run from now on. If another full page already holds the run, the caller's reference moves to
+    /// that page, and its own page is released. Throws: bad_alloc, if the index or the eviction policy has no memory;
+    /// the index entry of the page is then removed or unchanged.
     [[nodiscard]] page_id publish(std::optional<page_id> parent, std::span<const token_id> run, page_id page,
                                   std::size_t length) {
         const bool full = run.size() == shape_.tokens;
@@ -2813,7 +3055,7 @@ public:
                 return page;
             hold(*done.other);
             touch(*done.other);
-            exact_.pass_on(page, *done.other);
+            residual_.pass_on(page, *done.other);
             if (index_.contains(page) && pool_.holders(page) == 1)
                 forget(page);
             drop(page);
@@ -2821,18 +3063,18 @@ public:
         }
         if (done.other)
             unlist(*done.other);
-        ranks_.unrank(page); // its run has grown, and with it its name
+        ranks_.unrank(page); // its run has grown, so its name changes
         ranks_.follow(index_, index_.parent(page));
         if (full) {
             detail::scope_guard undo([&] { leave_index(page); });
             ranks_.rank(index_, page, length);
             undo.dismiss();
-            tell_of(event_kind::published, page);
+            emit_page_event(event_kind::published, page);
         }
         return page;
     }
 
-    /// Proves that every page is in one state only. `held` is how many holders each page should have.
+    /// Checks that every page is in exactly one state. `held` is the expected reference count of each page.
     [[nodiscard]] result<void> check(std::span<const std::uint32_t> held) const {
         std::vector<bool> free(pool_.pages(), false);
         for (const page_id page : pool_.free()) {
@@ -2884,25 +3126,25 @@ private:
         tenants_.wake(page);
     }
     void give_back(page_id page) {
-        exact_.drop(page);
+        residual_.drop(page);
         tenants_.give_back(page);
         pool_.give_back(page);
     }
 
-    void tell_of(event_kind what, page_id page) noexcept {
+    void emit_page_event(event_kind what, page_id page) noexcept {
         const auto run = index_.run(page);
         tell({what, run.size(), 0, 1, {&page, 1}, index_.parent(page), run});
     }
 
-    // Whether a known page can wait for its next match: it is ranked, or can be; otherwise it leaves the index.
+    // Whether an indexed page can become idle: it is ranked, or can be. Otherwise it is removed from the index.
     [[nodiscard]] bool may_idle(page_id page) noexcept {
         const bool ranked = detail::completes<std::bad_alloc>([&] { ranks_.rank(index_, page, 0); });
         if (!ranked)
-            leave_index(page); // full pages are ranked as they are published, so this one is a leaf
+            leave_index(page); // full pages are ranked when published, so this page is partial and therefore a leaf
         return ranked;
     }
 
-    // A held page leaves the index.
+    // Removes a page that is in use from the index.
     void forget(page_id page) {
         ranks_.unrank(page);
         leave_index(page);
@@ -2914,7 +3156,7 @@ private:
         ranks_.follow(index_, parent);
     }
 
-    // A page that the index has dropped: without a holder it is free.
+    // Handles a page that the index has dropped: if unreferenced, it becomes free.
     void unlist(page_id page) {
         ranks_.unrank(page);
         if (pool_.holders(page) == 0) {
@@ -2923,7 +3165,7 @@ private:
         }
     }
 
-    // Makes an idle page leave; one of this tenant's, if that is not zero.
+    // Evicts an idle page; one of this tenant's, if `tenant` is not zero.
     [[nodiscard]] bool evict(std::uint32_t tenant) {
         const auto page = ranks_.victim([this, tenant](page_id candidate) {
             return pool_.holders(candidate) == 0 && index_.leaf(candidate) &&
@@ -2931,7 +3173,7 @@ private:
         });
         if (!page)
             return false;
-        tell_of(event_kind::evicted, *page);
+        emit_page_event(event_kind::evicted, *page);
         ranks_.evict(*page);
         leave_index(*page);
         unlist(*page);
@@ -2939,53 +3181,66 @@ private:
     }
 
     page_shape shape_;
-    exact_books<Coded> exact_;
+    residual_pool<Coded> residual_;
     page_pool<Storage> pool_;
-    rooted_index<Index> index_;
-    page_ranks<Hash, Eviction> ranks_;
+    tenant_index<Index> index_;
+    page_eviction<Hash, Eviction> ranks_;
     Observer observer_;
-    tenant_books tenants_;
+    tenant_quotas tenants_;
     std::size_t idle_ = 0;
 };
 
 } // namespace kvcache
 
-// ---- kvcache/cache/audit.hpp --------------------------------------------------------------------------------------
+// ---- kvcache/cache/reserve_options.hpp ----------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Counts the holders of every page from the sequences themselves, and compares each sequence with the index.
+/// How rows are reserved.
+struct reserve_options {
+    /// Rows that are written and attended at a time, at most, in ascending order. A codec that quantizes whole pages
+    /// keeps no more of them in full precision.
+    std::size_t at_once = std::numeric_limits<std::size_t>::max();
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/invariant_checker.hpp --------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Recomputes the reference count of every page from the sequences, and compares each sequence with the index.
 template <index_state Index>
-class audit {
+class invariant_checker {
 public:
-    audit(const Index& index, std::size_t page_tokens, std::size_t pages)
+    invariant_checker(const Index& index, std::size_t page_tokens, std::size_t pages)
         : index_(index), page_tokens_(page_tokens), held_(pages, 0) {}
 
-    /// By page: how many sequences hold it.
+    /// By page: the number of references from sequences.
     [[nodiscard]] std::span<const std::uint32_t> held() const noexcept { return held_; }
 
-    /// Takes in one sequence. Errors: malformed, with what is wrong with it.
+    /// Counts the references of one sequence. Errors: malformed, with what is wrong with it.
     [[nodiscard]] result<void> count(const sequence_state& state) {
         std::size_t rows = 0;
         for (std::size_t i = 0; i < state.table.size(); ++i) {
             const page_entry& entry = state.table[i];
             ++held_[index_of(entry.page)];
-            const bool plain = rows < state.exact; // what is woven behind may use any rows of a page
+            const bool plain = rows < state.exact; // spliced entries after the exact rows may use any rows of a page
             if (plain && i + 1 < state.table.size() && rows + page_tokens_ <= state.exact &&
                 entry.count != page_tokens_)
                 return broken("has a page in its middle that is not full");
             if (plain && (entry.base != 0 || entry.first != 0))
                 return broken("counts a page as exact that was computed elsewhere");
-            if (i < state.sealed && rows + entry.count > state.exact)
+            if (i < state.published_pages && rows + entry.count > state.exact)
                 return broken("has made an approximate page known");
-            if (i < state.sealed && index_.run(entry.page).size() != page_tokens_)
+            if (i < state.published_pages && index_.run(entry.page).size() != page_tokens_)
                 return broken("counts on a page in the index that is not there");
             if (!agree(entry, state, rows))
                 return broken(detail::joined(
                     {"and the index disagree about the tokens of page ", std::to_string(index_of(entry.page))}));
             rows += entry.count;
         }
-        for (const page_id page : state.sources)
+        for (const page_id page : state.pinned_sources)
             ++held_[index_of(page)];
         if (state.has_copied_tail())
             ++held_[index_of(state.tail_before->page)];
@@ -2997,7 +3252,7 @@ public:
     }
 
 private:
-    // Where both know tokens of a page's rows they are the same.
+    // Whether the sequence and the index agree about the tokens of a page's rows, where both know them.
     [[nodiscard]] bool agree(const page_entry& entry, const sequence_state& state, std::size_t rows) const {
         if (rows >= state.tokens.size())
             return true;
@@ -3019,76 +3274,78 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/cache/exact_leases.hpp -------------------------------------------------------------------------------
+// ---- kvcache/cache/residual_leases.hpp ----------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
 /// What sequences and leases do with exact rows, where the codec codes whole pages: a sequence has those of its last
 /// page while it is not full, of its first pages and of the pages before its end where the codec keeps those; a lease
 /// has those of the pages it writes.
-template <class PageBooks>
-class exact_leases {
+template <class PageManager>
+class residual_leases {
 public:
-    /// `coded`: what stays exact; none for a codec that writes row by row, and then nothing here does anything.
-    exact_leases(PageBooks& pages, std::size_t page_tokens, std::optional<exact_pages> coded)
-        : pages_(pages), page_tokens_(page_tokens), coded_(coded) {}
+    /// `quantized`: what stays exact; none for a codec that writes row by row, and then nothing here does anything.
+    residual_leases(PageManager& pages, std::size_t page_tokens, std::optional<residual_window> quantized)
+        : pages_(pages), page_tokens_(page_tokens), quantized_(quantized) {}
 
-    /// How many of a sequence's first `tokens` tokens can be continued: to the last token before which all is there
-    /// that the next query reads exactly.
+    /// The number of a sequence's first `tokens` tokens that can be continued: up to the last token for which all
+    /// residual rows that the next query reads are present.
     [[nodiscard]] std::size_t kept([[maybe_unused]] const sequence_state& state, std::size_t tokens) const noexcept {
-        if constexpr (!PageBooks::coded)
+        if constexpr (!PageManager::quantized)
             return tokens;
         else
-            return kept_exactly(state, tokens);
+            return kept_residual(state, tokens);
     }
 
-    /// Exact pages that a lease makes: for a copied last page, and for `fresh` new ones behind `before`.
+    /// The number of residual pages that a lease allocates: for a copied last page, and for `fresh` new ones after
+    /// `before`.
     [[nodiscard]] std::size_t needed(bool copies, std::size_t before, std::size_t fresh, std::size_t at_once) const {
-        return PageBooks::coded ? (copies ? 1 : 0) + places(before, fresh, at_once) : 0;
+        return PageManager::quantized ? (copies ? 1 : 0) + places(before, fresh, at_once) : 0;
     }
 
-    /// Makes the exact rows of a lease whose pages the table has already. `used` rows of the last page before are in
-    /// use, or all. False if there is no memory: what was made is the lease's, and ends with it.
+    /// Allocates the residual rows of a lease whose pages are already in the table. `used` is the number of rows in use
+    /// in the last page before the lease. Returns false if there is no memory: allocated rows then belong to the lease
+    /// and end with it.
     [[nodiscard]] bool open([[maybe_unused]] sequence_state& state, [[maybe_unused]] std::uint32_t used,
                             [[maybe_unused]] std::size_t at_once) {
-        if constexpr (!PageBooks::coded)
+        if constexpr (!PageManager::quantized)
             return true;
         else
-            return open_exactly(state, used, at_once);
+            return open_residual(state, used, at_once);
     }
 
-    /// The exact rows that a lease gives a page of its own when all its rows are committed; null if it gives none.
-    [[nodiscard]] exact_page* given([[maybe_unused]] const sequence_state& state,
-                                    [[maybe_unused]] std::size_t entry) const noexcept {
-        if constexpr (!PageBooks::coded)
+    /// The residual rows that a lease passes to a page when all its rows are committed; null if it passes none.
+    [[nodiscard]] codec::residual_page* given([[maybe_unused]] const sequence_state& state,
+                                              [[maybe_unused]] std::size_t entry) const noexcept {
+        if constexpr (!PageManager::quantized)
             return nullptr;
         else
-            return given_exactly(state, entry);
+            return given_residual(state, entry);
     }
 
-    /// Gives the pages what they keep of a lease's exact rows, and ends the others. Returns how many of the tokens
-    /// stay.
-    [[nodiscard]] std::size_t settle(sequence_state& state) noexcept {
-        if constexpr (!PageBooks::coded)
+    /// Passes to the pages the residual rows that they keep, and frees the others. Returns the number of tokens that
+    /// remain.
+    [[nodiscard]] std::size_t finalize(sequence_state& state) noexcept {
+        if constexpr (!PageManager::quantized)
             return state.tokens.size();
         else
-            return settle_exactly(state);
+            return finalize_residual(state);
     }
 
-    /// Ends the exact rows that a lease has and no page.
-    void end([[maybe_unused]] exact_ring& ring) noexcept {
-        if constexpr (PageBooks::coded)
-            end_exactly(ring);
+    /// Frees the residual rows that belong to a lease and to no page.
+    void end([[maybe_unused]] residual_ring& ring) noexcept {
+        if constexpr (PageManager::quantized)
+            end_residual(ring);
     }
 
 private:
-    [[nodiscard]] std::size_t kept_exactly(const sequence_state& state, std::size_t tokens) const noexcept {
+    [[nodiscard]] std::size_t kept_residual(const sequence_state& state, std::size_t tokens) const noexcept {
         if (tokens % page_tokens_ != 0 && !has(state, tokens / page_tokens_))
             tokens -= tokens % page_tokens_;
         while (tokens > 0) {
             const std::size_t page = tokens / page_tokens_;
             bool all = true;
-            for (std::size_t i = page - std::min(page, coded_->recent); i < page; ++i)
+            for (std::size_t i = page - std::min(page, quantized_->recent); i < page; ++i)
                 all = all && has(state, i);
             if (all)
                 break;
@@ -3097,106 +3354,106 @@ private:
         return tokens;
     }
 
-    [[nodiscard]] bool open_exactly(sequence_state& state, std::uint32_t used, std::size_t at_once) {
+    [[nodiscard]] bool open_residual(sequence_state& state, std::uint32_t used, std::size_t at_once) {
         const bool made = detail::completes<std::bad_alloc>([&] {
             if (state.has_copied_tail()) {
                 const page_id own = state.table[state.pages_before - 1].page;
-                pages_.exact().give(own, pages_.exact().make());
-                pages_.exact().of(own)->take(*pages_.exact().of(state.tail_before->page), used);
+                pages_.residual().give(own, pages_.residual().make());
+                pages_.residual().of(own)->take(*pages_.residual().of(state.tail_before->page), used);
             }
-            exact_ring& ring = state.ring;
+            residual_ring& ring = state.ring;
             const std::size_t fresh = state.table.size() - state.pages_before;
             ring.first = state.pages_before;
             ring.own = own_places(state.pages_before, fresh);
             for (std::size_t n = places(state.pages_before, fresh, at_once); n > 0; --n) {
                 ring.places.emplace_back();
-                ring.places.back() = pages_.exact().make();
+                ring.places.back() = pages_.residual().make();
                 ring.places.back()->begin(0);
             }
-            state.exact_rows.resize(state.table.size());
+            state.residual_rows.resize(state.table.size());
         });
         if (!made) {
             std::erase(state.ring.places, nullptr);
             return false;
         }
         for (std::size_t i = 0; i < state.table.size(); ++i)
-            state.exact_rows[i] = i < state.pages_before ? pages_.exact().of(state.table[i].page) : state.ring.at(i);
+            state.residual_rows[i] =
+                i < state.pages_before ? pages_.residual().of(state.table[i].page) : state.ring.at(i);
         if (state.tail_before)
-            state.exact_rows[state.pages_before - 1]->begin(used);
-        return pages_.keep_free(pages_.exact().aside());
+            state.residual_rows[state.pages_before - 1]->begin(used);
+        return pages_.keep_free(pages_.residual().aside());
     }
 
-    [[nodiscard]] exact_page* given_exactly(const sequence_state& state, std::size_t entry) const noexcept {
+    [[nodiscard]] codec::residual_page* given_residual(const sequence_state& state, std::size_t entry) const noexcept {
         const std::size_t tokens = state.tokens.size() + state.leased, last = tokens / page_tokens_;
         const bool gives = stays(entry, last) && (entry < last || tokens % page_tokens_ != 0) &&
                            state.ring.keeps(entry, state.table.size());
         return gives ? state.ring.at(entry) : nullptr;
     }
 
-    [[nodiscard]] std::size_t settle_exactly(sequence_state& state) noexcept {
+    [[nodiscard]] std::size_t finalize_residual(sequence_state& state) noexcept {
         const std::size_t entries = state.table.size(), tokens = state.tokens.size();
-        const std::size_t last = tokens / page_tokens_; // the page that is not full, or would be next
+        const std::size_t last = tokens / page_tokens_; // the partial page, or the one that would come next
         const std::size_t before = std::min(state.pages_before, entries);
         for (std::size_t i = before; i < entries && i <= last; ++i)
             if (stays(i, last) && (i < last || tokens % page_tokens_ != 0) && state.ring.keeps(i, entries))
-                pages_.exact().give(state.table[i].page, state.ring.take(i));
+                pages_.residual().give(state.table[i].page, state.ring.take(i));
         end(state.ring);
         const std::size_t stay = kept(state, tokens);
-        // Pages that the end has passed; where another sequence holds one, it may be the end of that.
-        const std::size_t first = before - std::min(before, coded_->recent + 1);
+        // Pages that left the residual window. A page that other sequences reference may be in theirs.
+        const std::size_t first = before - std::min(before, quantized_->recent + 1);
         for (std::size_t i = first; i < before && i < stay / page_tokens_; ++i)
             if (!stays(i, stay / page_tokens_) && pages_.pool().holders(state.table[i].page) == 1)
-                pages_.exact().drop(state.table[i].page);
+                pages_.residual().drop(state.table[i].page);
         return stay;
     }
 
-    void end_exactly(exact_ring& ring) noexcept {
+    void end_residual(residual_ring& ring) noexcept {
         for (auto& place : ring.places)
-            pages_.exact().end(std::move(place));
+            pages_.residual().end(std::move(place));
         ring.places.clear();
     }
 
     [[nodiscard]] bool has(const sequence_state& state, std::size_t entry) const noexcept {
-        return entry < state.table.size() && pages_.exact().of(state.table[entry].page) != nullptr;
+        return entry < state.table.size() && pages_.residual().of(state.table[entry].page) != nullptr;
     }
 
-    // Whether page `i` stays exact for a sequence that ends in page `last`.
-    [[nodiscard]] bool stays(std::size_t i, std::size_t last) const noexcept { return coded_->covers(i, last); }
+    // Whether page `i` keeps residual rows for a sequence that ends in page `last`.
+    [[nodiscard]] bool stays(std::size_t i, std::size_t last) const noexcept { return quantized_->covers(i, last); }
 
     [[nodiscard]] std::size_t own_places(std::size_t before, std::size_t fresh) const noexcept {
-        return std::min(fresh, coded_->first - std::min(coded_->first, before));
+        return std::min(fresh, quantized_->first - std::min(quantized_->first, before));
     }
     [[nodiscard]] std::size_t places(std::size_t before, std::size_t fresh, std::size_t at_once) const noexcept {
-        return exact_ring::places_for(fresh, own_places(before, fresh), at_once, page_tokens_, coded_->recent);
+        return residual_ring::places_for(fresh, own_places(before, fresh), at_once, page_tokens_, quantized_->recent);
     }
 
-    PageBooks& pages_;
+    PageManager& pages_;
     std::size_t page_tokens_;
-    std::optional<exact_pages> coded_;
+    std::optional<residual_window> quantized_;
 };
 
 } // namespace kvcache
 
-// ---- kvcache/cache/weaver.hpp -------------------------------------------------------------------------------------
+// ---- kvcache/cache/splice_plan.hpp --------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Puts rows of a prompt behind a sequence: those of runs that were computed elsewhere stay in their pages, which are
-/// shared, not copied; the others get rows of pages of their own, at the place in the page that their position has in
-/// any sequence.
+/// A plan that appends rows of a prompt to a sequence. Rows of reused spans stay in their pages, which are shared, not
+/// copied. The other rows get new pages, at the row in the page that their position has in any sequence.
 ///
-///     run       [c0 c1 c2 c3 c4 c5 c6 c7]  in pages A B of 4, from position 40 on; c0 and c5 run again
+///     span      [c0 c1 c2 c3 c4 c5 c6 c7]  in pages A B of 4, from position 40 on; c0 and c5 are recomputed
 ///     table     P[0,1) A[1,4) B[0,1) Q[1,2) B[2,4)             P, Q: own pages
 template <class Row>
-class basic_weaver {
+class basic_splice_plan {
 public:
-    /// Rows [0, rows) of a lease whose first has position `first`. Rows of `rerun`, and those of no run, get pages of
-    /// their own. Requires: runs and positions ascend; `entries` are the runs' pages in order.
-    basic_weaver(std::size_t first, std::size_t rows, std::span<const reused_run> runs,
-                 std::span<const page_entry> entries, std::span<const std::size_t> rerun)
+    /// Plans rows [0, rows) of a lease whose first row has position `first`. Rows of `recomputed` positions, and those
+    /// of no span, get new pages. Requires: spans and positions ascend; `entries` are the spans' pages in order.
+    basic_splice_plan(std::size_t first, std::size_t rows, std::span<const reused_span> runs,
+                      std::span<const page_entry> entries, std::span<const std::size_t> recomputed)
         : first_(first), rows_(rows) {
         std::size_t of_entry = 0;
-        for (const reused_run& run : runs)
+        for (const reused_span& run : runs)
             for (std::size_t i = 0; i < run.count; ++i) {
                 expects(!entries.empty(), "every reused token lies in a page");
                 const page_entry& entry = entries.front();
@@ -3208,19 +3465,19 @@ public:
                     of_entry = 0;
                 }
             }
-        for (const std::size_t position : rerun)
+        for (const std::size_t position : recomputed)
             if (position >= first && position < first + rows)
                 rows_[position - first] = {};
     }
 
-    /// The position of the first row that is kept; behind the last row if none is.
+    /// The position of the first row that is kept; the position after the last row if none is.
     [[nodiscard]] std::size_t first_kept() const {
         return first_ +
                static_cast<std::size_t>(
                    std::find_if(rows_.begin(), rows_.end(), [](const Row& one) { return one.kept; }) - rows_.begin());
     }
 
-    /// How many pages of their own the other rows need.
+    /// The number of new pages for the other rows.
     [[nodiscard]] std::size_t own_pages(std::size_t page_tokens) const {
         std::size_t pages = 0, block = 0;
         for (std::size_t row = 0; row < rows_.size(); ++row)
@@ -3231,7 +3488,7 @@ public:
         return pages;
     }
 
-    /// Gives the rows the pages taken for them, one for each block of positions that has such rows.
+    /// Assigns the new pages to rows, one page for each block of positions that has such rows.
     void take(std::span<const page_id> pages, std::size_t page_tokens) {
         std::size_t block = 0;
         const page_id* own = nullptr;
@@ -3266,29 +3523,32 @@ private:
     std::vector<Row> rows_;
 };
 
-using weaver = basic_weaver<woven_row>;
+using splice_plan = basic_splice_plan<spliced_row>;
 
 } // namespace kvcache
 
-// ---- kvcache/cache/sequence_books.hpp -----------------------------------------------------------------------------
+// ---- kvcache/cache/sequence_manager.hpp ---------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
 /// The live sequences of a cache, on a ring, and what happens to their pages. Pages are touched and given back tail
 /// first, so that a parent is always fresher than its children.
-template <class PageBooks>
-class sequence_books {
+template <class PageManager>
+class sequence_manager {
 public:
     /// Requires: the pages' books outlive it. It does not move.
-    sequence_books(PageBooks& pages, std::size_t page_tokens, std::optional<exact_pages> coded)
-        : pages_(pages), page_tokens_(page_tokens), whole_(coded.has_value()), exact_(pages, page_tokens, coded) {
+    sequence_manager(PageManager& pages, std::size_t page_tokens, std::optional<residual_window> quantized)
+        : pages_(pages),
+          page_tokens_(page_tokens),
+          whole_(quantized.has_value()),
+          residual_(pages, page_tokens, quantized) {
         ring_.previous = ring_.next = &ring_;
     }
 
-    sequence_books(const sequence_books&) = delete;
-    sequence_books& operator=(const sequence_books&) = delete;
+    sequence_manager(const sequence_manager&) = delete;
+    sequence_manager& operator=(const sequence_manager&) = delete;
 
-    /// How many sequences live.
+    /// The number of live sequences.
     [[nodiscard]] std::size_t size() const noexcept {
         std::size_t n = 0;
         for (const sequence_state* s = ring_.next; s != &ring_; s = s->next)
@@ -3297,12 +3557,12 @@ public:
     }
 
     /// The exact rows that its sequences and leases have.
-    [[nodiscard]] exact_leases<PageBooks>& exact() noexcept { return exact_; }
-    [[nodiscard]] const exact_leases<PageBooks>& exact() const noexcept { return exact_; }
+    [[nodiscard]] residual_leases<PageManager>& residual() noexcept { return residual_; }
+    [[nodiscard]] const residual_leases<PageManager>& residual() const noexcept { return residual_; }
 
-    /// Enters a sequence, which from now on holds the pages of its table.
+    /// Adds a sequence, and references the pages of its table.
     void enter(sequence_state& state) noexcept {
-        for (const page_id page : state.sources)
+        for (const page_id page : state.pinned_sources)
             pages_.hold(page);
         for (const page_entry& entry : state.table)
             pages_.hold(entry.page);
@@ -3313,7 +3573,7 @@ public:
         state.next->previous = &state;
     }
 
-    /// Takes a sequence out, and back what it holds.
+    /// Removes a sequence and releases its pages.
     void leave(sequence_state& state) noexcept {
         undo(state);
         for (; !state.table.empty(); state.table.pop_back())
@@ -3329,19 +3589,19 @@ public:
         const std::size_t kept = state.cut(tokens);
         for (; state.table.size() > kept; state.table.pop_back())
             pages_.drop(state.table.back().page);
-        state.sealed = std::min(state.sealed, state.full_entries(page_tokens_));
-        if (state.stored > state.sealed)
-            state.stored = 0; // what comes behind the cut has other names
+        state.published_pages = std::min(state.published_pages, state.full_entries(page_tokens_));
+        if (state.offloaded_pages > state.published_pages)
+            state.offloaded_pages = 0; // pages after the cut get other names
         if (tokens <= state.exact && !state.has_lease) {
-            state.exact = sequence_state::all; // what was approximate is gone
+            state.exact = sequence_state::all; // all approximate rows are gone
             forget_sources(state);
         }
     }
 
-    /// Gives the table `in_tail` rows of the last page, copied if its first `copied` rows are not to be written over,
-    /// and `behind` rows of new pages. False if the storage refuses.
+    /// Appends `in_tail` rows in the last page and `after` rows in new pages. If `copied` is not zero, the last page
+    /// is copied first, because its first `copied` rows are shared. Returns false if the storage refuses.
     template <class Codec>
-    [[nodiscard]] bool take_rows(sequence_state& state, const Codec& codec, std::size_t in_tail, std::size_t behind,
+    [[nodiscard]] bool take_rows(sequence_state& state, const Codec& codec, std::size_t in_tail, std::size_t after,
                                  std::size_t copied) {
         if (copied > 0) {
             const auto own = pages_.allocate(state.tenant);
@@ -3355,19 +3615,20 @@ public:
         }
         if (in_tail > 0)
             state.table.back().count += static_cast<std::uint32_t>(in_tail);
-        while (behind > 0) {
+        while (after > 0) {
             const auto page = pages_.allocate(state.tenant);
             if (!page)
                 return false;
-            const std::size_t count = std::min<std::size_t>(behind, page_tokens_);
+            const std::size_t count = std::min<std::size_t>(after, page_tokens_);
             state.table.push_back({.page = *page, .count = static_cast<std::uint32_t>(count)});
-            behind -= count;
+            after -= count;
         }
         return true;
     }
 
-    /// Puts copies of rows behind a sequence: `entries` are where they lie, and what the copies' will be. False, and
-    /// some are there, if the storage refuses. Requires: the table has room for them.
+    /// Appends copies of rows to a sequence. `entries` are the rows' current locations, and give the rows and RoPE
+    /// offsets of the copies. Returns false if the storage refuses, with some rows appended. Requires: the table has
+    /// spare capacity for them.
     template <class Codec>
     [[nodiscard]] bool copy_rows(sequence_state& state, const Codec& codec, std::span<const page_entry> entries) {
         for (const page_entry& entry : entries) {
@@ -3386,11 +3647,11 @@ public:
         return true;
     }
 
-    /// Puts woven rows behind a sequence, as a lease, and holds what they were taken from. False, and nothing has
-    /// changed, if the storage refuses. Throws: bad_alloc, likewise.
-    [[nodiscard]] bool weave(sequence_state& state, weaver& woven, std::span<const page_id> sources) {
+    /// Appends spliced rows to a sequence, as a lease, and references their source pages. Returns false if the storage
+    /// refuses; nothing has changed then. Throws: bad_alloc, likewise.
+    [[nodiscard]] bool splice(sequence_state& state, splice_plan& spliced, std::span<const page_id> sources) {
         std::vector<page_id> own;
-        const std::size_t needed = woven.own_pages(page_tokens_);
+        const std::size_t needed = spliced.own_pages(page_tokens_);
         own.reserve(needed);
         const auto give_back = [&] {
             for (const page_id page : own)
@@ -3406,30 +3667,30 @@ public:
             pages_.pool().clear(*page);
         }
         detail::scope_guard undo([&] {
-            state.sources.clear();
+            state.pinned_sources.clear();
             give_back();
         });
-        woven.take(own, page_tokens_);
-        const std::vector<page_entry> table = woven.table();
-        state.prepare(table.size(), woven.rows().size());
-        state.sources.assign(sources.data(), sources.data() + sources.size());
+        spliced.take(own, page_tokens_);
+        const std::vector<page_entry> table = spliced.table();
+        state.prepare(table.size(), spliced.rows().size());
+        state.pinned_sources.assign(sources.data(), sources.data() + sources.size());
         state.pages_before = state.table.size();
         state.table.insert(state.table.end(), table.begin(), table.end());
         undo.dismiss();
-        for (const page_id page : state.sources)
+        for (const page_id page : state.pinned_sources)
             pages_.hold(page);
         for (std::size_t i = state.pages_before; i < state.table.size(); ++i)
             pages_.hold(state.table[i].page);
-        give_back(); // the entries hold them now
+        give_back(); // the entries reference them now
         state.tail_before.reset();
-        state.woven = std::move(woven.rows());
-        state.leased = state.woven.size();
+        state.spliced = std::move(spliced.rows());
+        state.leased = state.spliced.size();
         state.exact = state.tokens.size();
         state.has_lease = true;
         return true;
     }
 
-    /// Tells of rows that find no pages, and why.
+    /// Reports rows for which there are no pages. Returns the error.
     [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages,
                                std::size_t page_bytes) {
         pages_.tell({event_kind::refused, 0, rows, pages});
@@ -3442,7 +3703,7 @@ public:
     }
 
     /// Makes tokens of a sequence known as a chunk. False if they lie in no known page, or the index has no memory.
-    bool note(const sequence_state& state, std::size_t first, std::size_t count) {
+    bool register_chunk(const sequence_state& state, std::size_t first, std::size_t count) {
         const std::size_t last = first + count - 1;
         bool known = false;
         return detail::completes<std::bad_alloc>([&] {
@@ -3452,16 +3713,16 @@ public:
                known;
     }
 
-    /// Ends a lease: its first rows are these tokens, the others are given back. Of a codec of whole pages, rows of a
-    /// page whose exact rows have made room for others are given back too. It cannot fail: all memory that it
-    /// must have was taken with the lease.
+    /// Commits a lease: its first rows are these tokens, the others are released. If the codec encodes whole pages,
+    /// rows of a page whose residual buffer was reused are released too. It cannot fail: all necessary memory was
+    /// allocated with the lease.
     void commit(sequence_state& state, std::span<const token_id> tokens) {
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - state.leased_at;
         pages_.measure(state.tokens.size(), tokens.size(), took.count());
         commit_unmeasured(state, tokens);
     }
 
-    /// As above, for rows that nobody computed.
+    /// The same for rows that were not computed here.
     void commit_unmeasured(sequence_state& state, std::span<const token_id> tokens) {
         state.append(tokens);
         if (state.has_copied_tail()) {
@@ -3469,13 +3730,13 @@ public:
                 std::swap(state.tail_before->page, state.table[state.pages_before - 1].page);
             pages_.drop(state.tail_before->page);
         }
-        const std::size_t kept = exact_.settle(state);
+        const std::size_t kept = residual_.finalize(state);
         state.end_lease();
         truncate(state, kept);
         publish(state);
     }
 
-    /// Takes a lease back, if there is one: the sequence is as it was before.
+    /// Rolls back an open lease: the sequence is as it was before.
     void undo(sequence_state& state) noexcept {
         if (!state.has_lease)
             return;
@@ -3485,56 +3746,56 @@ public:
             pages_.drop(state.table.back().page);
         if (state.tail_before)
             state.table.back() = *state.tail_before;
-        exact_.end(state.ring);
+        residual_.end(state.ring);
         state.end_lease();
         truncate(state, state.tokens.size());
     }
 
-    /// Proves the books of sequences and pages.
+    /// Checks the consistency of sequences and pages.
     [[nodiscard]] result<void> check() const {
-        audit holders(pages_.index(), page_tokens_, pages_.pool().pages());
+        invariant_checker holders(pages_.index(), page_tokens_, pages_.pool().pages());
         std::size_t leased = 0;
         for (const sequence_state* s = ring_.next; s != &ring_; s = s->next) {
             if (auto sound = holders.count(*s); !sound)
                 return sound;
             leased += s->ring.places.size();
         }
-        if (!pages_.exact().add_up(leased))
+        if (!pages_.residual().add_up(leased))
             return error{error_code::malformed, "exact rows", "exact rows are kept that no page and no lease has"};
         return pages_.check(holders.held());
     }
 
 private:
-    // Makes all pages of a sequence known that are not yet. Where the index has no memory left, the sequence keeps its
-    // pages to itself from there on: a later match finds less.
+    // Publishes the pages of a sequence that are not in the index yet. If the index has no memory left, later pages of
+    // the sequence stay private, and a later match finds less.
     void publish(sequence_state& state) {
         if (state.tokens.size() >= state.prompt)
             state.prompt = 0;
         const std::size_t length = std::max(state.full_entries(page_tokens_), state.prompt / page_tokens_);
-        for (std::size_t i = state.sealed; state.shares && i < state.table.size(); ++i) {
+        for (std::size_t i = state.published_pages; state.publishable && i < state.table.size(); ++i) {
             page_entry& entry = state.table[i];
             if (whole_ && entry.count < page_tokens_)
                 break;
-            if (i * page_tokens_ + entry.count > std::min(state.exact, state.cacheable)) // approximate: never known
+            if (i * page_tokens_ + entry.count > std::min(state.exact, state.cacheable)) // approximate: never published
                 return;
             const auto run = std::span<const token_id>(state.tokens).subspan(i * page_tokens_, entry.count);
             const auto parent = i > 0 ? std::optional(state.table[i - 1].page) : pages_.index().root_of(state.tenant);
-            state.shares = detail::completes<std::bad_alloc>(
+            state.publishable = detail::completes<std::bad_alloc>(
                 [&] { entry.page = pages_.publish(parent, run, entry.page, length); });
-            if (state.shares && entry.count == page_tokens_)
-                state.sealed = i + 1;
+            if (state.publishable && entry.count == page_tokens_)
+                state.published_pages = i + 1;
         }
     }
 
     void forget_sources(sequence_state& state) noexcept {
-        for (; !state.sources.empty(); state.sources.pop_back())
-            pages_.drop(state.sources.back());
+        for (; !state.pinned_sources.empty(); state.pinned_sources.pop_back())
+            pages_.drop(state.pinned_sources.back());
     }
 
-    PageBooks& pages_;
+    PageManager& pages_;
     std::size_t page_tokens_;
     bool whole_; // whether the codec codes whole pages: only those are shared
-    exact_leases<PageBooks> exact_;
+    residual_leases<PageManager> residual_;
     sequence_state ring_;
 };
 
@@ -3544,22 +3805,22 @@ private:
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// How full a cache is. Every page is free, held or idle.
+/// The occupancy of a cache. Every page is free, in use or evictable.
 struct cache_stats {
-    std::size_t pages = 0;      ///< That fit the budget.
-    std::size_t free = 0;       ///< Never used, or given back.
-    std::size_t held = 0;       ///< Held by live sequences, each counted once however many share it.
-    std::size_t idle = 0;       ///< Held by nobody, kept for the next match until room is needed.
+    std::size_t pages = 0;      ///< Number of pages within the cache's limit.
+    std::size_t free = 0;       ///< Pages that hold nothing: never used, or freed.
+    std::size_t in_use = 0;     ///< Pages referenced by live sequences, each counted once however many share it.
+    std::size_t evictable = 0;  ///< Pages without references, cached for the next match until space is needed.
     std::size_t page_bytes = 0; ///< Bytes of a page.
     std::size_t sequences = 0;  ///< Live sequences and matches.
 
-    std::size_t exact = 0;       ///< Pages whose exact rows are kept beside them, for a codec of whole pages.
-    std::size_t exact_bytes = 0; ///< What those take of the budget.
+    std::size_t exact = 0;          ///< Pages with attached full-precision rows, for a codec of whole pages.
+    std::size_t residual_bytes = 0; ///< What those take of the budget.
 
     friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;
 };
 
-/// How full a cache of these pages is, for people.
+/// Describes the occupancy of a cache in one line.
 [[nodiscard]] inline std::string describe_pages(const page_shape& shape, const std::string& codec,
                                                 const cache_stats& now) {
     const auto number = [](std::size_t n) { return std::to_string(n); };
@@ -3577,12 +3838,12 @@ struct cache_stats {
                            "); ",
                            number(now.pages),
                            " pages: ",
-                           number(now.held),
-                           " held by ",
+                           number(now.in_use),
+                           " in use by ",
                            number(now.sequences),
                            " sequences, ",
-                           number(now.idle),
-                           " idle, ",
+                           number(now.evictable),
+                           " evictable, ",
                            number(now.free),
                            " free"});
 }
@@ -3593,14 +3854,14 @@ struct cache_stats {
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The working state of a locking policy: a lockable (as std::lock_guard needs it) whose identity stays put.
+/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved.
 template <class S>
 concept locking_state = requires(S& s) {
     s.lock();
     s.unlock();
 };
 
-/// How threads share a cache.
+/// A policy that defines how threads share a cache.
 template <class P>
 concept locking_policy =
     plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
@@ -3609,12 +3870,10 @@ concept locking_policy =
 
 // ---- kvcache/cache/basic_cache.hpp --------------------------------------------------------------------------------
 
-// Longer than 300 lines: the composition, of short functions that each join several books.
-
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A KV cache: keys and values of past tokens, found by prefix, kept in coded pages, shared and copied on write.
-/// Requires: it outlives its sequences, matches and leases. It does not move.
+/// A paged KV cache with prefix sharing and copy-on-write; the codec decides how a page stores keys and values.
+/// Requires: it outlives its sequences, matches and leases. It cannot be moved.
 template <codec_policy Codec, storage_policy Storage, hash_policy Hash, index_policy Index, eviction_policy Eviction,
           recompute_policy Recompute, tier_policy Tier, observer_policy Observer, locking_policy Locking>
 class basic_cache {
@@ -3628,93 +3887,88 @@ public:
     using locking_type = typename Locking::state;
     using tier_type = decltype(std::declval<const Tier&>().open());
 
-    /// Whether pages stay in a tier when they leave memory.
-    static constexpr bool has_tier = !std::same_as<tier_type, no_tier::state>;
+    /// Whether evicted pages can be reloaded from a tier.
+    static constexpr bool has_tier = !std::same_as<tier_type, tier::none::state>;
     static_assert(
-        requires { sizeof(tier_books<tier_type>); }, "a cache with a tier needs <kvcache/tier.hpp>");
-    static_assert(far_codec_state<codec_type> == far_storage_state<storage_type>,
+        requires { sizeof(tier_client<tier_type>); }, "a cache with a tier needs <kvcache/tier.hpp>");
+    static_assert(device_codec_state<codec_type> == device_storage_state<storage_type>,
                   "pages that the host cannot read have a storage and a codec of one kind (docs/cuda.md)");
     static_assert(host_storage_state<storage_type> || !has_tier, "a tier keeps pages that the host can read");
 
-    /// Whether the codec keeps row by row.
-    static constexpr bool writes_rows = row_writer<codec_type> || far_codec_state<codec_type>;
-    /// Whether the index finds chunks by their content, and the codec keeps row by row.
+    /// Whether the codec writes single rows, not whole pages.
+    static constexpr bool writes_rows = row_writer<codec_type> || device_codec_state<codec_type>;
+    /// Whether the cache can reuse chunks at other positions: the index finds them by content, the codec writes rows.
     static constexpr bool knows_chunks =
         row_writer<codec_type> && chunk_index_state<decltype(std::declval<const Index&>().open(page_shape{}, 0))>;
 
-    /// `tenants` is how many there may be; zero for a cache that its user alone has.
-    basic_cache(std::size_t tenants, identity id, page_shape shape, budget limit, Codec codec, Storage storage,
+    /// `tenants` is the maximum number of tenants; 0 for a cache without tenants.
+    basic_cache(std::size_t tenants, identity id, page_shape shape, cache_limits limit, Codec codec, Storage storage,
                 Hash hash, Index index, Eviction eviction, Recompute recompute, Tier tier, Observer observer)
         : shape_(checked(shape)),
           codec_(codec.open(shape)),
-          identity_(complete(std::move(id))),
-          books_(shape, pages_in(limit), codec_.page_bytes(), tenants, identity_, storage, hash, index, eviction,
+          identity_(detail::complete_identity(std::move(id), codec_, shape_)),
+          pages_(shape, pages_in(limit), codec_.page_bytes(), tenants, identity_, storage, hash, index, eviction,
                  observer),
           hash_(std::move(hash)),
-          sequences_(books_, shape.tokens, coded()),
+          sequences_(pages_, shape.tokens, quantized()),
           recompute_(recompute.open(shape)),
-          tier_(tier.open(), identity_, secret_of(hash_)) {}
+          tier_(tier.open(), identity_, detail::secret_of(hash_)) {}
 
     basic_cache(const basic_cache&) = delete;
     basic_cache& operator=(const basic_cache&) = delete;
 
-    /// The longest known run of `tokens` that can be continued, pinned: whole pages where the codec codes whole pages.
-    /// Behind it, whole pages that the tier has are loaded, checked and known from then on.
-    /// Cost: O(tokens), and what the tier takes.
-    [[nodiscard]] match_type match(std::span<const token_id> tokens) { return match_as(0, tokens); }
-    [[nodiscard]] match_type match_as(std::uint32_t tenant, std::span<const token_id> tokens) {
-        return tier_.match(*this, tenant, tokens);
+    /// Returns the longest cached prefix of `tokens` that can be continued, and pins its pages. A codec that quantizes
+    /// whole pages matches whole pages. Full pages that only the tier has are loaded, verified and published first.
+    /// Cost: O(tokens), plus the tier's reads.
+    [[nodiscard]] match_type match(std::span<const token_id> tokens) { return tier_.match(*this, 0, tokens); }
+
+    /// As match, without the tier. Cost: O(tokens).
+    [[nodiscard]] match_type match_in_memory(std::span<const token_id> tokens) {
+        return cache_access::match_resident(*this, 0, tokens, true, 0);
     }
 
-    /// As match, of what memory knows: nothing is asked of the tier. Cost: O(tokens).
-    [[nodiscard]] match_type match_in_memory(std::span<const token_id> tokens) { return look_up(0, tokens, true, 0); }
-
-    /// Whether match would ask the tier for more of a prompt than memory knows. Cost: O(tokens).
+    /// Whether match would look for more pages of this prompt in the tier. Cost: O(tokens).
     [[nodiscard]] bool tier_may_know(std::span<const token_id> tokens) { return tier_.may_know(*this, 0, tokens); }
 
-    /// Loads what the tier has of a prompt behind what memory knows, for a match to come; nobody holds it then. Returns
-    /// how many tokens. Cost: as match.
+    /// Loads the pages of a prompt that only the tier has, for a later match. They stay unpinned. Returns the number of
+    /// tokens loaded. Cost: as match.
     std::size_t prefetch(std::span<const token_id> tokens) { return tier_.prefetch(*this, 0, tokens); }
 
-    /// Which of the matched prompt's tokens run.
-    [[nodiscard]] rerun plan(const match_type& found) const {
-        std::size_t first = recompute_.first_rerun(found.tokens(), found.of());
+    /// Returns the range of the matched prompt that has to be computed.
+    [[nodiscard]] compute_range plan(const match_type& found) const {
+        std::size_t first = recompute_.first_computed(found.tokens(), found.of());
         if constexpr (page_writer<codec_type>) {
             const std::lock_guard guard(lock_);
-            first = sequences_.exact().kept(*found.known_.state_, first);
+            first = sequences_.residual().kept(*found.known_.state_, first);
         }
         return {first, found.of() - first};
     }
 
     /// An empty sequence.
-    [[nodiscard]] sequence open() { return open_as(0); }
+    [[nodiscard]] sequence open() { return cache_access::open(*this, 0); }
 
-    /// A sequence of the reused tokens of a match.
-    [[nodiscard]] sequence open(match_type found, const rerun& plan) {
+    /// Returns a sequence that shares the matched pages, up to the first token to compute.
+    [[nodiscard]] sequence open(match_type found, const compute_range& plan) {
         found.known_.truncate(plan.first);
         return std::move(found.known_);
     }
 
-    /// Room for `rows` rows behind a sequence, and the memory to commit them. Evicts idle pages where none is free.
-    /// Errors: out_of_memory, with the pages needed and had; the sequence and all that others hold is as before.
-    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows) { return reserve(to, rows, rows); }
-
-    /// The same for rows that are written and attended at most `at_once` at a time, in ascending order: where the codec
-    /// codes whole pages, no more of them need their exact rows.
-    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, std::size_t at_once) {
+    /// Reserves `rows` rows after the tokens of a sequence, and the memory to commit them. Evicts unreferenced pages if
+    /// no page is free. Errors: out_of_memory, with the pages needed and available; nothing has changed then.
+    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, reserve_options options = {}) {
         const std::lock_guard guard(lock_);
         sequence_state& state = *to.state_;
         expects(!state.has_lease, "a sequence has one lease at a time");
         const auto open_rows = state.open_rows(shape_.tokens);
         const std::uint32_t used = open_rows.value_or(shape_.tokens);
-        const bool copies = open_rows && rows > 0 && !books_.writable(state.table.back().page, used);
+        const bool copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, used);
         const std::size_t in_tail = std::min<std::size_t>(rows, shape_.tokens - used);
-        const std::size_t behind = rows - in_tail;
-        const std::size_t fresh = behind / shape_.tokens + (behind % shape_.tokens > 0 ? 1 : 0);
-        at_once = std::min(std::max<std::size_t>(at_once, 1), rows);
-        const std::size_t exact = sequences_.exact().needed(copies, state.table.size(), fresh, at_once);
-        const std::size_t needed = fresh + (copies ? 1 : 0) + books_.exact().more_aside(exact);
-        if (needed > books_.room(state.tenant))
+        const std::size_t in_new = rows - in_tail;
+        const std::size_t fresh = in_new / shape_.tokens + (in_new % shape_.tokens > 0 ? 1 : 0);
+        const std::size_t at_once = std::min(std::max<std::size_t>(options.at_once, 1), rows);
+        const std::size_t exact = sequences_.residual().needed(copies, state.table.size(), fresh, at_once);
+        const std::size_t needed = fresh + (copies ? 1 : 0) + pages_.residual().more_aside(exact);
+        if (needed > pages_.room(state.tenant))
             return sequences_.refuse(state, rows, needed, codec_.page_bytes());
 
         state.prepare(fresh, rows);
@@ -3725,276 +3979,128 @@ public:
         state.leased_at = std::chrono::steady_clock::now();
         const bool taken = [&] {
             detail::scope_guard undo([&] { sequences_.undo(state); });
-            if (!sequences_.take_rows(state, codec_, in_tail, behind, copies ? used : 0) ||
-                !sequences_.exact().open(state, used, at_once))
+            if (!sequences_.take_rows(state, codec_, in_tail, in_new, copies ? used : 0) ||
+                !sequences_.residual().open(state, used, at_once))
                 return false;
             undo.dismiss();
             return true;
         }();
         if (taken)
             return lease(*this, state);
-        return storage_says(sequences_.refuse(state, rows, needed, codec_.page_bytes()));
+        return storage_error(sequences_.refuse(state, rows, needed, codec_.page_bytes()));
     }
 
-    /// What is known of a prompt behind the tokens of a sequence, which begins it: chunks that `note` was told of,
-    /// anywhere in it. Pinned. Cost: O(tokens).
-    [[nodiscard]] reuse_type find(const sequence& behind, std::span<const token_id> tokens) requires knows_chunks {
+    /// Finds registered chunks anywhere in the part of a prompt that follows the tokens of `prefix`, and pins their
+    /// pages. Requires: the prompt starts with the tokens of `prefix`. Cost: O(tokens).
+    [[nodiscard]] reuse_type match_chunks(const sequence& prefix,
+                                          std::span<const token_id> tokens) requires knows_chunks {
         const std::lock_guard guard(lock_);
-        chunk_search search(books_.index(), behind.state_->tenant, shape_.tokens, tokens, behind.size());
+        chunk_search search(pages_.index(), prefix.state_->tenant, shape_.tokens, tokens, prefix.size());
         auto pins = std::make_unique<sequence_state>();
-        pins->tenant = behind.state_->tenant;
-        pins->sources = std::move(search.sources);
-        return {adopt(std::move(pins)), std::move(search.found)};
+        pins->tenant = prefix.state_->tenant;
+        pins->pinned_sources = std::move(search.sources);
+        return {cache_access::make_sequence(*this, std::move(pins)), std::move(search.found)};
     }
 
-    /// Remembers the exact tokens [first, first + count) of a sequence as a chunk, for as long as their pages stay.
-    /// Returns whether it is known now: not one that is shorter than the index wants, or whose pages are not known.
-    bool note(const sequence& of, std::size_t first, std::size_t count) requires knows_chunks {
+    /// Registers the exact tokens [first, first + count) of a sequence as a chunk; it lasts as long as their pages.
+    /// Returns false if the chunk is shorter than the index's minimum or its pages are not in the index.
+    bool register_chunk(const sequence& of, std::size_t first, std::size_t count) requires knows_chunks {
         expects(count > 0 && first + count <= of.exact(), "a chunk is of exact tokens");
         const std::lock_guard guard(lock_);
-        return sequences_.note(*of.state_, first, count);
+        return sequences_.register_chunk(*of.state_, first, count);
     }
 
-    /// As above for `rows` rows of which some are kept as they were found: those of its approximate spans that are not
-    /// among the positions of `rerun`, which ascend. The lease writes the others. Requires: the sequence is exact, and
-    /// begins the prompt that was looked for.
-    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, const reuse_type& found,
-                                        std::span<const std::size_t> rerun) {
+    /// Reserves `rows` rows of which some are spliced in from cached chunks: the rows of the approximate spans of
+    /// `found`, except the positions in `recomputed`, which ascend. The caller writes the other rows through the lease.
+    /// Errors: as reserve. Requires: the sequence is exact, and is a prefix of the prompt given to match_chunks.
+    [[nodiscard]] result<lease> reserve_spliced(sequence& to, std::size_t rows, const reuse_type& found,
+                                                std::span<const std::size_t> recomputed) {
         const std::lock_guard guard(lock_);
         sequence_state& state = *to.state_;
-        expects(!state.has_lease && state.exact == sequence_state::all, "rows are woven behind an exact sequence");
-        weaver woven(state.tokens.size(), rows, found.map().runs, found.map().entries, rerun);
-        const std::size_t needed = woven.own_pages(shape_.tokens);
-        if (needed > books_.room(state.tenant))
+        expects(!state.has_lease && state.exact == sequence_state::all, "rows are spliced after an exact sequence");
+        splice_plan spliced(state.tokens.size(), rows, found.map().runs, found.map().entries, recomputed);
+        const std::size_t needed = spliced.own_pages(shape_.tokens);
+        if (needed > pages_.room(state.tenant))
             return sequences_.refuse(state, rows, needed, codec_.page_bytes());
-        if (sequences_.weave(state, woven, found.pins_.state_->sources))
+        if (sequences_.splice(state, spliced, found.pins_.state_->pinned_sources))
             return lease(*this, state);
         return sequences_.refuse(state, rows, needed, codec_.page_bytes());
     }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
-    /// What the recompute policy has opened.
+    /// The opened recompute policy.
     [[nodiscard]] const auto& recompute() const noexcept { return recompute_; }
     [[nodiscard]] const identity& id() const noexcept { return identity_; }
     [[nodiscard]] const codec_type& codec() const noexcept { return codec_; }
-    /// What the tier policy has opened: its status, its counts, its flush.
+    /// The opened tier policy, with its status, counters and flush.
     [[nodiscard]] tier_type& tier() noexcept { return tier_.tier(); }
     [[nodiscard]] const tier_type& tier() const noexcept { return tier_.tier(); }
-    /// What was asked of it, and what came.
+    /// Counters of tier lookups, loads and writes.
     [[nodiscard]] kvcache::tier_stats tier_stats() const { return tier_.stats(); }
-    [[nodiscard]] const storage_type& storage() const noexcept { return books_.pool().storage(); }
-    [[nodiscard]] const auto& observer() const noexcept { return books_.observer(); }
+    [[nodiscard]] const storage_type& storage() const noexcept { return pages_.pool().storage(); }
+    [[nodiscard]] const auto& observer() const noexcept { return pages_.observer(); }
 
-    /// Calls `ask` with the observer, while nothing happens that it could be told of.
+    /// Calls `ask` with the observer while the cache is locked, so that no event arrives meanwhile.
     template <class Ask>
     void ask_observer(Ask&& ask) const {
         const std::lock_guard guard(lock_);
-        ask(books_.observer());
+        ask(pages_.observer());
     }
 
     [[nodiscard]] cache_stats stats() const {
         const std::lock_guard guard(lock_);
-        const auto& pool = books_.pool();
-        const std::size_t free = pool.free().size(), idle = books_.idle();
+        const auto& pool = pages_.pool();
+        const std::size_t free = pool.free().size(), idle = pages_.idle();
         return {pool.pages(),
                 free,
                 pool.pages() - free - idle,
                 idle,
                 codec_.page_bytes(),
                 sequences_.size(),
-                books_.exact().alive(),
-                books_.exact().bytes()};
+                pages_.residual().alive(),
+                pages_.residual().bytes()};
     }
 
-    /// A paragraph for people: shape, codec, how full, identity.
+    /// One paragraph for people: shape, codec, usage, identity.
     [[nodiscard]] std::string describe() const {
         return detail::joined({"kvcache: ", describe_pages(shape_, codec_.name(), stats()), "; identity ",
                                to_string(digest_of(identity_))});
     }
 
-    /// Proves the books: every page is free, held or idle, every holder is counted, every run is what its holders say.
-    /// Cost: O(pages + tokens). For tests and for suspicion.
+    /// Checks all invariants: each page is free, referenced or evictable; reference counts match the sequences; the
+    /// index and the sequences agree about tokens. Errors: malformed, with the page. Cost: O(pages + tokens). For
+    /// tests.
     [[nodiscard]] result<void> check() const {
         const std::lock_guard guard(lock_);
         return sequences_.check();
     }
 
-    // For the tier.
-
-    /// What memory knows of a prompt, of which `loaded` tokens came from the tier just now; the observer is told of it
-    /// now, or by tell_of.
-    [[nodiscard]] match_type look_up(std::uint32_t tenant, std::span<const token_id> tokens, bool tells,
-                                     std::size_t loaded) {
-        const std::lock_guard guard(lock_);
-        const index_match found = books_.index().match(tenant, tokens);
-        auto known = std::make_unique<sequence_state>();
-        known->tenant = tenant;
-        known->prompt = tokens.size();
-        known->tokens.assign(tokens.data(), tokens.data() + found.tokens);
-        std::size_t left = found.tokens;
-        for (const page_id page : found.pages) {
-            const std::size_t rows = std::min<std::size_t>(left, shape_.tokens);
-            known->table.push_back({.page = page, .count = static_cast<std::uint32_t>(rows)});
-            left -= rows;
-        }
-        const std::size_t kept = sequences_.exact().kept(*known, found.tokens);
-        known->tokens.erase(known->tokens.begin() + static_cast<std::ptrdiff_t>(kept), known->tokens.end());
-        known->drop_entries(known->cut(kept));
-        const auto pages = std::span(found.pages).first(known->table.size());
-        if (tells)
-            books_.tell({event_kind::matched, kept, tokens.size(), pages.size(), pages});
-        match_type made{adopt(std::move(known)), tokens.size(), found};
-        made.loaded_ = std::min(loaded, kept);
-        return made;
-    }
-
-    [[nodiscard]] match_type tell_of(match_type found) {
-        std::vector<page_id> pages;
-        for (const page_entry& entry : found.known_.table())
-            pages.push_back(entry.page);
-        const std::lock_guard guard(lock_);
-        books_.tell({event_kind::matched, found.tokens(), found.of(), pages.size(), pages});
-        return found;
-    }
-
-    // For tenants.
-
-    std::uint32_t add_tenant(const std::string& salt, std::size_t quota) {
-        const std::lock_guard guard(lock_);
-        identity own = identity_;
-        own.tenant = salt;
-        salts_.reserve(salts_.size() + 1);
-        std::string kept = salt;
-        tier_.set(books_.tenants().size() + 1, own);
-        const std::uint32_t number = books_.add_tenant(hash_.open(own).root(), quota);
-        salts_.push_back(std::move(kept));
-        return number;
-    }
-
-    /// The identity of what a tenant stores; of the cache itself for 0.
-    [[nodiscard]] identity id_as(std::uint32_t tenant) const {
-        const std::lock_guard guard(lock_);
-        identity own = identity_;
-        if (tenant > 0)
-            own.tenant = salts_[tenant - 1];
-        return own;
-    }
-
-    void set_quota(std::uint32_t tenant, std::size_t quota) {
-        const std::lock_guard guard(lock_);
-        books_.set_quota(tenant, quota);
-    }
-
-    [[nodiscard]] tenant_usage usage(std::uint32_t tenant) const {
-        const std::lock_guard guard(lock_);
-        return books_.tenants().usage(tenant);
-    }
-
-    [[nodiscard]] sequence open_as(std::uint32_t tenant) {
-        const std::lock_guard guard(lock_);
-        auto state = std::make_unique<sequence_state>();
-        state->tenant = tenant;
-        return adopt(std::move(state));
-    }
-
-    // For sequences and leases.
-
-    void release(sequence_state& state) noexcept {
-        const std::lock_guard guard(lock_);
-        sequences_.leave(state);
-    }
-
-    [[nodiscard]] sequence fork(const sequence_state& from, std::size_t tokens) {
-        expects(tokens <= from.tokens.size() && !from.has_lease, "a fork lies inside a sequence without a lease");
-        const std::lock_guard guard(lock_);
-        return adopt(from.begin(sequences_.exact().kept(from, tokens), shape_.tokens));
-    }
-
-    [[nodiscard]] result<sequence> without(const sequence_state& from, std::size_t first, std::size_t count) {
-        expects(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.has_lease,
-                "what is left out lies inside a sequence without a lease");
-        const std::lock_guard guard(lock_);
-        auto kept = from.begin(first, shape_.tokens);
-        const auto behind = kept->leave_out(from, first, count);
-        sequences_.enter(*kept);
-        if (behind.size() > books_.room(from.tenant) || !sequences_.copy_rows(*kept, codec_, behind)) {
-            sequences_.leave(*kept);
-            return sequences_.refuse(from, from.tokens.size() - first - count, behind.size(), codec_.page_bytes());
-        }
-        sequence made{*this, std::move(kept)};
-        return made;
-    }
-
-    void truncate(sequence_state& state, std::size_t tokens) {
-        expects(tokens <= state.tokens.size() && !state.has_lease,
-                "a truncation lies inside a sequence without a lease");
-        const std::lock_guard guard(lock_);
-        sequences_.truncate(state, sequences_.exact().kept(state, tokens));
-    }
-
-    void commit(sequence_state& state, std::span<const token_id> tokens) {
-        {
-            const std::lock_guard guard(lock_);
-            sequences_.commit(state, tokens);
-            books_.tell({event_kind::stored, tokens.size(), 0, 0});
-        }
-        tier_.store(*this, state);
-    }
-
-    void commit_in_place(sequence_state& state, std::span<const token_id> tokens) {
-        const std::lock_guard guard(lock_);
-        sequences_.commit_unmeasured(state, tokens);
-        books_.tell({event_kind::stored, tokens.size(), 0, 0});
-    }
-
-    void rollback(sequence_state& state) noexcept {
-        const std::lock_guard guard(lock_);
-        sequences_.undo(state);
-    }
-
     [[nodiscard]] std::span<std::byte> bytes(page_id page) const requires host_storage_state<storage_type> {
-        return books_.pool().bytes(page);
+        return pages_.pool().bytes(page);
     }
 
-    /// The exact rows that are kept beside a page that a sequence holds; empty if there are none.
-    [[nodiscard]] std::span<const std::byte> exact_bytes(page_id page) const {
+    /// Full-precision rows attached to a page that a sequence references; empty if there are none.
+    [[nodiscard]] std::span<const std::byte> residual_bytes(page_id page) const {
         const std::lock_guard guard(lock_);
-        const exact_page* rows = books_.exact().of(page);
+        const codec::residual_page* rows = pages_.residual().of(page);
         return rows != nullptr ? rows->bytes() : std::span<const std::byte>();
-    }
-    /// Those that a lease will give a page.
-    [[nodiscard]] std::span<std::byte> exact_bytes(const sequence_state& state, std::size_t entry) const {
-        exact_page* rows = sequences_.exact().given(state, entry);
-        return rows != nullptr ? rows->bytes() : std::span<std::byte>();
-    }
-
-    /// What computing rows is known to take, for the tier.
-    [[nodiscard]] double prefill_seconds(std::size_t first, std::size_t rows) const {
-        const std::lock_guard guard(lock_);
-        return books_.seconds(first, rows);
     }
 
 private:
+    friend class cache_access;
+
     // Where there was room and the storage refused: a far one says why.
-    [[nodiscard]] error storage_says(error full) const {
-        if constexpr (far_storage_state<storage_type>)
+    [[nodiscard]] error storage_error(error full) const {
+        if constexpr (device_storage_state<storage_type>)
             if (const auto well = storage().status(); !well)
                 return well.error();
         return full;
     }
 
-    // Records leave the process under the key of the names that do.
-    [[nodiscard]] static std::string secret_of(const Hash& hash) {
-        if constexpr (requires { std::string(hash.key); })
-            return hash.key;
-        else
-            return {};
-    }
-
-    using books = page_books<storage_type, decltype(std::declval<const Hash&>().open(identity{})),
-                             decltype(std::declval<const Index&>().open(page_shape{}, 0)),
-                             decltype(std::declval<const Eviction&>().open(eviction_room{})),
-                             decltype(std::declval<const Observer&>().open()), page_writer<codec_type>>;
+    using page_manager_type = page_manager<storage_type, decltype(std::declval<const Hash&>().open(identity{})),
+                                           decltype(std::declval<const Index&>().open(page_shape{}, 0)),
+                                           decltype(std::declval<const Eviction&>().open(eviction_capacity{})),
+                                           decltype(std::declval<const Observer&>().open()), page_writer<codec_type>>;
 
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
         expects(shape.valid(), "a page shape has no zero extent, and tokens is a multiple of 16");
@@ -4002,43 +4108,26 @@ private:
     }
 
     // What stays exact, where the codec codes whole pages.
-    [[nodiscard]] std::optional<exact_pages> coded() const {
+    [[nodiscard]] std::optional<residual_window> quantized() const {
         if constexpr (page_writer<codec_type>)
             return codec_.exact();
         else
             return std::nullopt;
     }
 
-    [[nodiscard]] std::size_t pages_in(budget limit) const {
+    [[nodiscard]] std::size_t pages_in(cache_limits limit) const {
         return std::min<std::size_t>(limit.bytes / codec_.page_bytes(), std::size_t{1} << 31);
-    }
-
-    [[nodiscard]] identity complete(identity id) const {
-        id.codec = codec_.name();
-        id.layout = detail::joined({"key tiles of 16, value rows; ", std::to_string(shape_.layers), " layers, ",
-                                    std::to_string(shape_.kv_heads), " KV heads of ", std::to_string(shape_.head_dim)});
-        if constexpr (far_codec_state<codec_type>) {
-            id.layout = codec_.layout_name();
-            id.backend = codec_.backend();
-        }
-        id.page_tokens = shape_.tokens;
-        return id;
-    }
-
-    [[nodiscard]] sequence adopt(std::unique_ptr<sequence_state> state) noexcept {
-        sequences_.enter(*state);
-        return {*this, std::move(state)};
     }
 
     page_shape shape_;
     codec_type codec_;
     identity identity_;
     std::vector<std::string> salts_; // by tenant, from 1
-    books books_;
+    page_manager_type pages_;
     Hash hash_;
-    sequence_books<books> sequences_;
+    sequence_manager<page_manager_type> sequences_;
     decltype(std::declval<const Recompute&>().open(page_shape{})) recompute_;
-    tier_books<tier_type> tier_;
+    tier_client<tier_type> tier_;
     mutable typename Locking::state lock_;
 };
 
@@ -4046,15 +4135,15 @@ private:
 
 // ---- kvcache/core/inline.hpp --------------------------------------------------------------------------------------
 
-/// For what must become part of its caller: for the compiler to keep sums in registers, and for what does nothing but
-/// prefetch, since GCC takes such a function for one without effect and drops its calls. On a lambda: after its (...).
+/// Forces inlining. For functions whose sums must stay in the caller's registers, and for functions that only prefetch:
+/// GCC considers them free of effects and drops the calls. On a lambda: after its (...).
 #if defined(__GNUC__)
 #define KVCACHE_INLINE __attribute__((always_inline))
 #else
 #define KVCACHE_INLINE
 #endif
 
-/// Before a loop of a constant number of turns, 64 at most: the loop is fully unrolled. nvcc rejects the pragma.
+/// Fully unrolls the loop that follows, of a constant number of iterations, 64 at most. nvcc rejects the pragma.
 #if defined(__CUDACC__)
 #define KVCACHE_UNROLL
 #elif defined(__clang__)
@@ -4069,14 +4158,13 @@ private:
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Where number `offset` from `base` on would lie: an address to ask for, which may lie outside of any array, where a
-/// pointer must not lead.
+/// The address of element `offset` of `base`. For prefetches only: unlike a pointer, it may lie outside any array.
 template <class T>
 [[nodiscard]] inline const void* address(const T* base, std::size_t offset) noexcept {
     return reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(base) + offset * sizeof(T));
 }
 
-/// Asks for the cache line of number `offset` from `base` on, which is soon read. Any may be asked for.
+/// Prefetches the cache line of element `offset` of `base` for a read soon. Any offset is allowed.
 template <class T>
 KVCACHE_INLINE inline void prefetch([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
 #if defined(__GNUC__)
@@ -4084,7 +4172,7 @@ KVCACHE_INLINE inline void prefetch([[maybe_unused]] const T* base, [[maybe_unus
 #endif
 }
 
-/// The same for a line that is read somewhat later, in the second cache.
+/// Prefetches into the second-level cache, for a line that is read somewhat later.
 template <class T>
 KVCACHE_INLINE inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
 #if defined(__GNUC__)
@@ -4092,7 +4180,7 @@ KVCACHE_INLINE inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe
 #endif
 }
 
-/// The same for a line that is soon written.
+/// Prefetches a line for a write soon.
 template <class T>
 KVCACHE_INLINE inline void prefetch_to_write([[maybe_unused]] const T* base,
                                              [[maybe_unused]] std::size_t offset) noexcept {
@@ -4103,13 +4191,95 @@ KVCACHE_INLINE inline void prefetch_to_write([[maybe_unused]] const T* base,
 
 } // namespace kvcache
 
-// ---- kvcache/core/mixed_bits.hpp ----------------------------------------------------------------------------------
+// ---- kvcache/eviction/age_histogram.hpp ---------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI::eviction {
+
+/// Reuse ages by class of entries, and the value of keeping an entry of a given age: the expected hits per unit of
+/// space and time over the best horizon (Gittins 1979; hit density, Beckmann, Chen and Cidon 2018). Ages are counted in
+/// uses of any entry.
+///
+///     index(age) = max over h of  P(used again in (age, age + h]) / E[time until then, at most h]
+///
+/// Cost: O(1) to record; `learn` O(classes * bins^2), to be called about once per as many uses as the cache has
+/// entries.
+template <std::size_t Classes>
+class age_histogram {
+public:
+    /// Records that an entry of a class starts to wait for its next use.
+    void begin(std::size_t of) noexcept { begun_[of] += 1.0; }
+
+    /// Records that an entry of a class was used again at an age.
+    void use(std::size_t of, std::uint32_t age) noexcept { used_[of][bin(age)] += 1.0; }
+
+    /// The value of an entry of a class at an age; zero before the first call of `learn`.
+    [[nodiscard]] double worth(std::size_t of, std::uint32_t age) const noexcept { return index_[of][bin(age)]; }
+
+    /// Updates the values from the records, then scales the records by `kept`.
+    void learn(double kept) noexcept {
+        std::array<double, bins> all{};
+        double begun = 0.0;
+        for (std::size_t c = 0; c < Classes; ++c) {
+            begun += begun_[c];
+            for (std::size_t b = 0; b < bins; ++b)
+                all[b] += used_[c][b];
+        }
+        for (std::size_t c = 0; c < Classes; ++c) {
+            std::array<double, bins> chance; // a class with few records is close to the average
+            for (std::size_t b = 0; b < bins; ++b)
+                chance[b] = (used_[c][b] + (begun > 0.0 ? all[b] / begun : 0.0)) / (begun_[c] + 1.0);
+            index(chance, index_[c]);
+        }
+        for (std::size_t c = 0; c < Classes; ++c) {
+            begun_[c] *= kept;
+            for (double& used : used_[c])
+                used *= kept;
+        }
+    }
+
+private:
+    static constexpr std::size_t bins = 64; // two an octave
+
+    [[nodiscard]] static std::size_t bin(std::uint32_t age) noexcept {
+        if (age < 2)
+            return 0;
+        const auto octave = static_cast<std::size_t>(std::bit_width(age)) - 1;
+        return 2 * octave + ((age >> (octave - 1)) & 1);
+    }
+    [[nodiscard]] static double first_age(std::size_t b) noexcept {
+        return static_cast<double>(std::uint64_t{1} << (b / 2)) * (b % 2 == 0 ? 1.0 : 1.5);
+    }
+
+    static void index(const std::array<double, bins>& chance, std::array<double, bins>& out) noexcept {
+        std::array<double, bins + 1> waiting; // share of entries still waiting at the start of a bin
+        waiting[0] = 1.0;
+        for (std::size_t b = 0; b < bins; ++b)
+            waiting[b + 1] = std::max(1e-9, waiting[b] - chance[b]);
+        for (std::size_t age = 0; age < bins; ++age) {
+            double hits = 0.0, time = 0.0, best = 0.0;
+            for (std::size_t b = age; b < bins; ++b) {
+                hits += chance[b];
+                time += (first_age(b + 1) - first_age(b)) * (waiting[b] + waiting[b + 1]) / 2.0;
+                best = std::max(best, hits / time);
+            }
+            out[age] = best;
+        }
+    }
+
+    std::array<double, Classes> begun_{};
+    std::array<std::array<double, bins>, Classes> used_{};
+    std::array<std::array<double, bins>, Classes> index_{};
+};
+
+} // namespace kvcache::eviction
+
+// ---- kvcache/core/mix64.hpp ---------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The number with every bit of it in every bit of the result, for tables whose keys need not be hashes: murmur3's
-/// finaliser (Appleby), which no two numbers share.
-[[nodiscard]] constexpr std::uint64_t mixed_bits(std::uint64_t x) noexcept {
+/// A bijective 64-bit mixer: murmur3's finalizer (Appleby). Every input bit affects every output bit, so tables can use
+/// keys that are not hashes.
+[[nodiscard]] constexpr std::uint64_t mix64(std::uint64_t x) noexcept {
     x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdull;
     x = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53ull;
     return x ^ (x >> 33);
@@ -4119,27 +4289,27 @@ namespace kvcache::inline KVCACHE_ABI {
 
 // ---- kvcache/eviction/ghost_list.hpp ------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// What is remembered of an entry that left.
+/// The record of an evicted entry.
 struct ghost {
-    std::size_t bytes = 0;  ///< What it took, rounded up to the list's grain.
-    std::uint32_t mark = 0; ///< What its policy noted.
+    std::size_t bytes = 0;  ///< Size of the entry, rounded up to the list's grain.
+    std::uint32_t mark = 0; ///< A value set by the policy.
 };
 
-/// Keys of entries that left, the oldest forgotten first: a ring of nodes in the order of leaving, chained by hash. A
-/// key is known by 31 bits of its hash beside those that choose its chain, so that a stranger is taken for a ghost
-/// about once in 10^9 lookups. Holes that `take` leaves are closed when the ring is full.
+/// Keys of evicted entries; the oldest is forgotten first. A ring of nodes in order of eviction, chained by hash. A key
+/// is identified by 31 bits of its hash, apart from the bits that choose its chain, so about one lookup in 10^9
+/// mistakes a new key for a ghost. Holes left by `take` are closed when the ring is full.
 ///
 ///     push -> [ newest . . hole . oldest ] -> forgotten        chains_[hash] -> node -> node
 ///
-/// Cost: O(1) amortised. At most 16 bytes a ghost, 21 with marks beside its bytes; all of it is had at construction.
+/// Cost: O(1) amortized. At most 16 bytes a ghost, 21 with marks in addition to bytes, all allocated at construction.
 class ghost_list {
 public:
     enum class marks { none, kept, instead_of_bytes };
 
-    /// Room for `most` ghosts of `most_bytes` together. Below 4 GiB bytes are counted exactly, beyond in a coarser
-    /// grain.
+    /// Capacity for `most` ghosts of `most_bytes` in total. Sizes are exact if `most_bytes` is below 4 GiB, and rounded
+    /// up to a coarser grain otherwise.
     ghost_list(std::size_t most, std::size_t most_bytes, marks kind = marks::none)
         : nodes_(most == 0 ? 0 : most + most / 8 + 1),
           marks_(kind == marks::kept ? nodes_.size() : 0),
@@ -4154,8 +4324,8 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
     [[nodiscard]] std::size_t bytes() const noexcept { return bytes_ << grain_; }
 
-    /// Enters a key. A full list forgets its oldest. A key that is in the list stays there too, and the newer of the
-    /// two is taken first.
+    /// Adds a key. A full list forgets its oldest key. A key that is already in the list stays there too; `take` then
+    /// returns the newer of the two first.
     void push(std::uint64_t key, ghost what) noexcept {
         if (most_ == 0)
             return;
@@ -4164,7 +4334,7 @@ public:
         if (used_ == nodes_.size())
             close_holes();
         const std::uint32_t at = (first_ + used_++) % capacity();
-        const std::uint64_t hash = mixed_bits(key);
+        const std::uint64_t hash = mix64(key);
         std::uint32_t& chain = chain_of(hash);
         nodes_[at] = {print(hash), marks_only_ ? what.mark : units(what.bytes), chain};
         if (!marks_.empty())
@@ -4174,23 +4344,23 @@ public:
         ++size_;
     }
 
-    /// Asks for the memory that a key is looked up in.
+    /// Prefetches the chain in which a key is looked up.
     KVCACHE_INLINE void prefetch(std::uint64_t key) const noexcept {
-        kvcache::prefetch(chains_.data(), chain_at(mixed_bits(key)));
+        kvcache::prefetch(chains_.data(), chain_at(mix64(key)));
     }
 
-    /// Whether the key is in the list.
+    /// Returns whether the key is in the list.
     [[nodiscard]] bool contains(std::uint64_t key) const noexcept {
-        const std::uint64_t hash = mixed_bits(key);
+        const std::uint64_t hash = mix64(key);
         for (std::uint32_t at = chains_[chain_at(hash)]; (at & last) == 0; at = nodes_[at].next)
             if (nodes_[at].print == print(hash))
                 return true;
         return false;
     }
 
-    /// Takes a key out.
+    /// Removes a key.
     std::optional<ghost> take(std::uint64_t key) noexcept {
-        const std::uint64_t hash = mixed_bits(key);
+        const std::uint64_t hash = mix64(key);
         for (std::uint32_t* link = &chain_of(hash); (*link & last) == 0; link = &nodes_[*link].next) {
             const std::uint32_t at = *link;
             if (nodes_[at].print != print(hash))
@@ -4201,14 +4371,14 @@ public:
         return std::nullopt;
     }
 
-    /// The oldest.
+    /// The oldest ghost.
     /// Requires: the list is not empty.
     [[nodiscard]] ghost oldest() noexcept {
         trim();
         return at(first_);
     }
 
-    /// Forgets the oldest.
+    /// Removes the oldest ghost.
     /// Requires: the list is not empty.
     ghost pop() noexcept {
         trim();
@@ -4218,7 +4388,7 @@ public:
     }
 
 private:
-    static constexpr std::uint32_t last = 0x80000000u; // ends a chain, whose number stands beside it
+    static constexpr std::uint32_t last = 0x80000000u; // ends a chain; the low bits are its number
     static constexpr std::uint32_t hole = 0;           // no print is zero
     struct node {
         std::uint32_t print = hole;
@@ -4240,19 +4410,19 @@ private:
         return {std::size_t{nodes_[index].units} << grain_, marks_.empty() ? 0 : marks_[index]};
     }
 
-    // Steps over the holes before the oldest.
+    // Skips the holes before the oldest ghost.
     void trim() noexcept {
         for (; used_ > 0 && nodes_[first_].print == hole; --used_)
             first_ = (first_ + 1) % capacity();
     }
 
-    // By the low half of the hash: the high one is the print.
+    // Uses the low half of the hash: the high half is the print.
     [[nodiscard]] std::size_t chain_at(std::uint64_t hash) const noexcept {
         return static_cast<std::size_t>(((hash & 0xffffffffu) * chains_.size()) >> 32);
     }
     [[nodiscard]] std::uint32_t& chain_of(std::uint64_t hash) noexcept { return chains_[chain_at(hash)]; }
 
-    // Asks for what forgetting the next oldest ones reads: the chain of one, and where the chain of a nearer one leads.
+    // Prefetches what `pop` will read for ghosts 8 and 16 places ahead: a chain's next node or head.
     KVCACHE_INLINE void prefetch_oldest() const noexcept {
         if (used_ <= 16)
             return;
@@ -4266,7 +4436,7 @@ private:
             kvcache::prefetch(nodes_.data(), chains_[near & ~last]);
     }
 
-    // What points to a node. Its chain's end knows the chain's start.
+    // The link that points to a node. The end of a chain holds the chain's number, which gives its head.
     [[nodiscard]] std::uint32_t& link_to(std::uint32_t index) noexcept {
         std::uint32_t end = nodes_[index].next;
         while ((end & last) == 0)
@@ -4304,7 +4474,7 @@ private:
     }
 
     std::vector<node> nodes_;          // a ring of `used_` from `first_` on
-    std::vector<std::uint32_t> marks_; // beside them
+    std::vector<std::uint32_t> marks_; // parallel to nodes_
     bool marks_only_;
     std::vector<std::uint32_t> chains_; // by hash
     std::size_t most_;
@@ -4315,101 +4485,20 @@ private:
     int grain_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
-// ---- kvcache/eviction/reuse_ages.hpp ------------------------------------------------------------------------------
+// ---- kvcache/eviction/slot_lists.hpp ------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// At what age entries were used again, by class, and what that says of one that has reached an age: the hits it is
-/// good for by the room and time it takes, over the horizon that is best for it (Gittins 1979; hit density, Beckmann,
-/// Chen and Cidon 2018). Ages are counted in uses of any entry.
-///
-///     index(age) = max over h of  P(used again in (age, age + h]) / E[time until then, at most h]
-///
-/// Cost: O(1) to record; `learn` O(classes * bins^2), to be called once in a cache's worth of uses.
-template <std::size_t Classes>
-class reuse_ages {
-public:
-    /// An entry of a class begins to wait for its next use.
-    void begin(std::size_t of) noexcept { begun_[of] += 1.0; }
-
-    /// An entry of a class was used again at an age.
-    void use(std::size_t of, std::uint32_t age) noexcept { used_[of][bin(age)] += 1.0; }
-
-    /// What an entry of a class is worth at an age; zero before anything is learned.
-    [[nodiscard]] double worth(std::size_t of, std::uint32_t age) const noexcept { return index_[of][bin(age)]; }
-
-    /// Takes in what was recorded, and keeps such a share of it for the next time.
-    void learn(double kept) noexcept {
-        std::array<double, bins> all{};
-        double begun = 0.0;
-        for (std::size_t c = 0; c < Classes; ++c) {
-            begun += begun_[c];
-            for (std::size_t b = 0; b < bins; ++b)
-                all[b] += used_[c][b];
-        }
-        for (std::size_t c = 0; c < Classes; ++c) {
-            std::array<double, bins> chance; // a class that is hardly known is as all together
-            for (std::size_t b = 0; b < bins; ++b)
-                chance[b] = (used_[c][b] + (begun > 0.0 ? all[b] / begun : 0.0)) / (begun_[c] + 1.0);
-            index(chance, index_[c]);
-        }
-        for (std::size_t c = 0; c < Classes; ++c) {
-            begun_[c] *= kept;
-            for (double& used : used_[c])
-                used *= kept;
-        }
-    }
-
-private:
-    static constexpr std::size_t bins = 64; // two an octave
-
-    [[nodiscard]] static std::size_t bin(std::uint32_t age) noexcept {
-        if (age < 2)
-            return 0;
-        const auto octave = static_cast<std::size_t>(std::bit_width(age)) - 1;
-        return 2 * octave + ((age >> (octave - 1)) & 1);
-    }
-    [[nodiscard]] static double first_age(std::size_t b) noexcept {
-        return static_cast<double>(std::uint64_t{1} << (b / 2)) * (b % 2 == 0 ? 1.0 : 1.5);
-    }
-
-    static void index(const std::array<double, bins>& chance, std::array<double, bins>& out) noexcept {
-        std::array<double, bins + 1> waiting; // the share that still waits at the begin of a bin
-        waiting[0] = 1.0;
-        for (std::size_t b = 0; b < bins; ++b)
-            waiting[b + 1] = std::max(1e-9, waiting[b] - chance[b]);
-        for (std::size_t age = 0; age < bins; ++age) {
-            double hits = 0.0, time = 0.0, best = 0.0;
-            for (std::size_t b = age; b < bins; ++b) {
-                hits += chance[b];
-                time += (first_age(b + 1) - first_age(b)) * (waiting[b] + waiting[b + 1]) / 2.0;
-                best = std::max(best, hits / time);
-            }
-            out[age] = best;
-        }
-    }
-
-    std::array<double, Classes> begun_{};
-    std::array<std::array<double, bins>, Classes> used_{};
-    std::array<std::array<double, bins>, Classes> index_{};
-};
-
-} // namespace kvcache
-
-// ---- kvcache/eviction/slot_queues.hpp -----------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Queues of slots, a slot in one of them at most: rings of 32-bit links through a sentinel for each queue.
+/// Doubly linked lists of slots, each slot in at most one: rings of 32-bit links through a sentinel for each list.
 ///
 ///     front: newest <-> ... <-> oldest :back        newer() leads to the front
 ///
-/// Cost: O(1) each. 8 bytes a slot, and 8 a queue.
-class slot_queues {
+/// Cost: O(1) each. 8 bytes a slot, and 8 a list.
+class slot_lists {
 public:
-    slot_queues(std::size_t slots, std::size_t queues)
+    slot_lists(std::size_t slots, std::size_t queues)
         : links_(slots + queues), slots_(static_cast<std::uint32_t>(slots)) {
         for (std::size_t q = slots; q < links_.size(); ++q)
             links_[q] = {static_cast<std::uint32_t>(q), static_cast<std::uint32_t>(q)};
@@ -4417,23 +4506,23 @@ public:
 
     [[nodiscard]] std::size_t slots() const noexcept { return slots_; }
 
-    /// Whether the slot is in a queue.
+    /// Returns whether the slot is in a list.
     [[nodiscard]] bool contains(slot_id slot) const noexcept { return links_[index_of(slot)].newer != nowhere; }
     [[nodiscard]] bool empty(std::uint32_t queue) const noexcept {
         return links_[slots_ + queue].newer == slots_ + queue;
     }
 
-    /// The ends of a queue.
+    /// The ends of a list.
     /// Requires: it is not empty.
     [[nodiscard]] slot_id front(std::uint32_t queue) const noexcept { return slot_id{links_[slots_ + queue].older}; }
     [[nodiscard]] slot_id back(std::uint32_t queue) const noexcept { return slot_id{links_[slots_ + queue].newer}; }
 
-    /// The neighbour on the way to the front, and to the back; past either end it is no slot: `ends` holds of it.
+    /// The neighbor toward the front, and toward the back. Past either end `ends` is true of the result.
     [[nodiscard]] slot_id newer(slot_id slot) const noexcept { return slot_id{links_[index_of(slot)].newer}; }
     [[nodiscard]] slot_id older(slot_id slot) const noexcept { return slot_id{links_[index_of(slot)].older}; }
     [[nodiscard]] bool ends(slot_id slot) const noexcept { return index_of(slot) >= slots_; }
 
-    /// Asks for the memory of a slot's links, and of its neighbours'.
+    /// Prefetches a slot's links, and those of its neighbors.
     KVCACHE_INLINE void prefetch(slot_id slot) const noexcept {
         kvcache::prefetch_to_write(links_.data(), index_of(slot));
     }
@@ -4443,7 +4532,7 @@ public:
         kvcache::prefetch_to_write(links_.data(), older);
     }
 
-    /// Requires: the slot is in no queue.
+    /// Requires: the slot is in no list.
     void push_front(slot_id slot, std::uint32_t queue) noexcept {
         const std::uint32_t end = slots_ + queue, second = links_[end].older, at = index_of(slot);
         links_[at] = {end, second};
@@ -4451,7 +4540,7 @@ public:
         links_[end].older = at;
     }
 
-    /// Requires: the slot is in a queue.
+    /// Requires: the slot is in a list.
     void remove(slot_id slot) noexcept {
         link& here = links_[index_of(slot)];
         links_[here.newer].older = here.older;
@@ -4464,22 +4553,22 @@ public:
         push_front(slot, queue);
     }
 
-    /// The oldest of a queue that may leave. Those before it move to the front: who may not leave is in use now.
-    /// Cost: amortised O(1), while a fixed share may leave.
+    /// The oldest evictable slot of a list. Slots before it move to the front: a slot that is not evictable is in use.
+    /// Cost: amortized O(1), while a fixed fraction of the slots is evictable.
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t queue, MayLeave&& may_leave) {
-        return oldest(queue, may_leave, slots_);
+    [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t queue, MayLeave&& is_evictable) {
+        return oldest(queue, is_evictable, slots_);
     }
 
-    /// The same among the oldest `most`: a search that goes on where the one before ended.
+    /// The same among the oldest `most` slots. A later search continues where this one ended.
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t queue, MayLeave&& may_leave, std::size_t most) {
+    [[nodiscard]] std::optional<slot_id> oldest(std::uint32_t queue, MayLeave&& is_evictable, std::size_t most) {
         if (empty(queue))
             return std::nullopt;
         const slot_id last = front(queue);
         for (bool all = false; !all && most > 0; --most) {
             const slot_id slot = back(queue);
-            if (may_leave(slot))
+            if (is_evictable(slot))
                 return slot;
             all = slot == last;
             move_to_front(slot, queue);
@@ -4498,22 +4587,22 @@ private:
     std::uint32_t slots_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
-// ---- kvcache/eviction/touch_ring.hpp ------------------------------------------------------------------------------
+// ---- kvcache/eviction/touch_buffer.hpp ----------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// The last few touches of a policy that moves what is touched: each waits while the memory that it needs comes, and
-/// they are applied in their order. Whoever asks the policy for anything else applies the rest before.
+/// A buffer of the last few touches, for a policy that moves touched entries. Each touch waits while its memory is
+/// prefetched, and touches are applied in order. Before any other operation the policy applies the remaining ones.
 ///
-///     touch -> [ fetch: its own links .  .  reach: its neighbours' .  .  apply ]
+///     touch -> [ fetch: its own links .  .  reach: its neighbors' .  .  apply ]
 ///
 /// Cost: O(1) each. 64 bytes.
-class touch_ring {
+class touch_buffer {
 public:
-    /// Enters a touch. `fetch(slot)` asks for a slot's own memory, `reach(slot)` reads it and asks for what it leads
-    /// to, and `apply(slot)` is done with the oldest once the ring is full.
+    /// Adds a touch. `fetch(slot)` prefetches a slot's own memory, `reach(slot)` reads it and prefetches the memory it
+    /// refers to. `apply(slot)` applies the oldest touch once the ring is full.
     template <class Fetch, class Reach, class Apply>
     void add(slot_id slot, Fetch&& fetch, Reach&& reach, Apply&& apply) {
         if (end_ - begin_ == ring_.size())
@@ -4524,7 +4613,7 @@ public:
             reach(ring_[(end_ - 1 - ring_.size() / 2) % ring_.size()]);
     }
 
-    /// Applies all that wait.
+    /// Applies all waiting touches.
     template <class Apply>
     void apply_all(Apply&& apply) {
         while (begin_ != end_)
@@ -4533,44 +4622,44 @@ public:
 
 private:
     std::array<slot_id, 16> ring_ = {};
-    std::uint32_t begin_ = 0, end_ = 0; // touches applied, and entered
+    std::uint32_t begin_ = 0, end_ = 0; // number of touches applied, and added
 };
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
-// ---- kvcache/eviction/reuse_forecast.hpp --------------------------------------------------------------------------
+// ---- kvcache/eviction/learned_reuse.hpp ---------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// The entry whose next use is worth the least leaves first, as learned from when entries were used again that had been
-/// used as often. Entries wait in a queue for each such class, the least recently used first; of the oldest of each the
-/// one leaves that is good for the fewest hits by room and time at its age. Ghosts, several to a slot, remember uses
-/// beyond an entry's stay, so that what is learned does not depend on what the policy kept; before anything is learned
-/// it is lru.
+/// Evicts the entry whose next use is worth the least, as learned from the reuse ages of entries with equally many
+/// uses. Each class of use counts has its own LRU list. Of the ends of the lists, the entry with the fewest expected
+/// hits per byte and time at its age is evicted. Ghosts, several to a slot, record uses after an eviction, so that the
+/// learning does not depend on which entries the policy kept. Before anything is learned it is lru.
 ///
 ///     used once     [ newest ... oldest ] -+
 ///     twice         [ newest ... oldest ] -+-> least worth at its age: victim -> ghosts
 ///     3..4, 5..8, 9 or more times   ...   -+
 ///
 /// The index is that of Gittins 1979 for a hazard learned online; hit density by class and age is from Beckmann, Chen
-/// and Cidon, "LHD", NSDI 2018, use counts beyond the stay from "LFU with history". docs/replay.md has its hit ratios.
-struct reuse_forecast {
+/// and Cidon, "LHD", NSDI 2018, use counts beyond eviction from "LFU with history". docs/replay.md has its hit ratios.
+struct learned_reuse {
     using role = eviction_role;
     std::size_t ghosts_a_slot = 4;
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 32 bytes a slot, 16 a ghost, 5 KB.
-class reuse_forecast::state {
+/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 32 bytes a slot, 16 a ghost,
+/// 5 KB.
+class learned_reuse::state {
 public:
-    state(const reuse_forecast& policy, eviction_room room)
+    state(const learned_reuse& policy, eviction_capacity room)
         : queues_(room.slots, classes),
           entries_(room.slots),
           ghosts_(room.slots * policy.ghosts_a_slot, 0, ghost_list::marks::instead_of_bytes),
           period_(static_cast<std::uint32_t>(std::clamp<std::size_t>(room.slots, 2000, 1u << 24))) {}
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         apply_touches();
         expects(!queues_.contains(slot), "an entry is admitted once");
         known& one = entries_[index_of(slot)];
@@ -4594,7 +4683,7 @@ public:
             [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { use_again(one); });
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         apply_touches();
         expects(queues_.contains(slot), "an entry that settles was admitted");
         queues_.move_to_front(slot, class_of(entries_[index_of(slot)]));
@@ -4614,23 +4703,23 @@ public:
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
         apply_touches();
-        const auto found = least(may_leave, patience);
-        return found ? found : least(may_leave, queues_.slots());
+        const auto found = least(is_evictable, patience);
+        return found ? found : least(is_evictable, queues_.slots());
     }
 
 private:
     static constexpr std::uint32_t classes = 5, class_bits = 7;
-    static constexpr std::size_t patience = 64; // entries of a queue that are asked about before it is passed over
+    static constexpr std::size_t patience = 64; // entries checked at each end of a list before it is skipped
     struct known {
         std::uint64_t key = 0;
         float bytes = 1.0f;
-        std::uint32_t used = 0; // when, on the clock
+        std::uint32_t used = 0; // time of the last use
         std::uint8_t uses = 0;  // up to 255
     };
 
-    // 1, 2, 3 to 4, 5 to 8 and more uses.
+    // Classes: 1, 2, 3 to 4, 5 to 8 and more uses.
     [[nodiscard]] static std::uint32_t class_of(const known& one) noexcept {
         return std::min<std::uint32_t>(static_cast<std::uint32_t>(std::bit_width(std::uint32_t{one.uses} - 1u)),
                                        classes - 1);
@@ -4653,25 +4742,26 @@ private:
         one.used = ++clock_;
         ages_.begin(class_of(one));
         queues_.push_front(slot, class_of(one));
-        if (++since_learned_ >= next_) { // soon at first, then once in a cache's worth of uses
+        if (++since_learned_ >= next_) { // soon at first, then once per as many uses as slots
             ages_.learn(1.0 - 0.1 * static_cast<double>(since_learned_) / static_cast<double>(period_));
             next_ = std::min(2 * next_, period_);
             since_learned_ = 0;
         }
     }
 
-    // Who is worth the least among the oldest and the newest of each queue that may leave: the newest where all return
-    // after one age, as in a loop. Who may not leave keeps its place: a parent is to follow what continues it.
+    // The entry of least value among the oldest and the newest evictable entry of each list. The newest wins where all
+    // entries return at one age, as in a loop. An entry that is not evictable keeps its place: a parent is evicted
+    // after its children.
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> least(MayLeave&& may_leave, std::size_t most_asked) {
+    [[nodiscard]] std::optional<slot_id> least(MayLeave&& is_evictable, std::size_t most_asked) {
         std::optional<slot_id> found;
         double worth = 0.0;
         std::uint32_t age = 0;
-        const auto weigh = [&](std::uint32_t c, slot_id slot, auto next) {
+        const auto consider_end = [&](std::uint32_t c, slot_id slot, auto next) {
             for (std::size_t asked = 0; !queues_.ends(slot); slot = next(slot), ++asked) {
                 if (asked == most_asked)
                     return;
-                if (!may_leave(slot))
+                if (!is_evictable(slot))
                     continue;
                 const known& one = entries_[index_of(slot)];
                 const std::uint32_t own_age = clock_ - one.used;
@@ -4687,37 +4777,38 @@ private:
         for (std::uint32_t c = 0; c < classes; ++c) {
             if (queues_.empty(c))
                 continue;
-            weigh(c, queues_.back(c), [this](slot_id slot) { return queues_.newer(slot); });
-            weigh(c, queues_.front(c), [this](slot_id slot) { return queues_.older(slot); });
+            consider_end(c, queues_.back(c), [this](slot_id slot) { return queues_.newer(slot); });
+            consider_end(c, queues_.front(c), [this](slot_id slot) { return queues_.older(slot); });
         }
         return found;
     }
 
-    slot_queues queues_;
+    slot_lists queues_;
     std::vector<known> entries_;
-    touch_ring touches_;
+    touch_buffer touches_;
     ghost_list ghosts_;
-    reuse_ages<classes> ages_;
-    std::uint32_t clock_ = 0; // uses of all entries, round the clock
+    age_histogram<classes> ages_;
+    std::uint32_t clock_ = 0; // uses of all entries; wraps
     std::uint32_t since_learned_ = 0;
     std::uint32_t period_;
     std::uint32_t next_ = 2000;
 };
 
-inline reuse_forecast::state reuse_forecast::open(eviction_room room) const {
+inline learned_reuse::state learned_reuse::open(eviction_capacity room) const {
     return state{*this, room};
 }
 
-static_assert(eviction_policy<reuse_forecast>);
+static_assert(eviction_policy<learned_reuse>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/hash/xxh3.hpp ----------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::hash {
 
-/// Chained XXH3-128 (xxhash.com) from the identity's digest. Fast, and not for an adversary: an index compares tokens
-/// on every hit, and what leaves the process is named by another hash.
+/// Chained XXH3-128 (xxhash.com), starting from the identity's digest. Fast; not collision-resistant against an
+/// adversary. An index therefore compares tokens on every hit, and data that leaves the process is named by another
+/// hash.
 struct xxh3 {
     using role = hash_role;
     class state;
@@ -4730,7 +4821,7 @@ public:
 
     [[nodiscard]] digest root() const noexcept { return root_; }
 
-    /// Cost: about 20 ns and 0.1 ns a token.
+    /// Cost: about 20 ns plus 0.1 ns a token.
     [[nodiscard]] digest chain(digest before, std::span<const token_id> run) const {
         digest_builder builder;
         builder.nested(before).number(run.size());
@@ -4747,37 +4838,37 @@ inline xxh3::state xxh3::open(const identity& id) const {
 
 static_assert(hash_policy<xxh3>);
 
-} // namespace kvcache
+} // namespace kvcache::hash
 
 // ---- kvcache/index/page_hints.hpp ---------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::index {
 
-/// Which page a hash may stand for: a table that forgets. A hash belongs to one cache line of eight places; a page that
-/// finds them taken is not remembered, and of two pages under one hash either is the answer. So the caller compares,
-/// and has another way to look. Nothing is allocated after construction. 16 bytes a page.
+/// A lossy table from hashes to pages. A hash maps to one cache line of eight entries; a page that finds them all taken
+/// is not stored, and of two pages under one hash `find` may return either. The caller therefore compares and has a
+/// fallback. Nothing is allocated after construction. 16 bytes a page.
 class page_hints {
 public:
     static constexpr std::uint32_t none = 0xffffffffu;
 
     explicit page_hints(std::size_t pages) : lines_(2 * pages / places + 1) {}
 
-    /// A page that was remembered under this hash or one like it; `none` if there is none.
+    /// A page stored under this hash or under one with the same tag; `none` if there is none.
     [[nodiscard]] std::uint32_t find(std::uint64_t hash) const noexcept {
         const line& at = lines_[home(hash)];
-        std::uint32_t found = none; // without a branch, as nobody can foresee the place
+        std::uint32_t found = none; // branch-free: the position is unpredictable
         for (std::size_t i = 0; i < places; ++i)
             found = std::min(found, at.tags[i] == tag(hash) ? at.pages[i] : none);
         return found;
     }
 
-    /// Asks for the line that `find` will read.
+    /// Prefetches the line that `find` will read.
     void expect(std::uint64_t hash) const noexcept { prefetch(lines_.data(), home(hash)); }
 
-    /// Remembers a page that is not none, if there is a place for it.
+    /// Stores a page if there is a free entry. Requires: page != none.
     void insert(std::uint64_t hash, std::uint32_t page) noexcept { replace(hash, none, tag(hash), page); }
 
-    /// Forgets a page that may have been remembered under this hash.
+    /// Removes a page that may have been stored under this hash.
     void erase(std::uint64_t hash, std::uint32_t page) noexcept { replace(hash, page, 0, none); }
 
 private:
@@ -4805,29 +4896,29 @@ private:
     aligned_vector<line> lines_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::index
 
-// ---- kvcache/index/page_order.hpp ---------------------------------------------------------------------------------
+// ---- kvcache/index/sibling_order.hpp ------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::index {
 
-/// Many small sets of page numbers in one array, each page in one set at most, each set ordered by what is asked. A
-/// set is a treap whose priorities are mixed page numbers: O(log n) expected, whatever the order of insertion, and
-/// nothing is allocated after construction. 8 bytes a page.
-class page_order {
+/// Many small sets of page numbers in one array. Each page is in at most one set, and each set is ordered by the
+/// caller's predicate. A set is a treap whose priorities are mixed page numbers: O(log n) expected for any order of
+/// insertion. Nothing is allocated after construction. 8 bytes a page.
+class sibling_order {
 public:
     static constexpr std::uint32_t none = 0xffffffffu;
 
-    /// A set: the page at its top.
+    /// A set, represented by the root of its treap.
     struct set {
         std::uint32_t top = none;
         [[nodiscard]] bool empty() const noexcept { return top == none; }
     };
 
-    explicit page_order(std::size_t pages) : links_(pages) {}
+    explicit sibling_order(std::size_t pages) : links_(pages) {}
 
-    /// The last page for which `before(page)` holds and the first for which it does not, where `before` holds for the
-    /// first pages of the order and no others. `none` where there is no such page.
+    /// The last page for which `before(page)` holds and the first for which it does not; `none` where there is no such
+    /// page. Requires: the pages for which `before` holds precede all others in the set's order.
     struct neighbours {
         std::uint32_t before = none;
         std::uint32_t after = none;
@@ -4846,13 +4937,13 @@ public:
         return found;
     }
 
-    /// Puts a page behind all for which `before` holds. Requires: the page is in no set.
+    /// Inserts a page after all pages for which `before` holds. Requires: the page is in no set.
     template <class Before>
     void insert(set& into, std::uint32_t page, Before&& before) {
         std::uint32_t* at = &into.top;
         while (*at != none && priority(*at) > priority(page))
             at = before(*at) ? &links_[*at].right : &links_[*at].left;
-        // The rest is split below the page: who comes before it to the left.
+        // The rest is split below the page: pages that sort before it to the left.
         std::uint32_t rest = *at;
         *at = page;
         std::uint32_t *left = &links_[page].left, *right = &links_[page].right;
@@ -4869,7 +4960,7 @@ public:
         *left = *right = none;
     }
 
-    /// Takes a page out, where `before` holds for exactly those in front of it. Requires: the page is in the set.
+    /// Removes a page. Requires: the page is in the set, and `before` holds for exactly the pages before it.
     template <class Before>
     void erase(set& from, std::uint32_t page, Before&& before) {
         std::uint32_t* at = &from.top;
@@ -4896,7 +4987,7 @@ private:
         std::uint32_t right = none;
     };
 
-    // A mixed page number (a bijection, so no two are equal).
+    // A mixed page number (a bijection, so no two priorities are equal).
     [[nodiscard]] static constexpr std::uint32_t priority(std::uint32_t page) noexcept {
         page = (page ^ (page >> 16)) * 0x7feb352du;
         page = (page ^ (page >> 15)) * 0x846ca68bu;
@@ -4906,18 +4997,18 @@ private:
     std::vector<link> links_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::index
 
 // ---- kvcache/index/page_tree.hpp ----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::index {
 
-/// Pages, each with the run of tokens it holds and the page that it continues. Siblings are ordered by their runs, so
-/// the one that shares most with a query is beside the query's place: every step is exact at any token, also inside a
-/// page, and costs O(log siblings). All memory is taken at the beginning: 4 bytes a token, 20 a page.
+/// A tree of pages, each with the run of tokens it holds and the page that it continues. Siblings are ordered by their
+/// runs, so the one that shares most with a query is next to the query's position. Every step is exact at any token,
+/// also inside a page, and costs O(log siblings). All memory is allocated at construction: 4 bytes a token, 20 a page.
 class page_tree {
 public:
-    static constexpr std::uint32_t none = page_order::none;
+    static constexpr std::uint32_t none = sibling_order::none;
 
     page_tree(page_shape shape, std::size_t pages)
         : page_tokens_(shape.tokens), tokens_(pages * page_tokens_), nodes_(pages), order_(pages) {}
@@ -4931,11 +5022,11 @@ public:
         return above == none ? std::nullopt : std::optional(page_id{above});
     }
 
-    /// The tokens a page holds; empty for a page that is not in the tree.
+    /// The tokens of a page; empty for a page that is not in the tree.
     [[nodiscard]] std::span<const token_id> run(page_id page) const { return run_of(index_of(page)); }
 
-    /// Requires: the parent is in the tree and full; the run has 1 to page-tokens tokens and, where the page is in the
-    /// tree already, begins with the page's run or is the beginning of it.
+    /// Requires: the parent is in the tree and full. The run has 1 to page-tokens tokens; if the page is already in the
+    /// tree, one of the two runs is a prefix of the other.
     insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
         expects(!tokens.empty() && tokens.size() <= page_tokens_, "a page's run has one to page-size tokens");
         expects(!parent || (contains(*parent) && full(*parent)), "a parent is indexed and full");
@@ -4951,7 +5042,7 @@ public:
         if (own.count > 0) {
             unlink(index_of(page));
         } else if (near.before != none && starts_with(tokens, run_of(near.before))) {
-            done.other = page_id{near.before}; // a shorter form of the same run gives way
+            done.other = page_id{near.before}; // a page with a prefix of the run is replaced
             erase(page_id{near.before});
         }
         order_.insert(children(above), index_of(page), before(tokens));
@@ -4968,28 +5059,28 @@ public:
         nodes_[index_of(page)] = {};
     }
 
-    /// Whether a page is in the tree, full, and continues a page, or none, with this run of a page's length.
+    /// Returns whether a page is in the tree, full, holds exactly this run and has `last` (or none) as its parent.
     [[nodiscard]] bool continues(std::uint32_t page, std::uint32_t last, std::span<const token_id> run) const {
         return nodes_[page].count == page_tokens_ && nodes_[page].parent == last &&
                std::memcmp(tokens_.data() + page * page_tokens_, run.data(), run.size_bytes()) == 0;
     }
 
-    /// Asks for what `continues` will read.
+    /// Prefetches the memory that `continues` will read.
     void expect(std::uint32_t page) const noexcept {
         prefetch(nodes_.data(), page);
         for (std::size_t i = 0; i < page_tokens_; i += line_bytes / sizeof(token_id))
             prefetch(tokens_.data(), page * page_tokens_ + i);
     }
 
-    /// Goes on by one page, whole or in part: the child of the last one that shares most with the query, which is a
-    /// page's length or less. Returns whether a whole page was found; if not, the match says why it ended.
+    /// Extends a match by one page, whole or in part: the child of the last page that shares most with the query, which
+    /// has at most a page's length. Returns whether a whole page matched; if not, the match holds the reason.
     bool step(index_match& found, std::span<const token_id> query) const {
-        const page_order::set& level = found.pages.empty() ? roots_ : node_of(found.pages.back()).children;
+        const sibling_order::set& level = found.pages.empty() ? roots_ : node_of(found.pages.back()).children;
         if (query.empty())
             found.end = match_end::complete;
         if (query.empty() || level.empty())
             return false;
-        // In lexicographic order nobody shares more with a query than its two neighbours.
+        // In lexicographic order, no sibling shares more with a query than its two neighbors.
         const auto near = order_.around(level, before(query));
         const auto shared = [&](std::uint32_t page) { return page == none ? 0 : common(run_of(page), query); };
         const std::size_t earlier = shared(near.before), later = shared(near.after);
@@ -5012,12 +5103,12 @@ public:
 
 private:
     struct node {
-        page_order::set children = {};
+        sibling_order::set children = {};
         std::uint32_t parent = none;
         std::uint32_t count = 0;
     };
 
-    // Holds for the pages whose runs come before these tokens.
+    // True for the pages whose runs sort before these tokens.
     struct comes_before {
         const page_tree* tree;
         std::span<const token_id> tokens;
@@ -5029,7 +5120,7 @@ private:
     };
     [[nodiscard]] comes_before before(std::span<const token_id> tokens) const { return {this, tokens}; }
 
-    // How many leading tokens are the same.
+    // The length of the common prefix.
     [[nodiscard]] static std::size_t common(std::span<const token_id> a, std::span<const token_id> b) {
         const std::size_t both = std::min(a.size(), b.size());
         std::size_t same = 0;
@@ -5045,7 +5136,7 @@ private:
         return {tokens_.data() + page * page_tokens_, nodes_[page].count};
     }
     [[nodiscard]] const node& node_of(page_id page) const { return nodes_[index_of(page)]; }
-    [[nodiscard]] page_order::set& children(std::uint32_t above) {
+    [[nodiscard]] sibling_order::set& children(std::uint32_t above) {
         return above == none ? roots_ : nodes_[above].children;
     }
 
@@ -5054,33 +5145,34 @@ private:
     std::size_t page_tokens_;
     aligned_vector<token_id> tokens_; // (pages, page_tokens)
     aligned_vector<node> nodes_;      // by page
-    page_order order_;                // children of one page, and the roots
-    page_order::set roots_;
+    sibling_order order_;             // children of each page, and the roots
+    sibling_order::set roots_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::index
 
 // ---- kvcache/index/radix.hpp --------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::index {
 
-/// A tree of pages. A node is a page with the run of tokens it holds; its children continue it, ordered by their runs,
-/// so a match is exact at any token, also inside a page. Beside the tree, a table hints at full pages under the chained
-/// hash of all tokens up to their end: a prompt's hashes are known before its pages are, so sixteen steps fetch their
-/// lines at once. A hint is compared with the tree before it counts, and the tree is asked where there is none.
+/// A radix tree of pages. A node is a page with the run of tokens it holds; its children continue it, ordered by their
+/// runs, so a match is exact at any token, also inside a page. In addition, a hint table maps the chained hash of all
+/// tokens up to the end of a full page to that page. A prompt's hashes do not depend on its pages, so the cache lines
+/// of 16 steps are prefetched at once. A hint is compared with the tree before it counts; without a hint the tree is
+/// searched.
 ///
 ///     root -+- [The cat sat on] -+- [the mat .]      a partial page is a leaf
 ///           |                    +- [the mouse]
 ///           +- [The dog]                             hints: h(The cat sat on) -> its page
 struct radix {
     using role = index_role;
-    unsigned hash_bits = 64; ///< How much of a hash is used; with fewer, more pages are looked for in the tree.
+    unsigned hash_bits = 64; ///< Bits of a hash that are used; with fewer, more pages are searched in the tree.
     class state;
     [[nodiscard]] state open(page_shape shape, std::size_t pages) const;
 };
 
 /// Cost: match O(n) expected, at most O(n log siblings); insert and erase O(page tokens * log siblings). 4 bytes a
-/// token, 44 a page, all of it taken at the beginning.
+/// token, 44 a page, all allocated at construction.
 class radix::state {
 public:
     state(unsigned hash_bits, page_shape shape, std::size_t pages)
@@ -5121,8 +5213,8 @@ public:
         return found;
     }
 
-    /// Requires: the parent is in the index and full; the run has 1 to page-tokens tokens and, where the page is in the
-    /// index already, begins with the page's run or is the beginning of it.
+    /// Requires: the parent is in the index and full. The run has 1 to page-tokens tokens; if the page is already in
+    /// the index, one of the two runs is a prefix of the other.
     insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
         const insertion done = tree_.insert(parent, tokens, page);
         if (done.what != insertion::outcome::covered && tree_.full(page)) {
@@ -5145,13 +5237,13 @@ public:
     [[nodiscard]] bool leaf(page_id page) const { return tree_.leaf(page); }
     [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
 
-    /// The tokens a page holds for the index; empty for a page that is not in it.
+    /// The tokens of a page in the index; empty for other pages.
     [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
 
 private:
     static constexpr std::uint32_t none = page_tree::none;
     static_assert(none == page_hints::none);
-    static constexpr std::size_t ahead = 16; // pages: about as many lines as a core can wait for at once
+    static constexpr std::size_t ahead = 16; // pages: about as many as the cache misses a core can have in flight
 
     [[nodiscard]] std::uint64_t chain(std::uint64_t past, std::span<const token_id> run) const {
         return seeded_hash(past, std::as_bytes(run)) & used_bits_;
@@ -5160,7 +5252,7 @@ private:
     std::uint64_t used_bits_;
     page_tree tree_;
     page_hints hints_;                  // full pages
-    std::vector<std::uint64_t> hashes_; // by full page: of all tokens up to its end
+    std::vector<std::uint64_t> hashes_; // by full page: hash of all tokens up to its end
 };
 
 inline radix::state radix::open(page_shape shape, std::size_t pages) const {
@@ -5169,14 +5261,14 @@ inline radix::state radix::open(page_shape shape, std::size_t pages) const {
 
 static_assert(index_policy<radix>);
 
-} // namespace kvcache
+} // namespace kvcache::index
 
-// ---- kvcache/locking/unlocked.hpp ---------------------------------------------------------------------------------
+// ---- kvcache/locking/none.hpp -------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::locking {
 
-/// One thread at a time uses the cache; nothing is locked.
-struct unlocked {
+/// Only one thread at a time uses the cache; nothing is locked.
+struct none {
     using role = locking_role;
     struct state {
         void lock() noexcept {}
@@ -5184,16 +5276,16 @@ struct unlocked {
     };
 };
 
-static_assert(locking_policy<unlocked>);
+static_assert(locking_policy<none>);
 
-} // namespace kvcache
+} // namespace kvcache::locking
 
-// ---- kvcache/observer/silent.hpp ----------------------------------------------------------------------------------
+// ---- kvcache/observer/none.hpp ------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::observer {
 
-/// Watches nothing, at no cost.
-struct silent {
+/// No observer; it has no cost.
+struct none {
     using role = observer_role;
     struct state {
         void on(const event&) noexcept {}
@@ -5201,16 +5293,16 @@ struct silent {
     [[nodiscard]] state open() const { return {}; }
 };
 
-static_assert(observer_policy<silent>);
+static_assert(observer_policy<none>);
 
-} // namespace kvcache
+} // namespace kvcache::observer
 
 // ---- kvcache/recompute/exact_prefix.hpp ---------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::recompute {
 
-/// Reuses the longest known prefix and runs the rest. A full hit is cut by one token, so that logits are always
-/// computed, never stale. Exact: the result is the same bits as with nothing reused.
+/// Reuses the longest cached prefix and computes the rest. A full hit is shortened by one token, so that logits are
+/// always computed. Exact: the result is bit-identical to computing every token.
 struct exact_prefix {
     using role = recompute_role;
     class state;
@@ -5219,7 +5311,7 @@ struct exact_prefix {
 
 class exact_prefix::state {
 public:
-    [[nodiscard]] std::size_t first_rerun(std::size_t hit, std::size_t total) const noexcept {
+    [[nodiscard]] std::size_t first_computed(std::size_t hit, std::size_t total) const noexcept {
         return total == 0 ? 0 : std::min(hit, total - 1);
     }
 };
@@ -5230,7 +5322,7 @@ inline exact_prefix::state exact_prefix::open(page_shape) const {
 
 static_assert(recompute_policy<exact_prefix>);
 
-} // namespace kvcache
+} // namespace kvcache::recompute
 
 // ---- kvcache/core/zeroed_memory.hpp -------------------------------------------------------------------------------
 
@@ -5238,12 +5330,11 @@ static_assert(recompute_policy<exact_prefix>);
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Memory of which every byte is zero. What is asked for on the boundary of a huge page comes straight from the system,
-/// which clears it when it is first written to: whoever writes waits for that then, and nobody before. The rest is
-/// cleared here. For any thread.
+/// A memory resource whose allocations are zeroed. An allocation aligned to a huge page comes straight from the system,
+/// which clears each page on the first write to it. Other allocations are cleared here. Thread-safe.
 class zeroed_memory : public std::pmr::memory_resource {
 public:
-    /// The one that all share.
+    /// The shared instance.
     [[nodiscard]] static zeroed_memory* shared() noexcept {
         static zeroed_memory all;
         return &all;
@@ -5255,7 +5346,7 @@ private:
             return std::memset(std::pmr::new_delete_resource()->allocate(bytes, alignment), 0, bytes);
         if (bytes > (std::numeric_limits<std::size_t>::max() >> 1))
             detail::throw_bad_alloc();
-        // One huge page more, so that a boundary lies in it; what is not needed goes back.
+        // One extra huge page, so that a boundary lies inside; the excess is unmapped.
         const std::size_t size = mapped(bytes), all = size + huge_page_bytes;
         void* const from = ::mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (from == MAP_FAILED)
@@ -5285,16 +5376,16 @@ private:
 
 // ---- kvcache/storage/heap.hpp -------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::storage {
 
-/// Takes pages from a memory resource when they are first used, on a cache line and zeroed, and keeps them until the
-/// cache closes. A large budget is taken in slabs of neighbouring pages, on huge pages where the system has them, none
-/// of more than an eighth of it: a budget that is never filled is never allocated. Where no slab is to be had, single
-/// pages are.
+/// Allocates pages from a memory resource on first use, cache-line aligned and zeroed, and keeps them until the cache
+/// closes. A large capacity is allocated in slabs of adjacent pages, on huge pages where the system has them. A slab is
+/// at most an eighth of the capacity, so memory that is never needed is never allocated. If a slab cannot be allocated,
+/// its pages are allocated one by one.
 struct heap {
     using role = storage_role;
-    std::pmr::memory_resource* resource = nullptr; ///< Where pages come from; null means the system: zeroed_memory.
-    bool zeroed = false; ///< Whether all that the resource gives is zero already, so that no page is touched here.
+    std::pmr::memory_resource* resource = nullptr; ///< Source of the memory; null means zeroed_memory.
+    bool zeroed = false; ///< Whether the resource returns zeroed memory, so that pages are not cleared here.
     class state;
     [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
 };
@@ -5338,7 +5429,7 @@ public:
                 resource_->deallocate(slabs_[i].memory, slab_bytes(i), huge_page_bytes);
     }
 
-    /// False if the resource has no memory left.
+    /// Returns false if the resource is out of memory.
     [[nodiscard]] bool acquire(page_id page) {
         void*& memory = pages_[index_of(page)];
         if (memory != nullptr)
@@ -5359,11 +5450,11 @@ public:
 private:
     struct slab {
         std::byte* memory = nullptr;
-        bool refused = false; // once: its pages are then taken one by one
+        bool refused = false; // sticky: its pages are then allocated one by one
     };
 
-    // Sixteen huge pages: what lies on small ones, at the end of a slab, is then a sixteenth at most. None for a budget
-    // so small that its slabs would not fill two huge pages each.
+    // A slab has 16 huge pages, so the part at its end that lies on small pages is at most 1/16. Zero for a capacity so
+    // small that a slab would not fill two huge pages.
     [[nodiscard]] static std::size_t pages_a_slab(std::size_t pages, std::size_t stride) noexcept {
         const std::size_t most = 16 * huge_page_bytes / std::max<std::size_t>(stride, 1);
         const std::size_t fit = std::min(std::max<std::size_t>(most, 1), pages / 8);
@@ -5378,7 +5469,7 @@ private:
         return slabs_.empty() ? nullptr : slabs_[page / slab_pages_].memory;
     }
 
-    // Throws: std::bad_alloc, if neither a slab nor a page is to be had.
+    // Throws: std::bad_alloc, if neither a slab nor a page can be allocated.
     [[nodiscard]] void* place(std::size_t page) {
         if (!slabs_.empty()) {
             slab& own = slabs_[page / slab_pages_];
@@ -5398,10 +5489,10 @@ private:
     }
 
     std::pmr::memory_resource* resource_;
-    bool zeroed_; // what it gives
+    bool zeroed_; // whether the resource returns zeroed memory
     std::size_t page_bytes_;
-    std::size_t stride_;     // from one page of a slab to the next, in bytes
-    std::size_t slab_pages_; // 0: pages are taken one by one
+    std::size_t stride_;     // distance between pages of a slab, in bytes
+    std::size_t slab_pages_; // 0: pages are allocated one by one
     std::vector<void*> pages_;
     std::vector<slab> slabs_;
 };
@@ -5414,7 +5505,7 @@ inline heap::state heap::open(std::size_t pages, std::size_t page_bytes) const {
 
 static_assert(storage_policy<heap>);
 
-} // namespace kvcache
+} // namespace kvcache::storage
 
 // ---- kvcache/cache/compose.hpp ------------------------------------------------------------------------------------
 
@@ -5422,7 +5513,7 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-// The policy among Ps that plays Role, or Standard when none does.
+// The policy among Ps that plays Role, or Standard if none does.
 template <class Role, class Standard, class... Ps>
 struct slot {
     using type = Standard;
@@ -5436,13 +5527,13 @@ struct slot<Role, Standard, P, Ps...> {
 
 template <class... Ps>
 struct compose {
-    using type =
-        basic_cache<typename slot<codec_role, plain, Ps...>::type, typename slot<storage_role, heap, Ps...>::type,
-                    typename slot<hash_role, xxh3, Ps...>::type, typename slot<index_role, radix, Ps...>::type,
-                    typename slot<eviction_role, reuse_forecast, Ps...>::type,
-                    typename slot<recompute_role, exact_prefix, Ps...>::type,
-                    typename slot<tier_role, no_tier, Ps...>::type, typename slot<observer_role, silent, Ps...>::type,
-                    typename slot<locking_role, unlocked, Ps...>::type>;
+    using type = basic_cache<
+        typename slot<codec_role, codec::f32, Ps...>::type, typename slot<storage_role, storage::heap, Ps...>::type,
+        typename slot<hash_role, hash::xxh3, Ps...>::type, typename slot<index_role, index::radix, Ps...>::type,
+        typename slot<eviction_role, eviction::learned_reuse, Ps...>::type,
+        typename slot<recompute_role, recompute::exact_prefix, Ps...>::type,
+        typename slot<tier_role, tier::none, Ps...>::type, typename slot<observer_role, observer::none, Ps...>::type,
+        typename slot<locking_role, locking::none, Ps...>::type>;
 };
 
 template <class P, class... Ps>
@@ -5451,7 +5542,7 @@ inline constexpr bool alone = (0 + ... + int(plays<Ps, typename role_of<P>::type
 template <class T, class... Us>
 inline constexpr bool one_of = (std::is_same_v<T, Us> || ...);
 
-// The Wanted among the given policies, or one with its standard options.
+// The policy of type Wanted among the given ones, or one with its standard options.
 template <class Wanted, class... Given>
 [[nodiscard]] constexpr Wanted take(const std::tuple<Given...>& given) {
     if constexpr (one_of<Wanted, Given...>)
@@ -5468,7 +5559,7 @@ struct opener<basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Tier
     using cache = basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking>;
 
     template <class... Given>
-    [[nodiscard]] static cache open(std::size_t tenants, identity id, page_shape shape, budget limit,
+    [[nodiscard]] static cache open(std::size_t tenants, identity id, page_shape shape, cache_limits limit,
                                     const std::tuple<Given...>& given) {
         return cache(tenants, std::move(id), shape, limit, take<Codec>(given), take<Storage>(given), take<Hash>(given),
                      take<Index>(given), take<Eviction>(given), take<Recompute>(given), take<Tier>(given),
@@ -5478,26 +5569,26 @@ struct opener<basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Tier
 
 } // namespace detail
 
-/// No two policies play one role.
+/// Satisfied if no two policies play the same role.
 template <class... Ps>
 concept one_policy_a_role = (detail::alone<Ps, Ps...> && ...);
 
-/// The cache made of these policies, in any order; a role left out keeps its standard policy.
+/// The cache composed of these policies, in any order; an omitted role gets its standard policy.
 template <policy... Ps>
     requires one_policy_a_role<Ps...>
 using cache = typename detail::compose<Ps...>::type;
 
-/// Opens a cache for pages of this shape, within a budget, from policies given by value in any order.
+/// Opens a cache for pages of this shape, within a memory limit, from policies given by value in any order.
 template <policy... Ps>
     requires one_policy_a_role<Ps...>
-[[nodiscard]] typename detail::compose<Ps...>::type make_cache(page_shape shape, budget limit, Ps... policies) {
+[[nodiscard]] typename detail::compose<Ps...>::type make_cache(page_shape shape, cache_limits limit, Ps... policies) {
     return detail::opener<cache<Ps...>>::open(0, {}, shape, limit, std::tuple(std::move(policies)...));
 }
 
-/// The same for a model whose identity names everything that decides a page's bits.
+/// The same with an identity, which names everything that determines a page's bits.
 template <policy... Ps>
     requires one_policy_a_role<Ps...>
-[[nodiscard]] typename detail::compose<Ps...>::type make_cache(identity id, page_shape shape, budget limit,
+[[nodiscard]] typename detail::compose<Ps...>::type make_cache(identity id, page_shape shape, cache_limits limit,
                                                                Ps... policies) {
     return detail::opener<cache<Ps...>>::open(0, std::move(id), shape, limit, std::tuple(std::move(policies)...));
 }
@@ -5506,24 +5597,24 @@ template <policy... Ps>
 
 // ---- kvcache/eviction/lru.hpp -------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// The least recently used entry leaves first. Admission and every touch move an entry to the front of one queue; the
-/// victim is the last that may leave. One that may not leave is in use now, so it moves to the front as it is met.
+/// Evicts the least recently used entry. Admission and every touch move an entry to the front of one LRU list. An entry
+/// that is not evictable is in use, so it moves to the front when the search meets it.
 ///
 ///     touch, admit -> [ newest ... oldest ] -> victim
 struct lru {
     using role = eviction_role;
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 8 bytes a slot.
+/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 8 bytes a slot.
 class lru::state {
 public:
     explicit state(std::size_t slots) : queue_(slots, 1) {}
 
-    void admit(slot_id slot, const entry&) {
+    void admit(slot_id slot, const eviction_entry&) {
         expects(!queue_.contains(slot), "an entry is admitted once");
         queue_.push_front(slot, 0);
     }
@@ -5533,7 +5624,7 @@ public:
         queue_.move_to_front(slot, 0);
     }
 
-    void settle(slot_id slot) { touch(slot); }
+    void on_released(slot_id slot) { touch(slot); }
 
     void erase(slot_id slot) {
         expects(queue_.contains(slot), "an erased entry was admitted");
@@ -5541,35 +5632,36 @@ public:
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        return queue_.oldest(0, may_leave);
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+        return queue_.oldest(0, is_evictable);
     }
 
 private:
-    slot_queues queue_;
+    slot_lists queue_;
 };
 
-inline lru::state lru::open(eviction_room room) const {
+inline lru::state lru::open(eviction_capacity room) const {
     return state{room.slots};
 }
 
 static_assert(eviction_policy<lru>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
-// ---- kvcache/locking/mutexed.hpp ----------------------------------------------------------------------------------
+// ---- kvcache/locking/mutex.hpp ------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::locking {
 
-/// Any number of threads use the cache; one mutex guards its books. Pages are written and read outside of it.
-struct mutexed {
+/// Any number of threads may use the cache. One mutex guards its metadata; pages are written and read outside of the
+/// lock.
+struct mutex {
     using role = locking_role;
     using state = std::mutex;
 };
 
-static_assert(locking_policy<mutexed>);
+static_assert(locking_policy<mutex>);
 
-} // namespace kvcache
+} // namespace kvcache::locking
 
 // ---- kvcache/cache.hpp --------------------------------------------------------------------------------------------
 
@@ -5579,12 +5671,12 @@ static_assert(locking_policy<mutexed>);
 
 // ---- kvcache/eviction/arc.hpp -------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Two least-recently-used queues, of entries used once and of entries used again, share the room by a target that
-/// learns. A newcomer whose ghost stayed from the first queue raises the target, one from the second lowers it, and
-/// both join the second queue. The oldest of the first leaves while it is above the target, else the oldest of the
-/// second; one that may not leave is in use now, so it moves to the front of its queue.
+/// Adaptive replacement cache (ARC). Two LRU lists, of entries used once and of entries used again, share the capacity
+/// according to a target that adapts. A hit on a ghost of the first list raises the target, one of the second lowers
+/// it, and the entry joins the second list. The victim is the oldest of the first list while that list exceeds the
+/// target, otherwise the oldest of the second. An entry that is not evictable moves to the front of its list.
 ///
 ///     admit -> [ once  ] -> victim -> [ ghosts ] -- returns: target + --.
 ///                 '- touch -.                                           |
@@ -5593,16 +5685,16 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003.
 struct arc {
     using role = eviction_role;
-    std::size_t step = 0; ///< Bytes by which a returning ghost moves the target at least; 0: those of its entry.
+    std::size_t step = 0; ///< Minimum bytes by which a ghost hit moves the target; 0: the size of its entry.
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 25 bytes a slot and 16 a ghost, of
-/// which there are at most two a slot.
+/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 25 bytes a slot and 16 a
+/// ghost, at most two ghosts a slot.
 class arc::state {
 public:
-    state(const arc& policy, eviction_room room)
+    state(const arc& policy, eviction_capacity room)
         : queues_(room.slots, 2),
           entries_(room.slots),
           places_(room.slots),
@@ -5610,8 +5702,8 @@ public:
           room_(room.bytes),
           step_(policy.step) {}
 
-    void announce(const entry& newcomer) {
-        announced_ = newcomer.key;
+    void on_miss(const eviction_entry& newcomer) {
+        missed_ = newcomer.key;
         bytes_to_come_ = newcomer.bytes;
         returns_ = nowhere;
         const auto of_once = static_cast<double>(ghosts_[once].bytes());
@@ -5627,13 +5719,13 @@ public:
         }
     }
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         expects(!queues_.contains(slot), "an entry is admitted once");
-        if (announced_ != newcomer.key)
-            announce(newcomer);
+        if (missed_ != newcomer.key)
+            on_miss(newcomer);
         entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
         enter(slot, returns_ == nowhere ? once : again);
-        announced_.reset();
+        missed_.reset();
         returns_ = nowhere;
     }
 
@@ -5643,7 +5735,7 @@ public:
         enter(slot, again);
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(queues_.contains(slot), "a settled entry was admitted");
         queues_.move_to_front(slot, places_[index_of(slot)]);
     }
@@ -5672,13 +5764,13 @@ public:
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
         const auto of_once = static_cast<double>(bytes_[once]);
         const bool from_once = !queues_.empty(once) && (all_are_once() || queues_.empty(again) || of_once > target_ ||
                                                         (of_once == target_ && returns_ == again));
-        if (const auto found = queues_.oldest(from_once ? once : again, may_leave))
+        if (const auto found = queues_.oldest(from_once ? once : again, is_evictable))
             return found;
-        return queues_.oldest(from_once ? again : once, may_leave);
+        return queues_.oldest(from_once ? again : once, is_evictable);
     }
 
 private:
@@ -5688,7 +5780,7 @@ private:
         std::size_t bytes = 0;
     };
 
-    // The first queue and its ghosts would fill the room with the newcomer.
+    // Whether the first list, its ghosts and the new entry exceed the capacity.
     [[nodiscard]] bool first_is_full() const { return bytes_[once] + ghosts_[once].bytes() + bytes_to_come_ > room_; }
     [[nodiscard]] bool all_are_once() const {
         return returns_ == nowhere && first_is_full() && ghosts_[once].size() == 0;
@@ -5705,33 +5797,34 @@ private:
         bytes_[places_[index_of(slot)]] -= entries_[index_of(slot)].bytes;
     }
 
-    slot_queues queues_;
+    slot_lists queues_;
     std::vector<known> entries_;
     std::vector<std::uint8_t> places_;
     ghost_list ghosts_[2];
     std::size_t bytes_[2] = {};
     std::size_t room_;
     std::size_t step_;
-    double target_ = 0.0; // bytes of the first queue
-    std::optional<std::uint64_t> announced_;
+    double target_ = 0.0; // target size of the first list, in bytes
+    std::optional<std::uint64_t> missed_;
     std::size_t bytes_to_come_ = 0;
-    std::uint8_t returns_ = nowhere; // the queue whose ghost the announced newcomer was
+    std::uint8_t returns_ = nowhere; // the list whose ghost the missed entry was
 };
 
-inline arc::state arc::open(eviction_room room) const {
+inline arc::state arc::open(eviction_capacity room) const {
     return state{*this, room};
 }
 
 static_assert(eviction_policy<arc>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/clock.hpp -----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// First in, first out, with another round for each use. A touch counts up to 2^bits - 1; an entry that is met at the
-/// end with a count loses one and queues up anew, one without leaves. One that may not leave queues up anew as well.
+/// CLOCK: FIFO with one more round for each use. A touch increments an entry's counter, up to 2^bits - 1. At the end of
+/// the queue an entry with a nonzero counter is decremented and goes back to the front; one with a zero counter is
+/// evicted. An entry that is not evictable goes back to the front as well.
 ///
 ///     admit -> [ newest ... oldest ] -> count 0: victim
 ///                ^----- count - 1 -----'
@@ -5739,12 +5832,12 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Corbato, "A paging experiment with the Multics system", 1968; with more bits, FIFO-Reinsertion.
 struct clock {
     using role = eviction_role;
-    std::uint32_t bits = 1; ///< Of the count, 1 to 6.
+    std::uint32_t bits = 1; ///< Bits of the counter, 1 to 6.
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 9 bytes a slot.
+/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
 class clock::state {
 public:
     state(const clock& policy, std::size_t slots)
@@ -5752,7 +5845,7 @@ public:
         expects(policy.bits >= 1 && policy.bits <= 6, "clock counts in 1 to 6 bits");
     }
 
-    void admit(slot_id slot, const entry&) {
+    void admit(slot_id slot, const eviction_entry&) {
         expects(!queue_.contains(slot), "an entry is admitted once");
         queue_.push_front(slot, 0);
         counts_[index_of(slot)] = fresh;
@@ -5765,9 +5858,9 @@ public:
             ++count;
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(queue_.contains(slot), "a settled entry was admitted");
-        if ((counts_[index_of(slot)] & fresh) != 0) // it has come now: a chain queues tail first
+        if ((counts_[index_of(slot)] & fresh) != 0) // its first release: a chain queues tail first
             queue_.move_to_front(slot, 0);
         counts_[index_of(slot)] &= uses;
     }
@@ -5778,12 +5871,12 @@ public:
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        // After most_ rounds every count is zero, and the next one asks every entry.
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+        // After most_ rounds every counter is zero, and the next round checks every entry.
         for (std::size_t met = 0; met < queue_.slots() * (most_ + 1u) && !queue_.empty(0); ++met) {
             const slot_id oldest = queue_.back(0);
             std::uint8_t& count = counts_[index_of(oldest)];
-            if ((count & uses) == 0 && may_leave(oldest))
+            if ((count & uses) == 0 && is_evictable(oldest))
                 return oldest;
             if ((count & uses) != 0)
                 --count;
@@ -5793,47 +5886,47 @@ public:
     }
 
 private:
-    static constexpr std::uint8_t fresh = 0x80; // nobody has let go of it yet
+    static constexpr std::uint8_t fresh = 0x80; // not yet released
     static constexpr std::uint8_t uses = 0x7f;
 
-    slot_queues queue_;
+    slot_lists queue_;
     std::vector<std::uint8_t> counts_;
     std::uint8_t most_;
 };
 
-inline clock::state clock::open(eviction_room room) const {
+inline clock::state clock::open(eviction_capacity room) const {
     return state{*this, room.slots};
 }
 
 static_assert(eviction_policy<clock>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/slot_heap.hpp -------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Slots by a rank that can change, the lowest first; of one rank, the one that has had it longest. A binary heap that
-/// knows where each slot stands. A slot can be set aside: it keeps its rank and does not come out.
+/// A min-heap of slots with changeable ranks; ties go to the slot that has had its rank longest. A binary heap with the
+/// position of each slot. A slot can be set aside: it keeps its rank but is not in the heap.
 ///
 /// Cost: O(log n) each. 20 bytes a slot.
 class slot_heap {
 public:
     explicit slot_heap(std::size_t slots) : heap_(slots), places_(slots, nowhere), ranks_(slots), turns_(slots) {}
 
-    /// Slots that are not set aside.
+    /// The number of slots that are not set aside.
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
     [[nodiscard]] bool contains(slot_id slot) const noexcept { return places_[index_of(slot)] != nowhere; }
     [[nodiscard]] double rank(slot_id slot) const noexcept { return ranks_[index_of(slot)]; }
 
-    /// The slot at a place of the heap, the lowest at 0; the others are in no order of use to a caller but exist once
-    /// each, unless set aside. Requires: place < size().
+    /// The slot at a place of the heap, the lowest at 0. The order of the others is unspecified, but each slot that is
+    /// not set aside occurs once. Requires: place < size().
     [[nodiscard]] slot_id at(std::size_t place) const noexcept { return slot_id{heap_[place]}; }
 
-    /// Whether `a` comes out before `b`.
+    /// Returns whether `a` comes out before `b`.
     [[nodiscard]] bool before(slot_id a, slot_id b) const noexcept { return before(index_of(a), index_of(b)); }
 
-    /// Enters a slot, or gives it another rank.
+    /// Adds a slot, or changes its rank.
     void rank(slot_id slot, double rank) noexcept {
         const std::uint32_t at = index_of(slot);
         ranks_[at] = rank;
@@ -5858,7 +5951,7 @@ public:
         places_[index_of(slot)] = aside;
     }
 
-    /// Puts a slot back that was set aside.
+    /// Returns a slot that was set aside to the heap.
     void put_back(slot_id slot) noexcept {
         if (places_[index_of(slot)] == aside)
             enter(index_of(slot));
@@ -5880,7 +5973,7 @@ private:
             sink(rise(place));
     }
 
-    // Turns may wrap: of two, the earlier is the one that the other is less than 2^31 turns ahead of.
+    // Turns may wrap: `a` is earlier than `b` if `b` is less than 2^31 turns ahead.
     [[nodiscard]] bool before(std::uint32_t a, std::uint32_t b) const noexcept {
         return ranks_[a] < ranks_[b] ||
                (ranks_[a] == ranks_[b] && static_cast<std::int32_t>(turns_[a] - turns_[b]) < 0);
@@ -5912,60 +6005,61 @@ private:
     }
 
     std::vector<std::uint32_t> heap_;   // slots
-    std::vector<std::uint32_t> places_; // by slot: in the heap
+    std::vector<std::uint32_t> places_; // by slot: index in the heap
     std::vector<double> ranks_;         // by slot
     std::vector<std::uint32_t> turns_;  // by slot: when it got its rank
     std::uint32_t size_ = 0;
     std::uint32_t turn_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/greedy_dual.hpp -----------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Slots ranked by a clock and their worth: a slot is ranked at the clock's time plus its worth, the lowest leaves, and
-/// the clock moves on to the rank of what left. So worth that is not renewed loses to newcomers in time.
+/// Slots ranked by the clock plus a value. The slot of lowest rank is evicted, and the clock advances to its rank. A
+/// value that is not renewed therefore loses to new entries in time.
 ///
 /// Cao and Irani, "Cost-aware WWW proxy caching algorithms", USITS 1997.
 ///
-/// Cost: O(log n) each; a search without refusals O(1). 20 bytes a slot.
+/// Cost: O(log n) each; a search in which the first candidate is evictable O(1). 20 bytes a slot.
 class greedy_dual {
 public:
     explicit greedy_dual(std::size_t slots) : heap_(slots) {}
 
     [[nodiscard]] bool contains(slot_id slot) const noexcept { return heap_.contains(slot); }
 
-    /// Enters a slot, or says that it is worth this much as of now.
+    /// Adds a slot, or sets its value as of now.
     void rank(slot_id slot, double worth) noexcept { heap_.rank(slot, clock_ + worth); }
 
-    /// Requires: the slot is ranked, as in all below.
+    /// Requires: the slot is ranked, here and in all functions below.
     void remove(slot_id slot) noexcept { heap_.remove(slot); }
 
-    /// A slot that cannot leave keeps its rank, and none is met that cannot leave.
-    void cover(slot_id slot) noexcept { heap_.set_aside(slot); }
-    void uncover(slot_id slot) noexcept { heap_.put_back(slot); }
+    /// A slot with children keeps its rank; searches skip it.
+    void on_child_added(slot_id slot) noexcept { heap_.set_aside(slot); }
+    void on_last_child_removed(slot_id slot) noexcept { heap_.put_back(slot); }
 
-    /// Removes a victim, and moves the clock.
+    /// Removes a victim, and advances the clock to its rank.
     void evict(slot_id slot) noexcept {
         clock_ = heap_.rank(slot);
         heap_.remove(slot);
     }
 
-    /// The lowest that may leave. One that may not is in use now: it is ranked anew, as if the clock stood at its rank.
+    /// The evictable slot of lowest rank. A slot that is not evictable is in use: it is ranked anew, as if the clock
+    /// stood at its rank.
     template <class MayLeave, class Worth>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave, Worth&& worth) {
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable, Worth&& worth) {
         for (std::size_t met = 0; met < heap_.size(); ++met) {
             const slot_id lowest = heap_.at(0);
-            if (may_leave(lowest))
+            if (is_evictable(lowest))
                 return lowest;
             heap_.rank(lowest, heap_.rank(lowest) + worth(lowest));
         }
-        // Entries of little worth may have been met again before one of great worth was met at all.
+        // Slots of low value may have been checked repeatedly before one of high value was checked at all.
         std::optional<slot_id> found;
         for (std::size_t place = 0; place < heap_.size(); ++place)
-            if (const slot_id slot = heap_.at(place); (!found || heap_.before(slot, *found)) && may_leave(slot))
+            if (const slot_id slot = heap_.at(place); (!found || heap_.before(slot, *found)) && is_evictable(slot))
                 found = slot;
         return found;
     }
@@ -5975,35 +6069,35 @@ private:
     double clock_ = 0.0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/cost_aware.hpp ------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// An entry is worth the time that its next hit is expected to save, by its bytes; each hit ranks it anew. A hit saves
-/// the entry's cost, given that its parent is present, so that depth as such makes nothing dearer; how likely one is
-/// was learned from what became of the entries that had as many uses before, and age weighs it down as in gdsf. The
-/// lowest leaves; one that may not leave is ranked anew, as if it had just been used; one that others continue is not
-/// met.
+/// Ranks an entry by the time that its next hit is expected to save, per byte. Each hit ranks it anew. A hit saves the
+/// entry's cost, provided that its parent is present, so depth as such does not raise the rank. The probability of a
+/// hit is learned from the fate of entries with equally many uses, and age lowers the rank as in gdsf. The entry of
+/// lowest rank is evicted. An entry that is not evictable is ranked anew, as if it had just been used; an entry with
+/// children is skipped.
 ///
-///     rank = clock + chance of a hit after so many uses * cost / bytes
+///     rank = clock + probability of a hit after so many uses * cost / bytes
 ///
-/// The cost is the caller's, in seconds on its own machine. Cherkasova's greedy dual size frequency (HP Labs 1998) with
-/// the reuse learned per class as in "KVCache cache in the wild", USENIX ATC 2025, and the cost as in Marconi, MLSys
-/// 2025.
+/// The caller gives the cost, in seconds on its own machine. Cherkasova's greedy dual size frequency (HP Labs 1998)
+/// with the reuse learned per class as in "KVCache cache in the wild", USENIX ATC 2025, and the cost as in Marconi,
+/// MLSys 2025.
 struct cost_aware {
     using role = eviction_role;
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(log n) each; victim amortised, while a fixed share of the entries may leave. 25 bytes a slot.
+/// Cost: O(log n) each; victim amortized, while a fixed fraction of the entries is evictable. 25 bytes a slot.
 class cost_aware::state {
 public:
     explicit state(std::size_t slots) : ranks_(slots), savings_(slots), uses_(slots) { seen_.fill({1.0, 1.0}); }
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         expects(!ranks_.contains(slot), "an entry is admitted once");
         uses_[index_of(slot)] = 1;
         savings_[index_of(slot)] =
@@ -6019,18 +6113,18 @@ public:
         ranks_.rank(slot, worth(slot));
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(ranks_.contains(slot), "a settled entry was admitted");
         ranks_.rank(slot, worth(slot));
     }
 
-    void cover(slot_id slot) {
+    void on_child_added(slot_id slot) {
         expects(ranks_.contains(slot), "a covered entry was admitted");
-        ranks_.cover(slot);
+        ranks_.on_child_added(slot);
     }
-    void uncover(slot_id slot) {
+    void on_last_child_removed(slot_id slot) {
         expects(ranks_.contains(slot), "an uncovered entry was admitted");
-        ranks_.uncover(slot);
+        ranks_.on_last_child_removed(slot);
     }
 
     void erase(slot_id slot) {
@@ -6044,15 +6138,15 @@ public:
         ranks_.evict(slot);
     }
 
-    /// How likely an entry of so many uses is to be used again before it leaves.
+    /// The probability that an entry with so many uses is used again before it is evicted.
     [[nodiscard]] double chance_of_hit(std::uint32_t uses) const {
         const outcomes& seen = seen_[group(uses)];
         return seen.hits / (seen.hits + seen.leaves);
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        return ranks_.victim(may_leave, [this](slot_id slot) { return worth(slot); });
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+        return ranks_.victim(is_evictable, [this](slot_id slot) { return worth(slot); });
     }
 
 private:
@@ -6061,7 +6155,7 @@ private:
         double leaves = 1.0;
     };
 
-    // 1, 2, 3, 4 to 7, 8 to 15 ... uses
+    // Groups: 1, 2, 3, 4 to 7, 8 to 15 ... uses.
     [[nodiscard]] static std::size_t group(std::uint32_t uses) {
         return uses < 4 ? uses - 1 : static_cast<std::size_t>(std::bit_width(uses));
     }
@@ -6070,7 +6164,7 @@ private:
         outcomes& seen = seen_[group(uses)];
         seen.hits += hits;
         seen.leaves += leaves;
-        if (seen.hits + seen.leaves > 4096.0) { // the last few thousand count
+        if (seen.hits + seen.leaves > 4096.0) { // older outcomes decay
             seen.hits *= 0.5;
             seen.leaves = std::max(0.5 * seen.leaves, 1.0);
         }
@@ -6086,17 +6180,17 @@ private:
     std::array<outcomes, 9> seen_ = {}; // by group of uses
 };
 
-inline cost_aware::state cost_aware::open(eviction_room room) const {
+inline cost_aware::state cost_aware::open(eviction_capacity room) const {
     return state{room.slots};
 }
 
 static_assert(eviction_policy<cost_aware>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/expiring.hpp --------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
 /// Milliseconds of the machine's steady clock.
 struct steady_milliseconds {
@@ -6106,44 +6200,44 @@ struct steady_milliseconds {
     }
 };
 
-/// Says what time it is, in milliseconds that never go back.
+/// A clock in milliseconds that never goes back.
 template <class C>
 concept millisecond_clock = requires(const C clock) {
     { clock() } -> std::convertible_to<std::uint64_t>;
 };
 
-/// What nobody has used for a time leaves first; while there is no such entry, another policy decides. Who wants to
-/// take expired entries away before their room is needed asks for them. One that may not leave is in use now: its time
-/// starts anew as it is met.
+/// Evicts entries that were not used for a time first; if there are none, another policy decides. `expired` lets a
+/// caller remove expired entries before space is needed. An entry that is not evictable is in use: its time restarts
+/// when the search meets it.
 ///
-///     touch, settle, admit -> [ newest ... oldest ] -> expired: victim
-///                             [ Inner             ] -> else its victim
+///     touch, release, admit -> [ newest ... oldest ] -> expired: victim
+///                              [ Inner             ] -> else its victim
 ///
 ///     expiring<s3_fifo>{.milliseconds = 300'000}
 template <eviction_policy Inner = lru, millisecond_clock Clock = steady_milliseconds>
 struct expiring {
     using role = eviction_role;
     Inner inner = {};
-    std::uint32_t milliseconds = 300'000; ///< Five minutes, as prompt caches of public services do; below 2^31.
+    std::uint32_t milliseconds = 300'000; ///< Five minutes, as public prompt caches do; below 2^31.
     Clock clock = {};
     class state;
-    [[nodiscard]] state open(eviction_room room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
 };
 
-/// Cost: that of Inner, and O(1) each. Inner's bytes a slot, and 12.
+/// Cost: that of Inner, plus O(1) each. Inner's bytes a slot, plus 12.
 template <eviction_policy Inner, millisecond_clock Clock>
 class expiring<Inner, Clock>::state {
 public:
-    state(const expiring& policy, eviction_room room)
+    state(const expiring& policy, eviction_capacity room)
         : inner_(policy.inner.open(room)),
           clock_(policy.clock),
           queue_(room.slots, 1),
           times_(room.slots),
           lifetime_(policy.milliseconds) {}
 
-    void announce(const entry& newcomer) { kvcache::announce(inner_, newcomer); }
+    void on_miss(const eviction_entry& newcomer) { kvcache::on_miss(inner_, newcomer); }
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         inner_.admit(slot, newcomer);
         queue_.push_front(slot, 0);
         times_[index_of(slot)] = now();
@@ -6154,13 +6248,13 @@ public:
         renew(slot);
     }
 
-    void settle(slot_id slot) {
-        kvcache::settle(inner_, slot);
+    void on_released(slot_id slot) {
+        kvcache::on_released(inner_, slot);
         renew(slot);
     }
 
-    void cover(slot_id slot) { kvcache::cover(inner_, slot); }
-    void uncover(slot_id slot) { kvcache::uncover(inner_, slot); }
+    void on_child_added(slot_id slot) { kvcache::on_child_added(inner_, slot); }
+    void on_last_child_removed(slot_id slot) { kvcache::on_last_child_removed(inner_, slot); }
 
     void erase(slot_id slot) {
         inner_.erase(slot);
@@ -6172,14 +6266,14 @@ public:
         queue_.remove(slot);
     }
 
-    /// The next that may leave because its time is over.
+    /// The next evictable entry whose time has expired.
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> expired(MayLeave&& may_leave) {
+    [[nodiscard]] std::optional<slot_id> expired(MayLeave&& is_evictable) {
         for (std::size_t met = 0; met < queue_.slots() && !queue_.empty(0); ++met) {
             const slot_id oldest = queue_.back(0);
             if (now() - times_[index_of(oldest)] < lifetime_)
                 return std::nullopt;
-            if (may_leave(oldest))
+            if (is_evictable(oldest))
                 return oldest;
             renew(oldest);
         }
@@ -6187,14 +6281,14 @@ public:
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        if (const auto found = expired(may_leave))
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+        if (const auto found = expired(is_evictable))
             return found;
-        return inner_.victim(may_leave);
+        return inner_.victim(is_evictable);
     }
 
 private:
-    // Times may wrap: an entry's age does not, while it is below 49 days.
+    // The clock wraps; the age of an entry does not while it is below 49 days.
     [[nodiscard]] std::uint32_t now() const { return static_cast<std::uint32_t>(clock_()); }
 
     void renew(slot_id slot) {
@@ -6202,37 +6296,37 @@ private:
         times_[index_of(slot)] = now();
     }
 
-    decltype(std::declval<const Inner&>().open(eviction_room{})) inner_;
+    decltype(std::declval<const Inner&>().open(eviction_capacity{})) inner_;
     Clock clock_;
-    slot_queues queue_;                // in the order of use
-    std::vector<std::uint32_t> times_; // of use
+    slot_lists queue_;                 // in order of last use
+    std::vector<std::uint32_t> times_; // of last use
     std::uint32_t lifetime_;
 };
 
 static_assert(eviction_policy<expiring<lru>>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/fifo.hpp ------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// The entry that came first leaves first, used or not. It has come when its first holder lets go, so that a chain
-/// queues tail first and leaves so. One that may not leave queues up anew as it is met.
+/// Evicts entries in order of arrival, used or not. An entry arrives when it is first released, so that a chain is
+/// queued and evicted tail first. An entry that is not evictable goes back to the front when the search meets it.
 ///
-///     admit, first settle -> [ newest ... oldest ] -> victim
+///     admit, first release -> [ newest ... oldest ] -> victim
 struct fifo {
     using role = eviction_role;
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 9 bytes a slot.
+/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
 class fifo::state {
 public:
     explicit state(std::size_t slots) : queue_(slots, 1), settled_(slots) {}
 
-    void admit(slot_id slot, const entry&) {
+    void admit(slot_id slot, const eviction_entry&) {
         expects(!queue_.contains(slot), "an entry is admitted once");
         queue_.push_front(slot, 0);
         settled_[index_of(slot)] = 0;
@@ -6240,7 +6334,7 @@ public:
 
     void touch([[maybe_unused]] slot_id slot) { expects(queue_.contains(slot), "a touched entry was admitted"); }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(queue_.contains(slot), "a settled entry was admitted");
         if (settled_[index_of(slot)] == 0)
             queue_.move_to_front(slot, 0);
@@ -6253,47 +6347,47 @@ public:
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        return queue_.oldest(0, may_leave);
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+        return queue_.oldest(0, is_evictable);
     }
 
 private:
-    slot_queues queue_;
-    std::vector<std::uint8_t> settled_; // whether it has been let go once
+    slot_lists queue_;
+    std::vector<std::uint8_t> settled_; // whether it was released once
 };
 
-inline fifo::state fifo::open(eviction_room room) const {
+inline fifo::state fifo::open(eviction_capacity room) const {
     return state{room.slots};
 }
 
 static_assert(eviction_policy<fifo>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/gdsf.hpp ------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Greedy dual size frequency: an entry's worth is its uses times its cost, by its bytes, counted from a clock that
-/// moves on to the rank of each entry that leaves. The lowest rank leaves. One that may not leave is ranked anew, as if
-/// it had just come with the uses it has; one that others continue keeps its rank and is not met.
+/// Greedy dual size frequency: an entry's value is its uses times its cost, per byte, added to a clock that advances to
+/// the rank of each evicted entry. The entry of lowest rank is evicted. An entry that is not evictable is ranked anew,
+/// as if it had just arrived with its uses; an entry with children keeps its rank and is skipped.
 ///
 ///     rank = clock + uses * cost / bytes
 ///
-/// With one cost and one size this is LFU with dynamic aging. Cherkasova, "Improving WWW proxies performance with
-/// greedy dual size frequency caching policy", HP Labs 1998.
+/// For equal costs and sizes this is LFU with dynamic aging. Cherkasova, "Improving WWW proxies performance with greedy
+/// dual size frequency caching policy", HP Labs 1998.
 struct gdsf {
     using role = eviction_role;
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(log n) each; victim amortised, while a fixed share of the entries may leave. 32 bytes a slot.
+/// Cost: O(log n) each; victim amortized, while a fixed fraction of the entries is evictable. 32 bytes a slot.
 class gdsf::state {
 public:
     explicit state(std::size_t slots) : ranks_(slots), uses_(slots), costs_(slots), bytes_(slots) {}
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         expects(!ranks_.contains(slot), "an entry is admitted once");
         const std::uint32_t at = index_of(slot);
         uses_[at] = 1;
@@ -6308,18 +6402,18 @@ public:
         ranks_.rank(slot, worth(slot));
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(ranks_.contains(slot), "a settled entry was admitted");
         ranks_.rank(slot, worth(slot));
     }
 
-    void cover(slot_id slot) {
+    void on_child_added(slot_id slot) {
         expects(ranks_.contains(slot), "a covered entry was admitted");
-        ranks_.cover(slot);
+        ranks_.on_child_added(slot);
     }
-    void uncover(slot_id slot) {
+    void on_last_child_removed(slot_id slot) {
         expects(ranks_.contains(slot), "an uncovered entry was admitted");
-        ranks_.uncover(slot);
+        ranks_.on_last_child_removed(slot);
     }
 
     void erase(slot_id slot) {
@@ -6333,8 +6427,8 @@ public:
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        return ranks_.victim(may_leave, [this](slot_id slot) { return worth(slot); });
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+        return ranks_.victim(is_evictable, [this](slot_id slot) { return worth(slot); });
     }
 
 private:
@@ -6349,34 +6443,34 @@ private:
     std::vector<float> bytes_;
 };
 
-inline gdsf::state gdsf::open(eviction_room room) const {
+inline gdsf::state gdsf::open(eviction_capacity room) const {
     return state{room.slots};
 }
 
 static_assert(eviction_policy<gdsf>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/lfu.hpp -------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// The least often used entry leaves first; of those used equally often, the least recently used. Uses count up to 255.
-/// With a history the count of one that left is remembered by a ghost, and goes on where it stopped when it returns.
-/// One that may not leave is in use now, so it moves to the front of its queue.
+/// Evicts the least frequently used entry; ties go to the least recently used. Use counts saturate at 255. With a
+/// history, a ghost keeps the count of an evicted entry, which resumes when the entry returns. An entry that is not
+/// evictable moves to the front of its list.
 ///
 ///     admit -> [ used once ] -> victim -> [ ghosts ]
 ///       touch: [ twice     ]                  |
 ///              [ ...       ] <-- returns -----'
 struct lfu {
     using role = eviction_role;
-    double history = 0.0; ///< Ghosts a slot.
+    double history = 0.0; ///< Number of ghosts per slot.
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 9 bytes a slot; with a history 17,
-/// and 21 a ghost.
+/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot; with a
+/// history 17, and 21 a ghost.
 class lfu::state {
 public:
     state(const lfu& policy, std::size_t slots)
@@ -6385,7 +6479,7 @@ public:
           keys_(policy.history > 0 ? slots : 0),
           ghosts_(static_cast<std::size_t>(static_cast<double>(slots) * policy.history), 0, ghost_list::marks::kept) {}
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         expects(!queues_.contains(slot), "an entry is admitted once");
         std::uint32_t count = 1;
         if (!keys_.empty()) {
@@ -6403,7 +6497,7 @@ public:
         enter(slot, std::min(count + 1, most));
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(queues_.contains(slot), "a settled entry was admitted");
         queues_.move_to_front(slot, counts_[index_of(slot)]);
     }
@@ -6417,16 +6511,16 @@ public:
         erase(slot);
         if (keys_.empty())
             return;
-        ghosts_.take(keys_[index_of(slot)]); // of an entry of the same key
+        ghosts_.take(keys_[index_of(slot)]); // of another entry with the same key
         ghosts_.push(keys_[index_of(slot)], {.mark = counts_[index_of(slot)]});
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
         for (std::uint32_t word = 0; word < 4; ++word)
             for (std::uint64_t left = filled_[word]; left != 0; left &= left - 1)
                 if (const auto found =
-                        queues_.oldest(64 * word + static_cast<std::uint32_t>(std::countr_zero(left)), may_leave))
+                        queues_.oldest(64 * word + static_cast<std::uint32_t>(std::countr_zero(left)), is_evictable))
                     return found;
         return std::nullopt;
     }
@@ -6447,34 +6541,34 @@ private:
             filled_[count / 64] &= ~(std::uint64_t{1} << count % 64);
     }
 
-    slot_queues queues_; // by count
+    slot_lists queues_; // by count
     std::vector<std::uint8_t> counts_;
     std::vector<std::uint64_t> keys_;
     ghost_list ghosts_;            // marked with their counts
-    std::uint64_t filled_[4] = {}; // a bit a queue
+    std::uint64_t filled_[4] = {}; // one bit per list
 };
 
-inline lfu::state lfu::open(eviction_room room) const {
+inline lfu::state lfu::open(eviction_capacity room) const {
     return state{*this, room.slots};
 }
 
 static_assert(eviction_policy<lfu>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/hit_density.hpp -----------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// The hits that an entry can expect by the time it will stay, by its group and age: learned from the ages at which
-/// entries were hit and left, in histograms that decay. Time is counted in uses, ages in steps of a power of two of
-/// them.
+/// The expected hits of an entry per unit of its remaining lifetime, by group and age. Learned from the ages at which
+/// entries were hit or evicted, in decaying histograms. Time is counted in uses; ages are in steps of a power of two of
+/// uses.
 ///
-///     density(age) = hits at `age` and later / sum over the events at `age` and later of the age that is to come
+///     density(age) = hits at `age` and later / sum over the events at `age` and later of the remaining lifetime
 ///
 /// Beckmann, Chen and Cidon, "LHD: improving cache hit rate by maximizing hit density", NSDI 2018.
 ///
-/// Cost: O(1) each, amortised. 192 bytes an age, and an age for 32 slots, at least 256 and at most 4,096.
+/// Cost: O(1) each, amortized. 192 bytes an age, and an age for 32 slots, at least 256 and at most 4,096.
 class hit_density {
 public:
     explicit hit_density(std::size_t slots)
@@ -6484,25 +6578,25 @@ public:
           leaves_(std::size_t{groups} * ages_),
           densities_(std::size_t{groups} * ages_),
           shift_(steps(slots)) {
-        for (std::uint32_t g = 0; g < groups; ++g) // about greedy dual size frequency, until something is learned
+        for (std::uint32_t g = 0; g < groups; ++g) // approximates GDSF until something is learned
             for (std::uint32_t a = 0; a < ages_; ++a)
                 densities_[g * ages_ + a] = static_cast<float>(groups + g + 1) / static_cast<float>(a + 1);
     }
 
-    /// How many ages are told apart; the greatest stands for all beyond it.
+    /// The number of distinct ages; the last one stands for all greater ages.
     [[nodiscard]] std::uint16_t ages() const noexcept { return static_cast<std::uint16_t>(ages_); }
 
-    /// Whether little has been learned yet.
+    /// Returns whether little has been learned yet.
     [[nodiscard]] bool young() const noexcept { return rounds_ < 50; }
 
     [[nodiscard]] std::uint32_t now() const noexcept { return now_; }
 
-    /// The age of what was used `then`.
+    /// The age of an entry last used at time `then`.
     [[nodiscard]] std::uint16_t age(std::uint32_t then) const noexcept {
         return static_cast<std::uint16_t>(std::min((now_ - then) >> shift_, ages_ - 1));
     }
 
-    /// The group of entries whose last two ages sum up to this: by powers of two, the shortest highest.
+    /// The group of entries whose last two ages have this sum: by powers of two, the shortest highest.
     [[nodiscard]] std::uint32_t group(std::uint32_t ages) const noexcept {
         if (ages == 0)
             return groups - 1;
@@ -6519,7 +6613,7 @@ public:
     void hit(std::uint32_t group, std::uint16_t age) noexcept { hits_[group * ages_ + age] += 1.0f; }
     void left(std::uint32_t group, std::uint16_t age) noexcept { leaves_[group * ages_ + age] += 1.0f; }
 
-    /// A use has passed, with so many entries present. Learns from time to time.
+    /// Advances time by one use, with the number of entries present. Learns periodically.
     void pass(std::uint32_t entries) noexcept {
         if (++now_ % period_ != 0)
             return;
@@ -6527,7 +6621,7 @@ public:
             count *= decay;
         for (float& count : leaves_)
             count *= decay;
-        // Twice, near the start, when it is known how many entries the room holds.
+        // Twice, near the start, once the number of entries that fit is known.
         if (rounds_ == 5 || rounds_ == 25)
             rescale(steps(entries));
         ++rounds_;
@@ -6538,7 +6632,7 @@ private:
     static constexpr std::uint32_t groups = 16;
     static constexpr float decay = 0.9f; // the paper's
 
-    // The power of two of uses that is a step, so that all ages reach as far as 32 to 64 uses an entry.
+    // The log2 of the uses in a step, chosen so that all ages together span 32 to 64 uses per entry.
     [[nodiscard]] std::uint32_t steps(std::size_t entries) const noexcept {
         return static_cast<std::uint32_t>(std::bit_width(std::max<std::size_t>(32 * entries / ages_, 1))) - 1;
     }
@@ -6556,7 +6650,7 @@ private:
         }
     }
 
-    // Ages in other steps: counts move to the age that now stands for theirs.
+    // Changes the step: counts move to the age that now covers theirs.
     void rescale(std::uint32_t shift) noexcept {
         for (std::vector<float>* counts : {&hits_, &leaves_})
             for (std::uint32_t g = 0; g < groups; ++g) {
@@ -6587,40 +6681,39 @@ private:
     }
 
     std::uint32_t ages_;
-    std::uint32_t period_;                         // uses between two lessons
+    std::uint32_t period_;                         // uses between updates
     std::vector<float> hits_, leaves_, densities_; // (groups, ages)
-    std::uint32_t shift_;                          // of uses to ages
+    std::uint32_t shift_;                          // log2 of the uses in a step
     std::uint32_t now_ = 0;
     std::uint32_t rounds_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/lhd.hpp -------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Least hit density: of a sample of entries, the one leaves that expects the fewest hits for the room and time that it
-/// will take. The expectation is learned from the ages at which entries were hit and left, by class of how soon they
-/// were hit before. A few entries are spared to see what would have become of them, and newcomers of little worth stand
-/// in every sample for a while; those that may not leave do not stand in it, and those that others continue are not
-/// drawn.
+/// Least hit density: of a sample of entries, evicts the one with the fewest expected hits per byte and remaining
+/// lifetime. The expectation is learned from the ages at which entries were hit or evicted, by class of their last two
+/// reuse ages. A few entries are spared, to learn what would have become of them, and new entries of low density stay
+/// in every sample for a while. Entries that are not evictable are skipped; entries with children are not sampled.
 ///
-///     8, later 32 entries at random + 8 newcomers -> lowest hits / (age to come * bytes): victim
+///     8, later 32 random entries + 8 new entries -> lowest hits / (remaining lifetime * bytes): victim
 ///
 /// Beckmann, Chen and Cidon, "LHD: improving cache hit rate by maximizing hit density", NSDI 2018.
 struct lhd {
     using role = eviction_role;
-    std::uint64_t seed = 1; ///< Of the samples.
+    std::uint64_t seed = 1; ///< Seed of the sampling.
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each, while a fixed share of the entries may leave; O(n) where a whole sample may not. At most 32 bytes a
-/// slot, and 50 KB.
+/// Cost: O(1) each, while a fixed fraction of the entries is evictable; O(n) where no entry of a sample is. At most 32
+/// bytes a slot, plus 50 KB.
 class lhd::state {
 public:
-    state(const lhd& policy, eviction_room room)
+    state(const lhd& policy, eviction_capacity room)
         : entries_(room.slots),
           places_(room.slots, nowhere),
           sampled_(room.slots),
@@ -6628,7 +6721,7 @@ public:
           explorer_budget_(static_cast<double>(room.bytes) * 0.01), // the paper's
           random_(policy.seed) {}
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         expects(places_[index_of(slot)] == nowhere, "an entry is admitted once");
         enter(index_of(slot));
         ++present_;
@@ -6649,13 +6742,13 @@ public:
         use(slot);
     }
 
-    void cover(slot_id slot) {
+    void on_child_added(slot_id slot) {
         expects(places_[index_of(slot)] != nowhere, "a covered entry was admitted");
         take_out(index_of(slot));
         places_[index_of(slot)] = covered;
     }
 
-    void uncover(slot_id slot) {
+    void on_last_child_removed(slot_id slot) {
         expects(places_[index_of(slot)] != nowhere, "an uncovered entry was admitted");
         if (places_[index_of(slot)] == covered)
             enter(index_of(slot));
@@ -6677,18 +6770,18 @@ public:
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
         std::optional<slot_id> found;
         float lowest = std::numeric_limits<float>::max();
         const auto consider = [&](slot_id slot) {
-            if (const float here = density(slot); (!found || here < lowest) && may_leave(slot)) {
+            if (const float here = density(slot); (!found || here < lowest) && is_evictable(slot)) {
                 found = slot;
                 lowest = here;
             }
         };
         const std::uint32_t samples = densities_.young() ? 8 : 32; // few, to learn fast from mistakes
         if (count_ > samples) {
-            std::array<std::uint32_t, 32> drawn; // places, then slots: all are on their way before the first is read
+            std::array<std::uint32_t, 32> drawn; // places, then slots: all are prefetched before the first is read
             for (std::uint32_t n = 0; n < samples; ++n)
                 prefetch(sampled_.data(), drawn[n] = static_cast<std::uint32_t>(random() % count_));
             for (std::uint32_t n = 0; n < samples; ++n)
@@ -6711,9 +6804,9 @@ private:
     static constexpr std::uint32_t nowhere = 0xffffffffu, covered = 0xfffffffeu;
     struct known {
         float bytes = 0.0f;
-        std::uint32_t used = 0;   // when
-        std::uint16_t last = 0;   // the age at the last hit, zero before the first
-        std::uint16_t before = 0; // at the one before, the greatest age if there was none
+        std::uint32_t used = 0;   // time of the last use
+        std::uint16_t last = 0;   // age at the last hit, zero before the first
+        std::uint16_t before = 0; // age at the hit before, the greatest age if there was none
         bool spared = false;
     };
 
@@ -6729,7 +6822,8 @@ private:
         return densities_.at(group(one), age) / one.bytes + (one.spared ? 1.0f : 0.0f);
     }
 
-    // Starts an age. One in 32 is spared while their budget lasts: says whether it would be.
+    // Starts a new age. One use in 32 is drawn; it spares the entry while little is learned and the budget lasts.
+    // Returns whether it was drawn.
     bool use(slot_id slot) {
         known& one = entries_[index_of(slot)];
         one.used = densities_.now();
@@ -6769,55 +6863,57 @@ private:
     }
 
     std::vector<known> entries_;
-    std::vector<std::uint32_t> places_;  // by slot: among the sampled, or covered
-    std::vector<std::uint32_t> sampled_; // slots without gaps
+    std::vector<std::uint32_t> places_;  // by slot: index in sampled_, or covered
+    std::vector<std::uint32_t> sampled_; // slots, dense
     hit_density densities_;
     std::array<std::optional<slot_id>, 8> newcomers_ = {};
     std::size_t next_newcomer_ = 0;
-    float victims_density_ = 0.0f; // a mean that decays
+    float victims_density_ = 0.0f; // decaying mean density of victims
     double explorer_budget_;       // bytes that may be spared
     std::uint64_t random_;
-    std::uint32_t count_ = 0;   // of the sampled
-    std::uint32_t present_ = 0; // and of the covered
+    std::uint32_t count_ = 0;   // size of sampled_
+    std::uint32_t present_ = 0; // including entries with children
 };
 
-inline lhd::state lhd::open(eviction_room room) const {
+inline lhd::state lhd::open(eviction_capacity room) const {
     return state{*this, room};
 }
 
 static_assert(eviction_policy<lhd>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/lirs.hpp ------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Entries used at short intervals are kept, and the others pass through a small queue whose oldest leaves. An interval
-/// is short if the entry was used before since the longest-idle kept one was: then it joins the kept ones, and the
-/// longest idle of them go to the queue instead. Ghosts of what left the queue take part until they are older than
-/// every kept entry, or all together stand for more than twice the room.
+/// Low inter-reference recency set (LIRS). Entries with a short reuse interval are kept (LIR); all others pass through
+/// a small queue (HIR), whose oldest entry is evicted. An interval is short if the entry's previous use is later than
+/// the last use of the longest-idle kept entry. The entry then becomes kept, and the longest-idle kept entries move to
+/// the queue. Ghosts of entries evicted from the queue are compared too, until they are older than every kept entry, or
+/// the kept entries, the recent ones and the ghosts exceed twice the capacity.
 ///
 ///     used twice -> [ kept: newest ... idle ] --.      recent: used since the idle one was
 ///     admit ------> [ passing: newest ... oldest ] <-' -> victim -> [ ghosts, while recent ]
 ///     touch, or return, while recent: -> kept
 ///
-/// Where one that may not leave is the oldest, it moves to the front of its queue. Jiang and Zhang, "LIRS: an efficient
-/// low inter-reference recency set replacement policy", SIGMETRICS 2002. There the recent ones stand in a stack that is
-/// pruned from below; here their last use is compared with that of the idle one, which says the same.
+/// An entry that is not evictable moves to the front of its queue. Jiang and Zhang, "LIRS: an efficient low
+/// inter-reference recency set replacement policy", SIGMETRICS 2002. The paper keeps recent entries in a stack that is
+/// pruned from the bottom; here an entry's last use is compared with that of the longest-idle kept entry, which is
+/// equivalent.
 struct lirs {
     using role = eviction_role;
-    double passing_fraction = 0.01; ///< The share of the room that is passed through.
-    bool eager_demotion = false;    ///< A touch that is not recent makes room among the kept, as in libCacheSim.
+    double passing_fraction = 0.01; ///< Share of the capacity for the passing queue.
+    bool eager_demotion = false;    ///< A touch of an entry that is not recent demotes kept entries, as in libCacheSim.
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 29 bytes a slot and 21 a ghost, of
-/// which there is at most one a slot.
+/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 29 bytes a slot and 21 a
+/// ghost, at most one ghost a slot.
 class lirs::state {
 public:
-    state(const lirs& policy, eviction_room room)
+    state(const lirs& policy, eviction_capacity room)
         : queues_(room.slots, 2),
           entries_(room.slots),
           times_(room.slots),
@@ -6831,8 +6927,8 @@ public:
           kept_share_(room.bytes - passing_share_),
           eager_(policy.eager_demotion) {}
 
-    void announce(const entry& newcomer) {
-        announced_ = newcomer.key;
+    void on_miss(const eviction_entry& newcomer) {
+        missed_ = newcomer.key;
         bytes_to_come_ = newcomer.bytes;
         const std::optional<ghost> known_before = ghosts_.take(newcomer.key);
         returns_ = known_before && !before_all_kept(known_before->mark);
@@ -6840,13 +6936,13 @@ public:
             make_room_among_kept(newcomer.bytes);
     }
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         expects(!queues_.contains(slot), "an entry is admitted once");
-        if (announced_ != newcomer.key)
-            announce(newcomer);
+        if (missed_ != newcomer.key)
+            on_miss(newcomer);
         entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
         enter(slot, returns_ || bytes_[kept] + newcomer.bytes <= kept_share_ ? kept : passing, true);
-        announced_.reset();
+        missed_.reset();
         returns_ = false;
         prune();
         forget_beyond_the_limit();
@@ -6871,7 +6967,7 @@ public:
         forget_beyond_the_limit();
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(queues_.contains(slot), "a settled entry was admitted");
         if (is_kept(slot))
             renew(slot);
@@ -6896,25 +6992,25 @@ public:
         forget_beyond_the_limit();
     }
 
-    /// Whether the passing ones, with the announced newcomer where it is to join them, are above their share. Published
-    /// counts in bytes come from caches that evict then, though there is room.
+    /// Returns whether the passing queue exceeds its share, including the missed entry if it is to join the queue.
+    /// Reference implementations with published byte counts evict in this case, even if the cache is not full.
     [[nodiscard]] bool crowded() const {
-        const bool joins = announced_ && !returns_ && bytes_[kept] + bytes_to_come_ > kept_share_;
+        const bool joins = missed_ && !returns_ && bytes_[kept] + bytes_to_come_ > kept_share_;
         return !queues_.empty(passing) && bytes_[passing] + (joins ? bytes_to_come_ : 0) > passing_share_;
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
         for (std::size_t left = count_passing_; left > 0; --left) {
             const slot_id oldest = queues_.back(passing);
-            if (may_leave(oldest))
+            if (is_evictable(oldest))
                 return oldest;
             to_front_of_passing(oldest);
         }
         const slot_id last = queues_.empty(kept) ? slot_id{} : queues_.front(kept);
         for (bool all = queues_.empty(kept); !all;) {
             const slot_id idle = queues_.back(kept);
-            if (may_leave(idle))
+            if (is_evictable(idle))
                 return idle;
             all = idle == last;
             renew(idle);
@@ -6932,7 +7028,7 @@ private:
 
     [[nodiscard]] bool is_kept(slot_id slot) const { return (marks_[index_of(slot)] & passing) == 0; }
 
-    // Whether a time lies before the last use of the idle kept entry. Times may wrap.
+    // Whether a time precedes the last use of the longest-idle kept entry. Times may wrap.
     [[nodiscard]] bool before_all_kept(std::uint32_t time) const {
         return !queues_.empty(kept) && static_cast<std::int32_t>(time - times_[index_of(queues_.back(kept))]) < 0;
     }
@@ -6966,7 +7062,7 @@ private:
         bytes_[is_kept(slot) ? kept : passing] -= entries_[index_of(slot)].bytes;
     }
 
-    // A kept entry was used.
+    // Records a use of a kept entry.
     void renew(slot_id slot) {
         queues_.move_to_front(slot, kept);
         times_[index_of(slot)] = ++now_;
@@ -6993,7 +7089,7 @@ private:
         marks_[index_of(slot)] &= passing;
     }
 
-    // The longest idle of the kept pass, until `bytes` more can be kept.
+    // Demotes the longest-idle kept entries until `bytes` more can be kept.
     void make_room_among_kept(std::size_t bytes) {
         while (!queues_.empty(kept) && bytes_[kept] + bytes > kept_share_) {
             const slot_id idle = queues_.back(kept);
@@ -7003,8 +7099,8 @@ private:
         prune();
     }
 
-    // What is older than every kept entry is recent no more. The passing ones and the ghosts stand in the order of
-    // their last use, but for those that were not recent anyway or could not leave.
+    // Clears the recent mark of entries older than every kept entry, and removes such ghosts. The passing entries and
+    // the ghosts are in order of last use, except for entries that were not recent anyway or were not evictable.
     void prune() {
         if (queues_.empty(kept))
             return;
@@ -7019,49 +7115,48 @@ private:
             ghosts_.pop();
     }
 
-    slot_queues queues_;
+    slot_lists queues_;
     std::vector<known> entries_;
     std::vector<std::uint32_t> times_; // by slot: of the last use
     std::vector<std::uint8_t> marks_;
     ghost_list ghosts_;    // marked with the time of their last use
-    slot_id first_recent_; // of the passing ones: what is older is not recent
+    slot_id first_recent_; // oldest passing entry that may be recent
     std::size_t room_;
     std::size_t passing_share_;
     std::size_t kept_share_;
     bool eager_;
     std::size_t bytes_[2] = {};
-    std::size_t recent_bytes_ = 0; // of the passing ones
+    std::size_t recent_bytes_ = 0; // of the passing entries
     std::size_t count_passing_ = 0;
-    std::uint32_t now_ = 0; // uses so far
-    std::optional<std::uint64_t> announced_;
+    std::uint32_t now_ = 0; // number of uses
+    std::optional<std::uint64_t> missed_;
     std::size_t bytes_to_come_ = 0;
-    bool returns_ = false; // the announced newcomer had a ghost
+    bool returns_ = false; // the missed entry had a ghost
 };
 
-inline lirs::state lirs::open(eviction_room room) const {
+inline lirs::state lirs::open(eviction_capacity room) const {
     return state{*this, room};
 }
 
 static_assert(eviction_policy<lirs>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/never.hpp -----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Nothing leaves. A cache that is full refuses what does not fit instead, so that what it holds is there to stay. Its
-/// owner makes room by taking entries away.
+/// Evicts nothing. A full cache refuses new entries instead, so its entries stay until the owner removes them.
 struct never {
     using role = eviction_role;
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
 /// Cost: O(1) each. 0 bytes a slot.
 class never::state {
 public:
-    void admit(slot_id, const entry&) {}
+    void admit(slot_id, const eviction_entry&) {}
     void touch(slot_id) {}
     void erase(slot_id) {}
 
@@ -7071,28 +7166,28 @@ public:
     }
 };
 
-inline never::state never::open(eviction_room) const {
+inline never::state never::open(eviction_capacity) const {
     return {};
 }
 
 static_assert(eviction_policy<never>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/prioritised.hpp -----------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// The priorities of entries by their depth: `first` and `count` of them have `level`, and what no range names has 0.
+/// Priorities by depth in the chain: `count` depths from `first` on have priority `level`; all others have 0.
 struct depth_ranges {
     struct range {
         std::uint32_t first = 0;
         std::uint32_t count = 0;
         std::uint32_t level = 0;
     };
-    std::array<range, 4> ranges = {}; ///< The first that fits counts.
+    std::array<range, 4> ranges = {}; ///< The first range that contains the depth applies.
 
-    [[nodiscard]] constexpr std::uint32_t operator()(const entry& newcomer) const noexcept {
+    [[nodiscard]] constexpr std::uint32_t operator()(const eviction_entry& newcomer) const noexcept {
         for (const range& one : ranges)
             if (newcomer.depth >= one.first && newcomer.depth - one.first < one.count)
                 return one.level;
@@ -7100,15 +7195,15 @@ struct depth_ranges {
     }
 };
 
-/// Says how dear an entry is: a level from 0 up.
+/// A rule that assigns an entry its priority: a level from 0 up.
 template <class R>
-concept priority_rule = requires(const R rule, const entry& newcomer) {
+concept priority_rule = requires(const R rule, const eviction_entry& newcomer) {
     { rule(newcomer) } -> std::convertible_to<std::uint32_t>;
 };
 
-/// Entries of low priority leave before those of higher. Each level is a policy of its own over its entries, and the
-/// lowest that has one that may leave names the victim. Priorities come from a rule: by depth in the chain, so that the
-/// first pages of each prompt stay, or by anything an entry says.
+/// Evicts entries of low priority before those of higher priority. Each level has its own instance of Inner; the lowest
+/// level with an evictable entry selects the victim. Priorities come from a rule: the depth in the chain, so that the
+/// first pages of each prompt stay, or any other attribute of an entry.
 ///
 ///     rule(entry) -> [ level 1: Inner ]
 ///                    [ level 0: Inner ] -> victim
@@ -7119,49 +7214,49 @@ struct prioritised {
     using role = eviction_role;
     Inner inner = {};
     Rule rule = {};
-    std::uint32_t levels = 2; ///< 1 to 255; what a rule says beyond counts as the highest.
+    std::uint32_t levels = 2; ///< 1 to 255; higher results of the rule count as the highest level.
     class state;
-    [[nodiscard]] state open(eviction_room room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
 };
 
-/// Cost: that of Inner, O(levels) for a victim. Inner's bytes a slot for each level, and one.
+/// Cost: that of Inner, O(levels) for a victim. Inner's bytes a slot for each level, plus one.
 template <eviction_policy Inner, priority_rule Rule>
 class prioritised<Inner, Rule>::state {
 public:
-    state(const prioritised& policy, eviction_room room) : rule_(policy.rule), levels_(room.slots) {
+    state(const prioritised& policy, eviction_capacity room) : rule_(policy.rule), levels_(room.slots) {
         expects(policy.levels >= 1 && policy.levels <= 255, "there are 1 to 255 levels of priority");
         inner_.reserve(policy.levels);
         for (std::uint32_t level = 0; level < policy.levels; ++level)
             inner_.push_back(policy.inner.open(room));
     }
 
-    void announce(const entry& newcomer) { kvcache::announce(inner_[level_of(newcomer)], newcomer); }
+    void on_miss(const eviction_entry& newcomer) { kvcache::on_miss(inner_[level_of(newcomer)], newcomer); }
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         const std::uint32_t level = level_of(newcomer);
         inner_[level].admit(slot, newcomer);
         levels_[index_of(slot)] = static_cast<std::uint8_t>(level);
     }
 
     void touch(slot_id slot) { at(slot).touch(slot); }
-    void settle(slot_id slot) { kvcache::settle(at(slot), slot); }
-    void cover(slot_id slot) { kvcache::cover(at(slot), slot); }
-    void uncover(slot_id slot) { kvcache::uncover(at(slot), slot); }
+    void on_released(slot_id slot) { kvcache::on_released(at(slot), slot); }
+    void on_child_added(slot_id slot) { kvcache::on_child_added(at(slot), slot); }
+    void on_last_child_removed(slot_id slot) { kvcache::on_last_child_removed(at(slot), slot); }
     void erase(slot_id slot) { at(slot).erase(slot); }
     void evict(slot_id slot) { kvcache::evict(at(slot), slot); }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
         for (auto& level : inner_)
-            if (const std::optional<slot_id> found = level.victim(may_leave))
+            if (const std::optional<slot_id> found = level.victim(is_evictable))
                 return found;
         return std::nullopt;
     }
 
 private:
-    using inner_state = decltype(std::declval<const Inner&>().open(eviction_room{}));
+    using inner_state = decltype(std::declval<const Inner&>().open(eviction_capacity{}));
 
-    [[nodiscard]] std::uint32_t level_of(const entry& newcomer) const {
+    [[nodiscard]] std::uint32_t level_of(const eviction_entry& newcomer) const {
         return std::min(static_cast<std::uint32_t>(rule_(newcomer)), static_cast<std::uint32_t>(inner_.size() - 1));
     }
     [[nodiscard]] inner_state& at(slot_id slot) { return inner_[levels_[index_of(slot)]]; }
@@ -7173,15 +7268,16 @@ private:
 
 static_assert(eviction_policy<prioritised<lru>>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/s3_fifo.hpp ---------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Newcomers queue in a small queue, and those used `threshold` times by its end go on to the main one; the others
-/// leave, and a ghost stays. Who returns while its ghost stays joins the main queue at once. At the main queue's end an
-/// entry gets another round for each use, at most three; one that may not leave gets another round in either queue.
+/// S3-FIFO. New entries join a small queue. Those used `threshold` times by its end move to the main queue; the others
+/// are evicted and leave a ghost. An entry that returns while its ghost is remembered joins the main queue directly. At
+/// the end of the main queue an entry gets another round for each use, at most three. An entry that is not evictable
+/// gets another round in either queue.
 ///
 ///     admit -> [ small ] -> victim -> [ ghosts ] -.
 ///                  '- used -> [ main ] -> victim   |
@@ -7190,18 +7286,18 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023.
 struct s3_fifo {
     using role = eviction_role;
-    double small_fraction = 0.1; ///< The share of the room that newcomers queue in.
-    double ghost_fraction = 0.9; ///< The bytes that ghosts stand for, to those of the room.
-    std::uint32_t threshold = 2; ///< Uses in the small queue that lead to the main one, 1 to 3.
+    double small_fraction = 0.1; ///< Share of the capacity for the small queue.
+    double ghost_fraction = 0.9; ///< Total bytes of the ghosts' entries, relative to the capacity.
+    std::uint32_t threshold = 2; ///< Uses in the small queue that promote to the main queue, 1 to 3.
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 25 bytes a slot and 16 a ghost, of
-/// which there are at most `ghost_fraction` a slot.
+/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 25 bytes a slot and 16 a
+/// ghost, at most `ghost_fraction` ghosts a slot.
 class s3_fifo::state {
 public:
-    state(const s3_fifo& policy, eviction_room room)
+    state(const s3_fifo& policy, eviction_capacity room)
         : queues_(room.slots, 2),
           entries_(room.slots),
           marks_(room.slots),
@@ -7212,19 +7308,19 @@ public:
         expects(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
     }
 
-    void announce(const entry& newcomer) {
-        announced_ = newcomer.key;
+    void on_miss(const eviction_entry& newcomer) {
+        missed_ = newcomer.key;
         returns_ = ghosts_.take(newcomer.key).has_value();
     }
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         expects(!queues_.contains(slot), "an entry is admitted once");
-        if (announced_ != newcomer.key)
-            announce(newcomer);
+        if (missed_ != newcomer.key)
+            on_miss(newcomer);
         entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
         enter(slot, returns_ ? main : small);
         marks_[index_of(slot)] = returns_ ? main : fresh;
-        announced_.reset();
+        missed_.reset();
     }
 
     void touch(slot_id slot) {
@@ -7234,9 +7330,9 @@ public:
             marks = static_cast<std::uint8_t>(marks + one_use);
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(queues_.contains(slot), "a settled entry was admitted");
-        if ((marks_[index_of(slot)] & fresh) != 0) // it has come now: a chain queues tail first
+        if ((marks_[index_of(slot)] & fresh) != 0) // its first release: a chain queues tail first
             queues_.move_to_front(slot, queue_of(slot));
         marks_[index_of(slot)] &= static_cast<std::uint8_t>(~fresh);
     }
@@ -7249,7 +7345,7 @@ public:
     void evict(slot_id slot) {
         expects(queues_.contains(slot), "an evicted entry was admitted");
         leave(slot);
-        if (count_[small] > 0) // who may leave next
+        if (count_[small] > 0) // a likely next victim
             ghosts_.prefetch(entries_[index_of(queues_.back(small))].key);
         const auto [key, bytes] = entries_[index_of(slot)];
         if (queue_of(slot) != small || bytes > ghost_bytes_ || ghosts_.contains(key))
@@ -7260,8 +7356,8 @@ public:
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        // A round asks or promotes all of the small queue, and most + 1 rounds ask all of the main one.
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+        // One round checks or promotes all of the small queue, and most + 1 rounds check all of the main queue.
         std::size_t small_left = count_[small];
         std::size_t main_left = (count_[main] + count_[small]) * (most + 1);
         while (small_left > 0 || main_left > 0) {
@@ -7270,7 +7366,7 @@ public:
                 --main_left;
                 const slot_id oldest = queues_.back(main);
                 std::uint8_t& marks = marks_[index_of(oldest)];
-                if (uses(marks) == 0 && may_leave(oldest))
+                if (uses(marks) == 0 && is_evictable(oldest))
                     return oldest;
                 if (uses(marks) > 0)
                     marks = static_cast<std::uint8_t>(marks - one_use);
@@ -7280,7 +7376,7 @@ public:
                 const slot_id oldest = queues_.back(small);
                 if (uses(marks_[index_of(oldest)]) >= threshold_)
                     promote(oldest);
-                else if (may_leave(oldest))
+                else if (is_evictable(oldest))
                     return oldest;
                 else
                     queues_.move_to_front(oldest, small);
@@ -7288,14 +7384,14 @@ public:
                 break;
             }
         }
-        return queues_.oldest(main, may_leave); // what went there after its rounds
+        return queues_.oldest(main, is_evictable); // entries promoted after its rounds
     }
 
 private:
     static constexpr std::uint8_t small = 0, main = 1; // queues
-    static constexpr std::uint8_t fresh = 2;           // nobody has let go of it yet
+    static constexpr std::uint8_t fresh = 2;           // not yet released
     static constexpr std::uint8_t one_use = 4;         // marks: uses, fresh, queue
-    static constexpr std::uint32_t most = 3;           // uses that count
+    static constexpr std::uint32_t most = 3;           // saturation of the use count
     struct known {
         std::uint64_t key = 0;
         std::size_t bytes = 0;
@@ -7325,7 +7421,7 @@ private:
         marks_[index_of(slot)] = main;
     }
 
-    slot_queues queues_;
+    slot_lists queues_;
     std::vector<known> entries_;
     std::vector<std::uint8_t> marks_;
     ghost_list ghosts_;
@@ -7334,25 +7430,25 @@ private:
     std::uint32_t threshold_;
     std::size_t bytes_[2] = {};
     std::size_t count_[2] = {};
-    std::optional<std::uint64_t> announced_;
-    bool returns_ = false; // the announced newcomer had a ghost
+    std::optional<std::uint64_t> missed_;
+    bool returns_ = false; // the missed entry had a ghost
 };
 
-inline s3_fifo::state s3_fifo::open(eviction_room room) const {
+inline s3_fifo::state s3_fifo::open(eviction_capacity room) const {
     return state{*this, room};
 }
 
 static_assert(eviction_policy<s3_fifo>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/sieve.hpp -----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// A hand walks a first-in, first-out queue from its oldest entry to its newest and around again. It spares an entry
-/// that was used since it last came by, and takes the mark; the first without a mark leaves. Nothing moves: newcomers
-/// queue behind the hand's next round, and one that may not leave is passed over.
+/// SIEVE. A hand moves through a FIFO queue from its oldest entry to its newest and around again. It spares an entry
+/// that was used since the hand last passed and clears its mark; the first entry without a mark is evicted. Entries do
+/// not move: new entries join at the front, where the hand arrives last, and an entry that is not evictable is skipped.
 ///
 ///     admit -> [ newest  .  .  used  .  .  oldest ]
 ///                         <-- hand
@@ -7361,16 +7457,16 @@ namespace kvcache::inline KVCACHE_ABI {
 struct sieve {
     using role = eviction_role;
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 9 bytes a slot.
+/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
 class sieve::state {
 public:
     explicit state(std::size_t slots)
         : queue_(slots, 1), marks_(slots), hand_(slot_id{static_cast<std::uint32_t>(slots)}) {}
 
-    void admit(slot_id slot, const entry&) {
+    void admit(slot_id slot, const eviction_entry&) {
         expects(!queue_.contains(slot), "an entry is admitted once");
         queue_.push_front(slot, 0);
         marks_[index_of(slot)] = fresh;
@@ -7381,9 +7477,9 @@ public:
         marks_[index_of(slot)] |= used;
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(queue_.contains(slot), "a settled entry was admitted");
-        if ((marks_[index_of(slot)] & fresh) != 0) { // it has come now: a chain queues tail first
+        if ((marks_[index_of(slot)] & fresh) != 0) { // its first release: a chain queues tail first
             step_off(slot);
             queue_.move_to_front(slot, 0);
         }
@@ -7397,13 +7493,13 @@ public:
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        // One round takes every mark, the next asks every entry.
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+        // One round clears every mark, the next checks every entry.
         for (std::size_t met = 0; met < 2 * queue_.slots() && !queue_.empty(0); ++met) {
             if (queue_.ends(hand_))
                 hand_ = queue_.back(0);
             std::uint8_t& marks = marks_[index_of(hand_)];
-            if ((marks & used) == 0 && may_leave(hand_))
+            if ((marks & used) == 0 && is_evictable(hand_))
                 return hand_;
             marks &= fresh;
             hand_ = queue_.newer(hand_);
@@ -7412,34 +7508,35 @@ public:
     }
 
 private:
-    static constexpr std::uint8_t used = 1;  // since the hand came by
-    static constexpr std::uint8_t fresh = 2; // nobody has let go of it yet
+    static constexpr std::uint8_t used = 1;  // since the hand last passed
+    static constexpr std::uint8_t fresh = 2; // not yet released
 
     void step_off(slot_id slot) {
         if (hand_ == slot)
             hand_ = queue_.newer(slot);
     }
 
-    slot_queues queue_;
+    slot_lists queue_;
     std::vector<std::uint8_t> marks_;
-    slot_id hand_; // past the front: at the oldest
+    slot_id hand_; // past the front: restarts at the oldest
 };
 
-inline sieve::state sieve::open(eviction_room room) const {
+inline sieve::state sieve::open(eviction_capacity room) const {
     return state{room.slots};
 }
 
 static_assert(eviction_policy<sieve>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/slru.hpp ------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Least recently used in segments of one size: newcomers enter the lowest that has room, and a touch lifts an entry
-/// into the next. A segment above its share lets its oldest down to the front of the one below. The oldest of the
-/// lowest leaves; one that may not leave is in use now, so it moves to the front of its segment.
+/// Segmented LRU with segments of equal size. New entries join the lowest segment that has space, and a touch moves an
+/// entry to the next segment up. A segment above its share demotes its oldest entries to the front of the one below.
+/// The victim is the oldest entry of the lowest segment. An entry that is not evictable moves to the front of its
+/// segment.
 ///
 ///     admit -> [ lowest ] -> victim      touch: up one,      above its share: down one
 ///              [  next  ]
@@ -7450,13 +7547,13 @@ struct slru {
     using role = eviction_role;
     std::uint32_t segments = 4; ///< 1 to 255; with one this is lru.
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(segments) each; victim amortised, while a fixed share of the entries may leave. 16 bytes a slot.
+/// Cost: O(segments) each; victim amortized, while a fixed fraction of the entries is evictable. 16 bytes a slot.
 class slru::state {
 public:
-    state(const slru& policy, eviction_room room)
+    state(const slru& policy, eviction_capacity room)
         : queues_(room.slots, policy.segments),
           entries_(room.slots),
           filled_(policy.segments),
@@ -7464,7 +7561,7 @@ public:
         expects(policy.segments >= 1 && policy.segments <= 255, "slru has 1 to 255 segments");
     }
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         apply_touches();
         expects(!queues_.contains(slot), "an entry is admitted once");
         expects(newcomer.bytes >> 56 == 0, "an entry is smaller than 2^56 bytes");
@@ -7487,7 +7584,7 @@ public:
             [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { lift(one); });
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         apply_touches();
         expects(queues_.contains(slot), "a settled entry was admitted");
         queues_.move_to_front(slot, segment_of(slot));
@@ -7499,18 +7596,19 @@ public:
         leave(slot);
     }
 
-    /// Whether the last touch let entries down into a lowest segment that is above its share, as entries of many sizes
-    /// can. Published counts in bytes come from caches that evict then, though there is room.
+    /// Returns whether the last touch demoted entries into a lowest segment that is now above its share, as entries of
+    /// many sizes can. Reference implementations with published byte counts evict in this case, even if the cache is
+    /// not full.
     [[nodiscard]] bool crowded() {
         apply_touches();
         return let_down_ && filled_[0] > share_;
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
         apply_touches();
         for (std::uint32_t s = 0; s < filled_.size(); ++s)
-            if (const auto found = queues_.oldest(s, may_leave))
+            if (const auto found = queues_.oldest(s, is_evictable))
                 return found;
         return std::nullopt;
     }
@@ -7543,7 +7641,7 @@ private:
                 enter(oldest, s - 1);
                 let_down_ = s == 1;
             }
-            if (const slot_id next = queues_.back(s); !queues_.ends(next)) { // to be let down by some later touch
+            if (const slot_id next = queues_.back(s); !queues_.ends(next)) { // likely demoted by a later touch
                 prefetch_to_write(entries_.data(), index_of(next));
                 queues_.prefetch_neighbours(next);
             }
@@ -7563,47 +7661,48 @@ private:
         filled_[one.segment] -= one.bytes;
     }
 
-    slot_queues queues_; // a segment each
+    slot_lists queues_; // a list per segment
     std::vector<known> entries_;
-    touch_ring touches_;
+    touch_buffer touches_;
     std::vector<std::size_t> filled_; // by segment: bytes
-    std::size_t share_;               // of each
+    std::size_t share_;               // of each segment
     bool let_down_ = false;           // by the last touch, into the lowest
 };
 
-inline slru::state slru::open(eviction_room room) const {
+inline slru::state slru::open(eviction_capacity room) const {
     return state{*this, room};
 }
 
 static_assert(eviction_policy<slru>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/tail_safe_lru.hpp ---------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Keeps of a conversation only what its next turn needs to answer in time. Of the entries that the turn will consist
-/// of, those of its last request and `next_turn` new ones, `budget` can be computed within the time to first token; so
-/// the last `budget - next_turn` of its entries are safe to lose, and the safe ones leave first, the least recently
-/// used of them before the others. A longer request of the conversation makes its earlier entries needed again.
+/// Keeps only as much of a conversation as its next turn needs to answer in time. The next turn consists of the entries
+/// of the last request and `next_turn` new ones, of which `budget` can be computed within the time to first token. The
+/// last `budget - next_turn` entries of the last request are therefore safe to evict. Safe entries are evicted first,
+/// the least recently used before the others, then the rest. A longer request of the conversation makes its earlier
+/// entries needed again.
 ///
 ///     conversation: [ needed  needed  needed  needed | safe  safe ] [ next turn ]
 ///                                                    '------- budget -----------'
 ///     [ needed: newest ... oldest ]   [ safe: newest ... oldest ] -> victim, and needed ones after them
 ///
-/// One that may not leave is in use now, so it moves to the front of its queue. "Tail-optimized caching
-/// for LLM inference", arXiv 2510.15152.
+/// An entry that is not evictable moves to the front of its list. "Tail-optimized caching for LLM inference", arXiv
+/// 2510.15152.
 struct tail_safe_lru {
     using role = eviction_role;
     std::uint32_t budget = 64;    ///< Entries that can be computed within the time to first token.
     std::uint32_t next_turn = 32; ///< Entries that the next turn is expected to add.
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each, the admission of a request's last entry O(length of the request); victim amortised, while a fixed
-/// share of the entries may leave. 17 bytes a slot.
+/// Cost: O(1) each, the admission of a request's last entry O(length of the request); victim amortized, while a fixed
+/// fraction of the entries is evictable. 17 bytes a slot.
 class tail_safe_lru::state {
 public:
     state(const tail_safe_lru& policy, std::size_t slots)
@@ -7613,7 +7712,7 @@ public:
           places_(slots),
           losable_(policy.budget > policy.next_turn ? policy.budget - policy.next_turn : 0) {}
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         expects(!queues_.contains(slot), "an entry is admitted once");
         const std::uint32_t at = index_of(slot);
         parents_[at] = newcomer.parent ? index_of(*newcomer.parent) : nowhere;
@@ -7630,33 +7729,33 @@ public:
         queues_.move_to_front(slot, places_[index_of(slot)]);
     }
 
-    void settle(slot_id slot) { touch(slot); }
+    void on_released(slot_id slot) { touch(slot); }
 
     void erase(slot_id slot) {
         expects(queues_.contains(slot), "an erased entry was admitted");
         queues_.remove(slot);
     }
 
-    /// Whether the entry may be lost without the next turn being late.
+    /// Returns whether the entry can be evicted without delaying the next turn.
     [[nodiscard]] bool is_safe(slot_id slot) const { return places_[index_of(slot)] == safe; }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        if (const auto found = queues_.oldest(safe, may_leave))
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+        if (const auto found = queues_.oldest(safe, is_evictable))
             return found;
-        return queues_.oldest(needed, may_leave);
+        return queues_.oldest(needed, is_evictable);
     }
 
 private:
     static constexpr std::uint32_t nowhere = 0xffffffffu;
     static constexpr std::uint8_t needed = 0, safe = 1; // queues
 
-    // The last entry of a request has come: what is not among its last ones is needed.
+    // Marks the entries of a complete request as needed, except its last ones.
     void need_before(slot_id last, std::uint32_t length) {
         std::uint32_t depth = depths_[index_of(last)];
         for (std::uint32_t at = parents_[index_of(last)]; at != nowhere; at = parents_[at]) {
             if (!queues_.contains(slot_id{at}) || depths_[at] + 1 != depth)
-                return; // not the chain it was
+                return; // the parent's slot was reused
             depth = depths_[at];
             if (std::size_t{depth} + losable_ >= length || places_[at] == needed)
                 continue;
@@ -7665,33 +7764,33 @@ private:
         }
     }
 
-    slot_queues queues_;
+    slot_lists queues_;
     std::vector<std::uint32_t> parents_; // slots
     std::vector<std::uint32_t> depths_;
     std::vector<std::uint8_t> places_;
     std::size_t losable_; // entries at the end of a conversation
 };
 
-inline tail_safe_lru::state tail_safe_lru::open(eviction_room room) const {
+inline tail_safe_lru::state tail_safe_lru::open(eviction_capacity room) const {
     return state{*this, room.slots};
 }
 
 static_assert(eviction_policy<tail_safe_lru>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/frequency_sketch.hpp ------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// About how often each key was used lately, at most 16 times. The first use of a key sets a bit of the doorkeeper, a
-/// Bloom filter; later ones count in a count-min sketch of four rows of 4-bit counters. After ten uses a slot all
-/// counts are halved and the doorkeeper starts anew.
+/// Approximate recent use counts of keys, at most 16. The first use of a key sets bits of the doorkeeper, a Bloom
+/// filter; later uses count in a count-min sketch of four rows of 4-bit counters. After ten uses a slot all counts are
+/// halved and the doorkeeper is cleared.
 ///
 /// Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy", ACM Transactions on Storage
 /// 2017.
 ///
-/// Cost: O(1) each, amortised. At most 8 + 2 bytes a slot, and at least 40 together.
+/// Cost: O(1) each, amortized. At most 8 + 2 bytes a slot, and at least 40 in total.
 class frequency_sketch {
 public:
     explicit frequency_sketch(std::size_t slots)
@@ -7699,9 +7798,9 @@ public:
           door_(std::max<std::size_t>(std::bit_ceil(slots) / 8, 1)),
           period_(std::max<std::size_t>(10 * slots, 40)) {}
 
-    /// A use of the key.
+    /// Records a use of the key.
     void add(std::uint64_t key) noexcept {
-        const std::uint64_t hash = mixed_bits(key);
+        const std::uint64_t hash = mix64(key);
         if (!pass_door(hash))
             for (std::uint32_t row = 0; row < 4; ++row)
                 if (const place at = counter(hash, row); (words_[at.word] >> at.bit & 15) < 15)
@@ -7710,9 +7809,9 @@ public:
             age();
     }
 
-    /// Its uses, never fewer than they were since the last halving, as far as that is within 16.
+    /// The estimated uses of a key: at least the number since the last halving, capped at 16.
     [[nodiscard]] std::uint32_t uses(std::uint64_t key) const noexcept {
-        const std::uint64_t hash = mixed_bits(key);
+        const std::uint64_t hash = mix64(key);
         std::uint32_t least = 15;
         for (std::uint32_t row = 0; row < 4; ++row) {
             const place at = counter(hash, row);
@@ -7727,7 +7826,8 @@ private:
         std::uint32_t bit;
     };
 
-    // A row has four counters of each word, and its own hash: the high half times an odd number of the row's.
+    // Each word holds four counters of each row. A row's hash is the high half of a product with the row's own odd
+    // number.
     [[nodiscard]] place counter(std::uint64_t hash, std::uint32_t row) const noexcept {
         const std::uint64_t own = (hash | 1) * (0x9e3779b97f4a7c15ull + 2 * row * 0xd1b54a32d192ed03ull);
         return {own >> 34 & (words_.size() - 1), 16 * row + 4 * static_cast<std::uint32_t>(own >> 32 & 3)};
@@ -7738,7 +7838,7 @@ private:
         const std::size_t a = hash & (door_bits() - 1), b = hash >> 32 & (door_bits() - 1);
         return (door_[a / 64] >> a % 64 & 1) != 0 && (door_[b / 64] >> b % 64 & 1) != 0;
     }
-    // Whether the use is a key's first, which the door remembers.
+    // Sets the key's bits. Returns whether this is the key's first use, as far as the Bloom filter can tell.
     [[nodiscard]] bool pass_door(std::uint64_t hash) noexcept {
         if (behind_door(hash))
             return false;
@@ -7761,34 +7861,35 @@ private:
     std::size_t uses_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/w_tiny_lfu.hpp ------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Newcomers live in a window, least recently used; its oldest enters the main part only by being used more often, of
-/// late, than the one that would leave it. The main part is least recently used in two segments: a touch protects, and
-/// four fifths of it can be protected. The window grows or shrinks for as long as that brings more hits.
+/// W-TinyLFU. New entries join a window, an LRU list. The oldest entry of the window enters the main part only if it
+/// was recently used more often than the main part's victim. The main part is a segmented LRU: a touch moves an entry
+/// to the protected segment, which has at most four fifths of the main part. The size of the window adapts by hill
+/// climbing on the hit ratio.
 ///
 ///     admit -> [ window ] -> oldest --> used more than? --> [ probation ] <-> [ protected ]
 ///                               '- no: victim   yes: oldest of probation is the victim
 ///
-/// One that may not leave is in use now, so it moves to the front of its queue. Einziger, Eytan, Friedman and Manes,
-/// "Adaptive software cache management", Middleware 2018.
+/// An entry that is not evictable moves to the front of its list. Einziger, Eytan, Friedman and Manes, "Adaptive
+/// software cache management", Middleware 2018.
 struct w_tiny_lfu {
     using role = eviction_role;
-    double window = 0.01; ///< The share of the room that newcomers live in, at first.
-    bool adaptive = true; ///< Whether it changes.
+    double window = 0.01; ///< Initial share of the capacity for the window.
+    bool adaptive = true; ///< Whether the window's share adapts.
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. At most 32 bytes a slot: 22 and the
-/// sketch.
+/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. At most 32 bytes a slot: 22
+/// and the sketch.
 class w_tiny_lfu::state {
 public:
-    state(const w_tiny_lfu& policy, eviction_room room)
+    state(const w_tiny_lfu& policy, eviction_capacity room)
         : queues_(room.slots, 3),
           keys_(room.slots),
           sizes_(room.slots),
@@ -7800,9 +7901,9 @@ public:
           period_(policy.adaptive ? std::max<std::size_t>(10 * room.slots, 40) : 0),
           grain_(std::bit_width(room.bytes) > 32 ? static_cast<int>(std::bit_width(room.bytes)) - 32 : 0) {}
 
-    void announce(const entry& newcomer) { bytes_to_come_ = newcomer.bytes; }
+    void on_miss(const eviction_entry& newcomer) { bytes_to_come_ = newcomer.bytes; }
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         expects(!queues_.contains(slot), "an entry is admitted once");
         bytes_to_come_ = newcomer.bytes;
         keys_[index_of(slot)] = newcomer.key;
@@ -7828,7 +7929,7 @@ public:
         count_use(keys_[index_of(slot)], true);
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(queues_.contains(slot), "a settled entry was admitted");
         queues_.move_to_front(slot, places_[index_of(slot)]);
     }
@@ -7838,17 +7939,17 @@ public:
         leave(slot);
     }
 
-    /// The bytes that newcomers may live in, as far as that is known by now.
+    /// The current share of the window in bytes.
     [[nodiscard]] std::size_t window_share() const noexcept { return window_share_; }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
         while (bytes_[window] + bytes_to_come_ > window_share_) {
-            const auto candidate = queues_.oldest(window, may_leave, patience);
+            const auto candidate = queues_.oldest(window, is_evictable, patience);
             if (!candidate)
                 break;
             if (bytes_[probation] + bytes_[guarded] + size(*candidate) > room_ - window_share_) {
-                const auto other = oldest_of_main(may_leave, patience);
+                const auto other = oldest_of_main(is_evictable, patience);
                 if (!other || sketch_.uses(keys_[index_of(*candidate)]) <= sketch_.uses(keys_[index_of(*other)]))
                     return candidate;
                 to_main(*candidate);
@@ -7856,24 +7957,24 @@ public:
             }
             to_main(*candidate);
         }
-        if (const auto found = oldest_of_main(may_leave, patience))
+        if (const auto found = oldest_of_main(is_evictable, patience))
             return found;
-        if (const auto found = queues_.oldest(window, may_leave))
+        if (const auto found = queues_.oldest(window, is_evictable))
             return found;
-        return oldest_of_main(may_leave, queues_.slots());
+        return oldest_of_main(is_evictable, queues_.slots());
     }
 
 private:
     static constexpr std::uint8_t window = 0, probation = 1, guarded = 2; // queues
-    static constexpr std::size_t patience = 64; // entries of a queue that are asked about before it is passed over
+    static constexpr std::size_t patience = 64; // entries checked in a list before it is skipped
 
     [[nodiscard]] std::size_t size(slot_id slot) const { return std::size_t{sizes_[index_of(slot)]} << grain_; }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> oldest_of_main(MayLeave&& may_leave, std::size_t most) {
-        if (const auto found = queues_.oldest(probation, may_leave, most))
+    [[nodiscard]] std::optional<slot_id> oldest_of_main(MayLeave&& is_evictable, std::size_t most) {
+        if (const auto found = queues_.oldest(probation, is_evictable, most))
             return found;
-        return queues_.oldest(guarded, may_leave, most);
+        return queues_.oldest(guarded, is_evictable, most);
     }
 
     void enter(slot_id slot, std::uint8_t queue) {
@@ -7892,9 +7993,9 @@ private:
         enter(slot, probation);
     }
 
-    // After each period the window goes on as it went if there were more hits than in the one before, else back; by
-    // less each time, until the hits change by a twentieth, as they do when the uses change their nature (Caffeine's
-    // numbers).
+    // After each period the window grows or shrinks as before if the hit ratio rose, and reverses otherwise. The step
+    // shrinks by 2 % each time and is reset when the hit ratio changes by at least 0.05, a sign of a new workload
+    // (Caffeine's constants).
     void count_use(std::uint64_t key, bool hit) {
         sketch_.add(key);
         hits_ += hit;
@@ -7913,14 +8014,14 @@ private:
         uses_ = hits_ = 0;
     }
 
-    slot_queues queues_;
+    slot_lists queues_;
     std::vector<std::uint64_t> keys_;
     std::vector<std::uint32_t> sizes_; // in grains
     std::vector<std::uint8_t> places_;
     frequency_sketch sketch_;
     std::size_t room_;
     std::size_t window_share_;
-    double step_; // of the window
+    double step_; // change of the window's share, in bytes
     std::size_t period_;
     int grain_;
     std::size_t bytes_[3] = {};
@@ -7929,21 +8030,24 @@ private:
     double last_rate_ = 0.0;
 };
 
-inline w_tiny_lfu::state w_tiny_lfu::open(eviction_room room) const {
+inline w_tiny_lfu::state w_tiny_lfu::open(eviction_capacity room) const {
     return state{*this, room};
 }
 
 static_assert(eviction_policy<w_tiny_lfu>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction
 
 // ---- kvcache/eviction/all.hpp -------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Every eviction policy of the library, with its standard options; those that wrap another, around lru.
-using eviction_policies = std::tuple<reuse_forecast, lru, fifo, lfu, slru, clock, sieve, s3_fifo, arc, lirs, w_tiny_lfu,
-                                     gdsf, lhd, tail_safe_lru, cost_aware, never, prioritised<>, expiring<>>;
+/// Every eviction policy of the library, with its standard options; wrappers wrap lru.
+using eviction_policies =
+    std::tuple<eviction::learned_reuse, eviction::lru, eviction::fifo, eviction::lfu, eviction::slru, eviction::clock,
+               eviction::sieve, eviction::s3_fifo, eviction::arc, eviction::lirs, eviction::w_tiny_lfu, eviction::gdsf,
+               eviction::lhd, eviction::tail_safe_lru, eviction::cost_aware, eviction::never, eviction::prioritised<>,
+               eviction::expiring<>>;
 
 } // namespace kvcache
 
@@ -7952,16 +8056,17 @@ using eviction_policies = std::tuple<reuse_forecast, lru, fifo, lfu, slru, clock
 namespace kvcache::inline KVCACHE_ABI {
 
 /// Every hash policy of the library, with its standard options.
-using hash_policies = std::tuple<xxh3>;
+using hash_policies = std::tuple<hash::xxh3>;
 
 } // namespace kvcache
 
 // ---- kvcache/index/rolling_hash.hpp -------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::index {
 
-/// The hash of any run of some tokens, known once those of all beginnings are: a polynomial modulo 2^64, then mixed.
-/// Not for an adversary: equal hashes are a hint that tokens must confirm. Cost: O(n), then O(1) a run.
+/// The hash of any run of a text's tokens, computed from prefix hashes: a polynomial modulo 2^64, then mixed. Not
+/// collision-resistant against an adversary: equal hashes are a hint that a comparison of the tokens must confirm.
+/// Cost: O(n), then O(1) a run.
 class rolling_hash {
 public:
     rolling_hash(std::span<const token_id> tokens, std::uint64_t salt)
@@ -7973,7 +8078,7 @@ public:
         }
     }
 
-    /// Of the tokens [first, last).
+    /// The hash of the tokens [first, last).
     [[nodiscard]] std::uint64_t operator()(std::size_t first, std::size_t last) const noexcept {
         return mix((sums_[last] - sums_[first] * powers_[last - first]) ^ salt_);
     }
@@ -7981,7 +8086,7 @@ public:
 private:
     static constexpr std::uint64_t factor = 0x9e3779b97f4a7c15u;
 
-    // The finaliser of splitmix64 (Steele, Lea & Flood 2014).
+    // The finalizer of splitmix64 (Steele, Lea & Flood 2014).
     [[nodiscard]] static constexpr std::uint64_t mix(std::uint64_t x) noexcept {
         x += factor;
         x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -7993,14 +8098,14 @@ private:
     std::vector<std::uint64_t> sums_, powers_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::index
 
 // ---- kvcache/index/chunk_table.hpp --------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::index {
 
-/// Chunks by their content: where they end in a tree of pages, under a hash of all their tokens, and which lengths
-/// begin with which first tokens. It remembers no token: those of the tree are compared on every hit.
+/// Chunks by content: their ends in a tree of pages, by the hash of all their tokens, and their lengths, by the hash of
+/// their first tokens. It stores no tokens: those in the tree are compared on every hit.
 class chunk_table {
 public:
     chunk_table(std::size_t least, std::size_t page_tokens, std::size_t pages)
@@ -8008,7 +8113,7 @@ public:
         expects(least > 0, "the shortest chunk has a token");
     }
 
-    /// Whether the chunk is known now. Throws: bad_alloc, and nothing has changed then.
+    /// Registers a chunk. Returns whether it is registered now. Throws: bad_alloc; the table is then unchanged.
     template <index_state Tree>
     bool insert(const Tree& tree, std::uint64_t salt, const chunk_match& where) {
         if (where.count < least_ || where.end == 0 || index_of(where.last) >= of_page_.size())
@@ -8044,14 +8149,14 @@ public:
         of_page_[index_of(page)].clear();
     }
 
-    /// What ended in one page ends in another from now on, at the same rows.
+    /// Moves the chunks that end in one page to another, at the same rows.
     void move(page_id from, page_id to) {
         auto records = std::exchange(of_page_[index_of(from)], {});
         for (record& one : records) {
             place(one)->second.last = to;
             one.where.last = to;
         }
-        of_page_[index_of(to)] = std::move(records); // a page that takes over is new in the tree
+        of_page_[index_of(to)] = std::move(records); // the new page is new in the tree, so it has no chunks yet
     }
 
     template <index_state Tree>
@@ -8061,15 +8166,15 @@ public:
         if (contents_.empty() || tokens.size() < least_)
             return found;
         const rolling_hash hashes(tokens, salt);
-        std::size_t covered = known; // a chunk may begin before
+        std::size_t covered = known; // a chunk may begin before this, not end
         for (std::size_t at = 0; at + least_ <= tokens.size();) {
             const auto begin = lengths_.find(hashes(at, at + least_));
             std::optional<chunk_match> best;
             if (begin != lengths_.end())
                 for (auto length = begin->second.rbegin(); !best && length != begin->second.rend(); ++length)
                     if (at + length->first > covered && at + length->first <= tokens.size())
-                        best = look_up(tree, hashes(at, at + length->first), tokens.subspan(at, length->first),
-                                       found.empty() ? nullptr : &found.back());
+                        best = find_candidate(tree, hashes(at, at + length->first), tokens.subspan(at, length->first),
+                                              found.empty() ? nullptr : &found.back());
             if (best) {
                 best->first = at;
                 found.push_back(*best);
@@ -8088,10 +8193,11 @@ private:
     };
     using contents = std::unordered_multimap<std::uint64_t, chunk_match>;
 
-    // Of the chunks with these tokens one that continues `before`, or any.
+    // A chunk with these tokens, preferably one that continues `before`.
     template <index_state Tree>
-    [[nodiscard]] std::optional<chunk_match>
-    look_up(const Tree& tree, std::uint64_t hash, std::span<const token_id> tokens, const chunk_match* before) const {
+    [[nodiscard]] std::optional<chunk_match> find_candidate(const Tree& tree, std::uint64_t hash,
+                                                            std::span<const token_id> tokens,
+                                                            const chunk_match* before) const {
         std::optional<chunk_match> best;
         const auto [first, last] = contents_.equal_range(hash);
         for (auto one = first; one != last; ++one) {
@@ -8104,7 +8210,7 @@ private:
         return best;
     }
 
-    // The tokens that lie at a chunk's place; none if there are not as many.
+    // The tokens of a chunk, read from the tree; empty if there are too few.
     template <index_state Tree>
     [[nodiscard]] std::vector<token_id> tokens_of(const Tree& tree, const chunk_match& where) const {
         std::vector<token_id> tokens(where.count);
@@ -8123,7 +8229,7 @@ private:
         return tokens;
     }
 
-    // Whether a chunk's first token lies right behind the last one of another.
+    // Whether a chunk's first token directly follows the last token of another.
     template <index_state Tree>
     [[nodiscard]] bool continues(const Tree& tree, const chunk_match& chunk, const chunk_match& before) const {
         page_id page = chunk.last;
@@ -8161,23 +8267,23 @@ private:
 
     std::size_t least_;
     std::size_t page_tokens_;
-    std::vector<std::vector<record>> of_page_; // by page: chunks that end there
+    std::vector<std::vector<record>> of_page_; // by page: the chunks that end there
     contents contents_;
-    std::unordered_map<std::uint64_t, std::map<std::size_t, std::size_t>> lengths_; // by first tokens: how many
+    std::unordered_map<std::uint64_t, std::map<std::size_t, std::size_t>> lengths_; // counts by first hash, length
 };
 
-} // namespace kvcache
+} // namespace kvcache::index
 
 // ---- kvcache/index/chunk.hpp --------------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::index {
 
-/// A radix index that also finds runs of tokens by their content alone, behind whatever past they stand. A chunk is
-/// noted where it lies: the page of its last token, whose ancestors hold the rest; it is forgotten when that page
-/// leaves. In a prompt every place is looked at, under the rolling hash of as many tokens as the shortest chunk has; a
-/// hash only leads to candidates, whose tokens are compared (Rabin & Karp 1987).
+/// A radix index that also finds runs of tokens by content alone, after any prefix. A chunk is registered where it
+/// lies: at the page of its last token, whose ancestors hold the rest. It is forgotten when that page is erased. Every
+/// position of a prompt is looked up, under the rolling hash of as many tokens as the shortest chunk has. A hash only
+/// yields candidates, whose tokens are compared (Rabin & Karp 1987).
 ///
-///     noted: [... Norvik lies | near the sea .]     prompt: [Q : | Norvik lies near the sea . | Who ...]
+///     cache: [... Norvik lies | near the sea .]     prompt: [Q : | Norvik lies near the sea . | Who ...]
 ///                  a chunk of two pages                            found, five rows on
 struct chunk {
     using role = index_role;
@@ -8186,7 +8292,7 @@ struct chunk {
     [[nodiscard]] state open(page_shape shape, std::size_t pages) const;
 };
 
-/// Cost: as radix; `note` O(chunk tokens); `chunks` O(n), and for a place where chunks begin, their lengths.
+/// Cost: as radix; `note` O(chunk tokens); `chunks` O(n), plus, at positions where chunks begin, their lengths.
 class chunk::state {
 public:
     state(std::size_t least, page_shape shape, std::size_t pages)
@@ -8198,7 +8304,7 @@ public:
     insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
         const insertion done = tree_.insert(parent, tokens, page);
         if (done.what != insertion::outcome::covered && done.other)
-            table_.move(*done.other, page); // whose run goes on in this one
+            table_.move(*done.other, page); // its run continues in the new page
         return done;
     }
 
@@ -8213,15 +8319,16 @@ public:
     [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
     [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
 
-    /// Remembers the `count` tokens up to row `end` of a page as a chunk, for whoever asks with the same salt. Returns
-    /// whether it is known now: not one that is too short, longer than what lies there, or of no page.
-    /// Throws: bad_alloc, and nothing has changed then.
+    /// Registers the `count` tokens up to row `end` of page `last` as a chunk, for lookups with the same salt. Returns
+    /// whether the chunk is registered now: false if it is shorter than `least`, longer than the tokens that lie there,
+    /// or `last` is not in the index.
+    /// Throws: bad_alloc; the index is then unchanged.
     bool note(std::uint64_t salt, page_id last, std::uint32_t end, std::size_t count) {
         return table_.insert(tree_, salt, {.count = count, .last = last, .end = end});
     }
 
-    /// The chunks of a prompt that end behind its first `known` tokens, in order, none over another: at each place the
-    /// longest, and of several with one content the one that goes on where the chunk before ended.
+    /// The chunks of a prompt that end after its first `known` tokens, in order and without overlap. At each position
+    /// the longest wins; of several with the same content, one that continues where the previous chunk ended.
     [[nodiscard]] std::vector<chunk_match> chunks(std::uint64_t salt, std::span<const token_id> tokens,
                                                   std::size_t known) const {
         return table_.find(tree_, salt, tokens, known);
@@ -8238,19 +8345,19 @@ inline chunk::state chunk::open(page_shape shape, std::size_t pages) const {
 
 static_assert(index_policy<chunk> && chunk_index_state<chunk::state>);
 
-} // namespace kvcache
+} // namespace kvcache::index
 
 // ---- kvcache/index/hash_slots.hpp ---------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::index {
 
-/// Page numbers under hashes, in one open-addressed table with linear probing, at most half full. Who has a hash in
-/// common with another is a candidate, and no more: the caller compares. Nothing is allocated after construction.
+/// Page numbers by hash, in one open-addressed table with linear probing, at most half full. Equal hashes only make
+/// candidates: the caller compares. Nothing is allocated after construction.
 class hash_slots {
 public:
     explicit hash_slots(std::size_t pages) : slots_(std::bit_ceil(2 * pages + 2)) {}
 
-    /// The first page under this hash of which `is_it(page)` says so; `none` if there is none.
+    /// The first page under this hash for which `is_it(page)` is true; `none` if there is none.
     template <class IsIt>
     [[nodiscard]] std::uint32_t find(std::uint64_t hash, IsIt&& is_it) const {
         const std::uint32_t tag = tag_of(hash);
@@ -8260,7 +8367,7 @@ public:
         return none;
     }
 
-    /// Requires: no more pages than the table was made for.
+    /// Requires: the table holds fewer pages than it was made for.
     void insert(std::uint64_t hash, std::uint32_t page) {
         std::size_t at = home(tag_of(hash));
         while (slots_[at].page != none)
@@ -8268,12 +8375,12 @@ public:
         slots_[at] = {tag_of(hash), page};
     }
 
-    /// Requires: the page is there under this hash.
+    /// Requires: the page is in the table under this hash.
     void erase(std::uint64_t hash, std::uint32_t page) {
         std::size_t hole = home(tag_of(hash));
         while (slots_[hole].page != page)
             hole = next(hole);
-        // What follows moves up, unless that would put it before its home.
+        // Following slots move up, unless that would put one before its home slot.
         for (std::size_t at = next(hole); slots_[at].page != none; at = next(at))
             if (((at - home(slots_[at].tag)) & mask()) >= ((at - hole) & mask())) {
                 slots_[hole] = slots_[at];
@@ -8298,21 +8405,21 @@ private:
     std::vector<slot> slots_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::index
 
 // ---- kvcache/index/hash_chain.hpp ---------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::index {
 
-/// A table of full pages under the chained hash of all tokens up to their end, so a page of a long prompt is found by
-/// one look, however many siblings it has. Parent and tokens are compared on every hit: a match is exact, and no hash
-/// is trusted. What is left at the end of a match is looked for among the children of the last page, which are ordered
-/// by their tokens. All memory is taken at the beginning.
+/// A hash table of full pages, keyed by the chained hash of all tokens up to their end. A page of a long prompt is
+/// found with one lookup, however many siblings it has. Parent and tokens are compared on every hit: a match is exact,
+/// and no hash is trusted. The rest of a match is searched among the children of the last page, which are ordered by
+/// their tokens. All memory is allocated at construction.
 ///
 ///     [The cat sat on] -> h1 -> page      h1 [the mat . It] -> h2 -> page      then the tail among the children
 struct hash_chain {
     using role = index_role;
-    unsigned hash_bits = 32; ///< How much of a hash is used; fewer make more candidates that tokens must refute.
+    unsigned hash_bits = 32; ///< Bits of a hash that are used; fewer yield more candidates whose tokens differ.
     class state;
     [[nodiscard]] state open(page_shape shape, std::size_t pages) const;
 };
@@ -8346,8 +8453,8 @@ public:
         return found;
     }
 
-    /// Requires: the parent is in the index and full; the run has 1 to page-tokens tokens and, where the page is in the
-    /// index already, begins with the page's run or is the beginning of it.
+    /// Requires: the parent is in the index and full. The run has 1 to page-tokens tokens; if the page is already in
+    /// the index, one of the two runs is a prefix of the other.
     insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
         const insertion done = tree_.insert(parent, tokens, page);
         if (done.what != insertion::outcome::covered && tree_.full(page)) {
@@ -8370,7 +8477,7 @@ public:
     [[nodiscard]] bool leaf(page_id page) const { return tree_.leaf(page); }
     [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
 
-    /// The tokens a page holds for the index; empty for a page that is not in it.
+    /// The tokens of a page in the index; empty for other pages.
     [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
 
 private:
@@ -8384,7 +8491,7 @@ private:
     std::uint64_t used_bits_;
     page_tree tree_;
     hash_slots table_;                  // full pages
-    std::vector<std::uint64_t> hashes_; // by full page: of all tokens up to its end
+    std::vector<std::uint64_t> hashes_; // by full page: hash of all tokens up to its end
 };
 
 inline hash_chain::state hash_chain::open(page_shape shape, std::size_t pages) const {
@@ -8393,14 +8500,14 @@ inline hash_chain::state hash_chain::open(page_shape shape, std::size_t pages) c
 
 static_assert(index_policy<hash_chain>);
 
-} // namespace kvcache
+} // namespace kvcache::index
 
 // ---- kvcache/index/all.hpp ----------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
 /// Every index policy of the library, with its standard options.
-using index_policies = std::tuple<radix, hash_chain, chunk>;
+using index_policies = std::tuple<index::radix, index::hash_chain, index::chunk>;
 
 } // namespace kvcache
 
@@ -8408,16 +8515,16 @@ using index_policies = std::tuple<radix, hash_chain, chunk>;
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Every locking policy of the library, with its standard options.
-using locking_policies = std::tuple<unlocked, mutexed>;
+/// Every locking policy of the library, with its default options.
+using locking_policies = std::tuple<locking::none, locking::mutex>;
 
 } // namespace kvcache
 
 // ---- kvcache/observer/counting.hpp --------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::observer {
 
-/// Sums of the events of a cache's life.
+/// Event totals over the lifetime of a cache.
 struct event_counts {
     std::uint64_t lookups = 0;
     std::uint64_t tokens_looked_up = 0;
@@ -8429,7 +8536,7 @@ struct event_counts {
     std::uint64_t refusals = 0;
 };
 
-/// Counts events. Cost: an addition or three an event.
+/// Counts events. Cost: one to three additions per event.
 struct counting {
     using role = observer_role;
     class state;
@@ -8475,23 +8582,23 @@ inline counting::state counting::open() const {
 
 static_assert(observer_policy<counting>);
 
-} // namespace kvcache
+} // namespace kvcache::observer
 
 // ---- kvcache/observer/events.hpp ----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::observer {
 
-/// Tells routers which blocks a cache has, one JSON object a line, in the shape of vLLM's KV event batches, which
-/// Dynamo's routers read too: BlockStored when a full page can be found, BlockRemoved when it leaves. A block's hash is
-/// the low half of its name, the same on every host whose identity and hash policy are equal. BlockHit and BlockCopied
-/// are not among vLLM's; leave them out for a reader that refuses what it does not know.
+/// Publishes the blocks of a cache to routers, as one JSON object per line in the format of vLLM's KV event batches,
+/// which Dynamo's routers read too: BlockStored when a full page becomes findable, BlockRemoved when it is evicted.
+/// The hash of a block is the low half of its name; it is the same on every host with an equal identity and hash
+/// policy. BlockHit and BlockCopied are not vLLM events; omit them for a reader that rejects unknown events.
 struct events {
     using role = observer_role;
-    std::function<void(std::string_view)> write = {}; ///< Takes one line, with its end; none: nothing is told.
-    std::function<double()> seconds = {};             ///< The time; none: the system clock's, since 1970.
-    bool routers_only = false;                        ///< Only BlockStored and BlockRemoved.
-    int rank = 0;                                     ///< Which of several caches this is ("data_parallel_rank").
-    std::string medium = "CPU";                       ///< Where the blocks lie.
+    std::function<void(std::string_view)> write = {}; ///< Receives one line, with its newline; optional.
+    std::function<double()> seconds = {};             ///< Time source; default: the system clock, since 1970.
+    bool routers_only = false;                        ///< Publish only BlockStored and BlockRemoved.
+    int rank = 0;                                     ///< Index of this cache among several ("data_parallel_rank").
+    std::string medium = "CPU";                       ///< Memory that holds the blocks.
     class state;
     [[nodiscard]] state open() const;
 };
@@ -8510,7 +8617,7 @@ public:
                  tokens(what.run) + R"(],"block_size":)" + std::to_string(what.page_tokens) + medium());
             break;
         case event_kind::evicted:
-            if (what.tokens == what.page_tokens) // part of a page was never told of
+            if (what.tokens == what.page_tokens) // a partial page was never published
                 tell(R"("type":"BlockRemoved","block_hashes":[)" + hash(what, what.which.front()) + "]" + medium());
             break;
         case event_kind::matched:
@@ -8533,7 +8640,7 @@ private:
         return std::to_string(what.name_of(page).low);
     }
 
-    // Of the full pages that were found, in order.
+    // Returns the hashes of the full pages that matched, in order.
     [[nodiscard]] static std::string hashes(const event& what) {
         std::string text;
         for (std::size_t i = 0; i < what.tokens / what.page_tokens && i < what.which.size(); ++i)
@@ -8567,16 +8674,17 @@ inline events::state events::open() const {
 
 static_assert(observer_policy<events>);
 
-} // namespace kvcache
+} // namespace kvcache::observer
 
 // ---- kvcache/observer/exposition.hpp ------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::observer {
 
-/// Text in Prometheus' exposition format, version 0.0.4: for each metric its help, its type and one sample.
+/// Text in Prometheus' exposition format, version 0.0.4: each metric has its help, its type and one sample.
 class exposition {
 public:
-    /// Names with values. A name has letters, digits and underscores, and begins with no digit and not with "__".
+    /// Label names and values. A name consists of letters, digits and underscores; it begins neither with a digit nor
+    /// with "__".
     using labels = std::vector<std::pair<std::string, std::string>>;
 
     explicit exposition(const labels& on_every_sample) {
@@ -8588,11 +8696,11 @@ public:
             labels_ = "{" + labels_ + "}";
     }
 
-    /// A number that only grows.
+    /// Adds a counter, whose value only grows.
     void counter(std::string_view name, std::string_view help, std::integral auto value) {
         sample(name, help, "counter", std::to_string(value));
     }
-    /// A number that goes up and down.
+    /// Adds a gauge, whose value may rise and fall.
     void gauge(std::string_view name, std::string_view help, std::integral auto value) {
         sample(name, help, "gauge", std::to_string(value));
     }
@@ -8603,7 +8711,7 @@ public:
     [[nodiscard]] const std::string& text() const& noexcept { return text_; }
     [[nodiscard]] std::string text() && noexcept { return std::move(text_); }
 
-    /// Backslashes and line ends as the format wants them, and quotes where the text stands in quotes.
+    /// Escapes backslashes and newlines, and quotes inside a quoted text.
     [[nodiscard]] static std::string escaped(std::string_view words, bool in_quotes) {
         std::string made;
         for (const char c : words)
@@ -8642,17 +8750,17 @@ private:
     std::string text_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::observer
 
 // ---- kvcache/observer/metrics.hpp ---------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::observer {
 
-/// Counts events as `counting` does and tells them in Prometheus' text format. `cache/metrics_text.hpp` adds how full
-/// the cache is.
+/// Counts events like `counting` and reports them in Prometheus' text format. `cache/metrics_text.hpp` adds the fill
+/// level of the cache.
 struct metrics {
     using role = observer_role;
-    exposition::labels labels = {}; ///< On every sample: {{"model", "llama"}}.
+    exposition::labels labels = {}; ///< Labels of every sample: {{"model", "llama"}}.
     class state;
     [[nodiscard]] state open() const;
 };
@@ -8666,7 +8774,7 @@ public:
     [[nodiscard]] const event_counts& counts() const noexcept { return counting_.counts(); }
     [[nodiscard]] const exposition::labels& labels() const noexcept { return labels_; }
 
-    /// The counters, in Prometheus' text format. Requires: names of labels are names.
+    /// Returns the counters in Prometheus' text format. Requires: the label names are valid.
     [[nodiscard]] std::string text() const {
         const event_counts& now = counts();
         exposition to(labels_);
@@ -8695,13 +8803,13 @@ inline metrics::state metrics::open() const {
 
 static_assert(observer_policy<metrics>);
 
-} // namespace kvcache
+} // namespace kvcache::observer
 
 // ---- kvcache/observer/words.hpp -----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::observer {
 
-/// The word for a kind of event.
+/// Returns the name of an event kind.
 [[nodiscard]] constexpr std::string_view name_of(event_kind kind) noexcept {
     switch (kind) {
     case event_kind::matched:
@@ -8720,18 +8828,18 @@ namespace kvcache::inline KVCACHE_ABI {
     return "refused";
 }
 
-} // namespace kvcache
+} // namespace kvcache::observer
 
 // ---- kvcache/observer/tracing.hpp ---------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::observer {
 
-/// Writes every event as one of a Chrome trace (JSON array format; chrome://tracing and Perfetto read it): an instant
-/// with its extent, and a counter of the pages that can be found. The array is closed with the cache.
+/// Writes every event to a Chrome trace (JSON array format, read by chrome://tracing and Perfetto): an instant event
+/// with its extent, and a counter of the findable pages. The array is closed when the cache is destroyed.
 struct tracing {
     using role = observer_role;
-    std::function<void(std::string_view)> write = {}; ///< Takes the text, piece by piece; none: nothing is traced.
-    std::function<std::uint64_t()> microseconds = {}; ///< The time; none: the steady clock's.
+    std::function<void(std::string_view)> write = {}; ///< Receives the text, piece by piece; optional.
+    std::function<std::uint64_t()> microseconds = {}; ///< Time source; default: the steady clock.
     class state;
     [[nodiscard]] state open() const;
 };
@@ -8742,10 +8850,10 @@ public:
         if (how_.write)
             how_.write("[");
     }
-    state(const state&) = delete; // whoever opens the array closes it
+    state(const state&) = delete; // the object that opens the array closes it
     state& operator=(const state&) = delete;
     ~state() {
-        detail::ignore_exceptions([&] { // a trace that cannot be closed is still read
+        detail::ignore_exceptions([&] { // a trace without its closing bracket is readable
             if (how_.write)
                 how_.write("\n]\n");
         });
@@ -8785,23 +8893,24 @@ inline tracing::state tracing::open() const {
 
 static_assert(observer_policy<tracing>);
 
-} // namespace kvcache
+} // namespace kvcache::observer
 
 // ---- kvcache/observer/all.hpp -------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Every observer policy of the library, with its standard options.
-using observer_policies = std::tuple<silent, counting, events, metrics, tracing>;
+/// Every observer policy of the library, with its default options.
+using observer_policies =
+    std::tuple<observer::none, observer::counting, observer::events, observer::metrics, observer::tracing>;
 
 } // namespace kvcache
 
-// ---- kvcache/recompute/furthest_off.hpp ---------------------------------------------------------------------------
+// ---- kvcache/recompute/top_k_deviations.hpp -----------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::recompute {
 
-/// The indices of the `most` largest deviations, ascending; of equal ones the earlier. Cost: O(n log n).
-[[nodiscard]] inline std::vector<std::size_t> furthest_off(std::span<const float> deviations, std::size_t most) {
+/// The indices of the `most` largest deviations, ascending; ties go to the lower index. Cost: O(n log n).
+[[nodiscard]] inline std::vector<std::size_t> top_k_deviations(std::span<const float> deviations, std::size_t most) {
     std::vector<std::size_t> order(deviations.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return deviations[a] > deviations[b]; });
@@ -8810,26 +8919,26 @@ namespace kvcache::inline KVCACHE_ABI {
     return order;
 }
 
-/// How many of `total` tokens a share of them is: at least one, unless it is none of them.
+/// The number of tokens in a fraction of `total`, at least one unless the fraction is zero.
 [[nodiscard]] inline std::size_t share_of(double fraction, std::size_t total) {
     const auto most = static_cast<std::size_t>(fraction * static_cast<double>(total));
     return std::min(total, std::max<std::size_t>(most, fraction > 0.0 ? 1 : 0));
 }
 
-} // namespace kvcache
+} // namespace kvcache::recompute
 
 // ---- kvcache/recompute/blend.hpp ----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::recompute {
 
-/// Runs those tokens again whose keys or values are furthest off in the second layer (CacheBlend, Yao et al. 2025): the
-/// first layer's depend on nothing but the token and its place, so all tokens go through that one, and its output says
-/// what the second's should be. Of equal tokens the earlier runs.
+/// Recomputes the reused tokens whose keys or values deviate most in the second layer (CacheBlend, Yao et al. 2025).
+/// Keys and values of the first layer depend only on a token and its position. All tokens therefore go through that
+/// layer, and its output gives the correct keys and values of the second. Ties go to the earlier token.
 struct blend {
     using role = recompute_role;
-    double fraction = 0.15;                     ///< Of the reused tokens.
-    deviation_of compares = deviation_of::keys; ///< What says how far off a token is.
-    std::size_t layer = 1;                      ///< Whose: all tokens go through those before it.
+    double fraction = 0.15;                             ///< Fraction of the reused tokens to recompute.
+    deviation_metric compares = deviation_metric::keys; ///< The vectors whose deviation is measured.
+    std::size_t layer = 1; ///< The layer they belong to; all tokens go through the layers before it.
     class state;
     [[nodiscard]] state open(page_shape shape) const;
 };
@@ -8838,15 +8947,15 @@ class blend::state : public exact_prefix::state {
 public:
     explicit state(const blend& options) : options_(options) {}
 
-    [[nodiscard]] deviation_of compared() const noexcept { return options_.compares; }
+    [[nodiscard]] deviation_metric compared() const noexcept { return options_.compares; }
     [[nodiscard]] std::size_t check_layer() const noexcept { return options_.layer; }
 
-    void select(std::span<const reused_run> runs, std::span<const float> deviations,
+    void select(std::span<const reused_span> runs, std::span<const float> deviations,
                 std::vector<std::size_t>& positions) const {
-        const auto order = furthest_off(deviations, share_of(options_.fraction, deviations.size()));
+        const auto order = top_k_deviations(deviations, share_of(options_.fraction, deviations.size()));
         auto next = order.begin();
-        std::size_t before = 0; // tokens of the runs before
-        for (const reused_run& run : runs) {
+        std::size_t before = 0; // tokens of the spans before this one
+        for (const reused_span& run : runs) {
             for (; next != order.end() && *next < before + run.count; ++next)
                 positions.push_back(run.first + *next - before);
             before += run.count;
@@ -8863,49 +8972,126 @@ inline blend::state blend::open(page_shape) const {
 
 static_assert(recompute_policy<blend> && deviation_recompute_state<blend::state>);
 
-} // namespace kvcache
+} // namespace kvcache::recompute
 
-// ---- kvcache/recompute/everything.hpp -----------------------------------------------------------------------------
+// ---- kvcache/recompute/chunk_boundary.hpp -------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::recompute {
 
-/// Runs every token again that is not exact: the same bits as with no chunk reused, and as slow. For comparisons.
-struct everything {
+/// Recomputes the last tokens of every reused span, those before the boundary to the next span (KVBoost's selective
+/// recompute). This is the wrong side of the boundary to correct: see `chunk_head`.
+struct chunk_boundary {
+    using role = recompute_role;
+    std::size_t rows = 16; ///< Tokens before each boundary.
+    class state;
+    [[nodiscard]] state open(page_shape shape) const;
+};
+
+class chunk_boundary::state : public exact_prefix::state {
+public:
+    explicit state(std::size_t rows) : rows_(rows) {}
+
+    void select(std::span<const reused_span> runs, std::vector<std::size_t>& positions) const {
+        for (const reused_span& run : runs)
+            for (std::size_t left = std::min(rows_, run.count); left > 0; --left)
+                positions.push_back(run.first + run.count - left);
+    }
+
+private:
+    std::size_t rows_;
+};
+
+inline chunk_boundary::state chunk_boundary::open(page_shape) const {
+    return state(rows);
+}
+
+static_assert(recompute_policy<chunk_boundary> && chunk_recompute_state<chunk_boundary::state>);
+
+} // namespace kvcache::recompute
+
+// ---- kvcache/recompute/chunk_head.hpp -----------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI::recompute {
+
+/// Recomputes the first tokens of every reused span. Computed without a prefix they became attention sinks, which they
+/// are not after other tokens (EPIC's LegoLink, Hu et al. 2025). Recomputation continues to the end of a page, so that
+/// the following pages stay whole and shared (MEPIC).
+struct chunk_head {
+    using role = recompute_role;
+    std::size_t rows = 32;    ///< Minimum number of tokens of each span.
+    bool page_aligned = true; ///< Continues to the end of the last token's page.
+    class state;
+    [[nodiscard]] state open(page_shape shape) const;
+};
+
+class chunk_head::state : public exact_prefix::state {
+public:
+    state(std::size_t rows, std::size_t page) : rows_(rows), page_(page) {}
+
+    void select(std::span<const reused_span> runs, std::vector<std::size_t>& positions) const {
+        for (const reused_span& run : runs) {
+            const std::size_t behind = (run.row + rows_ + page_ - 1) / page_ * page_; // first page kept
+            const std::size_t count = rows_ == 0 ? 0 : std::min(run.count, behind - run.row);
+            for (std::size_t i = 0; i < count; ++i)
+                positions.push_back(run.first + i);
+        }
+    }
+
+private:
+    std::size_t rows_;
+    std::size_t page_; // granularity to which rows are rounded up
+};
+
+inline chunk_head::state chunk_head::open(page_shape shape) const {
+    return {rows, page_aligned ? shape.tokens : 1};
+}
+
+static_assert(recompute_policy<chunk_head> && chunk_recompute_state<chunk_head::state>);
+
+} // namespace kvcache::recompute
+
+// ---- kvcache/recompute/full.hpp -----------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI::recompute {
+
+/// Recomputes every inexact token: bit-identical to reusing no chunk, and as slow. For comparisons.
+struct full {
     using role = recompute_role;
     class state;
     [[nodiscard]] state open(page_shape shape) const;
 };
 
-class everything::state : public exact_prefix::state {
+class full::state : public exact_prefix::state {
 public:
-    void select(std::span<const reused_run> runs, std::vector<std::size_t>& positions) const {
-        for (const reused_run& run : runs)
+    void select(std::span<const reused_span> runs, std::vector<std::size_t>& positions) const {
+        for (const reused_span& run : runs)
             for (std::size_t i = 0; i < run.count; ++i)
                 positions.push_back(run.first + i);
     }
 };
 
-inline everything::state everything::open(page_shape) const {
+inline full::state full::open(page_shape) const {
     return {};
 }
 
-static_assert(recompute_policy<everything> && chunk_recompute_state<everything::state>);
+static_assert(recompute_policy<full> && chunk_recompute_state<full::state>);
 
-} // namespace kvcache
+} // namespace kvcache::recompute
 
 // ---- kvcache/recompute/gradual_blend.hpp --------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::recompute {
 
-/// Chooses as `blend` does, but more than it wants, and lets these run on: in every layer that follows those stay that
-/// are furthest off there (CacheBlend's gradual filtering, Yao et al. 2025). What is left runs again in all layers.
+/// Selects as `blend` does, but more tokens than `fraction`, then filters them: each of the next layers keeps the
+/// tokens that deviate most there (CacheBlend's gradual filtering, Yao et al. 2025). The remaining tokens are
+/// recomputed in all layers.
 struct gradual_blend {
     using role = recompute_role;
-    double fraction = 0.15;                     ///< Of the reused tokens, in the end.
-    double wider = 2.0;                         ///< How many times as many are chosen first.
-    std::size_t filters = 2;                    ///< Layers that filter; fewer if the model has not as many.
-    deviation_of compares = deviation_of::keys; ///< What says how far off a token is.
-    std::size_t layer = 1;                      ///< Whose first: all tokens go through those before it.
+    double fraction = 0.15;  ///< Fraction of the reused tokens kept by the last filter.
+    double wider = 2.0;      ///< Size of the first selection, as a multiple of `fraction`.
+    std::size_t filters = 2; ///< Number of filtering layers; capped at the layers after `layer`.
+    deviation_metric compares = deviation_metric::keys; ///< The vectors whose deviation is measured.
+    std::size_t layer = 1; ///< The layer of the first selection; all tokens go through the layers before it.
     class state;
     [[nodiscard]] state open(page_shape shape) const;
 };
@@ -8917,29 +9103,29 @@ public:
         options_.filters = std::min(options.filters, behind);
     }
 
-    [[nodiscard]] deviation_of compared() const noexcept { return options_.compares; }
+    [[nodiscard]] deviation_metric compared() const noexcept { return options_.compares; }
     [[nodiscard]] std::size_t check_layer() const noexcept { return options_.layer; }
     [[nodiscard]] std::size_t filters() const noexcept { return options_.filters; }
 
-    void select(std::span<const reused_run> runs, std::span<const float> deviations,
+    void select(std::span<const reused_span> runs, std::span<const float> deviations,
                 std::vector<std::size_t>& positions) const {
         blend{.fraction = fraction_after(0)}.open({}).select(runs, deviations, positions);
     }
 
-    /// Filter `number` of them: keeps of `positions` those that are furthest off in the next layer.
-    void filter(std::size_t number, std::span<const reused_run> runs, std::span<const float> deviations,
+    /// Applies filter `number`: keeps those of `positions` that deviate most in the next layer.
+    void filter(std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
                 std::vector<std::size_t>& positions) const {
         std::size_t total = 0;
-        for (const reused_run& run : runs)
+        for (const reused_span& run : runs)
             total += run.count;
         std::vector<std::size_t> kept;
-        for (const std::size_t i : furthest_off(deviations, share_of(fraction_after(number + 1), total)))
+        for (const std::size_t i : top_k_deviations(deviations, share_of(fraction_after(number + 1), total)))
             kept.push_back(positions[i]);
         positions = std::move(kept);
     }
 
 private:
-    // Even steps down, as ratios.
+    // The fraction shrinks geometrically from fraction * wider to fraction.
     [[nodiscard]] double fraction_after(std::size_t done) const {
         const double left = options_.filters == 0
                                 ? 0.0
@@ -8956,55 +9142,14 @@ inline gradual_blend::state gradual_blend::open(page_shape shape) const {
 
 static_assert(recompute_policy<gradual_blend> && filtering_recompute_state<gradual_blend::state>);
 
-} // namespace kvcache
-
-// ---- kvcache/recompute/head.hpp -----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Runs the first tokens of every reused run again: read alone a run makes them a sink of attention, which they are not
-/// behind others (EPIC's LegoLink, Hu et al. 2025). Up to the end of a page, so that the pages behind stay whole and
-/// shared (MEPIC).
-struct head {
-    using role = recompute_role;
-    std::size_t rows = 32;    ///< Of each run, at least.
-    bool page_aligned = true; ///< Go on to the end of the last one's page.
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
-};
-
-class head::state : public exact_prefix::state {
-public:
-    state(std::size_t rows, std::size_t page) : rows_(rows), page_(page) {}
-
-    void select(std::span<const reused_run> runs, std::vector<std::size_t>& positions) const {
-        for (const reused_run& run : runs) {
-            const std::size_t behind = (run.row + rows_ + page_ - 1) / page_ * page_; // row of the first page
-            const std::size_t count = rows_ == 0 ? 0 : std::min(run.count, behind - run.row);
-            for (std::size_t i = 0; i < count; ++i)
-                positions.push_back(run.first + i);
-        }
-    }
-
-private:
-    std::size_t rows_;
-    std::size_t page_; // rows are rounded up to so many
-};
-
-inline head::state head::open(page_shape shape) const {
-    return {rows, page_aligned ? shape.tokens : 1};
-}
-
-static_assert(recompute_policy<head> && chunk_recompute_state<head::state>);
-
-} // namespace kvcache
+} // namespace kvcache::recompute
 
 // ---- kvcache/recompute/none.hpp -----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::recompute {
 
-/// Reuses every chunk as it is: its keys are moved to their place, and it has never seen what comes before it now.
-/// Approximate, the cheapest and the worst.
+/// Reuses every chunk unchanged: its keys are rotated to their new positions, but they never attended to what now
+/// precedes them. Approximate; the cheapest policy and the least accurate.
 struct none {
     using role = recompute_role;
     class state;
@@ -9013,7 +9158,7 @@ struct none {
 
 class none::state : public exact_prefix::state {
 public:
-    void select(std::span<const reused_run>, std::vector<std::size_t>&) const {}
+    void select(std::span<const reused_span>, std::vector<std::size_t>&) const {}
 };
 
 inline none::state none::open(page_shape) const {
@@ -9022,71 +9167,38 @@ inline none::state none::open(page_shape) const {
 
 static_assert(recompute_policy<none> && chunk_recompute_state<none::state>);
 
-} // namespace kvcache
-
-// ---- kvcache/recompute/seam.hpp -----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Runs the last tokens of every reused run again, those before the seam to what follows (KVBoost's selective
-/// recompute). It mends the wrong side: see `head`.
-struct seam {
-    using role = recompute_role;
-    std::size_t rows = 16; ///< Before each seam.
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
-};
-
-class seam::state : public exact_prefix::state {
-public:
-    explicit state(std::size_t rows) : rows_(rows) {}
-
-    void select(std::span<const reused_run> runs, std::vector<std::size_t>& positions) const {
-        for (const reused_run& run : runs)
-            for (std::size_t left = std::min(rows_, run.count); left > 0; --left)
-                positions.push_back(run.first + run.count - left);
-    }
-
-private:
-    std::size_t rows_;
-};
-
-inline seam::state seam::open(page_shape) const {
-    return state(rows);
-}
-
-static_assert(recompute_policy<seam> && chunk_recompute_state<seam::state>);
-
-} // namespace kvcache
+} // namespace kvcache::recompute
 
 // ---- kvcache/recompute/all.hpp ------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
 /// Every recompute policy of the library, with its standard options.
-using recompute_policies = std::tuple<exact_prefix, none, seam, head, blend, gradual_blend, everything>;
+using recompute_policies =
+    std::tuple<recompute::exact_prefix, recompute::none, recompute::chunk_boundary, recompute::chunk_head,
+               recompute::blend, recompute::gradual_blend, recompute::full>;
 
 } // namespace kvcache
 
-// ---- kvcache/storage/counted_storage.hpp --------------------------------------------------------------------------
+// ---- kvcache/storage/counted.hpp ----------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::storage {
 
-/// What a storage was asked for.
+/// Counters of a storage's calls.
 struct storage_counts {
-    std::uint64_t acquired = 0; ///< Pages given.
-    std::uint64_t refused = 0;  ///< Pages asked for and not given.
-    std::uint64_t released = 0; ///< Pages taken back.
-    std::uint64_t most = 0;     ///< Pages that were out at one time.
+    std::uint64_t acquired = 0; ///< Pages acquired.
+    std::uint64_t refused = 0;  ///< Pages refused.
+    std::uint64_t released = 0; ///< Pages released.
+    std::uint64_t most = 0;     ///< Peak number of pages acquired at once.
 
     [[nodiscard]] constexpr std::uint64_t out() const noexcept { return acquired - released; }
 };
 
-/// Another storage, with a count of what it was asked for: what a host's tests need to see that every page comes back.
+/// A wrapper that counts the calls to another storage. For tests that check that every page is released.
 template <storage_policy Inner = heap>
-struct counted_storage {
+struct counted {
     using role = storage_role;
-    Inner inner = {}; ///< The storage that serves.
+    Inner inner = {}; ///< The wrapped storage.
 
     class state {
     public:
@@ -9116,20 +9228,20 @@ struct counted_storage {
     }
 };
 
-static_assert(storage_policy<counted_storage<heap>>);
+static_assert(storage_policy<counted<heap>>);
 
-} // namespace kvcache
+} // namespace kvcache::storage
 
-// ---- kvcache/storage/failing.hpp ----------------------------------------------------------------------------------
+// ---- kvcache/storage/fault_injecting.hpp --------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::storage {
 
-/// Another storage that refuses every n-th page it is asked for: what a host's tests need to see the error paths.
+/// A wrapper that refuses every n-th page of another storage. For tests of error paths.
 template <storage_policy Inner = heap>
-struct failing {
+struct fault_injecting {
     using role = storage_role;
-    std::uint64_t every = 1; ///< Which call to acquire fails, counted from one; 0 means none.
-    Inner inner = {};        ///< The storage that serves the others.
+    std::uint64_t every = 1; ///< Every n-th call to acquire fails, counted from one; 0 means none.
+    Inner inner = {};        ///< The wrapped storage.
 
     class state {
     public:
@@ -9154,9 +9266,9 @@ struct failing {
     }
 };
 
-static_assert(storage_policy<failing<heap>>);
+static_assert(storage_policy<fault_injecting<heap>>);
 
-} // namespace kvcache
+} // namespace kvcache::storage
 
 // ---- kvcache/core/address_range.hpp -------------------------------------------------------------------------------
 
@@ -9164,7 +9276,7 @@ static_assert(storage_policy<failing<heap>>);
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A range of addresses of this process, unmapped when it goes. Movable; the bytes stay where they are.
+/// A mapped range of this process's addresses, unmapped on destruction. Movable; a move does not relocate the bytes.
 class address_range {
 public:
     address_range() = default;
@@ -9180,7 +9292,7 @@ public:
             ::munmap(begin_, size_);
     }
 
-    /// What mmap gives for these; empty, with the reason in errno, where it refuses. Requires: size > 0.
+    /// Maps `size` bytes with mmap. Returns an empty range and sets errno if mmap fails. Requires: size > 0.
     [[nodiscard]] static address_range map(std::size_t size, int protection, int flags) noexcept {
         address_range made;
         void* const at = ::mmap(nullptr, size, protection, flags, -1, 0);
@@ -9203,20 +9315,20 @@ private:
 
 // ---- kvcache/storage/huge_pages.hpp -------------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::storage {
 
-/// The whole budget in one piece on huge pages. Those that the administrator has set aside (MAP_HUGETLB) are taken at
-/// once, all or none; where there are too few, ordinary memory is taken as it is filled, and the system is asked to
-/// put it on huge pages (madvise). The state says which it got.
+/// Allocates the whole capacity as one block on huge pages. Huge pages reserved by the administrator (MAP_HUGETLB) are
+/// taken at construction, all or none. If there are too few, ordinary memory is mapped and committed as it fills, and
+/// the system is advised to use huge pages (madvise). The state reports which it got.
 struct huge_pages {
     using role = storage_role;
-    bool set_aside = true; ///< Whether to try those set aside; if not, the budget is never taken before it is filled.
+    bool set_aside = true; ///< Whether to try the reserved huge pages; if not, memory is committed only as it fills.
 
-    /// What the pages lie on.
+    /// The kind of memory that backs the pages.
     enum class backing {
-        set_aside, ///< Huge pages of the administrator's pool, for certain.
-        advised,   ///< Ordinary memory that the system was asked to put on huge pages, and took the wish.
-        ordinary,  ///< Ordinary memory: the system has no huge pages, or the budget is smaller than one.
+        set_aside, ///< Huge pages of the administrator's pool, guaranteed.
+        advised,   ///< Ordinary memory; the system accepted the advice to use huge pages.
+        ordinary,  ///< Ordinary memory: the system has no huge pages, or the capacity is smaller than one.
         none,      ///< No memory: every page is refused.
     };
     class state;
@@ -9232,14 +9344,14 @@ public:
         take(from_pool, (pages * stride_ + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes);
     }
 
-    /// False if there is no memory at all.
+    /// Returns false if there is no memory at all.
     [[nodiscard]] bool acquire(page_id) const noexcept { return backing_ != backing::none; }
     void release(page_id) noexcept {}
     [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
         return memory_.bytes().subspan(begin_ + index_of(page) * stride_, page_bytes_);
     }
 
-    /// What the pages lie on.
+    /// The kind of memory that backs the pages.
     [[nodiscard]] huge_pages::backing backing() const noexcept { return backing_; }
 
 private:
@@ -9248,7 +9360,7 @@ private:
     void take(bool from_pool, std::size_t size) {
         constexpr int readable = PROT_READ | PROT_WRITE, own = MAP_PRIVATE | MAP_ANONYMOUS;
 #if defined(MAP_HUGETLB)
-        // Without MAP_NORESERVE: the system then keeps that many aside for us, or says now that it cannot.
+        // Without MAP_NORESERVE, the system reserves the pages now or fails now.
         if (from_pool)
             memory_ = address_range::map(size, readable, own | MAP_HUGETLB);
         if (!memory_.empty()) {
@@ -9256,7 +9368,7 @@ private:
             return;
         }
 #endif
-        // One huge page more than needed, so that the first can begin on a boundary.
+        // One extra huge page, so that the first page can begin on a boundary.
         memory_ = address_range::map(size + huge_page_bytes, readable, own | MAP_NORESERVE);
         if (memory_.empty())
             return;
@@ -9267,9 +9379,9 @@ private:
     }
 
     std::size_t page_bytes_;
-    std::size_t stride_; // from one page to the next, in bytes
+    std::size_t stride_; // distance between pages, in bytes
     address_range memory_;
-    std::size_t begin_ = 0; // of the first page in it
+    std::size_t begin_ = 0; // offset of the first page
     backing_type backing_ = backing_type::none;
 };
 
@@ -9277,7 +9389,7 @@ inline huge_pages::state huge_pages::open(std::size_t pages, std::size_t page_by
     return {set_aside, pages, page_bytes};
 }
 
-/// The word for a backing.
+/// The name of a backing.
 [[nodiscard]] constexpr const char* to_string(huge_pages::backing what) noexcept {
     switch (what) {
     case huge_pages::backing::set_aside:
@@ -9294,7 +9406,7 @@ inline huge_pages::state huge_pages::open(std::size_t pages, std::size_t page_by
 
 static_assert(storage_policy<huge_pages>);
 
-} // namespace kvcache
+} // namespace kvcache::storage
 
 // ---- kvcache/storage/mapped.hpp -----------------------------------------------------------------------------------
 
@@ -9302,15 +9414,15 @@ static_assert(storage_policy<huge_pages>);
 #include <sys/mman.h>
 #include <unistd.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::storage {
 
-/// Pages in a mapped file: the system writes out what is not in use, so a cache can be larger than memory. The file
-/// grows with the pages that are used, by whole steps that the disk has promised; a full disk is a refused page, and
-/// `status` says why. Scratch space: what the file holds means nothing to another cache.
+/// Pages in a mapped file: the system writes idle pages to disk, so a cache can be larger than memory. The file grows
+/// with the pages in use, in steps whose disk space is allocated first. On a full disk a page is refused, and `status`
+/// gives the reason. The file is scratch space: another cache cannot use its content.
 struct mapped {
     using role = storage_role;
-    std::filesystem::path file = {};            ///< A name that is free; empty: one of its own in the temporary folder.
-    bool unlink = true;                         ///< Takes the name away at once: nothing stays, whatever happens.
+    std::filesystem::path file = {}; ///< An unused file name; empty: a new file in the temporary directory.
+    bool unlink = true;              ///< Unlinks the file at once, so that nothing remains even after a crash.
     std::size_t growth = std::size_t{64} << 20; ///< Bytes that the file grows by, at least.
     class state;
     [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
@@ -9363,7 +9475,8 @@ public:
             ::close(descriptor_);
     }
 
-    /// False if the file cannot grow to hold the page; `status` then says why. A later call tries again.
+    /// Returns false if the file cannot grow to hold the page; `status` then gives the reason. A later call tries
+    /// again.
     [[nodiscard]] bool acquire(page_id page) {
         const std::size_t end = (index_of(page) + std::size_t{1}) * stride_;
         return end <= usable_ || grow(end);
@@ -9373,11 +9486,11 @@ public:
         return memory_.bytes().subspan(index_of(page) * stride_, page_bytes_);
     }
 
-    /// Why the last page was refused, if one was. Errors: io, out_of_range.
+    /// The reason why the last page was refused, if it was. Errors: io, out_of_range.
     [[nodiscard]] result<void> status() const { return reason_ ? result<void>(*reason_) : result<void>(); }
-    /// The file's name; it is gone if it was to be unlinked.
+    /// The file's name, which no longer exists if `unlink` is set.
     [[nodiscard]] const std::filesystem::path& file() const noexcept { return file_; }
-    /// Bytes that the file has now.
+    /// The size of the file in bytes.
     [[nodiscard]] std::size_t size() const noexcept { return usable_; }
 
 private:
@@ -9397,7 +9510,7 @@ private:
             reason_ = failure("cannot be unlinked", errno);
     }
 
-    // Promised by the disk before it is mapped: otherwise a full disk would kill whoever writes (SIGBUS).
+    // Disk space is allocated before it is mapped: otherwise a write would die on a full disk (SIGBUS).
     [[nodiscard]] bool grow(std::size_t end) {
         if (descriptor_ < 0 || memory_.empty())
             return false;
@@ -9425,9 +9538,9 @@ private:
     }
 
     std::size_t page_bytes_;
-    std::size_t stride_; // from one page to the next, in bytes
+    std::size_t stride_; // distance between pages, in bytes
     std::size_t growth_ = 1;
-    std::size_t usable_ = 0; // bytes of the file, all of them mapped
+    std::size_t usable_ = 0; // bytes of the file, all mapped
     int descriptor_ = -1;
     std::filesystem::path file_;
     address_range memory_;
@@ -9440,33 +9553,33 @@ inline mapped::state mapped::open(std::size_t pages, std::size_t page_bytes) con
 
 static_assert(storage_policy<mapped>);
 
-} // namespace kvcache
+} // namespace kvcache::storage
 
-// ---- kvcache/core/wipe.hpp ----------------------------------------------------------------------------------------
+// ---- kvcache/core/secure_zero.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Zeroes bytes for good: the compiler may not drop it, although nobody reads them again.
-inline void wipe(std::span<std::byte> bytes) noexcept {
+/// Zeroes bytes that are not read again; the compiler cannot optimize the stores away.
+inline void secure_zero(std::span<std::byte> bytes) noexcept {
     if (bytes.empty())
         return;
     std::memset(bytes.data(), 0, bytes.size());
-    asm volatile("" : : "r"(bytes.data()) : "memory"); // says that somebody may read them
+    asm volatile("" : : "r"(bytes.data()) : "memory"); // a possible read of the memory
 }
 
 } // namespace kvcache
 
-// ---- kvcache/storage/zeroising.hpp --------------------------------------------------------------------------------
+// ---- kvcache/storage/zero_on_release.hpp --------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::storage {
 
-/// Another storage whose pages are zeroed before they go back to it: when they are released, when the storage closes,
-/// and when another storage is moved into its place. The compiler may not drop the zeroing. What a cache keeps idle
-/// for the next match is still in use, and is zeroed when it is evicted.
+/// A wrapper that zeroes the pages of another storage before they return to it: when they are released, when the
+/// storage closes, and when another storage is move-assigned to it. The compiler cannot optimize the zeroing away. An
+/// unreferenced page that stays cached for later matches is still acquired; it is zeroed when it is evicted.
 template <storage_policy Inner = heap>
-struct zeroising {
+struct zero_on_release {
     using role = storage_role;
-    Inner inner = {}; ///< The storage that serves.
+    Inner inner = {}; ///< The wrapped storage.
 
     class state {
     public:
@@ -9486,7 +9599,7 @@ struct zeroising {
 
         [[nodiscard]] bool acquire(page_id page) { return out_[index_of(page)] = inner_.acquire(page); }
         void release(page_id page) noexcept {
-            wipe(inner_.bytes(page));
+            secure_zero(inner_.bytes(page));
             out_[index_of(page)] = false;
             inner_.release(page);
         }
@@ -9496,11 +9609,11 @@ struct zeroising {
         void wipe_all() noexcept {
             for (std::size_t page = 0; page < out_.size(); ++page)
                 if (out_[page])
-                    wipe(inner_.bytes(page_id{static_cast<std::uint32_t>(page)}));
+                    secure_zero(inner_.bytes(page_id{static_cast<std::uint32_t>(page)}));
         }
 
         decltype(std::declval<const Inner&>().open(0, 0)) inner_;
-        std::vector<bool> out_; // by page
+        std::vector<bool> out_; // by page: acquired
     };
 
     [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const {
@@ -9508,16 +9621,18 @@ struct zeroising {
     }
 };
 
-static_assert(storage_policy<zeroising<heap>>);
+static_assert(storage_policy<zero_on_release<heap>>);
 
-} // namespace kvcache
+} // namespace kvcache::storage
 
 // ---- kvcache/storage/all.hpp --------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
 /// Every storage policy of the library, with its standard options.
-using storage_policies = std::tuple<heap, huge_pages, mapped, zeroising<heap>, counted_storage<heap>, failing<heap>>;
+using storage_policies =
+    std::tuple<storage::heap, storage::huge_pages, storage::mapped, storage::zero_on_release<storage::heap>,
+               storage::counted<storage::heap>, storage::fault_injecting<storage::heap>>;
 
 } // namespace kvcache
 

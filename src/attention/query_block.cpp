@@ -3,7 +3,7 @@
 
 namespace kvcache {
 
-template void query_block::dispatch<detail::most_together>(std::span<const attention_tile>, std::size_t, std::size_t,
-                                                           bool);
+template void query_block::dispatch<detail::max_queries>(std::span<const attention_tile>, std::size_t, std::size_t,
+                                                         bool);
 
 } // namespace kvcache

@@ -28,12 +28,12 @@ table joined(table a, const table& b) {
     return a;
 }
 
-// Calls body(run, entry, position) for each position that a job reads for a run.
+// Calls body(run, entry, position) for each position that a work item reads for a query group.
 template <class Body>
-void for_reads(const kv::attention_plan& plan, const std::vector<kv::planned_rows>& parts, Body body) {
-    for (const kv::attention_job& job : plan.jobs())
+void for_reads(const kv::attention_plan& plan, const std::vector<kv::planned_queries>& parts, Body body) {
+    for (const kv::work_item& job : plan.jobs())
         for (std::size_t s = job.first_segment; s < job.last_segment; ++s) {
-            const kv::attention_segment& segment = plan.segments()[s];
+            const kv::page_range& segment = plan.segments()[s];
             std::size_t position = segment.position;
             for (std::size_t e = segment.first; e < segment.last; ++e) {
                 const kv::page_entry& entry = parts[segment.part].table[e];
@@ -48,7 +48,7 @@ void for_reads(const kv::attention_plan& plan, const std::vector<kv::planned_row
         }
 }
 
-// Tables of a few pages drawn from few, so that they share beginnings.
+// Random tables of a few pages each from a small pool, so that they share prefixes.
 std::vector<table> drawn(std::uint64_t seed, std::size_t count) {
     std::vector<table> made(count);
     for (std::size_t i = 0; i < count; ++i)
@@ -64,7 +64,7 @@ std::vector<table> drawn(std::uint64_t seed, std::size_t count) {
 TEST_CASE("every position that a row sees is read for it once, from its own page") {
     for (std::uint64_t seed = 0; seed < 40; ++seed) {
         const auto tables = drawn(seed, 1 + seed % 9);
-        std::vector<kv::planned_rows> parts;
+        std::vector<kv::planned_queries> parts;
         for (std::size_t i = 0; i < tables.size(); ++i) {
             const std::size_t tokens = tables[i].size() * 64;
             const std::size_t rows = 1 + numbers::hashed(seed, 1000 + i) % (i % 2 == 0 ? 1 : tokens);
@@ -73,7 +73,7 @@ TEST_CASE("every position that a row sees is read for it once, from its own page
         for (const std::size_t group : {1u, 3u, 100u})
             for (const std::size_t threads : {1u, 2u, 8u}) {
                 kv::attention_plan plan;
-                plan.deal(parts, group, 2, threads);
+                plan.build(parts, group, 2, threads);
                 std::vector<std::vector<int>> seen(plan.runs().size());
                 std::size_t rows = 0, wanted = 0;
                 for (std::size_t r = 0; r < seen.size(); ++r) {
@@ -100,11 +100,11 @@ TEST_CASE("pages that sequences have in common are read once") {
     std::vector<table> tables;
     for (std::uint32_t s = 0; s < 16; ++s)
         tables.push_back(joined(pages(0, 64), pages(100 + s, 101 + s)));
-    std::vector<kv::planned_rows> parts;
+    std::vector<kv::planned_queries> parts;
     for (const auto& one : tables)
         parts.push_back({one, 64 * 64 + 5, 1});
     kv::attention_plan plan;
-    plan.deal(parts, 4, 1, 1);
+    plan.build(parts, 4, 1, 1);
     CHECK(plan.jobs().size() == 1);
     std::size_t read = 0;
     for (const auto& segment : plan.segments())
@@ -113,7 +113,7 @@ TEST_CASE("pages that sequences have in common are read once") {
     CHECK(plan.partials() == 0);
 }
 
-// When all have ended, if whoever is free takes the next job, of all heads; a thread's pace is what it costs in a
+// Finish time when a free thread takes the next item of all heads. `paces`: the cost that each thread processes in a
 // second.
 double ends(const kv::attention_plan& plan, std::size_t heads, std::vector<double> paces) {
     std::vector<double> busy(paces.size());
@@ -127,16 +127,16 @@ double ends(const kv::attention_plan& plan, std::size_t heads, std::vector<doubl
 
 TEST_CASE("threads share a long sequence evenly") {
     const table long_one = pages(0, 128);
-    const std::vector<kv::planned_rows> parts = {{long_one, 128 * 64 - 1, 1}};
+    const std::vector<kv::planned_queries> parts = {{long_one, 128 * 64 - 1, 1}};
     for (const std::size_t threads : {2u, 4u}) {
         kv::attention_plan plan;
-        plan.deal(parts, 3, 3, threads);
+        plan.build(parts, 3, 3, threads);
         std::size_t all = 0, most = 0;
         for (const auto& job : plan.jobs()) {
             all += job.cost;
             most = std::max(most, job.cost);
         }
-        CHECK(most * threads * 3 <= all * 3); // a job is no more than a thread's share of the three heads
+        CHECK(most * threads * 3 <= all * 3); // an item is at most a thread's share of the three heads
         CHECK(plan.partials() == 3 * 8);
 
         const double work = static_cast<double>(all * 3), threads_work = work / static_cast<double>(threads);
@@ -146,10 +146,10 @@ TEST_CASE("threads share a long sequence evenly") {
 
 TEST_CASE("threads end together, whatever the pace of one of them") {
     const table long_one = pages(0, 512);
-    const std::vector<kv::planned_rows> parts = {{long_one, 512 * 64 - 1, 1}};
+    const std::vector<kv::planned_queries> parts = {{long_one, 512 * 64 - 1, 1}};
     for (const std::size_t threads : {2u, 4u}) {
         kv::attention_plan plan;
-        plan.deal(parts, 3, 3, threads);
+        plan.build(parts, 3, 3, threads);
         double work = 0.0, worst = 0.0;
         for (const auto& job : plan.jobs())
             work += static_cast<double>(job.cost * 3);
@@ -159,20 +159,20 @@ TEST_CASE("threads end together, whatever the pace of one of them") {
             paces.back() = pace;
             worst = std::max(worst, ends(plan, 3, paces) * (static_cast<double>(threads) - 1.0 + pace) / work);
         }
-        CHECK(worst < 1.06); // of the time that they need if work can be cut anywhere; with equal jobs 1.15
+        CHECK(worst < 1.06); // relative to the optimum with arbitrary cuts; 1.15 with equal items
     }
 }
 
 TEST_CASE("a plan dealt again forgets the batch before") {
     const table some = pages(0, 40), other = pages(50, 51);
     kv::attention_plan plan, fresh;
-    const std::vector<kv::planned_rows> before = {{some, 2000, 1}, {other, 3, 60}}, now = {{other, 10, 1}};
-    plan.deal(before, 2, 1, 4);
-    plan.deal(now, 2, 1, 4);
-    fresh.deal(now, 2, 1, 4);
+    const std::vector<kv::planned_queries> before = {{some, 2000, 1}, {other, 3, 60}}, now = {{other, 10, 1}};
+    plan.build(before, 2, 1, 4);
+    plan.build(now, 2, 1, 4);
+    fresh.build(now, 2, 1, 4);
     CHECK(plan.jobs().size() == fresh.jobs().size());
     CHECK(plan.segments().size() == fresh.segments().size());
     CHECK(plan.partials() == fresh.partials());
-    plan.deal({}, 2, 1, 4);
+    plan.build({}, 2, 1, 4);
     CHECK(plan.jobs().empty());
 }

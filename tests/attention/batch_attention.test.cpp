@@ -16,24 +16,24 @@ namespace kv = kvcache;
 
 namespace {
 
-using codec = kv::plain::state;
-using part = kv::attention_part<codec, kv::heap::state>;
-using batch = kv::batch_attention<codec, kv::heap::state>;
+using codec = kv::codec::f32::state;
+using part = kv::attention_part<codec, kv::storage::heap::state>;
+using batch = kv::batch_attention<codec, kv::storage::heap::state>;
 
-// A heap of pages with random keys and values in all rows.
+// A heap storage of pages with random keys and values in all rows.
 struct pool {
     kv::rope rotation;
     kv::attention_shape shape;
     codec made;
-    kv::heap::state storage;
+    kv::storage::heap::state storage;
     std::uint32_t tokens;
     std::uint32_t used = 0;
 
     pool(std::uint32_t heads, std::uint32_t kv_heads, std::uint32_t dim, std::uint32_t page_tokens, std::size_t pages)
         : rotation(kv::rope::standard_frequencies(dim, 10000.0)),
           shape{heads, kv_heads, dim, 0.25f, &rotation},
-          made(kv::plain{}.open({1, kv_heads, dim, page_tokens})),
-          storage(kv::heap{}.open(pages, made.page_bytes())),
+          made(kv::codec::f32{}.open({1, kv_heads, dim, page_tokens})),
+          storage(kv::storage::heap{}.open(pages, made.page_bytes())),
           tokens(page_tokens) {}
     pool(const pool&) = delete;
 
@@ -51,7 +51,7 @@ struct pool {
     }
 };
 
-// Rows that ask a page table, and room for what they get.
+// Query rows of a page table, with memory for their output.
 struct asking {
     std::vector<kv::page_entry> table;
     std::size_t position, rows;
@@ -74,7 +74,7 @@ struct asking {
                 {queries.data(), rotations.data(), out.data(), width, width, position, rows}};
     }
 
-    // What the rows get one by one, each with nobody beside it.
+    // Output of the rows computed one by one, outside a batch.
     [[nodiscard]] std::vector<float> alone(const pool& in) const {
         std::vector<float> got(out.size());
         asking copy = *this;
@@ -82,23 +82,25 @@ struct asking {
         asked.asked.out = got.data();
         for (std::uint32_t head = 0; head < in.shape.kv_heads; ++head)
             for (std::size_t row = 0; row < rows; ++row)
-                kv::attend(in.shape, asked.pages, kv::layer_id{0}, kv::head_id{head}, asked.asked, row, row + 1);
+                kv::paged_attention(in.shape, asked.pages, kv::layer_id{0}, kv::head_id{head}, asked.asked, row,
+                                    row + 1);
         return got;
     }
 };
 
-// Whether a batch gives every row the bits it has alone, on each number of threads, with one object dealing anew.
+// Checks that a batch gives every row the same bits as alone, for each number of threads, with one object that plans
+// again.
 void check(const pool& in, std::vector<asking>& all) {
-    static std::array<kv::team, 3> teams{kv::team(1), kv::team(2), kv::team(3)};
+    static std::array<kv::thread_pool, 3> thread_pools{kv::thread_pool(1), kv::thread_pool(2), kv::thread_pool(3)};
     batch attention;
     std::vector<part> parts;
     for (auto& one : all)
         parts.push_back(one.of(in));
-    for (kv::team& threads : teams) {
+    for (kv::thread_pool& threads : thread_pools) {
         for (auto& one : all)
             std::ranges::fill(one.out, numbers::not_a_number);
-        attention.deal(in.shape, parts, threads);
-        attention.attend(kv::layer_id{0}, threads);
+        attention.plan(in.shape, parts, threads);
+        attention.run(kv::layer_id{0}, threads);
         for (const auto& one : all) {
             INFO(all.size() << " sequences, " << one.rows << " rows at " << one.position << ", " << threads.threads()
                             << " threads");
@@ -124,8 +126,8 @@ TEST_CASE("sequences that share pages have the bits they have alone, for every f
                     common.push_back(in.page(16));
                 std::vector<asking> all;
                 for (std::size_t s = 0; s < sequences; ++s) {
-                    // Own rows: none but its last, a page and some, or two pages; where one forks inside a page, a
-                    // copy.
+                    // Own rows: only its last, a page and some, or two pages. A fork inside a page has a copy of the
+                    // page.
                     const std::size_t own = 1 + (s * 11 + sequences * 5) % 33;
                     auto table = common;
                     for (std::size_t at = 0; at < own; at += 16)
@@ -143,7 +145,7 @@ TEST_CASE("prefixes may be nested, one a part of another, and rows many") {
         const auto first = joined(system, {in.page(16), in.page(9)}), second = joined(system, {in.page(16)});
         std::vector<asking> all;
         all.emplace_back(in, first, 56, 1, 1);
-        all.emplace_back(in, joined(second, {in.page(12)}), 50, 10, 2); // a chunk of a prompt
+        all.emplace_back(in, joined(second, {in.page(12)}), 50, 10, 2); // a chunk of a prefill
         all.emplace_back(in, joined(second, {in.page(1)}), 48, 1, 3);
         all.emplace_back(in, system, 0, 32, 4); // the shared pages themselves, from their first row
         all.emplace_back(in, second, 47, 1, 5);
@@ -226,18 +228,18 @@ TEST_CASE("a batch over two storages or codecs is refused, and what was dealt be
     std::vector<asking> all;
     all.emplace_back(in, std::vector{in.page(16)}, 15, 1, 1);
     all.emplace_back(in, std::vector{in.page(16)}, 15, 1, 2);
-    kv::team alone;
+    kv::thread_pool alone;
     batch attention;
     std::vector<part> parts{all[0].of(in), all[1].of(in)};
-    attention.deal(in.shape, parts, alone);
+    attention.plan(in.shape, parts, alone);
     auto mixed = parts;
     mixed[1].pages.storage = &other.storage;
-    CHECK_THROWS_AS(attention.deal(in.shape, mixed, alone), kv::contract_violation);
+    CHECK_THROWS_AS(attention.plan(in.shape, mixed, alone), kv::contract_violation);
     mixed = parts;
     mixed[1].pages.codec = &other.made;
-    CHECK_THROWS_AS(attention.deal(in.shape, mixed, alone), kv::contract_violation);
-    attention.attend(kv::layer_id{0}, alone);
+    CHECK_THROWS_AS(attention.plan(in.shape, mixed, alone), kv::contract_violation);
+    attention.run(kv::layer_id{0}, alone);
     for (const auto& one : all)
         CHECK(numbers::same_bits(one.out, one.alone(in)));
-    CHECK_NOTHROW(attention.deal(in.shape, {}, alone));
+    CHECK_NOTHROW(attention.plan(in.shape, {}, alone));
 }

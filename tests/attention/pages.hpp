@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/attention/paged_attention.hpp>
-#include <kvcache/codec/plain.hpp>
+#include <kvcache/codec/f32.hpp>
 #include <kvcache/storage/heap.hpp>
 
 #include <algorithm>
@@ -21,9 +21,9 @@ namespace pages {
 
 namespace kv = kvcache;
 
-/// The plain codec, but for every tile being copied out of its page, as a codec that decodes does.
+/// The f32 codec, except that every tile is copied out of its page, as by a codec that decodes.
 struct copying {
-    kv::plain::state inner;
+    kv::codec::f32::state inner;
     std::size_t key_numbers, value_numbers;
 
     [[nodiscard]] std::size_t page_bytes() const { return inner.page_bytes(); }
@@ -52,14 +52,14 @@ private:
     }
 };
 
-/// A run of positions that lies in one page: `count` rows from `first` on, rotated from `base`.
+/// Positions in one page: `count` rows from `first` on, rotated from `base`.
 struct piece {
     std::uint32_t count = 0;
     std::uint32_t first = 0;
     std::int64_t base = 0;
 };
 
-/// Random queries, keys and values as plain arrays, and the rotation they turn by.
+/// Random queries, keys and values as plain arrays, and their rotation.
 struct sequence {
     kv::rope rotation;
     kv::attention_shape shape;
@@ -83,7 +83,7 @@ struct sequence {
     [[nodiscard]] std::size_t width() const { return std::size_t{shape.heads} * shape.head_dim; }
 };
 
-/// The pieces that positions [0, tokens) fill when they are computed in place.
+/// The pieces of positions [0, tokens) when they are computed in place.
 inline std::vector<piece> in_place(std::size_t tokens, std::uint32_t page_tokens) {
     std::vector<piece> made;
     for (std::size_t at = 0; at < tokens; at += page_tokens)
@@ -91,18 +91,18 @@ inline std::vector<piece> in_place(std::size_t tokens, std::uint32_t page_tokens
     return made;
 }
 
-/// A sequence written into pages, unused rows holding `filler`.
+/// A sequence written into pages; unused rows have the value `filler`.
 class written {
 public:
     written(const sequence& of, std::uint32_t page_tokens, const std::vector<piece>& pieces, float filler)
         : of_(of),
           shape_{1, of.shape.kv_heads, of.shape.head_dim, page_tokens},
-          codec_(kv::plain{}.open(shape_)),
-          storage_(kv::heap{}.open(pieces.size(), codec_.page_bytes())) {
+          codec_(kv::codec::f32{}.open(shape_)),
+          storage_(kv::storage::heap{}.open(pieces.size(), codec_.page_bytes())) {
         const std::size_t dim = of.shape.head_dim;
         std::vector<float> rotation(dim), key(dim);
         std::size_t position = 0;
-        // Pages lie backwards, so that an order of memory is no order of positions.
+        // Pages are in reverse order, so that memory order differs from position order.
         for (std::size_t i = 0; i < pieces.size(); ++i) {
             const auto page = static_cast<kv::page_id>(pieces.size() - 1 - i);
             if (!storage_.acquire(page))
@@ -122,16 +122,16 @@ public:
         }
     }
 
-    /// Rows [first, last), asked `at_once` rows a call. (rows, heads, head_dim)
-    [[nodiscard]] std::vector<float> attend(std::size_t first, std::size_t last, std::size_t at_once) const {
+    /// Output of rows [first, last), `at_once` rows a call. (rows, heads, head_dim)
+    [[nodiscard]] std::vector<float> run(std::size_t first, std::size_t last, std::size_t at_once) const {
         return attend_by(codec_, first, last, at_once);
     }
 
-    /// The same, through a codec whose tiles are copies.
+    /// The same with a codec whose tiles are copies.
     [[nodiscard]] std::vector<float> attend_copies(std::size_t first, std::size_t last, std::size_t at_once) const {
         const std::size_t dim = of_.shape.head_dim;
-        return attend_by(copying{codec_, dim * kv::tile_tokens, kv::value_width(dim) * kv::tile_tokens}, first, last,
-                         at_once);
+        return attend_by(copying{codec_, dim * kv::tile_tokens, kv::padded_head_dim(dim) * kv::tile_tokens}, first,
+                         last, at_once);
     }
 
 private:
@@ -143,7 +143,7 @@ private:
         for (std::size_t row = first; row < last; ++row)
             of_.rotation.fill(static_cast<std::int64_t>(row), std::span(rotations).subspan((row - first) * dim, dim));
         const kv::attention_shape shape = of_.turned();
-        const kv::paged_rows<Codec, kv::heap::state> rows{&codec, &storage_, table_};
+        const kv::paged_rows<Codec, kv::storage::heap::state> rows{&codec, &storage_, table_};
         const kv::query_rows asked{.queries = of_.queries.data() + first * width,
                                    .rotations = rotations.data(),
                                    .out = out.data(),
@@ -153,8 +153,8 @@ private:
                                    .rows = last - first};
         for (std::uint32_t head = 0; head < of_.shape.kv_heads; ++head)
             for (std::size_t row = 0; row < last - first; row += at_once)
-                kv::attend(shape, rows, kv::layer_id{0}, kv::head_id{head}, asked, row,
-                           std::min(row + at_once, last - first));
+                kv::paged_attention(shape, rows, kv::layer_id{0}, kv::head_id{head}, asked, row,
+                                    std::min(row + at_once, last - first));
         return out;
     }
 
@@ -165,8 +165,8 @@ private:
 
     const sequence& of_;
     kv::page_shape shape_;
-    kv::plain::state codec_;
-    kv::heap::state storage_;
+    kv::codec::f32::state codec_;
+    kv::storage::heap::state storage_;
     std::vector<kv::page_entry> table_;
 };
 

@@ -33,7 +33,7 @@ struct tiles {
     }
     [[nodiscard]] float key(std::size_t t, std::size_t d) const { return keys[t / 16 * 16 * dim + d * 16 + t % 16]; }
 
-    // Softmax attention of one query over tokens [first, last), in double.
+    // Softmax attention of one query over tokens [first, last), in double precision.
     [[nodiscard]] std::vector<double> truth(std::span<const float> query, std::size_t first, std::size_t last) const {
         std::vector<double> out(dim), weights;
         double top = -1e300, total = 0.0;
@@ -67,7 +67,7 @@ TEST_CASE("one key gets all the weight: the output is its value, bit for bit") {
             block.select(0, 1);
             block.place(0, numbers::uniforms(3, dim, 8.0f), 1.0f);
             kv::attention_tile tile = t.at(0, lane, lane + 1);
-            block.attend(tile);
+            block.run(tile);
             std::vector<float> out(dim);
             block.finish(0, out.data());
             CHECK(numbers::same_bits(out, {t.values.data() + lane * t.width, dim}));
@@ -87,7 +87,7 @@ TEST_CASE("any number of queries together, each the bits it has alone") {
         for (std::size_t q = first; q < last; ++q)
             block.place(q - first, {queries.data() + q * dim, dim}, 1.0f);
         for (std::size_t at = 0; at < 64; at += 16)
-            block.attend(t.at(at, 0, 16));
+            block.run(t.at(at, 0, 16));
         std::vector<float> out((last - first) * dim);
         for (std::size_t q = first; q < last; ++q)
             block.finish(q - first, out.data() + (q - first) * dim);
@@ -121,7 +121,7 @@ TEST_CASE("tiles given one by one or many at once are the same bits, over splits
                 block.place(q, numbers::uniforms(q, dim, 2.0f), 1.0f);
             std::vector<float> out(n * dim);
             for (std::size_t at = 0; at < all.size(); at += at_once)
-                block.attend(std::span(all).subspan(at, std::min(at_once, all.size() - at)));
+                block.run(std::span(all).subspan(at, std::min(at_once, all.size() - at)));
             for (std::size_t q = 0; q < n; ++q)
                 block.finish(q, out.data() + q * dim);
             return out;
@@ -141,8 +141,8 @@ TEST_CASE("a block is clean after clear, in a later split too") {
         block.add(31);
         block.select(0, 1);
         block.place(0, query, 1.0f);
-        block.attend(t.at(0, 0, 16));
-        block.attend(t.at(16, 0, 16));
+        block.run(t.at(0, 0, 16));
+        block.run(t.at(16, 0, 16));
         std::vector<float> out(dim);
         block.finish(0, out.data());
         return out;
@@ -151,8 +151,8 @@ TEST_CASE("a block is clean after clear, in a later split too") {
     used.add(5000);
     used.select(0, 1);
     used.place(0, numbers::uniforms(5, dim), 1.0f);
-    used.attend({t.keys.data(), t.values.data(), 0, 16, 0});
-    used.attend({t.keys.data(), t.values.data(), 0, 16, 4096});
+    used.run({t.keys.data(), t.values.data(), 0, 16, 0});
+    used.run({t.keys.data(), t.values.data(), 0, 16, 4096});
     CHECK(numbers::same_bits(run(used), run(fresh)));
 }
 
@@ -165,7 +165,7 @@ TEST_CASE("splits of 1024 positions are partial softmaxes, merged in ascending o
     block.select(0, 1);
     block.place(0, query, 1.0f);
     for (std::size_t at = 0; at < tokens; at += 16)
-        block.attend(t.at(at, 0, 16));
+        block.run(t.at(at, 0, 16));
     std::vector<float> out(dim);
     block.finish(0, out.data());
     const auto truth = t.truth(query, 0, tokens);
@@ -183,7 +183,7 @@ TEST_CASE("scores far apart neither overflow nor lose the largest") {
         block.select(0, 1);
         block.place(0, query, 1.0f);
         for (std::size_t at = 0; at < 48; at += 16)
-            block.attend(t.at(at, 0, 16));
+            block.run(t.at(at, 0, 16));
         std::vector<float> out(dim);
         block.finish(0, out.data());
         const auto truth = t.truth(query, 0, 48);

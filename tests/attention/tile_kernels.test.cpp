@@ -19,29 +19,29 @@ namespace {
 
 constexpr std::size_t lanes = kv::tile_tokens;
 
-// Calls body.operator()<N>() for N = 1 to most_together.
+// Calls body.operator()<N>() for N = 1 to max_queries.
 template <class Body>
 void for_each_count(Body body) {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
         (body.template operator()<I + 1>(), ...);
     }
-    (std::make_index_sequence<most_together>());
+    (std::make_index_sequence<max_queries>());
 }
 
-// Tiles that are fetched meanwhile, as many as a call may come to.
+// Tiles to prefetch, as many as a call may reach.
 std::array<kv::attention_tile, 4 * most_tiles> tiles_ahead(const std::vector<float>& numbers) {
     std::array<kv::attention_tile, 4 * most_tiles> made;
     made.fill({.ahead_keys = numbers.data(), .ahead_values = numbers.data()});
     return made;
 }
 
-// Scores of `Tiles` tiles, against chains and against doubles.
+// Scores of `Tiles` tiles, compared with chains and with doubles.
 template <std::size_t N, std::size_t Tiles, bool Ahead>
 void check_scores(std::size_t head_dim) {
     const auto queries = numbers::uniforms(head_dim, head_dim * N, 4.0f);
     const auto keys = numbers::uniforms(N, Tiles * head_dim * lanes, 2.0f);
     std::array<kv::attention_tile, Tiles> tiles;
-    for (std::size_t t = 0; t < Tiles; ++t) // in no order of memory
+    for (std::size_t t = 0; t < Tiles; ++t) // not in memory order
         tiles[t] = {.keys = &keys[(Tiles - 1 - t) * head_dim * lanes], .last = lanes};
     std::vector<float> found(N * most_tiles * lanes, 7.0f);
     const auto soon = tiles_ahead(keys);
@@ -73,7 +73,7 @@ void check_scores(std::size_t head_dim) {
     CHECK(touched == 0);
 }
 
-// Four tiles of values, of which some lanes are in use and the others NaN.
+// Four tiles of values, with some lanes in use and NaN in the others.
 struct valued {
     std::size_t width;
     std::vector<float> values; // (tiles, 16, width)
@@ -129,7 +129,7 @@ void check_values(const valued& of, const tile_weights& weights, std::size_t beg
 
 tile_weights some_weights(std::uint64_t seed, unsigned rescaled) {
     tile_weights made;
-    for (std::size_t i = 0; i < most_together; ++i)
+    for (std::size_t i = 0; i < max_queries; ++i)
         for (std::size_t t = 0; t < most_tiles; ++t) {
             for (std::size_t lane = 0; lane < lanes; ++lane)
                 made.lanes[i][t][lane] = std::fabs(numbers::uniform(seed, (i * most_tiles + t) * lanes + lane));
@@ -168,7 +168,7 @@ TEST_CASE("values are added lane by lane, those in use alone, whatever lies toge
                     for_each_count([&]<std::size_t N> {
                         check_values<N, false>(of, weights, 0, most_tiles, 0);
                         check_values<N, true>(of, weights, 0, most_tiles, 0);
-                        check_values<N, false>(of, weights, 1, 3, most_together - N);
+                        check_values<N, false>(of, weights, 1, 3, max_queries - N);
                     });
                 }
             }

@@ -13,16 +13,17 @@ using namespace kvcache_test;
 namespace {
 
 constexpr kv::page_shape small{2, 2, 16, 16};
-constexpr kv::budget budget{9 * sizeof(float) * 2 * 2 * 2 * 16 * 16};
+constexpr kv::cache_limits budget{9 * sizeof(float) * 2 * 2 * 2 * 16 * 16};
 
 void play(const kv::policy_names& names) {
     INFO(names.storage << ", " << names.hash << ", " << names.index << ", " << names.eviction);
     auto cache = kv::make_any_cache(names, {}, small, budget);
     REQUIRE(cache);
     using model = cache_model<kv::any_cache<>, seeded>;
-    model played(**cache, seeded(1),
-                 {.storage_fails = names.storage == "failing<heap>", .nothing_leaves = names.eviction == "never"});
-    if (names.storage != "failing<heap>") { // which refuses every page
+    model played(
+        **cache, seeded(1),
+        {.storage_fails = names.storage == "fault_injecting<heap>", .nothing_leaves = names.eviction == "never"});
+    if (names.storage != "fault_injecting<heap>") { // which refuses every page
         played.run(400);
         CHECK(played.reused() > 0);
     }

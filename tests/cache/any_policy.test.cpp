@@ -7,7 +7,7 @@
 namespace kv = kvcache;
 
 TEST_CASE("policies chosen at run time keep the laws of their roles") {
-    CHECK(kv::testing::storage_laws(*kv::any_storage<kv::storage_policies>::named("zeroising<heap>"), 1).empty());
+    CHECK(kv::testing::storage_laws(*kv::any_storage<kv::storage_policies>::named("zero_on_release<heap>"), 1).empty());
     CHECK(kv::testing::hash_laws(kv::any_hash<kv::hash_policies>(), 1).empty());
     for (const char* name : {"radix", "hash_chain"})
         CHECK(kv::testing::index_laws(*kv::any_index<kv::index_policies>::named(name), 1).empty());
@@ -15,7 +15,7 @@ TEST_CASE("policies chosen at run time keep the laws of their roles") {
 }
 
 TEST_CASE("a list of one's own is chosen from") {
-    using own = kv::any_storage<std::tuple<kv::heap, kv::failing<>>>;
-    CHECK(own::names() == "heap, failing<heap>");
+    using own = kv::any_storage<std::tuple<kv::storage::heap, kv::storage::fault_injecting<>>>;
+    CHECK(own::names() == "heap, fault_injecting<heap>");
     CHECK_FALSE(own::named("huge_pages"));
 }

@@ -2,7 +2,7 @@
 #include <kvcache/cache/basic_cache.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/observer/counting.hpp>
-#include <kvcache/storage/failing.hpp>
+#include <kvcache/storage/fault_injecting.hpp>
 
 #include <memory_resource>
 #include <new>
@@ -18,16 +18,16 @@ namespace {
 
 constexpr kv::page_shape small{.layers = 2, .kv_heads = 2, .head_dim = 4, .tokens = 16};
 
-[[nodiscard]] kv::budget pages(std::size_t n, kv::page_shape shape = small) {
-    return {n * kv::plain{}.open(shape).page_bytes()};
+[[nodiscard]] kv::cache_limits pages(std::size_t n, kv::page_shape shape = small) {
+    return {n * kv::codec::f32{}.open(shape).page_bytes()};
 }
 
-/// The radix index, without memory for every n-th insertion.
+/// The radix index; every n-th insertion runs out of memory.
 struct forgetful_index {
     using role = kv::index_role;
     std::size_t every = 2;
     struct state {
-        kv::radix::state inner;
+        kv::index::radix::state inner;
         std::size_t every;
         std::size_t calls = 0;
         [[nodiscard]] kv::index_match match(std::span<const kv::token_id> tokens) const { return inner.match(tokens); }
@@ -43,33 +43,33 @@ struct forgetful_index {
         [[nodiscard]] std::span<const kv::token_id> run(kv::page_id page) const { return inner.run(page); }
     };
     [[nodiscard]] state open(kv::page_shape shape, std::size_t pages) const {
-        return {kv::radix{}.open(shape, pages), every};
+        return {kv::index::radix{}.open(shape, pages), every};
     }
 };
 static_assert(kv::index_policy<forgetful_index>);
 
-/// Least recently used, without memory for every n-th newcomer.
+/// LRU; every n-th admission runs out of memory.
 struct forgetful_eviction {
     using role = kv::eviction_role;
     std::size_t every = 2;
     struct state {
-        kv::lru::state inner;
+        kv::eviction::lru::state inner;
         std::size_t every;
         std::size_t calls = 0;
-        void admit(kv::slot_id slot, const kv::entry& newcomer) {
+        void admit(kv::slot_id slot, const kv::eviction_entry& newcomer) {
             if (++calls % every == 0)
                 throw std::bad_alloc();
             inner.admit(slot, newcomer);
         }
         void touch(kv::slot_id slot) { inner.touch(slot); }
         void erase(kv::slot_id slot) { inner.erase(slot); }
-        [[nodiscard]] std::optional<kv::slot_id> victim(const auto& may_leave) { return inner.victim(may_leave); }
+        [[nodiscard]] std::optional<kv::slot_id> victim(const auto& is_evictable) { return inner.victim(is_evictable); }
     };
-    [[nodiscard]] state open(kv::eviction_room room) const { return {kv::lru{}.open(room), every}; }
+    [[nodiscard]] state open(kv::eviction_capacity room) const { return {kv::eviction::lru{}.open(room), every}; }
 };
 static_assert(kv::eviction_policy<forgetful_eviction>);
 
-/// A watcher that always throws.
+/// An observer that always throws.
 struct hysterical {
     using role = kv::observer_role;
     struct state {
@@ -78,7 +78,7 @@ struct hysterical {
     [[nodiscard]] state open() const { return {}; }
 };
 
-/// A heap that holds a few pages only.
+/// A heap that holds only a few pages.
 class bounded : public std::pmr::memory_resource {
 public:
     explicit bounded(std::size_t blocks) : left_(blocks) {}
@@ -127,7 +127,7 @@ TEST_CASE("a storage that fails at every n-th call breaks nothing") {
     for (const std::uint64_t every : {1u, 2u, 3u, 7u})
         for (const std::size_t budget : {1u, 3u, 8u, 20u})
             for (std::uint64_t seed = 0; seed < 4; ++seed)
-                run_model(seed, small, budget, 300, true, false, kv::failing<>{.every = every});
+                run_model(seed, small, budget, 300, true, false, kv::storage::fault_injecting<>{.every = every});
 }
 
 TEST_CASE("an index or an eviction policy without memory costs knowledge, never a row or a page") {
@@ -137,7 +137,7 @@ TEST_CASE("an index or an eviction policy without memory costs knowledge, never 
                 run_model(seed, small, budget, 300, false, true, forgetful_index{every});
                 run_model(seed, small, budget, 300, false, true, forgetful_eviction{every});
                 run_model(seed, small, budget, 300, true, true, forgetful_index{every}, forgetful_eviction{every + 1},
-                          kv::failing<>{.every = 5});
+                          kv::storage::fault_injecting<>{.every = 5});
             }
 }
 
@@ -163,11 +163,11 @@ TEST_CASE("10 sequences that share 10 pages and own one each hold 20 pages") {
         REQUIRE(append(cache, sequence, known, counted(1000 + i, 16)));
         sequences.push_back(std::move(sequence));
     }
-    CHECK(cache.stats().held == 20);
+    CHECK(cache.stats().in_use == 20);
     CHECK(cache.check());
     sequences.clear();
-    CHECK(cache.stats().held == 0);
-    CHECK(cache.stats().idle == 20);
+    CHECK(cache.stats().in_use == 0);
+    CHECK(cache.stats().evictable == 20);
     CHECK(cache.check());
 }
 
@@ -183,10 +183,10 @@ TEST_CASE("twin pages become one when they are committed") {
         write_row(*first, small, row, one.names.back());
         write_row(*second, small, row, one.names.back());
     }
-    CHECK(cache.stats().held == 6);
+    CHECK(cache.stats().in_use == 6);
     first->commit(tokens);
     second->commit(tokens);
-    CHECK(cache.stats().held == 4); // two full pages shared, and a partial one each
+    CHECK(cache.stats().in_use == 4); // two shared full pages, and a partial one each
     CHECK(a.table()[0].page == b.table()[0].page);
     CHECK(a.table()[1].page == b.table()[1].page);
     CHECK(a.table()[2].page != b.table()[2].page);
@@ -196,17 +196,17 @@ TEST_CASE("twin pages become one when they are committed") {
 
 TEST_CASE("a partial page that two hold is copied by whoever writes first") {
     for (const bool original_first : {true, false}) {
-        auto cache = kv::make_cache(small, pages(8), kv::counting{});
+        auto cache = kv::make_cache(small, pages(8), kv::observer::counting{});
         auto a = cache.open();
         past one;
         REQUIRE(append(cache, a, one, counted(0, 10)));
         auto b = a.fork(7);
         past two = one.first(7);
-        CHECK(cache.stats().held == 1);
+        CHECK(cache.stats().in_use == 1);
         const auto page = a.table()[0].page;
         REQUIRE((original_first ? append(cache, a, one, counted(50, 3)) : append(cache, b, two, counted(90, 3))));
         CHECK((original_first ? a : b).table()[0].page != page);
-        CHECK(cache.stats().held == 2);
+        CHECK(cache.stats().in_use == 2);
         REQUIRE((original_first ? append(cache, b, two, counted(90, 3)) : append(cache, a, one, counted(50, 3))));
         CHECK(rows_hold(cache, a.table(), one.names));
         CHECK(rows_hold(cache, b.table(), two.names));
@@ -215,7 +215,7 @@ TEST_CASE("a partial page that two hold is copied by whoever writes first") {
 }
 
 TEST_CASE("a sequence truncated into a page that others know copies it before it writes") {
-    auto cache = kv::make_cache(small, pages(8), kv::counting{});
+    auto cache = kv::make_cache(small, pages(8), kv::observer::counting{});
     auto a = cache.open();
     past one;
     REQUIRE(append(cache, a, one, counted(0, 32)));
@@ -224,13 +224,13 @@ TEST_CASE("a sequence truncated into a page that others know copies it before it
     REQUIRE(append(cache, a, one, counted(70, 5)));
     CHECK(cache.observer().counts().pages_copied == 1);
     CHECK(rows_hold(cache, a.table(), one.names));
-    CHECK(cache.match(counted(0, 32)).tokens() == 32); // the full page is still known
+    CHECK(cache.match(counted(0, 32)).tokens() == 32); // the full page is still cached
     CHECK(cache.match(one.tokens).tokens() == 25);
     CHECK(cache.check());
 }
 
 TEST_CASE("a refusal names what is needed and what is there, and changes nothing") {
-    auto cache = kv::make_cache(small, pages(4), kv::counting{});
+    auto cache = kv::make_cache(small, pages(4), kv::observer::counting{});
     auto a = cache.open();
     past one;
     REQUIRE(append(cache, a, one, counted(0, 20)));
@@ -249,11 +249,11 @@ TEST_CASE("a refusal names what is needed and what is there, and changes nothing
 
 TEST_CASE("a cache works in less memory than its budget") {
     bounded resource(3);
-    auto cache = kv::make_cache(small, pages(100), kv::heap{.resource = &resource});
+    auto cache = kv::make_cache(small, pages(100), kv::storage::heap{.resource = &resource});
     for (std::int32_t i = 0; i < 20; ++i) {
         auto sequence = cache.open();
         past known;
-        REQUIRE(append(cache, sequence, known, counted(100 * i, 48))); // the pages of the one before leave
+        REQUIRE(append(cache, sequence, known, counted(100 * i, 48))); // evicts the pages of the previous one
         CHECK(rows_hold(cache, sequence.table(), known.names));
         CHECK_FALSE(cache.reserve(sequence, 1));
         CHECK(cache.check());
@@ -272,7 +272,7 @@ TEST_CASE("a cache describes itself") {
     past one;
     REQUIRE(append(cache, a, one, counted(0, 20)));
     CHECK(cache.describe() == "kvcache: 2 layers, 2 KV heads of 4, pages of 16 tokens and 5120 bytes (plain f32); "
-                              "3 pages: 2 held by 1 sequences, 0 idle, 1 free; identity " +
+                              "3 pages: 2 in use by 1 sequences, 0 evictable, 1 free; identity " +
                                   kv::to_string(kv::digest_of(cache.id())));
     CHECK(cache.id().codec == "plain f32");
     CHECK(cache.id().page_tokens == 16);
@@ -280,7 +280,7 @@ TEST_CASE("a cache describes itself") {
 }
 
 TEST_CASE("an observer hears what happens") {
-    auto cache = kv::make_cache(small, pages(4), kv::counting{});
+    auto cache = kv::make_cache(small, pages(4), kv::observer::counting{});
     {
         auto found = cache.match(counted(0, 40));
         auto a = cache.open(std::move(found), {0, 40});
@@ -291,7 +291,7 @@ TEST_CASE("an observer hears what happens") {
     auto b = cache.open();
     past two;
     REQUIRE(append(cache, b, two, counted(100, 33)));
-    const kv::event_counts& counts = cache.observer().counts();
+    const kv::observer::event_counts& counts = cache.observer().counts();
     CHECK(counts.lookups == 2);
     CHECK(counts.tokens_looked_up == 90);
     CHECK(counts.tokens_found == 40);

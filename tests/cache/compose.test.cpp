@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/eviction/all.hpp>
-#include <kvcache/locking/mutexed.hpp>
+#include <kvcache/locking/mutex.hpp>
 #include <kvcache/observer/counting.hpp>
-#include <kvcache/storage/failing.hpp>
+#include <kvcache/storage/fault_injecting.hpp>
 
 #include <type_traits>
 
@@ -14,7 +14,7 @@ namespace kv = kvcache;
 
 namespace foreign {
 
-/// Somebody else's watcher, which has never heard of roles.
+/// A third-party observer that declares no role.
 struct watcher {
     struct state {
         int* events;
@@ -35,20 +35,24 @@ struct kvcache::role_of<foreign::watcher> {
     using type = kvcache::observer_role;
 };
 
-// The order of policies does not matter, nor does naming a standard one.
-static_assert(std::is_same_v<kv::cache<kv::counting, kv::mutexed>, kv::cache<kv::mutexed, kv::counting>>);
-static_assert(std::is_same_v<kv::cache<>, kv::cache<kv::reuse_forecast, kv::plain, kv::heap>>);
-static_assert(!std::is_same_v<kv::cache<>, kv::cache<kv::counting>>);
+// The order of policies does not matter, and naming a standard one changes nothing.
+static_assert(std::is_same_v<kv::cache<kv::observer::counting, kv::locking::mutex>,
+                             kv::cache<kv::locking::mutex, kv::observer::counting>>);
+static_assert(std::is_same_v<kv::cache<>, kv::cache<kv::eviction::learned_reuse, kv::codec::f32, kv::storage::heap>>);
+static_assert(!std::is_same_v<kv::cache<>, kv::cache<kv::observer::counting>>);
 
-static_assert(kv::policy<kv::lru> && kv::policy<foreign::watcher>);
+static_assert(kv::policy<kv::eviction::lru> && kv::policy<foreign::watcher>);
 static_assert(!kv::policy<int> && !kv::policy<foreign::oddity>);
-static_assert(kv::one_policy_a_role<kv::lru, kv::plain> && !kv::one_policy_a_role<kv::silent, kv::counting>);
+static_assert(kv::one_policy_a_role<kv::eviction::lru, kv::codec::f32> &&
+              !kv::one_policy_a_role<kv::observer::none, kv::observer::counting>);
 
 namespace {
 
-/// Two programs that name their policies in different orders, and hand each other their cache.
+/// Two programs that name their policies in different orders, and pass each other their cache.
 struct host {
-    static std::size_t pages(kv::cache<kv::counting, kv::failing<>>& cache) { return cache.stats().pages; }
+    static std::size_t pages(kv::cache<kv::observer::counting, kv::storage::fault_injecting<>>& cache) {
+        return cache.stats().pages;
+    }
 };
 
 } // namespace
@@ -61,8 +65,9 @@ TEST_CASE("a foreign class becomes a policy by its role") {
 }
 
 TEST_CASE("policies are given by value in any order") {
-    auto cache = kv::make_cache({1, 1, 4, 16}, {1 << 16}, kv::failing<>{.every = 1}, kv::counting{});
+    auto cache =
+        kv::make_cache({1, 1, 4, 16}, {1 << 16}, kv::storage::fault_injecting<>{.every = 1}, kv::observer::counting{});
     CHECK(host::pages(cache) == (1 << 16) / cache.stats().page_bytes);
     auto a = cache.open();
-    CHECK_FALSE(cache.reserve(a, 1)); // the options given are the options used
+    CHECK_FALSE(cache.reserve(a, 1)); // the given options are used
 }

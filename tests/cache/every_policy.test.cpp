@@ -19,34 +19,35 @@ using namespace kvcache_test;
 
 namespace {
 
-/// A hash of 16 bits, so that names meet all the time.
+/// A 16-bit hash, so that names collide often.
 struct truncated {
     using role = kv::hash_role;
     struct state {
-        kv::xxh3::state inner;
+        kv::hash::xxh3::state inner;
         [[nodiscard]] kv::digest root() const { return cut(inner.root()); }
         [[nodiscard]] kv::digest chain(kv::digest before, std::span<const kv::token_id> run) const {
             return cut(inner.chain(before, run));
         }
         static kv::digest cut(kv::digest whole) { return {whole.low & 0xffff, 0}; }
     };
-    [[nodiscard]] state open(const kv::identity& id) const { return {kv::xxh3{}.open(id)}; }
+    [[nodiscard]] state open(const kv::identity& id) const { return {kv::hash::xxh3{}.open(id)}; }
 };
 
 /// Refuses every fifth page.
 struct failing_often {
     using role = kv::storage_role;
-    using state = kv::failing<>::state;
+    using state = kv::storage::fault_injecting<>::state;
     [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const {
-        return kv::failing<>{.every = 5}.open(pages, page_bytes);
+        return kv::storage::fault_injecting<>{.every = 5}.open(pages, page_bytes);
     }
 };
 
-// Chosen by name: a cache of its own for each would prove no more, and take long to compile.
-using storages = std::tuple<kv::heap, kv::huge_pages, kv::mapped, kv::zeroising<kv::heap>,
-                            kv::counted_storage<kv::heap>, failing_often>;
+// Chosen by name: separate cache types would prove no more, and take long to compile.
+using storages =
+    std::tuple<kv::storage::heap, kv::storage::huge_pages, kv::storage::mapped,
+               kv::storage::zero_on_release<kv::storage::heap>, kv::storage::counted<kv::storage::heap>, failing_often>;
 using any_storage = kv::any_storage<storages>;
-using any_hash = kv::any_hash<std::tuple<kv::xxh3, truncated>>;
+using any_hash = kv::any_hash<std::tuple<kv::hash::xxh3, truncated>>;
 static_assert(std::tuple_size_v<storages> == std::tuple_size_v<kv::storage_policies>);
 
 template <class Storage>
@@ -69,31 +70,31 @@ void run(std::uint64_t seed, std::size_t rounds, Index index) {
 } // namespace
 
 TEMPLATE_LIST_TEST_CASE("a cache on any storage agrees with a naive model", "", storages) {
-    run<TestType, kv::xxh3>(1, 1500, kv::radix{});
+    run<TestType, kv::hash::xxh3>(1, 1500, kv::index::radix{});
 }
 
 TEMPLATE_LIST_TEST_CASE("a cache with any index agrees with a naive model", "", kv::index_policies) {
     for (std::uint64_t seed = 0; seed < 3; ++seed)
-        run<kv::heap, kv::xxh3>(seed, 1500, TestType{});
+        run<kv::storage::heap, kv::hash::xxh3>(seed, 1500, TestType{});
 }
 
 TEST_CASE("a hash of 16 bits causes no wrong reuse") {
     for (std::uint64_t seed = 0; seed < 3; ++seed) {
-        run<kv::heap, truncated>(seed, 1500, kv::radix{});
-        run<kv::heap, truncated>(seed, 1500, kv::hash_chain{.hash_bits = 16});
-        run<kv::heap, truncated>(seed, 1500, kv::hash_chain{.hash_bits = 2});
+        run<kv::storage::heap, truncated>(seed, 1500, kv::index::radix{});
+        run<kv::storage::heap, truncated>(seed, 1500, kv::index::hash_chain{.hash_bits = 16});
+        run<kv::storage::heap, truncated>(seed, 1500, kv::index::hash_chain{.hash_bits = 2});
     }
 }
 
-// Far more prompts than 16 bits can name, each with a page of its own behind one of a few beginnings.
+// Far more prompts than 16-bit names, each with its own page after one of a few prefixes.
 TEMPLATE_LIST_TEST_CASE("prompts whose names collide are told apart", "", kv::index_policies) {
     constexpr kv::page_shape shape{1, 1, 1, 16};
     constexpr std::size_t prompts = 100'000;
     TestType index;
-    if constexpr (std::is_same_v<TestType, kv::hash_chain>)
+    if constexpr (std::is_same_v<TestType, kv::index::hash_chain>)
         index.hash_bits = 16;
-    auto cache = kv::make_cache(shape, {.bytes = (prompts + 8) * 2 * 16 * sizeof(float) * 16}, chosen_storage<kv::heap>,
-                                chosen_hash<truncated>, index);
+    auto cache = kv::make_cache(shape, {.bytes = (prompts + 8) * 2 * 16 * sizeof(float) * 16},
+                                chosen_storage<kv::storage::heap>, chosen_hash<truncated>, index);
     const auto prompt = [](std::size_t number) {
         auto tokens = counted(static_cast<std::int32_t>(number % 4), 16);
         auto own = counted(static_cast<std::int32_t>(number), 16);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// Every way in which three threads with four operations each can meet at a cache's lock: 34,650 orders a scenario. The
-// threads are real; the lock tells them when to go on. Each order must end as the same operations do one after another
-// in a cache without a lock.
+// Every interleaving of three threads with four operations each at a cache's lock: 34,650 orders a scenario. The
+// threads are real; the lock schedules them. Each order must end as the same operations do when run sequentially in a
+// cache without a lock.
 #include <kvcache/index/hash_chain.hpp>
 #include <kvcache/locking/concept.hpp>
 
@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::size_t threads = 3, operations = 4;
 
-/// What a thread waits for at each lock.
+/// The turn that a thread waits for at each lock.
 struct turn {
     std::binary_semaphore go{0}, came{0};
     void pause() {
@@ -37,7 +37,7 @@ struct turn {
         came.acquire();
     }
 };
-thread_local turn* own_turn = nullptr; // none: whoever it is, it is not scheduled
+thread_local turn* own_turn = nullptr; // null: a thread that is not scheduled
 
 struct scheduled {
     using role = kv::locking_role;
@@ -53,7 +53,7 @@ struct scheduled {
 };
 static_assert(kv::locking_policy<scheduled>);
 
-/// One thread's part: each letter is an operation that takes the lock once.
+/// One thread's script: each letter is an operation that takes the lock once.
 struct part {
     std::string operations; ///< open, match, sequence of the match, reserve, commit, fork, x: release, check
     std::vector<kv::token_id> prompt;
@@ -116,7 +116,7 @@ public:
         }
     }
 
-    /// Whether what is still held holds what its tokens say.
+    /// Returns whether the rows that are still referenced match their tokens.
     [[nodiscard]] bool sound() const {
         return (!sequence_ || rows_hold(cache_, sequence_->table(), known_.names)) &&
                (!fork_ || rows_hold(cache_, fork_->table(), known_.first(fork_->size()).names));
@@ -137,23 +137,23 @@ constexpr kv::page_shape tiny{1, 1, 1, 16};
 
 template <class... Policies>
 auto cache_of(std::size_t page_count, Policies... policies) {
-    return kv::make_cache(tiny, {page_count * kv::plain{}.open(tiny).page_bytes()}, policies...);
+    return kv::make_cache(tiny, {page_count * kv::codec::f32{}.open(tiny).page_bytes()}, policies...);
 }
 
-/// What an order ends with: what each thread saw, how full the cache is, what it knows.
+/// The outcome of an order: the results of each thread, the cache's occupancy and its content.
 template <class Cache, class Actors>
 std::string outcome(Cache& cache, const Actors& actors, const std::array<part, threads>& parts) {
     std::string all;
     for (const auto& one : actors)
         all += one.log + (one.sound() ? "\n" : "and other rows than its tokens say\n");
     const auto now = cache.stats();
-    all += std::to_string(now.free) + " free, " + std::to_string(now.held) + " held, " + std::to_string(now.idle);
+    all += std::to_string(now.free) + " free, " + std::to_string(now.in_use) + " held, " + std::to_string(now.evictable);
     for (const part& script : parts)
         all += ", " + cache.match(script.prompt).explain();
     return all + (cache.check() ? "" : ", and the books are broken");
 }
 
-/// Plays all orders; returns how many, or throws with the first that ends otherwise than one after another.
+/// Runs all orders. Returns their number, or throws for the first whose outcome differs from the sequential one.
 template <class... Policies>
 std::size_t play_all(const std::array<part, threads>& parts, std::size_t page_count, Policies... policies) {
     std::vector<std::size_t> order;
@@ -170,7 +170,7 @@ std::size_t play_all(const std::array<part, threads>& parts, std::size_t page_co
         workers.emplace_back([&, i] {
             own_turn = &turns[i];
             turns[i].go.acquire();
-            while (!over) { // which the main thread sets while this one waits
+            while (!over) { // set by the main thread while this one waits
                 for (std::size_t k = 0; k < operations; ++k)
                     (*actors)[i].operate(k);
                 turns[i].pause();
@@ -226,5 +226,5 @@ TEST_CASE("in every order three threads store, reuse and evict as if one after a
 TEST_CASE("in every order twins become one, are forked and are let go") {
     const std::array<part, threads> parts{part{"orcx", counted(0, 32)}, part{"orcf", counted(0, 32)},
                                           part{"msxt", counted(0, 40)}};
-    CHECK(play_all(parts, 5, kv::hash_chain{}) == 34650);
+    CHECK(play_all(parts, 5, kv::index::hash_chain{}) == 34650);
 }

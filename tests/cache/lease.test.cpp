@@ -14,7 +14,7 @@ namespace {
 constexpr kv::page_shape shape{.layers = 2, .kv_heads = 2, .head_dim = 4, .tokens = 16};
 
 [[nodiscard]] auto cache_of(std::size_t pages) {
-    return kv::make_cache(shape, {pages * kv::plain{}.open(shape).page_bytes()});
+    return kv::make_cache(shape, {pages * kv::codec::f32{}.open(shape).page_bytes()});
 }
 
 [[nodiscard]] std::vector<kv::page_entry> table_of(const auto& sequence) {
@@ -36,7 +36,7 @@ TEST_CASE("a lease that is destroyed leaves the sequence as it was") {
         REQUIRE(lease);
         CHECK(lease->first() == 20);
         CHECK(lease->rows() == 30);
-        CHECK(a.table()[1].page != table[1].page); // copied, since `shared` holds it
+        CHECK(a.table()[1].page != table[1].page); // copied, since `shared` references it
         CHECK(cache.check());
     }
     CHECK(table_of(a) == table);
@@ -62,7 +62,7 @@ TEST_CASE("a lease committed with fewer rows gives the others back") {
         lease->commit(std::span<const kv::token_id>(one.tokens).subspan(20));
         CHECK(lease->rows() == 0);
         CHECK(a.size() == 20 + kept);
-        CHECK(cache.stats().held == (20 + kept + 15) / 16);
+        CHECK(cache.stats().in_use == (20 + kept + 15) / 16);
         CHECK(rows_hold(cache, a.table(), one.names));
         CHECK(cache.check());
         if (kept == 0)
@@ -81,7 +81,7 @@ TEST_CASE("a lease committed with no row keeps the shared page") {
     REQUIRE(lease);
     lease->commit({});
     CHECK(table_of(b) == table);
-    CHECK(cache.stats().held == 1);
+    CHECK(cache.stats().in_use == 1);
     CHECK(cache.check());
 }
 
@@ -113,10 +113,10 @@ TEST_CASE("what a caller does wrong with a lease is said") {
     CHECK_THROWS_AS(lease->write(kv::layer_id{0}, 0, shorter, row), kv::contract_violation);
     CHECK_THROWS_AS(lease->write(kv::layer_id{0}, 0, row, shorter), kv::contract_violation);
     CHECK_THROWS_AS(lease->commit(counted(0, 3)), kv::contract_violation);
-    lease->commit(counted(0, 2)); // the refused one has not ended it
+    lease->commit(counted(0, 2)); // the rejected one has not ended the lease
     CHECK_THROWS_AS(lease->commit(counted(0, 0)), kv::contract_violation);
     CHECK_THROWS_AS(lease->write(kv::layer_id{0}, 0, row, row), kv::contract_violation);
-    lease->rollback(); // nothing happens
+    lease->rollback(); // no effect
     CHECK(a.size() == 2);
     CHECK(cache.check());
 }
@@ -127,7 +127,7 @@ TEST_CASE("a lease that is assigned to takes back what it had") {
     auto first = cache.reserve(a, 30), second = cache.reserve(b, 10);
     REQUIRE((first && second));
     *first = std::move(*second);
-    CHECK(cache.stats().held == 1);
+    CHECK(cache.stats().in_use == 1);
     CHECK(first->rows() == 10);
     auto& same = *first;
     *first = std::move(same);

@@ -12,7 +12,7 @@ namespace {
 constexpr kv::page_shape shape{.layers = 1, .kv_heads = 1, .head_dim = 4, .tokens = 16};
 
 [[nodiscard]] auto cache_of(std::size_t pages) {
-    return kv::make_cache(shape, {pages * kv::plain{}.open(shape).page_bytes()});
+    return kv::make_cache(shape, {pages * kv::codec::f32{}.open(shape).page_bytes()});
 }
 
 } // namespace
@@ -51,12 +51,12 @@ TEST_CASE("a match pins its pages until it is dropped") {
     auto b = cache.open();
     {
         const auto pinned = cache.match(counted(0, 20));
-        CHECK(cache.stats().held == 2);
+        CHECK(cache.stats().in_use == 2);
         CHECK(cache.stats().sequences == 2);
         CHECK_FALSE(cache.reserve(b, 20));
         CHECK(cache.check());
     }
-    CHECK(cache.stats().held == 0);
+    CHECK(cache.stats().in_use == 0);
     CHECK(cache.reserve(b, 48));
     CHECK(cache.check());
 }

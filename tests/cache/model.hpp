@@ -17,7 +17,7 @@ namespace kvcache_test {
 
 namespace kv = kvcache;
 
-/// Bits mixed well enough that rows of different pasts never look alike (splitmix64).
+/// Bits mixed so that rows after different prefixes differ (splitmix64).
 inline std::uint64_t mix(std::uint64_t x) {
     x += 0x9e3779b97f4a7c15ull;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -25,7 +25,7 @@ inline std::uint64_t mix(std::uint64_t x) {
     return x ^ (x >> 31);
 }
 
-/// Choices from a seed.
+/// Seeded random choices.
 class seeded {
 public:
     explicit seeded(std::uint64_t seed) : state_(mix(seed)) {}
@@ -36,7 +36,7 @@ private:
     std::uint64_t state_;
 };
 
-/// Tokens, each with a name of itself and all before it: what the row of a sound cache holds is a function of it.
+/// Tokens, each with a name of itself and all tokens before it. In a correct cache a row is a function of its name.
 struct past {
     std::vector<kv::token_id> tokens = {};
     std::vector<std::uint64_t> names = {};
@@ -64,7 +64,7 @@ inline float number_of(std::uint64_t name, std::size_t layer, std::size_t head, 
     return static_cast<float>(static_cast<std::int32_t>(bits >> 40)) * 0x1p-20f;
 }
 
-/// Writes a row of a lease for a past that ends with the row's token.
+/// Writes a row of a lease for a prefix that ends with the row's token.
 template <class Lease>
 void write_row(const Lease& lease, const kv::page_shape& shape, std::size_t row, std::uint64_t name) {
     std::vector<float> keys(std::size_t{shape.kv_heads} * shape.head_dim), values(keys.size());
@@ -78,12 +78,12 @@ void write_row(const Lease& lease, const kv::page_shape& shape, std::size_t row,
     }
 }
 
-/// Whether the rows of a table hold what these names say, read through the codec's tiles as attention reads them.
+/// Returns whether the rows of a table match these names, read through the codec's tiles as attention reads them.
 template <class Cache>
 [[nodiscard]] bool rows_hold(const Cache& cache, std::span<const kv::page_entry> table,
                              std::span<const std::uint64_t> names) {
     const kv::page_shape& shape = cache.shape();
-    const std::size_t width = kv::value_width(shape.head_dim);
+    const std::size_t width = kv::padded_head_dim(shape.head_dim);
     std::vector<float> key_scratch(std::size_t{shape.head_dim} * 16), value_scratch(16 * width);
     std::size_t position = 0;
     for (const kv::page_entry& entry : table)
@@ -104,7 +104,7 @@ template <class Cache>
     return position == names.size();
 }
 
-/// Appends tokens with all their rows. False if there was no room.
+/// Appends tokens with all their rows. Returns false if there was no room.
 template <class Cache>
 [[nodiscard]] bool append(Cache& cache, typename Cache::sequence& sequence, past& known,
                           std::span<const kv::token_id> tokens) {
@@ -120,7 +120,7 @@ template <class Cache>
     return true;
 }
 
-/// Tokens counted up from a first one.
+/// Consecutive tokens from a first one.
 [[nodiscard]] inline std::vector<kv::token_id> counted(std::int32_t first, std::size_t n) {
     std::vector<kv::token_id> tokens;
     for (std::size_t i = 0; i < n; ++i)
@@ -132,18 +132,18 @@ struct model_broken : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-/// Random use of a cache beside the naive truth: each live sequence is a vector of tokens, and every row that it can
-/// see holds a function of the tokens up to it. Throws model_broken where the cache says something else.
+/// Drives a cache at random, and compares it with a naive model: each live sequence is a vector of tokens, and every
+/// row that it can see is a function of the tokens up to it. Throws model_broken if the cache differs.
 template <class Cache, class Choices>
 class cache_model {
 public:
     struct options {
         std::size_t vocabulary = 2;
-        std::size_t longest = 60;    ///< Rows of one append.
-        std::size_t live = 6;        ///< Sequences, and as many matches.
-        bool storage_fails = false;  ///< So room is no promise, and idle pages leave for nothing.
-        bool nothing_leaves = false; // what the policy `never` does
-        bool forgets = false;        ///< The index or the eviction policy lacks memory now and then.
+        std::size_t longest = 60;    ///< Maximum rows of one append.
+        std::size_t live = 6;        ///< Maximum number of sequences, and of matches.
+        bool storage_fails = false;  ///< The storage can refuse pages, and idle pages are then evicted in vain.
+        bool nothing_leaves = false; // as with the policy `never`
+        bool forgets = false;        ///< The index or the eviction policy runs out of memory now and then.
     };
 
     cache_model(Cache& cache, Choices choices, options how) : cache_(cache), choose_(std::move(choices)), how_(how) {}
@@ -156,7 +156,7 @@ public:
         finish();
     }
 
-    /// How often appends were refused, and reused tokens found.
+    /// The number of refused appends, and of reused tokens.
     [[nodiscard]] std::size_t refused() const { return refused_; }
     [[nodiscard]] std::size_t reused() const { return reused_; }
 
@@ -168,7 +168,7 @@ private:
         sequence pages;
         past known = {};
         std::optional<lease> open = {};
-        past ahead = {}; // known, and the rows that the open lease has written
+        past ahead = {}; // cached, and the rows that the open lease has written
     };
     struct pinned {
         typename Cache::match_type match;
@@ -271,14 +271,14 @@ private:
             expect(got.error().code == kv::error_code::out_of_memory, "a refusal has another code");
             expect(std::ranges::equal(table, one->pages.table()) && tokens_agree(*one), "a refusal changed a sequence");
             auto after = cache_.stats();
-            if (how_.storage_fails) { // idle pages may have left on the way
-                after.free -= before.idle - after.idle;
-                after.idle = before.idle;
+            if (how_.storage_fails) { // idle pages may have been evicted meanwhile
+                after.free -= before.evictable - after.evictable;
+                after.evictable = before.evictable;
             } else {
                 const std::size_t tokens = cache_.shape().tokens;
                 const std::size_t room = table.empty() ? 0 : tokens - table.back().count;
                 const std::size_t fresh = rows <= room ? 0 : (rows - room + tokens - 1) / tokens;
-                expect(fresh + 1 > before.free + (how_.nothing_leaves ? 0 : before.idle),
+                expect(fresh + 1 > before.free + (how_.nothing_leaves ? 0 : before.evictable),
                        "a refusal while there is room");
             }
             expect(after == before, "a refusal changed how full the cache is");
@@ -357,14 +357,14 @@ private:
     }
 
     void move() {
-        if (!matches_.empty() && choose_(2) == 0) { // a pinned run becomes a sequence
+        if (!matches_.empty() && choose_(2) == 0) { // a pinned match becomes a sequence
             pinned kept = std::move(matches_.back());
             matches_.pop_back();
             const std::size_t tokens = choose_(kept.known.size() + 1);
             live_sequence one{cache_.open(std::move(kept.match), {tokens, 0}), kept.known.first(tokens)};
             if (sequences_.size() < how_.live)
                 sequences_.push_back(std::move(one));
-        } else if (sequences_.size() > 1) { // one takes the place of another
+        } else if (sequences_.size() > 1) { // one replaces another
             std::swap(sequences_[choose_(sequences_.size())], sequences_.back());
             live_sequence taken = std::move(sequences_.back());
             sequences_.pop_back();
@@ -388,7 +388,7 @@ private:
         }
         const auto now = cache_.stats();
         expect(now.sequences == sequences_.size() + matches_.size(), "another number of sequences lives");
-        expect(now.free + now.held + now.idle == now.pages, "pages are lost");
+        expect(now.free + now.in_use + now.evictable == now.pages, "pages are lost");
         if (live_sequence* one = pick(); one != nullptr && !how_.forgets) {
             const std::size_t tokens = cache_.shape().tokens;
             expect(cache_.match(one->known.tokens).tokens() >= one->known.size() / tokens * tokens,
@@ -402,13 +402,13 @@ private:
             sound();
         }
         const auto now = cache_.stats();
-        expect(now.held == 0 && now.sequences == 0 && now.free + now.idle == now.pages, "pages stay held");
+        expect(now.in_use == 0 && now.sequences == 0 && now.free + now.evictable == now.pages, "pages stay held");
         if (how_.storage_fails || how_.nothing_leaves)
             return;
         auto all = cache_.open();
         auto every = cache_.reserve(all, now.pages * cache_.shape().tokens);
         expect(every.has_value(), "one sequence cannot have every page");
-        expect(cache_.stats().held == now.pages && cache_.stats().idle == 0, "an idle page did not leave");
+        expect(cache_.stats().in_use == now.pages && cache_.stats().evictable == 0, "an idle page did not leave");
         every->rollback();
         expect(cache_.stats().free == now.pages, "not every page is free at the end");
     }

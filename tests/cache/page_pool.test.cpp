@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache/page_pool.hpp>
-#include <kvcache/storage/failing.hpp>
+#include <kvcache/storage/fault_injecting.hpp>
 #include <kvcache/storage/heap.hpp>
 
 #include <catch2/catch.hpp>
@@ -8,7 +8,7 @@
 namespace kv = kvcache;
 
 TEST_CASE("a pool hands out each page once and takes it back") {
-    kv::page_pool pool(3, kv::heap{}.open(3, 64));
+    kv::page_pool pool(3, kv::storage::heap{}.open(3, 64));
     const auto a = pool.take(), b = pool.take(), c = pool.take();
     REQUIRE((a && b && c));
     CHECK((*a != *b && *b != *c && *a != *c));
@@ -16,7 +16,7 @@ TEST_CASE("a pool hands out each page once and takes it back") {
     pool.hold(*b);
     CHECK(pool.drop(*b) == 1);
     CHECK(pool.drop(*b) == 0);
-    CHECK(pool.free().empty()); // a page that nobody holds stays until it is given back
+    CHECK(pool.free().empty()); // an unreferenced page stays allocated until it is freed
     CHECK_THROWS_AS(pool.drop(*b), kv::contract_violation);
     pool.give_back(*b);
     CHECK_THROWS_AS(pool.give_back(*a), kv::contract_violation);
@@ -24,7 +24,7 @@ TEST_CASE("a pool hands out each page once and takes it back") {
 }
 
 TEST_CASE("a page that its storage refuses stays free") {
-    kv::page_pool pool(2, kv::failing<>{.every = 2}.open(2, 64));
+    kv::page_pool pool(2, kv::storage::fault_injecting<>{.every = 2}.open(2, 64));
     CHECK(pool.take());
     CHECK_FALSE(pool.take());
     CHECK(pool.free().size() == 1);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// A cache without a model: its rows are a function of all tokens before them, so that no wrong row goes unseen.
+// A cache without a model: its rows are a function of all tokens before them, so that every wrong row is detected.
 #include <kvcache/cache/compose.hpp>
-#include <kvcache/core/mixed_bits.hpp>
+#include <kvcache/core/mix64.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -21,8 +21,8 @@ using tokens = std::vector<kvcache::token_id>;
 
 inline constexpr kvcache::page_shape shape{.layers = 2, .kv_heads = 2, .head_dim = 4, .tokens = 16};
 
-[[nodiscard]] inline kvcache::budget pages(std::size_t n) {
-    return {n * kvcache::plain{}.open(shape).page_bytes()};
+[[nodiscard]] inline kvcache::cache_limits pages(std::size_t n) {
+    return {n * kvcache::codec::f32{}.open(shape).page_bytes()};
 }
 
 inline tokens some(std::size_t count, unsigned seed) {
@@ -34,14 +34,14 @@ inline tokens some(std::size_t count, unsigned seed) {
 }
 
 inline std::uint64_t past_of(std::uint64_t past, kvcache::token_id token) {
-    return kvcache::mixed_bits(past * 31 + static_cast<std::uint64_t>(kvcache::index_of(token)) + 1);
+    return kvcache::mix64(past * 31 + static_cast<std::uint64_t>(kvcache::index_of(token)) + 1);
 }
 
 inline float number(std::uint64_t past, std::uint32_t layer, std::uint32_t head, std::size_t d) {
-    return static_cast<float>(kvcache::mixed_bits(past + layer * 1000 + head * 100 + d) % 4096);
+    return static_cast<float>(kvcache::mix64(past + layer * 1000 + head * 100 + d) % 4096);
 }
 
-// Whether every row of a sequence is the one its past has.
+// Whether every row of a sequence matches its prefix.
 template <class Cache>
 bool right(const Cache& cache, const typename Cache::sequence& of) {
     std::uint64_t past = 7;
@@ -57,7 +57,7 @@ bool right(const Cache& cache, const typename Cache::sequence& of) {
                 const float* values = cache.codec().values(cache.bytes(entry.page), tile, {});
                 for (std::size_t d = 0; d < shape.head_dim; ++d)
                     if (keys[d * kvcache::tile_tokens + row % kvcache::tile_tokens] != number(past, layer, head, d) ||
-                        values[row % kvcache::tile_tokens * kvcache::value_width(shape.head_dim) + d] !=
+                        values[row % kvcache::tile_tokens * kvcache::padded_head_dim(shape.head_dim) + d] !=
                             number(past, layer, head, d + 50))
                         return false;
             }
@@ -65,7 +65,7 @@ bool right(const Cache& cache, const typename Cache::sequence& of) {
     return true;
 }
 
-// Computes the tokens behind a sequence.
+// Computes the tokens after the end of a sequence.
 template <class Cache, class Sequence>
 bool extend(Cache& cache, Sequence& sequence, std::span<const kvcache::token_id> more) {
     auto lease = cache.reserve(sequence, more.size());
@@ -96,7 +96,7 @@ struct answer {
 };
 
 template <class Cache>
-answer feed(Cache& cache, const tokens& prompt) {
+answer prefill(Cache& cache, const tokens& prompt) {
     auto found = cache.match(prompt);
     const auto plan = cache.plan(found);
     answer made{found.tokens(), found.loaded(), found.explain()};

@@ -4,7 +4,7 @@
 #include <catch2/catch.hpp>
 
 namespace {
-// Positions count from one, summed up one by one.
+// Positions count from one, and are summed one by one.
 double truth(double projections, double attention, std::size_t first, std::size_t rows) {
     double sum = 0.0;
     for (std::size_t row = 0; row < rows; ++row)
@@ -32,7 +32,7 @@ TEST_CASE("a cost is positive and no less for later rows, whatever was measured"
             CHECK(cost.seconds(4096, 16) >= cost.seconds(0, 16));
         }
     }
-    kvcache::prefill_cost alike; // of one kind of prefill projections and attention cannot be told apart
+    kvcache::prefill_cost alike; // equal prefills do not separate projections from attention
     for (int n = 0; n < 5; ++n)
         alike.measure(0, 64, 0.64);
     CHECK(alike.seconds(0, 16) == Approx(0.16));

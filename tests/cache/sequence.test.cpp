@@ -16,7 +16,7 @@ namespace {
 constexpr kv::page_shape shape{.layers = 1, .kv_heads = 2, .head_dim = 4, .tokens = 16};
 
 [[nodiscard]] auto cache_of(std::size_t pages) {
-    return kv::make_cache(shape, {pages * kv::plain{}.open(shape).page_bytes()});
+    return kv::make_cache(shape, {pages * kv::codec::f32{}.open(shape).page_bytes()});
 }
 
 using sequence = decltype(cache_of(0))::sequence;
@@ -43,7 +43,7 @@ TEST_CASE("sequences leave in any order") {
             live[one].reset();
             CHECK(cache.check());
         }
-        CHECK(cache.stats().held == 0);
+        CHECK(cache.stats().in_use == 0);
         CHECK(cache.stats().sequences == 0);
     } while (std::ranges::next_permutation(order).found);
 }
@@ -54,9 +54,9 @@ TEST_CASE("a sequence that is assigned to releases its pages at once") {
     past one, two;
     REQUIRE(append(cache, a, one, counted(0, 40)));
     REQUIRE(append(cache, b, two, counted(100, 10)));
-    CHECK(cache.stats().held == 4);
+    CHECK(cache.stats().in_use == 4);
     a = std::move(b);
-    CHECK(cache.stats().held == 1);
+    CHECK(cache.stats().in_use == 1);
     CHECK(cache.stats().sequences == 1);
     CHECK(std::ranges::equal(a.tokens(), two.tokens));
     auto& same = a;
@@ -72,7 +72,7 @@ TEST_CASE("a fork shares every page and a truncation gives back the tail") {
     REQUIRE(append(cache, a, one, counted(0, 40)));
     for (std::size_t at = 0; at <= 40; ++at) {
         auto b = a.fork(at);
-        CHECK(cache.stats().held == 3);
+        CHECK(cache.stats().in_use == 3);
         CHECK(b.size() == at);
         CHECK(b.table().size() == (at + 15) / 16);
         b.truncate(at / 2);
@@ -83,10 +83,10 @@ TEST_CASE("a fork shares every page and a truncation gives back the tail") {
     CHECK(a.table().size() == 2);
     CHECK(a.table()[1].count == 1);
     a.truncate(16);
-    CHECK(cache.stats().held == 1);
-    CHECK(cache.stats().idle == 2);
+    CHECK(cache.stats().in_use == 1);
+    CHECK(cache.stats().evictable == 2);
     a.truncate(0);
-    CHECK(cache.stats().held == 0);
+    CHECK(cache.stats().in_use == 0);
     CHECK(cache.check());
     CHECK_THROWS_AS(a.truncate(1), kv::contract_violation);
     CHECK_THROWS_AS(a.fork(1), kv::contract_violation);
@@ -99,9 +99,9 @@ TEST_CASE("a page that another sequence made longer is still right for the short
     REQUIRE(append(cache, a, one, counted(0, 10)));
     auto b = a.fork(10);
     past two = one;
-    REQUIRE(append(cache, b, two, counted(10, 4))); // its copy takes the place of a's page in the index
+    REQUIRE(append(cache, b, two, counted(10, 4))); // its copy replaces a's page in the index
     CHECK(cache.match(counted(0, 14)).tokens() == 14);
-    REQUIRE(append(cache, a, one, counted(50, 4))); // a's page is its own again
+    REQUIRE(append(cache, a, one, counted(50, 4))); // a's page is private again
     CHECK(cache.match(one.tokens).tokens() == 14);
     CHECK(rows_hold(cache, a.table(), one.names));
     CHECK(rows_hold(cache, b.table(), two.names));

@@ -53,15 +53,15 @@ TEST_CASE("tokens that were looked at before they moved can be looked at until t
     to.append(seen);
     CHECK(to.tokens == std::vector{kv::token_id{1}, kv::token_id{2}});
     from.prepare(0, 1); // fits
-    CHECK(from.room.capacity() == 0);
+    CHECK(from.spare_tokens.capacity() == 0);
 }
 
 TEST_CASE("room that a lease did not need is the next one's") {
     kv::sequence_state state;
     state.prepare(0, 10);
-    const auto* room = state.room.data();
+    const auto* room = state.spare_tokens.data();
     state.prepare(0, 7);
-    CHECK(state.room.data() == room);
+    CHECK(state.spare_tokens.data() == room);
     const std::vector<kv::token_id> seven(7);
     state.append(seven);
     CHECK(state.tokens.data() == room);

@@ -15,11 +15,11 @@ using namespace kvcache_test;
 namespace {
 
 constexpr kv::page_shape small{1, 2, 16, 16};
-constexpr kv::budget pages(std::size_t n) {
+constexpr kv::cache_limits pages(std::size_t n) {
     return {n * sizeof(float) * 2 * 2 * 16 * 16};
 }
 
-// Stores tokens for a tenant and gives back how many of them were known.
+// Stores tokens for a tenant and returns how many of them were cached before.
 template <class Tenant>
 std::size_t store(const Tenant& tenant, std::span<const kv::token_id> tokens) {
     auto found = tenant.match(tokens);
@@ -45,10 +45,10 @@ TEMPLATE_LIST_TEST_CASE("a tenant finds its own prompts and nobody else's", "", 
     CHECK(b.match(prompt).explain() == "0 of 40 tokens known; nothing is stored behind them");
     CHECK(store(b, prompt) == 0);
     CHECK(b.match(counted(0, 50)).tokens() == 40);
-    CHECK(cache.stats().idle == 6);
+    CHECK(cache.stats().evictable == 6);
     CHECK(cache.check());
 
-    // Tokens that look like a tenant's root lead nowhere.
+    // Tokens that equal a tenant's root match nothing.
     const std::vector<kv::token_id> number(16, kv::token_id{1});
     CHECK(a.match(number).tokens() == 0);
     auto disguised = number;
@@ -67,7 +67,7 @@ TEST_CASE("a salt names its tenant, and there is room for so many") {
     CHECK(third.error().field == "tenants");
     const auto again = *cache.open(kv::tenant_salt("a"), 5);
     CHECK(again.match(counted(0, 20)).tokens() == 20);
-    CHECK(again.usage() == kv::tenant_usage{.pages = 2, .idle = 2, .quota = 5});
+    CHECK(again.usage() == kv::tenant_usage{.pages = 2, .evictable = 2, .quota = 5});
     CHECK_THROWS_AS(kv::tenant_salt(""), kv::contract_violation);
 }
 
@@ -100,7 +100,7 @@ TEST_CASE("who has its quota makes room from its own idle pages") {
     (void)store(b, counted(500, 48));
     for (int round = 0; round < 5; ++round)
         (void)store(a, counted(round * 100, 48));
-    CHECK(a.usage() == kv::tenant_usage{.pages = 3, .idle = 3, .quota = 3});
+    CHECK(a.usage() == kv::tenant_usage{.pages = 3, .evictable = 3, .quota = 3});
     CHECK(a.match(counted(400, 48)).tokens() == 48);
     CHECK(b.match(counted(500, 48)).tokens() == 48);
     CHECK(cache.stats().free == 4);
@@ -139,16 +139,17 @@ TEMPLATE_LIST_TEST_CASE("each tenant's view agrees with a naive model while othe
             CHECK(cache.check());
         }
     }
-    CHECK(b.usage().idle == b.usage().pages);
-    CHECK(cache.stats().held == 0);
+    CHECK(b.usage().evictable == b.usage().pages);
+    CHECK(cache.stats().in_use == 0);
 }
 
 TEST_CASE("routers see other names for the same tokens of another tenant") {
     std::vector<std::string> lines;
-    auto cache = kv::make_tenant_cache(2, {}, small, pages(8),
-                                       kv::events{.write = [&](std::string_view line) { lines.emplace_back(line); },
-                                                  .seconds = [] { return 1.0; },
-                                                  .routers_only = true});
+    auto cache =
+        kv::make_tenant_cache(2, {}, small, pages(8),
+                              kv::observer::events{.write = [&](std::string_view line) { lines.emplace_back(line); },
+                                                   .seconds = [] { return 1.0; },
+                                                   .routers_only = true});
     (void)store(*cache.open(kv::tenant_salt("a"), 8), counted(0, 16));
     (void)store(*cache.open(kv::tenant_salt("b"), 8), counted(0, 16));
     REQUIRE(lines.size() == 2);

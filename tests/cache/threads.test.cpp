@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// Threads that run freely over one mutexed cache: what ThreadSanitizer watches (./dev check).
+// Threads that run freely over one cache with a mutex: what ThreadSanitizer watches (./dev check).
 #include <kvcache/cache/tenant_cache.hpp>
 #include <kvcache/eviction/cost_aware.hpp>
-#include <kvcache/locking/mutexed.hpp>
+#include <kvcache/locking/mutex.hpp>
 #include <kvcache/observer/counting.hpp>
 
 #include <atomic>
@@ -22,16 +22,16 @@ namespace {
 constexpr kv::page_shape small{.layers = 2, .kv_heads = 2, .head_dim = 4, .tokens = 16};
 constexpr std::uint64_t workers = 4;
 
-[[nodiscard]] kv::budget pages(std::size_t n) {
-    return {n * kv::plain{}.open(small).page_bytes()};
+[[nodiscard]] kv::cache_limits pages(std::size_t n) {
+    return {n * kv::codec::f32{}.open(small).page_bytes()};
 }
 
-/// Prompts that begin alike, reused, continued, forked, cut and given up at random. Counts what is wrong.
+/// Prompts with common prefixes, reused, continued, forked, truncated and dropped at random. Counts errors.
 template <class Cache>
 int use(Cache& cache, std::uint64_t seed, int rounds) {
     seeded choose(seed);
     int wrong = 0;
-    std::optional<typename Cache::sequence> kept; // over some rounds, so that pages are held while others evict
+    std::optional<typename Cache::sequence> kept; // for some rounds, while other pages are evicted
     past of_kept;
     for (int round = 0; round < rounds; ++round) {
         auto tokens = counted(static_cast<std::int32_t>(choose(3)), 4 + choose(60));
@@ -42,13 +42,13 @@ int use(Cache& cache, std::uint64_t seed, int rounds) {
             all.push(token);
         auto found = cache.match(tokens);
         if (choose(8) == 0)
-            continue; // let go unused
+            continue; // dropped unused
         const auto plan = cache.plan(found);
         auto sequence = cache.open(std::move(found), plan);
         past known = all.first(plan.first);
         wrong += !rows_hold(cache, sequence.table(), known.names);
         if (choose(8) == 0)
-            (void)cache.reserve(sequence, 1 + choose(40)); // taken back
+            (void)cache.reserve(sequence, 1 + choose(40)); // rolled back
         const auto rest = std::span<const kv::token_id>(tokens).subspan(plan.first);
         if (!append(cache, sequence, known, rest))
             continue;
@@ -71,19 +71,19 @@ int use(Cache& cache, std::uint64_t seed, int rounds) {
 
 } // namespace
 
-TEST_CASE("threads share a mutexed cache") {
+TEST_CASE("threads share a cache with a mutex") {
     for (std::uint64_t seed = 0; seed < 3; ++seed) {
         CAPTURE(seed);
-        auto cache = kv::make_cache(small, pages(24), kv::mutexed{}, kv::counting{});
+        auto cache = kv::make_cache(small, pages(24), kv::locking::mutex{}, kv::observer::counting{});
         std::atomic<int> wrong{0};
         std::atomic<bool> over{false};
         std::vector<std::thread> threads;
         for (std::uint64_t i = 0; i < workers; ++i)
             threads.emplace_back([&, i] { wrong += use(cache, workers * seed + i, 150); });
-        std::thread watcher([&] { // who only asks
+        std::thread watcher([&] { // a reader of the statistics
             while (!over) {
                 const kv::cache_stats now = cache.stats();
-                wrong += now.free + now.held + now.idle != now.pages;
+                wrong += now.free + now.in_use + now.evictable != now.pages;
                 wrong += !cache.check();
                 wrong += cache.describe().empty();
                 cache.ask_observer([](const auto&) {});
@@ -96,14 +96,15 @@ TEST_CASE("threads share a mutexed cache") {
         watcher.join();
         CHECK(wrong == 0);
         CHECK(cache.check());
-        CHECK(cache.stats().held == 0);
+        CHECK(cache.stats().in_use == 0);
     }
 }
 
-TEST_CASE("threads of several tenants share a mutexed cache") {
+TEST_CASE("threads of several tenants share a cache with a mutex") {
     for (std::uint64_t seed = 0; seed < 2; ++seed) {
         CAPTURE(seed);
-        auto cache = kv::make_tenant_cache(workers, {}, small, pages(40), kv::mutexed{}, kv::cost_aware{});
+        auto cache =
+            kv::make_tenant_cache(workers, {}, small, pages(40), kv::locking::mutex{}, kv::eviction::cost_aware{});
         std::atomic<int> wrong{0};
         std::vector<std::thread> threads;
         for (std::uint64_t i = 0; i < workers; ++i)
@@ -115,12 +116,12 @@ TEST_CASE("threads of several tenants share a mutexed cache") {
             thread.join();
         CHECK(wrong == 0);
         CHECK(cache.check());
-        CHECK(cache.stats().held == 0);
+        CHECK(cache.stats().in_use == 0);
     }
 }
 
 TEST_CASE("a page is copied while its holder writes behind the shared rows") {
-    auto cache = kv::make_cache(small, pages(24), kv::mutexed{});
+    auto cache = kv::make_cache(small, pages(24), kv::locking::mutex{});
     auto a = cache.open();
     past one;
     REQUIRE(append(cache, a, one, counted(0, 10)));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Runs so long that several threads read them: whatever the tier does to one record, what lies before it is known, and
-// no row is wrong.
+// Runs so long that several threads read them: whatever the tier does to one record, the pages before it are cached,
+// and no row is wrong.
 #include <kvcache/cache/compose.hpp>
-#include <kvcache/core/mixed_bits.hpp>
-#include <kvcache/locking/mutexed.hpp>
+#include <kvcache/core/mix64.hpp>
+#include <kvcache/locking/mutex.hpp>
 #include <kvcache/tier/memory.hpp>
 
 #include <algorithm>
@@ -27,27 +27,27 @@ namespace {
 
 using tokens = std::vector<kv::token_id>;
 
-// A page has half a mebibyte, and a prompt thirty-two of them.
+// A page has half a mebibyte, and a prompt 32 pages.
 constexpr kv::page_shape wide{.layers = 2, .kv_heads = 2, .head_dim = 512, .tokens = 32};
 constexpr std::size_t prompt_pages = 32;
 
 enum class fault { none, lost, flipped, cut, refused, no_memory };
 
-// A store that several caches share, and what happens to one record of it, by the order in which they were stored.
+// A store shared by several caches, with a fault in one record, counted in the order of storing.
 struct shelf {
-    kv::memory<>::state store = kv::memory<>{.bytes = std::size_t{256} << 20}.open();
+    kv::tier::memory<>::state store = kv::tier::memory<>{.bytes = std::size_t{256} << 20}.open();
     std::mutex lock;
-    std::vector<kv::digest256> names;
-    std::set<std::thread::id> readers;
+    std::vector<kv::sha256_digest> names;
+    std::set<std::thread::id> parallel_reads;
     fault what = fault::none;
     std::size_t where = 0;
     std::uint64_t bit = 0;
     bool slow = false;
 
-    [[nodiscard]] fault meet(const kv::digest256& name) {
+    [[nodiscard]] fault meet(const kv::sha256_digest& name) {
         {
             const std::lock_guard guard(lock);
-            readers.insert(std::this_thread::get_id());
+            parallel_reads.insert(std::this_thread::get_id());
         }
         if (slow)
             std::this_thread::yield();
@@ -63,7 +63,7 @@ struct on_shelf {
         shelf* of;
         std::size_t threads;
         template <class Use>
-        kv::result<bool> read(const kv::digest256& name, Use&& use) {
+        kv::result<bool> read(const kv::sha256_digest& name, Use&& use) {
             const fault met = of->meet(name);
             if (met == fault::lost)
                 return false;
@@ -87,12 +87,12 @@ struct on_shelf {
             of->names.push_back(e.name);
             return of->store.put(e, p);
         }
-        bool contains(const kv::digest256& name) { return of->store.contains(name); }
-        kv::result<void> erase(const kv::digest256&) { return {}; } // for the next fault
+        bool contains(const kv::sha256_digest& name) { return of->store.contains(name); }
+        kv::result<void> erase(const kv::sha256_digest&) { return {}; } // keeps the record for the next fault
         kv::result<void> flush() { return {}; }
         kv::result<void> status() const { return {}; }
         kv::tier_counts counts() const { return of->store.counts(); }
-        std::size_t readers() const { return threads; }
+        std::size_t parallel_reads() const { return threads; }
     };
     state open() const { return {of, threads}; }
 };
@@ -101,14 +101,14 @@ static_assert(kv::tier_policy<on_shelf>);
 tokens some(std::size_t count, std::uint64_t seed) {
     tokens made;
     for (std::uint64_t i = 0; i < count; ++i)
-        made.push_back(kv::token_id{static_cast<std::int32_t>(kv::mixed_bits(seed * 1000003 + i) % 1000)});
+        made.push_back(kv::token_id{static_cast<std::int32_t>(kv::mix64(seed * 1000003 + i) % 1000)});
     return made;
 }
 
-// The numbers of a row of a layer: of no other position, token or layer.
+// The values of a row of a layer, distinct for every position, token and layer.
 void numbers(std::size_t position, kv::token_id token, std::uint32_t layer, std::span<float> to) {
     const auto begin = static_cast<std::uint32_t>(
-        kv::mixed_bits(position * 1000003 + layer * 1009 + static_cast<std::uint64_t>(index_of(token))));
+        kv::mix64(position * 1000003 + layer * 1009 + static_cast<std::uint64_t>(index_of(token))));
     for (std::size_t i = 0; i < to.size(); ++i)
         to[i] = static_cast<float>((begin + i * 2654435761u) % 65536u);
 }
@@ -130,11 +130,11 @@ void store(Cache& cache, const tokens& prompt) {
 
 auto cache_of(shelf& from, std::size_t threads) {
     return kv::make_cache(kv::identity{.weights = {1, 2}}, wide,
-                          {.bytes = (prompt_pages + 2) * kv::plain{}.open(wide).page_bytes()}, on_shelf{&from, threads},
-                          kv::mutexed{});
+                          {.bytes = (prompt_pages + 2) * kv::codec::f32{}.open(wide).page_bytes()},
+                          on_shelf{&from, threads}, kv::locking::mutex{});
 }
 
-// The bytes of the pages of a prompt, as a cache that stored it has them.
+// The bytes of a prompt's pages in the cache that stored it.
 using content = std::vector<std::vector<std::byte>>;
 template <class Cache>
 content bytes_of(const Cache& cache, const typename Cache::sequence& of) {
@@ -158,9 +158,9 @@ struct stored {
         REQUIRE(from.names.size() == prompt_pages);
     }
 
-    // What a cache that begins anew knows of the prompt: pages, all of them right.
+    // The number of pages that a new cache loads, all of them correct.
     std::size_t known(std::size_t threads, kv::tier_stats& stats) {
-        from.readers.clear();
+        from.parallel_reads.clear();
         auto cache = cache_of(from, threads);
         auto found = cache.match(prompt);
         const std::size_t pages = found.tokens() / wide.tokens;
@@ -172,7 +172,7 @@ struct stored {
         }
         stats = cache.tier_stats();
         REQUIRE(stats.loaded_tokens == pages * wide.tokens);
-        REQUIRE(cache.stats().held == 0);
+        REQUIRE(cache.stats().in_use == 0);
         REQUIRE(cache.check());
         return pages;
     }
@@ -187,14 +187,14 @@ TEST_CASE("a long run is read by as many threads as the tier says, and every byt
         CAPTURE(threads);
         CHECK(all.known(threads, stats) == prompt_pages);
         CHECK(stats.hits == 1);
-        CHECK(all.from.readers.size() == std::clamp<std::size_t>(threads, 1, 4)); // four mebibytes each
+        CHECK(all.from.parallel_reads.size() == std::clamp<std::size_t>(threads, 1, 4)); // four mebibytes each
     }
     tokens shorter = all.prompt;
     shorter.resize(8 * wide.tokens);
-    all.from.readers.clear();
+    all.from.parallel_reads.clear();
     auto cache = cache_of(all.from, 2);
     CHECK(cache.match(shorter).loaded() == shorter.size());
-    CHECK(all.from.readers.size() == 1);
+    CHECK(all.from.parallel_reads.size() == 1);
 }
 
 TEST_CASE("one fault anywhere in a long run leaves what lies before it, and is counted") {
@@ -205,13 +205,13 @@ TEST_CASE("one fault anywhere in a long run leaves what lies before it, and is c
             CAPTURE(static_cast<int>(what), where);
             all.from.what = what;
             all.from.where = where;
-            all.from.bit = kv::mixed_bits(where * 7 + static_cast<std::uint64_t>(what));
+            all.from.bit = kv::mix64(where * 7 + static_cast<std::uint64_t>(what));
             all.from.slow = where % 2 == 1;
             CHECK(all.known(2, stats) == where);
             CHECK(stats.hits == (where > 0));
             CHECK(stats.refused == (what == fault::flipped || what == fault::cut));
             if (what == fault::refused)
-                CHECK(stats.failed == (where == 0 || where == 16)); // of those that were given nothing
+                CHECK(stats.failed == (where == 0 || where == 16)); // of the threads that read nothing
             CHECK(stats.last.has_value() == (stats.refused + stats.failed > 0));
         }
 }

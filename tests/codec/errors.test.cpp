@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What codecs lose: beside their formulas in double precision, and along either axis.
+// Quantization errors of the codecs, compared with their formulas in double precision, and across channels and tokens.
 #include <kvcache/codec/all.hpp>
-#include <kvcache/codec/exact_page.hpp>
+#include <kvcache/codec/residual_page.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t dim = 128, tokens = 512;
 using rows = std::vector<double>; // (tokens, dim)
 
-// Nearly normal numbers: sums of twelve even ones.
+// Nearly normal values: sums of twelve uniform ones.
 rows normal_rows(std::uint64_t seed) {
     rows made(tokens * dim);
     for (std::size_t i = 0; i < made.size(); ++i)
@@ -49,30 +49,30 @@ std::vector<number_set> sets() {
     return made;
 }
 
-// Squared error over squares, of the numbers that `counts` takes.
-double error_of(const rows& coded, const rows& truth, const std::function<bool(std::size_t, std::size_t)>& counts) {
+// Relative squared error of the values that `counts` selects.
+double error_of(const rows& quantized, const rows& truth, const std::function<bool(std::size_t, std::size_t)>& counts) {
     double error = 0, size = 0;
     for (std::size_t i = 0; i < truth.size(); ++i)
         if (counts(i / dim, i % dim)) {
-            error += (coded[i] - truth[i]) * (coded[i] - truth[i]);
+            error += (quantized[i] - truth[i]) * (quantized[i] - truth[i]);
             size += truth[i] * truth[i];
         }
     return error / size;
 }
-double error_of(const rows& coded, const rows& truth) {
-    return error_of(coded, truth, [](std::size_t, std::size_t) { return true; });
+double error_of(const rows& quantized, const rows& truth) {
+    return error_of(quantized, truth, [](std::size_t, std::size_t) { return true; });
 }
 
-// A policy's rows as keys and as values, turned back.
+// A policy's rows as keys and as values, transformed back.
 struct both {
     rows keys, values;
 };
 template <class Policy>
-both coded(const Policy& policy, const rows& keys, const rows& values) {
+both quantized(const Policy& policy, const rows& keys, const rows& values) {
     const kv::page_shape shape{.layers = 1, .kv_heads = 1, .head_dim = dim, .tokens = 64};
     const auto state = policy.open(shape);
     both made;
-    kv::exact_page exact(shape);
+    kv::codec::residual_page exact(shape);
     kv::aligned_vector<std::byte> page(state.page_bytes());
     kv::aligned_vector<float> tile(kv::tile_tokens * dim);
     std::vector<float> key(dim), value(dim);
@@ -91,13 +91,13 @@ both coded(const Policy& policy, const rows& keys, const rows& values) {
             for (std::size_t lane = 0; lane < kv::tile_tokens; ++lane) {
                 for (std::size_t d = 0; d < dim; ++d)
                     key[d] = k[d * kv::tile_tokens + lane];
-                state.turn_key_back(key);
+                state.inverse_transform_key(key);
                 made.keys.insert(made.keys.end(), key.begin(), key.end());
             }
             const float* v = state.values(page, at, tile);
             for (std::size_t lane = 0; lane < kv::tile_tokens; ++lane) {
                 value.assign(v + lane * dim, v + lane * dim + dim);
-                state.turn_back(value);
+                state.inverse_transform(value);
                 made.values.insert(made.values.end(), value.begin(), value.end());
             }
         }
@@ -105,7 +105,7 @@ both coded(const Policy& policy, const rows& keys, const rows& values) {
     return made;
 }
 
-// Calls body(numbers of a group, theirs to be) for groups of neighbours in rows.
+// Calls body(values of a group, their results) for groups of adjacent values in rows.
 template <class Body>
 rows by_groups(const rows& truth, std::size_t group, const Body& body) {
     rows made(truth.size());
@@ -116,21 +116,21 @@ rows by_groups(const rows& truth, std::size_t group, const Body& body) {
 double largest(std::span<const double> of) {
     return *std::ranges::max_element(of, {}, [](double x) { return std::abs(x); });
 }
-rows int8_formula(const rows& truth, std::size_t group) {
+rows int8_quantizer(const rows& truth, std::size_t group) {
     return by_groups(truth, group, [](auto from, auto to) {
         const double scale = std::abs(largest(from)) / 127;
         for (std::size_t i = 0; i < from.size(); ++i)
             to[i] = std::nearbyint(from[i] / scale) * scale;
     });
 }
-rows int4_formula(const rows& truth) {
+rows int4_quantizer(const rows& truth) {
     return by_groups(truth, 32, [](auto from, auto to) {
         const double scale = largest(from) / -8;
         for (std::size_t i = 0; i < from.size(); ++i)
             to[i] = std::clamp(std::nearbyint(from[i] / scale), -8.0, 7.0) * scale;
     });
 }
-rows channels_formula(const rows& truth, std::size_t group) {
+rows per_channel_quantizer(const rows& truth, std::size_t group) {
     rows made(truth.size());
     for (std::size_t first = 0; first < tokens; first += group)
         for (std::size_t d = 0; d < dim; ++d) {
@@ -151,29 +151,31 @@ rows channels_formula(const rows& truth, std::size_t group) {
 TEST_CASE("codecs have the errors of their formulas in double precision, within three in a hundred, or less") {
     for (const auto& set : sets()) {
         CAPTURE(set.name);
-        const auto check = [&](const char* name, const auto& policy, const rows& formula, double least) {
+        const auto check = [&](const char* name, const auto& policy, const rows& quantizer, double least) {
             CAPTURE(name);
-            const both got = coded(policy, set.numbers, set.numbers);
-            const double want = error_of(formula, set.numbers);
+            const both got = quantized(policy, set.numbers, set.numbers);
+            const double want = error_of(quantizer, set.numbers);
             for (const rows* side : {&got.keys, &got.values}) {
                 CHECK(error_of(*side, set.numbers) <= 1.03 * want);
                 CHECK(error_of(*side, set.numbers) >= least * want);
             }
         };
-        check("int8", kv::int8{}, int8_formula(set.numbers, dim), 0.97);
-        check("int8_grouped", kv::int8_grouped{}, int8_formula(set.numbers, 32), 0.97);
-        check("int4", kv::int4{}, int4_formula(set.numbers), 0.97);
-        check("int4_channels", kv::int4_channels{}, channels_formula(set.numbers, 32), 0.8); // fitted to its codes
-        check("int4_channels over 64", kv::int4_channels{.group = 64}, channels_formula(set.numbers, 64), 0.8);
-        const both turned = coded(kv::rotated<kv::int4>{}, set.numbers, set.numbers);
+        check("int8", kv::codec::int8{}, int8_quantizer(set.numbers, dim), 0.97);
+        check("int8_grouped", kv::codec::int8_grouped{}, int8_quantizer(set.numbers, 32), 0.97);
+        check("int4", kv::codec::int4{}, int4_quantizer(set.numbers), 0.97);
+        check("int4_per_channel", kv::codec::int4_per_channel{}, per_channel_quantizer(set.numbers, 32),
+              0.8); // fitted to its codes
+        check("int4_per_channel over 64", kv::codec::int4_per_channel{.group = 64},
+              per_channel_quantizer(set.numbers, 64), 0.8);
+        const both turned = quantized(kv::codec::hadamard<kv::codec::int4>{}, set.numbers, set.numbers);
         CHECK(error_of(turned.keys, set.numbers) <= 0.0075);
         CHECK(error_of(turned.values, set.numbers) <= 0.0075);
     }
 }
 
 TEST_CASE("an outlier channel of keys and an outlier token of values tell right axes from wrong ones") {
-    // A channel that is large at every token, and a token that is large in every channel; each spoils what shares its
-    // scale. What it does to the others, beside what they lose without it.
+    // A channel that is large at every token, and a token that is large in every channel. Each degrades the values that
+    // share its scale. Compares the error of the others with and without the outlier.
     constexpr std::size_t channel = 37, token = 75;
     const rows calm = normal_rows(5);
     rows keys = calm, values = calm;
@@ -183,7 +185,7 @@ TEST_CASE("an outlier channel of keys and an outlier token of values tell right 
         values[token * dim + d] *= 60;
     const auto check = [&](const char* name, const auto& policy, bool right_keys, bool right_values) {
         CAPTURE(name);
-        const both with = coded(policy, keys, values), without = coded(policy, calm, calm);
+        const both with = quantized(policy, keys, values), without = quantized(policy, calm, calm);
         const auto others = [&](std::size_t t, std::size_t d) { return t != token && d != channel; };
         const double spoilt_keys = error_of(with.keys, keys, others) / error_of(without.keys, calm, others);
         const double spoilt_values = error_of(with.values, values, others) / error_of(without.values, calm, others);
@@ -191,13 +193,17 @@ TEST_CASE("an outlier channel of keys and an outlier token of values tell right 
         CHECK((right_keys ? spoilt_keys < 1.5 : spoilt_keys > 3.0));
         CHECK((right_values ? spoilt_values < 1.5 : spoilt_values > 3.0));
     };
-    check("int4", kv::int4{}, false, true);
-    check("int4_channels", kv::int4_channels{}, true, false);
-    check("int4_channels over 64", kv::int4_channels{.group = 64}, true, false);
-    check("split, the right way round", kv::split<kv::int4_channels, kv::int4>{}, true, true);
-    check("split, the wrong way round", kv::split<kv::int4, kv::int4_channels>{}, false, false);
-    check("rotated int4", kv::rotated<kv::int4>{}, false, true);
-    check("rotated channels", kv::rotated<kv::int4_channels>{}, true, false);
-    check("rotated both", kv::split<kv::rotated<kv::int4_channels>, kv::rotated<kv::int4>>{}, true, true);
-    check("codebook of 4 bits", kv::codebook<4>{}, false, true);
+    check("int4", kv::codec::int4{}, false, true);
+    check("int4_per_channel", kv::codec::int4_per_channel{}, true, false);
+    check("int4_per_channel over 64", kv::codec::int4_per_channel{.group = 64}, true, false);
+    check("split, the right way round", kv::codec::mixed_kv<kv::codec::int4_per_channel, kv::codec::int4>{}, true,
+          true);
+    check("split, the wrong way round", kv::codec::mixed_kv<kv::codec::int4, kv::codec::int4_per_channel>{}, false,
+          false);
+    check("rotated int4", kv::codec::hadamard<kv::codec::int4>{}, false, true);
+    check("rotated channels", kv::codec::hadamard<kv::codec::int4_per_channel>{}, true, false);
+    check("rotated both",
+          kv::codec::mixed_kv<kv::codec::hadamard<kv::codec::int4_per_channel>, kv::codec::hadamard<kv::codec::int4>>{},
+          true, true);
+    check("codebook of 4 bits", kv::codec::codebook<4>{}, false, true);
 }

@@ -2,7 +2,7 @@
 // message: no member named .?.?match|has no member named .?.?.?match
 #include <kvcache/cache/tenant_cache.hpp>
 
-void look_up(std::span<const kvcache::token_id> prompt) {
+void match_resident(std::span<const kvcache::token_id> prompt) {
     auto cache = kvcache::make_tenant_cache(2, {}, kvcache::page_shape{2, 2, 16, 16}, {1 << 20});
     const auto mine = cache.open(kvcache::tenant_salt("mine"), 8);
 #ifdef KVCACHE_MUST_FAIL

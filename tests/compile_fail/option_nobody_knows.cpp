@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // message: evry
 #include <kvcache/cache/compose.hpp>
-#include <kvcache/storage/failing.hpp>
+#include <kvcache/storage/fault_injecting.hpp>
 
 auto cache = kvcache::make_cache(kvcache::page_shape{2, 2, 16, 16}, {1 << 20},
-                                 kvcache::failing<>{
+                                 kvcache::storage::fault_injecting<>{
 #ifdef KVCACHE_MUST_FAIL
                                      .evry = 3
 #else

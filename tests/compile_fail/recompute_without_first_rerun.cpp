@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// message: first_rerun
+// message: first_computed
 #include <kvcache/recompute/concept.hpp>
 
 struct mine {
     using role = kvcache::recompute_role;
     struct state {
 #ifndef KVCACHE_MUST_FAIL
-        std::size_t first_rerun(std::size_t hit, std::size_t total) const;
+        std::size_t first_computed(std::size_t hit, std::size_t total) const;
 #endif
     };
     state open(kvcache::page_shape) const;

@@ -2,7 +2,7 @@
 // message: tenant_salt
 #include <kvcache/cache/tenant.hpp>
 
-// Words are no salt until somebody says that they are.
+// A string converts to a salt only explicitly.
 #ifdef KVCACHE_MUST_FAIL
 const kvcache::tenant_salt salt = "mine";
 #else

@@ -5,8 +5,8 @@
 #include <kvcache/observer/counting.hpp>
 
 #ifdef KVCACHE_MUST_FAIL
-using second = kvcache::silent;
+using second = kvcache::observer::none;
 #else
-using second = kvcache::lru;
+using second = kvcache::eviction::lru;
 #endif
-static_assert(kvcache::one_policy_a_role<kvcache::counting, second>);
+static_assert(kvcache::one_policy_a_role<kvcache::observer::counting, second>);

@@ -7,7 +7,7 @@
 
 int main() {
     kvcache::lirs_trace trace(kvcache::byte_source::over("1\n2\n1\n", "blocks"));
-    kvcache::object_replay<kvcache::lru> replay({}, 2, 2);
+    kvcache::object_replay<kvcache::eviction::lru> replay({}, 2, 2);
     for (kvcache::object_access access; *trace.next(access);)
         replay.run(access);
     return replay.counts().hits == 1 ? 0 : 1;
@@ -35,8 +35,9 @@ int main() {
 int main() {
     using namespace kvcache::literals;
     constexpr kvcache::page_shape shape{.layers = 2, .kv_heads = 2, .head_dim = 32, .tokens = 16};
-    auto keyed = kvcache::make_cache(shape, {.bytes = 1_MiB}, kvcache::sha256{.key = "secret"});
-    const auto first = kvcache::sha256{.key = "secret"}.open({}), other = kvcache::sha256{.key = "other"}.open({});
+    auto keyed = kvcache::make_cache(shape, {.bytes = 1_MiB}, kvcache::hash::sha256{.key = "secret"});
+    const auto first = kvcache::hash::sha256{.key = "secret"}.open({}),
+               other = kvcache::hash::sha256{.key = "other"}.open({});
     return keyed.check() && first.root() != other.root() ? 0 : 1;
 }
 
@@ -47,7 +48,7 @@ int main() {
 int main() {
     using namespace kvcache::literals;
     constexpr kvcache::page_shape shape{.layers = 2, .kv_heads = 2, .head_dim = 32, .tokens = 16};
-    auto cache = kvcache::make_cache(shape, {.bytes = 1_MiB}, kvcache::lru{}, kvcache::mutexed{});
+    auto cache = kvcache::make_cache(shape, {.bytes = 1_MiB}, kvcache::eviction::lru{}, kvcache::locking::mutex{});
     auto sequence = cache.open();
     auto lease = cache.reserve(sequence, 1);
     const float row[64] = {};
@@ -62,16 +63,16 @@ int main() {
 
 #elif defined(CONSUMER_IS_COMPILED)
 
-#include <kvcache/kernel/product.hpp>
+#include <kvcache/kernel/gemm.hpp>
 #include <kvcache/text/tokenizer.hpp>
 
 int main() {
-    kvcache::team alone;
+    kvcache::thread_pool alone;
     const float x = 2.0f, weight[] = {3.0f};
     float y = 0.0f;
     kvcache::packed_matrix<float> w(1, 1);
     w.set_row(0, weight);
-    kvcache::product({&x, 1, 1}, w, {&y, 1}, alone);
+    kvcache::gemm({&x, 1, 1}, w, {&y, 1}, alone);
     return y == 6.0f && !kvcache::tokenizer::open("no such directory") ? 0 : 1;
 }
 
@@ -82,7 +83,7 @@ int main() {
 int main() {
     using namespace kvcache::literals;
     constexpr kvcache::page_shape shape{.layers = 2, .kv_heads = 2, .head_dim = 32, .tokens = 16};
-    auto cache = kvcache::make_cache(shape, {.bytes = 1_MiB}, kvcache::lru{});
+    auto cache = kvcache::make_cache(shape, {.bytes = 1_MiB}, kvcache::eviction::lru{});
     const auto sequence = cache.open();
     return cache.check() ? 0 : 1;
 }

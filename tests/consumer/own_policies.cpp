@@ -9,21 +9,21 @@ namespace mine {
 struct most_recent {
     using role = kvcache::eviction_role;
     struct state {
-        kvcache::slot_queues queue;
-        void admit(kvcache::slot_id slot, const kvcache::entry&) { queue.push_front(slot, 0); }
+        kvcache::eviction::slot_lists queue;
+        void admit(kvcache::slot_id slot, const kvcache::eviction_entry&) { queue.push_front(slot, 0); }
         void touch(kvcache::slot_id slot) { queue.move_to_front(slot, 0); }
         void erase(kvcache::slot_id slot) { queue.remove(slot); }
         template <class MayLeave>
-        std::optional<kvcache::slot_id> victim(MayLeave&& may_leave) {
+        std::optional<kvcache::slot_id> victim(MayLeave&& is_evictable) {
             std::optional<kvcache::slot_id> newest;
             if (!queue.empty(0))
                 for (auto slot = queue.back(0); !queue.ends(slot); slot = queue.newer(slot))
-                    if (may_leave(slot))
+                    if (is_evictable(slot))
                         newest = slot;
             return newest;
         }
     };
-    [[nodiscard]] state open(kvcache::eviction_room room) const { return {{room.slots, 1}}; }
+    [[nodiscard]] state open(kvcache::eviction_capacity room) const { return {{room.slots, 1}}; }
 };
 
 /// FNV-1a over the tokens, one for each half of a name.

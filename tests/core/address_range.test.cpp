@@ -10,7 +10,7 @@ TEST_CASE("an address range moves and its bytes stay") {
     REQUIRE_FALSE(range.empty());
     range.bytes()[8191] = std::byte{3};
     auto moved = std::move(range);
-    CHECK(range.empty()); // NOLINT: a range that has moved is empty
+    CHECK(range.empty()); // NOLINT: a moved-from range is empty
     CHECK(moved.bytes()[8191] == std::byte{3});
     moved = kvcache::address_range();
     CHECK(kvcache::address_range::map(~std::size_t{} / 2, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS).empty());

@@ -14,7 +14,7 @@ namespace {
 } // namespace
 
 TEST_CASE("digests are XXH3-128") {
-    CHECK(of("") == "99aa06d3014798d86001c324468d497f"); // as xxhsum -H2 prints it
+    CHECK(of("") == "99aa06d3014798d86001c324468d497f"); // the output of xxhsum -H2
     CHECK(of("kvcache") == "bb9e51e629cd3bf3657e6b84f18c69eb");
     CHECK(of(std::string(10000, 'x')) == "0bbccd47483750b1cb763e2ccd065fab");
 }

@@ -24,9 +24,9 @@ TEST_CASE("large memory lies on a huge page's boundary, and says how much of it 
     constexpr std::size_t bytes = 4 * kv::huge_page_bytes + 100;
     kv::aligned_vector<std::byte> large(bytes);
     CHECK(reinterpret_cast<std::uintptr_t>(large.data()) % kv::huge_page_bytes == 0);
-    const std::size_t huge = kv::bytes_on_huge_pages(large); // none where the system does not give them
+    const std::size_t huge = kv::bytes_on_huge_pages(large); // zero if the system provides none
     CHECK(huge <= bytes);
-    CHECK((huge % kv::huge_page_bytes == 0 || huge % kv::huge_page_bytes == 100)); // the rest may lie on one, too
+    CHECK((huge % kv::huge_page_bytes == 0 || huge % kv::huge_page_bytes == 100)); // the rest may be on a huge page too
     kv::want_huge_pages(large.data(), large.size());
     CHECK(large[bytes - 1] == std::byte{});
 

@@ -45,7 +45,7 @@ TEST_CASE("what cannot be mapped is refused by its kind") {
     CHECK(folder.error().code == kv::error_code::io);
 
     REQUIRE(::mkfifo((directory.path() / "pipe").c_str(), 0600) == 0);
-    const auto pipe = kv::mapped_file::open(directory.path() / "pipe"); // and does not wait for a writer
+    const auto pipe = kv::mapped_file::open(directory.path() / "pipe"); // does not wait for a writer
     REQUIRE_FALSE(pipe);
     CHECK(pipe.error().code == kv::error_code::io);
 }

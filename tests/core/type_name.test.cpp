@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/core/type_name.hpp>
-#include <kvcache/storage/zeroising.hpp>
+#include <kvcache/storage/zero_on_release.hpp>
 
 #include <catch2/catch.hpp>
 
@@ -12,8 +12,8 @@ struct x4u {};
 } // namespace mine
 
 TEST_CASE("a type has the name that it is written with") {
-    CHECK(kvcache::type_name<kvcache::heap>() == "heap");
-    CHECK(kvcache::type_name<kvcache::zeroising<kvcache::heap>>() == "zeroising<heap>");
+    CHECK(kvcache::type_name<kvcache::storage::heap>() == "heap");
+    CHECK(kvcache::type_name<kvcache::storage::zero_on_release<kvcache::storage::heap>>() == "zero_on_release<heap>");
     CHECK(kvcache::type_name<mine::policy>() == "mine::policy");
     CHECK(kvcache::type_name<mine::wrapper<4, -12>>() == "mine::wrapper<4, -12, mine::policy>");
     CHECK(kvcache::type_name<mine::wrapper<0, 7, mine::x4u>>() == "mine::wrapper<0, 7, mine::x4u>");

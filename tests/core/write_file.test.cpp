@@ -57,7 +57,7 @@ TEST_CASE("what cannot be written leaves what was there and nothing beside it") 
     CHECK(nowhere.error().field == "a");
 
     fs::create_directory(directory.path() / "taken");
-    directory.write("taken/inside", "x"); // a directory is no place for a file
+    directory.write("taken/inside", "x"); // a directory cannot be replaced by a file
     CHECK_FALSE(write(directory.path() / "taken", {"x"}));
     CHECK(content(directory.path() / "taken" / "inside") == "x");
     CHECK(files_in(directory.path()) == 1);

@@ -5,22 +5,22 @@
 
 namespace cuda_cases {
 
-/// A batch to attend: what varies from test to test.
+/// Parameters of an attention test.
 struct attention_case {
     std::uint32_t kv_heads = 2;
-    std::uint32_t group = 4; ///< Query heads a key head.
-    cuda::page_order order = cuda::page_order::nhd;
+    std::uint32_t group = 4; ///< Query heads for each KV head.
+    cuda::kv_layout order = cuda::kv_layout::nhd;
     std::uint32_t page_tokens = 16;
     std::uint32_t layers = 2;
-    std::vector<std::uint32_t> rows = {}; ///< Of each sequence.
-    bool turned = false;                  ///< Queries turn here.
+    std::vector<std::uint32_t> rows = {}; ///< Rows of each sequence.
+    bool turned = false;                  ///< Queries are rotated by the kernel.
     bool ragged = false;                  ///< Entries begin and end inside pages, with several bases.
     row_format query_format = row_format::f32;
     std::size_t slabs = 1;
     std::uint32_t seed = 1;
 };
 
-/// Sequences and their pages: tables over one pool of random pages.
+/// Sequences with tables over one pool of random pages.
 struct attention_batch {
     cuda::page_layout layout = {};
     std::vector<std::vector<std::byte>> pages = {};
@@ -51,7 +51,7 @@ template <row_format Format>
             if (of.ragged && random.below(6) == 0)
                 base += static_cast<std::int64_t>(random.below(600)) - 200;
         }
-        // Pages in an order of their own.
+        // Pages in random order.
         for (std::size_t i = table.size(); i > 1; --i)
             std::swap(table[i - 1].page, table[random.below(static_cast<std::uint32_t>(i))].page);
         batch.tables.push_back(std::move(table));
@@ -84,7 +84,7 @@ template <row_format Format>
     return std::pow(10000.0, -static_cast<double>(pair) / static_cast<double>(half));
 }
 
-/// Attention in double precision and the plainest way. (heads, head_dim) of one sequence
+/// Straightforward attention of one sequence in double precision. (heads, head_dim)
 [[nodiscard]] inline std::vector<double> attended(const attention_batch& batch, const attention_case& of,
                                                   std::size_t sequence, std::uint32_t layer, double scale) {
     const std::size_t dim = batch.layout.shape.head_dim, heads = std::size_t{of.kv_heads} * of.group, half = dim / 2;
@@ -129,7 +129,7 @@ template <row_format Format>
     return out;
 }
 
-/// What the device gives for the sequences named, in that order. (sequences, heads, head_dim)
+/// Device results for the given sequences, in that order. (sequences, heads, head_dim)
 template <row_format Format, unsigned Dim, unsigned Queries, class Device>
 [[nodiscard]] std::vector<float> attend_on(Device& device, outcome& out, const attention_batch& batch,
                                            const attention_case& of, const std::vector<std::size_t>& sequences,
@@ -161,23 +161,23 @@ template <row_format Format, unsigned Dim, unsigned Queries, class Device>
     for (std::size_t i = 0; i < Dim / 2; ++i)
         frequencies.push_back(frequency(i, Dim / 2));
     constexpr std::uint32_t reach = 4000;
-    device_copy<cuda::turn, Device> turns(device, cuda::rotation_steps::make(frequencies, reach));
+    device_copy<cuda::turn, Device> turns(device, cuda::rope_table::make(frequencies, reach));
     cuda::attention_options options{
         .layout = batch.layout, .heads = heads, .scale = 1.0f / std::sqrt(static_cast<float>(Dim)), .steps = {}};
     if (of.turned)
-        options.steps = {turns.data(), Dim / 2, cuda::rotation_steps::rows(reach)};
+        options.steps = {turns.data(), Dim / 2, cuda::rope_table::rows(reach)};
     cuda::paged_attention<Device, Format, Dim, Queries> attention(device, options);
     done(out, attention.plan(stream, table));
     device_copy<std::byte, Device> queries(device, asked);
     device_copy<float, Device> given(device, std::vector<float>(sequences.size() * heads * Dim, -1.0f));
-    done(out, attention.attend(stream, storage.pool(), layer, queries.bytes(), of.query_format, given.data()));
+    done(out, attention.run(stream, storage.pool(), layer, queries.bytes(), of.query_format, given.data()));
     auto fetched = given.fetch(stream, out);
     device.close(stream);
     return fetched;
 }
 
-/// Attention is near its oracle, for every sequence of the batch, and a sequence's bits do not depend on the others:
-/// alone, with all, and in the other order it gives the same.
+/// Checks that attention is near its oracle for every sequence of the batch, and that a sequence's bits do not depend
+/// on the others: the same alone, in the batch, and in reverse order.
 template <row_format Format, unsigned Dim, unsigned Queries, class Device>
 [[nodiscard]] outcome attention_is_right(Device& device, const attention_case& of) {
     outcome out;
@@ -192,7 +192,7 @@ template <row_format Format, unsigned Dim, unsigned Queries, class Device>
     const auto together = attend_on<Format, Dim, Queries>(device, out, batch, of, all, layer);
     out.keep(together);
     const double scale = static_cast<double>(1.0f / std::sqrt(static_cast<float>(Dim)));
-    const double allowed = Format == row_format::int8 ? 1e-4 : 2e-6; // whole numbers of 16 bits in a query
+    const double allowed = Format == row_format::int8 ? 1e-4 : 2e-6; // quantized queries are int16
     double worst = 0;
     for (std::size_t sequence = 0; sequence < count; ++sequence) {
         const auto wanted = attended(batch, of, sequence, layer, scale);

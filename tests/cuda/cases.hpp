@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cuda/code_rows.hpp>
 #include <kvcache/cuda/device_storage.hpp>
 #include <kvcache/cuda/paged_attention.hpp>
+#include <kvcache/cuda/quantize_rows.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -16,14 +16,14 @@
 #include <utility>
 #include <vector>
 
-/// What kernels must do, on any device: run by the tests on the emulated one and by the gpu tests on both, where the
-/// bits must be the same too. The oracles compute in double precision and read pages by their own arithmetic.
+/// Kernel tests for any device. The unit tests run them on the emulated device, the GPU tests on both, where the bits
+/// must also be equal. The oracles compute in double precision and decode pages independently.
 namespace cuda_cases {
 
 namespace cuda = kvcache::cuda;
 using cuda::row_format;
 
-/// What a case found wrong, and all that the device gave.
+/// Failures of a case, and all device results.
 struct outcome {
     std::vector<std::string> wrong = {};
     std::vector<std::byte> bits = {};
@@ -39,14 +39,14 @@ struct outcome {
     }
 };
 
-/// Takes what must have gone well, or tells.
+/// Unwraps a result that must be a success, or records the failure.
 template <class T>
 void done(outcome& out, const kvcache::result<T>& result) {
     if (!result)
         out.expect(false, result.error().field + ": " + result.error().message);
 }
 
-/// Memory on a device with a copy of `values`, or room for them; it goes with this.
+/// RAII device memory with a copy of `values`, or uninitialized.
 template <class T, class Device>
 class device_copy {
 public:
@@ -70,7 +70,7 @@ public:
 
     [[nodiscard]] T* data() const { return reinterpret_cast<T*>(memory_); }
     [[nodiscard]] std::byte* bytes() const { return memory_; }
-    /// What is there when the stream has passed.
+    /// The content once the stream has passed.
     [[nodiscard]] std::vector<T> fetch(cuda::stream_id stream, outcome& out) const {
         const cuda::copy_piece piece{memory_, pinned_, size_ * sizeof(T)};
         done(out, device_.copy(stream, cuda::copy_way::to_host, {&piece, 1}));
@@ -89,7 +89,7 @@ private:
     cuda::stream_id stream_;
 };
 
-/// Sums of small whole numbers of random bits: normal enough, and the same on every machine.
+/// Sums of small integers of random bits: nearly normal, and the same on every machine.
 class noise {
 public:
     explicit noise(std::uint32_t seed) : random_(seed) {}
@@ -105,7 +105,7 @@ private:
     std::mt19937 random_;
 };
 
-/// The number that 16 bits stand for, by the definition of the format.
+/// The value of 16 bits, by the definition of the format.
 [[nodiscard]] inline double number_of(std::uint16_t bits, bool bf16) {
     const int exponent_bits = bf16 ? 8 : 5, fraction_bits = 15 - exponent_bits, bias = (1 << (exponent_bits - 1)) - 1;
     const int exponent = (bits & 0x7FFF) >> fraction_bits, fraction = bits & ((1 << fraction_bits) - 1);
@@ -114,13 +114,13 @@ private:
     return (bits & 0x8000) != 0 ? -size : size;
 }
 
-/// A number of a page, by its own reading of the bytes; int4 as it was turned. `page` begins at the page.
+/// A value of a page, decoded independently; int4 stays transformed. `page` begins at the page.
 [[nodiscard]] inline double page_number(const cuda::page_layout& layout, std::span<const std::byte> page,
                                         std::size_t layer, bool values, std::size_t token, std::size_t head,
                                         std::size_t d) {
     const std::size_t dim = layout.shape.head_dim, heads = layout.shape.kv_heads, tokens = layout.shape.tokens;
-    const std::size_t row = layout.order == cuda::page_order::nhd ? token * heads + head : head * tokens + token;
-    const bool int8 = layout.format == row_format::int8, int4 = layout.format == row_format::int4_turned;
+    const std::size_t row = layout.order == cuda::kv_layout::nhd ? token * heads + head : head * tokens + token;
+    const bool int8 = layout.format == row_format::int8, int4 = layout.format == row_format::int4_hadamard;
     const std::size_t row_bytes = layout.format == row_format::f32 ? dim * 4 : int8 ? dim : int4 ? dim / 2 : dim * 2;
     const std::size_t scales = int8 ? 1 : int4 ? dim / 32 : 0;
     const std::size_t side = (tokens * heads * (row_bytes + 2 * scales) + 15) / 16 * 16;
@@ -146,7 +146,7 @@ private:
     return number_of(sixteen(codes + d * 2), layout.format == row_format::bf16);
 }
 
-/// Rows of `format` as bytes, and what they stand for.
+/// Rows of `format` as bytes, and their values.
 struct rows_outside {
     std::vector<std::byte> bytes = {};
     std::vector<double> numbers = {};

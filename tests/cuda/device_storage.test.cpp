@@ -97,7 +97,7 @@ TEST_CASE("what is sent comes back, whatever the ring and the parts") {
         const auto kept = sent;
         REQUIRE(state.send(stream, parts));
         for (auto& each : sent)
-            std::ranges::fill(each, std::byte{}); // it may change as soon as send returns
+            std::ranges::fill(each, std::byte{}); // the source may change once send returns
         REQUIRE(state.bring(stream, parts));
         CHECK(sent == kept);
         CHECK(device.counts().to_device == device.counts().to_host);
@@ -186,7 +186,7 @@ TEST_CASE("a page that was not acquired, and bytes outside one, are a caller's m
 
 TEST_CASE("offsets are 64 bits wide") {
     std::vector<std::byte> memory(1);
-    cuda::page_pool pool;
+    cuda::device_page_pool pool;
     pool.slabs[0] = memory.data();
     pool.page_stride = std::uint64_t{1} << 21;
     pool.slab_pages = 1u << 20;

@@ -68,7 +68,7 @@ TEST_CASE("a stream that waits for an event runs the other as far as the event")
     f.set(7);
     f.copy(f.first, cuda::copy_way::to_device);
     REQUIRE(f.device.record(f.event, f.first));
-    REQUIRE(f.device.fill(f.first, f.there, std::byte{9}, 256)); // behind the event
+    REQUIRE(f.device.fill(f.first, f.there, std::byte{9}, 256)); // after the event
     REQUIRE(f.device.wait(f.second, f.event));
     f.copy(f.second, cuda::copy_way::to_host);
     f.set(7);

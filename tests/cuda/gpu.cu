@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// What the tests run on the emulated device, on a real one: the same oracles, and the same bits as the emulated one
-// gives. A program of its own, so that a machine with nvcc alone can build it. `--quick` leaves the larger cases out,
-// for tools that run it slowly. Exits with 77 where there is no device.
-// Kernels run here with a group of the host's too, whose members no device could call, and none does.
+// Runs the tests of the emulated device on a real one: the same oracles, and bits equal to the emulated device's. A
+// separate program, so that a machine with only nvcc can build it. `--quick` skips the larger cases, for tools that
+// slow it down. Exits with 77 without a device.
+// Kernels are also instantiated with the host's group, whose members are host-only and never called on a device.
 #pragma nv_diag_suppress 20011, 20014
 
 #include <kvcache/cuda/cuda_device.cuh>
@@ -60,14 +60,14 @@ void attention(report& to, const char* name, cuda::cuda_device& device, const cu
 }
 
 template <row_format Format>
-void rows(report& to, const char* name, cuda::cuda_device& device, kv::page_shape shape, cuda::page_order order,
+void rows(report& to, const char* name, cuda::cuda_device& device, kv::page_shape shape, cuda::kv_layout order,
           row_format outside, std::uint32_t tokens) {
     both(to, name, device, [&](auto& on) {
         return cuda_cases::rows_come_back<Format>(on, {shape, order, Format}, outside, tokens, 3);
     });
 }
 
-// Pages to the device and back, moved there between, by copy engines, by kernels and by both.
+// Copies pages to the device, between pages there, and back, with copy engines, kernels and both.
 [[nodiscard]] std::vector<std::string> copies(cuda::cuda_device& device) {
     cuda_cases::outcome out;
     const cuda::stream_id stream = *device.open_stream();
@@ -106,7 +106,7 @@ void rows(report& to, const char* name, cuda::cuda_device& device, kv::page_shap
     cuda_cases::done(out, storage.send(stream, ordinary_in));
     cuda_cases::done(out, storage.bring(stream, ordinary_out));
     out.expect(ordinary == fetched, "ordinary memory comes back");
-    // Not on 16 bytes, and not pinned: the copy engines take what the kernel does not.
+    // Unaligned and unpinned: the copy engines copy what the kernel cannot.
     const cuda::copy_piece odd{ordinary.data() + 1, storage.address(kv::page_id{3}) + 7, 99};
     const cuda::copy_piece home{storage.address(kv::page_id{3}) + 7, back + 3, 99};
     cuda_cases::done(out, device.copy(stream, cuda::copy_way::to_device, {&odd, 1}));
@@ -118,8 +118,8 @@ void rows(report& to, const char* name, cuda::cuda_device& device, kv::page_shap
     return out.wrong;
 }
 
-// The host's pages with a device in front: they come layer by layer while something computes, leave when others need
-// room, and hold what was last written to them there.
+// Host pages with a device in front: pages arrive layer by layer during computation, are evicted when others need
+// room, and keep the last values written on the device.
 [[nodiscard]] std::vector<std::string> tiers(cuda::cuda_device& device) {
     cuda_cases::outcome out;
     constexpr std::uint32_t pages = 9, layers = 4;
@@ -129,7 +129,7 @@ void rows(report& to, const char* name, cuda::cuda_device& device, kv::page_shap
     cuda::pinned_resource<cuda::cuda_device> pinned(device);
     {
         auto state =
-            cuda::tiered<cuda::cuda_device, kv::heap, kv::lru>{
+            cuda::tiered<cuda::cuda_device, kv::storage::heap, kv::eviction::lru>{
                 .device = &device, .host = {.resource = &pinned}, .eviction = {}, .device_pages = 4, .layers = layers}
                 .open(pages, page_bytes);
         std::vector<int> value(pages, 0);
@@ -174,7 +174,7 @@ void rows(report& to, const char* name, cuda::cuda_device& device, kv::page_shap
     return out.wrong;
 }
 
-// More than any device has: refused, typed, and the next call goes well.
+// More than any device has: a typed error, and the next call succeeds.
 [[nodiscard]] std::vector<std::string> memory_runs_out(cuda::cuda_device& device) {
     cuda_cases::outcome out;
     auto storage = cuda::device_storage<cuda::cuda_device>{.device = &device, .slab_bytes = std::size_t{1} << 30}.open(
@@ -203,20 +203,21 @@ int main(int count, char** words) {
     to.tell("pages by kernels", copies(*opened));
     to.tell("pages by copy engines", copies(*engines));
     to.tell("host pages with the device in front", tiers(*opened));
-    if (!quick) // tools that watch the runtime count a refusal as a fault
+    if (!quick) // tools that check runtime calls report the error as a fault
         to.tell("memory runs out", memory_runs_out(*opened));
 
-    constexpr auto nhd = cuda::page_order::nhd, hnd = cuda::page_order::hnd;
+    constexpr auto nhd = cuda::kv_layout::nhd, hnd = cuda::kv_layout::hnd;
     rows<row_format::bf16>(to, "bf16 rows", *opened, {.layers = 2, .kv_heads = 3, .head_dim = 64, .tokens = 16}, nhd,
                            row_format::bf16, 50);
     rows<row_format::int8>(to, "int8 rows", *opened, {.layers = 2, .kv_heads = 3, .head_dim = 128, .tokens = 16}, nhd,
                            row_format::bf16, 40);
     rows<row_format::int8>(to, "int8 rows of 80", *opened, {.kv_heads = 1, .head_dim = 80, .tokens = 16}, hnd,
                            row_format::f32, 30);
-    rows<row_format::int4_turned>(to, "int4 rows", *opened, {.kv_heads = 2, .head_dim = 128, .tokens = 16}, hnd,
-                                  row_format::f32, 20);
-    rows<row_format::int4_turned>(to, "int4 rows of 96", *opened,
-                                  {.layers = 2, .kv_heads = 2, .head_dim = 96, .tokens = 16}, nhd, row_format::f16, 20);
+    rows<row_format::int4_hadamard>(to, "int4 rows", *opened, {.kv_heads = 2, .head_dim = 128, .tokens = 16}, hnd,
+                                    row_format::f32, 20);
+    rows<row_format::int4_hadamard>(to, "int4 rows of 96", *opened,
+                                    {.layers = 2, .kv_heads = 2, .head_dim = 96, .tokens = 16}, nhd, row_format::f16,
+                                    20);
     rows<row_format::f16>(to, "f16 rows from f32", *opened, {.kv_heads = 2, .head_dim = 64, .tokens = 16}, nhd,
                           row_format::f32, 20);
 

@@ -62,9 +62,9 @@ TEST_CASE("the tables go to the device and come again") {
 }
 
 TEST_CASE("a layer exports as a tensor with strides that address every row") {
-    for (const auto order : {cuda::page_order::nhd, cuda::page_order::hnd}) {
+    for (const auto order : {cuda::kv_layout::nhd, cuda::kv_layout::hnd}) {
         const cuda::page_layout layout{{.layers = 3, .kv_heads = 4, .head_dim = 64, .tokens = 16}, order};
-        cuda::page_pool pool;
+        cuda::device_page_pool pool;
         pool.page_stride = layout.page_bytes() + 256;
         pool.slab_pages = 10;
         std::vector<std::byte> memory(pool.page_stride * 10);

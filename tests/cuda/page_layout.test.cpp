@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include <kvcache/cuda/device_page_pool.hpp>
 #include <kvcache/cuda/page_layout.hpp>
-#include <kvcache/cuda/page_pool.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -13,9 +13,9 @@ namespace cuda = kv::cuda;
 
 TEST_CASE("every row and every scale of a page has its own place in it") {
     using cuda::row_format;
-    for (const auto order : {cuda::page_order::nhd, cuda::page_order::hnd})
+    for (const auto order : {cuda::kv_layout::nhd, cuda::kv_layout::hnd})
         for (const auto format :
-             {row_format::f32, row_format::f16, row_format::bf16, row_format::int8, row_format::int4_turned}) {
+             {row_format::f32, row_format::f16, row_format::bf16, row_format::int8, row_format::int4_hadamard}) {
             const cuda::page_layout layout{{.layers = 2, .kv_heads = 3, .head_dim = 96, .tokens = 16}, order, format};
             REQUIRE(layout.valid());
             std::set<std::uint64_t> taken;
@@ -42,17 +42,17 @@ TEST_CASE("neighbours in NHD are heads, in HND tokens") {
     CHECK(layout.row(0, 1) == 1);
     CHECK(layout.row(1, 0) == 8);
     CHECK(layout.page_bytes() == 65536);
-    layout.order = cuda::page_order::hnd;
+    layout.order = cuda::kv_layout::hnd;
     CHECK(layout.row(0, 1) == 16);
     CHECK(layout.row(1, 0) == 1);
 }
 
 TEST_CASE("rows that are no whole vectors are not valid") {
-    cuda::page_layout layout{{.head_dim = 12}, cuda::page_order::nhd, cuda::row_format::bf16};
+    cuda::page_layout layout{{.head_dim = 12}, cuda::kv_layout::nhd, cuda::row_format::bf16};
     CHECK_FALSE(layout.valid());
     layout.shape.head_dim = 80;
     CHECK(layout.valid());
-    layout.format = cuda::row_format::int4_turned;
+    layout.format = cuda::row_format::int4_hadamard;
     CHECK_FALSE(layout.valid());
     CHECK_FALSE(cuda::page_layout{{.tokens = 15}}.valid());
 }
@@ -65,7 +65,7 @@ TEST_CASE("offsets inside a page pass four gigabytes") {
 
 TEST_CASE("addresses in a slab pass four gigabytes") {
     std::byte first{};
-    cuda::page_pool pool;
+    cuda::device_page_pool pool;
     pool.page_stride = 3u << 20;
     pool.slab_pages = 1u << 16;
     pool.slabs[0] = &first;

@@ -31,7 +31,7 @@ TEST_CASE("attention on a device is near its oracle and its bits are the sequenc
     check<row_format::bf16, 128, 4>({.rows = {70, 1, 0, 600}});
     check<row_format::bf16, 64, 1>({.kv_heads = 3,
                                     .group = 1,
-                                    .order = cuda::page_order::hnd,
+                                    .order = cuda::kv_layout::hnd,
                                     .page_tokens = 48,
                                     .rows = {513, 64, 130},
                                     .slabs = 3});
@@ -44,7 +44,7 @@ TEST_CASE("attention on a device is near its oracle and its bits are the sequenc
 TEST_CASE("queries turn by their distance from the base of what they read") {
     check<row_format::bf16, 64, 4>({.rows = {200, 40}, .turned = true, .seed = 7});
     check<row_format::f32, 64, 2>({.group = 2,
-                                   .order = cuda::page_order::hnd,
+                                   .order = cuda::kv_layout::hnd,
                                    .rows = {150, 700, 33},
                                    .turned = true,
                                    .ragged = true,
@@ -56,7 +56,7 @@ TEST_CASE("int8 pages are attended in whole numbers") {
     check<row_format::int8, 128, 4>({.rows = {70, 530}, .seed = 9});
     check<row_format::int8, 64, 2>({.kv_heads = 3,
                                     .group = 5,
-                                    .order = cuda::page_order::hnd,
+                                    .order = cuda::kv_layout::hnd,
                                     .rows = {17, 80},
                                     .turned = true,
                                     .ragged = true,
@@ -104,8 +104,7 @@ TEST_CASE("a plan that cannot be is refused, and nothing is attended") {
     CHECK(table.rows.size() == 1);
 
     const std::vector<double> frequencies(32, 1.0);
-    cuda_cases::device_copy<cuda::turn, cuda::emulated_device> turns(device,
-                                                                     cuda::rotation_steps::make(frequencies, 20));
+    cuda_cases::device_copy<cuda::turn, cuda::emulated_device> turns(device, cuda::rope_table::make(frequencies, 20));
     cuda::paged_attention<cuda::emulated_device, row_format::bf16, 64, 1> turning(
         device, {.layout = layout, .heads = 2, .scale = 1.0f, .steps = {turns.data(), 32, 1}});
     REQUIRE(turning.plan(stream, table));

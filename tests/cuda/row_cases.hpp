@@ -5,7 +5,7 @@
 
 namespace cuda_cases {
 
-/// A row turned by the Hadamard matrix, straight from its definition: signs are parities of common bits.
+/// A row transformed by the Hadamard matrix by definition: signs are parities of common bits.
 [[nodiscard]] inline std::vector<double> turned(std::span<const double> row) {
     const std::size_t block = row.size() & (~row.size() + 1);
     std::vector<double> out(row.size());
@@ -18,7 +18,7 @@ namespace cuda_cases {
     return out;
 }
 
-/// What a row of a page may be off by, by its format and its largest number: half a step, and the scale's rounding.
+/// Error bound of a row in a page, by its format and its largest value: half a step, and the rounding of the scale.
 [[nodiscard]] inline double allowed(row_format format, double largest) {
     switch (format) {
     case row_format::f32:
@@ -29,14 +29,14 @@ namespace cuda_cases {
         return largest * 0x1p-8;
     case row_format::int8:
         return largest * (0.5 / 127 + 0x1p-11) + 1e-7;
-    case row_format::int4_turned:
+    case row_format::int4_hadamard:
         return largest * (1.0 / 8 + 0x1p-10) + 1e-6;
     }
     return 0.0;
 }
 
-/// Rows go into pages and come back, by `move_rows` or, encoded, by `code_rows`: slots in any order over several pages
-/// and slabs, some passed over; everything else of the pages stays.
+/// Rows are written into pages and read back, by `copy_rows` or, encoded, by `quantize_rows`: slots in any order over
+/// several pages and slabs, some skipped. All other bytes of the pages stay unchanged.
 template <row_format Format, class Device>
 [[nodiscard]] outcome rows_come_back(Device& device, const cuda::page_layout& layout, row_format outside,
                                      std::uint32_t tokens, std::uint32_t seed) {
@@ -75,10 +75,10 @@ template <row_format Format, class Device>
     const bool plain = outside == Format;
     if (plain)
         done(out,
-             device.launch(stream, cuda::move_rows<in>{layout, storage.pool(), layer, tokens, table.data(), rows}));
+             device.launch(stream, cuda::copy_rows<in>{layout, storage.pool(), layer, tokens, table.data(), rows}));
     else
-        done(out, device.launch(stream, cuda::code_rows<in, Format>::make(layout, storage.pool(), layer, tokens,
-                                                                          table.data(), rows)));
+        done(out, device.launch(stream, cuda::quantize_rows<in, Format>::make(layout, storage.pool(), layer, tokens,
+                                                                              table.data(), rows)));
 
     std::vector<std::vector<std::byte>> after(pages, std::vector<std::byte>(layout.page_bytes()));
     for (std::uint32_t page = 0; page < pages; ++page)
@@ -87,7 +87,7 @@ template <row_format Format, class Device>
     for (const auto& page : after)
         out.keep(page);
 
-    // Every number of every row is where it belongs and near what was given.
+    // Every value of every row is in its place and near the original.
     auto untouched = before;
     for (std::uint32_t token = 0; token < tokens; ++token)
         for (std::uint32_t head = 0; head < heads && slots[token].page != cuda::row_slot::none; ++head)
@@ -95,7 +95,7 @@ template <row_format Format, class Device>
                 const std::size_t at = (std::size_t{token} * heads + head) * dim;
                 std::vector<double> row(given[side].numbers.begin() + static_cast<std::ptrdiff_t>(at),
                                         given[side].numbers.begin() + static_cast<std::ptrdiff_t>(at + dim));
-                if (Format == row_format::int4_turned)
+                if (Format == row_format::int4_hadamard)
                     row = turned(row);
                 double largest = 0;
                 for (const double x : row)
@@ -119,16 +119,16 @@ template <row_format Format, class Device>
             }
     out.expect(untouched == after, "bytes that belong to no row given stay");
 
-    // And back again; what was passed over stays as it was.
+    // Reads the rows back; skipped rows stay unchanged.
     const std::vector<std::byte> blank(given[0].bytes.size(), std::byte{0x11});
     device_copy<std::byte, Device> keys_back(device, blank), values_back(device, blank);
     const cuda::token_rows target{keys_back.bytes(), values_back.bytes(), outside};
     if (plain)
         done(out,
-             device.launch(stream, cuda::move_rows<back>{layout, storage.pool(), layer, tokens, table.data(), target}));
+             device.launch(stream, cuda::copy_rows<back>{layout, storage.pool(), layer, tokens, table.data(), target}));
     else
-        done(out, device.launch(stream, cuda::code_rows<back, Format>::make(layout, storage.pool(), layer, tokens,
-                                                                            table.data(), target)));
+        done(out, device.launch(stream, cuda::quantize_rows<back, Format>::make(layout, storage.pool(), layer, tokens,
+                                                                                table.data(), target)));
     const std::vector<std::byte> fetched[] = {keys_back.fetch(stream, out), values_back.fetch(stream, out)};
     const std::size_t bytes = outside == row_format::f32 ? 4 : 2, row_bytes = dim * bytes;
     for (std::uint32_t row = 0; row < tokens * heads; ++row)
@@ -144,9 +144,10 @@ template <row_format Format, class Device>
             double largest = 0;
             for (std::size_t d = 0; d < dim; ++d)
                 largest = std::max(largest, std::abs(given[side].numbers[row * dim + d]));
-            // A turned row shares its errors out: none is larger than all together.
-            const double off = Format == row_format::int4_turned ? largest * std::sqrt(static_cast<double>(dim)) * 0.5
-                                                                 : allowed(Format, largest) + allowed(outside, largest);
+            // The transform spreads the errors of a row: none exceeds all of them together.
+            const double off = Format == row_format::int4_hadamard
+                                   ? largest * std::sqrt(static_cast<double>(dim)) * 0.5
+                                   : allowed(Format, largest) + allowed(outside, largest);
             double square = 0;
             for (std::size_t d = 0; d < dim; ++d) {
                 double number = 0;
@@ -163,7 +164,7 @@ template <row_format Format, class Device>
                 square += error * error;
                 out.expect(std::abs(error) <= off, "row " + std::to_string(row) + " comes back near what it was");
             }
-            out.expect(Format != row_format::int4_turned ||
+            out.expect(Format != row_format::int4_hadamard ||
                            square <= static_cast<double>(dim) * largest * largest * 0.02,
                        "a turned row comes back near what it was");
         }

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::size_t page_bytes = 96;
 
-// A device, its pinned memory, and a stream that computes: it fills pages and reads them.
+// A device, its pinned memory, and a compute stream that fills and reads pages.
 struct fixture {
     cuda::emulated_device device;
     cuda::pinned_resource<cuda::emulated_device> pinned{device};
@@ -29,11 +29,11 @@ struct fixture {
 
     template <class Eviction>
     auto open(std::size_t pages, std::size_t device_pages, Eviction eviction) {
-        return cuda::tiered<cuda::emulated_device, kv::heap, Eviction>{.device = &device,
-                                                                       .host = {.resource = &pinned},
-                                                                       .eviction = eviction,
-                                                                       .device_pages = device_pages,
-                                                                       .layers = 3}
+        return cuda::tiered<cuda::emulated_device, kv::storage::heap, Eviction>{.device = &device,
+                                                                                .host = {.resource = &pinned},
+                                                                                .eviction = eviction,
+                                                                                .device_pages = device_pages,
+                                                                                .layers = 3}
             .open(pages, page_bytes);
     }
     template <class State>
@@ -41,7 +41,7 @@ struct fixture {
         REQUIRE(device.fill(compute, state.storage().address(state.place(page)), static_cast<std::byte>(value),
                             page_bytes));
     }
-    // What compute finds in a layer that it awaits.
+    // Content of an awaited layer, read in the compute stream.
     template <class State>
     bool holds(State& state, kv::page_id page, int value) {
         for (std::uint32_t layer = 0; layer < 3; ++layer) {
@@ -59,7 +59,7 @@ struct fixture {
 
 TEST_CASE("pages leave the device and come back as they were, layer by layer") {
     fixture f;
-    auto state = f.open(8, 2, kv::lru{});
+    auto state = f.open(8, 2, kv::eviction::lru{});
     for (std::uint32_t page = 0; page < 8; ++page) {
         REQUIRE(state.acquire(kv::page_id{page}));
         const kv::page_id one[] = {kv::page_id{page}};
@@ -84,7 +84,7 @@ TEST_CASE("pages leave the device and come back as they were, layer by layer") {
 
 TEST_CASE("a page that was not changed leaves without a copy, and one written back too") {
     fixture f;
-    auto state = f.open(4, 1, kv::lru{});
+    auto state = f.open(4, 1, kv::eviction::lru{});
     for (std::uint32_t page = 0; page < 4; ++page)
         REQUIRE(state.acquire(kv::page_id{page}));
     for (std::uint32_t page = 0; page < 4; ++page) {
@@ -104,7 +104,7 @@ TEST_CASE("a page that was not changed leaves without a copy, and one written ba
 
 TEST_CASE("held pages stay, and what does not fit beside them is refused and changes nothing") {
     fixture f;
-    auto state = f.open(6, 3, kv::lru{});
+    auto state = f.open(6, 3, kv::eviction::lru{});
     for (std::uint32_t page = 0; page < 6; ++page)
         REQUIRE(state.acquire(kv::page_id{page}));
     const kv::page_id held[] = {kv::page_id{0}, kv::page_id{1}}, more[] = {kv::page_id{2}, kv::page_id{3}},
@@ -125,7 +125,7 @@ TEST_CASE("held pages stay, and what does not fit beside them is refused and cha
 
 TEST_CASE("copies run beside what computes: the first layer is there before the last has come") {
     fixture f;
-    auto state = f.open(2, 2, kv::lru{});
+    auto state = f.open(2, 2, kv::eviction::lru{});
     const kv::page_id both[] = {kv::page_id{0}, kv::page_id{1}};
     for (const kv::page_id page : both) {
         REQUIRE(state.acquire(page));
@@ -140,7 +140,8 @@ TEST_CASE("copies run beside what computes: the first layer is there before the 
     CHECK(f.device.counts().batches == 3);
 }
 
-TEMPLATE_TEST_CASE("whatever happens, a page holds what was last written", "", kv::lru, kv::s3_fifo) {
+TEMPLATE_TEST_CASE("whatever happens, a page holds what was last written", "", kv::eviction::lru,
+                   kv::eviction::s3_fifo) {
     for (unsigned seed = 1; seed <= 6; ++seed) {
         std::mt19937 random(seed);
         fixture f;
@@ -170,7 +171,7 @@ TEMPLATE_TEST_CASE("whatever happens, a page holds what was last written", "", k
                         if (!ready)
                             break;
                         fresh.push_back(page);
-                        value[index_of(page)] = 256; // anything
+                        value[index_of(page)] = 256; // undefined
                     }
                 if (!ready || !state.fetch(pages))
                     continue;

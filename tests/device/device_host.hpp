@@ -26,18 +26,18 @@ namespace cuda = kv::cuda;
 
 using tokens = std::vector<kv::token_id>;
 
-/// How rows are kept on the device.
+/// Storage format of rows on the device.
 struct f32 {
     static constexpr cuda::row_format format = cuda::row_format::f32;
-    static constexpr cuda::page_order order = cuda::page_order::nhd;
+    static constexpr cuda::kv_layout order = cuda::kv_layout::nhd;
 };
 struct bf16 {
     static constexpr cuda::row_format format = cuda::row_format::bf16;
-    static constexpr cuda::page_order order = cuda::page_order::nhd;
+    static constexpr cuda::kv_layout order = cuda::kv_layout::nhd;
 };
 struct int8 {
     static constexpr cuda::row_format format = cuda::row_format::int8;
-    static constexpr cuda::page_order order = cuda::page_order::hnd;
+    static constexpr cuda::kv_layout order = cuda::kv_layout::hnd;
 };
 
 /// A random model with grouped queries, small enough for an emulated device.
@@ -58,7 +58,7 @@ inline const kv::transformer& small_model() {
     return model;
 }
 
-/// Seeded tokens of its vocabulary.
+/// Seeded random tokens of its vocabulary.
 inline tokens some_tokens(std::size_t n, unsigned seed) {
     std::mt19937 dice(seed);
     tokens made;
@@ -80,25 +80,25 @@ struct settings {
     std::size_t split = 64;
     std::size_t pages = 64;
     std::size_t device_bytes = std::size_t{1} << 30;
-    std::uint64_t seed = 1; ///< In which order threads and blocks run.
+    std::uint64_t seed = 1; ///< Seed of the order of threads and blocks.
 };
 
-/// A cache whose pages are on an emulated device, and the model that attends there.
+/// A cache whose pages are on an emulated device, and the model that computes attention there.
 template <class Format>
 struct on_device {
     using storage = cuda::device_storage<cuda::emulated_device>;
     using cache = kv::cache<cuda::device_rows, storage>;
     using model = cuda::device_model<cuda::emulated_device, Format::format, 16, 4>;
-    using fed = kv::fed<cache>;
+    using prefill_result = kv::prefill_result<cache>;
 
     explicit on_device(settings how = {})
         : device({.bytes = how.device_bytes, .seed = how.seed}),
           there(small_model(), device),
-          team(how.threads),
+          pool(how.threads),
           store(kv::make_cache(there.id(kv::digest{1, 2}), there.shape(how.page),
                                {.bytes = how.pages * rows().open(there.shape(how.page)).page_bytes()}, rows(),
                                storage{.device = &device})),
-          through(store, there, team, how.split) {}
+          pipeline(store, there, pool, how.split) {}
     ~on_device() {
         const auto sound = store.check();
         CHECK((sound ? std::string() : sound.error().message) == "");
@@ -106,31 +106,31 @@ struct on_device {
 
     static cuda::device_rows rows() { return {.format = Format::format, .order = Format::order}; }
 
-    [[nodiscard]] fed feed(const tokens& prompt) {
-        auto done = through.feed(prompt, kv::logits_of::all);
+    [[nodiscard]] prefill_result prefill(const tokens& prompt) {
+        auto done = pipeline.prefill(prompt, kv::logits_mode::all);
         REQUIRE(done.has_value());
         return std::move(*done);
     }
     [[nodiscard]] kv::matrix extend(typename cache::sequence& sequence, const tokens& more) {
-        auto rows = through.extend(sequence, more, kv::logits_of::all);
+        auto rows = pipeline.extend(sequence, more, kv::logits_mode::all);
         REQUIRE(rows.has_value());
         return std::move(*rows);
     }
 
     cuda::emulated_device device;
     model there;
-    kv::team team;
+    kv::thread_pool pool;
     cache store;
-    kv::pipeline<cache, model> through;
+    kv::pipeline<cache, model> pipeline;
 };
 
-/// The logits of every position, by a run that shares nothing with anybody. (tokens, vocabulary)
+/// Logits of every position, without reuse or batching. (tokens, vocabulary)
 template <class Format>
 kv::matrix cold(const tokens& prompt) {
-    return on_device<Format>({.seed = 77}).feed(prompt).logits;
+    return on_device<Format>({.seed = 77}).prefill(prompt).logits;
 }
 
-/// Whether `rows` are, bit for bit, the last rows of `whole`.
+/// Returns whether `rows` are, bit for bit, the last rows of `whole`.
 inline bool same_bits(const kv::matrix& rows, const kv::matrix& whole) {
     if (rows.cols() != whole.cols() || rows.rows() > whole.rows() || rows.rows() == 0)
         return false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The reference transformer with its pages and its attention on a device: a hit equals a miss, bit for bit, and the
-// numbers are as near to a double-precision referee as the host's.
+// The reference transformer with its pages and attention on a device: a hit equals a miss, bit for bit, and the results
+// are as close to a double-precision reference as the host's.
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/cuda/emulated_device.hpp>
 #include <kvcache/device/device_model.hpp>
@@ -17,15 +17,15 @@ using namespace device_host;
 
 namespace {
 
-// Attention of a forward pass in double precision, rows kept as they are written: the referee. One sequence, from its
-// beginning, in one pass.
+// Reference: attention of a forward pass in double precision, with unmodified rows. One sequence, from its start, in
+// one pass.
 template <class Lease>
 class referee {
 public:
-    void deal(const kv::attention_shape& shape, std::span<const kv::batch_part<Lease>>, const kv::query_rows& rows,
-              const kv::team&) {
+    void plan(const kv::attention_shape& shape, std::span<const kv::batch_slice<Lease>>, const kv::query_rows& rows,
+              const kv::thread_pool&) {
         shape_ = shape;
-        shape_.rotation = nullptr; // keys come turned, and queries are turned here
+        shape_.rotation = nullptr; // keys arrive rotated, and queries are rotated here
         rotation_ = shape.rotation;
         asked_ = rows;
         keys_.clear();
@@ -40,7 +40,7 @@ public:
         std::ranges::copy(keys, keys_.begin() + static_cast<std::ptrdiff_t>(to * side));
         std::ranges::copy(values, values_.begin() + static_cast<std::ptrdiff_t>(to * side));
     }
-    void attend(kv::layer_id, kv::team&) {
+    void run(kv::layer_id, kv::thread_pool&) {
         const std::size_t width = std::size_t{shape_.heads} * shape_.head_dim;
         const std::size_t rows = keys_.size() / (std::size_t{shape_.kv_heads} * shape_.head_dim);
         std::vector<float> queries, turned(shape_.head_dim), rotation(shape_.head_dim);
@@ -69,17 +69,17 @@ struct refereed {
     [[nodiscard]] std::size_t vocabulary() const { return model.vocabulary(); }
     [[nodiscard]] std::size_t max_positions() const { return model.max_positions(); }
     template <class Lease>
-    [[nodiscard]] auto passes(kv::team& threads) const {
-        return model.passes<Lease>(threads, referee<Lease>{});
+    [[nodiscard]] auto make_forward_pass(kv::thread_pool& threads) const {
+        return model.make_forward_pass<Lease>(threads, referee<Lease>{});
     }
 };
 
 template <class Model>
 kv::matrix on_host(const Model& model, const tokens& prompt) {
-    kv::team threads(1);
+    kv::thread_pool threads(1);
     auto cache = kv::make_cache(small_model().shape(16), {.bytes = 4u << 20});
-    kv::pipeline through(cache, model, threads, prompt.size());
-    auto done = through.feed(prompt, kv::logits_of::all);
+    kv::pipeline pipeline(cache, model, threads, prompt.size());
+    auto done = pipeline.prefill(prompt, kv::logits_mode::all);
     REQUIRE(done.has_value());
     return std::move(done->logits);
 }
@@ -105,17 +105,17 @@ TEST_CASE("logits from a device are as near to a double-precision referee as the
     CHECK(furthest(cold<bf16>(prompt), truth) <= 0.1);
     CHECK(furthest(cold<int8>(prompt), truth) <= 0.2);
 
-    const auto say = [](auto& through) {
-        const auto made = kv::generate(through, some_tokens(20, 2), kv::sampler{}, {.max_tokens = 24},
+    const auto say = [](auto& pipeline) {
+        const auto made = kv::generate(pipeline, some_tokens(20, 2), kv::sampler{}, {.max_tokens = 24},
                                        [](kv::token_id, std::span<const float>) { return true; });
         REQUIRE(made.has_value());
         return made->ids;
     };
-    kv::team threads(1);
+    kv::thread_pool threads(1);
     auto cache = kv::make_cache(small_model().shape(16), {.bytes = 4u << 20});
-    kv::pipeline through(cache, small_model(), threads);
+    kv::pipeline pipeline(cache, small_model(), threads);
     on_device<f32> device;
-    CHECK(say(device.through) == say(through));
+    CHECK(say(device.pipeline) == say(pipeline));
 }
 
 TEMPLATE_TEST_CASE("on a device a full, a partial and an edited hit give the bits of a miss", "", f32, bf16, int8) {
@@ -123,21 +123,21 @@ TEMPLATE_TEST_CASE("on a device a full, a partial and an edited hit give the bit
     const kv::matrix want = cold<TestType>(prompt);
     for (const std::size_t known : {1u, 15u, 16u, 17u, 31u, 39u, 40u}) {
         on_device<TestType> here;
-        (void)here.feed(first(prompt, known));
-        const auto warm = here.feed(prompt);
+        (void)here.prefill(first(prompt, known));
+        const auto warm = here.prefill(prompt);
         CHECK(warm.reused == std::min<std::size_t>(known, 39));
         CHECK(same_bits(warm.logits, want));
     }
     on_device<TestType> here;
-    (void)here.feed(prompt);
+    (void)here.prefill(prompt);
     for (const std::size_t place : {5u, 16u, 33u}) {
         tokens edited = prompt;
         edited[place] = kv::token_id{(kv::index_of(edited[place]) + 1) % 67};
-        const auto warm = here.feed(edited);
+        const auto warm = here.prefill(edited);
         CHECK(warm.reused == place);
         CHECK(same_bits(warm.logits, cold<TestType>(edited)));
     }
-    CHECK(same_bits(here.feed(prompt).logits, want));
+    CHECK(same_bits(here.prefill(prompt).logits, want));
 }
 
 TEMPLATE_TEST_CASE("on a device every split, page size and thread count gives the same bits", "", f32, int8) {
@@ -145,9 +145,9 @@ TEMPLATE_TEST_CASE("on a device every split, page size and thread count gives th
     const kv::matrix want = cold<TestType>(prompt);
     for (const std::size_t split : {1u, 2u, 3u, 7u, 16u, 17u, 64u}) {
         on_device<TestType> here({.page = split % 2 == 0 ? 32u : 16u, .threads = 1 + split % 2, .split = split});
-        const auto cut = here.feed(first(prompt, 21));
+        const auto cut = here.prefill(first(prompt, 21));
         CHECK(same_bits(cut.logits, first_rows(want, 21)));
-        CHECK(same_bits(here.feed(prompt).logits, want));
+        CHECK(same_bits(here.prefill(prompt).logits, want));
     }
 }
 
@@ -155,8 +155,8 @@ TEST_CASE("on a device a context past the split of long ones gives the bits of a
     const tokens prompt = some_tokens(560, 14);
     const kv::matrix want = cold<bf16>(prompt);
     on_device<bf16> here({.split = 100, .seed = 5});
-    (void)here.feed(first(prompt, 515));
-    const auto warm = here.feed(prompt);
+    (void)here.prefill(first(prompt, 515));
+    const auto warm = here.prefill(prompt);
     CHECK(warm.reused == 515);
     CHECK(same_bits(warm.logits, want));
     CHECK(furthest(first_rows(cold<f32>(prompt), 560), on_host(refereed{small_model()}, prompt)) <= 1e-5);
@@ -166,7 +166,7 @@ TEMPLATE_TEST_CASE("on a device forks and truncations copy on write and keep the
     const tokens prompt = some_tokens(37, 5), left = some_tokens(14, 6), right = some_tokens(14, 7);
     for (const std::size_t at : {3u, 16u, 29u, 37u}) {
         on_device<TestType> here;
-        auto trunk = here.feed(prompt);
+        auto trunk = here.prefill(prompt);
         auto branch = trunk.sequence.fork(at);
         const std::size_t copied = here.device.counts().within;
         CHECK(same_bits(here.extend(branch, right), cold<TestType>(joined(first(prompt, at), right))));
@@ -183,7 +183,7 @@ TEST_CASE("on a device what was evicted and computed again has the same bits") {
     for (int round = 0; round < 2; ++round)
         for (unsigned i = 0; i < 3; ++i) {
             const tokens prompt = some_tokens(40 + 9 * i, 20 + i);
-            const auto turn = here.feed(prompt);
+            const auto turn = here.prefill(prompt);
             again += turn.prefilled;
             CHECK(same_bits(turn.logits, cold<f32>(prompt)));
         }
@@ -194,21 +194,21 @@ TEMPLATE_TEST_CASE("on a device strangers in a batch do not meet", "", f32, bf16
     for (const std::size_t split : {5u, 64u}) {
         on_device<TestType> here({.page = 32, .threads = 2, .split = split});
         std::vector<tokens> past, more;
-        std::vector<typename on_device<TestType>::fed> users;
+        std::vector<typename on_device<TestType>::prefill_result> users;
         for (unsigned i = 0; i < 4; ++i) {
             past.push_back(some_tokens(3 + 11 * i, 30 + i));
             more.push_back(some_tokens(1 + 5 * i % 7, 40 + i));
-            users.push_back(here.feed(past[i]));
+            users.push_back(here.prefill(past[i]));
         }
-        std::vector<kv::extension<typename on_device<TestType>::cache>> batch;
+        std::vector<kv::batch_entry<typename on_device<TestType>::cache>> batch;
         for (unsigned i = 0; i < 4; ++i)
-            batch.push_back({&users[i].sequence, more[i], kv::logits_of::all});
-        const auto rows = here.through.extend(batch);
-        REQUIRE(rows.has_value());
+            batch.push_back({&users[i].sequence, more[i], kv::logits_mode::all});
+        kv::matrix rows;
+        REQUIRE(here.pipeline.extend(batch, rows).has_value());
         Eigen::Index at = 0;
         for (unsigned i = 0; i < 4; ++i) {
             const auto n = static_cast<Eigen::Index>(more[i].size());
-            CHECK(same_bits(rows->middleRows(at, n), cold<TestType>(joined(past[i], more[i]))));
+            CHECK(same_bits(rows.middleRows(at, n), cold<TestType>(joined(past[i], more[i]))));
             at += n;
         }
     }
@@ -217,14 +217,14 @@ TEMPLATE_TEST_CASE("on a device strangers in a batch do not meet", "", f32, bf16
 TEST_CASE("a sequence on a device that loses its middle keeps the rows behind it") {
     on_device<f32> here;
     const tokens prompt = some_tokens(50, 8), more = some_tokens(5, 9);
-    auto turn = here.feed(prompt);
-    auto shorter = turn.sequence.without(10, 13);
+    auto turn = here.prefill(prompt);
+    auto shorter = turn.sequence.erase_range(10, 13);
     REQUIRE(shorter.has_value());
     const kv::matrix once = here.extend(*shorter, more);
-    auto other = turn.sequence.without(10, 13);
+    auto other = turn.sequence.erase_range(10, 13);
     REQUIRE(other.has_value());
     CHECK(same_bits(here.extend(*other, more), once)); // approximate, and the same each time
-    CHECK(same_bits(here.feed(prompt).logits, cold<f32>(prompt)));
+    CHECK(same_bits(here.prefill(prompt).logits, cold<f32>(prompt)));
 }
 
 TEST_CASE("whatever call to the device fails, the prompt is refused, typed, and nothing is lost") {
@@ -233,15 +233,15 @@ TEST_CASE("whatever call to the device fails, the prompt is refused, typed, and 
     std::size_t failures = 0;
     for (std::uint64_t n = 1; n < 100; ++n) {
         on_device<f32> here({.split = 5});
-        auto turn = here.feed(prompt);
-        auto branch = turn.sequence.fork(20); // which writes into a shared page
+        auto turn = here.prefill(prompt);
+        auto branch = turn.sequence.fork(20); // it writes into a shared page
         const std::size_t idle = here.store.stats().free;
         here.device.fail_next(n);
-        const auto refused = here.through.extend(branch, more, kv::logits_of::all);
+        const auto refused = here.pipeline.extend(branch, more, kv::logits_mode::all);
         here.device.fail_next(0);
         CHECK(here.store.check().has_value());
         if (refused.has_value())
-            break; // it needs no more calls
+            break; // no more fallible calls
         ++failures;
         CHECK(refused.error().code == kv::error_code::io);
         CHECK(branch.size() == 20);
@@ -253,12 +253,12 @@ TEST_CASE("whatever call to the device fails, the prompt is refused, typed, and 
 
 TEST_CASE("a device without memory refuses a prompt, typed, and serves what fits") {
     on_device<f32> here({.pages = 8, .device_bytes = 1 << 10});
-    const auto refused = here.through.feed(some_tokens(20, 12));
+    const auto refused = here.pipeline.prefill(some_tokens(20, 12));
     REQUIRE_FALSE(refused.has_value());
     CHECK(refused.error().code == kv::error_code::out_of_memory);
     CHECK(refused.error().field == "device memory");
     CHECK(here.store.stats().free == 8);
-    const auto too_long = here.through.feed(some_tokens(200, 13));
+    const auto too_long = here.pipeline.prefill(some_tokens(200, 13));
     REQUIRE_FALSE(too_long.has_value());
     CHECK(too_long.error().field == "pages");
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The reference model with its pages and its attention on a real device: the bits that the emulated one gives, and a
-// hit equals a miss there too. A program of its own, that needs the library's dependencies beside nvcc. Exits with 77
-// where there is no device.
-// Kernels run here with a group of the host's too, whose members no device could call, and none does; the same of
-// Eigen's functions.
+// The reference model with its pages and attention on a real device: bits equal to the emulated device's, and a hit
+// equals a miss there too. A separate program that needs the library's dependencies in addition to nvcc. Exits with 77
+// without a device.
+// Kernels are also instantiated with the host's group, whose members are host-only and never called on a device; the
+// same holds for functions of Eigen.
 #pragma nv_diag_suppress 20011, 20012, 20014
 
 #include <kvcache/cache/compose.hpp>
@@ -57,7 +57,7 @@ tokens joined(tokens a, const tokens& b) {
     return a;
 }
 
-// A cache whose pages are on a device, and the model that attends there.
+// A cache whose pages are on a device, and the model that computes attention there.
 template <class Device, row_format Format>
 struct place {
     using storage = cuda::device_storage<Device>;
@@ -66,15 +66,15 @@ struct place {
 
     place(Device& device, std::uint32_t page, std::size_t split)
         : there(model(), device),
-          team(2),
+          pool(2),
           store(kv::make_cache(there.id({1, 2}), there.shape(page), {.bytes = 8u << 20},
                                cuda::device_rows{.format = Format}, storage{.device = &device})),
-          through(store, there, team, split) {}
+          pipeline(store, there, pool, split) {}
 
     model_type there;
-    kv::team team;
+    kv::thread_pool pool;
     cache store;
-    kv::pipeline<cache, model_type> through;
+    kv::pipeline<cache, model_type> pipeline;
 };
 
 struct report {
@@ -98,7 +98,7 @@ bool same_tail(const kv::result<kv::matrix>& rows, const kv::matrix& whole) {
 template <class Device, row_format Format>
 kv::matrix cold(Device& device, const tokens& prompt) {
     place<Device, Format> here(device, 16, 1000);
-    auto done = here.through.feed(prompt, kv::logits_of::all);
+    auto done = here.pipeline.prefill(prompt, kv::logits_mode::all);
     if (!done) {
         std::printf("      %s: %s\n", done.error().field.c_str(), done.error().message.c_str());
         return {};
@@ -117,21 +117,22 @@ void check(report& to, const char* name, cuda::cuda_device& device, bool quick) 
 
     using here_type = place<cuda::cuda_device, Format>;
     here_type here(device, 32, 17);
-    auto trunk = here.through.feed(prompt, kv::logits_of::none);
+    auto trunk = here.pipeline.prefill(prompt, kv::logits_mode::none);
     to.expect(trunk.has_value(), "a prompt runs", name);
     if (!trunk)
         return;
-    auto warm = here.through.feed(longer, kv::logits_of::all);
+    auto warm = here.pipeline.prefill(longer, kv::logits_mode::all);
     to.expect(warm && warm->reused == prompt.size() && same_tail(std::move(warm->logits), want),
               "a hit equals a miss, in other pages and another split", name);
     auto branch = trunk->sequence.fork(prompt.size() - 5);
     tokens other(prompt.begin(), prompt.end() - 5);
     const kv::matrix of_other = cold<cuda::cuda_device, Format>(device, joined(other, right));
-    const std::vector<kv::extension<typename here_type::cache>> batch = {{&branch, right, kv::logits_of::last},
-                                                                         {&trunk->sequence, left, kv::logits_of::last}};
-    auto both = here.through.extend(batch);
-    to.expect(both && same_tail(kv::matrix(both->topRows(1)), of_other) &&
-                  same_tail(kv::matrix(both->bottomRows(1)), want),
+    const std::vector<kv::batch_entry<typename here_type::cache>> batch = {
+        {&branch, right, kv::logits_mode::last}, {&trunk->sequence, left, kv::logits_mode::last}};
+    kv::matrix both;
+    const bool ran = here.pipeline.extend(batch, both).has_value();
+    to.expect(ran && same_tail(kv::matrix(both.topRows(1)), of_other) &&
+                  same_tail(kv::matrix(both.bottomRows(1)), want),
               "a fork and its trunk in one batch", name);
     to.expect(here.store.check().has_value(), "the books add up", name);
 }

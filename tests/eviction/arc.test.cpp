@@ -10,13 +10,13 @@ namespace {
 // The paper's cases I to IV, in bytes.
 struct plain_arc {
     double room;
-    std::size_t slots; // and so many ghosts of each queue
+    std::size_t slots; // also the maximum number of ghosts of each list
     queue once = {}, again = {};
     ghosts once_left = {}, again_left = {};
-    std::map<kv::slot_id, kv::entry> entries = {};
+    std::map<kv::slot_id, kv::eviction_entry> entries = {};
     double target = 0.0;
     double to_come = 0.0;
-    int returns = 0; // from the first ghosts, or the second
+    int returns = 0; // by a ghost of the first list, or of the second
 
     [[nodiscard]] double bytes(const queue& some) const {
         double sum = 0.0;
@@ -24,7 +24,7 @@ struct plain_arc {
             sum += static_cast<double>(entries.at(slot).bytes);
         return sum;
     }
-    void announce(const kv::entry& newcomer) {
+    void on_miss(const kv::eviction_entry& newcomer) {
         const auto one = static_cast<double>(once_left.bytes()), two = static_cast<double>(again_left.bytes());
         to_come = static_cast<double>(newcomer.bytes);
         returns = once_left.take(newcomer.key) ? 1 : again_left.take(newcomer.key) ? 2 : 0;
@@ -33,7 +33,7 @@ struct plain_arc {
         if (returns == 2)
             target = std::max(0.0, target - to_come * std::max(one / two, 1.0));
     }
-    void admit(kv::slot_id slot, const kv::entry& newcomer) {
+    void admit(kv::slot_id slot, const kv::eviction_entry& newcomer) {
         entries[slot] = newcomer;
         (returns == 0 ? once : again).push_front(slot);
         returns = 0;
@@ -42,7 +42,7 @@ struct plain_arc {
         once.remove(slot);
         to_front(again, slot);
     }
-    void settle(kv::slot_id slot) { to_front(in(once, slot) ? once : again, slot); }
+    void on_released(kv::slot_id slot) { to_front(in(once, slot) ? once : again, slot); }
     void erase(kv::slot_id slot) {
         once.remove(slot);
         again.remove(slot);
@@ -67,21 +67,21 @@ struct plain_arc {
             left.pop_back();
         erase(slot);
     }
-    std::optional<kv::slot_id> victim(const auto& may_leave) {
+    std::optional<kv::slot_id> victim(const auto& is_evictable) {
         const bool only_once = returns == 0 && full() && once_left.keys.empty();
         const bool first = !once.empty() && (only_once || again.empty() || bytes(once) > target ||
                                              (bytes(once) == target && returns == 2));
-        if (const auto found = oldest(first ? once : again, may_leave))
+        if (const auto found = oldest(first ? once : again, is_evictable))
             return found;
-        return oldest(first ? again : once, may_leave);
+        return oldest(first ? again : once, is_evictable);
     }
 };
 
 } // namespace
 
 TEST_CASE("arc is two lists, their ghosts and a target") {
-    same_victims(kv::arc{}, [](kv::eviction_room room) {
+    same_victims(kv::eviction::arc{}, [](kv::eviction_capacity room) {
         return plain_arc{static_cast<double>(room.bytes), room.slots};
     });
-    says_what_a_caller_does_wrong(kv::arc{});
+    says_what_a_caller_does_wrong(kv::eviction::arc{});
 }

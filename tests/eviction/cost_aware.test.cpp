@@ -10,7 +10,7 @@ constexpr auto anyone = [](kv::slot_id) { return true; };
 }
 
 TEST_CASE("of entries used alike, cost_aware keeps those that save most for their bytes") {
-    auto state = kv::cost_aware{}.open({.slots = 3});
+    auto state = kv::eviction::cost_aware{}.open({.slots = 3});
     state.admit(kv::slot_id{0}, {.key = 0, .bytes = 8, .cost = 4.0});
     state.admit(kv::slot_id{1}, {.key = 1, .bytes = 2, .cost = 3.0});
     state.admit(kv::slot_id{2}, {.key = 2, .bytes = 8, .cost = 5.0});
@@ -22,14 +22,14 @@ TEST_CASE("of entries used alike, cost_aware keeps those that save most for thei
 }
 
 TEST_CASE("depth makes nothing dearer for cost_aware") {
-    auto state = kv::cost_aware{}.open({.slots = 2});
+    auto state = kv::eviction::cost_aware{}.open({.slots = 2});
     state.admit(kv::slot_id{0}, {.key = 0, .bytes = 8, .cost = 1.0, .depth = 1000, .length = 2000});
     state.admit(kv::slot_id{1}, {.key = 1, .bytes = 8, .cost = 1.0});
-    CHECK(state.victim(anyone) == kv::slot_id{0}); // the one that came first
+    CHECK(state.victim(anyone) == kv::slot_id{0}); // the first admitted
 }
 
 TEST_CASE("cost_aware learns how likely a hit is after so many uses") {
-    auto state = kv::cost_aware{}.open({.slots = 4});
+    auto state = kv::eviction::cost_aware{}.open({.slots = 4});
     CHECK(state.chance_of_hit(1) == Approx(0.5));
     for (std::uint64_t key = 0; key < 1000; ++key) { // one in four is used again, and then twice more
         state.admit(kv::slot_id{0}, {.key = key, .bytes = 1, .cost = 1.0});
@@ -39,7 +39,7 @@ TEST_CASE("cost_aware learns how likely a hit is after so many uses") {
     }
     CHECK(state.chance_of_hit(1) == Approx(0.25).epsilon(0.01));
     CHECK(state.chance_of_hit(2) > 0.99);
-    // A newcomer leaves before one that was used twice, though a hit saves three times as much.
+    // A new entry is evicted before one that was used twice, although its hit would save three times as much.
     state.admit(kv::slot_id{0}, {.key = 5000, .bytes = 1, .cost = 1.0});
     state.touch(kv::slot_id{0});
     state.admit(kv::slot_id{1}, {.key = 5001, .bytes = 1, .cost = 3.0});
@@ -47,7 +47,7 @@ TEST_CASE("cost_aware learns how likely a hit is after so many uses") {
 }
 
 TEST_CASE("what nobody uses grows old in cost_aware, whatever it saves") {
-    auto state = kv::cost_aware{}.open({.slots = 3});
+    auto state = kv::eviction::cost_aware{}.open({.slots = 3});
     state.admit(kv::slot_id{0}, {.key = 0, .bytes = 1, .cost = 50.0});
     std::uint64_t key = 1;
     for (; key < 100'000; ++key) {
@@ -61,5 +61,5 @@ TEST_CASE("what nobody uses grows old in cost_aware, whatever it saves") {
             break;
     }
     CHECK(key < 1000);
-    says_what_a_caller_does_wrong(kv::cost_aware{});
+    says_what_a_caller_does_wrong(kv::eviction::cost_aware{});
 }

@@ -15,11 +15,11 @@ struct shown_time {
 
 struct plain_lru {
     queue order;
-    void admit(kv::slot_id slot, const kv::entry&) { order.push_front(slot); }
+    void admit(kv::slot_id slot, const kv::eviction_entry&) { order.push_front(slot); }
     void touch(kv::slot_id slot) { to_front(order, slot); }
-    void settle(kv::slot_id slot) { to_front(order, slot); }
+    void on_released(kv::slot_id slot) { to_front(order, slot); }
     void erase(kv::slot_id slot) { order.remove(slot); }
-    std::optional<kv::slot_id> victim(const auto& may_leave) { return oldest(order, may_leave); }
+    std::optional<kv::slot_id> victim(const auto& is_evictable) { return oldest(order, is_evictable); }
 };
 
 constexpr auto anyone = [](kv::slot_id) { return true; };
@@ -27,25 +27,25 @@ constexpr auto anyone = [](kv::slot_id) { return true; };
 } // namespace
 
 TEST_CASE("what nobody has used for its time leaves before any other") {
-    std::uint64_t now = 0xffffffffull - 20; // the low half wraps soon
-    auto state =
-        kv::expiring<kv::fifo, shown_time>{.milliseconds = 100, .clock = {&now}}.open({.slots = 3, .bytes = 3});
+    std::uint64_t now = 0xffffffffull - 20; // the low 32 bits wrap soon
+    auto state = kv::eviction::expiring<kv::eviction::fifo, shown_time>{.milliseconds = 100, .clock = {&now}}.open(
+        {.slots = 3, .bytes = 3});
     for (std::uint32_t slot = 0; slot < 3; ++slot)
         state.admit(kv::slot_id{slot}, {.key = slot, .bytes = 1});
     now += 60;
     state.touch(kv::slot_id{0});
     CHECK_FALSE(state.expired(anyone));
-    CHECK(state.victim(anyone) == kv::slot_id{0}); // as fifo has it
+    CHECK(state.victim(anyone) == kv::slot_id{0}); // fifo's victim
     now += 50;
     CHECK(state.victim(anyone) == kv::slot_id{1});
     const auto not_1 = [](kv::slot_id slot) { return slot != kv::slot_id{1}; };
     CHECK(state.victim(not_1) == kv::slot_id{2});
-    CHECK(state.expired(anyone) == kv::slot_id{2}); // 1 is in use: its time starts anew
+    CHECK(state.expired(anyone) == kv::slot_id{2}); // 1 is in use: its time restarts
     kv::evict(state, kv::slot_id{2});
     CHECK_FALSE(state.expired(anyone));
     now += 100;
     CHECK(state.expired(anyone) == kv::slot_id{0});
-    state.settle(kv::slot_id{0});
+    state.on_released(kv::slot_id{0});
     CHECK(state.expired(anyone) == kv::slot_id{1});
     state.erase(kv::slot_id{1});
     state.erase(kv::slot_id{0});
@@ -54,5 +54,6 @@ TEST_CASE("what nobody has used for its time leaves before any other") {
 
 TEST_CASE("while nothing expires the policy inside decides") {
     std::uint64_t now = 0;
-    same_victims(kv::expiring<kv::lru, shown_time>{.clock = {&now}}, [](kv::eviction_room) { return plain_lru{}; });
+    same_victims(kv::eviction::expiring<kv::eviction::lru, shown_time>{.clock = {&now}},
+                 [](kv::eviction_capacity) { return plain_lru{}; });
 }

@@ -11,31 +11,31 @@ struct plain_fifo {
     queue order;
     std::set<kv::slot_id> settled;
 
-    void admit(kv::slot_id slot, const kv::entry&) {
+    void admit(kv::slot_id slot, const kv::eviction_entry&) {
         order.push_front(slot);
         settled.erase(slot);
     }
     void touch(kv::slot_id) {}
-    void settle(kv::slot_id slot) {
+    void on_released(kv::slot_id slot) {
         if (settled.insert(slot).second)
             to_front(order, slot);
     }
     void erase(kv::slot_id slot) { order.remove(slot); }
-    std::optional<kv::slot_id> victim(const auto& may_leave) { return oldest(order, may_leave); }
+    std::optional<kv::slot_id> victim(const auto& is_evictable) { return oldest(order, is_evictable); }
 };
 
 } // namespace
 
 TEST_CASE("fifo is a list in the order of arrival") {
-    same_victims(kv::fifo{}, [](kv::eviction_room) { return plain_fifo{}; });
-    says_what_a_caller_does_wrong(kv::fifo{});
+    same_victims(kv::eviction::fifo{}, [](kv::eviction_capacity) { return plain_fifo{}; });
+    says_what_a_caller_does_wrong(kv::eviction::fifo{});
 }
 
 TEST_CASE("a chain that is let go tail first leaves fifo tail first") {
-    auto state = kv::fifo{}.open({.slots = 3});
+    auto state = kv::eviction::fifo{}.open({.slots = 3});
     for (std::uint32_t slot = 0; slot < 3; ++slot)
         state.admit(kv::slot_id{slot}, {});
     for (std::uint32_t slot = 3; slot > 0; --slot)
-        state.settle(kv::slot_id{slot - 1});
+        state.on_released(kv::slot_id{slot - 1});
     CHECK(state.victim([](kv::slot_id) { return true; }) == kv::slot_id{2});
 }

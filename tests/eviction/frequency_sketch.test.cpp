@@ -6,7 +6,7 @@
 namespace kv = kvcache;
 
 TEST_CASE("a frequency sketch counts a key, and never too little") {
-    kv::frequency_sketch sketch(1000);
+    kv::eviction::frequency_sketch sketch(1000);
     for (std::uint64_t key = 0; key < 100; ++key)
         for (std::uint64_t use = 0; use < key % 20; ++use)
             sketch.add(key);
@@ -20,7 +20,7 @@ TEST_CASE("a frequency sketch counts a key, and never too little") {
 }
 
 TEST_CASE("after ten uses a slot what was counted is halved") {
-    kv::frequency_sketch sketch(100);
+    kv::eviction::frequency_sketch sketch(100);
     for (int use = 0; use < 9; ++use)
         sketch.add(7);
     CHECK(sketch.uses(7) == 9);
@@ -28,12 +28,12 @@ TEST_CASE("after ten uses a slot what was counted is halved") {
         sketch.add(key);
     CHECK(sketch.uses(7) == 9);
     sketch.add(5000);
-    CHECK(sketch.uses(7) == 4); // eight behind the door, halved; the door is new
+    CHECK(sketch.uses(7) == 4); // eight in the sketch, halved; the doorkeeper is clear
     CHECK(sketch.uses(5000) == 0);
 }
 
 TEST_CASE("few of many keys are taken for others") {
-    kv::frequency_sketch sketch(10'000);
+    kv::eviction::frequency_sketch sketch(10'000);
     for (std::uint64_t key = 0; key < 10'000; ++key)
         sketch.add(key);
     std::size_t strangers = 0;

@@ -12,7 +12,7 @@ struct plain_gdsf {
         double rank = 0.0;
         int turn = 0;
         double uses = 1.0;
-        kv::entry what = {};
+        kv::eviction_entry what = {};
     };
     std::map<kv::slot_id, ranked> entries;
     double clock = 0.0;
@@ -25,7 +25,7 @@ struct plain_gdsf {
         entries[slot].rank = since + worth(entries[slot]);
         entries[slot].turn = ++turn;
     }
-    void admit(kv::slot_id slot, const kv::entry& newcomer) {
+    void admit(kv::slot_id slot, const kv::eviction_entry& newcomer) {
         entries[slot] = {.what = newcomer};
         rank(slot, clock);
     }
@@ -33,7 +33,7 @@ struct plain_gdsf {
         ++entries[slot].uses;
         rank(slot, clock);
     }
-    void settle(kv::slot_id slot) { rank(slot, clock); }
+    void on_released(kv::slot_id slot) { rank(slot, clock); }
     void erase(kv::slot_id slot) { entries.erase(slot); }
     void evict(kv::slot_id slot) {
         clock = entries[slot].rank;
@@ -47,14 +47,14 @@ struct plain_gdsf {
                 found = at;
         return found;
     }
-    std::optional<kv::slot_id> victim(const auto& may_leave) {
+    std::optional<kv::slot_id> victim(const auto& is_evictable) {
         for (std::size_t met = 0; met < entries.size(); ++met) {
             const auto at = lowest([](kv::slot_id) { return true; });
-            if (may_leave(at->first))
+            if (is_evictable(at->first))
                 return at->first;
             rank(at->first, at->second.rank);
         }
-        const auto at = lowest(may_leave);
+        const auto at = lowest(is_evictable);
         return at == entries.end() ? std::nullopt : std::optional(at->first);
     }
 };
@@ -62,6 +62,6 @@ struct plain_gdsf {
 } // namespace
 
 TEST_CASE("gdsf ranks by uses, cost and bytes from a clock") {
-    same_victims(kv::gdsf{}, [](kv::eviction_room) { return plain_gdsf{}; });
-    says_what_a_caller_does_wrong(kv::gdsf{});
+    same_victims(kv::eviction::gdsf{}, [](kv::eviction_capacity) { return plain_gdsf{}; });
+    says_what_a_caller_does_wrong(kv::eviction::gdsf{});
 }

@@ -20,8 +20,8 @@ TEST_CASE("a ghost list is a list of keys that forgets its oldest") {
         kv::testing::detail::choices choose(seed);
         const std::size_t most = choose.below(20);
         const std::uint64_t stride = seed % 2 == 0 ? 1 : std::uint64_t{1} << 40; // keys that differ in few bits
-        kv::ghost_list ghosts(most, 1 << 20, kv::ghost_list::marks::kept);
-        std::list<plain_ghost> plain; // the newest first
+        kv::eviction::ghost_list ghosts(most, 1 << 20, kv::eviction::ghost_list::marks::kept);
+        std::list<plain_ghost> plain; // newest first
         for (std::uint32_t round = 0; round < 4000; ++round) {
             const std::uint64_t key = choose.below(40) * stride;
             const auto at = std::ranges::find(plain, key, &plain_ghost::key);
@@ -54,7 +54,7 @@ TEST_CASE("a ghost list is a list of keys that forgets its oldest") {
 }
 
 TEST_CASE("a list of many ghosts knows each of them and no other") {
-    kv::ghost_list ghosts(100'000, 1);
+    kv::eviction::ghost_list ghosts(100'000, 1);
     for (std::uint64_t key = 0; key < 150'000; ++key)
         ghosts.push(key, {});
     for (std::uint64_t key = 0; key < 250'000; ++key)
@@ -64,7 +64,7 @@ TEST_CASE("a list of many ghosts knows each of them and no other") {
 
 TEST_CASE("beyond 4 GiB ghosts count in a coarser grain") {
     const std::size_t gibibyte = std::size_t{1} << 30;
-    kv::ghost_list ghosts(10, 64 * gibibyte);
+    kv::eviction::ghost_list ghosts(10, 64 * gibibyte);
     for (std::uint64_t key = 0; key < 8; ++key)
         ghosts.push(key, {.bytes = 8 * gibibyte});
     CHECK(ghosts.bytes() == 64 * gibibyte);
@@ -74,14 +74,14 @@ TEST_CASE("beyond 4 GiB ghosts count in a coarser grain") {
 }
 
 TEST_CASE("a key that leaves twice has two ghosts, the newer taken first") {
-    kv::ghost_list ghosts(3, 100, kv::ghost_list::marks::kept);
+    kv::eviction::ghost_list ghosts(3, 100, kv::eviction::ghost_list::marks::kept);
     ghosts.push(7, {.bytes = 1, .mark = 1});
     ghosts.push(8, {.bytes = 1, .mark = 2});
     ghosts.push(7, {.bytes = 1, .mark = 3});
     CHECK(ghosts.size() == 3);
     CHECK(ghosts.take(7)->mark == 3);
     ghosts.push(7, {.bytes = 1, .mark = 4});
-    CHECK(ghosts.pop().mark == 1); // the oldest leaves first, whoever has its key
+    CHECK(ghosts.pop().mark == 1); // the oldest is removed first, even if another has its key
     CHECK(ghosts.take(7)->mark == 4);
     CHECK_FALSE(ghosts.contains(7));
     CHECK(ghosts.contains(8));

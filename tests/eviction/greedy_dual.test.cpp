@@ -11,7 +11,7 @@ constexpr auto one = [](kv::slot_id) { return 1.0; };
 } // namespace
 
 TEST_CASE("worth that is not renewed loses to newcomers in time") {
-    kv::greedy_dual ranks(3);
+    kv::eviction::greedy_dual ranks(3);
     ranks.rank(kv::slot_id{0}, 5.5);
     for (int newcomer = 0; newcomer < 5; ++newcomer) {
         ranks.rank(kv::slot_id{1}, 1.0);
@@ -20,13 +20,13 @@ TEST_CASE("worth that is not renewed loses to newcomers in time") {
     }
     ranks.rank(kv::slot_id{1}, 1.0);
     CHECK(ranks.victim(anyone, one) == kv::slot_id{0});
-    ranks.remove(kv::slot_id{0}); // taken away: the clock stands
+    ranks.remove(kv::slot_id{0}); // removed, not evicted: the clock does not move
     ranks.rank(kv::slot_id{2}, 1.0);
     CHECK(ranks.victim(anyone, one) == kv::slot_id{1});
 }
 
 TEST_CASE("an entry of great worth is found behind any number of cheap ones that may not leave") {
-    kv::greedy_dual ranks(4);
+    kv::eviction::greedy_dual ranks(4);
     for (std::uint32_t slot = 0; slot < 3; ++slot)
         ranks.rank(kv::slot_id{slot}, 0.0);
     ranks.rank(kv::slot_id{3}, 1e9);

@@ -14,7 +14,7 @@ struct plain_lfu {
     std::map<kv::slot_id, std::uint64_t> keys = {};
     ghosts left = {}; // with their counts
 
-    void admit(kv::slot_id slot, const kv::entry& newcomer) {
+    void admit(kv::slot_id slot, const kv::eviction_entry& newcomer) {
         keys[slot] = newcomer.key;
         counts[slot] = 1;
         for (const auto& [key, count] : left.keys)
@@ -28,7 +28,7 @@ struct plain_lfu {
         counts[slot] = std::min(counts[slot] + 1, 255);
         by_count[counts[slot]].push_front(slot);
     }
-    void settle(kv::slot_id slot) { to_front(by_count[counts[slot]], slot); }
+    void on_released(kv::slot_id slot) { to_front(by_count[counts[slot]], slot); }
     void erase(kv::slot_id slot) { by_count[counts[slot]].remove(slot); }
     void evict(kv::slot_id slot) {
         erase(slot);
@@ -36,9 +36,9 @@ struct plain_lfu {
         if (left.keys.size() > most_ghosts)
             left.keys.pop_back();
     }
-    std::optional<kv::slot_id> victim(const auto& may_leave) {
+    std::optional<kv::slot_id> victim(const auto& is_evictable) {
         for (auto& [count, slots] : by_count)
-            if (const auto found = oldest(slots, may_leave))
+            if (const auto found = oldest(slots, is_evictable))
                 return found;
         return std::nullopt;
     }
@@ -47,13 +47,14 @@ struct plain_lfu {
 } // namespace
 
 TEST_CASE("lfu is a list for each count, and remembers as many as asked") {
-    same_victims(kv::lfu{}, [](kv::eviction_room) { return plain_lfu{0}; });
-    same_victims(kv::lfu{.history = 1.5}, [](kv::eviction_room room) { return plain_lfu{room.slots * 3 / 2}; });
-    says_what_a_caller_does_wrong(kv::lfu{});
+    same_victims(kv::eviction::lfu{}, [](kv::eviction_capacity) { return plain_lfu{0}; });
+    same_victims(kv::eviction::lfu{.history = 1.5},
+                 [](kv::eviction_capacity room) { return plain_lfu{room.slots * 3 / 2}; });
+    says_what_a_caller_does_wrong(kv::eviction::lfu{});
 }
 
 TEST_CASE("lfu counts to 255") {
-    auto state = kv::lfu{}.open({.slots = 2});
+    auto state = kv::eviction::lfu{}.open({.slots = 2});
     for (std::uint32_t slot = 0; slot < 2; ++slot) {
         state.admit(kv::slot_id{slot}, {.key = slot});
         for (int use = 0; use < 300 + 100 * static_cast<int>(slot); ++use)

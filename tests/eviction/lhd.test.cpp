@@ -11,23 +11,24 @@ constexpr auto anyone = [](kv::slot_id) { return true; };
 }
 
 TEST_CASE("of entries alike, lhd lets the largest leave") {
-    auto state = kv::lhd{}.open({.slots = 3, .bytes = 0});
+    auto state = kv::eviction::lhd{}.open({.slots = 3, .bytes = 0});
     for (std::uint32_t slot = 0; slot < 3; ++slot)
         state.admit(kv::slot_id{slot}, {.key = slot, .bytes = slot == 1 ? 64u : 8u});
     CHECK(state.victim(anyone) == kv::slot_id{1});
     CHECK(state.victim([](kv::slot_id slot) { return slot == kv::slot_id{2}; }) == kv::slot_id{2});
     CHECK_FALSE(state.victim([](kv::slot_id) { return false; }));
-    says_what_a_caller_does_wrong(kv::lhd{});
+    says_what_a_caller_does_wrong(kv::eviction::lhd{});
 }
 
 TEST_CASE("one seed of lhd, one victim") {
     for (std::uint64_t seed = 0; seed < 3; ++seed)
-        same_victims(kv::lhd{.seed = seed}, [&](kv::eviction_room room) { return kv::lhd{.seed = seed}.open(room); });
+        same_victims(kv::eviction::lhd{.seed = seed},
+                     [&](kv::eviction_capacity room) { return kv::eviction::lhd{.seed = seed}.open(room); });
 }
 
 TEST_CASE("lhd finds the one that may leave among many") {
     constexpr std::uint32_t slots = 500;
-    auto state = kv::lhd{}.open({.slots = slots, .bytes = slots});
+    auto state = kv::eviction::lhd{}.open({.slots = slots, .bytes = slots});
     for (std::uint32_t slot = 0; slot < slots; ++slot)
         state.admit(kv::slot_id{slot}, {.key = slot, .bytes = 1});
     for (const std::uint32_t only : {0u, 77u, 499u})
@@ -35,7 +36,7 @@ TEST_CASE("lhd finds the one that may leave among many") {
 }
 
 TEST_CASE("lhd learns that what is scanned is not hit, and keeps what is") {
-    // One use in five is of one of 60 keys, the others are of keys that are used once. There is room for 100.
+    // One use in five is of one of 60 keys; the other keys are used once. The capacity is 100.
     constexpr std::uint32_t slots = 100;
     const auto hits = [&](const auto& policy) {
         kv::testing::detail::choices choose(1);
@@ -62,22 +63,22 @@ TEST_CASE("lhd learns that what is scanned is not hit, and keeps what is") {
         }
         return found;
     };
-    CHECK(hits(kv::lhd{}) > 2 * hits(kv::lru{}));
+    CHECK(hits(kv::eviction::lhd{}) > 2 * hits(kv::eviction::lru{}));
 }
 
 TEST_CASE("what others continue is not drawn, and is again when they have left") {
     constexpr std::uint32_t slots = 500;
-    auto state = kv::lhd{}.open({.slots = slots, .bytes = slots});
+    auto state = kv::eviction::lhd{}.open({.slots = slots, .bytes = slots});
     for (std::uint32_t slot = 0; slot < slots; ++slot)
         state.admit(kv::slot_id{slot}, {.key = slot, .bytes = 1});
     for (std::uint32_t slot = 0; slot + 1 < slots; ++slot)
-        kv::cover(state, kv::slot_id{slot});
+        kv::on_child_added(state, kv::slot_id{slot});
     std::size_t asked = 0;
     const auto counting = [&](kv::slot_id) { return ++asked > 0; };
-    for (std::uint32_t slot = slots - 1; slot > 0; --slot) { // a chain leaves from its end
+    for (std::uint32_t slot = slots - 1; slot > 0; --slot) { // a chain is evicted from its end
         CHECK(state.victim(counting) == kv::slot_id{slot});
         kv::evict(state, kv::slot_id{slot});
-        kv::uncover(state, kv::slot_id{slot - 1});
+        kv::on_last_child_removed(state, kv::slot_id{slot - 1});
     }
     CHECK(asked == slots - 1);
 }

@@ -7,20 +7,20 @@ using namespace eviction_model;
 
 namespace {
 
-// The paper's stack, pruned from below, with a list of who is in it without being present.
+// The paper's stack, pruned from the bottom, with a list of the entries in it that were evicted.
 struct plain_lirs {
     struct item {
         std::uint64_t key;
         std::size_t bytes;
-        std::optional<kv::slot_id> slot; // none: left
+        std::optional<kv::slot_id> slot; // nullopt: evicted
         bool kept;
     };
     std::size_t room, passing_share, most_ghosts;
-    std::list<item> stack = {}; // the newest first
+    std::list<item> stack = {}; // newest first
     queue passing = {};
-    std::list<std::uint64_t> left = {}; // the newest first
-    std::map<kv::slot_id, kv::entry> entries = {};
-    std::optional<std::uint64_t> announced = {};
+    std::list<std::uint64_t> left = {}; // newest first
+    std::map<kv::slot_id, kv::eviction_entry> entries = {};
+    std::optional<std::uint64_t> missed = {};
     bool returns = false;
 
     [[nodiscard]] auto on_stack(kv::slot_id slot) {
@@ -58,8 +58,8 @@ struct plain_lirs {
         }
         prune();
     }
-    void announce(const kv::entry& newcomer) {
-        announced = newcomer.key;
+    void on_miss(const kv::eviction_entry& newcomer) {
+        missed = newcomer.key;
         returns = std::ranges::find(left, newcomer.key) != left.end();
         left.remove(newcomer.key);
         stack.remove_if([&](const item& one) { return !one.slot && one.key == newcomer.key; });
@@ -67,15 +67,15 @@ struct plain_lirs {
             make_room(newcomer.bytes);
     }
     void push(kv::slot_id slot, bool kept) { stack.push_front({entries[slot].key, entries[slot].bytes, slot, kept}); }
-    void admit(kv::slot_id slot, const kv::entry& newcomer) {
-        if (announced != newcomer.key)
-            announce(newcomer);
+    void admit(kv::slot_id slot, const kv::eviction_entry& newcomer) {
+        if (missed != newcomer.key)
+            on_miss(newcomer);
         entries[slot] = newcomer;
         const bool kept = returns || kept_bytes() + newcomer.bytes <= room - passing_share;
         push(slot, kept);
         if (!kept)
             passing.push_front(slot);
-        announced.reset();
+        missed.reset();
         returns = false;
         prune();
         limit();
@@ -104,7 +104,7 @@ struct plain_lirs {
             to_front(passing, slot);
         prune();
     }
-    void settle(kv::slot_id slot) { in_use(slot); }
+    void on_released(kv::slot_id slot) { in_use(slot); }
     void erase(kv::slot_id slot) {
         if (const auto at = on_stack(slot); at != stack.end())
             stack.erase(at);
@@ -124,15 +124,15 @@ struct plain_lirs {
         }
         limit();
     }
-    std::optional<kv::slot_id> victim(const auto& may_leave) {
+    std::optional<kv::slot_id> victim(const auto& is_evictable) {
         for (std::size_t left_to_ask = passing.size(); left_to_ask > 0; --left_to_ask) {
-            if (may_leave(passing.back()))
+            if (is_evictable(passing.back()))
                 return passing.back();
             in_use(passing.back());
         }
         for (std::size_t kept = static_cast<std::size_t>(std::ranges::count_if(stack, &item::kept)); kept > 0; --kept) {
             const kv::slot_id idle = *stack.back().slot;
-            if (may_leave(idle))
+            if (is_evictable(idle))
                 return idle;
             in_use(idle);
         }
@@ -144,11 +144,11 @@ struct plain_lirs {
 
 TEST_CASE("lirs is a stack that is pruned from below") {
     for (const double fraction : {0.01, 0.3, 0.6})
-        same_victims(kv::lirs{.passing_fraction = fraction}, [&](kv::eviction_room room) {
+        same_victims(kv::eviction::lirs{.passing_fraction = fraction}, [&](kv::eviction_capacity room) {
             return plain_lirs{
                 room.bytes,
                 std::max<std::size_t>(1, static_cast<std::size_t>(fraction * static_cast<double>(room.bytes))),
                 room.slots + 1};
         });
-    says_what_a_caller_does_wrong(kv::lirs{});
+    says_what_a_caller_does_wrong(kv::eviction::lirs{});
 }

@@ -14,8 +14,8 @@ TEST_CASE("lru is a list in the order of use") {
         INFO("seed " << seed);
         kv::testing::detail::choices choose(seed);
         constexpr std::size_t slots = 12;
-        auto state = kv::lru{}.open({.slots = slots});
-        std::list<kv::slot_id> order; // the newest first
+        auto state = kv::eviction::lru{}.open({.slots = slots});
+        std::list<kv::slot_id> order; // newest first
         for (int round = 0; round < 2000; ++round) {
             const kv::slot_id slot{static_cast<std::uint32_t>(choose.below(slots))};
             const auto at = std::ranges::find(order, slot);
@@ -30,21 +30,21 @@ TEST_CASE("lru is a list in the order of use") {
                 order.splice(order.begin(), order, at);
             }
             const std::uint64_t held = choose.bits() & choose.bits();
-            const auto may_leave = [&](kv::slot_id one) { return (held >> index_of(one) & 1) == 0; };
+            const auto is_evictable = [&](kv::slot_id one) { return (held >> index_of(one) & 1) == 0; };
             std::optional<kv::slot_id> expected;
             for (std::size_t n = order.size(); n > 0 && !expected; --n) {
-                if (may_leave(order.back()))
+                if (is_evictable(order.back()))
                     expected = order.back();
-                else // it is in use
+                else // in use
                     order.splice(order.begin(), order, std::prev(order.end()));
             }
-            REQUIRE(state.victim(may_leave) == expected);
+            REQUIRE(state.victim(is_evictable) == expected);
         }
     }
 }
 
 TEST_CASE("lru says what a caller does wrong") {
-    auto state = kv::lru{}.open({.slots = 2});
+    auto state = kv::eviction::lru{}.open({.slots = 2});
     CHECK_THROWS_AS(state.touch(kv::slot_id{0}), kv::contract_violation);
     CHECK_THROWS_AS(state.erase(kv::slot_id{0}), kv::contract_violation);
     state.admit(kv::slot_id{0}, {});

@@ -17,14 +17,14 @@ namespace eviction_model {
 
 namespace kv = kvcache;
 
-/// A queue as a paper draws it, the newest first.
+/// A queue as drawn in the papers, newest first.
 using queue = std::list<kv::slot_id>;
 
-/// The oldest that may leave; those before it move to the front.
+/// The oldest evictable entry; entries before it move to the front.
 template <class MayLeave>
-std::optional<kv::slot_id> oldest(queue& slots, const MayLeave& may_leave) {
+std::optional<kv::slot_id> oldest(queue& slots, const MayLeave& is_evictable) {
     for (std::size_t left = slots.size(); left > 0; --left) {
-        if (may_leave(slots.back()))
+        if (is_evictable(slots.back()))
             return slots.back();
         slots.splice(slots.begin(), slots, std::prev(slots.end()));
     }
@@ -40,7 +40,7 @@ inline void to_front(queue& slots, kv::slot_id slot) {
     slots.push_front(slot);
 }
 
-/// Ghosts as a plain list, the newest first.
+/// A simple list of ghosts, newest first.
 struct ghosts {
     std::list<std::pair<std::uint64_t, std::size_t>> keys; // with their bytes
 
@@ -57,8 +57,8 @@ struct ghosts {
 
 enum class holders { none, some };
 
-/// What a small cache asks of a policy, and of its rule told plainly: random requests, entries that are held, that
-/// settle and that are taken away. Both must name the same victims.
+/// Drives a policy and a simple model of it with the calls of a small cache: random requests, and entries that are
+/// referenced, released and erased. Both must return the same victims.
 template <kv::eviction_policy Policy, class Open>
 void same_victims(const Policy& policy, const Open& open_plain, holders who = holders::some) {
     for (std::uint64_t seed = 0; seed < 40; ++seed) {
@@ -66,11 +66,11 @@ void same_victims(const Policy& policy, const Open& open_plain, holders who = ho
         kv::testing::detail::choices choose(seed);
         const bool one_size = seed % 2 == 0;
         constexpr std::size_t slots = 12;
-        const kv::eviction_room room{.slots = slots, .bytes = one_size ? slots * 8 : 64};
+        const kv::eviction_capacity room{.slots = slots, .bytes = one_size ? slots * 8 : 64};
         auto state = policy.open(room);
         auto plain = open_plain(room);
         std::map<std::uint64_t, kv::slot_id> present;
-        std::vector<kv::entry> entries(slots);
+        std::vector<kv::eviction_entry> entries(slots);
         std::vector<kv::slot_id> free;
         for (std::uint32_t slot = 0; slot < slots; ++slot)
             free.push_back(kv::slot_id{slot});
@@ -83,16 +83,16 @@ void same_victims(const Policy& policy, const Open& open_plain, holders who = ho
         for (int round = 0; round < 1500; ++round) {
             const std::uint64_t key = choose.one_in(2) ? choose.below(8) : choose.below(40);
             const std::uint64_t held = who == holders::none || choose.one_in(2) ? 0 : choose.bits() & choose.bits();
-            const auto may_leave = [&](kv::slot_id slot) { return (held >> index_of(slot) & 1) == 0; };
+            const auto is_evictable = [&](kv::slot_id slot) { return (held >> index_of(slot) & 1) == 0; };
             if (const auto at = present.find(key); at != present.end()) {
                 state.touch(at->second);
                 plain.touch(at->second);
                 if (choose.one_in(3)) {
-                    kv::settle(state, at->second);
-                    kv::settle(plain, at->second);
+                    kv::on_released(state, at->second);
+                    kv::on_released(plain, at->second);
                 }
             } else {
-                kv::entry newcomer{.key = key, .bytes = one_size ? 8 : 1 + (key * 7) % 16};
+                kv::eviction_entry newcomer{.key = key, .bytes = one_size ? 8 : 1 + (key * 7) % 16};
                 newcomer.cost = static_cast<double>(1 + key % 5);
                 newcomer.depth = static_cast<std::uint32_t>(key % 4);
                 newcomer.length = static_cast<std::uint32_t>(key % 7);
@@ -102,11 +102,11 @@ void same_victims(const Policy& policy, const Open& open_plain, holders who = ho
                     newcomer.depth = entries[index_of(*newcomer.parent)].depth + 1;
                     newcomer.length = newcomer.depth + static_cast<std::uint32_t>(choose.below(3));
                 }
-                kv::announce(state, newcomer);
-                kv::announce(plain, newcomer);
+                kv::on_miss(state, newcomer);
+                kv::on_miss(plain, newcomer);
                 while (free.empty() || bytes + newcomer.bytes > room.bytes) {
-                    const std::optional<kv::slot_id> victim = state.victim(may_leave);
-                    REQUIRE(victim == plain.victim(may_leave));
+                    const std::optional<kv::slot_id> victim = state.victim(is_evictable);
+                    REQUIRE(victim == plain.victim(is_evictable));
                     if (!victim)
                         break;
                     kv::evict(state, *victim);
@@ -133,18 +133,18 @@ void same_victims(const Policy& policy, const Open& open_plain, holders who = ho
                 gone(slot);
             }
             if (choose.one_in(4))
-                REQUIRE(state.victim(may_leave) == plain.victim(may_leave));
+                REQUIRE(state.victim(is_evictable) == plain.victim(is_evictable));
         }
     }
 }
 
-/// The mistakes that every policy names.
+/// The misuses that every policy reports.
 template <kv::eviction_policy Policy>
 void says_what_a_caller_does_wrong(const Policy& policy) {
     auto state = policy.open({.slots = 2, .bytes = 64});
     CHECK_THROWS_AS(state.touch(kv::slot_id{0}), kv::contract_violation);
     CHECK_THROWS_AS(state.erase(kv::slot_id{0}), kv::contract_violation);
-    const kv::entry newcomer{.key = 1, .bytes = 8, .cost = 1.0};
+    const kv::eviction_entry newcomer{.key = 1, .bytes = 8, .cost = 1.0};
     state.admit(kv::slot_id{0}, newcomer);
     CHECK_THROWS_AS(state.admit(kv::slot_id{0}, newcomer), kv::contract_violation);
 }

@@ -6,7 +6,7 @@
 namespace kv = kvcache;
 
 TEST_CASE("never names nobody") {
-    auto state = kv::never{}.open({.slots = 2});
+    auto state = kv::eviction::never{}.open({.slots = 2});
     state.admit(kv::slot_id{0}, {});
     state.touch(kv::slot_id{0});
     CHECK_FALSE(state.victim([](kv::slot_id) { return true; }));

@@ -9,13 +9,15 @@ using namespace eviction_model;
 namespace {
 
 struct by_key {
-    std::uint32_t operator()(const kv::entry& newcomer) const { return static_cast<std::uint32_t>(newcomer.key % 4); }
+    std::uint32_t operator()(const kv::eviction_entry& newcomer) const {
+        return static_cast<std::uint32_t>(newcomer.key % 4);
+    }
 };
 
 struct plain_prioritised {
     std::vector<queue> levels = std::vector<queue>(3);
 
-    void admit(kv::slot_id slot, const kv::entry& newcomer) {
+    void admit(kv::slot_id slot, const kv::eviction_entry& newcomer) {
         levels[std::min<std::size_t>(newcomer.key % 4, 2)].push_front(slot);
     }
     void touch(kv::slot_id slot) {
@@ -23,14 +25,14 @@ struct plain_prioritised {
             if (in(level, slot))
                 to_front(level, slot);
     }
-    void settle(kv::slot_id slot) { touch(slot); }
+    void on_released(kv::slot_id slot) { touch(slot); }
     void erase(kv::slot_id slot) {
         for (queue& level : levels)
             level.remove(slot);
     }
-    std::optional<kv::slot_id> victim(const auto& may_leave) {
+    std::optional<kv::slot_id> victim(const auto& is_evictable) {
         for (queue& level : levels)
-            if (const auto found = oldest(level, may_leave))
+            if (const auto found = oldest(level, is_evictable))
                 return found;
         return std::nullopt;
     }
@@ -39,12 +41,14 @@ struct plain_prioritised {
 } // namespace
 
 TEST_CASE("prioritised is a policy for each level") {
-    same_victims(kv::prioritised<kv::lru, by_key>{.levels = 3}, [](kv::eviction_room) { return plain_prioritised{}; });
+    same_victims(kv::eviction::prioritised<kv::eviction::lru, by_key>{.levels = 3},
+                 [](kv::eviction_capacity) { return plain_prioritised{}; });
 }
 
 TEST_CASE("the first pages of every prompt can be kept longest") {
     auto state =
-        kv::prioritised<kv::s3_fifo>{.rule = {{{{.first = 0, .count = 2, .level = 1}}}}}.open({.slots = 4, .bytes = 4});
+        kv::eviction::prioritised<kv::eviction::s3_fifo>{.rule = {{{{.first = 0, .count = 2, .level = 1}}}}}.open(
+            {.slots = 4, .bytes = 4});
     for (std::uint32_t depth = 0; depth < 4; ++depth)
         state.admit(kv::slot_id{depth}, {.key = depth, .bytes = 1, .depth = depth});
     for (const std::uint32_t next : {2u, 3u, 0u, 1u}) {

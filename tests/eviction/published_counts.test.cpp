@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Misses on a trace of a disk, as published with libCacheSim (test/test_evictionAlgo.c at aa0fc409).
+// Misses on a disk trace, as published with libCacheSim (test/test_evictionAlgo.c at aa0fc409).
 #include <kvcache/eviction/all.hpp>
 
 #include <array>
@@ -43,7 +43,7 @@ const std::vector<request>& trace() {
     return requests;
 }
 
-/// The misses of one capacity.
+/// The misses at one capacity.
 template <kv::eviction_policy Policy>
 std::size_t misses(const Policy& policy, std::size_t capacity, double cost) {
     constexpr std::size_t slots = 50'000; // more than the trace has objects
@@ -80,8 +80,8 @@ std::size_t misses(const Policy& policy, std::size_t capacity, double cost) {
         ++missed;
         if (one.bytes > capacity)
             continue;
-        const kv::entry newcomer{.key = one.key, .bytes = one.bytes, .cost = cost};
-        kv::announce(state, newcomer);
+        const kv::eviction_entry newcomer{.key = one.key, .bytes = one.bytes, .cost = cost};
+        kv::on_miss(state, newcomer);
         make_room([&] { return crowded() || bytes + one.bytes > capacity; });
         const kv::slot_id slot = free.back();
         free.pop_back();
@@ -94,7 +94,7 @@ std::size_t misses(const Policy& policy, std::size_t capacity, double cost) {
     return missed;
 }
 
-using row = std::array<std::size_t, 8>; // of 128, 256 ... 1024 MiB
+using row = std::array<std::size_t, 8>; // for 128, 256 ... 1024 MiB
 
 template <kv::eviction_policy Policy>
 row measured(const Policy& policy, double cost = 1.0) {
@@ -116,38 +116,39 @@ TEST_CASE("the queues miss as often as published") {
     if (absent())
         return;
     REQUIRE(trace().size() == 113'872);
-    CHECK(measured(kv::lru{}) == row{93374, 89783, 83572, 81722, 72494, 72104, 71972, 71704});
-    CHECK(measured(kv::fifo{}) == row{93403, 89386, 84387, 84025, 72498, 72228, 72182, 72140});
-    CHECK(measured(kv::clock{}) == row{93313, 89775, 83411, 81328, 74815, 72283, 71927, 64456});
-    CHECK(measured(kv::sieve{}) == row{91699, 86720, 78578, 76707, 69945, 66221, 64445, 64376});
-    CHECK(measured(kv::s3_fifo{}) == row{89307, 82387, 77041, 76791, 71300, 70343, 70455, 70355});
-    CHECK(measured(kv::slru{.segments = 5}) == row{89624, 86725, 82781, 80203, 75388, 65645, 59035, 56063});
+    CHECK(measured(kv::eviction::lru{}) == row{93374, 89783, 83572, 81722, 72494, 72104, 71972, 71704});
+    CHECK(measured(kv::eviction::fifo{}) == row{93403, 89386, 84387, 84025, 72498, 72228, 72182, 72140});
+    CHECK(measured(kv::eviction::clock{}) == row{93313, 89775, 83411, 81328, 74815, 72283, 71927, 64456});
+    CHECK(measured(kv::eviction::sieve{}) == row{91699, 86720, 78578, 76707, 69945, 66221, 64445, 64376});
+    CHECK(measured(kv::eviction::s3_fifo{}) == row{89307, 82387, 77041, 76791, 71300, 70343, 70455, 70355});
+    CHECK(measured(kv::eviction::slru{.segments = 5}) == row{89624, 86725, 82781, 80203, 75388, 65645, 59035, 56063});
 }
 
 TEST_CASE("arc misses as often as published") {
     if (absent())
         return;
-    // There a ghost's return moves the target by single bytes.
-    CHECK(measured(kv::arc{.step = 1}) == row{90252, 85861, 78168, 74297, 67381, 65685, 64439, 64772});
+    // libCacheSim moves the target by single bytes on a ghost hit.
+    CHECK(measured(kv::eviction::arc{.step = 1}) == row{90252, 85861, 78168, 74297, 67381, 65685, 64439, 64772});
 }
 
 TEST_CASE("gdsf misses as often as published") {
     if (absent())
         return;
-    CHECK(measured(kv::gdsf{}, 1e6) == row{89068, 84750, 74853, 70488, 67919, 64180, 61029, 58721});
+    CHECK(measured(kv::eviction::gdsf{}, 1e6) == row{89068, 84750, 74853, 70488, 67919, 64180, 61029, 58721});
 }
 
 TEST_CASE("lirs misses as often as published") {
     if (absent())
         return;
-    CHECK(measured(kv::lirs{.eager_demotion = true}) == row{89819, 79237, 73143, 70363, 68405, 64494, 58640, 53924});
+    CHECK(measured(kv::eviction::lirs{.eager_demotion = true}) ==
+          row{89819, 79237, 73143, 70363, 68405, 64494, 58640, 53924});
 }
 
 TEST_CASE("lhd misses within a hundredth of what is published") {
     if (absent())
         return;
     const row published{90500, 86928, 82211, 77256, 71259, 67001, 63734, 61237};
-    const row found = measured(kv::lhd{});
+    const row found = measured(kv::eviction::lhd{});
     for (std::size_t i = 0; i < found.size(); ++i) {
         INFO("capacity " << 128 * (i + 1) << " MiB");
         CHECK(static_cast<double>(found[i]) == Approx(static_cast<double>(published[i])).epsilon(0.01));

@@ -8,17 +8,17 @@ using namespace eviction_model;
 namespace {
 
 struct plain_s3_fifo {
-    kv::s3_fifo policy;
-    kv::eviction_room room;
+    kv::eviction::s3_fifo policy;
+    kv::eviction_capacity room;
     queue small = {}, main = {};
     std::map<kv::slot_id, int> uses = {};
-    std::map<kv::slot_id, kv::entry> entries = {};
+    std::map<kv::slot_id, kv::eviction_entry> entries = {};
     std::set<kv::slot_id> settled = {};
     ghosts left = {};
     bool returns = false;
 
-    void announce(const kv::entry& newcomer) { returns = left.take(newcomer.key); }
-    void admit(kv::slot_id slot, const kv::entry& newcomer) {
+    void on_miss(const kv::eviction_entry& newcomer) { returns = left.take(newcomer.key); }
+    void admit(kv::slot_id slot, const kv::eviction_entry& newcomer) {
         entries[slot] = newcomer;
         uses[slot] = 0;
         settled.erase(slot);
@@ -27,7 +27,7 @@ struct plain_s3_fifo {
             settled.insert(slot);
     }
     void touch(kv::slot_id slot) { uses[slot] = std::min(uses[slot] + 1, 3); }
-    void settle(kv::slot_id slot) {
+    void on_released(kv::slot_id slot) {
         if (settled.insert(slot).second)
             to_front(in(small, slot) ? small : main, slot);
     }
@@ -37,7 +37,7 @@ struct plain_s3_fifo {
     }
     void evict(kv::slot_id slot) {
         const std::size_t most = static_cast<std::size_t>(static_cast<double>(room.bytes) * policy.ghost_fraction);
-        const kv::entry& gone = entries[slot];
+        const kv::eviction_entry& gone = entries[slot];
         if (in(small, slot) && gone.bytes <= most) {
             while (left.bytes() + gone.bytes > most)
                 left.keys.pop_back();
@@ -75,11 +75,12 @@ struct plain_s3_fifo {
 } // namespace
 
 TEST_CASE("s3_fifo is two queues and a list of ghosts") {
-    for (const kv::s3_fifo policy :
-         {kv::s3_fifo{}, kv::s3_fifo{.small_fraction = 0.4, .ghost_fraction = 0.5, .threshold = 1}}) {
+    for (const kv::eviction::s3_fifo policy :
+         {kv::eviction::s3_fifo{},
+          kv::eviction::s3_fifo{.small_fraction = 0.4, .ghost_fraction = 0.5, .threshold = 1}}) {
         same_victims(
             policy,
-            [&](kv::eviction_room room) {
+            [&](kv::eviction_capacity room) {
                 return plain_s3_fifo{policy, room};
             },
             holders::none);
@@ -88,7 +89,7 @@ TEST_CASE("s3_fifo is two queues and a list of ghosts") {
 }
 
 TEST_CASE("s3_fifo looks in both queues for one that may leave") {
-    auto state = kv::s3_fifo{}.open({.slots = 10, .bytes = 100});
+    auto state = kv::eviction::s3_fifo{}.open({.slots = 10, .bytes = 100});
     for (std::uint32_t slot = 0; slot < 10; ++slot) {
         state.admit(kv::slot_id{slot}, {.key = slot, .bytes = 10});
         state.touch(kv::slot_id{slot});

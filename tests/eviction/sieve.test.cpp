@@ -10,19 +10,19 @@ namespace {
 struct plain_sieve {
     queue order;
     std::set<kv::slot_id> used, settled;
-    std::optional<kv::slot_id> hand; // none: at the oldest
+    std::optional<kv::slot_id> hand; // nullopt: at the oldest
 
     [[nodiscard]] std::optional<kv::slot_id> newer(kv::slot_id slot) const {
         const auto at = std::ranges::find(order, slot);
         return at == order.begin() ? std::nullopt : std::optional(*std::prev(at));
     }
-    void admit(kv::slot_id slot, const kv::entry&) {
+    void admit(kv::slot_id slot, const kv::eviction_entry&) {
         order.push_front(slot);
         used.erase(slot);
         settled.erase(slot);
     }
     void touch(kv::slot_id slot) { used.insert(slot); }
-    void settle(kv::slot_id slot) {
+    void on_released(kv::slot_id slot) {
         if (!settled.insert(slot).second)
             return;
         if (hand == slot)
@@ -34,11 +34,11 @@ struct plain_sieve {
             hand = newer(slot);
         order.remove(slot);
     }
-    std::optional<kv::slot_id> victim(const auto& may_leave) {
+    std::optional<kv::slot_id> victim(const auto& is_evictable) {
         for (std::size_t turn = 0; turn < 24 && !order.empty(); ++turn) {
             const kv::slot_id here = hand.value_or(order.back());
             hand = here;
-            if (!used.contains(here) && may_leave(here))
+            if (!used.contains(here) && is_evictable(here))
                 return here;
             used.erase(here);
             hand = newer(here);
@@ -50,6 +50,6 @@ struct plain_sieve {
 } // namespace
 
 TEST_CASE("sieve is a hand over a list that nothing moves in") {
-    same_victims(kv::sieve{}, [](kv::eviction_room) { return plain_sieve{}; });
-    says_what_a_caller_does_wrong(kv::sieve{});
+    same_victims(kv::eviction::sieve{}, [](kv::eviction_capacity) { return plain_sieve{}; });
+    says_what_a_caller_does_wrong(kv::eviction::sieve{});
 }

@@ -17,7 +17,7 @@ TEST_CASE("a slot heap has the lowest rank first, and of one rank the oldest") {
         INFO("seed " << seed);
         kv::testing::detail::choices choose(seed);
         constexpr std::size_t slots = 30;
-        kv::slot_heap heap(slots);
+        kv::eviction::slot_heap heap(slots);
         std::map<kv::slot_id, std::pair<double, int>> plain;
         for (int round = 0; round < 4000; ++round) {
             const kv::slot_id slot{static_cast<std::uint32_t>(choose.below(slots))};
@@ -45,7 +45,7 @@ TEST_CASE("a slot set aside keeps its rank and its turn, and does not come out")
         CAPTURE(seed);
         kv::testing::detail::choices choose(seed);
         constexpr std::uint32_t slots = 12;
-        kv::slot_heap heap(slots);
+        kv::eviction::slot_heap heap(slots);
         struct known {
             double rank = 0.0;
             int turn = 0;

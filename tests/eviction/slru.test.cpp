@@ -18,7 +18,7 @@ struct plain_slru {
             sum += bytes.at(slot);
         return sum;
     }
-    void admit(kv::slot_id slot, const kv::entry& newcomer) {
+    void admit(kv::slot_id slot, const kv::eviction_entry& newcomer) {
         bytes[slot] = newcomer.bytes;
         for (queue& segment : segments)
             if (filled(segment) + newcomer.bytes <= share)
@@ -39,7 +39,7 @@ struct plain_slru {
                 segments[s].pop_back();
             }
     }
-    void settle(kv::slot_id slot) {
+    void on_released(kv::slot_id slot) {
         for (queue& segment : segments)
             if (in(segment, slot))
                 to_front(segment, slot);
@@ -48,9 +48,9 @@ struct plain_slru {
         for (queue& segment : segments)
             segment.remove(slot);
     }
-    std::optional<kv::slot_id> victim(const auto& may_leave) {
+    std::optional<kv::slot_id> victim(const auto& is_evictable) {
         for (queue& segment : segments)
-            if (const auto found = oldest(segment, may_leave))
+            if (const auto found = oldest(segment, is_evictable))
                 return found;
         return std::nullopt;
     }
@@ -60,8 +60,8 @@ struct plain_slru {
 
 TEST_CASE("slru is a stack of lists of one share") {
     for (const std::uint32_t segments : {1u, 2u, 4u})
-        same_victims(kv::slru{.segments = segments}, [&](kv::eviction_room room) {
+        same_victims(kv::eviction::slru{.segments = segments}, [&](kv::eviction_capacity room) {
             return plain_slru{room.bytes / segments, std::vector<queue>(segments)};
         });
-    says_what_a_caller_does_wrong(kv::slru{});
+    says_what_a_caller_does_wrong(kv::eviction::slru{});
 }

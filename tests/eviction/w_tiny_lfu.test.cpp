@@ -9,9 +9,9 @@ namespace {
 
 struct plain_w_tiny_lfu {
     std::size_t room, window_share;
-    kv::frequency_sketch sketch;
+    kv::eviction::frequency_sketch sketch;
     queue window = {}, probation = {}, guarded = {};
-    std::map<kv::slot_id, kv::entry> entries = {};
+    std::map<kv::slot_id, kv::eviction_entry> entries = {};
     std::size_t to_come = 0;
 
     [[nodiscard]] std::size_t bytes(const queue& slots) const {
@@ -20,8 +20,8 @@ struct plain_w_tiny_lfu {
             sum += entries.at(slot).bytes;
         return sum;
     }
-    void announce(const kv::entry& newcomer) { to_come = newcomer.bytes; }
-    void admit(kv::slot_id slot, const kv::entry& newcomer) {
+    void on_miss(const kv::eviction_entry& newcomer) { to_come = newcomer.bytes; }
+    void admit(kv::slot_id slot, const kv::eviction_entry& newcomer) {
         to_come = newcomer.bytes;
         entries[slot] = newcomer;
         window.push_front(slot);
@@ -38,7 +38,7 @@ struct plain_w_tiny_lfu {
             guarded.pop_back();
         }
     }
-    void settle(kv::slot_id slot) {
+    void on_released(kv::slot_id slot) {
         for (queue* slots : {&window, &probation, &guarded})
             if (in(*slots, slot))
                 to_front(*slots, slot);
@@ -47,17 +47,17 @@ struct plain_w_tiny_lfu {
         for (queue* slots : {&window, &probation, &guarded})
             slots->remove(slot);
     }
-    std::optional<kv::slot_id> of_main(const auto& may_leave) {
-        const auto found = oldest(probation, may_leave);
-        return found ? found : oldest(guarded, may_leave);
+    std::optional<kv::slot_id> of_main(const auto& is_evictable) {
+        const auto found = oldest(probation, is_evictable);
+        return found ? found : oldest(guarded, is_evictable);
     }
-    std::optional<kv::slot_id> victim(const auto& may_leave) {
+    std::optional<kv::slot_id> victim(const auto& is_evictable) {
         while (bytes(window) + to_come > window_share) {
-            const auto candidate = oldest(window, may_leave);
+            const auto candidate = oldest(window, is_evictable);
             if (!candidate)
                 break;
             const bool fits = bytes(probation) + bytes(guarded) + entries[*candidate].bytes <= room - window_share;
-            const auto other = fits ? std::nullopt : of_main(may_leave);
+            const auto other = fits ? std::nullopt : of_main(is_evictable);
             if (!fits && (!other || sketch.uses(entries[*candidate].key) <= sketch.uses(entries[*other].key)))
                 return candidate;
             window.remove(*candidate);
@@ -65,8 +65,8 @@ struct plain_w_tiny_lfu {
             if (!fits)
                 return other;
         }
-        const auto found = of_main(may_leave);
-        return found ? found : oldest(window, may_leave);
+        const auto found = of_main(is_evictable);
+        return found ? found : oldest(window, is_evictable);
     }
 };
 
@@ -74,22 +74,22 @@ struct plain_w_tiny_lfu {
 
 TEST_CASE("w_tiny_lfu is three lists and a sketch") {
     for (const double window : {0.01, 0.3})
-        same_victims(kv::w_tiny_lfu{.window = window, .adaptive = false}, [&](kv::eviction_room room) {
+        same_victims(kv::eviction::w_tiny_lfu{.window = window, .adaptive = false}, [&](kv::eviction_capacity room) {
             return plain_w_tiny_lfu{room.bytes, static_cast<std::size_t>(static_cast<double>(room.bytes) * window),
-                                    kv::frequency_sketch(room.slots)};
+                                    kv::eviction::frequency_sketch(room.slots)};
         });
-    says_what_a_caller_does_wrong(kv::w_tiny_lfu{});
+    says_what_a_caller_does_wrong(kv::eviction::w_tiny_lfu{});
 }
 
 TEST_CASE("the window of w_tiny_lfu grows where what is new is what is used") {
     constexpr std::size_t slots = 100;
-    auto state = kv::w_tiny_lfu{}.open({.slots = slots, .bytes = slots});
+    auto state = kv::eviction::w_tiny_lfu{}.open({.slots = slots, .bytes = slots});
     const std::size_t first = state.window_share();
     std::map<std::uint64_t, kv::slot_id> present;
     std::vector<std::uint64_t> keys(slots);
     std::uint32_t used = 0;
     for (std::uint64_t round = 0; round < 60'000; ++round) {
-        const std::uint64_t key = round % 2 == 0 ? round : round < 60 ? 0 : round - 61; // each is used twice, soon
+        const std::uint64_t key = round % 2 == 0 ? round : round < 60 ? 0 : round - 61; // each used twice, soon
         if (const auto at = present.find(key); at != present.end()) {
             state.touch(at->second);
             continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A cache under the uses that the input spells, beside a naive model of it.
-#include <kvcache/storage/failing.hpp>
+// A cache under the uses that the input spells, compared with a naive model of it.
+#include <kvcache/storage/fault_injecting.hpp>
 
 #include <cstdint>
 #include <cstdio>
@@ -41,7 +41,7 @@ private:
 
 template <class... Policies>
 void play(spelled choices, kv::page_shape shape, std::size_t pages, bool fails, Policies... policies) {
-    auto cache = kv::make_cache(shape, {pages * kv::plain{}.open(shape).page_bytes()}, policies...);
+    auto cache = kv::make_cache(shape, {pages * kv::codec::f32{}.open(shape).page_bytes()}, policies...);
     kvcache_test::cache_model<decltype(cache), spelled> model(cache, choices, {.longest = 40, .storage_fails = fails});
     try {
         model.run(200);
@@ -58,7 +58,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const kv::page_shape shape{1, 1, 1, choices(2) == 0 ? 16u : 32u};
     const std::size_t pages = choices(12);
     if (const std::size_t every = choices(4); every > 0)
-        play(choices, shape, pages, true, kv::failing<>{.every = every});
+        play(choices, shape, pages, true, kv::storage::fault_injecting<>{.every = every});
     else
         play(choices, shape, pages, false);
     return 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // Feeds arbitrary bytes to every decoder of a storage code, the first byte choosing it. A second pass makes the
-// checksum fit, so that what lies behind it is reached; a third codes the bytes as numbers and damages the code.
+// checksum fit, so that the code after it is reached; a third codes the bytes as numbers and damages the code.
 //
 //     clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -Iinclude tests/fuzz/codes.cpp -o fuzz -lzstd
 //     ./fuzz -max_len=4096 -max_total_time=60 corpus/
@@ -28,7 +28,7 @@ using bytes = std::vector<std::byte>;
 
 constexpr std::size_t most_numbers = 1 << 20; // zstd makes many of few
 
-// Rows of four channels behind the interface of the other codes.
+// Rows of four channels with the interface of the other codes.
 struct rows_of_four {
     using number_type = float;
     static constexpr std::size_t header_bytes = kvcache::delta_code::header_bytes;

@@ -21,8 +21,8 @@ namespace {
 namespace kv = kvcache;
 namespace at = kvcache::record_layout;
 
-const kv::record_seal& seal() {
-    static const kv::record_seal made("");
+const kv::record_authenticator& seal() {
+    static const kv::record_authenticator made("");
     return made;
 }
 
@@ -69,12 +69,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::vector<std::byte> sealed(raw.begin(), raw.end());
     std::ranges::copy(std::as_bytes(std::span(at::magic)), sealed.begin());
     kv::store_little<std::uint32_t>(sealed, at::format, kv::record_format_revision);
-    kv::store_little(std::span(sealed), at::seal, static_cast<std::uint32_t>(kv::seal_kind::xxh3));
+    kv::store_little(std::span(sealed), at::seal, static_cast<std::uint32_t>(kv::authenticator_kind::xxh3));
     kv::store_little<std::uint64_t>(sealed, at::total_bytes, size);
     const auto header = std::min<std::uint64_t>(kv::load_little<std::uint64_t>(sealed, at::header_bytes), size);
     const auto behind =
         std::span(sealed).first(std::max<std::size_t>(header, at::fixed_bytes)).subspan(at::fixed_bytes);
-    const kv::digest256 sum = seal().of(std::span(sealed).first(at::checksum), behind);
+    const kv::sha256_digest sum = seal().of(std::span(sealed).first(at::checksum), behind);
     std::ranges::copy(sum.bytes, sealed.begin() + at::checksum);
     read(sealed);
     return 0;

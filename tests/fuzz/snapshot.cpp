@@ -9,7 +9,7 @@
 
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/codec/int8.hpp>
-#include <kvcache/codec/recent_exact.hpp>
+#include <kvcache/codec/keep_recent.hpp>
 #include <kvcache/session/snapshot.hpp>
 
 #include <algorithm>
@@ -60,7 +60,7 @@ bytes snapshot_of(const Codec& codec) {
     auto cache = made(codec);
     const auto sequence = told(cache, length);
     bytes all;
-    require(kv::write_snapshot(cache, sequence, {.next = 3, .said = {kv::token_id{1}}}, "",
+    require(kv::write_snapshot(cache, sequence, {.next = 3, .pending = {kv::token_id{1}}}, "",
                                [&](auto pieces) -> kv::result<void> {
                                    for (const auto piece : pieces)
                                        all.insert(all.end(), piece.begin(), piece.end());
@@ -72,10 +72,10 @@ bytes snapshot_of(const Codec& codec) {
 
 // Puts the checksums right, as far as there are places for them.
 void seal(std::span<std::byte> record) {
-    static const kv::record_seal own("");
+    static const kv::record_authenticator own("");
     if (record.size() < at::fixed_bytes)
         return;
-    const auto put = [&](std::size_t offset, const kv::digest256& sum) {
+    const auto put = [&](std::size_t offset, const kv::sha256_digest& sum) {
         std::ranges::copy(sum.bytes, record.begin() + static_cast<std::ptrdiff_t>(offset));
     };
     const auto parts = kv::load_little<std::uint32_t>(record, at::parts);
@@ -110,20 +110,20 @@ void load(const Codec& codec, std::span<const std::uint8_t> edits, bool sealed, 
     {
         if (knows)
             static_cast<void>(told(cache, 20));
-        before = cache.stats().held;
+        before = cache.stats().in_use;
         const auto read = kv::read_snapshot(cache, edited);
         if (!read)
-            require(!read.error().field.empty() && !read.error().message.empty() && cache.stats().held == before);
+            require(!read.error().field.empty() && !read.error().message.empty() && cache.stats().in_use == before);
         if (read && !sealed)
             require(edited == sound);
         if (read) {
-            const auto record = kv::record::parse(edited, kv::record_seal(""));
+            const auto record = kv::record::parse(edited, kv::record_authenticator(""));
             require(record && std::ranges::equal(record->tokens(), read->sequence.tokens()));
         }
         require(cache.check().has_value());
     }
     require(cache.check().has_value());
-    require(cache.stats().held == 0);
+    require(cache.stats().in_use == 0);
 }
 
 } // namespace
@@ -134,8 +134,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto edits = std::span(data, size).subspan(1);
     const bool sealed = (data[0] & 1) != 0, knows = (data[0] & 2) != 0;
     if ((data[0] & 4) != 0)
-        load(kv::recent_exact<kv::int8>{}, edits, sealed, knows);
+        load(kv::codec::keep_recent<kv::codec::int8>{}, edits, sealed, knows);
     else
-        load(kv::plain{}, edits, sealed, knows);
+        load(kv::codec::f32{}, edits, sealed, knows);
     return 0;
 }

@@ -43,7 +43,7 @@ void read_all(std::string bytes, Use&& use) {
 
 template <class Trace>
 void read_prompts(std::string bytes) {
-    kvcache::prefix_replay<kvcache::lru> replay({}, 7, 64, {});
+    kvcache::prefix_replay<kvcache::eviction::lru> replay({}, 7, 64, {});
     read_all<Trace, kvcache::prefix_request>(std::move(bytes), [&](const kvcache::prefix_request& request) {
         if (request.block_tokens == 0 || replay.run(request) > request.blocks.size())
             std::abort();
@@ -52,7 +52,7 @@ void read_prompts(std::string bytes) {
 
 template <class Trace>
 void read_objects(std::string bytes) {
-    kvcache::object_replay<kvcache::lru> replay({}, 1 << 20, 7);
+    kvcache::object_replay<kvcache::eviction::lru> replay({}, 1 << 20, 7);
     read_all<Trace, kvcache::object_access>(std::move(bytes), [&](const kvcache::object_access& access) {
         if (access.bytes == 0)
             std::abort();

@@ -6,7 +6,7 @@
 
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/core/digest.hpp>
-#include <kvcache/kernel/int8_product.hpp>
+#include <kvcache/kernel/int8_gemm.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/sampler.hpp>
 #include <kvcache/testing/random_weights.hpp>
@@ -66,7 +66,7 @@ Weight weight(std::size_t i) {
 
 template <class Weight>
 std::string product() {
-    kv::team threads(2);
+    kv::thread_pool threads(2);
     kv::digest_builder builder;
     for (const std::size_t rows : {1u, 5u, 13u, 26u}) {
         constexpr std::size_t outputs = 170, inputs = 96;
@@ -79,14 +79,14 @@ std::string product() {
             packed.set_row(n, row);
         }
         std::vector<float> y(rows * outputs);
-        kv::product({x.data(), rows, inputs}, packed, {y.data(), outputs}, threads);
+        kv::gemm({x.data(), rows, inputs}, packed, {y.data(), outputs}, threads);
         add(builder, y);
     }
     return kv::to_string(builder.finish());
 }
 
-std::string int8_product() {
-    kv::team threads(2);
+std::string int8_gemm() {
+    kv::thread_pool threads(2);
     kv::int8_rows scratch;
     kv::digest_builder builder;
     for (const std::size_t rows : {1u, 2u, 5u, 13u, 26u})
@@ -97,7 +97,7 @@ std::string int8_product() {
             for (std::size_t n = 0; n < outputs; ++n)
                 packed.set_row(n, std::span(w).subspan(n * inputs, inputs));
             std::vector<float> y(rows * outputs);
-            kv::product({x.data(), rows, inputs}, packed, {y.data(), outputs}, threads, scratch);
+            kv::gemm({x.data(), rows, inputs}, packed, {y.data(), outputs}, threads, scratch);
             add(builder, y);
         }
     return kv::to_string(builder.finish());
@@ -134,10 +134,10 @@ std::string attention(std::uint32_t dim) {
     const pages::sequence s(6, 2, dim, 1100, dim);
     const pages::written w(s, 64, pages::in_place(1100, 64), 0.0f);
     kv::digest_builder builder;
-    add(builder, w.attend(0, 40, 16));
-    add(builder, w.attend(1010, 1100, 16));
+    add(builder, w.run(0, 40, 16));
+    add(builder, w.run(1010, 1100, 16));
     const pages::written pieces(s, 64, {{64, 0, 0}, {5, 59, 9}, {17, 15, -40}, {30, 33, 0}}, 0.0f);
-    add(builder, pieces.attend(60, 116, 16));
+    add(builder, pieces.run(60, 116, 16));
     return kv::to_string(builder.finish());
 }
 
@@ -149,17 +149,17 @@ struct model_digests {
 model_digests model(const kv::model_config& config, kv::dtype format) {
     const kv::transformer model = kv::make_random_model(config, 20, format);
     auto cache = kv::make_cache(model.shape(32), {.bytes = 8_MiB});
-    kv::team threads(2);
-    kv::pipeline through(cache, model, threads);
+    kv::thread_pool threads(2);
+    kv::pipeline pipeline(cache, model, threads);
     std::vector<kv::token_id> prompt;
     for (std::uint64_t i = 0; i < 70; ++i)
         prompt.push_back(kv::token_id{static_cast<std::int32_t>(numbers::hashed(70, i) % config.vocabulary)});
-    const auto fed = through.feed(prompt, kv::logits_of::all);
-    if (!fed)
-        return {fed.error().message, fed.error().field};
+    const auto filled = pipeline.prefill(prompt, kv::logits_mode::all);
+    if (!filled)
+        return {filled.error().message, filled.error().field};
     kv::digest_builder logits, tokens;
     for (std::size_t row = 0; row < 70; ++row) {
-        const auto numbers = kv::row_of(fed->logits, row);
+        const auto numbers = kv::row_of(filled->logits, row);
         add(logits, numbers);
         for (const float temperature : {0.0f, 0.7f, 1.0f, 3.0f})
             tokens.number(static_cast<std::uint64_t>(kv::index_of(kv::sampler{temperature, 5, 1}.draw(numbers, row))));
@@ -204,7 +204,7 @@ int main() {
         product<float>(),
         product<kv::bfloat16>(),
         product<kv::half>(),
-        int8_product(),
+        int8_gemm(),
         norms(),
         rotations(kv::make_rope({}, 64)),
         rotations(kv::make_rope(llama, 128)),

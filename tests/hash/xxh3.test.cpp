@@ -6,7 +6,7 @@
 namespace kv = kvcache;
 
 TEST_CASE("a chain of runs has golden names") {
-    const auto state = kv::xxh3{}.open({});
+    const auto state = kv::hash::xxh3{}.open({});
     CHECK(state.root() == kv::digest_of(kv::identity{}));
     const kv::token_id run[] = {kv::token_id{1}, kv::token_id{2}, kv::token_id{3}};
     const auto one = state.chain({}, run);

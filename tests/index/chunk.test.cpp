@@ -26,8 +26,8 @@ tokens random_tokens(std::mt19937& dice, std::size_t count, unsigned kinds) {
     return made;
 }
 
-// Stores a text in new pages; returns them.
-std::vector<kv::page_id> store(kv::chunk::state& index, const tokens& text, std::uint32_t& next) {
+// Stores a text in new pages and returns them.
+std::vector<kv::page_id> store(kv::index::chunk::state& index, const tokens& text, std::uint32_t& next) {
     std::vector<kv::page_id> pages;
     std::optional<kv::page_id> parent;
     for (std::size_t at = 0; at < text.size(); at += page_tokens) {
@@ -39,14 +39,14 @@ std::vector<kv::page_id> store(kv::chunk::state& index, const tokens& text, std:
     return pages;
 }
 
-bool note(kv::chunk::state& index, std::uint64_t salt, const std::vector<kv::page_id>& pages, std::size_t first,
+bool note(kv::index::chunk::state& index, std::uint64_t salt, const std::vector<kv::page_id>& pages, std::size_t first,
           std::size_t count) {
     const std::size_t last = first + count - 1;
     return index.note(salt, pages[last / page_tokens], static_cast<std::uint32_t>(last % page_tokens + 1), count);
 }
 
-// The tokens that lie where a chunk was found.
-tokens lying(const kv::chunk::state& index, const kv::chunk_match& chunk) {
+// The tokens stored at a chunk's location.
+tokens lying(const kv::index::chunk::state& index, const kv::chunk_match& chunk) {
     tokens backwards;
     std::optional<kv::page_id> page = chunk.last;
     for (std::size_t end = chunk.end; backwards.size() < chunk.count; page = index.parent(*page), end = page_tokens)
@@ -67,7 +67,7 @@ tokens joined(std::initializer_list<tokens> parts) {
 
 TEST_CASE("a chunk is found anywhere in a prompt, with gaps, also behind itself") {
     std::mt19937 dice(1);
-    auto index = kv::chunk{.least = 8}.open(shape, 64);
+    auto index = kv::index::chunk{.least = 8}.open(shape, 64);
     std::uint32_t next = 0;
     const tokens a = random_tokens(dice, 40, 1000), b = random_tokens(dice, 23, 1000), gap = random_tokens(dice, 11, 9);
     const auto pages = store(index, joined({a, b}), next);
@@ -86,13 +86,13 @@ TEST_CASE("a chunk is found anywhere in a prompt, with gaps, also behind itself"
 
 TEST_CASE("what is too short, lies in no page or is somebody else's is not found") {
     std::mt19937 dice(2);
-    auto index = kv::chunk{.least = 8}.open(shape, 64);
+    auto index = kv::index::chunk{.least = 8}.open(shape, 64);
     std::uint32_t next = 0;
     const tokens a = random_tokens(dice, 40, 1000);
     const auto pages = store(index, a, next);
     CHECK_FALSE(note(index, 1, pages, 0, 7));
     CHECK_FALSE(index.note(1, pages[0], 16, 17));
-    CHECK_FALSE(index.note(1, pages[2], 9, 8)); // eight rows are there
+    CHECK_FALSE(index.note(1, pages[2], 9, 8)); // only eight rows are stored there
     CHECK_FALSE(index.note(1, kv::page_id{50}, 16, 16));
     CHECK_FALSE(index.note(1, pages[0], 0, 8));
     REQUIRE(note(index, 1, pages, 0, 40));
@@ -103,7 +103,7 @@ TEST_CASE("what is too short, lies in no page or is somebody else's is not found
 
 TEST_CASE("of two copies the one that goes on where the last chunk ended is taken, and either alone if one leaves") {
     std::mt19937 dice(3);
-    auto index = kv::chunk{.least = 8}.open(shape, 64);
+    auto index = kv::index::chunk{.least = 8}.open(shape, 64);
     std::uint32_t next = 0;
     const tokens a = random_tokens(dice, 37, 1000), b = random_tokens(dice, 20, 1000), c = random_tokens(dice, 5, 1000);
     const auto pages = store(index, joined({a, b}), next), other = store(index, joined({c, b}), next);
@@ -128,7 +128,7 @@ TEST_CASE("of two copies the one that goes on where the last chunk ended is take
 
 TEST_CASE("a chunk at a text's end stays known when a longer text takes its page's place") {
     std::mt19937 dice(4);
-    auto index = kv::chunk{.least = 8}.open(shape, 64);
+    auto index = kv::index::chunk{.least = 8}.open(shape, 64);
     std::uint32_t next = 0;
     const tokens a = random_tokens(dice, 20, 1000), b = random_tokens(dice, 20, 1000);
     const auto pages = store(index, a, next);
@@ -147,7 +147,7 @@ TEST_CASE("under random use all that is found lies there, and a noted chunk is f
     const std::uint64_t seed = GENERATE(11u, 12u, 13u);
     INFO("seed " << seed);
     std::mt19937 dice(static_cast<unsigned>(seed));
-    auto index = kv::chunk{.least = 3}.open(shape, 400);
+    auto index = kv::index::chunk{.least = 3}.open(shape, 400);
     std::uint32_t next = 0;
     std::set<std::uint32_t> in;
     std::vector<std::pair<tokens, kv::page_id>> noted;

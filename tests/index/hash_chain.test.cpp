@@ -24,7 +24,7 @@ using outcome = kv::insertion::outcome;
 } // namespace
 
 TEST_CASE("in a hash chain a partial page gives way to a longer form of its run") {
-    auto index = kv::hash_chain{}.open({.tokens = 16}, 8);
+    auto index = kv::index::hash_chain{}.open({.tokens = 16}, 8);
     const kv::page_id a{0}, b{1}, c{2};
     CHECK(index.insert({}, run_of({1, 2}), a).what == outcome::inserted);
     const auto longer = index.insert({}, run_of({1, 2, 3}), b);
@@ -40,7 +40,7 @@ TEST_CASE("in a hash chain a partial page gives way to a longer form of its run"
 }
 
 TEST_CASE("a caller's mistakes with the hash chain are said") {
-    auto index = kv::hash_chain{}.open({.tokens = 16}, 8);
+    auto index = kv::index::hash_chain{}.open({.tokens = 16}, 8);
     const kv::page_id a{0}, b{1};
     CHECK_THROWS_AS(index.insert({}, {}, a), kv::contract_violation);
     CHECK_THROWS_AS(index.insert({}, run_of({}, 17), a), kv::contract_violation);
@@ -57,6 +57,6 @@ TEST_CASE("a hash of few bits makes candidates, never wrong matches") {
     for (const unsigned bits : {0u, 1u, 4u, 16u})
         for (std::uint64_t seed = 0; seed < 3; ++seed) {
             INFO(bits << " bits, seed " << seed);
-            CHECK(kv::testing::index_laws(kv::hash_chain{.hash_bits = bits}, seed) == kv::testing::violations{});
+            CHECK(kv::testing::index_laws(kv::index::hash_chain{.hash_bits = bits}, seed) == kv::testing::violations{});
         }
 }

@@ -12,7 +12,7 @@ namespace kv = kvcache;
 TEST_CASE("pages under few hashes are found while others come and go") {
     for (const std::uint64_t hashes : {1u, 3u, 60u}) {
         constexpr std::uint32_t pages = 50;
-        kv::hash_slots slots(pages);
+        kv::index::hash_slots slots(pages);
         std::vector<bool> present(pages, false);
         kv::testing::detail::choices choose(hashes);
         const auto hash_of = [&](std::uint32_t page) { return page % hashes * 0x1'0000'0011ull; };
@@ -25,7 +25,7 @@ TEST_CASE("pages under few hashes are found while others come and go") {
             present[page] = !present[page];
             for (std::uint32_t asked = 0; asked < pages; ++asked)
                 REQUIRE(slots.find(hash_of(asked), [&](std::uint32_t found) { return found == asked; }) ==
-                        (present[asked] ? asked : kv::hash_slots::none));
+                        (present[asked] ? asked : kv::index::hash_slots::none));
         }
     }
 }

@@ -11,10 +11,10 @@ namespace kv = kvcache;
 
 TEST_CASE("a page of a line that is never full is remembered until it is erased") {
     constexpr std::uint32_t pages = 60;
-    kv::page_hints hints(pages);
+    kv::index::page_hints hints(pages);
     std::vector<bool> present(pages, false);
     kv::testing::detail::choices choose(3);
-    // Eight pages to a line at most, all with tags of their own.
+    // At most eight pages per line, each with its own tag.
     const auto hash_of = [](std::uint32_t page) { return (std::uint64_t{page % 8} * 0x2000'0000u << 32) + page / 8; };
     for (int round = 0; round < 3000; ++round) {
         const auto page = static_cast<std::uint32_t>(choose.below(pages));
@@ -24,25 +24,25 @@ TEST_CASE("a page of a line that is never full is remembered until it is erased"
             hints.insert(hash_of(page), page);
         present[page] = !present[page];
         for (std::uint32_t asked = 0; asked < pages; ++asked)
-            REQUIRE(hints.find(hash_of(asked)) == (present[asked] ? asked : kv::page_hints::none));
+            REQUIRE(hints.find(hash_of(asked)) == (present[asked] ? asked : kv::index::page_hints::none));
     }
 }
 
 TEST_CASE("a full line forgets newcomers and no others") {
-    kv::page_hints hints(100);
+    kv::index::page_hints hints(100);
     for (std::uint32_t page = 0; page < 12; ++page)
         hints.insert(page, page);
     for (std::uint32_t page = 0; page < 12; ++page)
-        CHECK(hints.find(page) == (page < 8 ? page : kv::page_hints::none));
-    hints.erase(11, 11); // was not remembered
+        CHECK(hints.find(page) == (page < 8 ? page : kv::index::page_hints::none));
+    hints.erase(11, 11); // was not stored
     hints.erase(3, 3);
     hints.insert(11, 11);
-    CHECK(hints.find(3) == kv::page_hints::none);
+    CHECK(hints.find(3) == kv::index::page_hints::none);
     CHECK(hints.find(11) == 11);
 }
 
 TEST_CASE("of two pages under one hash either is the answer") {
-    kv::page_hints hints(100);
+    kv::index::page_hints hints(100);
     const std::uint64_t hash = 0x1234'5678'9abc'def0u;
     hints.insert(hash, 4);
     hints.insert(hash, 2);
@@ -53,6 +53,6 @@ TEST_CASE("of two pages under one hash either is the answer") {
 }
 
 TEST_CASE("a table for no pages knows none") {
-    kv::page_hints hints(0);
-    CHECK(hints.find(0) == kv::page_hints::none);
+    kv::index::page_hints hints(0);
+    CHECK(hints.find(0) == kv::index::page_hints::none);
 }

@@ -16,11 +16,11 @@ namespace {
     return run;
 }
 
-/// An index that is the tree and nothing else.
+/// An index that is only the tree.
 struct bare {
     using role = kv::index_role;
     struct state {
-        kv::page_tree tree;
+        kv::index::page_tree tree;
 
         [[nodiscard]] kv::index_match match(std::span<const kv::token_id> tokens) const {
             kv::index_match found;
@@ -39,7 +39,9 @@ struct bare {
         [[nodiscard]] std::optional<kv::page_id> parent(kv::page_id page) const { return tree.parent(page); }
         [[nodiscard]] std::span<const kv::token_id> run(kv::page_id page) const { return tree.run(page); }
     };
-    [[nodiscard]] state open(kv::page_shape shape, std::size_t pages) const { return {kv::page_tree(shape, pages)}; }
+    [[nodiscard]] state open(kv::page_shape shape, std::size_t pages) const {
+        return {kv::index::page_tree(shape, pages)};
+    }
 };
 
 } // namespace
@@ -52,22 +54,22 @@ TEST_CASE("a tree that is walked page by page is an index") {
 }
 
 TEST_CASE("a page continues its parent alone, with its own run alone") {
-    kv::page_tree tree({.tokens = 32}, 4);
+    kv::index::page_tree tree({.tokens = 32}, 4);
     (void)tree.insert({}, run_of(1, 32), kv::page_id{0});
     (void)tree.insert({}, run_of(2, 32), kv::page_id{1});
     (void)tree.insert(kv::page_id{0}, run_of(3, 32), kv::page_id{2});
     CHECK(tree.continues(2, 0, run_of(3, 32)));
     CHECK_FALSE(tree.continues(2, 1, run_of(3, 32)));
-    CHECK_FALSE(tree.continues(2, kv::page_tree::none, run_of(3, 32)));
+    CHECK_FALSE(tree.continues(2, kv::index::page_tree::none, run_of(3, 32)));
     CHECK_FALSE(tree.continues(2, 0, run_of(4, 32)));
     auto late = run_of(3, 32);
     late.back() = kv::token_id{9};
     CHECK_FALSE(tree.continues(2, 0, late));
-    CHECK(tree.continues(0, kv::page_tree::none, run_of(1, 32)));
+    CHECK(tree.continues(0, kv::index::page_tree::none, run_of(1, 32)));
 }
 
 TEST_CASE("a page of a tree is full when its run is a page long") {
-    kv::page_tree tree({.tokens = 16}, 2);
+    kv::index::page_tree tree({.tokens = 16}, 2);
     CHECK_FALSE(tree.full(kv::page_id{0}));
     (void)tree.insert({}, run_of(1, 15), kv::page_id{0});
     CHECK_FALSE(tree.full(kv::page_id{0}));

@@ -25,7 +25,7 @@ using outcome = kv::insertion::outcome;
 } // namespace
 
 TEST_CASE("a partial page gives way to a longer form of its run") {
-    auto index = kv::radix{}.open({.tokens = 16}, 8);
+    auto index = kv::index::radix{}.open({.tokens = 16}, 8);
     const kv::page_id a{0}, b{1}, c{2};
     CHECK(index.insert({}, run_of({1, 2}), a).what == outcome::inserted);
     const auto longer = index.insert({}, run_of({1, 2, 3}), b);
@@ -41,7 +41,7 @@ TEST_CASE("a partial page gives way to a longer form of its run") {
 }
 
 TEST_CASE("a caller's mistakes with the radix index are said") {
-    auto index = kv::radix{}.open({.tokens = 16}, 8);
+    auto index = kv::index::radix{}.open({.tokens = 16}, 8);
     const kv::page_id a{0}, b{1};
     CHECK_THROWS_AS(index.insert({}, {}, a), kv::contract_violation);
     CHECK_THROWS_AS(index.insert({}, run_of({}, 17), a), kv::contract_violation);
@@ -58,17 +58,17 @@ TEST_CASE("with a hash of few bits the tree finds what hints do not") {
     for (const unsigned bits : {0u, 1u, 4u, 33u, 36u})
         for (std::uint64_t seed = 0; seed < 3; ++seed) {
             INFO(bits << " bits, seed " << seed);
-            CHECK(kv::testing::index_laws(kv::radix{.hash_bits = bits}, seed) == kv::testing::violations{});
+            CHECK(kv::testing::index_laws(kv::index::radix{.hash_bits = bits}, seed) == kv::testing::violations{});
         }
 }
 
 TEST_CASE("a match ends at any token of a prompt of many pages") {
     constexpr std::size_t pages = 19, length = 16;
     for (const unsigned bits : {64u, 2u}) {
-        auto index = kv::radix{.hash_bits = bits}.open({.tokens = length}, pages);
+        auto index = kv::index::radix{.hash_bits = bits}.open({.tokens = length}, pages);
         std::vector<kv::token_id> prompt;
         for (int i = 0; i < static_cast<int>(pages * length); ++i)
-            prompt.push_back(kv::token_id{i % 7}); // pages alike, but for what is before them
+            prompt.push_back(kv::token_id{i % 7}); // equal pages after different prefixes
         for (std::uint32_t page = 0; page < pages; ++page)
             (void)index.insert(page > 0 ? std::optional(kv::page_id{page - 1}) : std::nullopt,
                                std::span(prompt).subspan(page * length, length), kv::page_id{page});
@@ -90,7 +90,7 @@ TEST_CASE("a match ends at any token of a prompt of many pages") {
 }
 
 TEST_CASE("a page that has left the radix index is hinted at no more") {
-    auto index = kv::radix{}.open({.tokens = 16}, 2);
+    auto index = kv::index::radix{}.open({.tokens = 16}, 2);
     const kv::page_id a{0}, b{1};
     (void)index.insert({}, run_of({1}, 16), a);
     index.erase(a);

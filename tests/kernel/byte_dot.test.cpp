@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/codec/packed_codes.hpp>
+#include <kvcache/codec/packed_quants.hpp>
 #include <kvcache/kernel/byte_dot.hpp>
 
 #include <algorithm>
@@ -17,10 +17,10 @@ constexpr std::int8_t places[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 
 constexpr std::int8_t widest[16] = {-63, -46, -36, -28, -21, -15, -9, -3, 3, 9, 15, 21, 28, 36, 46, 63};
 constexpr std::int8_t apart[16] = {-120, -7, -1, 6};
 
-// Codes of every value, or the last alone, and queries up to the largest against sums of int64.
+// Codes of every value, or the last alone, and queries up to the largest, compared with sums of int64.
 template <unsigned Bits, bool Linear, std::size_t N>
 bool products_are_exact(std::size_t dim, const std::int8_t* table, bool extreme) {
-    const kv::detail::packed_codes<Bits> packed(kv::page_side::keys, dim);
+    const kv::codec::detail::packed_quants<Bits> packed(kv::codec::kv_kind::keys, dim);
     std::vector<std::byte> codes(packed.bytes());
     const auto code_of = [&](std::size_t d, std::size_t lane) {
         const auto any = extreme ? (lane % 2 == 0 ? 255u : 0u) : numbers::hashed(Bits, d * 16 + lane);
@@ -45,7 +45,7 @@ bool products_are_exact(std::size_t dim, const std::int8_t* table, bool extreme)
             x[i] = kv::f32x16::load(each);
         }
         std::int32_t sums[N];
-        kv::detail::put_bytes(x, asked.data() + d * N, table[0], sums);
+        kv::detail::quantize_int8(x, asked.data() + d * N, table[0], sums);
         for (std::size_t i = 0; i < N; ++i)
             own[i] += sums[i];
     }
@@ -93,7 +93,7 @@ TEST_CASE("sixteen numbers become bytes, rounded to the nearest, and to the even
     const int want[16] = {0, 2, 0, -2, 2, -3, 127, -127, 126, 0, 0, 4, -4, 0, 100, -64};
     std::byte to[16];
     int all = 0;
-    const std::int32_t sum = kv::detail::put_bytes(kv::f32x16::load(from), to);
+    const std::int32_t sum = kv::detail::quantize_int8(kv::f32x16::load(from), to);
     for (std::size_t i = 0; i < 16; ++i) {
         CHECK(static_cast<std::int8_t>(std::to_integer<unsigned>(to[i])) == want[i]);
         all += want[i];

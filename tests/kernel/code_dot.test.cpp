@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/codec/packed_codes.hpp>
+#include <kvcache/codec/packed_quants.hpp>
 #include <kvcache/kernel/code_dot.hpp>
 
 #include <algorithm>
@@ -15,10 +15,10 @@ namespace {
 
 constexpr std::int8_t table[16] = {-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127};
 
-// Codes of every value and queries up to the largest against sums of int64.
+// Codes of every value and queries up to the largest, compared with sums of int64.
 template <unsigned Bits, std::size_t N>
 bool dots_are_exact(std::size_t dim) {
-    const kv::detail::packed_codes<Bits> packed(kv::page_side::keys, dim);
+    const kv::codec::detail::packed_quants<Bits> packed(kv::codec::kv_kind::keys, dim);
     std::vector<std::byte> codes(packed.bytes());
     const auto code_of = [&](std::size_t d, std::size_t lane) {
         return static_cast<std::uint8_t>(numbers::hashed(Bits, d * 16 + lane) & ((1u << Bits) - 1));
@@ -45,7 +45,7 @@ bool dots_are_exact(std::size_t dim) {
             x[i] = kv::f32x16::load(each);
         }
         std::int32_t sums[N];
-        kv::detail::put_whole(x, asked.data() + d * 2 * N, kv::detail::own_by, sums);
+        kv::detail::quantize_int16(x, asked.data() + d * 2 * N, kv::detail::own_by, sums);
         for (std::size_t i = 0; i < N; ++i)
             own[i] += sums[i];
     }
@@ -94,5 +94,5 @@ TEST_CASE("sixteen numbers are rounded to the nearest whole, and to the even one
     alignas(64) const float from[16] = {0.5f, 1.5f,  -0.5f,  -1.5f,   2.49f,  -2.51f,  32512.0f, -32512.0f,
                                         0.0f, -0.0f, 128.0f, -128.0f, 127.5f, -128.5f, 255.0f,   -32511.5f};
     std::byte to[32];
-    CHECK(kv::detail::put_whole(kv::f32x16::load(from), to) == 0 + 2 - 0 - 2 + 2 - 3 + 128 - 128 + 255 - 32512);
+    CHECK(kv::detail::quantize_int16(kv::f32x16::load(from), to) == 0 + 2 - 0 - 2 + 2 - 3 + 128 - 128 + 255 - 32512);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/codec/packed_codes.hpp>
+#include <kvcache/codec/packed_quants.hpp>
 #include <kvcache/kernel/column_dot.hpp>
 
 #include <cstdint>
@@ -18,11 +18,12 @@ constexpr std::int8_t widest[16] = {-63, -46, -36, -28, -21, -15, -9, -3, 3, 9, 
 
 enum class sort { any, not_negative, largest, least };
 
-// Codes of every value, or alternately the last and the first, and weights of a sort, against sums of int64.
+// Codes of every value, or alternately the last and the first, and several kinds of weights, compared with sums of
+// int64.
 template <unsigned Bits, bool Linear, std::size_t N>
 bool sums_are_exact(const std::int8_t* table, sort of) {
     constexpr std::size_t dim = 48;
-    const kv::detail::packed_codes<Bits> packed(kv::page_side::values, dim);
+    const kv::codec::detail::packed_quants<Bits> packed(kv::codec::kv_kind::values, dim);
     std::vector<std::byte> codes(packed.bytes());
     const auto code_of = [&](std::size_t d, std::size_t lane) {
         const auto any = of == sort::any || of == sort::not_negative ? numbers::hashed(Bits, d * 16 + lane)
@@ -33,7 +34,7 @@ bool sums_are_exact(const std::int8_t* table, sort of) {
     for (std::size_t d = 0; d < dim; ++d)
         for (std::size_t lane = 0; lane < 16; ++lane)
             packed.put(codes.data(), d, lane, code_of(d, lane));
-    constexpr std::int32_t limit = kv::detail::numbers_that_meet<Bits>::largest;
+    constexpr std::int32_t limit = kv::detail::operand_for<Bits>::largest;
     std::int64_t whole[N][16];
     kv::f32x16 weights[N];
     for (std::size_t i = 0; i < N; ++i) {

@@ -20,7 +20,7 @@ std::vector<Number> of_bits(std::size_t size, unsigned seed, bool any) {
     std::vector<Number> made(size);
     for (auto& x : made) {
         std::uint32_t bits = static_cast<std::uint32_t>(dice());
-        if (!any) { // exponents as those of numbers around one
+        if (!any) { // exponents near one
             unsigned small = 0;
             while (small < 20 && dice() % 2 == 0)
                 ++small;
@@ -51,11 +51,11 @@ TEMPLATE_TEST_CASE("every bit pattern comes back, for any count", "", kv::expone
     for (const bool any : {false, true})
         for (const std::size_t size : {0u, 1u, 2u, 15u, 16u, 17u, 31u, 32u, 33u, 47u, 48u, 63u, 64u, 1000u}) {
             const auto numbers = of_bits<number>(size, static_cast<unsigned>(size) + 1, any);
-            const auto coded = code::encode(numbers);
-            REQUIRE(code::count(coded).has_value());
-            CHECK(*code::count(coded) == size);
+            const auto encoded = code::encode(numbers);
+            REQUIRE(code::count(encoded).has_value());
+            CHECK(*code::count(encoded) == size);
             std::vector<number> back(size);
-            REQUIRE(code::decode(coded, back).has_value());
+            REQUIRE(code::decode(encoded, back).has_value());
             CHECK(same(back, numbers));
         }
 }
@@ -74,20 +74,20 @@ TEMPLATE_TEST_CASE("a code that was cut, changed or is another's is refused", ""
     using code = TestType;
     using number = number_of<TestType>;
     const auto numbers = of_bits<number>(100, 3, true);
-    const auto coded = code::encode(numbers);
+    const auto encoded = code::encode(numbers);
     std::vector<number> back(100);
-    for (std::size_t size = 0; size < coded.size(); ++size)
-        CHECK_FALSE(code::decode(std::span(coded).first(size), back).has_value());
-    for (std::size_t bit = 0; bit < 8 * coded.size(); ++bit) {
-        auto damaged = coded;
+    for (std::size_t size = 0; size < encoded.size(); ++size)
+        CHECK_FALSE(code::decode(std::span(encoded).first(size), back).has_value());
+    for (std::size_t bit = 0; bit < 8 * encoded.size(); ++bit) {
+        auto damaged = encoded;
         damaged[bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
         CHECK_FALSE(code::decode(damaged, back).has_value());
     }
     std::vector<number> fewer(99);
-    CHECK(code::decode(coded, fewer).error().code == kv::error_code::out_of_range);
+    CHECK(code::decode(encoded, fewer).error().code == kv::error_code::out_of_range);
     using other = std::conditional_t<std::is_same_v<number, float>, kv::bfloat16, float>;
-    CHECK(kv::exponent_code<other>::count(coded).error().field == "width");
-    CHECK(kv::entropy_code<other>::count(coded).error().field == "width");
+    CHECK(kv::exponent_code<other>::count(encoded).error().field == "width");
+    CHECK(kv::entropy_code<other>::count(encoded).error().field == "width");
 }
 
 TEST_CASE("random bytes are refused, also those whose checksum was made to fit") {
@@ -95,13 +95,13 @@ TEST_CASE("random bytes are refused, also those whose checksum was made to fit")
     std::vector<float> back(64);
     std::size_t accepted = 0;
     for (int again = 0; again < 2000; ++again) {
-        auto coded = kv::exponent_code<float>::encode(of_bits<float>(64, 9, again % 2 == 0));
-        for (int n = 0; n < 3; ++n) // codes and escapes that do not agree
-            coded[coded.size() - 1 - dice() % 40] = static_cast<std::byte>(dice());
+        auto encoded = kv::exponent_code<float>::encode(of_bits<float>(64, 9, again % 2 == 0));
+        for (int n = 0; n < 3; ++n) // inconsistent codes and escapes
+            encoded[encoded.size() - 1 - dice() % 40] = static_cast<std::byte>(dice());
         const std::uint64_t sum =
-            kv::seeded_hash(kv::seeded_hash(0, std::span(coded).first(28)), std::span(coded).subspan(36));
-        std::memcpy(coded.data() + 28, &sum, sizeof sum);
-        accepted += kv::exponent_code<float>::decode(coded, back).has_value();
+            kv::seeded_hash(kv::seeded_hash(0, std::span(encoded).first(28)), std::span(encoded).subspan(36));
+        std::memcpy(encoded.data() + 28, &sum, sizeof sum);
+        accepted += kv::exponent_code<float>::decode(encoded, back).has_value();
     }
     CHECK(accepted < 2000);
 }
@@ -110,12 +110,13 @@ TEST_CASE("a stream whose checksum and lengths were made to fit is read to its e
     std::mt19937 dice(6);
     std::vector<float> back(200);
     for (int again = 0; again < 2000; ++again) {
-        auto coded = kv::entropy_code<float>::encode(of_bits<float>(200, 9, again % 2 == 0));
+        auto encoded = kv::entropy_code<float>::encode(of_bits<float>(200, 9, again % 2 == 0));
         for (int n = 0; n < 4; ++n) // the lengths, or a stream
-            coded[n % 2 == 0 ? 24 + dice() % 128 : coded.size() - 1 - dice() % 100] = static_cast<std::byte>(dice());
+            encoded[n % 2 == 0 ? 24 + dice() % 128 : encoded.size() - 1 - dice() % 100] =
+                static_cast<std::byte>(dice());
         const std::uint64_t sum =
-            kv::seeded_hash(kv::seeded_hash(0, std::span(coded).first(152)), std::span(coded).subspan(160));
-        std::memcpy(coded.data() + 152, &sum, sizeof sum);
-        (void)kv::entropy_code<float>::decode(coded, back); // the sanitizers watch
+            kv::seeded_hash(kv::seeded_hash(0, std::span(encoded).first(152)), std::span(encoded).subspan(160));
+        std::memcpy(encoded.data() + 152, &sum, sizeof sum);
+        (void)kv::entropy_code<float>::decode(encoded, back); // checked by the sanitizers
     }
 }

@@ -15,7 +15,7 @@ namespace {
 
 using sixteen = std::array<std::int64_t, 16>;
 
-// What the machine's dot product gives for levels. weights: (fours, 16, 4), x: (fours, 4)
+// Result of the dot-product instruction for levels. weights: (fours, 16, 4), x: (fours, 4)
 sixteen dots(const std::vector<std::int8_t>& weights, const std::vector<int>& x) {
     using namespace kv::detail;
     std::vector<int8_activation> levels;

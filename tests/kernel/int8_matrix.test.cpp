@@ -17,7 +17,7 @@ namespace kv = kvcache;
 
 namespace {
 
-// The level of an output's input, from its place among the panels.
+// Level of an output's input, from its location in the panels.
 std::int8_t level(const kv::int8_matrix& w, std::size_t output, std::size_t k) {
     return w.panel(output / 16)[(k / 4 * 16 + output % 16) * 4 + k % 4];
 }

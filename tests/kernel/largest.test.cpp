@@ -13,7 +13,7 @@ using numbers::same_bits;
 
 namespace {
 
-// Four vectors, of which some lanes are no numbers, infinite, or zeros of either sign.
+// Four vectors with some lanes NaN, infinite, or zero of either sign.
 std::array<std::array<float, 16>, 4> some(std::uint64_t seed) {
     std::array<std::array<float, 16>, 4> made{};
     for (std::size_t i = 0; i < 64; ++i) {

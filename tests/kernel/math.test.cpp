@@ -23,7 +23,7 @@ float silu_one(float x) {
     return lane[11];
 }
 
-// The largest error of `kernel` over every `step`-th float of the same sign between two magnitudes.
+// Largest error of `kernel` over every `step`-th float of the same sign between two magnitudes.
 template <class Kernel, class Truth>
 double worst(float least, float most, std::uint32_t step, Kernel kernel, Truth truth) {
     double found = 0.0;

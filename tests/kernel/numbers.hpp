@@ -13,7 +13,7 @@
 
 namespace numbers {
 
-/// A hash of (seed, index), the same everywhere.
+/// A hash of (seed, index), the same on every machine.
 inline std::uint64_t hashed(std::uint64_t seed, std::uint64_t index) {
     std::uint64_t x = seed * 0x9e3779b97f4a7c15u + index + 0x632be59bd9b4e019u;
     for (int round = 0; round < 2; ++round) {
@@ -24,13 +24,13 @@ inline std::uint64_t hashed(std::uint64_t seed, std::uint64_t index) {
     return x;
 }
 
-/// A number in [-1, 1), an integer times 2^-23: exact on every build.
+/// A value in [-1, 1), an integer times 2^-23: exact in every build.
 inline float uniform(std::uint64_t seed, std::uint64_t index) {
     const auto whole = static_cast<std::int32_t>(hashed(seed, index) >> 40) - (1 << 23);
     return static_cast<float>(whole) * 0x1p-23f;
 }
 
-/// `size` such numbers, times a power of two.
+/// `size` such values, times a power of two.
 inline std::vector<float> uniforms(std::uint64_t seed, std::size_t size, float power = 1.0f) {
     std::vector<float> made(size);
     for (std::size_t i = 0; i < size; ++i)
@@ -46,7 +46,7 @@ inline bool same_bits(std::span<const float> x, std::span<const float> y) {
     return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size_bytes()) == 0;
 }
 
-/// How far a float is from the true value, in units of the last place of a float there.
+/// Error of a float in ulp.
 inline double ulps(float got, double truth) {
     int exponent = 0;
     std::frexp(truth, &exponent);

@@ -113,7 +113,7 @@ TEST_CASE("a query turned back by what its keys have moved gives the scores of m
                 for (std::int64_t at = 0; at < keys; ++at) {
                     const auto key = numbers::uniforms(static_cast<std::uint32_t>(at), dim);
                     const auto query = numbers::uniforms(static_cast<std::uint32_t>(1000 + at), dim);
-                    const std::int64_t asked = 140000 + at; // where the query stands; its key was read at 20000 + at
+                    const std::int64_t asked = 140000 + at; // position of the query; its key is at 20000 + at
                     const double moved = score(turned(query, asked), turned(key, 20000 + at + base));
                     const double back = score(turned(query, asked - base), turned(key, 20000 + at));
                     worst = std::max(worst, std::abs(moved - back));

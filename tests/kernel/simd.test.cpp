@@ -74,7 +74,7 @@ TEST_CASE("lanes are loaded and stored in order, whole and in part") {
             CHECK(to[i] == (i < count ? from[i] : 9.0f));
         }
     }
-    for (std::size_t count = 0; count < 20; ++count) { // as many as there are, or as fit
+    for (std::size_t count = 0; count < 20; ++count) { // min(count, 16) floats
         std::vector<float> exactly(from.begin(),
                                    from.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(count, 16)));
         const kv::f32x16 part = kv::f32x16::load_up_to(exactly.data(), count);
@@ -167,14 +167,14 @@ TEST_CASE("sum is one fixed tree: i with i + 8, then 4, 2, 1") {
     for (std::uint64_t seed = 0; seed < 500; ++seed) {
         const lanes from = some(seed, seed % 2 == 0 ? 1.0f : 0x1p20f);
         lanes tree = from;
-        tree[3] = std::ldexp(tree[3], static_cast<int>(seed % 40) - 20); // so that the order shows
+        tree[3] = std::ldexp(tree[3], static_cast<int>(seed % 40) - 20); // makes the result depend on the order
         const lanes kept = tree;
         for (std::size_t half = 8; half > 0; half /= 2)
             for (std::size_t i = 0; i < half; ++i)
                 tree[i] += tree[i + half];
         REQUIRE(same_bits(kv::sum(kv::f32x16::load(kept.data())), tree[0]));
     }
-    // 2^24 + 1 is 2^24: only the lanes that meet early survive.
+    // 2^24 + 1 rounds to 2^24: only the lanes added early count.
     lanes steps{};
     steps[0] = 0x1p24f, steps[1] = 1.0f, steps[9] = 1.0f;
     CHECK(kv::sum(kv::f32x16::load(steps.data())) == 0x1p24f + 2.0f);

@@ -15,10 +15,10 @@ namespace {
 
 using wide = kv::zstd_code<float>;
 
-void fit_checksum(std::vector<std::byte>& coded) {
+void fit_checksum(std::vector<std::byte>& encoded) {
     const std::uint64_t sum =
-        kv::seeded_hash(kv::seeded_hash(0, std::span(coded).first(16)), std::span(coded).subspan(24));
-    std::memcpy(coded.data() + 16, &sum, sizeof sum);
+        kv::seeded_hash(kv::seeded_hash(0, std::span(encoded).first(16)), std::span(encoded).subspan(24));
+    std::memcpy(encoded.data() + 16, &sum, sizeof sum);
 }
 
 } // namespace
@@ -29,11 +29,11 @@ TEST_CASE("zstd keeps every bit, at any level and count") {
             auto numbers = numbers::uniforms(size, size);
             for (std::size_t i = 0; i < size; i += 7)
                 numbers[i] = i % 2 == 0 ? numbers::not_a_number : -0.0f;
-            const auto coded = wide::encode(numbers, level);
-            REQUIRE(wide::count(coded).has_value());
-            CHECK(*wide::count(coded) == size);
+            const auto encoded = wide::encode(numbers, level);
+            REQUIRE(wide::count(encoded).has_value());
+            CHECK(*wide::count(encoded) == size);
             std::vector<float> back(size);
-            REQUIRE(wide::decode(coded, back).has_value());
+            REQUIRE(wide::decode(encoded, back).has_value());
             CHECK((size == 0 || numbers::same_bits(back, numbers)));
         }
     const std::vector<float> zeros(4096);
@@ -41,19 +41,19 @@ TEST_CASE("zstd keeps every bit, at any level and count") {
 }
 
 TEST_CASE("what zstd did not write, or wrote otherwise, is refused") {
-    const auto coded = wide::encode(numbers::uniforms(3, 100));
+    const auto encoded = wide::encode(numbers::uniforms(3, 100));
     std::vector<float> back(100);
-    REQUIRE(wide::decode(coded, back).has_value());
-    for (std::size_t size = 0; size < coded.size(); ++size)
-        CHECK_FALSE(wide::decode(std::span(coded).first(size), back).has_value());
-    for (std::size_t bit = 0; bit < 8 * coded.size(); ++bit) {
-        auto damaged = coded;
+    REQUIRE(wide::decode(encoded, back).has_value());
+    for (std::size_t size = 0; size < encoded.size(); ++size)
+        CHECK_FALSE(wide::decode(std::span(encoded).first(size), back).has_value());
+    for (std::size_t bit = 0; bit < 8 * encoded.size(); ++bit) {
+        auto damaged = encoded;
         damaged[bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
         CHECK_FALSE(wide::decode(damaged, back).has_value());
     }
     std::vector<float> fewer(99);
-    CHECK(wide::decode(coded, fewer).error().code == kv::error_code::out_of_range);
-    CHECK(kv::zstd_code<kv::bfloat16>::count(coded).error().field == "width");
+    CHECK(wide::decode(encoded, fewer).error().code == kv::error_code::out_of_range);
+    CHECK(kv::zstd_code<kv::bfloat16>::count(encoded).error().field == "width");
 }
 
 TEST_CASE("frames whose checksum was made to fit are refused or read, and never past their room") {
@@ -62,13 +62,13 @@ TEST_CASE("frames whose checksum was made to fit are refused or read, and never 
     const auto whole = wide::encode(std::vector<float>(500, 1.5f));
     const auto rough = wide::encode(numbers::uniforms(4, 500));
     for (int again = 0; again < 3000; ++again) {
-        auto coded = again % 2 == 0 ? whole : rough;
+        auto encoded = again % 2 == 0 ? whole : rough;
         for (int n = 0; n < 3; ++n)
-            coded[8 + dice() % (coded.size() - 8)] = static_cast<std::byte>(dice());
-        fit_checksum(coded);
-        (void)wide::decode(coded, back); // the sanitizers watch
+            encoded[8 + dice() % (encoded.size() - 8)] = static_cast<std::byte>(dice());
+        fit_checksum(encoded);
+        (void)wide::decode(encoded, back); // checked by the sanitizers
     }
-    auto longer = whole; // the count and the frame must say the same
+    auto longer = whole; // the count and the frame must agree
     longer[8] = static_cast<std::byte>(std::to_integer<unsigned>(longer[8]) + 1);
     fit_checksum(longer);
     CHECK(wide::count(longer).error().field == "count");

@@ -18,7 +18,7 @@ namespace kv = kvcache;
 
 namespace {
 
-/// A matrix as a checkpoint holds it, and what its numbers widen to. (outputs, inputs)
+/// A stored matrix and its widened values. (outputs, inputs)
 struct stored {
     std::size_t outputs, inputs;
     kv::dtype type;
@@ -29,7 +29,7 @@ struct stored {
         : outputs(n), inputs(k), type(type_), bytes(n * k * kv::bytes_of(type_)) {
         for (std::size_t i = 0; i < n * k; ++i) {
             const auto hash = static_cast<std::uint32_t>(numbers::hashed(seed, i));
-            // Bounded numbers of either sign: exponents of 2^-3 to 1, whole fractions.
+            // Bounded values of either sign: exponents of 2^-3 to 1, random fractions.
             const std::uint32_t bits = type == kv::dtype::f32    ? (hash & 0x81ffffff) + 0x3d000000
                                        : type == kv::dtype::bf16 ? (hash & 0x81ff) + 0x3d00
                                                                  : (hash & 0x8fff) + 0x2c00;
@@ -46,7 +46,7 @@ struct stored {
 };
 
 std::vector<float> applied(const kv::linear& map, std::size_t rows) {
-    kv::team alone;
+    kv::thread_pool alone;
     const auto x = numbers::uniforms(5, rows * map.inputs());
     std::vector<float> y(rows * map.outputs());
     kv::int8_rows scratch;
@@ -88,7 +88,7 @@ TEST_CASE("parts of different formats become one map in float32") {
 
 TEST_CASE(
     "a linear map in int8 is the same in memory of its own and beside others, which it keeps, and copies share it") {
-    kv::team two(2);
+    kv::thread_pool two(2);
     const stored weights(70, 21, kv::dtype::f32, 1);
     const std::array parts{weights.view()};
     kv::linear map = kv::linear::pack(parts);

@@ -18,11 +18,11 @@ namespace {
 
 constexpr std::size_t header = 4096;
 
-/// A file of packed weights, as it is written.
+/// A file of packed weights, as written.
 class sample {
 public:
     sample() {
-        kv::team alone;
+        kv::thread_pool alone;
         REQUIRE(kv::packed_file::write(path(), origin, testing_files::bytes_of(payload), alone));
         std::ifstream in(path(), std::ios::binary);
         whole = {std::istreambuf_iterator<char>(in), {}};
@@ -30,10 +30,10 @@ public:
 
     [[nodiscard]] std::filesystem::path path() const { return directory.path() / "packed"; }
 
-    /// The field for which these bytes are refused; "" if they are taken, payload and all.
+    /// Field of the error for these bytes; "" if they are accepted, with the payload.
     [[nodiscard]] std::string refused(const std::string& bytes) const {
         directory.write("packed", bytes);
-        kv::team alone;
+        kv::thread_pool alone;
         const auto opened = kv::packed_file::open(path(), origin, payload.size());
         if (!opened)
             return opened.error().field;
@@ -51,7 +51,7 @@ void put(std::string& bytes, std::size_t word, std::uint64_t value) {
     std::memcpy(bytes.data() + 8 * word, &value, sizeof value);
 }
 
-/// Gives a changed header the checksum of what it says.
+/// Recomputes the checksum of a modified header.
 std::string sealed(std::string bytes) {
     const auto sum = kv::digest_builder().bytes(testing_files::bytes_of(bytes).first(header - 16)).finish();
     put(bytes, header / 8 - 2, sum.low);
@@ -63,7 +63,7 @@ std::string sealed(std::string bytes) {
 
 TEST_CASE("packed weights come back as they were written, and outlive the file's name") {
     const sample s;
-    kv::team alone;
+    kv::thread_pool alone;
     auto opened = kv::packed_file::open(s.path(), s.origin, s.payload.size());
     REQUIRE(opened);
     CHECK(opened->check_payload(alone));
@@ -126,7 +126,7 @@ TEST_CASE("sound packed weights of something else are refused by what differs") 
 
 TEST_CASE("a file that shrinks under its mapping is refused before its payload is read") {
     const sample s;
-    kv::team alone;
+    kv::thread_pool alone;
     const auto opened = kv::packed_file::open(s.path(), s.origin, s.payload.size());
     REQUIRE(opened);
     std::filesystem::resize_file(s.path(), header);

@@ -10,7 +10,7 @@
 namespace kv = kvcache;
 
 TEST_CASE("a view reads its numbers from bytes that are not aligned") {
-    // 1.5 and -2 in each format, behind one byte of something else.
+    // 1.5 and -2 in each format, after one unrelated byte.
     const std::array<unsigned char, 9> f32 = {0xFF, 0x00, 0x00, 0xC0, 0x3F, 0x00, 0x00, 0x00, 0xC0};
     const std::array<unsigned char, 5> f16 = {0xFF, 0x00, 0x3E, 0x00, 0xC0};
     const std::array<unsigned char, 5> bf16 = {0xFF, 0xC0, 0x3F, 0x00, 0xC0};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The truth of the transformer: the logits of `transformers` for each architecture, and of llama2.c on real weights.
+// Reference results of the transformer: the logits of `transformers` for each architecture, and of llama2.c on real
+// weights.
 #include <kvcache/core/json.hpp>
 #include <kvcache/kvcache.hpp>
 #include <kvcache/model/huggingface/load.hpp>
@@ -47,12 +48,12 @@ std::vector<float> read_floats(const fs::path& file) {
     return numbers;
 }
 
-// The logits of every position.
+// Logits of every position.
 kv::matrix run(const kv::transformer& model, const tokens& prompt) {
     auto cache = kv::make_cache(model.shape(16), {.bytes = 64u << 20});
-    kv::team threads(1);
-    kv::pipeline through(cache, model, threads, 32);
-    auto done = through.feed(prompt, kv::logits_of::all);
+    kv::thread_pool threads(1);
+    kv::pipeline pipeline(cache, model, threads, 32);
+    auto done = pipeline.prefill(prompt, kv::logits_mode::all);
     REQUIRE(done.has_value());
     return std::move(done->logits);
 }
@@ -65,7 +66,7 @@ double worst(std::span<const float> ours, std::span<const float> golden) {
     return most;
 }
 
-// The real weights, or nothing and a visible line.
+// Directory of the real weights; prints a line if they are missing.
 std::optional<fs::path> stories() {
     const fs::path directory = fs::path(KVCACHE_TEST_DATA) / "models" / "stories260k";
     if (fs::exists(directory))
@@ -105,9 +106,9 @@ TEST_CASE("stories260k says what llama2.c says, greedily, two hundred tokens on"
     REQUIRE(golden.has_value());
     for (const auto& want : (*golden)["greedy"]) {
         auto cache = kv::make_cache(loaded.model.shape(32), {.bytes = 64u << 20});
-        kv::team threads(1);
-        kv::pipeline through(cache, loaded.model, threads);
-        const auto made = kv::generate(through, ids_of(want["prompt_ids"]), kv::sampler{}, {.max_tokens = 200},
+        kv::thread_pool threads(1);
+        kv::pipeline pipeline(cache, loaded.model, threads);
+        const auto made = kv::generate(pipeline, ids_of(want["prompt_ids"]), kv::sampler{}, {.max_tokens = 200},
                                        [](kv::token_id, std::span<const float>) { return true; });
         REQUIRE(made.has_value());
         CAPTURE(want["prompt"].get<std::string>());

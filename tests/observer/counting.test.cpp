@@ -6,7 +6,7 @@
 namespace kv = kvcache;
 
 TEST_CASE("each kind of event has its sum") {
-    auto state = kv::counting{}.open();
+    auto state = kv::observer::counting{}.open();
     for (int twice = 0; twice < 2; ++twice) {
         state.on({kv::event_kind::matched, 3, 10, 1});
         state.on({kv::event_kind::stored, 7, 0, 0});
@@ -15,7 +15,7 @@ TEST_CASE("each kind of event has its sum") {
         state.on({kv::event_kind::evicted, 16, 0, 1});
         state.on({kv::event_kind::refused, 0, 40, 3});
     }
-    const kv::event_counts& counts = state.counts();
+    const kv::observer::event_counts& counts = state.counts();
     CHECK(counts.lookups == 2);
     CHECK(counts.tokens_looked_up == 20);
     CHECK(counts.tokens_found == 6);

@@ -17,7 +17,7 @@ namespace {
 
 constexpr kv::page_shape small{1, 1, 4, 16};
 
-/// What a router makes of the lines: which blocks a cache has, each with its parent and tokens.
+/// A router's view of the lines: the blocks of a cache, each with its parent and tokens.
 struct router {
     struct block {
         kv::json parent;
@@ -47,7 +47,7 @@ struct router {
     }
 };
 
-kv::events to(router& reader, bool routers_only) {
+kv::observer::events to(router& reader, bool routers_only) {
     return {.write = [&](std::string_view line) { reader.read(line); },
             .seconds = [] { return 2.5; },
             .routers_only = routers_only,
@@ -58,7 +58,7 @@ kv::events to(router& reader, bool routers_only) {
 
 TEST_CASE("a router knows the blocks of a cache from its events alone") {
     router reader;
-    auto cache = kv::make_cache(small, {8 * kv::plain{}.open(small).page_bytes()}, to(reader, true));
+    auto cache = kv::make_cache(small, {8 * kv::codec::f32{}.open(small).page_bytes()}, to(reader, true));
     for (int round = 0; round < 300; ++round) {
         auto tokens = counted(round % 3, 16 * (1 + static_cast<std::size_t>(round) % 3));
         tokens.push_back(kv::token_id{round});
@@ -69,7 +69,7 @@ TEST_CASE("a router knows the blocks of a cache from its events alone") {
             known.push(tokens[i]);
         auto sequence = cache.open(std::move(found), plan);
         REQUIRE(append(cache, sequence, known, std::span(tokens).subspan(plan.first)));
-        if (round % 4 == 0) { // a twin by another way
+        if (round % 4 == 0) { // the same page from another sequence
             auto twin = cache.open();
             past again;
             if (append(cache, twin, again, tokens))
@@ -95,7 +95,7 @@ TEST_CASE("a router knows the blocks of a cache from its events alone") {
 
 TEST_CASE("hits and copies are told to who wants them") {
     router reader;
-    auto cache = kv::make_cache(small, {8 * kv::plain{}.open(small).page_bytes()}, to(reader, false));
+    auto cache = kv::make_cache(small, {8 * kv::codec::f32{}.open(small).page_bytes()}, to(reader, false));
     past known;
     auto sequence = cache.open();
     REQUIRE(append(cache, sequence, known, counted(0, 40)));

@@ -8,7 +8,7 @@
 namespace kv = kvcache;
 
 TEST_CASE("samples have help, type and escaped labels") {
-    kv::exposition to({{"model", "a \"b\" \\ c\nd"}, {"_host", ""}});
+    kv::observer::exposition to({{"model", "a \"b\" \\ c\nd"}, {"_host", ""}});
     to.counter("hits_total", "Hits \\ and\nmore \"words\".", 7);
     to.gauge("share", "A share.", 0.25);
     CHECK(to.text() == "# HELP hits_total Hits \\\\ and\\nmore \"words\".\n"
@@ -20,7 +20,7 @@ TEST_CASE("samples have help, type and escaped labels") {
 }
 
 TEST_CASE("numbers that are none have the words of the format") {
-    kv::exposition to({});
+    kv::observer::exposition to({});
     to.gauge("a", "A.", std::numeric_limits<double>::quiet_NaN());
     to.gauge("b", "B.", -std::numeric_limits<double>::infinity());
     CHECK(to.text().find("\na NaN\n") != std::string::npos);
@@ -29,5 +29,6 @@ TEST_CASE("numbers that are none have the words of the format") {
 
 TEST_CASE("a label's name is a name") {
     for (const char* name : {"", "1a", "a-b", "__a", "a b"})
-        CHECK_THROWS_AS(kv::exposition(kv::exposition::labels{{name, "x"}}), kv::contract_violation);
+        CHECK_THROWS_AS(kv::observer::exposition(kv::observer::exposition::labels{{name, "x"}}),
+                        kv::contract_violation);
 }

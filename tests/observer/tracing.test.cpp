@@ -12,9 +12,9 @@ TEST_CASE("a trace is a JSON array of Chrome events") {
     std::string text;
     {
         std::uint64_t now = 100;
-        auto state =
-            kv::tracing{.write = [&](std::string_view more) { text += more; }, .microseconds = [&] { return now += 5; }}
-                .open();
+        auto state = kv::observer::tracing{.write = [&](std::string_view more) { text += more; },
+                                           .microseconds = [&] { return now += 5; }}
+                         .open();
         state.on({kv::event_kind::matched, 3, 10, 1});
         kv::event full{kv::event_kind::published, 16, 0, 1};
         full.page_tokens = 16;
@@ -36,9 +36,9 @@ TEST_CASE("a trace is a JSON array of Chrome events") {
 TEST_CASE("a trace without events is an empty array, and one that nobody takes is nothing") {
     std::string text;
     {
-        const auto state = kv::tracing{.write = [&](std::string_view more) { text += more; }}.open();
+        const auto state = kv::observer::tracing{.write = [&](std::string_view more) { text += more; }}.open();
     }
     CHECK(kv::parse_json(text, "trace")->empty());
-    auto state = kv::tracing{}.open();
+    auto state = kv::observer::tracing{}.open();
     CHECK_NOTHROW(state.on({}));
 }

@@ -5,7 +5,7 @@
 
 TEST_CASE("every kind of event has its word") {
     using kvcache::event_kind;
-    CHECK(name_of(event_kind::matched) == "matched");
-    CHECK(name_of(event_kind::published) == "published");
-    CHECK(name_of(event_kind::refused) == "refused");
+    CHECK(kvcache::observer::name_of(event_kind::matched) == "matched");
+    CHECK(kvcache::observer::name_of(event_kind::published) == "published");
+    CHECK(kvcache::observer::name_of(event_kind::refused) == "refused");
 }

@@ -15,7 +15,7 @@ namespace {
 using positions = std::vector<std::size_t>;
 
 template <class Policy>
-positions chosen(const Policy& policy, const std::vector<kv::reused_run>& runs) {
+positions chosen(const Policy& policy, const std::vector<kv::reused_span>& runs) {
     positions made;
     policy.open({.tokens = 16}).select(runs, made);
     return made;
@@ -32,26 +32,29 @@ positions joined(positions a, const positions& b) {
     return a;
 }
 
-const std::vector<kv::reused_run> two{{10, 60, 5}, {100, 20, 0}};
+const std::vector<kv::reused_span> two{{10, 60, 5}, {100, 20, 0}};
 
 } // namespace
 
 TEST_CASE("none runs nothing again, everything all") {
-    CHECK(chosen(kv::none{}, two).empty());
-    CHECK(chosen(kv::everything{}, two) == joined(from(10, 60), from(100, 20)));
+    CHECK(chosen(kv::recompute::none{}, two).empty());
+    CHECK(chosen(kv::recompute::full{}, two) == joined(from(10, 60), from(100, 20)));
 }
 
 TEST_CASE("seam runs what lies before a run's end, head what lies behind its beginning") {
-    CHECK(chosen(kv::seam{}, two) == joined(from(54, 16), from(104, 16)));
-    CHECK(chosen(kv::seam{.rows = 30}, two) == joined(from(40, 30), from(100, 20)));
-    CHECK(chosen(kv::head{.rows = 4, .page_aligned = false}, two) == joined(from(10, 4), from(100, 4)));
-    CHECK(chosen(kv::head{.rows = 30, .page_aligned = false}, two) == joined(from(10, 30), from(100, 20)));
+    CHECK(chosen(kv::recompute::chunk_boundary{}, two) == joined(from(54, 16), from(104, 16)));
+    CHECK(chosen(kv::recompute::chunk_boundary{.rows = 30}, two) == joined(from(40, 30), from(100, 20)));
+    CHECK(chosen(kv::recompute::chunk_head{.rows = 4, .page_aligned = false}, two) ==
+          joined(from(10, 4), from(100, 4)));
+    CHECK(chosen(kv::recompute::chunk_head{.rows = 30, .page_aligned = false}, two) ==
+          joined(from(10, 30), from(100, 20)));
 }
 
 TEST_CASE("an aligned head ends where a page of the run does") {
-    CHECK(chosen(kv::head{.rows = 16}, two) == joined(from(10, 27), from(100, 16))); // rows 5 to 32, and 0 to 16
-    CHECK(chosen(kv::head{.rows = 11}, two) == joined(from(10, 11), from(100, 16)));
-    CHECK(chosen(kv::head{.rows = 0}, two).empty());
+    CHECK(chosen(kv::recompute::chunk_head{.rows = 16}, two) ==
+          joined(from(10, 27), from(100, 16))); // rows 5 to 32, and 0 to 16
+    CHECK(chosen(kv::recompute::chunk_head{.rows = 11}, two) == joined(from(10, 11), from(100, 16)));
+    CHECK(chosen(kv::recompute::chunk_head{.rows = 0}, two).empty());
 }
 
 TEST_CASE("blend runs those that are furthest off, of equal ones the earlier") {
@@ -62,7 +65,7 @@ TEST_CASE("blend runs those that are furthest off, of equal ones the earlier") {
     off[79] = 1.0f;
     const auto pick = [&](double fraction) {
         positions made;
-        kv::blend{.fraction = fraction}.open({}).select(two, off, made);
+        kv::recompute::blend{.fraction = fraction}.open({}).select(two, off, made);
         return made;
     };
     CHECK(pick(0.05) == positions{13, 69, 100, 119});
@@ -74,7 +77,7 @@ TEST_CASE("blend runs those that are furthest off, of equal ones the earlier") {
 }
 
 TEST_CASE("a gradual blend chooses more than it wants, and in each layer keeps those that are furthest off there") {
-    const auto state = kv::gradual_blend{.fraction = 0.05, .wider = 4.0, .filters = 2}.open({.layers = 9});
+    const auto state = kv::recompute::gradual_blend{.fraction = 0.05, .wider = 4.0, .filters = 2}.open({.layers = 9});
     std::vector<float> off(80);
     std::iota(off.begin(), off.end(), 0.0f);
     positions made;
@@ -88,8 +91,8 @@ TEST_CASE("a gradual blend chooses more than it wants, and in each layer keeps t
     state.filter(1, two, std::vector<float>{4, 1, 3, 1, 2, 1, 0, 9}, made);
     CHECK(made == positions{104, 108, 113, 119});
 
-    CHECK(kv::gradual_blend{.filters = 7}.open({.layers = 4}).filters() == 2);
-    const auto shallow = kv::gradual_blend{.fraction = 0.05, .wider = 4.0}.open({.layers = 2});
+    CHECK(kv::recompute::gradual_blend{.filters = 7}.open({.layers = 4}).filters() == 2);
+    const auto shallow = kv::recompute::gradual_blend{.fraction = 0.05, .wider = 4.0}.open({.layers = 2});
     CHECK(shallow.filters() == 0);
     positions few;
     shallow.select(two, off, few);

@@ -18,9 +18,9 @@ using namespace record_tests;
 
 namespace {
 
-// Parses and checks every part, as a reader does. Returns the name of the failing field; empty if all is sound.
+// Parses a record and checks every part, as a reader does. Returns the name of the failing field, or "".
 std::string fault(std::span<const std::byte> all, const std::string& secret) {
-    const kv::record_seal seal(secret);
+    const kv::record_authenticator seal(secret);
     const auto read = kv::record::parse(all, seal);
     if (!read) {
         CHECK(read.error().message.starts_with(read.error().field + ": "));
@@ -52,7 +52,7 @@ TEST_CASE("records are, byte for byte, those that another implementation writes"
 TEST_CASE("what was written is what is read") {
     for (const std::string secret : {"", "a secret"}) {
         const kv::record_names names(golden_identity(), secret);
-        const kv::record_seal seal(secret);
+        const kv::record_authenticator seal(secret);
         const bytes all = sequence_record(secret);
         CHECK(fault(all, secret).empty());
         const auto read = kv::record::parse(all, seal);
@@ -95,7 +95,7 @@ TEST_CASE("every flipped bit is refused by name") {
 TEST_CASE("every truncation and every byte more is refused by name") {
     for (bytes all : {page_record(""), sequence_record("")}) {
         for (std::size_t size = 0; size < all.size(); ++size) {
-            const bytes part(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(size)); // so that a sanitizer sees
+            const bytes part(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(size)); // a copy, for the sanitizer
             const std::string field = fault(part, "");
             if (field != (size < 256 ? "header" : "total_bytes"))
                 FAIL("cut to " << size << " bytes it is refused by " << field);
@@ -110,7 +110,7 @@ TEST_CASE("a record of another identity is refused by the field that differs") {
     for (const std::string secret : {"", "a secret"}) {
         const kv::record_names own(kv::identity{}, secret);
         for (const auto& [field, id] : kv::testing::changed_identities()) {
-            const auto read = kv::record::parse(page_record(secret, id), kv::record_seal(secret));
+            const auto read = kv::record::parse(page_record(secret, id), kv::record_authenticator(secret));
             REQUIRE(read);
             const auto refused = read->made_under(own);
             REQUIRE_FALSE(refused);
@@ -129,12 +129,12 @@ TEST_CASE("a record under another key, or under none, is refused") {
     CHECK(fault(page_record("a secret"), "") == "seal");
     CHECK(fault(page_record(""), "a secret") == "seal");
     CHECK(fault(page_record("a secret"), "another") == "header");
-    const auto read = kv::record::parse(page_record("a secret"), kv::record_seal("a secret"));
+    const auto read = kv::record::parse(page_record("a secret"), kv::record_authenticator("a secret"));
     REQUIRE(read);
     CHECK(read->made_under(kv::record_names(golden_identity(), "another")).error().field == "tenant");
     auto nobodys = golden_identity();
     nobodys.tenant.clear();
-    const auto other = kv::record::parse(page_record("", nobodys), kv::record_seal(""));
+    const auto other = kv::record::parse(page_record("", nobodys), kv::record_authenticator(""));
     CHECK(other->made_under(kv::record_names(nobodys, "a secret")).error().field == "tenant");
 }
 

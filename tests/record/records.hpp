@@ -55,28 +55,28 @@ inline bytes joined(const kv::record_writer& writer) {
 /// The second page of a chain.
 inline bytes page_record(const std::string& secret, const kv::identity& id = golden_identity()) {
     const kv::record_names names(id, secret);
-    const kv::record_seal seal(secret);
+    const kv::record_authenticator seal(secret);
     const auto run = golden_run();
     const bytes page = golden_page();
     const kv::part_source parts[] = {{kv::part_kind::page, 0, 16, page}};
-    const kv::digest256 first = names.chain(names.root(), run);
+    const kv::sha256_digest first = names.chain(names.root(), run);
     return joined(
         kv::record_writer({kv::record_kind::page, 16, run, first, names.chain(first, run), parts}, names, seal));
 }
 
-/// A sequence of seventeen tokens with what codecs of whole pages and answers add.
+/// A sequence of seventeen tokens, with the parts of page codecs and of generation states.
 inline bytes sequence_record(const std::string& secret, const kv::identity& id = golden_identity()) {
     const kv::record_names names(id, secret);
-    const kv::record_seal seal(secret);
+    const kv::record_authenticator seal(secret);
     auto run = golden_run();
-    const kv::digest256 first = names.chain(names.root(), run);
+    const kv::sha256_digest first = names.chain(names.root(), run);
     run.push_back(kv::token_id{5});
     const bytes page = golden_page(), turned(page.rbegin(), page.rend()), exact(page.begin(), page.begin() + 100);
     const std::string said = "speaking";
     const kv::part_source parts[] = {{kv::part_kind::page, 0, 16, page},
                                      {kv::part_kind::page, 1, 1, turned},
                                      {kv::part_kind::exact, 1, 1, exact},
-                                     {kv::part_kind::speaking, 2, 0, std::as_bytes(std::span(said))}};
+                                     {kv::part_kind::generation_state, 2, 0, std::as_bytes(std::span(said))}};
     return joined(kv::record_writer(
         {kv::record_kind::sequence, 0, run, names.root(), names.chain(first, std::span(run).last(1)), parts}, names,
         seal));

@@ -200,7 +200,7 @@ def main():
     check(at.gauge("vllm:num_requests_running") == 0, "nothing runs at rest")
     for each in at.ask("GET", "/v1/sessions")[1]["data"]:
         at.ask("DELETE", "/v1/sessions/" + each["id"].replace(" ", "%20"))
-    check(at.gauge("kvcache_pages_held") == 0, "conversations alone hold pages at rest")
+    check(at.gauge("kvcache_pages_in_use") == 0, "conversations alone hold pages at rest")
     at.stop()
     print(f"endurance.py: {sum(crowd.counts.values())} requests, {running.checks} checks hold")
 

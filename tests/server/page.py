@@ -134,7 +134,7 @@ def main():
     third, more, _, _ = says(at, page, 3, "Who has it?")
     check(more >= second and third > second, (second, third, more))
     figures = page.wait("return document.getElementById('figures').textContent.match("
-                        "/pages: \\d+ held, \\d+ idle, \\d+ free; hit ratio ([\\d.]+) %/)?.[1]", "the figures are shown")
+                        "/pages: \\d+ in use, \\d+ evictable, \\d+ free; hit ratio ([\\d.]+) %/)?.[1]", "the figures are shown")
     check(float(figures) > 0, figures)
     # Shift+Enter breaks the line; Tab reaches every control.
     page.press("a", SHIFT, ENTER)

@@ -16,7 +16,7 @@ using namespace promise;
 
 namespace {
 
-// Five tokens, so that every answer can be looked at.
+// A model with five tokens, so that all answers can be enumerated.
 const kv::transformer& few_tokens() {
     static const kv::transformer model = kv::make_random_model({.hidden_size = 16,
                                                                 .intermediate_size = 24,
@@ -39,15 +39,15 @@ struct scored {
     double sum;
 };
 
-// Where each answer may go next, by the logits of a prefill of its own. The answers that ended go to `over`.
+// Extends every answer by every token, with logits from a full prefill of its own. Finished answers go to `over`.
 template <class Through>
-std::vector<scored> every_step(Through& through, const tokens& prompt, const std::vector<scored>& from,
+std::vector<scored> every_step(Through& pipeline, const tokens& prompt, const std::vector<scored>& from,
                                std::size_t widest, const tokens& stop, std::vector<scored>& over) {
     std::vector<scored> all, made;
     for (const scored& each : from) {
-        const auto fed = through.feed(joined(prompt, each.ids));
-        REQUIRE(fed.has_value());
-        const auto row = kv::row_of(fed->logits, 0);
+        const auto filled = pipeline.prefill(joined(prompt, each.ids));
+        REQUIRE(filled.has_value());
+        const auto row = kv::row_of(filled->logits, 0);
         for (const auto& next : kv::log_probabilities(row).top(row.size())) {
             all.push_back({each.ids, each.sum + kv::log_probabilities(row).precise(next.token)});
             all.back().ids.push_back(next.token);
@@ -63,13 +63,13 @@ std::vector<scored> every_step(Through& through, const tokens& prompt, const std
     return made;
 }
 
-// The search by its definition: no forks, nothing given up early.
+// Beam search by its definition: without forks and without early stopping.
 template <class Through>
-std::vector<kv::beam_answer> by_definition(Through& through, const tokens& prompt, const kv::stopping& until,
+std::vector<kv::beam_answer> by_definition(Through& pipeline, const tokens& prompt, const kv::stop_criteria& until,
                                            const kv::beam_options& how) {
     std::vector<scored> live{{{}, 0.0}}, over;
     for (std::size_t length = 0; length < until.max_tokens; ++length)
-        live = every_step(through, prompt, live, how.beams, until.stop, over);
+        live = every_step(pipeline, prompt, live, how.beams, until.stop, over);
     const std::size_t stopped = over.size();
     over.insert(over.end(), live.begin(), live.end());
     std::vector<kv::beam_answer> made;
@@ -101,12 +101,12 @@ TEST_CASE("beams that are wide enough find the best of all answers") {
     for (const double penalty : {0.0, 1.0, 2.5, -0.5}) {
         INFO("penalty " << penalty);
         host here(model), alone(model);
-        const kv::stopping until{4, {kv::token_id{2}}};
-        const kv::beam_options how{.beams = 256, .best = 40, .length_penalty = penalty}; // 4^4 answers never stop
-        const auto found = kv::search_beams(here.through, prompt, until, how);
+        const kv::stop_criteria until{4, {kv::token_id{2}}};
+        const kv::beam_options how{.beams = 256, .best = 40, .length_penalty = penalty}; // 4^4 answers do not stop
+        const auto found = kv::search_beams(here.pipeline, prompt, until, how);
         REQUIRE(found.has_value());
-        check_same(found->answers, by_definition(alone.through, prompt, until, how));
-        CHECK(here.store.stats().held == 0);
+        check_same(found->answers, by_definition(alone.pipeline, prompt, until, how));
+        CHECK(here.store.stats().in_use == 0);
     }
 }
 
@@ -115,22 +115,22 @@ TEST_CASE("narrow beams find what the definition of a beam search finds") {
     const tokens prompt = some_tokens(model, 37, 2);
     for (const std::size_t beams : {std::size_t{2}, std::size_t{5}}) {
         host here(model, 16, 2), alone(model);
-        // Stop tokens that are likely, so that answers end.
-        const kv::matrix last = alone.feed(prompt).logits.bottomRows(1);
+        // Likely stop tokens, so that answers end.
+        const kv::matrix last = alone.prefill(prompt).logits.bottomRows(1);
         tokens stop;
         for (const auto& each : kv::log_probabilities(kv::row_of(last, 0)).top(6))
             stop.push_back(each.token);
-        const kv::stopping until{12, {stop[3], stop[5]}};
+        const kv::stop_criteria until{12, {stop[3], stop[5]}};
         const kv::beam_options how{.beams = beams, .best = 4, .length_penalty = 0.7};
-        const auto found = kv::search_beams(here.through, prompt, until, how);
+        const auto found = kv::search_beams(here.pipeline, prompt, until, how);
         REQUIRE(found.has_value());
-        check_same(found->answers, by_definition(alone.through, prompt, until, how));
-        const auto again = kv::search_beams(here.through, prompt, until, how); // on top of what the cache knows
+        check_same(found->answers, by_definition(alone.pipeline, prompt, until, how));
+        const auto again = kv::search_beams(here.pipeline, prompt, until, how); // with a cached prefix
         REQUIRE(again.has_value());
         CHECK(again->reused == prompt.size() - 1);
         CHECK(again->prefilled == 1);
         check_same(again->answers, found->answers);
-        CHECK(here.store.stats().held == 0);
+        CHECK(here.store.stats().in_use == 0);
     }
 }
 
@@ -138,9 +138,9 @@ TEST_CASE("one beam is the greedy answer") {
     const auto& model = tiny_model();
     host here(model);
     const tokens prompt = some_tokens(model, 9, 3);
-    const auto greedy = kv::generate(here.through, prompt, kv::sampler{}, {20, {}},
+    const auto greedy = kv::generate(here.pipeline, prompt, kv::sampler{}, {20, {}},
                                      [](kv::token_id, std::span<const float>) { return true; });
-    const auto found = kv::search_beams(here.through, prompt, {20, {}}, {.beams = 1});
+    const auto found = kv::search_beams(here.pipeline, prompt, {20, {}}, {.beams = 1});
     REQUIRE((greedy.has_value() && found.has_value()));
     CHECK(found->answers.at(0).ids == greedy->ids);
     CHECK_FALSE(found->answers.at(0).stopped);
@@ -149,16 +149,16 @@ TEST_CASE("one beam is the greedy answer") {
 TEST_CASE("beams part inside a page that is coded") {
     const auto& model = random_model();
     const auto shape = model.shape(16);
-    kv::team team(1);
-    const auto make = [&] { return kv::make_cache(shape, {.bytes = std::size_t{1} << 24}, kv::int8{}); };
+    kv::thread_pool pool(1);
+    const auto make = [&] { return kv::make_cache(shape, {.bytes = std::size_t{1} << 24}, kv::codec::int8{}); };
     auto store = make(), other = make();
-    kv::pipeline through(store, model, team, 64), alone(other, model, team, 64);
+    kv::pipeline pipeline(store, model, pool, 64), alone(other, model, pool, 64);
     const tokens prompt = some_tokens(model, 30, 4);
     const kv::beam_options how{.beams = 3, .best = 3};
-    const auto found = kv::search_beams(through, prompt, {8, {}}, how);
+    const auto found = kv::search_beams(pipeline, prompt, {8, {}}, how);
     REQUIRE(found.has_value());
     check_same(found->answers, by_definition(alone, prompt, {8, {}}, how));
-    CHECK(store.stats().held == 0);
+    CHECK(store.stats().in_use == 0);
     CHECK(store.check().has_value());
 }
 
@@ -166,23 +166,23 @@ TEST_CASE("a search that fails keeps no page") {
     const auto& model = random_model();
     const tokens prompt = some_tokens(model, 30, 5);
     host few(model, 16, 1, 64, 5); // two for the prompt, one for each of three beams
-    const auto found = kv::search_beams(few.through, prompt, {30, {}}, {.beams = 6});
+    const auto found = kv::search_beams(few.pipeline, prompt, {30, {}}, {.beams = 6});
     REQUIRE_FALSE(found.has_value());
     CHECK(found.error().code == kv::error_code::out_of_memory);
-    CHECK(few.store.stats().held == 0);
-    CHECK(kv::search_beams(few.through, {}, {4, {}}, {}).error().code == kv::error_code::out_of_range);
-    CHECK(few.store.stats().held == 0);
+    CHECK(few.store.stats().in_use == 0);
+    CHECK(kv::search_beams(few.pipeline, {}, {4, {}}, {}).error().code == kv::error_code::out_of_range);
+    CHECK(few.store.stats().in_use == 0);
 }
 
 TEST_CASE("a search ends at the model's last position, and says nothing if nothing is wanted") {
     const auto& model = few_tokens();
     host here(model);
     const tokens prompt = some_tokens(model, 60, 6);
-    const auto found = kv::search_beams(here.through, prompt, {100, {}}, {.beams = 3, .best = 2});
+    const auto found = kv::search_beams(here.pipeline, prompt, {100, {}}, {.beams = 3, .best = 2});
     REQUIRE(found.has_value());
     for (const auto& each : found->answers)
         CHECK(each.ids.size() == 5); // 64 positions, and a token that never runs
-    const auto none = kv::search_beams(here.through, prompt, {0, {}}, {.beams = 3});
+    const auto none = kv::search_beams(here.pipeline, prompt, {0, {}}, {.beams = 3});
     REQUIRE(none.has_value());
     CHECK(none->answers.at(0).ids.empty());
 }

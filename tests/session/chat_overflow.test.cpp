@@ -17,7 +17,7 @@ using namespace promise;
 
 namespace {
 
-// Of one layer: a token's keys and values depend on the token alone, so that taking others out is exact.
+// A model of one layer: keys and values depend on their token alone, so removing other tokens is exact.
 const kv::transformer& shallow_model() {
     static const kv::transformer model = kv::make_random_model(small::config_of(1), 7);
     return model;
@@ -36,8 +36,8 @@ TEST_CASE("tokens in the middle go, and the others have the positions that are l
         for (const std::size_t count : {1u, 16u, 50u, 113u}) {
             INFO(count << " tokens go behind " << first);
             host here(model);
-            auto whole = here.feed(prompt);
-            auto rest = whole.sequence.without(first, count);
+            auto whole = here.prefill(prompt);
+            auto rest = whole.sequence.erase_range(first, count);
             REQUIRE(rest.has_value());
             tokens kept(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(first));
             kept.insert(kept.end(), prompt.begin() + static_cast<std::ptrdiff_t>(first + count), prompt.end());
@@ -50,9 +50,9 @@ TEST_CASE("tokens in the middle go, and the others have the positions that are l
                 CHECK(farthest(rows, wanted) < 2e-4);
                 REQUIRE(here.store.check().has_value());
             }
-            // Twice is once, and forks of it go their own ways.
+            // Removing twice equals removing once, and forks are independent.
             const std::size_t again = std::min<std::size_t>(9, rest->size() - first);
-            auto shorter = rest->without(first, again);
+            auto shorter = rest->erase_range(first, again);
             REQUIRE(shorter.has_value());
             kept.erase(kept.begin() + static_cast<std::ptrdiff_t>(first),
                        kept.begin() + static_cast<std::ptrdiff_t>(first + again));
@@ -67,15 +67,15 @@ TEST_CASE("what is approximate is nobody else's, and what it was made from is as
     const auto& model = random_model();
     const tokens prompt = some_tokens(model, 100, 1);
     host here(model);
-    auto whole = here.feed(prompt);
-    auto rest = whole.sequence.without(4, 40);
+    auto whole = here.prefill(prompt);
+    auto rest = whole.sequence.erase_range(4, 40);
     REQUIRE(rest.has_value());
-    (void)here.extend(*rest, some_tokens(model, 60, 2)); // full pages, too
+    (void)here.extend(*rest, some_tokens(model, 60, 2)); // full pages too
     const tokens kept(rest->tokens().begin(), rest->tokens().end());
-    CHECK(same_bits(here.feed(kept).logits, cold(model, kept)));
+    CHECK(same_bits(here.prefill(kept).logits, cold(model, kept)));
     CHECK(same_bits(here.extend(whole.sequence, some_tokens(model, 5, 3)),
                     cold(model, joined(prompt, some_tokens(model, 5, 3)))));
-    rest->truncate(4); // what is left is exact again
+    rest->truncate(4); // the remaining tokens are exact again
     CHECK(rest->exact() == 4);
     const tokens head(prompt.begin(), prompt.begin() + 4);
     CHECK(
@@ -85,11 +85,11 @@ TEST_CASE("what is approximate is nobody else's, and what it was made from is as
 TEST_CASE("where there are no pages for what is left nothing has changed") {
     const auto& model = random_model();
     host here(model, 16, 1, 64, 10);
-    auto whole = here.feed(some_tokens(model, 150, 1));
-    const auto none = whole.sequence.without(4, 20);
+    auto whole = here.prefill(some_tokens(model, 150, 1));
+    const auto none = whole.sequence.erase_range(4, 20);
     REQUIRE_FALSE(none.has_value());
     CHECK(none.error().code == kv::error_code::out_of_memory);
-    CHECK(here.store.stats().held == 10);
+    CHECK(here.store.stats().in_use == 10);
 }
 
 TEST_CASE("a conversation that forgets tokens goes on for ever without running any again") {
@@ -103,25 +103,25 @@ TEST_CASE("a conversation that forgets tokens goes on for ever without running a
     std::size_t forgot = 0, extended = 0;
     for (int turn = 0; turn < 12; ++turn) {
         const auto reply =
-            chat.say(here.through, "The box number " + std::to_string(turn) + " stands in the library.", {},
+            chat.say(here.pipeline, "The box number " + std::to_string(turn) + " stands in the library.", {},
                      {.max_tokens = 12, .stop = {kv::token_id{2}}}, {}, [](const std::string&) { return true; });
         REQUIRE(reply.has_value());
         const auto now = chat.info();
         CHECK(now.ids == now.cached + now.pending);
         CHECK(now.ids <= 120);
         CHECK(reply->prompt + 12 <= 120);
-        CHECK(reply->exact == (forgot + reply->forgotten == 0));
+        CHECK(reply->exact == (forgot + reply->dropped_tokens == 0));
         CHECK(now.exact == reply->exact);
         if (turn > 0 && reply->extends) {
             ++extended;
-            CHECK(reply->prefilled < 40); // the new turn, and no more
+            CHECK(reply->prefilled < 40); // the new turn only
         }
-        forgot += reply->forgotten;
+        forgot += reply->dropped_tokens;
     }
     CHECK(forgot > 100);
     CHECK(extended > 8);
     CHECK(chat.info().messages == 25);
     const auto none =
-        chat.say(here.through, "Who?", {}, {.max_tokens = 118}, {}, [](const std::string&) { return true; });
+        chat.say(here.pipeline, "Who?", {}, {.max_tokens = 118}, {}, [](const std::string&) { return true; });
     CHECK_FALSE(none.has_value());
 }

@@ -4,7 +4,7 @@
 #include <kvcache/recompute/all.hpp>
 #include <kvcache/session/chunk_generate.hpp>
 #include <kvcache/session/chunk_pipeline.hpp>
-#include <kvcache/session/verify.hpp>
+#include <kvcache/session/reuse_quality.hpp>
 #include <kvcache/testing/random_weights.hpp>
 
 #include <algorithm>
@@ -39,15 +39,15 @@ tokens joined(std::initializer_list<tokens> parts) {
     return all;
 }
 
-// A user's own policy: every other token of a run.
+// A user-defined policy: every other token of a run.
 struct every_other {
     using role = kv::recompute_role;
     struct state {
-        [[nodiscard]] std::size_t first_rerun(std::size_t hit, std::size_t total) const {
+        [[nodiscard]] std::size_t first_computed(std::size_t hit, std::size_t total) const {
             return total == 0 ? 0 : std::min(hit, total - 1);
         }
-        void select(std::span<const kv::reused_run> runs, std::vector<std::size_t>& positions) const {
-            for (const kv::reused_run& run : runs)
+        void select(std::span<const kv::reused_span> runs, std::vector<std::size_t>& positions) const {
+            for (const kv::reused_span& run : runs)
                 for (std::size_t i = 0; i < run.count; i += 2)
                     positions.push_back(run.first + i);
         }
@@ -56,19 +56,19 @@ struct every_other {
 };
 static_assert(kv::recompute_policy<every_other> && kv::chunk_recompute_state<every_other::state>);
 
-// Runs all again, having written down how far their values are off in the second layer and in the third.
+// Recomputes everything, and records the deviations of the values in the second and third layer.
 struct spy {
     using role = kv::recompute_role;
-    struct state : kv::exact_prefix::state {
-        [[nodiscard]] kv::deviation_of compared() const { return kv::deviation_of::values; }
+    struct state : kv::recompute::exact_prefix::state {
+        [[nodiscard]] kv::deviation_metric compared() const { return kv::deviation_metric::values; }
         [[nodiscard]] std::size_t check_layer() const { return 1; }
         [[nodiscard]] std::size_t filters() const { return 1; }
-        void select(std::span<const kv::reused_run> runs, std::span<const float> off,
+        void select(std::span<const kv::reused_span> runs, std::span<const float> off,
                     std::vector<std::size_t>& positions) const {
             seen[0].assign(off.begin(), off.end());
-            kv::everything{}.open({}).select(runs, positions);
+            kv::recompute::full{}.open({}).select(runs, positions);
         }
-        void filter(std::size_t, std::span<const kv::reused_run>, std::span<const float> off,
+        void filter(std::size_t, std::span<const kv::reused_span>, std::span<const float> off,
                     std::vector<std::size_t>&) const {
             seen[1].assign(off.begin(), off.end());
         }
@@ -81,38 +81,39 @@ static_assert(kv::recompute_policy<spy> && kv::filtering_recompute_state<spy::st
 
 template <class Policy>
 struct host {
-    using cache = kv::cache<kv::chunk, Policy>;
-    using pipeline = kv::chunk_pipeline<cache, kv::transformer>;
+    using cache = kv::cache<kv::index::chunk, Policy>;
+    using pipeline_type = kv::chunk_pipeline<cache, kv::transformer>;
 
     explicit host(Policy policy = {}, std::size_t rows = 64, std::size_t threads = 1, std::size_t pages = 400)
-        : team(threads),
-          store(kv::make_cache(model().shape(16), {.bytes = pages * kv::plain{}.open(model().shape(16)).page_bytes()},
-                               kv::chunk{.least = 8}, std::move(policy))),
-          through(store, model(), team, {.split = {.size = 48, .least = 8}, .rows = rows}) {}
+        : pool(threads),
+          store(kv::make_cache(model().shape(16),
+                               {.bytes = pages * kv::codec::f32{}.open(model().shape(16)).page_bytes()},
+                               kv::index::chunk{.least = 8}, std::move(policy))),
+          pipeline(store, model(), pool, {.split = {.size = 48, .least = 8}, .rows = rows}) {}
     ~host() {
         const auto sound = store.check();
         CHECK((sound ? std::string() : sound.error().field + " " + sound.error().message) == "");
     }
 
-    kv::woven_prompt<cache> feed(const tokens& prompt, kv::reuse_mode mode = kv::reuse_mode::chunks) {
-        auto done = through.feed(prompt, mode);
+    kv::spliced_prompt<cache> prefill(const tokens& prompt, kv::reuse_mode mode = kv::reuse_mode::chunks) {
+        auto done = pipeline.prefill(prompt, mode);
         REQUIRE(done.has_value());
         return std::move(*done);
     }
-    void warm(const tokens& text, kv::warming how = {}) {
-        auto done = through.warm(text, how);
+    void warm(const tokens& text, kv::warmup_options how = {}) {
+        auto done = pipeline.warm(text, how);
         REQUIRE(done.has_value());
         REQUIRE(done->chunks > 0);
     }
 
-    kv::team team;
+    kv::thread_pool pool;
     cache store;
-    pipeline through;
+    pipeline_type pipeline;
 };
 
 kv::matrix cold(const tokens& prompt) {
-    host<kv::none> fresh;
-    return fresh.feed(prompt, kv::reuse_mode::baseline).logits;
+    host<kv::recompute::none> fresh;
+    return fresh.prefill(prompt, kv::reuse_mode::baseline).logits;
 }
 
 bool same(const kv::matrix& a, const kv::matrix& b) {
@@ -129,70 +130,70 @@ const tokens a = some(45, 1), b = some(33, 2), c = some(48, 3), question = some(
 } // namespace
 
 TEST_CASE("chunks are found anywhere, with gaps, and reported span by span") {
-    host<kv::none> h;
+    host<kv::recompute::none> h;
     for (const tokens& one : {a, b, c})
         h.warm(one);
-    const auto fed = h.feed(joined({a, gap, c, b, question}));
+    const auto filled = h.prefill(joined({a, gap, c, b, question}));
     using kind = kv::reuse_kind;
-    const std::vector<kv::reuse_span> expected{{kind::exact, 0, 45},
-                                               {kind::missing, 45, 7},
-                                               {kind::approximate, 52, 48},
-                                               {kind::approximate, 100, 33},
-                                               {kind::missing, 133, 9}};
-    CHECK(fed.spans == expected);
-    CHECK(fed.counts.exact == 45);
-    CHECK(fed.counts.approximate == 81);
-    CHECK(fed.counts.prefilled == 16);
-    CHECK(fed.counts.recomputed == 0);
-    CHECK(fed.counts.layer_rows == 16 * 3);
-    CHECK(fed.sequence.size() == 142);
-    CHECK(fed.sequence.exact() == 52);
+    const std::vector<kv::prompt_span> expected{{kind::exact, 0, 45},
+                                                {kind::missing, 45, 7},
+                                                {kind::approximate, 52, 48},
+                                                {kind::approximate, 100, 33},
+                                                {kind::missing, 133, 9}};
+    CHECK(filled.spans == expected);
+    CHECK(filled.counts.exact == 45);
+    CHECK(filled.counts.approximate == 81);
+    CHECK(filled.counts.prefilled == 16);
+    CHECK(filled.counts.recomputed == 0);
+    CHECK(filled.counts.layer_rows == 16 * 3);
+    CHECK(filled.sequence.size() == 142);
+    CHECK(filled.sequence.exact() == 52);
 }
 
 TEST_CASE("a prompt of which every token runs again has the bits of a prefill, and is exact") {
-    host<kv::everything> h;
+    host<kv::recompute::full> h;
     for (const tokens& one : {a, b, c})
         h.warm(one);
     for (const tokens& prompt : {joined({c, a, b, question}), joined({gap, b, a}), joined({question, a, gap, c})}) {
-        const auto fed = h.feed(prompt);
-        CHECK(fed.counts.recomputed > 0);
-        CHECK(same(fed.logits, cold(prompt)));
-        CHECK(fed.sequence.exact() == prompt.size());
+        const auto filled = h.prefill(prompt);
+        CHECK(filled.counts.recomputed > 0);
+        CHECK(same(filled.logits, cold(prompt)));
+        CHECK(filled.sequence.exact() == prompt.size());
     }
 }
 
 TEST_CASE("where no chunk has moved, chunk reuse is prefix reuse") {
-    host<kv::none> h;
+    host<kv::recompute::none> h;
     const tokens prompt = joined({a, b, c, question});
     h.warm(joined({a, b, c}), {.alone = false});
-    const auto fed = h.feed(prompt);
-    CHECK(fed.counts.approximate == 0);
-    CHECK(fed.counts.exact == 126);
-    CHECK(same(fed.logits, cold(prompt)));
-    CHECK(same(h.feed(prompt, kv::reuse_mode::prefix).logits, cold(prompt)));
+    const auto filled = h.prefill(prompt);
+    CHECK(filled.counts.approximate == 0);
+    CHECK(filled.counts.exact == 126);
+    CHECK(same(filled.logits, cold(prompt)));
+    CHECK(same(h.prefill(prompt, kv::reuse_mode::prefix).logits, cold(prompt)));
 }
 
 TEST_CASE("tokens cut from one prefill that move together are one run, and need no repair inside") {
-    host<kv::none> h;
+    host<kv::recompute::none> h;
     h.warm(joined({some(48, 50), c, a}), {.alone = false}); // chunks of 48, 48 and 45
-    const auto fed = h.feed(joined({gap, c, a, question}));
-    const kv::reuse_span moved{kv::reuse_kind::approximate, 7, 93};
-    REQUIRE(fed.spans.size() == 3);
-    CHECK(fed.spans[1] == moved);
+    const auto filled = h.prefill(joined({gap, c, a, question}));
+    const kv::prompt_span moved{kv::reuse_kind::approximate, 7, 93};
+    REQUIRE(filled.spans.size() == 3);
+    CHECK(filled.spans[1] == moved);
 }
 
 TEST_CASE("a reused chunk is its pages: nothing is copied, nothing is written") {
-    host<kv::none> h;
+    host<kv::recompute::none> h;
     h.warm(c);
     const auto known = h.store.match(c);
     const std::size_t taken = h.store.stats().pages - h.store.stats().free;
-    const auto fed = h.feed(joined({gap, c, question}));
+    const auto filled = h.prefill(joined({gap, c, question}));
     std::size_t shared = 0;
-    for (const kv::page_entry& entry : fed.sequence.table())
+    for (const kv::page_entry& entry : filled.sequence.table())
         if (entry.base == 7)
             shared += entry.count;
     CHECK(shared == 48);
-    // Seven rows before it and nine behind it, in the blocks 0 and 3 of positions.
+    // Seven rows before it and nine after it, in blocks 0 and 3 of positions.
     CHECK(h.store.stats().pages - h.store.stats().free == taken + 2);
 }
 
@@ -203,22 +204,22 @@ TEST_CASE("a repaired prompt does O(k) work: rows that ran, times layers") {
         host h(policy);
         for (const tokens& one : {a, b, c})
             h.warm(one);
-        const auto fed = h.feed(prompt).counts;
-        CHECK(fed.prompt == prompt.size());
-        CHECK(fed.exact + fed.approximate + fed.recomputed + fed.prefilled == prompt.size());
-        return fed;
+        const auto filled = h.prefill(prompt).counts;
+        CHECK(filled.prompt == prompt.size());
+        CHECK(filled.exact + filled.approximate + filled.recomputed + filled.prefilled == prompt.size());
+        return filled;
     };
-    const auto head = counts(kv::head{.rows = 16});
+    const auto head = counts(kv::recompute::chunk_head{.rows = 16});
     CHECK(head.recomputed == 48);
     CHECK(head.layer_rows == (48 + 16) * 3);
-    const auto seam = counts(kv::seam{.rows = 4});
+    const auto seam = counts(kv::recompute::chunk_boundary{.rows = 4});
     CHECK(seam.recomputed == 12);
     CHECK(seam.layer_rows == (12 + 16) * 3);
-    const auto blend = counts(kv::blend{.fraction = 0.25});
+    const auto blend = counts(kv::recompute::blend{.fraction = 0.25});
     CHECK(blend.recomputed == reused / 4);
     CHECK(blend.layer_rows == (reused / 4 + 16) * 3 + reused); // and all reused tokens through the first layer
-    // Of 126: 44 are chosen, and run through two layers to be judged in the third; then 31 through all.
-    const auto gradual = counts(kv::gradual_blend{.fraction = 0.25, .wider = 1.4142136, .filters = 1});
+    // Of 126: 44 are selected and run through two layers to be compared in the third; then 31 run through all layers.
+    const auto gradual = counts(kv::recompute::gradual_blend{.fraction = 0.25, .wider = 1.4142136, .filters = 1});
     CHECK(gradual.recomputed == reused / 4);
     CHECK(gradual.layer_rows == (reused / 4 + 16) * 3 + reused + 44 * 2);
     const auto own = counts(every_other{});
@@ -239,7 +240,7 @@ TEST_CASE("how far tokens are off is the distance of what is stored from what a 
                     const float* tile = h.store.codec().values(
                         h.store.storage().bytes(entry.page),
                         {kv::layer_id{layer}, kv::head_id{head}, row / kv::tile_tokens}, scratch);
-                    const float* first = tile + row % kv::tile_tokens * kv::value_width(24);
+                    const float* first = tile + row % kv::tile_tokens * kv::padded_head_dim(24);
                     all.insert(all.end(), first, first + 24);
                 }
                 return all;
@@ -252,18 +253,18 @@ TEST_CASE("how far tokens are off is the distance of what is stored from what a 
     std::vector<float> alone[2];
     for (const tokens& one : {a, c}) {
         h.warm(one);
-        const auto read = h.feed(one, kv::reuse_mode::prefix);
+        const auto read = h.prefill(one, kv::reuse_mode::prefix);
         for (const std::uint32_t layer : {1u, 2u})
             for (std::size_t at = 0; at < one.size(); ++at)
                 for (const float x : values(read.sequence, at, layer))
                     alone[layer - 1].push_back(x);
     }
-    const auto woven = h.feed(joined({gap, a, gap, c, question}));
-    CHECK(woven.counts.recomputed == 93);
+    const auto spliced = h.prefill(joined({gap, a, gap, c, question}));
+    CHECK(spliced.counts.recomputed == 93);
     for (const std::uint32_t layer : {1u, 2u}) {
         REQUIRE(seen[layer - 1].size() == 93);
         for (std::size_t i = 0; i < 93; ++i) {
-            const auto now = values(woven.sequence, i + (i < 45 ? 7 : 14), layer);
+            const auto now = values(spliced.sequence, i + (i < 45 ? 7 : 14), layer);
             double sum = 0.0;
             for (std::size_t d = 0; d < 48; ++d)
                 sum += std::pow(static_cast<double>(now[d]) - static_cast<double>(alone[layer - 1][i * 48 + d]), 2);
@@ -279,23 +280,23 @@ TEST_CASE("repair mends, and where every token runs again it is exact") {
         host h(policy);
         for (const tokens& one : {a, b, c})
             h.warm(one);
-        return off(h.feed(prompt).logits, truth);
+        return off(h.prefill(prompt).logits, truth);
     };
-    CHECK(error(kv::none{}) > 1e-3f);
-    CHECK(error(kv::blend{.fraction = 0.6}) < error(kv::none{}));
-    CHECK(error(kv::gradual_blend{.fraction = 0.6}) < error(kv::none{}));
-    CHECK(error(kv::gradual_blend{.fraction = 1.0}) == 0.0f);
-    CHECK(error(kv::head{.rows = 200}) == 0.0f);
+    CHECK(error(kv::recompute::none{}) > 1e-3f);
+    CHECK(error(kv::recompute::blend{.fraction = 0.6}) < error(kv::recompute::none{}));
+    CHECK(error(kv::recompute::gradual_blend{.fraction = 0.6}) < error(kv::recompute::none{}));
+    CHECK(error(kv::recompute::gradual_blend{.fraction = 1.0}) == 0.0f);
+    CHECK(error(kv::recompute::chunk_head{.rows = 200}) == 0.0f);
 }
 
 TEST_CASE("one approximate chunk alone is repaired") {
-    host h(kv::head{.rows = 16});
+    host h(kv::recompute::chunk_head{.rows = 16});
     h.warm(c);
-    CHECK(h.feed(joined({gap, c, question})).counts.recomputed == 16);
+    CHECK(h.prefill(joined({gap, c, question})).counts.recomputed == 16);
 }
 
 TEST_CASE("a moved prefix keeps its own answers: only rotations differ") {
-    // The first layer's keys and values depend on token and place alone, so a model of one layer is exact.
+    // The first layer's keys and values depend on token and position alone, so a model of one layer is exact.
     static const kv::transformer flat = kv::make_random_model({.hidden_size = 32,
                                                                .intermediate_size = 48,
                                                                .layers = 1,
@@ -308,51 +309,52 @@ TEST_CASE("a moved prefix keeps its own answers: only rotations differ") {
                                                                .bos = {},
                                                                .eos = {}},
                                                               3);
-    kv::team team;
-    auto store = kv::make_cache(flat.shape(16), {.bytes = 1 << 22}, kv::chunk{.least = 8}, kv::none{});
-    kv::chunk_pipeline<decltype(store), kv::transformer> through(store, flat, team, {.split = {.size = 48}});
+    kv::thread_pool pool;
+    auto store =
+        kv::make_cache(flat.shape(16), {.bytes = 1 << 22}, kv::index::chunk{.least = 8}, kv::recompute::none{});
+    kv::chunk_pipeline<decltype(store), kv::transformer> pipeline(store, flat, pool, {.split = {.size = 48}});
     for (const tokens& one : {a, b, c})
-        REQUIRE(through.warm(one, {}).has_value());
+        REQUIRE(pipeline.warm(one, {}).has_value());
     const tokens prompt = joined({some(3000, 9), b, a, gap, c, question});
-    const auto woven = through.feed(prompt, kv::reuse_mode::chunks);
-    const auto plain = through.feed(prompt, kv::reuse_mode::baseline);
-    REQUIRE((woven.has_value() && plain.has_value()));
-    CHECK(woven->counts.approximate == 126);
-    CHECK(off(woven->logits, plain->logits) < 1e-5f * plain->logits.norm());
+    const auto spliced = pipeline.prefill(prompt, kv::reuse_mode::chunks);
+    const auto plain = pipeline.prefill(prompt, kv::reuse_mode::baseline);
+    REQUIRE((spliced.has_value() && plain.has_value()));
+    CHECK(spliced->counts.approximate == 126);
+    CHECK(off(spliced->logits, plain->logits) < 1e-5f * plain->logits.norm());
 }
 
 TEST_CASE("what is approximate is given to nobody: not through the index, a fork, a chunk or a cut") {
-    host h(kv::head{.rows = 4, .page_aligned = false});
+    host h(kv::recompute::chunk_head{.rows = 4, .page_aligned = false});
     for (const tokens& one : {a, b, c})
         h.warm(one);
     const tokens prompt = joined({a, gap, c, b, question}), more = some(40, 8);
-    auto fed = h.feed(prompt);
-    const std::size_t exact = fed.sequence.exact();
-    CHECK(exact == 45 + 7 + 4); // the first recomputed tokens have an exact past
+    auto filled = h.prefill(prompt);
+    const std::size_t exact = filled.sequence.exact();
+    CHECK(exact == 45 + 7 + 4); // the tokens before the first recomputed ones are exact
     CHECK(h.store.match(prompt).tokens() == exact);
-    CHECK(same(h.feed(prompt, kv::reuse_mode::prefix).logits, cold(prompt)));
+    CHECK(same(h.prefill(prompt, kv::reuse_mode::prefix).logits, cold(prompt)));
 
-    REQUIRE(h.through.exact().extend(fed.sequence, more).has_value());
-    CHECK(fed.sequence.exact() == exact);
+    REQUIRE(h.pipeline.exact().extend(filled.sequence, more).has_value());
+    CHECK(filled.sequence.exact() == exact);
 
-    auto fork = fed.sequence.fork(prompt.size());
-    REQUIRE(h.through.exact().extend(fork, more).has_value());
+    auto fork = filled.sequence.fork(prompt.size());
+    REQUIRE(h.pipeline.exact().extend(fork, more).has_value());
     CHECK(fork.exact() == exact);
 
-    auto shorter = fed.sequence.fork(exact);
+    auto shorter = filled.sequence.fork(exact);
     CHECK(shorter.exact() == exact);
-    REQUIRE(h.through.exact().extend(shorter, more).has_value());
-    CHECK(shorter.exact() == exact + 40); // nothing approximate is before it
-    fed.sequence.truncate(exact + 1);
-    CHECK(fed.sequence.exact() == exact);
-    fed.sequence.truncate(exact);
-    REQUIRE(h.through.exact().extend(fed.sequence, more).has_value());
-    CHECK(fed.sequence.exact() == exact + 40);
+    REQUIRE(h.pipeline.exact().extend(shorter, more).has_value());
+    CHECK(shorter.exact() == exact + 40); // it has no approximate prefix
+    filled.sequence.truncate(exact + 1);
+    CHECK(filled.sequence.exact() == exact);
+    filled.sequence.truncate(exact);
+    REQUIRE(h.pipeline.exact().extend(filled.sequence, more).has_value());
+    CHECK(filled.sequence.exact() == exact + 40);
 
     const tokens whole = joined({prompt, more});
-    CHECK(same(h.feed(whole, kv::reuse_mode::prefix).logits, cold(whole)));
+    CHECK(same(h.prefill(whole, kv::reuse_mode::prefix).logits, cold(whole)));
     const tokens exactly = joined({tokens(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(exact)), more});
-    const auto again = h.feed(exactly, kv::reuse_mode::prefix);
+    const auto again = h.prefill(exactly, kv::reuse_mode::prefix);
     CHECK(again.counts.exact == exactly.size() - 1);
     CHECK(same(again.logits, cold(exactly)));
 }
@@ -363,11 +365,11 @@ TEST_CASE("an approximate answer has the same bits however it is split, on any t
         host h(every_other{}, rows, threads);
         for (const tokens& one : {a, b, c})
             h.warm(one);
-        auto fed = h.feed(prompt);
-        auto next = h.through.exact().extend(fed.sequence, more, kv::logits_of::all);
+        auto filled = h.prefill(prompt);
+        auto next = h.pipeline.exact().extend(filled.sequence, more, kv::logits_mode::all);
         REQUIRE(next.has_value());
         kv::matrix both(21, 131);
-        both << fed.logits, *next;
+        both << filled.logits, *next;
         return both;
     };
     const kv::matrix one = answer(64, 1);
@@ -378,15 +380,15 @@ TEST_CASE("an approximate answer has the same bits however it is split, on any t
     host h(every_other{});
     for (const tokens& each : {a, b, c})
         h.warm(each);
-    auto first = h.feed(prompt), second = h.feed(joined({gap, a, c, question}));
+    auto first = h.prefill(prompt), second = h.prefill(joined({gap, a, c, question}));
     auto third = first.sequence.fork(prompt.size());
-    const std::vector<kv::extension<decltype(h.store)>> batch{{&second.sequence, more, kv::logits_of::all},
-                                                              {&first.sequence, more, kv::logits_of::all},
-                                                              {&third, more, kv::logits_of::all}};
-    const auto rows = h.through.exact().extend(batch);
-    REQUIRE(rows.has_value());
-    CHECK(same(rows->middleRows(20, 20), one.bottomRows(20)));
-    CHECK(same(rows->bottomRows(20), one.bottomRows(20)));
+    const std::vector<kv::batch_entry<decltype(h.store)>> batch{{&second.sequence, more, kv::logits_mode::all},
+                                                                {&first.sequence, more, kv::logits_mode::all},
+                                                                {&third, more, kv::logits_mode::all}};
+    kv::matrix rows;
+    REQUIRE(h.pipeline.exact().extend(batch, rows).has_value());
+    CHECK(same(rows.middleRows(20, 20), one.bottomRows(20)));
+    CHECK(same(rows.bottomRows(20), one.bottomRows(20)));
 }
 
 TEST_CASE("a model that does not say that its keys can move is refused chunks, and served the rest") {
@@ -397,36 +399,37 @@ TEST_CASE("a model that does not say that its keys can move is refused chunks, a
         }
     };
     static const stubborn still(model());
-    kv::team team;
-    auto store = kv::make_cache(still.shape(16), {.bytes = 1 << 22}, kv::chunk{.least = 8}, kv::none{});
-    kv::chunk_pipeline<decltype(store), stubborn> through(store, still, team, {});
-    const auto refused = through.feed(a, kv::reuse_mode::chunks);
+    kv::thread_pool pool;
+    auto store =
+        kv::make_cache(still.shape(16), {.bytes = 1 << 22}, kv::index::chunk{.least = 8}, kv::recompute::none{});
+    kv::chunk_pipeline<decltype(store), stubborn> pipeline(store, still, pool, {});
+    const auto refused = pipeline.prefill(a, kv::reuse_mode::chunks);
     REQUIRE_FALSE(refused.has_value());
     CHECK(refused.error().code == kv::error_code::unsupported);
     CHECK(refused.error().field == "rope.scaling");
-    CHECK(same(through.feed(a, kv::reuse_mode::prefix)->logits, cold(a)));
+    CHECK(same(pipeline.prefill(a, kv::reuse_mode::prefix)->logits, cold(a)));
 }
 
 TEST_CASE("a prompt that finds no page is refused, and nothing is lost") {
-    host<kv::none> h({}, 64, 1, 13);
+    host<kv::recompute::none> h({}, 64, 1, 13);
     for (const tokens& one : {b, c})
         h.warm(one);
     const auto held = h.store.stats();
-    const auto refused = h.through.feed(joined({gap, c, some(150, 6), b, some(60, 7)}), kv::reuse_mode::chunks);
+    const auto refused = h.pipeline.prefill(joined({gap, c, some(150, 6), b, some(60, 7)}), kv::reuse_mode::chunks);
     REQUIRE_FALSE(refused.has_value());
     CHECK(refused.error().code == kv::error_code::out_of_memory);
-    CHECK(h.store.stats().held == 0);
+    CHECK(h.store.stats().in_use == 0);
     CHECK(h.store.check().has_value());
     CHECK(h.store.stats().pages == held.pages);
-    CHECK(h.feed(joined({gap, b, question})).counts.approximate == 33);
+    CHECK(h.prefill(joined({gap, b, question})).counts.approximate == 33);
 }
 
 TEST_CASE("a chunk that was encoded behind its text's first tokens is stored without them") {
-    host<kv::none> h;
+    host<kv::recompute::none> h;
     h.warm(joined({c, a}), {.sink_tokens = 4, .overlap = 6});
-    const auto fed = h.feed(joined({gap, a, question}));
-    CHECK(fed.counts.approximate == 45);
-    const auto warned = h.through.warm(joined({c, gap}), {});
+    const auto filled = h.prefill(joined({gap, a, question}));
+    CHECK(filled.counts.approximate == 45);
+    const auto warned = h.pipeline.warm(joined({c, gap}), {});
     REQUIRE(warned.has_value());
     CHECK(warned->chunks == 1);
     CHECK(warned->left_over == 7);
@@ -439,17 +442,17 @@ TEST_CASE("under random prompts the books stay sound, and the exact world stays 
     std::mt19937 dice(seed);
     host h(every_other{}, 64, 1, 60);
     const std::vector<tokens> parts{a, b, c, gap, question, some(20, 31), some(64, 32)};
-    std::vector<kv::woven_prompt<decltype(h.store)>> alive;
+    std::vector<kv::spliced_prompt<decltype(h.store)>> alive;
     for (int round = 0; round < 60; ++round) {
         tokens prompt;
         for (std::size_t n = 1 + dice() % 4; n > 0; --n)
             prompt = joined({prompt, parts[dice() % parts.size()]});
         prompt.resize(1 + dice() % prompt.size());
-        auto fed = h.through.feed(prompt, dice() % 4 == 0 ? kv::reuse_mode::prefix : kv::reuse_mode::chunks);
-        if (fed) {
-            if (fed->sequence.exact() == prompt.size())
-                CHECK(same(fed->logits, cold(prompt)));
-            alive.push_back(std::move(*fed));
+        auto filled = h.pipeline.prefill(prompt, dice() % 4 == 0 ? kv::reuse_mode::prefix : kv::reuse_mode::chunks);
+        if (filled) {
+            if (filled->sequence.exact() == prompt.size())
+                CHECK(same(filled->logits, cold(prompt)));
+            alive.push_back(std::move(*filled));
         }
         if (!alive.empty() && dice() % 3 == 0)
             alive[dice() % alive.size()].sequence.truncate(0);
@@ -463,16 +466,16 @@ TEST_CASE("under random prompts the books stay sound, and the exact world stays 
 
 TEST_CASE("an exact mode is verified to the bit, an approximate one says how far it is off") {
     const tokens prompt = joined({gap, a, c, question}), said = some(12, 77);
-    host<kv::none> h;
+    host<kv::recompute::none> h;
     for (const tokens& one : {a, c})
         h.warm(one);
-    const auto near = kv::verify(h.through, prompt, said, kv::reuse_mode::chunks);
+    const auto near = kv::verify(h.pipeline, prompt, said, kv::reuse_mode::chunks);
     REQUIRE(near.has_value());
     CHECK(near->counts.approximate == 93);
     CHECK_FALSE(near->same_bits);
     CHECK(near->kl > 0.0);
     CHECK(near->tokens == 13);
-    const auto exact = kv::verify(h.through, prompt, said, kv::reuse_mode::prefix);
+    const auto exact = kv::verify(h.pipeline, prompt, said, kv::reuse_mode::prefix);
     REQUIRE(exact.has_value());
     CHECK(exact->counts.exact == prompt.size() - 1);
     CHECK(exact->same_bits);
@@ -481,11 +484,11 @@ TEST_CASE("an exact mode is verified to the bit, an approximate one says how far
 }
 
 TEST_CASE("an answer is said in every mode, at temperature 0 the likeliest tokens") {
-    host h(kv::head{});
+    host h(kv::recompute::chunk_head{});
     h.warm(c);
     const tokens prompt = joined({gap, c, question});
     for (const kv::reuse_mode mode : {kv::reuse_mode::chunks, kv::reuse_mode::baseline, kv::reuse_mode::prefix}) {
-        const auto made = kv::generate(h.through, prompt, mode, kv::sampler{}, {.max_tokens = 5},
+        const auto made = kv::generate(h.pipeline, prompt, mode, kv::sampler{}, {.max_tokens = 5},
                                        [](kv::token_id, std::span<const float>) { return true; });
         REQUIRE(made.has_value());
         CHECK(made->ids.size() == 5);

@@ -24,11 +24,11 @@ using outcome = kv::engine_outcome<cache>;
 using engine = kv::engine<cache, kv::transformer>;
 using at = std::chrono::steady_clock::time_point;
 
-// What can be asked more than once.
+// A request that can be submitted more than once.
 struct asked {
     tokens prompt = {};
     kv::sampler draw = {};
-    kv::stopping until = {};
+    kv::stop_criteria until = {};
     std::size_t choices = 1;
 };
 
@@ -40,12 +40,12 @@ struct told {
     std::size_t reused = 0, prefilled = 0, drafted = 0, accepted = 0;
 };
 
-// An engine, and what its requests were told.
+// An engine, and the results of its requests.
 struct room {
     explicit room(const kv::transformer& model, kv::engine_limits limits = {}, std::size_t pages = 4096,
                   std::size_t threads = 1)
-        : here(model, 16, threads, 64, pages), runs(here.store, model, here.through, limits) {}
-    ~room() { CHECK(here.store.stats().held == 0); }
+        : here(model, 16, threads, 64, pages), runs(here.store, model, here.pipeline, limits) {}
+    ~room() { CHECK(here.store.stats().in_use == 0); }
 
     request make(const asked& what, told& into, std::size_t draft = 0) {
         into = {};
@@ -57,13 +57,13 @@ struct room {
                 .choices = what.choices,
                 .draft = draft,
                 .log_probabilities = 2,
-                .hear =
-                    [this, &into](const kv::said_token& token) {
-                        peak = std::max(peak, here.store.stats().held);
+                .on_token =
+                    [this, &into](const kv::generated_token& token) {
+                        peak = std::max(peak, here.store.stats().in_use);
                         CHECK(token.index == into.ids[token.choice].size());
                         into.ids[token.choice].push_back(token.token);
                         into.scores[token.choice].push_back(*token.log_probability);
-                        return kv::hearing::go_on;
+                        return kv::token_action::go_on;
                     },
                 .done =
                     [&into](outcome&& end) {
@@ -84,7 +84,7 @@ struct room {
         for (std::size_t i = 0; i < all.size(); ++i)
             REQUIRE(runs.submit(make(all[i], made[i], draft)).has_value());
         for (std::size_t steps = 0; runs.step(at{}); ++steps) {
-            peak = std::max(peak, here.store.stats().held);
+            peak = std::max(peak, here.store.stats().in_use);
             REQUIRE(steps < 10000);
         }
         return made;
@@ -92,10 +92,10 @@ struct room {
 
     host here;
     engine runs;
-    std::size_t peak = 0; // pages held at once, in a step too
+    std::size_t peak = 0; // maximum pages in use, also within a step
 };
 
-// The answer of a request that has the machine to itself, by the plain loop.
+// The answer of a request that runs alone, by the plain decode loop.
 told plainly(const kv::transformer& model, const asked& what) {
     told made;
     for (std::size_t c = 0; c < what.choices; ++c) {
@@ -103,7 +103,7 @@ told plainly(const kv::transformer& model, const asked& what) {
         kv::sampler draw = what.draw;
         draw.choice += c;
         made.scores.emplace_back();
-        auto said = kv::generate(alone.through, what.prompt, draw, what.until,
+        auto said = kv::generate(alone.pipeline, what.prompt, draw, what.until,
                                  [&](kv::token_id token, std::span<const float> logits) {
                                      made.scores.back().push_back(kv::log_probabilities(logits).of(token));
                                      return true;
@@ -125,7 +125,7 @@ void check_same(const std::vector<told>& made, const std::vector<told>& wanted) 
     }
 }
 
-// Prompts that share their begins, and every kind of draw.
+// Prompts with common prefixes, and every kind of sampling.
 std::vector<asked> a_day(const kv::transformer& model) {
     const tokens common = some_tokens(model, 40, 1), other = some_tokens(model, 70, 2);
     const tokens phrase = some_tokens(model, 6, 3);
@@ -171,7 +171,7 @@ TEST_CASE("a request's tokens and their scores do not depend on its company") {
         room busy(model, {.rows = rows});
         check_same(busy.answer(all), wanted);    // cold, together
         check_same(busy.answer(all), wanted);    // warm
-        check_same(busy.answer(all, 5), wanted); // guessing
+        check_same(busy.answer(all, 5), wanted); // with drafts
     }
     room guessing(model, {.rows = 50}, 4096, 2);
     const auto guessed = guessing.answer(all, 4);
@@ -226,7 +226,7 @@ TEST_CASE("prompts that begin alike are run once, also when they arrive together
             CHECK(each.reused + each.prefilled == 207);
             prefilled += each.prefilled;
         }
-        CHECK(prefilled == 207 + 15 * 7); // the middle of a page is shared, too
+        CHECK(prefilled == 207 + 15 * 7); // the tokens in the middle of a page are shared too
     }
 }
 
@@ -271,15 +271,15 @@ TEST_CASE("requests end when they are cancelled, late, heard enough, or too larg
     hurried.deadline = at{} + std::chrono::seconds(5);
     REQUIRE(here.runs.submit(std::move(hurried)).has_value());
     auto brief = here.make(longer, enough);
-    brief.hear = [&](const kv::said_token& token) {
+    brief.on_token = [&](const kv::generated_token& token) {
         enough.ids[0].push_back(token.token);
-        return token.index == 3 ? kv::hearing::enough : kv::hearing::go_on;
+        return token.index == 3 ? kv::token_action::enough : kv::token_action::go_on;
     };
     REQUIRE(here.runs.submit(std::move(brief)).has_value());
     auto leaves = here.make({.prompt = longer.prompt, .until = {.max_tokens = 50}, .choices = 2}, stopped, 4);
-    leaves.hear = [&](const kv::said_token& token) {
+    leaves.on_token = [&](const kv::generated_token& token) {
         stopped.ids[token.choice].push_back(token.token);
-        return token.index == 4 ? kv::hearing::cancel : kv::hearing::go_on;
+        return token.index == 4 ? kv::token_action::cancel : kv::token_action::go_on;
     };
     REQUIRE(here.runs.submit(std::move(leaves)).has_value());
     REQUIRE(here.runs.submit(here.make({.prompt = some_tokens(model, 900, 2)}, large)).has_value()); // 57 pages
@@ -308,7 +308,7 @@ TEST_CASE("requests end when they are cancelled, late, heard enough, or too larg
 TEST_CASE("idle sessions give their pages before a request has to wait") {
     const auto& model = random_model();
     room here(model, {}, 12);
-    std::optional<fed> idle(here.here.feed(some_tokens(model, 150, 8), kv::logits_of::last));
+    std::optional<prefill_result> idle(here.here.prefill(some_tokens(model, 150, 8), kv::logits_mode::last));
     here.runs.set_relief([&] {
         const bool had = idle.has_value();
         idle.reset();
@@ -323,7 +323,7 @@ TEST_CASE("an engine goes on from a sequence that it is given") {
     const auto& model = random_model();
     const asked what{.prompt = some_tokens(model, 100, 1), .until = {.max_tokens = 5}};
     room here(model);
-    auto held = here.here.feed(tokens(what.prompt.begin(), what.prompt.begin() + 75), kv::logits_of::last);
+    auto held = here.here.prefill(tokens(what.prompt.begin(), what.prompt.begin() + 75), kv::logits_mode::last);
     told into;
     auto asks = here.make(what, into);
     asks.known = held.sequence.fork(75);
@@ -342,11 +342,11 @@ TEST_CASE("what a request goes on from is another's only as far as it is exact a
     const auto& model = random_model();
     for (const bool forgets : {true, false}) {
         room here(model);
-        auto held = here.here.feed(some_tokens(model, 100, 1), kv::logits_of::last);
-        auto own = forgets ? held.sequence.without(4, 40) : kv::result<cache::sequence>(here.here.store.open());
+        auto held = here.here.prefill(some_tokens(model, 100, 1), kv::logits_mode::last);
+        auto own = forgets ? held.sequence.erase_range(4, 40) : kv::result<cache::sequence>(here.here.store.open());
         REQUIRE(own.has_value());
         if (!forgets) {
-            own->share_at_most(20);
+            own->set_cacheable_limit(20);
             (void)here.here.extend(*own, some_tokens(model, 70, 2));
         }
         const tokens prompt = joined({own->tokens().begin(), own->tokens().end()}, some_tokens(model, 9, 3));

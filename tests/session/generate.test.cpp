@@ -27,23 +27,23 @@ TEST_CASE("an answer is the same words whatever was reused, and ends where it is
     for (const float temperature : {0.0f, 0.8f}) {
         const kv::sampler draw{.temperature = temperature, .seed = 9};
         host here(model);
-        const auto first = kv::generate(here.through, prompt, draw, {.max_tokens = 20}, go_on);
-        const auto again = kv::generate(here.through, prompt, draw, {.max_tokens = 20}, go_on);
+        const auto first = kv::generate(here.pipeline, prompt, draw, {.max_tokens = 20}, go_on);
+        const auto again = kv::generate(here.pipeline, prompt, draw, {.max_tokens = 20}, go_on);
         REQUIRE(first.has_value());
         REQUIRE(again.has_value());
         CHECK(first->ids.size() == 20);
         CHECK(first->ids == again->ids);
         CHECK(again->prompt.reused == 39);
-        // The last token was said and never run.
+        // The last token was drawn and never run.
         CHECK(first->prompt.sequence.size() == prompt.size() + 19);
 
         const auto stopped =
-            kv::generate(here.through, prompt, draw, {.max_tokens = 20, .stop = {first->ids[7]}}, go_on);
+            kv::generate(here.pipeline, prompt, draw, {.max_tokens = 20, .stop = {first->ids[7]}}, go_on);
         REQUIRE(stopped.has_value());
         CHECK(stopped->stopped);
         CHECK(stopped->ids.size() <= 8);
         std::size_t heard = 0;
-        const auto cut = kv::generate(here.through, prompt, draw, {.max_tokens = 20},
+        const auto cut = kv::generate(here.pipeline, prompt, draw, {.max_tokens = 20},
                                       [&](kv::token_id, std::span<const float>) { return ++heard < 3; });
         REQUIRE(cut.has_value());
         CHECK(cut->ids.size() == 3);
@@ -54,25 +54,25 @@ TEST_CASE("an answer is the same words whatever was reused, and ends where it is
 TEST_CASE("an answer may be of no tokens, and logits nobody wanted are computed all the same") {
     const auto& model = random_model();
     host here(model);
-    const auto nothing = kv::generate(here.through, some_tokens(model, 5, 2), kv::sampler{}, {.max_tokens = 0}, go_on);
+    const auto nothing = kv::generate(here.pipeline, some_tokens(model, 5, 2), kv::sampler{}, {.max_tokens = 0}, go_on);
     REQUIRE(nothing.has_value());
     CHECK(nothing->ids.empty());
-    const auto said = kv::generate(here.through, some_tokens(model, 5, 2), kv::sampler{}, {.max_tokens = 2}, go_on,
-                                   kv::logits_of::none);
+    const auto said = kv::generate(here.pipeline, some_tokens(model, 5, 2), kv::sampler{}, {.max_tokens = 2}, go_on,
+                                   kv::logits_mode::none);
     REQUIRE(said.has_value());
     CHECK(said->ids.size() == 2);
 }
 
 namespace {
 
-// A model whose weights were damaged.
+// A model with damaged weights.
 struct broken_model {
     const kv::transformer& sound;
 
     template <class Lease>
     struct pass {
         kv::forward_pass<Lease> inner;
-        void begin(std::span<const kv::batch_part<Lease>> batch) { inner.begin(batch); }
+        void begin(std::span<const kv::batch_slice<Lease>> batch) { inner.begin(batch); }
         void forward(kv::layer_id layer) { inner.forward(layer); }
         void logits(std::span<float> out) {
             inner.logits(out);
@@ -84,8 +84,8 @@ struct broken_model {
     [[nodiscard]] std::size_t vocabulary() const { return sound.vocabulary(); }
     [[nodiscard]] std::size_t max_positions() const { return sound.max_positions(); }
     template <class Lease>
-    [[nodiscard]] pass<Lease> passes(kv::team& threads) const {
-        return {sound.passes<Lease>(threads)};
+    [[nodiscard]] pass<Lease> make_forward_pass(kv::thread_pool& threads) const {
+        return {sound.make_forward_pass<Lease>(threads)};
     }
 };
 
@@ -94,8 +94,8 @@ struct broken_model {
 TEST_CASE("a logit that is no number is an error, not a word") {
     const broken_model model{random_model()};
     host here(model.sound);
-    kv::pipeline through(here.store, model, here.team);
-    const auto said = kv::generate(through, some_tokens(model.sound, 5, 2), kv::sampler{}, {.max_tokens = 2}, go_on);
+    kv::pipeline pipeline(here.store, model, here.pool);
+    const auto said = kv::generate(pipeline, some_tokens(model.sound, 5, 2), kv::sampler{}, {.max_tokens = 2}, go_on);
     REQUIRE_FALSE(said.has_value());
     CHECK(said.error().field == "logits");
 }
@@ -132,7 +132,7 @@ TEST_CASE("an infinite weight is an error, in int8 too") {
                                   .head_dim = 24,
                                   .vocabulary = 131};
     const kv::random_weights sound(config, 7, kv::dtype::f32);
-    kv::team threads;
+    kv::thread_pool threads;
     for (const char* name : {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.v_proj.weight",
                              "model.layers.1.mlp.up_proj.weight", "lm_head.weight"}) {
         std::vector<std::byte> copy;
@@ -141,7 +141,7 @@ TEST_CASE("an infinite weight is an error, in int8 too") {
         const kv::transformer model(config, std::move(*weights)), rounded = model.in_int8(threads);
         for (const kv::transformer* each : {&model, &rounded}) {
             host here(*each);
-            const auto said = kv::generate(here.through, some_tokens(*each, 5, 2), {}, {.max_tokens = 2}, go_on);
+            const auto said = kv::generate(here.pipeline, some_tokens(*each, 5, 2), {}, {.max_tokens = 2}, go_on);
             INFO(name << (each == &rounded ? " in int8" : ""));
             CHECK_FALSE(said.has_value());
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/index/chunk.hpp>
-#include <kvcache/recompute/everything.hpp>
+#include <kvcache/recompute/full.hpp>
 #include <kvcache/session/generate_many.hpp>
 #include <kvcache/testing/random_weights.hpp>
 
@@ -18,7 +18,7 @@ namespace kv = kvcache;
 namespace {
 
 using tokens = std::vector<kv::token_id>;
-using cache = kv::cache<kv::chunk, kv::everything>;
+using cache = kv::cache<kv::index::chunk, kv::recompute::full>;
 
 const kv::transformer& model() {
     static const kv::transformer made = kv::make_random_model({.hidden_size = 32,
@@ -39,18 +39,19 @@ const kv::transformer& model() {
 
 struct host {
     explicit host(std::size_t pages = 200)
-        : team(1),
-          store(kv::make_cache(model().shape(16), {.bytes = pages * kv::plain{}.open(model().shape(16)).page_bytes()},
-                               kv::chunk{.least = 8}, kv::everything{})),
-          through(store, model(), team, {.split = {.size = 32, .least = 8}, .rows = 64}) {}
+        : pool(1),
+          store(kv::make_cache(model().shape(16),
+                               {.bytes = pages * kv::codec::f32{}.open(model().shape(16)).page_bytes()},
+                               kv::index::chunk{.least = 8}, kv::recompute::full{})),
+          pipeline(store, model(), pool, {.split = {.size = 32, .least = 8}, .rows = 64}) {}
     ~host() {
         CHECK(store.check().has_value());
-        CHECK(store.stats().held == 0);
+        CHECK(store.stats().in_use == 0);
     }
 
-    kv::team team;
+    kv::thread_pool pool;
     cache store;
-    kv::chunk_pipeline<cache, kv::transformer> through;
+    kv::chunk_pipeline<cache, kv::transformer> pipeline;
 };
 
 tokens some(std::size_t count, unsigned seed) {
@@ -61,7 +62,7 @@ tokens some(std::size_t count, unsigned seed) {
     return made;
 }
 
-// Three groups that begin alike, shuffled, of all lengths.
+// Three groups with common prefixes, shuffled, of all lengths.
 std::vector<tokens> prompts() {
     std::vector<tokens> made;
     for (unsigned i = 0; i < 12; ++i) {
@@ -74,7 +75,7 @@ std::vector<tokens> prompts() {
 }
 
 const kv::sampler draw{.temperature = 0.9f, .seed = 5, .repetition_penalty = 1.2f};
-const kv::stopping until{.max_tokens = 13, .stop = {kv::token_id{3}, kv::token_id{60}, kv::token_id{61}}};
+const kv::stop_criteria until{.max_tokens = 13, .stop = {kv::token_id{3}, kv::token_id{60}, kv::token_id{61}}};
 
 struct spoken {
     tokens ids;
@@ -86,7 +87,7 @@ std::vector<spoken> alone() {
     std::vector<spoken> made;
     for (const tokens& prompt : prompts()) {
         host fresh;
-        const auto one = kv::generate(fresh.through, prompt, kv::reuse_mode::baseline, draw, until,
+        const auto one = kv::generate(fresh.pipeline, prompt, kv::reuse_mode::baseline, draw, until,
                                       [](kv::token_id, std::span<const float>) { return true; });
         REQUIRE(one.has_value());
         made.push_back({one->ids, one->stopped});
@@ -103,7 +104,7 @@ TEST_CASE("prompts answered together say what each says alone, however many at a
         for (const std::size_t lanes : {1u, 2u, 5u, 12u})
             for (const std::size_t pages : {10u, 14u, 23u, 200u}) { // the longest prompt and its answer take eight
                 host h(pages);
-                const auto made = kv::generate_many(h.through, asked, mode, draw, until, lanes);
+                const auto made = kv::generate_many(h.pipeline, asked, mode, draw, until, lanes);
                 REQUIRE(made.size() == asked.size());
                 for (std::size_t i = 0; i < made.size(); ++i) {
                     INFO("prompt " << i << ", " << lanes << " lanes, " << pages << " pages");
@@ -120,7 +121,7 @@ TEST_CASE("prompts answered together say what each says alone, however many at a
 TEST_CASE("what prompts share is run once") {
     host h;
     const auto asked = prompts();
-    const auto made = kv::generate_batch(h.through, asked, kv::reuse_mode::prefix, draw, until);
+    const auto made = kv::generate_batch(h.pipeline, asked, kv::reuse_mode::prefix, draw, until);
     std::size_t prefilled = 0, own = 0;
     for (std::size_t i = 0; i < asked.size(); ++i) {
         prefilled += made[i]->counts.prefilled;
@@ -135,7 +136,7 @@ TEST_CASE("a prompt that cannot run keeps nobody else, and one that never fits i
     asked[5].front() = kv::token_id{97};
     asked[7] = some(200, 1); // takes 13 pages
     host h(12);
-    const auto made = kv::generate_batch(h.through, asked, kv::reuse_mode::prefix, draw, until);
+    const auto made = kv::generate_batch(h.pipeline, asked, kv::reuse_mode::prefix, draw, until);
     const std::vector<spoken> truth = alone();
     for (std::size_t i = 0; i < made.size(); ++i) {
         INFO("prompt " << i);
@@ -147,7 +148,7 @@ TEST_CASE("a prompt that cannot run keeps nobody else, and one that never fits i
             CHECK(made[i]->ids == truth[i].ids);
         }
     }
-    CHECK(kv::generate_batch(h.through, {}, kv::reuse_mode::prefix, draw, until).empty());
+    CHECK(kv::generate_batch(h.pipeline, {}, kv::reuse_mode::prefix, draw, until).empty());
 }
 
 TEST_CASE("no token behind the cacheable ones becomes known: not as a prefix, nor as a chunk, nor from a fork") {
@@ -155,10 +156,10 @@ TEST_CASE("no token behind the cacheable ones becomes known: not as a prefix, no
     for (const std::size_t cacheable : {0u, 15u, 16u, 40u, 64u, 100u}) {
         host h;
         {
-            auto made = h.through.feed(prompt, kv::reuse_mode::prefix, cacheable);
+            auto made = h.pipeline.prefill(prompt, kv::reuse_mode::prefix, cacheable);
             REQUIRE(made.has_value());
             auto fork = made->sequence.fork(90);
-            REQUIRE(h.through.exact().extend(fork, some(40, 3)).has_value());
+            REQUIRE(h.pipeline.exact().extend(fork, some(40, 3)).has_value());
         }
         INFO(cacheable << " of 100");
         const std::size_t known = h.store.match(prompt).tokens();
@@ -166,7 +167,7 @@ TEST_CASE("no token behind the cacheable ones becomes known: not as a prefix, no
         CHECK(known >= cacheable / 16 * 16);
         tokens moved = some(5, 77);
         moved.insert(moved.end(), prompt.begin(), prompt.end());
-        const auto again = h.through.feed(moved, kv::reuse_mode::chunks);
+        const auto again = h.pipeline.prefill(moved, kv::reuse_mode::chunks);
         REQUIRE(again.has_value());
         CHECK(again->counts.recomputed + again->counts.approximate <= cacheable);
         CHECK(again->counts.recomputed + again->counts.approximate == cacheable / 32 * 32);

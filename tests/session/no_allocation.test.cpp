@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// After warm-up a token costs no allocation, and one that is refused costs no sequence anything. A program of its own,
-// as it stands in for the C library's allocator.
+// After warm-up a token needs no allocation, and a failed allocation leaves every sequence unchanged. A separate
+// program, because it replaces the C library's allocator.
 #include <kvcache/kvcache.hpp>
 #include <kvcache/testing/random_weights.hpp>
 
@@ -24,8 +24,8 @@ namespace kv = kvcache;
 #if defined(__GLIBC__)
 
 namespace {
-std::atomic<std::size_t> allocations{0}; // by any thread, through new or without it
-std::atomic<std::size_t> refused{0};     // which of them fails, 0 for none
+std::atomic<std::size_t> allocations{0}; // by any thread, through new or malloc
+std::atomic<std::size_t> refused{0};     // index of the allocation that fails, 0 for none
 
 bool refuses() noexcept {
     return allocations.fetch_add(1, std::memory_order_relaxed) + 1 == refused.load(std::memory_order_relaxed);
@@ -61,7 +61,7 @@ int posix_memalign(void** memory, std::size_t alignment, std::size_t size) noexc
 
 namespace {
 
-// Two blocks of grouped queries, wide enough that two threads share the products.
+// Two blocks of grouped queries, wide enough that two threads share the GEMMs.
 kv::transformer model() {
     return kv::make_random_model({.hidden_size = 384,
                                   .intermediate_size = 1024,
@@ -76,21 +76,22 @@ kv::transformer model() {
 
 constexpr std::size_t page = 64, warm = 90, measured = 30; // tokens [90, 120) begin no page, and their list has room
 
-// Allocations of each of the measured steps.
+// The number of allocations in each of the measured steps.
 std::vector<std::size_t> allocations_of_steps(const kv::transformer& model, std::size_t threads) {
-    kv::team team(threads);
+    kv::thread_pool pool(threads);
     auto cache = kv::make_cache(model.shape(page), {.bytes = 16 * page * 4096});
-    kv::pipeline through(cache, model, team);
-    auto fed = through.feed(std::vector<kv::token_id>(10, kv::token_id{1}));
-    REQUIRE(fed.has_value());
+    kv::pipeline pipeline(cache, model, pool);
+    auto filled = pipeline.prefill(std::vector<kv::token_id>(10, kv::token_id{1}));
+    REQUIRE(filled.has_value());
     std::vector<std::size_t> counts;
     counts.reserve(measured);
     kv::matrix logits;
-    while (fed->sequence.size() < warm + measured) {
-        const kv::token_id next{static_cast<std::int32_t>(fed->sequence.size())};
-        const bool counts_now = fed->sequence.size() >= warm;
+    while (filled->sequence.size() < warm + measured) {
+        const kv::token_id next{static_cast<std::int32_t>(filled->sequence.size())};
+        const bool counts_now = filled->sequence.size() >= warm;
         const std::size_t before = allocations.load();
-        const bool ran = through.extend(fed->sequence, {&next, 1}, kv::logits_of::last, logits).has_value();
+        const kv::batch_entry<decltype(cache)> one{&filled->sequence, {&next, 1}};
+        const bool ran = pipeline.extend({&one, 1}, logits).has_value();
         const std::size_t after = allocations.load();
         REQUIRE(ran);
         if (counts_now)
@@ -127,23 +128,24 @@ TEST_CASE("a token after warm-up allocates nothing, on one thread and on two") {
 
 TEST_CASE("a page used before begins without an allocation, a new one takes its memory alone") {
     const kv::transformer small = model();
-    const std::size_t page_bytes = kv::plain{}.open(small.shape(page)).page_bytes();
+    const std::size_t page_bytes = kv::codec::f32{}.open(small.shape(page)).page_bytes();
     const struct {
-        std::size_t pages, of_new; // what a page that is new costs: less where pages lie in slabs
+        std::size_t pages, of_new; // allocations for a new page: fewer where pages are in slabs
     } caches[] = {{4, 0}, {32, 1}, {256, 0}};
     for (const auto& [pages, of_new] : caches) {
-        kv::team team;
+        kv::thread_pool pool;
         auto cache = kv::make_cache(small.shape(page), {.bytes = pages * page_bytes});
-        kv::pipeline through(cache, small, team);
+        kv::pipeline pipeline(cache, small, pool);
         auto sequence = cache.open();
         kv::matrix logits;
-        for (const std::int32_t of : {0, 200}) { // the second time there is room in the sequence, and in the pass
+        for (const std::int32_t of : {0, 200}) { // the second time the sequence and the pass have capacity
             sequence.truncate(0);
             while (sequence.size() < 4 * page) {
                 const std::size_t at = sequence.size();
                 const kv::token_id next{static_cast<std::int32_t>(at) / 2 + of};
                 const std::size_t before = allocations.load();
-                const bool ran = through.extend(sequence, {&next, 1}, kv::logits_of::last, logits).has_value();
+                const kv::batch_entry<decltype(cache)> one{&sequence, {&next, 1}};
+                const bool ran = pipeline.extend({&one, 1}, logits).has_value();
                 const std::size_t after = allocations.load();
                 REQUIRE(ran);
                 INFO(pages << " pages, token " << at);
@@ -157,7 +159,7 @@ TEST_CASE("a page used before begins without an allocation, a new one takes its 
 
 namespace {
 
-// The outcome of a batch whose n-th allocation fails, and how many it asked for.
+// The outcome of a batch whose n-th allocation fails, and its number of allocations.
 struct attempt {
     bool ran = false;
     std::size_t asked = 0;
@@ -187,21 +189,22 @@ std::vector<kv::token_id> counted(std::int32_t from, std::size_t n) {
 } // namespace
 
 TEST_CASE("a batch whose n-th allocation fails is committed whole or not at all") {
-    kv::team team;
+    kv::thread_pool pool;
     std::size_t taken = 0, n = 0;
     for (attempt last{.ran = false, .asked = ~std::size_t{}}; last.asked >= n;) {
         ++n;
         auto cache = kv::make_cache(small::model().shape(16), {.bytes = 1 << 20});
-        kv::pipeline through(cache, small::model(), team);
-        auto a = through.feed(counted(0, 20)), b = through.feed(counted(40, 30)), c = through.feed(counted(80, 15));
+        kv::pipeline pipeline(cache, small::model(), pool);
+        auto a = pipeline.prefill(counted(0, 20)), b = pipeline.prefill(counted(40, 30)),
+             c = pipeline.prefill(counted(80, 15));
         REQUIRE((a && b && c));
         const auto more = counted(100, 20);
-        // The second goes on with the first one's own tokens, and the third with its own.
-        const std::array batch{kv::extension<decltype(cache)>{&a->sequence, more},
-                               kv::extension<decltype(cache)>{&b->sequence, a->sequence.tokens()},
-                               kv::extension<decltype(cache)>{&c->sequence, c->sequence.tokens()}};
+        // The second continues with the first one's tokens, the third with its own.
+        const std::array batch{kv::batch_entry<decltype(cache)>{&a->sequence, more},
+                               kv::batch_entry<decltype(cache)>{&b->sequence, a->sequence.tokens()},
+                               kv::batch_entry<decltype(cache)>{&c->sequence, c->sequence.tokens()}};
         kv::matrix logits;
-        last = with_refusal(n, [&] { return through.extend(batch, logits).has_value(); });
+        last = with_refusal(n, [&] { return pipeline.extend(batch, logits).has_value(); });
         const bool all = last.ran;
         taken += all;
         INFO("allocation " << n << (all ? ", committed" : ", taken back"));
@@ -213,10 +216,10 @@ TEST_CASE("a batch whose n-th allocation fails is committed whole or not at all"
         CHECK(cache.check());
         if (all)
             continue;
-        const std::array again{kv::extension<decltype(cache)>{&a->sequence, more},
-                               kv::extension<decltype(cache)>{&b->sequence, a->sequence.tokens()},
-                               kv::extension<decltype(cache)>{&c->sequence, c->sequence.tokens()}};
-        CHECK(through.extend(again, logits).has_value());
+        const std::array again{kv::batch_entry<decltype(cache)>{&a->sequence, more},
+                               kv::batch_entry<decltype(cache)>{&b->sequence, a->sequence.tokens()},
+                               kv::batch_entry<decltype(cache)>{&c->sequence, c->sequence.tokens()}};
+        CHECK(pipeline.extend(again, logits).has_value());
         CHECK(a->sequence.size() + b->sequence.size() + c->sequence.size() == 120);
         CHECK(cache.check());
     }

@@ -21,10 +21,10 @@ namespace promise {
 namespace kv = kvcache;
 
 using tokens = std::vector<kv::token_id>;
-using cache = kv::cache<kv::plain>;
-using fed = kv::fed<cache>;
+using cache = kv::cache<kv::codec::f32>;
+using prefill_result = kv::prefill_result<cache>;
 
-/// A random model with grouped queries: 2 layers, 6 heads over 2, weights the same bits in every build.
+/// A random model with grouped queries: 2 layers, 6 query heads over 2 KV heads, the same weight bits in every build.
 inline const kv::transformer& random_model() {
     return small::model();
 }
@@ -40,7 +40,7 @@ inline const kv::transformer& tiny_model() {
     return model;
 }
 
-/// Both, one after the other: a test case that asks runs once for each.
+/// Generates both models: the test case runs once for each.
 inline const kv::transformer& each_model() {
     return GENERATE(false, true) ? tiny_model() : random_model();
 }
@@ -63,41 +63,41 @@ inline tokens joined(tokens a, const tokens& b) {
 struct host {
     explicit host(const kv::transformer& model, std::uint32_t page = 16, std::size_t threads = 1,
                   std::size_t split = 64, std::size_t pages = 4096)
-        : team(threads),
+        : pool(threads),
           store(kv::make_cache(model.shape(page), {.bytes = pages * bytes(model, page)})),
-          through(store, model, team, split) {}
+          pipeline(store, model, pool, split) {}
     ~host() {
         const auto sound = store.check();
         CHECK((sound ? std::string() : sound.error().message) == "");
     }
 
     static std::size_t bytes(const kv::transformer& model, std::uint32_t page) {
-        return kv::plain{}.open(model.shape(page)).page_bytes();
+        return kv::codec::f32{}.open(model.shape(page)).page_bytes();
     }
 
-    [[nodiscard]] fed feed(const tokens& prompt, kv::logits_of wanted = kv::logits_of::all) {
-        auto done = through.feed(prompt, wanted);
+    [[nodiscard]] prefill_result prefill(const tokens& prompt, kv::logits_mode wanted = kv::logits_mode::all) {
+        auto done = pipeline.prefill(prompt, wanted);
         REQUIRE(done.has_value());
         return std::move(*done);
     }
     [[nodiscard]] kv::matrix extend(cache::sequence& sequence, const tokens& more) {
-        auto rows = through.extend(sequence, more, kv::logits_of::all);
+        auto rows = pipeline.extend(sequence, more, kv::logits_mode::all);
         REQUIRE(rows.has_value());
         return std::move(*rows);
     }
 
-    kv::team team;
+    kv::thread_pool pool;
     cache store;
-    kv::pipeline<cache, kv::transformer> through;
+    kv::pipeline<cache, kv::transformer> pipeline;
 };
 
-/// The logits of every position, by a run that shares nothing with anybody. (tokens, vocabulary)
+/// Returns the logits of every position from a run that shares nothing. (tokens, vocabulary)
 inline kv::matrix cold(const kv::transformer& model, const tokens& prompt) {
     host fresh(model);
-    return fresh.feed(prompt).logits;
+    return fresh.prefill(prompt).logits;
 }
 
-/// Whether `rows` are, bit for bit, the last rows of `whole`.
+/// Returns whether `rows` equal the last rows of `whole`, bit for bit.
 inline bool same_bits(const kv::matrix& rows, const kv::matrix& whole) {
     if (rows.cols() != whole.cols() || rows.rows() > whole.rows() || rows.rows() == 0)
         return false;

@@ -60,7 +60,7 @@ std::vector<float> some_logits(std::size_t n, unsigned seed) {
     return made;
 }
 
-// The tokens that `draw` ever says.
+// The set of tokens that `draw` returns.
 std::set<int> said(const kv::sampler& draw, const std::vector<float>& logits, int draws = 4000) {
     std::set<int> made;
     for (int i = 0; i < draws; ++i)
@@ -83,7 +83,7 @@ TEST_CASE("a limit that cuts nothing changes no draw") {
 }
 
 TEST_CASE("limits keep the likeliest tokens and no others") {
-    // Shares: 0.5, 0.25, 0.125, 0.0625, 0.0625.
+    // Probabilities: 0.5, 0.25, 0.125, 0.0625, 0.0625.
     const float ln2 = 0.6931472f;
     const std::vector<float> logits = {-3 * ln2, 0.0f, -ln2, -3 * ln2, -2 * ln2};
     const auto with = [](std::size_t k, float p, float least) {
@@ -92,11 +92,11 @@ TEST_CASE("limits keep the likeliest tokens and no others") {
     CHECK(said(with(0, 1.0f, 0.0f), logits) == std::set{0, 1, 2, 3, 4});
     CHECK(said(with(1, 1.0f, 0.0f), logits) == std::set{1});
     CHECK(said(with(3, 1.0f, 0.0f), logits) == std::set{1, 2, 4});
-    CHECK(said(with(4, 1.0f, 0.0f), logits) == std::set{0, 1, 2, 4}); // of equals the first
+    CHECK(said(with(4, 1.0f, 0.0f), logits) == std::set{0, 1, 2, 4}); // ties keep the lower id
     CHECK(said(with(0, 0.4f, 0.0f), logits) == std::set{1});
     CHECK(said(with(0, 0.7f, 0.0f), logits) == std::set{1, 2});
     CHECK(said(with(0, 0.8f, 0.0f), logits) == std::set{1, 2, 4});
-    CHECK(said(with(2, 0.9f, 0.0f), logits) == std::set{1, 2}); // of what is left
+    CHECK(said(with(2, 0.9f, 0.0f), logits) == std::set{1, 2}); // of the remaining tokens
     CHECK(said(with(2, 0.6f, 0.0f), logits) == std::set{1});
     CHECK(said(with(0, 1.0f, 0.3f), logits) == std::set{1, 2});
     CHECK(said(with(0, 1.0f, 1.0f), logits) == std::set{1});
@@ -106,8 +106,8 @@ TEST_CASE("limits keep the likeliest tokens and no others") {
 TEST_CASE("penalties lower what was said, and the repetition penalty also what was asked") {
     const std::vector<float> logits = {2.0f, 1.9f, 1.8f, -1.0f};
     kv::token_counts before(std::vector<kv::token_id>{kv::token_id{0}, kv::token_id{0}});
-    before.say(kv::token_id{1});
-    before.say(kv::token_id{1});
+    before.add(kv::token_id{1});
+    before.add(kv::token_id{1});
     const auto best = [&](kv::sampler draw) { return kv::index_of(draw.draw(logits, 0, before)); };
     CHECK(best({}) == 0);
     CHECK(best({.presence_penalty = 1.0f}) == 0); // the prompt does not count
@@ -115,7 +115,7 @@ TEST_CASE("penalties lower what was said, and the repetition penalty also what w
     CHECK(best({.repetition_penalty = 1.2f, .bias = {{kv::token_id{2}, -9.0f}}}) == 0);
     CHECK(best({.bias = {{kv::token_id{0}, -9.0f}}}) == 1);
     CHECK(best({.presence_penalty = 0.05f, .bias = {{kv::token_id{0}, -9.0f}}}) == 1);
-    CHECK(best({.frequency_penalty = 0.06f, .bias = {{kv::token_id{0}, -9.0f}}}) == 2); // twice
+    CHECK(best({.frequency_penalty = 0.06f, .bias = {{kv::token_id{0}, -9.0f}}}) == 2); // occurs twice
     const float never = -std::numeric_limits<float>::infinity();
     CHECK(best({.bias = {{kv::token_id{0}, never}, {kv::token_id{1}, never}, {kv::token_id{2}, never}}}) == 3);
     CHECK(said({.temperature = 5.0f, .bias = {{kv::token_id{0}, never}}}, logits) == std::set{1, 2, 3});

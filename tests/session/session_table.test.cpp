@@ -80,9 +80,9 @@ TEST_CASE("strays leave before conversations, and those before the more recent")
     use(table, "stray9");
     use(table, "ann");
     use(table, "zoe");
-    CHECK(keys(table) == "ann3 stray92 zoe1 "); // bob was the least recent
+    CHECK(keys(table) == "ann3 stray92 zoe1 "); // bob was the least recently used
 
-    kv::session_table<session, kv::fifo> queue({.sessions = 2}, kv::fifo{});
+    kv::session_table<session, kv::eviction::fifo> queue({.sessions = 2}, kv::eviction::fifo{});
     use(queue, "a");
     use(queue, "b");
     use(queue, "c");
@@ -105,7 +105,7 @@ TEST_CASE("bytes are bounded, and sessions in use never leave") {
         CHECK_FALSE(table.evict());
     }
     use(table, "bob", 1000);
-    CHECK(table.size() == 0); // it alone is too large
+    CHECK(table.size() == 0); // it alone exceeds the limit
     CHECK(session::alive == 0);
 }
 
@@ -164,7 +164,7 @@ TEST_CASE("those who wait for a session have it in the order they came") {
                 order.push_back(user); // guarded by the session
             });
             while (table.list(model)[0].uses < static_cast<std::size_t>(user) + 2)
-                std::this_thread::yield(); // until it has its place
+                std::this_thread::yield(); // until it is queued
         }
     }
     users.clear();

@@ -11,7 +11,7 @@
 
 namespace small {
 
-/// Two layers and six heads over two: enough for grouped queries and for one layer to depend on another.
+/// Two layers, and six query heads over two KV heads: enough for grouped queries and for dependent layers.
 inline kvcache::model_config config() {
     return {.hidden_size = 48,
             .intermediate_size = 80,
@@ -27,20 +27,20 @@ inline kvcache::model_config config() {
             .eos = {}};
 }
 
-/// As config, of other depth.
+/// Like config, with another number of layers.
 inline kvcache::model_config config_of(std::size_t layers) {
     kvcache::model_config made = config();
     made.layers = layers;
     return made;
 }
 
-/// The model of that configuration, its weights the same bits in every build.
+/// The model of that configuration, with the same weight bits in every build.
 inline const kvcache::transformer& model() {
     static const kvcache::transformer made = kvcache::make_random_model(config(), 7);
     return made;
 }
 
-/// Tokens of its vocabulary, drawn evenly.
+/// Random tokens of its vocabulary, uniformly distributed.
 inline std::vector<kvcache::token_id> some(std::size_t count, unsigned seed) {
     std::mt19937 dice(seed);
     std::vector<kvcache::token_id> made;

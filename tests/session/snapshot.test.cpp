@@ -4,13 +4,13 @@
 #include <kvcache/cache/tenant_cache.hpp>
 #include <kvcache/codec/all.hpp>
 #include <kvcache/index/chunk.hpp>
-#include <kvcache/locking/mutexed.hpp>
+#include <kvcache/locking/mutex.hpp>
 #include <kvcache/recompute/none.hpp>
 #include <kvcache/session/chunk_pipeline.hpp>
 #include <kvcache/session/generate.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/snapshot.hpp>
-#include <kvcache/storage/failing.hpp>
+#include <kvcache/storage/fault_injecting.hpp>
 #include <kvcache/testing/hash_laws.hpp>
 #include <kvcache/testing/random_weights.hpp>
 
@@ -40,9 +40,10 @@ namespace {
 
 using tokens = std::vector<kv::token_id>;
 using bytes = std::vector<std::byte>;
-using codecs = std::tuple<kv::int8_grouped, kv::rotated<kv::int4>, kv::sinks_exact<kv::int4>,
-                          kv::recent_exact<kv::int8>, kv::recent_exact<kv::sinks_exact<kv::int8>>>;
-using coded = kv::any_codec<codecs>;
+using codecs =
+    std::tuple<kv::codec::int8_grouped, kv::codec::hadamard<kv::codec::int4>, kv::codec::keep_sinks<kv::codec::int4>,
+               kv::codec::keep_recent<kv::codec::int8>, kv::codec::keep_recent<kv::codec::keep_sinks<kv::codec::int8>>>;
+using quantized = kv::any_codec<codecs>;
 
 kv::transformer made(double theta) {
     kv::model_config config = small::config();
@@ -72,24 +73,24 @@ struct host {
     explicit host(Policies... policies) : host(own_identity(), 60, std::move(policies)...) {}
     host(kv::identity id, std::size_t pages, Policies... policies)
         : store(kv::make_cache(std::move(id), model().shape(page),
-                               {.bytes = pages * kv::plain{}.open(model().shape(page)).page_bytes()},
+                               {.bytes = pages * kv::codec::f32{}.open(model().shape(page)).page_bytes()},
                                std::move(policies)...)) {}
     ~host() {
         const auto sound = store.check();
         CHECK((sound ? std::string() : sound.error().field + " " + sound.error().message) == "");
     }
 
-    [[nodiscard]] kv::fed<cache> feed(const tokens& prompt) {
-        auto done = through.feed(prompt, kv::logits_of::all);
+    [[nodiscard]] kv::prefill_result<cache> prefill(const tokens& prompt) {
+        auto done = pipeline.prefill(prompt, kv::logits_mode::all);
         REQUIRE(done.has_value());
         return std::move(*done);
     }
     [[nodiscard]] kv::matrix extend(typename cache::sequence& sequence, std::span<const kv::token_id> more) {
-        auto rows = through.extend(sequence, more, kv::logits_of::all);
+        auto rows = pipeline.extend(sequence, more, kv::logits_mode::all);
         REQUIRE(rows.has_value());
         return std::move(*rows);
     }
-    [[nodiscard]] bytes saved(const typename cache::sequence& of, const kv::speaking& state = {},
+    [[nodiscard]] bytes saved(const typename cache::sequence& of, const kv::generation_state& state = {},
                               std::string_view secret = {}) const {
         bytes all;
         const auto done = kv::write_snapshot(store, of, state, secret, [&](auto pieces) -> kv::result<void> {
@@ -101,12 +102,12 @@ struct host {
         return all;
     }
 
-    kv::team team{1};
+    kv::thread_pool pool{1};
     cache store;
-    kv::pipeline<cache, kv::transformer> through{store, model(), team, 64};
+    kv::pipeline<cache, kv::transformer> pipeline{store, model(), pool, 64};
 };
 
-// The logits of `rows` are those of the last rows of a run that shares nothing.
+// Returns whether `rows` equal the last rows of the logits of a run that shares nothing.
 bool same_tail(const kv::matrix& rows, const kv::matrix& whole) {
     const float* tail = whole.data() + whole.size() - rows.size();
     return rows.size() > 0 && rows.size() <= whole.size() &&
@@ -115,8 +116,8 @@ bool same_tail(const kv::matrix& rows, const kv::matrix& whole) {
 
 bytes a_snapshot(std::size_t count = 75) {
     host<> here;
-    const auto fed = here.feed(some(count, 1));
-    return here.saved(fed.sequence);
+    const auto filled = here.prefill(some(count, 1));
+    return here.saved(filled.sequence);
 }
 
 template <class Host>
@@ -134,33 +135,33 @@ TEST_CASE("a sequence that was saved goes on with the bits of a cold run") {
     const tokens all = some(150, 2);
     const auto run = [&](const auto& policy) {
         using policy_type = std::decay_t<decltype(policy)>;
-        const kv::matrix cold = host<policy_type>(policy).feed(all).logits;
+        const kv::matrix cold = host<policy_type>(policy).prefill(all).logits;
         for (const std::size_t count : {1u, 31u, 32u, 33u, 64u, 100u, 128u, 149u}) {
             CAPTURE(count);
             host<policy_type> from(policy), to(policy), warm(policy);
-            const auto fed = from.feed({all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count)});
-            const bytes snapshot = from.saved(fed.sequence);
-            const auto known = warm.feed({all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count / 2 + 1)});
+            const auto filled = from.prefill({all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count)});
+            const bytes snapshot = from.saved(filled.sequence);
+            const auto known = warm.prefill({all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count / 2 + 1)});
             for (auto* loader : {&to, &warm}) {
                 auto back = kv::read_snapshot(loader->store, snapshot);
                 REQUIRE((back ? std::string() : back.error().message) == "");
-                CHECK(back->sequence.size() == fed.sequence.size());
-                CHECK(std::ranges::equal(back->sequence.tokens(), fed.sequence.tokens()));
+                CHECK(back->sequence.size() == filled.sequence.size());
+                CHECK(std::ranges::equal(back->sequence.tokens(), filled.sequence.tokens()));
                 const auto rest = std::span(all).subspan(back->sequence.size());
                 CHECK(same_tail(loader->extend(back->sequence, rest), cold));
                 CHECK(loader->saved(back->sequence.fork(0)).size() < snapshot.size());
             }
-            // What was loaded is known to prompts, too.
-            const auto again = to.feed(all);
+            // Prompts find the loaded tokens too.
+            const auto again = to.prefill(all);
             CHECK(again.reused >= count / page * page);
             CHECK(same_tail(again.logits, cold));
         }
     };
-    run(kv::plain{});
-    for (const char* codec : {"int8_grouped", "rotated<int4>", "sinks_exact<int4>", "recent_exact<int8>",
-                              "recent_exact<sinks_exact<int8> >"}) {
+    run(kv::codec::f32{});
+    for (const char* codec : {"int8_grouped", "hadamard<int4>", "keep_sinks<int4>", "keep_recent<int8>",
+                              "keep_recent<keep_sinks<int8> >"}) {
         CAPTURE(codec);
-        run(*coded::named(codec));
+        run(*quantized::named(codec));
     }
 }
 
@@ -168,13 +169,13 @@ TEST_CASE("another process goes on with the bits of a cold run") {
     const testing_files::temporary_directory directory;
     const auto file = directory.path() / "session.kvc";
     const tokens all = some(120, 3);
-    const kv::matrix cold = host<>().feed(all).logits;
+    const kv::matrix cold = host<>().prefill(all).logits;
     const ::pid_t writer = ::fork();
     REQUIRE(writer >= 0);
     if (writer == 0) {
         host<> here;
-        auto fed = here.through.feed(std::span(all).first(70));
-        ::_exit(fed && kv::save_snapshot(here.store, fed->sequence, {.next = 9}, file, "key") ? 0 : 1);
+        auto filled = here.pipeline.prefill(std::span(all).first(70));
+        ::_exit(filled && kv::save_snapshot(here.store, filled->sequence, {.next = 9}, file, "key") ? 0 : 1);
     }
     int status = 1;
     REQUIRE(::waitpid(writer, &status, 0) == writer);
@@ -192,11 +193,11 @@ TEST_CASE("an answer goes on with the tokens it would have had") {
     const tokens prompt = some(40, 4);
     host<> whole, from, to;
     const auto say = [](kv::token_id, std::span<const float>) { return true; };
-    const auto want = kv::generate(whole.through, prompt, draw, {.max_tokens = 24}, say);
+    const auto want = kv::generate(whole.pipeline, prompt, draw, {.max_tokens = 24}, say);
     REQUIRE(want);
-    const auto begun = kv::generate(from.through, prompt, draw, {.max_tokens = 9}, say);
+    const auto begun = kv::generate(from.pipeline, prompt, draw, {.max_tokens = 9}, say);
     REQUIRE(begun);
-    const kv::speaking state{draw, 9, {begun->ids.back()}};
+    const kv::generation_state state{draw, 9, {begun->ids.back()}};
     std::stringstream stream;
     REQUIRE(kv::write_snapshot(from.store, begun->prompt.sequence, state, "", [&](auto pieces) -> kv::result<void> {
         for (const auto piece : pieces)
@@ -209,25 +210,25 @@ TEST_CASE("an answer goes on with the tokens it would have had") {
     auto back = kv::load_snapshot(to.store, stream, 1 << 30);
     REQUIRE(back);
     tokens said = begun->ids;
-    auto next = to.through.extend(back->sequence, back->state.said);
+    auto next = to.pipeline.extend(back->sequence, back->state.pending);
     REQUIRE(next);
     while (said.size() < 24) {
         said.push_back(back->state.draw.draw(kv::row_of(std::as_const(*next), 0), said.size()));
-        next = to.through.extend(back->sequence, std::span(said).last(1));
+        next = to.pipeline.extend(back->sequence, std::span(said).last(1));
     }
     CHECK(said == want->ids);
 }
 
 TEST_CASE("a busy session is saved by a fork while it goes on") {
-    host<kv::mutexed> here(kv::mutexed{});
+    host<kv::locking::mutex> here(kv::locking::mutex{});
     const tokens all = some(200, 5);
-    auto fed = here.feed({all.begin(), all.begin() + 75});
-    const bytes quiet = here.saved(fed.sequence);
-    const auto fork = fed.sequence.fork(fed.sequence.size());
+    auto filled = here.prefill({all.begin(), all.begin() + 75});
+    const bytes quiet = here.saved(filled.sequence);
+    const auto fork = filled.sequence.fork(filled.sequence.size());
     bytes busy;
     std::thread saver([&] { busy = here.saved(fork); });
     for (std::size_t at = 75; at < all.size(); ++at)
-        static_cast<void>(here.through.extend(fed.sequence, std::span(all).subspan(at, 1)));
+        static_cast<void>(here.pipeline.extend(filled.sequence, std::span(all).subspan(at, 1)));
     saver.join();
     CHECK(busy == quiet);
     CHECK(here.saved(fork) == quiet);
@@ -238,14 +239,14 @@ TEST_CASE("a snapshot holds nothing of the pages' earlier users") {
         const auto run = [&](const auto& policy) {
             host<std::decay_t<decltype(policy)>> fresh(own_identity(), 6, policy), used(own_identity(), 6, policy);
             for (unsigned seed = 0; seed < 6; ++seed)
-                static_cast<void>(used.feed(some(90, 50 + seed)));
-            const auto a = fresh.feed(some(75, 6)), b = used.feed(some(75, 6));
+                static_cast<void>(used.prefill(some(90, 50 + seed)));
+            const auto a = fresh.prefill(some(75, 6)), b = used.prefill(some(75, 6));
             CHECK(fresh.saved(a.sequence) == used.saved(b.sequence));
         };
         if (*codec == '\0')
-            run(kv::plain{});
+            run(kv::codec::f32{});
         else
-            run(*coded::named(codec));
+            run(*quantized::named(codec));
     }
 }
 
@@ -276,15 +277,15 @@ TEST_CASE("wrong neighbours are refused by the field that differs") {
         CHECK(refusal(to, snapshot) == field);
     }
     // What the cache itself says.
-    host<coded> other_codec(*coded::named("int8_grouped")), other_options(*coded::named("rotated<int4>"));
+    host<quantized> other_codec(*quantized::named("int8_grouped")), other_options(*quantized::named("hadamard<int4>"));
     CHECK(refusal(other_codec, snapshot) == "codec");
-    const auto fed = other_codec.feed(some(75, 1));
-    CHECK(refusal(other_options, other_codec.saved(fed.sequence)) == "codec");
+    const auto filled = other_codec.prefill(some(75, 1));
+    CHECK(refusal(other_options, other_codec.saved(filled.sequence)) == "codec");
     auto small = kv::make_cache(own_identity(), model().shape(16), {.bytes = 1 << 20});
     CHECK(kv::read_snapshot(small, snapshot).error().field == "page_tokens");
     auto groups =
-        kv::make_cache(own_identity(), model().shape(page), {.bytes = 1 << 20}, kv::int8_grouped{.group = 16});
-    CHECK(kv::read_snapshot(groups, other_codec.saved(fed.sequence)).error().field == "codec");
+        kv::make_cache(own_identity(), model().shape(page), {.bytes = 1 << 20}, kv::codec::int8_grouped{.group = 16});
+    CHECK(kv::read_snapshot(groups, other_codec.saved(filled.sequence)).error().field == "codec");
     bytes older = snapshot;
     older[kv::record_layout::format] = {};
     host<> to;
@@ -293,31 +294,31 @@ TEST_CASE("wrong neighbours are refused by the field that differs") {
 }
 
 TEST_CASE("an approximate sequence is not saved, and its exact beginning is") {
-    kv::team team(1);
-    auto cache =
-        kv::make_cache(own_identity(), model().shape(16), {.bytes = 4 << 20}, kv::chunk{.least = 8}, kv::none{});
-    kv::chunk_pipeline through(cache, model(), team, {.split = {.size = 48, .least = 8}, .rows = 64});
+    kv::thread_pool pool(1);
+    auto cache = kv::make_cache(own_identity(), model().shape(16), {.bytes = 4 << 20}, kv::index::chunk{.least = 8},
+                                kv::recompute::none{});
+    kv::chunk_pipeline pipeline(cache, model(), pool, {.split = {.size = 48, .least = 8}, .rows = 64});
     const tokens text = some(48, 8);
-    REQUIRE(through.warm(text, {}));
+    REQUIRE(pipeline.warm(text, {}));
     tokens prompt = some(20, 9);
     prompt.insert(prompt.end(), text.begin(), text.end());
-    const auto woven = through.feed(prompt, kv::reuse_mode::chunks);
-    REQUIRE(woven);
-    REQUIRE(woven->sequence.exact() < woven->sequence.size());
+    const auto spliced = pipeline.prefill(prompt, kv::reuse_mode::chunks);
+    REQUIRE(spliced);
+    REQUIRE(spliced->sequence.exact() < spliced->sequence.size());
     const auto nowhere = [](auto) -> kv::result<void> { return {}; };
-    const auto refused = kv::write_snapshot(cache, woven->sequence, {}, "", nowhere);
+    const auto refused = kv::write_snapshot(cache, spliced->sequence, {}, "", nowhere);
     REQUIRE_FALSE(refused);
     CHECK(refused.error().field == "lineage");
-    CHECK(kv::write_snapshot(cache, woven->sequence.fork(woven->sequence.exact()), {}, "", nowhere));
+    CHECK(kv::write_snapshot(cache, spliced->sequence.fork(spliced->sequence.exact()), {}, "", nowhere));
     CHECK(cache.check());
 }
 
 TEST_CASE("every truncation and flipped bits are refused, and change nothing") {
     std::mt19937_64 dice(12);
     for (const std::string secret : {"", "key"}) {
-        host<coded> from(*coded::named("recent_exact<int8>")), to(*coded::named("recent_exact<int8>"));
-        const auto fed = from.feed(some(75, 1));
-        bytes snapshot = from.saved(fed.sequence, {.said = {kv::token_id{3}}}, secret);
+        host<quantized> from(*quantized::named("keep_recent<int8>")), to(*quantized::named("keep_recent<int8>"));
+        const auto filled = from.prefill(some(75, 1));
+        bytes snapshot = from.saved(filled.sequence, {.pending = {kv::token_id{3}}}, secret);
         const std::size_t flips = secret.empty() ? 2000 : 100, cuts = secret.empty() ? 500 : 20;
         for (std::size_t i = 0; i < flips; ++i) {
             const std::size_t bit = i < 256 ? 8 * (snapshot.size() - 1 - i) : dice() % (8 * snapshot.size());
@@ -338,31 +339,31 @@ TEST_CASE("full pools and failing storage refuse a snapshot and leak nothing") {
     const bytes snapshot = a_snapshot(150); // five pages
     host<> small(own_identity(), 4);
     CHECK(refusal(small, snapshot) == "pages");
-    const auto fed = small.feed(some(60, 20)); // holds two
+    const auto filled = small.prefill(some(60, 20)); // holds two
     CHECK(refusal(small, snapshot) == "pages");
     for (std::uint64_t every = 1; every <= 7; ++every) {
-        host<kv::failing<>> to(own_identity(), 6, kv::failing<>{.every = every});
+        host<kv::storage::fault_injecting<>> to(own_identity(), 6, kv::storage::fault_injecting<>{.every = every});
         for (int i = 0; i < 4; ++i) {
             const auto read = kv::read_snapshot(to.store, snapshot);
             CHECK((read || read.error().code == kv::error_code::out_of_memory));
             CHECK(to.store.check());
         }
-        CHECK(to.store.stats().held == 0);
+        CHECK(to.store.stats().in_use == 0);
     }
 }
 
 TEST_CASE("a tenant's snapshot is that tenant's alone") {
-    kv::team team(1);
+    kv::thread_pool pool(1);
     auto all = kv::make_tenant_cache(2, own_identity(), model().shape(page), {.bytes = 4 << 20});
     const auto alice = all.open(kv::tenant_salt("alice"), 20), bob = all.open(kv::tenant_salt("bob"), 20);
     REQUIRE((alice && bob));
     auto hers = *alice;
     auto his = *bob;
-    kv::pipeline through(hers, model(), team);
-    const auto fed = through.feed(some(75, 1));
-    REQUIRE(fed);
+    kv::pipeline pipeline(hers, model(), pool);
+    const auto filled = pipeline.prefill(some(75, 1));
+    REQUIRE(filled);
     bytes snapshot;
-    REQUIRE(kv::write_snapshot(hers, fed->sequence, {}, "", [&](auto pieces) -> kv::result<void> {
+    REQUIRE(kv::write_snapshot(hers, filled->sequence, {}, "", [&](auto pieces) -> kv::result<void> {
         for (const auto piece : pieces)
             snapshot.insert(snapshot.end(), piece.begin(), piece.end());
         return {};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Files that went wrong in one place, and calls that fail while they are read: each is refused by name, and no row that
-// a cache gives is wrong.
+// Files with one fault, and calls that fail while they are read: each is refused with its field's name, and no row of
+// a cache is wrong.
 #include <kvcache/session/snapshot.hpp>
-#include <kvcache/storage/failing.hpp>
+#include <kvcache/storage/fault_injecting.hpp>
 #include <kvcache/testing/violations.hpp>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ std::string saved(const tokens& said) {
     auto sequence = cache.open();
     REQUIRE(extend(cache, sequence, said));
     std::string all;
-    REQUIRE(kv::write_snapshot(cache, sequence, {.next = 1, .said = {kv::token_id{3}}}, "",
+    REQUIRE(kv::write_snapshot(cache, sequence, {.next = 1, .pending = {kv::token_id{3}}}, "",
                                [&](auto pieces) -> kv::result<void> {
                                    for (const auto piece : pieces)
                                        all.append(reinterpret_cast<const char*>(piece.data()), piece.size());
@@ -38,7 +38,7 @@ std::string saved(const tokens& said) {
     return all;
 }
 
-// A stream that breaks off, as a pipe does whose writer is gone, or that cannot be read any more.
+// A stream that ends early, like a pipe whose writer died, or that fails.
 class breaking : public std::stringbuf {
 public:
     breaking(const std::string& all, std::size_t good) : std::stringbuf(all), good_(good) {}
@@ -47,7 +47,7 @@ protected:
     std::streamsize xsgetn(char* to, std::streamsize count) override {
         const auto left = static_cast<std::streamsize>(good_);
         if (count > left)
-            throw std::ios_base::failure("it cannot be read"); // the stream is bad then
+            throw std::ios_base::failure("it cannot be read"); // sets badbit
         good_ -= static_cast<std::size_t>(count);
         return std::stringbuf::xsgetn(to, count);
     }
@@ -57,14 +57,14 @@ private:
     std::size_t good_;
 };
 
-// One file with one fault each, so many times. Every part of a file is struck: which, a seed says.
+// Reads files with one fault each, `faults` times. The seed selects the part with the fault.
 void strike(std::uint64_t faults) {
     const testing_files::temporary_directory directory;
     const auto file = directory.path() / "saved";
     const tokens said = some(45, 1); // two pages and a part
     const std::string sound = saved(said), others = saved(some(45, 2));
     auto cache = made(6);
-    auto short_of = made(6, kv::failing<>{.every = 2});
+    auto short_of = made(6, kv::storage::fault_injecting<>{.every = 2});
     kv::testing::detail::choices choose(11);
     std::map<std::string, std::uint64_t> refused;
     const auto before = cache.stats();
@@ -74,20 +74,20 @@ void strike(std::uint64_t faults) {
         const auto place = static_cast<std::size_t>(choose.below(sound.size()));
         const auto kind = choose.below(10);
         bool streamed = false, fails = false;
-        if (kind < 3) { // any bit of the header and the table, or of all
+        if (kind < 3) { // any bit of the header and the table, or of the file
             const std::size_t at = kind == 0 ? place % 512 : place;
             bad[at] = static_cast<char>(bad[at] ^ (1 << choose.below(8)));
         } else if (kind == 3) {
             bad.resize(place);
         } else if (kind == 4) {
             bad.append(1 + choose.below(300), static_cast<char>(choose.below(256)));
-        } else if (kind == 5) { // a block of the disk that was not written, or is another's
+        } else if (kind == 5) { // a disk block that was not written, or belongs to another file
             const std::size_t from = place / 64 * 64, size = std::min<std::size_t>(64, sound.size() - from);
             if (choose.below(2) == 0)
                 std::fill_n(bad.begin() + static_cast<std::ptrdiff_t>(from), size, '\0');
             else
                 bad.replace(from, size, others, from, size);
-        } else if (kind == 6) { // two blocks in each other's place
+        } else if (kind == 6) { // two swapped blocks
             const std::size_t a = place / 64 * 64, b = choose.below(sound.size() / 64) * 64;
             if (a + 64 <= sound.size())
                 std::swap_ranges(bad.begin() + static_cast<std::ptrdiff_t>(a),
@@ -100,7 +100,7 @@ void strike(std::uint64_t faults) {
         } else {
             fails = true;
         }
-        if (!fails && bad == sound) { // what was swapped was alike
+        if (!fails && bad == sound) { // the swapped blocks were equal
             ++harmless;
             continue;
         }
@@ -121,7 +121,7 @@ void strike(std::uint64_t faults) {
             } else {
                 directory.write("saved", sound);
                 tell(kv::load_snapshot(short_of, file));
-                REQUIRE(short_of.stats().held == 0);
+                REQUIRE(short_of.stats().in_use == 0);
             }
         } else {
             directory.write("saved", bad);
@@ -139,7 +139,7 @@ void strike(std::uint64_t faults) {
         all += count;
     }
     CHECK(all == faults);
-    CHECK(refused.size() > 10); // of many reasons
+    CHECK(refused.size() > 10); // for many reasons
     CHECK(harmless < faults / 10);
     directory.write("saved", sound);
     const auto read = kv::load_snapshot(cache, file);

@@ -17,7 +17,7 @@ struct heard {
     bool stopped = false;
 };
 
-// What must be heard: the text before the string that is complete first, of those the longest.
+// The expected text: up to the string that is complete first, the longest of equals.
 heard naive(const std::string& text, const std::vector<std::string>& stops) {
     for (std::size_t end = 1; end <= text.size(); ++end) {
         std::size_t longest = 0;
@@ -30,7 +30,7 @@ heard naive(const std::string& text, const std::vector<std::string>& stops) {
     return {text, false};
 }
 
-// The longest end of a text that begins one of the strings and is not all of it.
+// The longest suffix of a text that is a proper prefix of a string.
 std::size_t doubtful(const std::string& text, const std::vector<std::string>& stops) {
     std::size_t longest = 0;
     for (const std::string& each : stops)
@@ -80,7 +80,7 @@ TEST_CASE("a text without stop strings is never held back") {
 }
 
 TEST_CASE("what follows the end is not heard, and code points are not torn") {
-    kv::stop_strings at({"\xc3\xa9t\xc3\xa9"}); // "ete" with its accents
+    kv::stop_strings at({"\xc3\xa9t\xc3\xa9"}); // "ete" with accents
     CHECK(at.push("\xc3\xa9") == "");
     CHECK(at.push("\xc3\xa8") == "\xc3\xa9\xc3\xa8");
     CHECK(at.push("\xc3\xa9t\xc3\xa9 and more") == "");

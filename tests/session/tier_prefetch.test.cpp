@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// An engine's requests and a tier that is slow, fails, or has too much: who waits for it is in nobody's way, and no
-// answer depends on it.
+// Engine requests with a tier that is slow, fails, or holds too much: a waiting request delays no other, and no
+// answer depends on the tier.
 #include <kvcache/cache/compose.hpp>
-#include <kvcache/locking/mutexed.hpp>
+#include <kvcache/locking/mutex.hpp>
 #include <kvcache/session/engine.hpp>
 #include <kvcache/session/tier_prefetch.hpp>
 #include <kvcache/tier/memory.hpp>
@@ -28,11 +28,11 @@ namespace {
 using tokens = std::vector<kv::token_id>;
 using at = std::chrono::steady_clock::time_point;
 
-// What several caches share, and a gate before its reads.
+// A tier shared by several caches, with a gate before its reads.
 struct gated {
     using role = kv::tier_role;
     struct place {
-        kv::memory<>::state store = kv::memory<>{}.open();
+        kv::tier::memory<>::state store = kv::tier::memory<>{}.open();
         std::mutex lock;
         std::condition_variable moved;
         bool shut = false, fails = false;
@@ -50,7 +50,7 @@ struct gated {
             shut = shuts;
             moved.notify_all();
         }
-        // Until somebody stands before the gate.
+        // Waits until a read is at the gate.
         void wait() {
             std::unique_lock guard(lock);
             moved.wait(guard, [this] { return waiting > 0; });
@@ -60,7 +60,7 @@ struct gated {
     struct state {
         place* of;
         template <class Use>
-        kv::result<bool> read(const kv::digest256& name, Use&& use) {
+        kv::result<bool> read(const kv::sha256_digest& name, Use&& use) {
             of->pass();
             if (of->fails)
                 return kv::error{kv::error_code::io, "gate", "a fault that was asked for"};
@@ -69,8 +69,8 @@ struct gated {
         kv::result<void> put(const kv::tier_entry& e, std::span<const std::span<const std::byte>> p) {
             return of->store.put(e, p);
         }
-        bool contains(const kv::digest256& name) { return of->store.contains(name); }
-        kv::result<void> erase(const kv::digest256& name) { return of->store.erase(name); }
+        bool contains(const kv::sha256_digest& name) { return of->store.contains(name); }
+        kv::result<void> erase(const kv::sha256_digest& name) { return of->store.erase(name); }
         kv::result<void> flush() { return {}; }
         kv::result<void> status() const { return {}; }
         kv::tier_counts counts() const { return of->store.counts(); }
@@ -79,7 +79,7 @@ struct gated {
 };
 static_assert(kv::tier_policy<gated>);
 
-using cache = kv::cache<kv::mutexed, gated>;
+using cache = kv::cache<kv::locking::mutex, gated>;
 using engine = kv::engine<cache, kv::transformer>;
 
 using small::model;
@@ -92,29 +92,29 @@ struct told {
     std::size_t reused = 0;
 };
 
-// A process that begins: a cache of its own, and an engine.
+// A new process: its own cache and engine.
 struct room {
     explicit room(gated::place& from, std::size_t pages = 60, kv::engine_limits limits = {.rows = 64})
         : store(kv::make_cache(model().id({1, 2}), model().shape(16),
-                               {.bytes = pages * kv::plain{}.open(model().shape(16)).page_bytes()}, kv::mutexed{},
-                               gated{&from})),
-          through(store, model(), team, 64),
-          runs(std::in_place, store, model(), through, limits) {}
+                               {.bytes = pages * kv::codec::f32{}.open(model().shape(16)).page_bytes()},
+                               kv::locking::mutex{}, gated{&from})),
+          pipeline(store, model(), pool, 64),
+          runs(std::in_place, store, model(), pipeline, limits) {}
     ~room() {
-        runs.reset(); // reads no more
+        runs.reset(); // ends the reads
         CHECK(store.check());
-        CHECK(store.stats().held == 0);
+        CHECK(store.stats().in_use == 0);
     }
 
     kv::request_id ask(const tokens& prompt, told& into) {
         const auto made = runs->submit({.prompt = prompt,
                                         .until = {.max_tokens = 6},
                                         .log_probabilities = 0,
-                                        .hear =
-                                            [&into](const kv::said_token& token) {
+                                        .on_token =
+                                            [&into](const kv::generated_token& token) {
                                                 into.ids.push_back(token.token);
                                                 into.scores.push_back(*token.log_probability);
-                                                return kv::hearing::go_on;
+                                                return kv::token_action::go_on;
                                             },
                                         .done =
                                             [&into](kv::engine_outcome<cache>&& end) {
@@ -135,9 +135,9 @@ struct room {
         return made;
     }
 
-    kv::team team{1};
+    kv::thread_pool pool{1};
     cache store;
-    kv::pipeline<cache, kv::transformer> through;
+    kv::pipeline<cache, kv::transformer> pipeline;
     std::optional<engine> runs;
 };
 
@@ -153,7 +153,7 @@ TEST_CASE("who waits for the tier is passed, and is answered with the bits of a 
     gated::place nothing, from;
     const tokens known = some(150, 1), other = some(40, 2);
     const told wanted = room(nothing).answer(known), wanted_other = room(nothing).answer(other);
-    check_same(room(from).answer(known), wanted); // stored now
+    check_same(room(from).answer(known), wanted); // stored from here on
 
     room here(from);
     from.set(true);
@@ -175,7 +175,7 @@ TEST_CASE("who waits for the tier is passed, and is answered with the bits of a 
     CHECK(here.store.tier_stats().loaded_tokens == 144);
     CHECK(here.store.tier_stats().hits == 1);
     check_same(here.answer(known), wanted);    // from memory
-    CHECK(here.store.tier_stats().asked == 2); // the other prompt, which the tier had not, was asked for once
+    CHECK(here.store.tier_stats().asked == 2); // the other prompt, absent from the tier, was requested once
 }
 
 TEST_CASE("who is cancelled, or late, does not wait for the tier") {
@@ -187,7 +187,7 @@ TEST_CASE("who is cancelled, or late, does not wait for the tier") {
     told first, second;
     const auto id = here.ask(known, first);
     from.wait();
-    static_cast<void>(here.ask(some(70, 3), second)); // its turn never comes
+    static_cast<void>(here.ask(some(70, 3), second)); // it is cancelled before its turn
     here.runs->cancel(id);
     static_cast<void>(here.runs->step(at{}));
     CHECK(first.why == kv::finish_reason::cancelled);
@@ -218,7 +218,7 @@ TEST_CASE("a crowd whose pages are all in the tier finds room, one after the oth
         wanted.push_back(room(nothing).answer(prompts.back()));
         static_cast<void>(room(from).answer(prompts.back()));
     }
-    for (const std::size_t pages : {12u, 20u, 60u}) { // one prompt has up to eleven
+    for (const std::size_t pages : {12u, 20u, 60u}) { // one prompt needs up to eleven
         CAPTURE(pages);
         room here(from, pages);
         std::vector<told> made(prompts.size());

@@ -14,7 +14,7 @@ namespace kv = kvcache;
 
 namespace {
 
-/// Counts what is out, and lends no more than `most` blocks, none of more than `largest` bytes.
+/// Counts outstanding blocks, and allocates at most `most` blocks, none larger than `largest` bytes.
 class counted_resource : public std::pmr::memory_resource {
 public:
     explicit counted_resource(int most, std::size_t largest = ~std::size_t{}) : most_(most), largest_(largest) {}
@@ -47,7 +47,7 @@ constexpr std::size_t mebibyte = std::size_t{1} << 20;
 TEST_CASE("the heap takes a page when it is first used and keeps it until it closes") {
     counted_resource resource(100);
     {
-        auto state = kv::heap{.resource = &resource}.open(5, 128);
+        auto state = kv::storage::heap{.resource = &resource}.open(5, 128);
         CHECK(resource.out == 0);
         CHECK(state.acquire(kv::page_id{3}));
         CHECK(resource.out == 1);
@@ -58,7 +58,7 @@ TEST_CASE("the heap takes a page when it is first used and keeps it until it clo
 
         auto moved = std::move(state);
         CHECK(moved.acquire(kv::page_id{4}));
-        auto other = kv::heap{.resource = &resource}.open(5, 128);
+        auto other = kv::storage::heap{.resource = &resource}.open(5, 128);
         CHECK(other.acquire(kv::page_id{0}));
         other = std::move(moved);
         CHECK(other.bytes(kv::page_id{3}).size() == 128);
@@ -68,7 +68,7 @@ TEST_CASE("the heap takes a page when it is first used and keeps it until it clo
 
 TEST_CASE("a resource without memory is a refused page") {
     counted_resource resource(1);
-    auto state = kv::heap{.resource = &resource}.open(2, 64);
+    auto state = kv::storage::heap{.resource = &resource}.open(2, 64);
     CHECK(state.acquire(kv::page_id{0}));
     CHECK_FALSE(state.acquire(kv::page_id{1}));
     CHECK(state.acquire(kv::page_id{0}));
@@ -77,9 +77,9 @@ TEST_CASE("a resource without memory is a refused page") {
 TEST_CASE("a large budget is taken in slabs of neighbours, as far as it is filled") {
     counted_resource resource(100);
     {
-        // 320 pages of 300 KB, a multiple of no line: slabs of at most 32 MiB, and of an eighth of the budget.
+        // 320 pages of 300 KB, not a multiple of a line: slabs of at most 32 MiB, and of an eighth of the capacity.
         constexpr std::size_t page_bytes = 300'001;
-        auto state = kv::heap{.resource = &resource}.open(320, page_bytes);
+        auto state = kv::storage::heap{.resource = &resource}.open(320, page_bytes);
         CHECK(resource.out == 0);
         REQUIRE(state.acquire(kv::page_id{0}));
         CHECK(resource.out == 1);
@@ -107,7 +107,7 @@ TEST_CASE("every page of a budget that no slab divides is to be had") {
     for (const std::size_t pages : {16u, 17u, 23u, 65u}) {
         counted_resource resource(1000);
         {
-            auto state = kv::heap{.resource = &resource}.open(pages, 3 * mebibyte);
+            auto state = kv::storage::heap{.resource = &resource}.open(pages, 3 * mebibyte);
             for (std::uint32_t page = 0; page < pages; ++page)
                 REQUIRE(state.acquire(kv::page_id{page}));
             for (std::uint32_t page = 0; page < pages; ++page)
@@ -121,7 +121,7 @@ TEST_CASE("every page of a budget that no slab divides is to be had") {
 TEST_CASE("where no slab is to be had pages are taken one by one") {
     counted_resource resource(3, mebibyte);
     {
-        auto state = kv::heap{.resource = &resource}.open(200, mebibyte);
+        auto state = kv::storage::heap{.resource = &resource}.open(200, mebibyte);
         for (std::uint32_t page = 0; page < 3; ++page)
             CHECK(state.acquire(kv::page_id{page}));
         CHECK_FALSE(state.acquire(kv::page_id{3}));
@@ -148,13 +148,13 @@ TEST_CASE("what a resource gives as zero is not touched, and what the system giv
         return std::ranges::all_of(state.bytes(kv::page_id{page}), [n](std::byte b) { return b == std::byte(n); });
     };
     for (const std::size_t page_bytes : {std::size_t{200}, mebibyte}) {
-        auto touched = kv::heap{.resource = &sevens}.open(40, page_bytes);
-        auto left = kv::heap{.resource = &sevens, .zeroed = true}.open(40, page_bytes);
+        auto touched = kv::storage::heap{.resource = &sevens}.open(40, page_bytes);
+        auto left = kv::storage::heap{.resource = &sevens, .zeroed = true}.open(40, page_bytes);
         REQUIRE((touched.acquire(kv::page_id{1}) && left.acquire(kv::page_id{1})));
         CHECK(all_are(touched, 1, 0));
         CHECK(all_are(left, 1, 7));
         for (int round = 0; round < 3; ++round) {
-            auto own = kv::heap{}.open(40, page_bytes);
+            auto own = kv::storage::heap{}.open(40, page_bytes);
             for (std::uint32_t page = 0; page < 40; ++page) {
                 REQUIRE(own.acquire(kv::page_id{page}));
                 CHECK(all_are(own, page, 0));

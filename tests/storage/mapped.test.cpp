@@ -15,7 +15,7 @@ namespace kv = kvcache;
 
 namespace {
 
-/// A folder of its own, gone at the end.
+/// A temporary directory, deleted at the end.
 struct folder {
     std::filesystem::path path;
     folder() {
@@ -31,7 +31,7 @@ TEST_CASE("a mapped file grows with the pages that are used") {
     const folder home;
     const auto file = home.path / "pages";
     {
-        auto state = kv::mapped{.file = file, .unlink = false, .growth = 8192}.open(100, 4096);
+        auto state = kv::storage::mapped{.file = file, .unlink = false, .growth = 8192}.open(100, 4096);
         REQUIRE(state.status());
         CHECK(std::filesystem::file_size(file) == 0);
         REQUIRE(state.acquire(kv::page_id{0}));
@@ -50,7 +50,7 @@ TEST_CASE("a mapped file grows with the pages that are used") {
 
 TEST_CASE("an unlinked file leaves nothing behind") {
     const folder home;
-    auto state = kv::mapped{.file = home.path / "pages"}.open(10, 100);
+    auto state = kv::storage::mapped{.file = home.path / "pages"}.open(10, 100);
     CHECK(state.acquire(kv::page_id{9}));
     CHECK(std::filesystem::is_empty(home.path));
 }
@@ -59,28 +59,28 @@ TEST_CASE("a mapped file overwrites nothing and says why it refuses") {
     const folder home;
     const auto file = home.path / "precious";
     std::ofstream(file) << "words";
-    auto taken = kv::mapped{.file = file}.open(10, 100);
+    auto taken = kv::storage::mapped{.file = file}.open(10, 100);
     CHECK_FALSE(taken.acquire(kv::page_id{0}));
     REQUIRE_FALSE(taken.status());
     CHECK(taken.status().error().code == kv::error_code::io);
     CHECK(taken.status().error().field == "precious");
     CHECK(std::filesystem::file_size(file) == 5);
 
-    auto nowhere = kv::mapped{.file = home.path / "no" / "folder"}.open(10, 100);
+    auto nowhere = kv::storage::mapped{.file = home.path / "no" / "folder"}.open(10, 100);
     CHECK_FALSE(nowhere.acquire(kv::page_id{0}));
     CHECK(nowhere.status().error().message.find("cannot be created") != std::string::npos);
 }
 
 TEST_CASE("a full disk is a refused page and the others stay") {
     const folder home;
-    auto state = kv::mapped{.file = home.path / "pages", .growth = 4096}.open(100, 4096);
+    auto state = kv::storage::mapped{.file = home.path / "pages", .growth = 4096}.open(100, 4096);
     REQUIRE(state.acquire(kv::page_id{1}));
     std::ranges::fill(state.bytes(kv::page_id{1}), std::byte{3});
     ::rlimit before = {};
     REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
     const auto asked = std::signal(SIGXFSZ, SIG_IGN);
     const ::rlimit small{8192, before.rlim_max};
-    REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0); // as a disk of 8 KiB
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0); // simulates a disk of 8 KiB
     const bool more = state.acquire(kv::page_id{2});
     REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
     std::signal(SIGXFSZ, asked);

@@ -12,12 +12,12 @@ namespace {
 
 enum class fault { none, rounds, spills, copies_too_little };
 
-/// The plain codec, with a fault.
+/// The codec f32, with a fault.
 template <fault Fault>
 struct faulty {
     using role = kv::codec_role;
     struct state {
-        kv::plain::state inner;
+        kv::codec::f32::state inner;
         [[nodiscard]] std::size_t page_bytes() const { return inner.page_bytes(); }
         [[nodiscard]] std::string name() const { return "faulty"; }
         void encode(std::span<std::byte> page, kv::page_row at, std::span<const float> key,
@@ -41,39 +41,40 @@ struct faulty {
             return inner.values(page, at, to);
         }
     };
-    [[nodiscard]] state open(kv::page_shape shape) const { return {kv::plain{}.open(shape)}; }
+    [[nodiscard]] state open(kv::page_shape shape) const { return {kv::codec::f32{}.open(shape)}; }
 };
 
-// How far a codec may stray: by number as a share of the largest, or on average of a page as a share of the root mean
-// square. Every lossy codec has its line here. The numbers are uniform: their root mean square is 0.577 of the largest.
+// The tolerance of each codec: per value as a fraction of the largest, or averaged over a page as a fraction of the
+// root mean square. Every lossy codec has its line here. Values are uniform: their root mean square is 0.577 of the
+// largest.
 template <class Codec>
 constexpr double tolerance = 0.0;
 template <>
-constexpr double tolerance<kv::bf16> = 0.002;
+constexpr double tolerance<kv::codec::bf16> = 0.002;
 template <>
-constexpr double tolerance<kv::f16> = 0.0003;
+constexpr double tolerance<kv::codec::f16> = 0.0003;
 template <>
-constexpr double tolerance<kv::int8> = 0.006;
+constexpr double tolerance<kv::codec::int8> = 0.006;
 template <>
-constexpr double tolerance<kv::int8_grouped> = 0.006;
+constexpr double tolerance<kv::codec::int8_grouped> = 0.006;
 template <>
-constexpr double tolerance<kv::int4> = 0.085;
+constexpr double tolerance<kv::codec::int4> = 0.085;
 template <>
-constexpr double tolerance<kv::int4_channels> = 0.07;
+constexpr double tolerance<kv::codec::int4_per_channel> = 0.07;
 template <>
-constexpr double tolerance<kv::rotated<kv::int4>> = 0.1;
+constexpr double tolerance<kv::codec::hadamard<kv::codec::int4>> = 0.1;
 template <>
-constexpr double tolerance<kv::codebook<4>> = 0.13;
+constexpr double tolerance<kv::codec::codebook<4>> = 0.13;
 template <>
-constexpr double tolerance<kv::codebook<3>> = 0.23;
+constexpr double tolerance<kv::codec::codebook<3>> = 0.23;
 template <>
-constexpr double tolerance<kv::codebook<2>> = 0.4;
+constexpr double tolerance<kv::codec::codebook<2>> = 0.4;
 template <>
-constexpr double tolerance<kv::split<kv::int4_channels, kv::int4>> = 0.085;
+constexpr double tolerance<kv::codec::mixed_kv<kv::codec::int4_per_channel, kv::codec::int4>> = 0.085;
 template <>
-constexpr double tolerance<kv::sinks_exact<kv::int8>> = 0.006;
+constexpr double tolerance<kv::codec::keep_sinks<kv::codec::int8>> = 0.006;
 template <>
-constexpr double tolerance<kv::recent_exact<kv::int8>> = 0.006;
+constexpr double tolerance<kv::codec::keep_recent<kv::codec::int8>> = 0.006;
 
 } // namespace
 

@@ -18,8 +18,9 @@ struct faulty {
     using role = kv::eviction_role;
     class state {
     public:
-        explicit state(std::size_t slots) : inner_(kv::lru{}.open({.slots = slots})), present_(slots, false) {}
-        void admit(kv::slot_id slot, const kv::entry& newcomer) {
+        explicit state(std::size_t slots)
+            : inner_(kv::eviction::lru{}.open({.slots = slots})), present_(slots, false) {}
+        void admit(kv::slot_id slot, const kv::eviction_entry& newcomer) {
             if (!present_[index_of(slot)])
                 inner_.admit(slot, newcomer);
             present_[index_of(slot)] = true;
@@ -34,10 +35,10 @@ struct faulty {
             inner_.erase(slot);
             present_[index_of(slot)] = false;
         }
-        std::optional<kv::slot_id> victim(const auto& may_leave) {
+        std::optional<kv::slot_id> victim(const auto& is_evictable) {
             int asked = 0;
             const auto found = inner_.victim([&](kv::slot_id slot) {
-                const bool may = may_leave(slot) || Fault == fault::ignores_holders;
+                const bool may = is_evictable(slot) || Fault == fault::ignores_holders;
                 return may && (Fault != fault::gives_up || ++asked < 2);
             });
             if (Fault == fault::gives_up && found && index_of(*found) % 3 == 2)
@@ -48,25 +49,25 @@ struct faulty {
         }
 
     private:
-        kv::lru::state inner_;
+        kv::eviction::lru::state inner_;
         std::vector<bool> present_;
     };
-    [[nodiscard]] state open(kv::eviction_room room) const { return state(room.slots); }
+    [[nodiscard]] state open(kv::eviction_capacity room) const { return state(room.slots); }
 };
 
-/// Nothing ever leaves.
+/// Evicts nothing.
 struct lasting {
     using role = kv::eviction_role;
     struct state {
-        void admit(kv::slot_id, const kv::entry&) {}
+        void admit(kv::slot_id, const kv::eviction_entry&) {}
         void touch(kv::slot_id) {}
         void erase(kv::slot_id) {}
         std::optional<kv::slot_id> victim(const auto&) { return std::nullopt; }
     };
-    [[nodiscard]] state open(kv::eviction_room) const { return {}; }
+    [[nodiscard]] state open(kv::eviction_capacity) const { return {}; }
 };
 
-/// A clock that moves on as it is read.
+/// A clock that advances when it is read.
 struct counted_time {
     mutable std::uint64_t now = 0;
     std::uint64_t operator()() const { return now++ / 8; }
@@ -84,20 +85,24 @@ TEMPLATE_LIST_TEST_CASE("eviction policies keep their laws", "", kv::eviction_po
 TEST_CASE("eviction policies keep their laws with other options") {
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
         INFO("seed " << seed);
-        CHECK(kv::testing::eviction_laws(kv::clock{.bits = 3}, seed).empty());
-        CHECK(kv::testing::eviction_laws(kv::slru{.segments = 1}, seed).empty());
-        CHECK(
-            kv::testing::eviction_laws(kv::s3_fifo{.small_fraction = 0.5, .ghost_fraction = 0.0, .threshold = 1}, seed)
-                .empty());
-        CHECK(kv::testing::eviction_laws(kv::arc{.step = 1}, seed).empty());
-        CHECK(kv::testing::eviction_laws(kv::lfu{.history = 2.0}, seed).empty());
-        CHECK(kv::testing::eviction_laws(kv::lirs{.passing_fraction = 0.5, .eager_demotion = true}, seed).empty());
-        CHECK(kv::testing::eviction_laws(kv::w_tiny_lfu{.window = 0.5, .adaptive = false}, seed).empty());
-        CHECK(kv::testing::eviction_laws(kv::tail_safe_lru{.budget = 3, .next_turn = 1}, seed).empty());
+        CHECK(kv::testing::eviction_laws(kv::eviction::clock{.bits = 3}, seed).empty());
+        CHECK(kv::testing::eviction_laws(kv::eviction::slru{.segments = 1}, seed).empty());
         CHECK(kv::testing::eviction_laws(
-                  kv::prioritised<kv::s3_fifo>{.rule = {{{{.first = 1, .count = 2, .level = 1}}}}}, seed)
+                  kv::eviction::s3_fifo{.small_fraction = 0.5, .ghost_fraction = 0.0, .threshold = 1}, seed)
                   .empty());
-        CHECK(kv::testing::eviction_laws(kv::expiring<kv::sieve, counted_time>{.milliseconds = 50}, seed).empty());
+        CHECK(kv::testing::eviction_laws(kv::eviction::arc{.step = 1}, seed).empty());
+        CHECK(kv::testing::eviction_laws(kv::eviction::lfu{.history = 2.0}, seed).empty());
+        CHECK(kv::testing::eviction_laws(kv::eviction::lirs{.passing_fraction = 0.5, .eager_demotion = true}, seed)
+                  .empty());
+        CHECK(kv::testing::eviction_laws(kv::eviction::w_tiny_lfu{.window = 0.5, .adaptive = false}, seed).empty());
+        CHECK(kv::testing::eviction_laws(kv::eviction::tail_safe_lru{.budget = 3, .next_turn = 1}, seed).empty());
+        CHECK(kv::testing::eviction_laws(
+                  kv::eviction::prioritised<kv::eviction::s3_fifo>{.rule = {{{{.first = 1, .count = 2, .level = 1}}}}},
+                  seed)
+                  .empty());
+        CHECK(kv::testing::eviction_laws(kv::eviction::expiring<kv::eviction::sieve, counted_time>{.milliseconds = 50},
+                                         seed)
+                  .empty());
     }
 }
 

@@ -17,7 +17,7 @@ template <fault Fault>
 struct faulty {
     using role = kv::hash_role;
     struct state {
-        kv::xxh3::state inner;
+        kv::hash::xxh3::state inner;
         [[nodiscard]] kv::digest root() const { return inner.root(); }
         [[nodiscard]] kv::digest chain(kv::digest before, std::span<const kv::token_id> run) const {
             std::vector<kv::token_id> tokens(run.begin(), run.end());
@@ -29,7 +29,7 @@ struct faulty {
     [[nodiscard]] state open(kv::identity id) const {
         if (Fault == fault::forgets_tenant)
             id.tenant.clear();
-        return {kv::xxh3{}.open(id)};
+        return {kv::hash::xxh3{}.open(id)};
     }
 };
 

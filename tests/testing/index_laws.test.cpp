@@ -15,7 +15,7 @@ template <fault Fault>
 struct faulty {
     using role = kv::index_role;
     struct state {
-        kv::radix::state inner;
+        kv::index::radix::state inner;
         std::size_t page_tokens;
         [[nodiscard]] kv::index_match match(std::span<const kv::token_id> tokens) const {
             auto found = inner.match(tokens);
@@ -42,7 +42,7 @@ struct faulty {
         [[nodiscard]] std::span<const kv::token_id> run(kv::page_id page) const { return inner.run(page); }
     };
     [[nodiscard]] state open(kv::page_shape shape, std::size_t pages) const {
-        return {kv::radix{}.open(shape, pages), shape.tokens};
+        return {kv::index::radix{}.open(shape, pages), shape.tokens};
     }
 };
 

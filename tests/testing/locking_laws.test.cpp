@@ -7,9 +7,9 @@
 namespace kv = kvcache;
 
 TEST_CASE("a mutexed cache is used by one thread at a time") {
-    CHECK(kv::testing::locking_laws(kv::mutexed{}, 4) == kv::testing::violations{});
+    CHECK(kv::testing::locking_laws(kv::locking::mutex{}, 4) == kv::testing::violations{});
 }
 
 TEST_CASE("an unlocked cache is for one thread") {
-    CHECK(kv::testing::locking_laws(kv::unlocked{}, 1) == kv::testing::violations{});
+    CHECK(kv::testing::locking_laws(kv::locking::none{}, 1) == kv::testing::violations{});
 }

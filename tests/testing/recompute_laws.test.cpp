@@ -10,13 +10,13 @@ namespace kv = kvcache;
 
 namespace {
 
-/// Reuses `ahead` tokens more than it should.
+/// Reuses `ahead` tokens too many.
 struct greedy {
     using role = kv::recompute_role;
     std::size_t ahead = 1;
     struct state {
         std::size_t ahead;
-        [[nodiscard]] std::size_t first_rerun(std::size_t hit, std::size_t total) const {
+        [[nodiscard]] std::size_t first_computed(std::size_t hit, std::size_t total) const {
             return std::min(hit + ahead, total);
         }
     };

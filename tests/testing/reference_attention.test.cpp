@@ -11,7 +11,7 @@ namespace kv = kvcache;
 
 TEST_CASE("the oracle gives what a hand computes") {
     const kv::attention_shape shape{.heads = 2, .kv_heads = 1, .head_dim = 2, .scale = 0.5f, .rotation = nullptr};
-    const std::vector<float> queries = {2, 0, 0, 4}; // one row at position 1
+    const std::vector<float> queries = {2, 0, 0, 4}; // one query at position 1
     const std::vector<float> keys = {1, 0, 0, 1}, values = {1, 10, 3, 30};
     const auto out = kv::reference_attention(shape, {queries, keys, values, 1});
     REQUIRE(out.size() == 4);

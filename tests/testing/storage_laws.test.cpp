@@ -8,7 +8,7 @@ namespace kv = kvcache;
 
 namespace {
 
-/// One block for all pages, each `stride` bytes behind the one before, `offset` bytes off a cache line.
+/// One block for all pages, at a distance of `stride` bytes, `offset` bytes off a cache line.
 struct packed {
     using role = kv::storage_role;
     bool overlap = false;

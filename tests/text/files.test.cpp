@@ -14,7 +14,7 @@ using namespace text_tests;
 
 namespace {
 
-/// A tokenizer.json with one member exchanged, and what its refusal names.
+/// Parses a tokenizer.json with one member replaced, and returns the error.
 kv::error refusal(const std::string& pointer, const char* value) {
     kv::json file = kv::json::parse(R"({
         "version": "1.0", "added_tokens": [{"id": 3, "content": "<x>", "special": true}],
@@ -109,7 +109,7 @@ TEST_CASE("a damaged file is refused, or works") {
             if (round % 10 == 0)
                 bytes.resize(somewhere());
             for (auto n = random() % 4; n > 0 && !bytes.empty(); --n) {
-                // Half of the blows hit the settings, which come before the vocabulary.
+                // Half of the faults hit the settings, which precede the vocabulary.
                 const auto at = random() % 2 == 0 ? somewhere() : random() % std::min<std::size_t>(bytes.size(), 1500);
                 switch (random() % 4) {
                 case 0:

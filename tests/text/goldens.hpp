@@ -18,7 +18,7 @@ inline const std::filesystem::path goldens = std::filesystem::path(KVCACHE_SOURC
 /// Real data, which may be missing.
 inline const std::filesystem::path shared = KVCACHE_TEST_DATA;
 
-/// Whether real data is there; says so where it is not.
+/// Returns whether real data is present; prints a message if not.
 inline bool have(const std::filesystem::path& path) {
     if (std::filesystem::exists(path))
         return true;

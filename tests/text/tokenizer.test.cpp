@@ -45,7 +45,7 @@ TEST_CASE("text of a user never becomes a control token") {
         const auto unknown = words.try_token("<unk>");
         for (const auto t : encode(words, everything, {.add_special_tokens = false, .parse_special = false}))
             CHECK((!words.is_control(t) || t == unknown));
-        // The whole text as one piece, which ignore_merges looks up in the vocabulary.
+        // The whole text as one piece, which ignore_merges finds in the vocabulary.
         for (int i = 0; i < static_cast<int>(words.vocabulary_size()); ++i)
             if (words.is_control(kv::token_id{i}))
                 for (const auto t : encode(words, *words.try_piece(kv::token_id{i}),

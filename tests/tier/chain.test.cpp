@@ -16,16 +16,16 @@ namespace laws = kvcache::testing::detail;
 namespace {
 
 using answer = laws::tier_answer;
-using two = kv::tiers<>;
+using two = kv::tier::chain<>;
 
-std::vector<kv::digest256> names(std::uint64_t count) {
-    std::vector<kv::digest256> made;
+std::vector<kv::sha256_digest> names(std::uint64_t count) {
+    std::vector<kv::sha256_digest> made;
     for (std::uint64_t n = 0; n < count; ++n)
         made.push_back(laws::tier_name(n).name);
     return made;
 }
 
-// Where a record is: 1 in the first, 2 in the second, 3 in both.
+// Returns where a record is: 1 in the first tier, 2 in the second, 3 in both.
 template <class State>
 int place(State& chain, std::uint64_t number) {
     const auto name = laws::tier_name(number).name;
@@ -37,16 +37,21 @@ constexpr auto never = std::chrono::hours(1);
 } // namespace
 
 TEST_CASE("a chain of tiers is a tier, however it writes and whatever its tiers have room for") {
-    for (const auto write : {kv::chain_write::through, kv::chain_write::back, kv::chain_write::second_touch})
+    for (const auto write :
+         {kv::tier::chain_write::through, kv::tier::chain_write::back, kv::tier::chain_write::second_touch})
         for (std::uint64_t seed = 0; seed < 2; ++seed) {
             CHECK(kv::testing::tier_laws(two{.write = write, .delay = std::chrono::milliseconds(1)}, seed).empty());
             CHECK(kv::testing::tier_laws(two{.first = {.bytes = 20000}, .write = write, .waiting = 3}, seed).empty());
             CHECK(kv::testing::tier_laws(two{.first = {.records = 0}, .second = {.records = 5}, .write = write}, seed)
                       .empty());
         }
-    CHECK(kv::testing::tier_laws(kv::tiers{kv::memory<>{.records = 2}, kv::tiers{kv::memory<>{}, kv::memory<>{}}}, 1)
+    CHECK(kv::testing::tier_laws(kv::tier::chain{kv::tier::memory<>{.records = 2},
+                                                 kv::tier::chain{kv::tier::memory<>{}, kv::tier::memory<>{}}},
+                                 1)
               .empty());
-    CHECK(kv::testing::tier_laws(kv::tiers{kv::no_tier{}, kv::memory<>{}, kv::chain_write::second_touch}, 1).empty());
+    CHECK(kv::testing::tier_laws(
+              kv::tier::chain{kv::tier::none{}, kv::tier::memory<>{}, kv::tier::chain_write::second_touch}, 1)
+              .empty());
 }
 
 TEST_CASE("a record is in both tiers at once, after a while, or once it is asked for again") {
@@ -54,7 +59,7 @@ TEST_CASE("a record is in both tiers at once, after a while, or once it is asked
     REQUIRE(laws::put_record(through, 1));
     CHECK(place(through, 1) == 3);
 
-    auto back = two{.write = kv::chain_write::back, .delay = never}.open();
+    auto back = two{.write = kv::tier::chain_write::back, .delay = never}.open();
     REQUIRE(laws::put_record(back, 1));
     CHECK(laws::read_record(back, 1) == answer::right);
     CHECK(place(back, 1) == 1);
@@ -62,7 +67,7 @@ TEST_CASE("a record is in both tiers at once, after a while, or once it is asked
     CHECK(place(back, 1) == 3);
     CHECK(laws::read_record(back.second(), 1) == answer::right);
 
-    auto touched = two{.write = kv::chain_write::second_touch}.open();
+    auto touched = two{.write = kv::tier::chain_write::second_touch}.open();
     REQUIRE((laws::put_record(touched, 1) && laws::put_record(touched, 2)));
     REQUIRE(touched.flush());
     CHECK(place(touched, 1) == 1);
@@ -80,23 +85,23 @@ TEST_CASE("what waits for the second tier is carried there at the end") {
     struct watched {
         using role = kv::tier_role;
         kv::tier_counts* counts = nullptr;
-        struct state : kv::memory<>::state {
-            state(const kv::memory<>& how, kv::tier_counts* to) : kv::memory<>::state(how), out(to) {}
+        struct state : kv::tier::memory<>::state {
+            state(const kv::tier::memory<>& how, kv::tier_counts* to) : kv::tier::memory<>::state(how), out(to) {}
             state(state&& other) noexcept
-                : kv::memory<>::state(std::move(other)), out(std::exchange(other.out, nullptr)) {}
+                : kv::tier::memory<>::state(std::move(other)), out(std::exchange(other.out, nullptr)) {}
             state& operator=(state&&) = default;
             ~state() {
                 if (out != nullptr)
-                    *out = kv::memory<>::state::counts();
+                    *out = kv::tier::memory<>::state::counts();
             }
             kv::tier_counts* out;
         };
-        state open() const { return {kv::memory<>{}, counts}; }
+        state open() const { return {kv::tier::memory<>{}, counts}; }
     };
     {
         auto chain =
-            kv::tiers<kv::memory<>, watched>{
-                .second = {&counts}, .write = kv::chain_write::back, .delay = never, .waiting = 5}
+            kv::tier::chain<kv::tier::memory<>, watched>{
+                .second = {&counts}, .write = kv::tier::chain_write::back, .delay = never, .waiting = 5}
                 .open();
         for (std::uint64_t n = 0; n < 8; ++n)
             REQUIRE(laws::put_record(chain, n));
@@ -114,7 +119,7 @@ TEST_CASE("a run is read wherever its records are, and the first tier gets what 
     for (const std::uint64_t n : {1u, 9u})
         REQUIRE(chain.second().erase(laws::tier_name(n).name));
     const auto all = names(20);
-    CHECK(chain.leading(all) == 12);
+    CHECK(chain.count_prefix_hits(all) == 12);
     std::uint64_t next = 0;
     const auto given = chain.read_run(all, [&](std::size_t i, std::span<const std::byte> bytes) {
         CHECK(i == next++);
@@ -129,10 +134,10 @@ TEST_CASE("a run is read wherever its records are, and the first tier gets what 
 }
 
 TEST_CASE("a tier that fails is passed over") {
-    auto broken_first = kv::tiers{kv::faulty<>{.disconnect = 1}, kv::memory<>{}}.open();
+    auto broken_first = kv::tier::chain{kv::tier::fault_injecting<>{.disconnect = 1}, kv::tier::memory<>{}}.open();
     CHECK_FALSE(laws::put_record(broken_first, 1));
     CHECK(laws::read_record(broken_first, 1) == answer::right);
-    auto broken_second = kv::tiers{kv::memory<>{}, kv::faulty<>{.disconnect = 1}}.open();
+    auto broken_second = kv::tier::chain{kv::tier::memory<>{}, kv::tier::fault_injecting<>{.disconnect = 1}}.open();
     CHECK_FALSE(laws::put_record(broken_second, 1));
     CHECK(laws::read_record(broken_second, 1) == answer::right);
     CHECK(laws::read_record(broken_second, 2) == answer::miss);

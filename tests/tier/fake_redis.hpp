@@ -24,8 +24,8 @@
 
 namespace testing_redis {
 
-/// A peer at loopback that answers every command as a script says: bytes, which need not be a reply, or nothing, which
-/// closes the connection. It counts connections and commands.
+/// A server on loopback that answers every command with scripted bytes, which need not be a valid reply, or closes
+/// the connection. It counts connections and commands.
 class fake {
 public:
     using command = std::vector<std::string>;
@@ -52,7 +52,7 @@ public:
     fake(const fake&) = delete;
     fake& operator=(const fake&) = delete;
 
-    /// What a server without a cluster answers to a greeting; none to anything else.
+    /// Returns the reply of a server without a cluster to a handshake command; none for other commands.
     static std::optional<std::string> greeting(const command& said) {
         if (said.front() == "PING")
             return "+PONG\r\n";
@@ -62,7 +62,7 @@ public:
     }
 
     std::uint16_t port = 0;
-    std::atomic<bool> hang_up{false}; ///< Close the connection behind the next reply.
+    std::atomic<bool> hang_up{false}; ///< Close the connection after the next reply.
     std::atomic<std::uint64_t> connections{0}, commands{0};
 
 private:
@@ -71,14 +71,14 @@ private:
         std::string came = {};
     };
 
-    // Answers what came whole. False: the connection is to be closed.
+    // Answers the complete commands. Returns false if the connection is to be closed.
     bool answer(peer& one) {
         for (;;) {
-            const auto read = kvcache::read_resp(std::as_bytes(std::span(one.came)), {});
-            if (read.now != kvcache::resp_read::state::whole)
-                return read.now == kvcache::resp_read::state::more;
+            const auto read = kvcache::tier::read_resp(std::as_bytes(std::span(one.came)), {});
+            if (read.now != kvcache::tier::resp_read::state::whole)
+                return read.now == kvcache::tier::resp_read::state::more;
             command said;
-            for (const kvcache::resp_value& word : read.value.items)
+            for (const kvcache::tier::resp_value& word : read.value.items)
                 said.emplace_back(word.words);
             ++commands;
             const auto reply = answers_(said);
@@ -120,7 +120,7 @@ private:
             if (ready.front().revents != 0 && !stop_) {
                 const int made = ::accept(listener_, nullptr, nullptr);
                 if (made >= 0) {
-                    const int yes = 1; // or a reply waits for what was said before it to be acknowledged
+                    const int yes = 1; // otherwise a reply waits for the acknowledgment of the previous one
                     ::setsockopt(made, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
                     ++connections;
                     peers.push_back({made});

@@ -27,17 +27,17 @@ namespace {
 
 using testing_files::temporary_directory;
 
-template <class Eviction = kv::lru>
-kv::lmdb<Eviction> small(const std::filesystem::path& directory) {
+template <class Eviction = kv::eviction::lru>
+kv::tier::lmdb<Eviction> small(const std::filesystem::path& directory) {
     return {.directory = directory,
             .bytes = std::size_t{1} << 20,
             .records = 200,
             .queue_bytes = std::size_t{1} << 20,
-            .sync = kv::sync_policy::by_the_system,
+            .sync = kv::tier::sync_policy::by_the_system,
             .gather = std::chrono::milliseconds(1)};
 }
 
-// A writer of its own process until it is killed.
+// A writer process that runs until it is killed.
 template <class Work>
 ::pid_t begin(Work work) {
     const ::pid_t child = ::fork();
@@ -57,10 +57,10 @@ void end(::pid_t child, int signal) {
     if (signal == 0)
         REQUIRE(status == 0);
     else
-        REQUIRE(WIFSIGNALED(status)); // or it has ended by itself, and says that something was wrong
+        REQUIRE(WIFSIGNALED(status)); // otherwise it ended by itself after a failure
 }
 
-// Kills two writers and a reader of one store at random moments, and looks at what they leave.
+// Kills two writers and a reader of one store at random moments, and checks the store.
 void kill_writers(int rounds) {
     const temporary_directory directory;
     const auto how = small(directory.path());
@@ -103,13 +103,13 @@ TEST_CASE("a tier on the disk keeps the laws under every eviction, durability an
     for (std::uint64_t seed = 0; seed < 3; ++seed) {
         const temporary_directory a, b, c, d;
         CHECK(kv::testing::tier_laws(small(a.path()), seed).empty());
-        auto safe = small<kv::s3_fifo>(b.path());
-        safe.sync = kv::sync_policy::every_commit;
+        auto safe = small<kv::eviction::s3_fifo>(b.path());
+        safe.sync = kv::tier::sync_policy::every_commit;
         safe.bytes = 40000;
         CHECK(kv::testing::tier_laws(safe, seed).empty());
-        auto few = small<kv::fifo>(c.path());
+        auto few = small<kv::eviction::fifo>(c.path());
         few.records = 3;
-        few.sync = kv::sync_policy::all_but_last;
+        few.sync = kv::tier::sync_policy::all_but_last;
         CHECK(kv::testing::tier_laws(few, seed).empty());
         auto none = small(d.path());
         none.records = 0;
@@ -120,8 +120,8 @@ TEST_CASE("a tier on the disk keeps the laws under every eviction, durability an
 TEST_CASE("records and their order of use survive a restart") {
     const temporary_directory directory;
     auto how = small(directory.path());
-    how.bytes = 5 * kv::lmdb_weight(9016);
-    const auto fits = [&](std::uint64_t n) { return kv::lmdb_weight(laws::tier_record(n).size()); };
+    how.bytes = 5 * kv::tier::lmdb_weight(9016);
+    const auto fits = [&](std::uint64_t n) { return kv::tier::lmdb_weight(laws::tier_record(n).size()); };
     std::size_t used = 0;
     std::uint64_t count = 0;
     {
@@ -131,7 +131,7 @@ TEST_CASE("records and their order of use survive a restart") {
         REQUIRE(tier.flush());
         CHECK(tier.counts().records == count);
         CHECK(tier.counts().bytes == used);
-        CHECK(laws::read_record(tier, 0) == laws::tier_answer::right); // from now on the youngest
+        CHECK(laws::read_record(tier, 0) == laws::tier_answer::right); // now the most recently used
         REQUIRE(tier.flush());
     }
     auto tier = how.open();

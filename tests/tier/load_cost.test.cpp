@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/tier/if_faster.hpp>
+#include <kvcache/tier/cost_gated.hpp>
 #include <kvcache/tier/load_cost.hpp>
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 namespace kv = kvcache;
 
 TEST_CASE("what a load takes is a wait and a time for each record") {
-    kv::load_cost cost;
-    CHECK(cost.seconds(1000) == 0.0); // one is tried
+    kv::tier::load_cost cost;
+    CHECK(cost.seconds(1000) == 0.0); // so that a read is tried
     cost.measure(10, 0.020);
     CHECK(cost.seconds(20) == Approx(0.040));
     for (std::size_t n = 1; n < 60; ++n)
@@ -27,35 +27,35 @@ TEST_CASE("what a load takes is a wait and a time for each record") {
     cost.measure(5, before);
     CHECK(cost.seconds(5) == Approx(before).epsilon(0.05));
     for (int i = 0; i < 200; ++i)
-        cost.measure(8, 0.1); // it has become slow, and all are alike
+        cost.measure(8, 0.1); // it has become slow, and all measurements have one size
     CHECK(cost.seconds(8) == Approx(0.1).epsilon(0.01));
     for (std::size_t n = 1; n < 100; ++n)
-        cost.measure(n, 1.0); // only a wait
+        cost.measure(n, 1.0); // a latency only
     CHECK(cost.seconds(1000) == Approx(1.0).epsilon(0.25));
 }
 
 TEST_CASE("a tier that is slower than computing is left alone, counted, and tried again") {
     using namespace testing_rows;
-    auto cache = made(6, kv::if_faster<>{.margin = 1e6}); // whatever this machine is busy with
+    auto cache = made(6, kv::tier::cost_gated<>{.margin = 1e6}); // independent of the load of this machine
     const tokens one = some(64, 1), other = some(64, 2), third = some(64, 3);
-    const auto feed_all = [&] {
+    const auto prefill_all = [&] {
         for (const tokens* prompt : {&one, &other, &third})
-            feed(cache, *prompt); // four pages each in a memory of six: they push one another out
+            prefill(cache, *prompt); // four pages each in a memory of six: they evict each other
     };
-    feed_all();
-    feed_all();
+    prefill_all();
+    prefill_all();
     CHECK(cache.tier_stats().slower == 0);
     CHECK(cache.tier_stats().hits > 0);
     const auto [asked, hits] = std::pair(cache.tier_stats().asked, cache.tier_stats().hits);
     cache.tier().took(1, 1e15);
     for (int i = 0; i < 20; ++i)
-        feed_all();
+        prefill_all();
     CHECK(cache.tier_stats().slower == cache.tier_stats().asked - asked);
     CHECK(cache.tier_stats().slower > 0);
     CHECK(cache.tier_stats().hits == hits);
     for (int i = 0; i < 2000; ++i)
         static_cast<void>(cache.tier().worth(1, 0.0));
-    feed_all();
+    prefill_all();
     CHECK(cache.tier_stats().hits > hits);
     CHECK(cache.check());
 }

@@ -21,14 +21,16 @@ TEMPLATE_LIST_TEST_CASE("tiers keep the laws", "", kv::tier_policies) {
 TEST_CASE("small tiers and those of other evictions keep the laws") {
     for (std::uint64_t seed = 0; seed < 4; ++seed)
         for (const std::size_t records : {0u, 1u, 7u}) {
-            CHECK(kv::testing::tier_laws(kv::memory<>{.records = records}, seed).empty());
-            CHECK(kv::testing::tier_laws(kv::memory<kv::s3_fifo>{.bytes = 40000, .records = records}, seed).empty());
+            CHECK(kv::testing::tier_laws(kv::tier::memory<>{.records = records}, seed).empty());
+            CHECK(kv::testing::tier_laws(kv::tier::memory<kv::eviction::s3_fifo>{.bytes = 40000, .records = records},
+                                         seed)
+                      .empty());
         }
 }
 
 TEST_CASE("a tier in memory keeps its budget, and the policy says who leaves") {
-    auto by_age = kv::memory<kv::fifo>{.bytes = 1000, .records = 10}.open();
-    auto by_use = kv::memory<>{.bytes = 1000, .records = 10}.open();
+    auto by_age = kv::tier::memory<kv::eviction::fifo>{.bytes = 1000, .records = 10}.open();
+    auto by_use = kv::tier::memory<>{.bytes = 1000, .records = 10}.open();
     const std::vector<std::byte> bytes(300), large(1001);
     const auto name = [](std::uint64_t n) { return kv::testing::detail::tier_name(n); };
     const auto ignore = [](std::span<const std::byte>) {};

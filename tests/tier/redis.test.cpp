@@ -23,7 +23,7 @@ namespace {
 using answer = laws::tier_answer;
 using testing_redis::soon;
 
-kv::redis at(const testing_redis::server& server) {
+kv::tier::redis at(const testing_redis::server& server) {
     return {.port = server.port(),
             .connect_timeout = std::chrono::seconds(5),
             .timeout = std::chrono::seconds(5),
@@ -31,8 +31,8 @@ kv::redis at(const testing_redis::server& server) {
             .longest_retry = std::chrono::milliseconds(50)};
 }
 
-// How many of the records [0, count) are right; none may be wrong.
-std::size_t right(kv::redis::state& tier, std::uint64_t count) {
+// Returns how many of the records [0, count) are right; none may be wrong.
+std::size_t right(kv::tier::redis::state& tier, std::uint64_t count) {
     std::size_t made = 0;
     for (std::uint64_t n = 0; n < count; ++n) {
         const auto read = laws::read_record(tier, n);
@@ -42,13 +42,13 @@ std::size_t right(kv::redis::state& tier, std::uint64_t count) {
     return made;
 }
 
-void fill(kv::redis::state& tier, std::uint64_t count) {
+void fill(kv::tier::redis::state& tier, std::uint64_t count) {
     for (std::uint64_t n = 0; n < count; ++n)
         REQUIRE(laws::put_record(tier, n));
 }
 
-std::vector<kv::digest256> names(std::uint64_t count) {
-    std::vector<kv::digest256> made;
+std::vector<kv::sha256_digest> names(std::uint64_t count) {
+    std::vector<kv::sha256_digest> made;
     for (std::uint64_t n = 0; n < count; ++n)
         made.push_back(laws::tier_name(n).name);
     return made;
@@ -80,7 +80,7 @@ TEST_CASE("a Redis server keeps the laws of a tier, with a password and without"
         REQUIRE_FALSE(tier.status());
         CHECK(tier.status().error().message.find(*wrong == 0 ? "NOAUTH" : "WRONGPASS") != std::string::npos);
         CHECK(laws::read_record(tier, 1) == answer::failed);
-        CHECK(tier.leading(names(3)) == 0);
+        CHECK(tier.count_prefix_hits(names(3)) == 0);
         CHECK(laws::put_record(tier, 1));
         CHECK_FALSE(tier.flush());
         CHECK(tier.counts().dropped == 1);
@@ -100,7 +100,7 @@ TEST_CASE("records have a time to live, another host sees them, and they are not
     CHECK(server.ask({"PTTL", key}).size() >= 7);
     CHECK(server.ask({"STRLEN", key}) == std::to_string(laws::tier_record(7).size()));
 
-    CHECK(other.leading(names(60)) == 40);
+    CHECK(other.count_prefix_hits(names(60)) == 40);
     std::uint64_t next = 0;
     const auto all = names(60);
     const auto read = other.read_run(all, [&](std::size_t i, std::span<const std::byte> bytes) {
@@ -128,10 +128,10 @@ TEST_CASE("a server that is killed is missed at once, and found again") {
     fill(tier, 10);
     REQUIRE(tier.flush());
     server.kill();
-    CHECK(laws::read_record(tier, 1) == answer::failed); // the connection is found broken
+    CHECK(laws::read_record(tier, 1) == answer::failed); // the broken connection is detected
     CHECK(tier.connected() == 0);
     CHECK(right(tier, 10) == 0);
-    CHECK(tier.leading(names(10)) == 0);
+    CHECK(tier.count_prefix_hits(names(10)) == 0);
     fill(tier, 10);
     CHECK_FALSE(tier.flush());
     CHECK(tier.counts().dropped >= 10);
@@ -162,7 +162,7 @@ TEST_CASE("a server that stands still is waited for once") {
         const auto name = laws::tier_name(1).name;
         const auto read = tier.read(name, [](std::span<const std::byte>) {});
         REQUIRE_FALSE(read);
-        REQUIRE(read.error().message == "redis: the server is not connected"); // nobody was asked
+        REQUIRE(read.error().message == "redis: the server is not connected"); // no request was sent
     }
     CHECK(tier.attempts() == 1);
     CHECK(tier.counts().failures == 1001);
@@ -196,7 +196,7 @@ TEST_CASE("a cluster's slots move while they are read") {
     for (std::size_t i = 0; i < 3; ++i)
         REQUIRE(nodes[i]->ask({"CLUSTER", "ADDSLOTSRANGE", first[i], last[i]}) == "OK");
     const std::string seed = std::to_string(nodes[0]->port());
-    // The others are told of the first, and on which port it talks of the cluster.
+    // Introduces the first node to the others, with its cluster port.
     const auto myself = nodes[0]->ask({"CLUSTER", "NODES"});
     const auto at_sign = myself.find('@');
     const std::string bus_port = myself.substr(at_sign + 1, myself.find_first_of(" ,", at_sign) - at_sign - 1);
@@ -214,11 +214,11 @@ TEST_CASE("a cluster's slots move while they are read") {
     REQUIRE(tier.flush());
     CHECK(tier.counts().written == 60);
     CHECK(right(tier, 60) == 60);
-    CHECK(tier.leading(names(60)) == 60);
+    CHECK(tier.count_prefix_hits(names(60)) == 60);
 
-    // The slot of record 5 goes to another server, step by step.
+    // The slot of record 5 moves to another server, step by step.
     const std::string key = "kvcache:" + kv::to_string(laws::tier_name(5).name);
-    const std::size_t slot = kv::redis_slot(key),
+    const std::size_t slot = kv::tier::redis_slot(key),
                       owner = slot < 5461    ? 0
                               : slot < 10923 ? 1
                                              : 2,
@@ -230,13 +230,13 @@ TEST_CASE("a cluster's slots move while they are read") {
     CHECK(right(tier, 60) == 60);
     REQUIRE(nodes[owner]->ask({"MIGRATE", "127.0.0.1", std::to_string(nodes[heir]->port()), key, "0", "5000"}) == "OK");
     CHECK(right(tier, 60) == 60); // ASK
-    CHECK(tier.leading(names(60)) == 60);
+    CHECK(tier.count_prefix_hits(names(60)) == 60);
     for (const std::size_t i : {heir, owner})
         REQUIRE(nodes[i]->ask({"CLUSTER", "SETSLOT", which, "NODE", heir_id}) == "OK");
     CHECK(right(tier, 60) == 60); // MOVED
     CHECK(tier.counts().failures == 0);
 
-    // A server leaves: only what it has is missed.
+    // A server fails: only its records are missed.
     nodes[heir]->kill();
     const std::size_t rest = right(tier, 60);
     CHECK((rest > 0 && rest < 60));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Peers that are no Redis, or one that has gone wrong: every fault is a miss that is counted, and no row is wrong.
+// Peers that are not Redis, or a faulty Redis: every fault is a counted miss, and no row is wrong.
 #include <kvcache/testing/violations.hpp>
 #include <kvcache/tier/redis.hpp>
 
@@ -27,7 +27,7 @@ namespace {
 
 using testing_redis::fake;
 
-kv::redis at(const fake& peer) {
+kv::tier::redis at(const fake& peer) {
     return {.port = peer.port,
             .connect_timeout = std::chrono::milliseconds(200),
             .timeout = std::chrono::milliseconds(20),
@@ -39,10 +39,10 @@ kv::redis at(const fake& peer) {
 
 template <class State>
 kv::result<bool> read(State& tier) {
-    return tier.read(kv::digest256{}, [](std::span<const std::byte>) {});
+    return tier.read(kv::sha256_digest{}, [](std::span<const std::byte>) {});
 }
 
-// A server, some of whose replies go wrong in one place.
+// A server that damages some of its replies in one place.
 class broken {
 public:
     explicit broken(std::uint64_t seed) : choose_(seed) {}
@@ -64,28 +64,28 @@ public:
         } else {
             right = content_.contains(said[1]) ? ":1\r\n" : ":0\r\n";
         }
-        if (said.front() != "GET" || right.size() < 10 || choose_.below(4) != 0) // what is written is written
+        if (said.front() != "GET" || right.size() < 10 || choose_.below(4) != 0) // records are stored unchanged
             return right;
         ++faults;
         const auto place = static_cast<std::size_t>(choose_.below(right.size()));
         const std::string before = std::exchange(last_, right);
         switch (choose_.below(8)) {
-        case 0: // the beginning, and then the end
+        case 0: // a truncated reply
             *hang_up = true;
             return choose_.below(2) == 0 ? std::nullopt : std::optional(right.substr(0, place) + "\r\n");
-        case 1: // a length that is not there
+        case 1: // a wrong length
             *hang_up = true;
             return "$" + std::to_string(choose_.bits() >> choose_.below(64)) + right.substr(right.find('\r'));
-        case 2: // another's
+        case 2: // the previous reply
             return before.empty() ? "$-1\r\n" : before;
-        case 3: // twice
+        case 3: // the reply twice
             return right + right;
-        case 4: // bytes that are missing
+        case 4: // missing bytes
             *hang_up = true;
             return right.erase(place, 1 + choose_.below(20));
         case 5: // an error
             return "-ERR " + std::to_string(place) + "\r\n";
-        default: // a bit
+        default: // a flipped bit
             *hang_up = place <= right.find('\n') || place + 2 >= right.size();
             right[place] = static_cast<char>(right[place] ^ (1 << choose_.below(8)));
             return right;
@@ -93,7 +93,7 @@ public:
     }
 
     std::uint64_t faults = 0;
-    std::atomic<bool>* hang_up = nullptr; ///< Nobody is to wait for what will not come.
+    std::atomic<bool>* hang_up = nullptr; ///< Closes the connection, so that no one waits for missing bytes.
 
 private:
     kv::testing::detail::choices choose_;
@@ -101,7 +101,7 @@ private:
     std::string last_;
 };
 
-// Until so many replies have gone wrong.
+// Runs until this many replies were damaged.
 void strike(std::uint64_t wanted) {
     using namespace testing_rows;
     std::uint64_t faults = 0, refused = 0, failed = 0;
@@ -125,7 +125,7 @@ void strike(std::uint64_t wanted) {
         for (int round = 0; round < 400 && (round < 40 || round % 8 != 0 || struck() < wanted); ++round) {
             tokens prompt = some(64, static_cast<unsigned>(dice() % 12));
             prompt.resize(33 + dice() % 32);
-            feed(cache, prompt);
+            prefill(cache, prompt);
             if (round < 40)
                 static_cast<void>(cache.tier().flush());
             for (int wait = 0; wait < 20000 && cache.tier().connected() == 0; ++wait)
@@ -133,7 +133,7 @@ void strike(std::uint64_t wanted) {
         }
         static_cast<void>(cache.tier().flush());
         CHECK(cache.check());
-        CHECK(cache.stats().held == 0);
+        CHECK(cache.stats().in_use == 0);
         const std::lock_guard guard(lock);
         faults += server.faults;
         refused += cache.tier_stats().refused;
@@ -213,8 +213,8 @@ TEST_CASE("a cluster that sends its readers in circles loses them") {
     const auto found = read(tier);
     REQUIRE_FALSE(found);
     CHECK(found.error().message == "redis: the cluster sends its readers astray");
-    const kv::digest256 name;
-    CHECK(tier.leading({&name, 1}) == 0);
+    const kv::sha256_digest name;
+    CHECK(tier.count_prefix_hits({&name, 1}) == 0);
 }
 
 TEST_CASE("a peer that does not greet is not used") {

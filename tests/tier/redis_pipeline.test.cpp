@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Promise 1 through a Redis server, alone and behind a disk: other hosts' pages give the logits of a cold run, bit for
-// bit, whatever becomes of the server meanwhile.
+// Promise 1 through a Redis server, alone and after a disk: the pages of other hosts give the logits of a cold run,
+// bit for bit, whatever happens to the server meanwhile.
 #include <kvcache/cache/compose.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/tier/chain.hpp>
@@ -33,17 +33,17 @@ class host {
 public:
     explicit host(const Tier& tier)
         : cache_(kv::make_cache(model().id({1, 2}), model().shape(16),
-                                {.bytes = 40 * kv::plain{}.open(model().shape(16)).page_bytes()}, tier)),
-          through_(cache_, model(), team_, 64) {}
+                                {.bytes = 40 * kv::codec::f32{}.open(model().shape(16)).page_bytes()}, tier)),
+          through_(cache_, model(), threads_, 64) {}
     ~host() { CHECK(cache_.check()); }
 
-    // Whether the logits are those of a cold run. How many tokens came from the tier: loaded().
+    // Returns whether the logits are those of a cold run. loaded() is the number of tokens from the tier.
     [[nodiscard]] bool right(const tokens& prompt, const kv::matrix& cold) {
         const auto before = cache_.tier_stats().loaded_tokens;
-        auto fed = through_.feed(prompt, kv::logits_of::all);
-        REQUIRE(fed);
+        auto filled = through_.prefill(prompt, kv::logits_mode::all);
+        REQUIRE(filled);
         loaded_ = cache_.tier_stats().loaded_tokens - before;
-        const auto& rows = fed->logits;
+        const auto& rows = filled->logits;
         return rows.size() > 0 && std::memcmp(rows.data(), cold.data() + (cold.size() - rows.size()),
                                               static_cast<std::size_t>(rows.size()) * sizeof(float)) == 0;
     }
@@ -51,20 +51,20 @@ public:
     [[nodiscard]] auto& tier() { return cache_.tier(); }
 
 private:
-    using cache = decltype(kv::make_cache(kv::identity{}, kv::page_shape{}, kv::budget{}, std::declval<Tier>()));
-    kv::team team_{1};
+    using cache = decltype(kv::make_cache(kv::identity{}, kv::page_shape{}, kv::cache_limits{}, std::declval<Tier>()));
+    kv::thread_pool threads_{1};
     cache cache_;
     kv::pipeline<cache, kv::transformer> through_;
     std::size_t loaded_ = 0;
 };
 
 kv::matrix cold(const tokens& prompt) {
-    kv::team team(1);
+    kv::thread_pool pool(1);
     auto cache = kv::make_cache(model().id({1, 2}), model().shape(16), {.bytes = 8 << 20});
-    kv::pipeline through(cache, model(), team, 64);
-    auto fed = through.feed(prompt, kv::logits_of::all);
-    REQUIRE(fed);
-    return std::move(fed->logits);
+    kv::pipeline pipeline(cache, model(), pool, 64);
+    auto filled = pipeline.prefill(prompt, kv::logits_mode::all);
+    REQUIRE(filled);
+    return std::move(filled->logits);
 }
 
 } // namespace
@@ -73,11 +73,11 @@ TEST_CASE("pages on a Redis server give the bits of a cold run, and its end only
     if (testing_redis::missing())
         return;
     testing_redis::server server;
-    const kv::redis remote{.port = server.port(),
-                           .connect_timeout = std::chrono::seconds(2),
-                           .timeout = std::chrono::seconds(2),
-                           .retry = std::chrono::milliseconds(5),
-                           .longest_retry = std::chrono::milliseconds(20)};
+    const kv::tier::redis remote{.port = server.port(),
+                                 .connect_timeout = std::chrono::seconds(2),
+                                 .timeout = std::chrono::seconds(2),
+                                 .retry = std::chrono::milliseconds(5),
+                                 .longest_retry = std::chrono::milliseconds(20)};
     std::vector<std::pair<tokens, kv::matrix>> prompts;
     for (unsigned seed = 0; seed < 4; ++seed) {
         const tokens prompt = some(150, seed);
@@ -90,7 +90,7 @@ TEST_CASE("pages on a Redis server give the bits of a cold run, and its end only
     REQUIRE(one.tier().flush());
     {
         host other(remote);
-        host chained(kv::tiers{kv::memory<>{}, remote});
+        host chained(kv::tier::chain{kv::tier::memory<>{}, remote});
         CHECK(other.right(prompt, rows));
         CHECK(other.loaded() == 144);
         CHECK(chained.right(prompt, rows));
@@ -104,7 +104,7 @@ TEST_CASE("pages on a Redis server give the bits of a cold run, and its end only
     for (const auto& [said, wanted] : prompts)
         CHECK(third.right(said, wanted));
     CHECK(third.loaded() == 0);
-    server.start(); // with nothing
+    server.start(); // empty
     REQUIRE(testing_redis::soon([&] { return third.tier().connected() == 1; }));
     host fourth(remote);
     CHECK(fourth.right(prompt, rows));

@@ -26,7 +26,7 @@
 
 namespace testing_redis {
 
-/// Whether there is a redis-server to run; if not, the test says so and is to return.
+/// Returns whether redis-server is missing; the test then prints that and returns.
 inline bool missing() {
     static const bool there = std::system("command -v redis-server >/dev/null 2>&1") == 0;
     if (!there)
@@ -34,7 +34,7 @@ inline bool missing() {
     return !there;
 }
 
-/// A port that nobody listens on at loopback.
+/// Returns a loopback port on which nothing listens.
 inline std::uint16_t free_port() {
     const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in at{};
@@ -47,7 +47,7 @@ inline std::uint16_t free_port() {
     return ntohs(at.sin_port);
 }
 
-/// Waits until something holds, for ten seconds at most.
+/// Waits at most ten seconds until a condition holds.
 template <class Holds>
 bool soon(Holds holds) {
     for (int i = 0; i < 2000; ++i) {
@@ -58,7 +58,7 @@ bool soon(Holds holds) {
     return false;
 }
 
-/// A server on loopback that dies with the test.
+/// A server on loopback that ends with the test.
 class server {
 public:
     explicit server(std::vector<std::string> options = {}, std::uint16_t port = free_port(), std::string password = {})
@@ -112,13 +112,13 @@ public:
         REQUIRE(soon([&] { return answers("PING") == "PONG"; }));
     }
 
-    /// What the server answers to a command: its text, number or bytes, or "" if it does not.
+    /// Returns the server's reply to a command: its text, number or bytes, or "" if there is none.
     [[nodiscard]] std::string ask(std::initializer_list<std::string_view> command) const {
-        kvcache::redis_patience patience(std::chrono::seconds(5), 1 << 20);
-        auto link = kvcache::redis_link::open({"127.0.0.1", port_}, {}, patience);
+        kvcache::tier::redis_deadline patience(std::chrono::seconds(5), 1 << 20);
+        auto link = kvcache::tier::redis_link::open({"127.0.0.1", port_}, {}, patience);
         if (!link)
             return {};
-        kvcache::redis_channel channel(std::move(*link), {});
+        kvcache::tier::redis_channel channel(std::move(*link), {});
         if (!password_.empty() && !channel.ask({"AUTH", password_}, patience))
             return {};
         const auto said = channel.ask(command, patience);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// TLS and passwords, with a redis-server that asks for them; the certificates are made here.
+// TLS and passwords, with a redis-server that requires them; the certificates are generated here.
 #include <kvcache/testing/tier_laws.hpp>
 #include <kvcache/tier/redis.hpp>
 
@@ -28,7 +28,7 @@ bool run(const std::string& command) {
     return std::system(("(" + command + ") >/dev/null 2>&1").c_str()) == 0;
 }
 
-// An authority, and what it has signed.
+// A certificate authority, and its certificates.
 class authority {
 public:
     explicit authority(std::filesystem::path directory) : at_(std::move(directory)) {
@@ -39,7 +39,7 @@ public:
     }
     [[nodiscard]] std::string file(const std::string& name) const { return (at_ / name).string(); }
 
-    // A key and a certificate for names, as OpenSSL writes them: "IP:127.0.0.1", "DNS:pages.example".
+    // Creates a key and a certificate for names in OpenSSL's notation: "IP:127.0.0.1", "DNS:pages.example".
     void sign(const std::string& name, const std::string& names, int days = 2) {
         std::ofstream(at_ / "names") << "subjectAltName=" << names << '\n';
         made = made &&
@@ -56,7 +56,7 @@ private:
     std::filesystem::path at_;
 };
 
-// A server that speaks TLS on one port and plainly on another.
+// A server with a TLS port and a plaintext port.
 struct secured {
     secured(const authority& of, const std::string& name, bool asks_clients, std::vector<std::string> more = {})
         : port(testing_redis::free_port()), plain([&] {
@@ -71,7 +71,7 @@ struct secured {
     testing_redis::server plain;
 };
 
-kv::redis at(std::uint16_t port, kv::redis_security security) {
+kv::tier::redis at(std::uint16_t port, kv::tier::redis_security security) {
     return {.port = port,
             .security = std::move(security),
             .connect_timeout = std::chrono::seconds(5),
@@ -80,8 +80,8 @@ kv::redis at(std::uint16_t port, kv::redis_security security) {
             .longest_retry = std::chrono::minutes(10)};
 }
 
-// Why a server is not used; empty if it is.
-std::string refusal(const kv::redis& how) {
+// Returns why a server is not used; empty if it is.
+std::string refusal(const kv::tier::redis& how) {
     auto tier = how.open();
     const auto now = tier.status();
     if (now) {
@@ -92,7 +92,7 @@ std::string refusal(const kv::redis& how) {
     }
     CHECK(now.error().field == "redis");
     CHECK(laws::read_record(tier, 1) == laws::tier_answer::failed);
-    CHECK(tier.attempts() == 1); // by the request: none
+    CHECK(tier.attempts() == 1); // the request itself makes no attempt
     return now.error().message;
 }
 
@@ -101,7 +101,7 @@ bool says(const std::string& message, const char* what) {
     return message.find(what) != std::string::npos;
 }
 
-// Whether there is all that is needed; if not, the test says so.
+// Returns whether a prerequisite is missing; the test then prints it.
 bool missing() {
     if (testing_redis::missing())
         return true;
@@ -109,7 +109,7 @@ bool missing() {
         WARN("SKIPPED: there is no openssl");
         return true;
     }
-    if (!run("redis-server --port 0 --tls-port 1 | grep -q tls-cert-file")) { // that it lacks a certificate
+    if (!run("redis-server --port 0 --tls-port 1 | grep -q tls-cert-file")) { // it lacks a certificate
         WARN("SKIPPED: redis-server knows no TLS");
         return true;
     }
@@ -128,9 +128,9 @@ TEST_CASE("a server is spoken to by TLS, if its certificate is believed and is i
     own.sign("client", "DNS:client.example");
     stranger.sign("client", "DNS:client.example");
     REQUIRE((own.made && stranger.made));
-    const kv::redis_security believed{.on = true, .authority = own.file("authority.crt")};
+    const kv::tier::redis_security believed{.on = true, .authority = own.file("authority.crt")};
     const auto with = [&](auto change) {
-        kv::redis_security made = believed;
+        kv::tier::redis_security made = believed;
         change(made);
         return made;
     };
@@ -142,7 +142,7 @@ TEST_CASE("a server is spoken to by TLS, if its certificate is believed and is i
     laws_of.prefix = "laws:";
     CHECK(kv::testing::tier_laws(laws_of, 4).empty());
 
-    // Not believed: another authority, the system's, another name.
+    // Untrusted: another authority, the system's, another name.
     CHECK(says(refusal(at(here.port, with([&](auto& s) { s.authority = stranger.file("authority.crt"); }))),
                "the server is not believed"));
     CHECK(says(refusal(at(here.port, with([](auto& s) { s.authority.clear(); }))), "the server is not believed"));
@@ -150,13 +150,13 @@ TEST_CASE("a server is spoken to by TLS, if its certificate is believed and is i
     const secured elsewhere(own, "elsewhere", false);
     CHECK(says(refusal(at(elsewhere.port, believed)), "mismatch"));
 
-    // What is no TLS, on either side.
-    auto hasty = at(here.plain.port(), believed); // it is waited for: Redis takes a handshake for half a line
+    // Plaintext on either side.
+    auto hasty = at(here.plain.port(), believed); // waits for the timeout: Redis takes a handshake for half a line
     hasty.connect_timeout = std::chrono::milliseconds(200);
     CHECK(says(refusal(hasty), "in the TLS handshake"));
     CHECK(says(refusal(at(here.port, {})), "greeted without TLS"));
 
-    // Files that are not what they should be.
+    // Invalid files.
     CHECK(says(refusal(at(here.port, with([](auto& s) { s.authority = "/nonexistent"; }))),
                "the authorities cannot be read"));
     CHECK(says(refusal(at(here.port, with([&](auto& s) { s.certificate = s.key = own.file("names"); }))),
@@ -173,7 +173,7 @@ TEST_CASE("a server that asks for certificates and passwords has those that it b
     stranger.sign("client", "DNS:client.example");
     REQUIRE((own.made && stranger.made));
     const secured here(own, "server", true, {"--user", "pages", "on", ">secret", "~kvcache:*", "+@all"});
-    kv::redis how = at(here.port, {.on = true, .authority = own.file("authority.crt")});
+    kv::tier::redis how = at(here.port, {.on = true, .authority = own.file("authority.crt")});
     CHECK_FALSE(refusal(how).empty()); // without a certificate
     how.security.certificate = stranger.file("client.crt");
     how.security.key = stranger.file("client.key");

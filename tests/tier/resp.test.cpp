@@ -15,15 +15,15 @@ namespace kv = kvcache;
 
 namespace {
 
-using kind = kv::resp_value::kind;
-using state = kv::resp_read::state;
+using kind = kv::tier::resp_value::kind;
+using state = kv::tier::resp_read::state;
 
-kv::resp_read read(std::string_view text, const kv::resp_limits& limits = {}) {
-    return kv::read_resp(std::as_bytes(std::span(text)), limits);
+kv::tier::resp_read read(std::string_view text, const kv::tier::resp_limits& limits = {}) {
+    return kv::tier::read_resp(std::as_bytes(std::span(text)), limits);
 }
 
-// Some reply, and what it is made of.
-std::string written(kv::testing::detail::choices& choose, kv::resp_value& value, int depth) {
+// Returns a random reply, and its parsed value.
+std::string written(kv::testing::detail::choices& choose, kv::tier::resp_value& value, int depth) {
     switch (choose.below(depth < 3 ? 6 : 5)) {
     case 0:
         value.what = kind::text;
@@ -57,7 +57,7 @@ std::string written(kv::testing::detail::choices& choose, kv::resp_value& value,
     }
 }
 
-bool same(const kv::resp_value& a, const kv::resp_value& b) {
+bool same(const kv::tier::resp_value& a, const kv::tier::resp_value& b) {
     if (a.what != b.what || a.items.size() != b.items.size() || (a.what == kind::number && a.number != b.number) ||
         (a.what == kind::bytes && a.words.size() != static_cast<std::size_t>(b.number)))
         return false;
@@ -72,7 +72,7 @@ bool same(const kv::resp_value& a, const kv::resp_value& b) {
 TEST_CASE("a reply is read whole, and no beginning of it is taken for one") {
     kv::testing::detail::choices choose(4);
     for (int round = 0; round < 300; ++round) {
-        kv::resp_value wanted;
+        kv::tier::resp_value wanted;
         const std::string text = written(choose, wanted, 0);
         const auto whole = read(text + ":1\r\n");
         REQUIRE(whole.now == state::whole);
@@ -101,28 +101,28 @@ TEST_CASE("what is no reply is refused, whatever it promises") {
 
 TEST_CASE("commands are written as the protocol says") {
     std::string text;
-    kv::write_command(text, {"SET", "a b", ""});
+    kv::tier::write_command(text, {"SET", "a b", ""});
     CHECK(text == "*3\r\n$3\r\nSET\r\n$3\r\na b\r\n$0\r\n\r\n");
 }
 
 TEST_CASE("keys fall into the slots that a cluster counts") {
-    CHECK(kv::redis_slot("123456789") == 12739); // the specification's example
-    CHECK(kv::redis_slot("foo") == 12182);
-    CHECK(kv::redis_slot("{user1000}.following") == kv::redis_slot("{user1000}.followers"));
-    CHECK(kv::redis_slot("foo{}{bar}") == kv::detail::crc16("foo{}{bar}") % 16384);
-    CHECK(kv::redis_slot("foo{{bar}}zap") == kv::redis_slot("{bar"));
-    CHECK(kv::redis_slot("foo{bar}{zap}") == kv::redis_slot("bar"));
+    CHECK(kv::tier::redis_slot("123456789") == 12739); // the specification's example
+    CHECK(kv::tier::redis_slot("foo") == 12182);
+    CHECK(kv::tier::redis_slot("{user1000}.following") == kv::tier::redis_slot("{user1000}.followers"));
+    CHECK(kv::tier::redis_slot("foo{}{bar}") == kv::tier::detail::crc16("foo{}{bar}") % 16384);
+    CHECK(kv::tier::redis_slot("foo{{bar}}zap") == kv::tier::redis_slot("{bar"));
+    CHECK(kv::tier::redis_slot("foo{bar}{zap}") == kv::tier::redis_slot("bar"));
 }
 
 TEST_CASE("a redirection is read, and what is none is not") {
-    const auto moved = kv::redirect_in("MOVED 3999 127.0.0.1:6381");
+    const auto moved = kv::tier::redirect_in("MOVED 3999 127.0.0.1:6381");
     REQUIRE(moved);
     CHECK_FALSE(moved->once);
     CHECK(moved->slot == 3999);
-    CHECK(moved->to == kv::redis_address{"127.0.0.1", 6381});
-    CHECK(kv::redirect_in("ASK 1 ::1:7000")->to == kv::redis_address{"::1", 7000});
-    CHECK(kv::redirect_in("ASK 1 :7000")->to == kv::redis_address{"", 7000});
+    CHECK(moved->to == kv::tier::redis_address{"127.0.0.1", 6381});
+    CHECK(kv::tier::redirect_in("ASK 1 ::1:7000")->to == kv::tier::redis_address{"::1", 7000});
+    CHECK(kv::tier::redirect_in("ASK 1 :7000")->to == kv::tier::redis_address{"", 7000});
     for (const char* words : {"", "MOVED", "MOVED ", "MOVED 1", "MOVED x 1:1", "MOVED 16384 a:1", "MOVED 1 a:0",
                               "MOVED 1 a:70000", "ERR MOVED 1 a:1", "MOVED -1 a:1"})
-        CHECK_FALSE(kv::redirect_in(words));
+        CHECK_FALSE(kv::tier::redirect_in(words));
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/attention/attention_job.hpp>
 #include <kvcache/attention/query_block.hpp>
+#include <kvcache/attention/work_item.hpp>
 #include <kvcache/core/page_table.hpp>
 
 #include <algorithm>
@@ -14,30 +14,31 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Who attends to what, and in which order, for the rows of a batch: once for all layers and heads.
+/// Schedule of the attention of a batch: which query rows attend to which pages, in which order. One plan serves all
+/// layers and heads.
 ///
-/// Rows whose page tables begin alike form a tree (as in Juravsky et al. 2024 and Ye et al. 2024): what they share is
-/// read once, for all of them together; then each goes on with pages of its own. Long contexts are cut at the fixed
-/// splits, and rows into blocks, until the threads have enough jobs, the last of them small. None of it changes a bit.
+/// Rows whose page tables have a common prefix form a tree (as in Juravsky et al. 2024 and Ye et al. 2024): the common
+/// pages are read once for all of these rows, and each row then continues with its own pages. Long contexts are cut at
+/// the fixed splits, and rows into blocks, until there are enough work items for the threads; the last items are small.
+/// The plan never changes a bit of the result.
 class attention_plan {
 public:
-    /// Positions of a woven table that are read together, base by base; a split is so many of them.
-    static constexpr std::size_t woven_block = 64;
-    static_assert(query_block::split % woven_block == 0);
+    /// Positions of a spliced table that are read together, base by base. A split is a multiple of it.
+    static constexpr std::size_t spliced_block = 64;
+    static_assert(query_block::split % spliced_block == 0);
 
-    /// Queries that one job has, at most; more if a single row's group has more.
+    /// Maximum number of queries of one work item; more only if the query heads of a single row exceed it.
     static constexpr std::size_t most_queries = 72;
 
-    /// Makes the plan anew; memory it has is used again.
-    /// Cost: O(parts log parts + jobs) walks along page tables.
-    void deal(std::span<const planned_rows> parts, std::size_t group, std::size_t kv_heads, std::size_t threads) {
+    /// Rebuilds the plan and reuses its memory. Cost: O(parts log parts + work items) walks along page tables.
+    void build(std::span<const planned_queries> parts, std::size_t group, std::size_t kv_heads, std::size_t threads) {
         parts_ = parts;
         group_ = group;
         jobs_.clear();
         segments_.clear();
         partials_ = 0;
         make_runs(kv_heads, threads);
-        target_ = attention_run::none;
+        target_ = query_group::none;
         if (threads > 1) {
             const std::size_t all = for_roots([&](std::size_t first, std::size_t last) {
                 const std::size_t cost = place(first, last, {0, splits(first, last)});
@@ -52,21 +53,21 @@ public:
             cut(first, last, {0, splits(first, last)});
             return std::size_t{0};
         });
-        // The longest first, so that the threads end together.
-        std::ranges::sort(jobs_, [](const attention_job& a, const attention_job& b) {
+        // Longest first, so that the threads finish together.
+        std::ranges::sort(jobs_, [](const work_item& a, const work_item& b) {
             return a.cost != b.cost ? a.cost > b.cost : a.first_segment < b.first_segment;
         });
     }
 
-    [[nodiscard]] std::span<const attention_run> runs() const noexcept { return runs_; }
-    [[nodiscard]] std::span<const attention_segment> segments() const noexcept { return segments_; }
-    [[nodiscard]] std::span<const attention_job> jobs() const noexcept { return jobs_; }
+    [[nodiscard]] std::span<const query_group> runs() const noexcept { return runs_; }
+    [[nodiscard]] std::span<const page_range> segments() const noexcept { return segments_; }
+    [[nodiscard]] std::span<const work_item> jobs() const noexcept { return jobs_; }
 
-    /// Softmax partials of one key and value head that the jobs leave to be merged: for each query of a run, one a
-    /// split of the run's positions.
+    /// Softmax partials of one KV head that the work items write for a later merge: for each query of a group, one for
+    /// each split of the group's positions.
     [[nodiscard]] std::size_t partials() const noexcept { return partials_; }
 
-    /// Queries of the largest job.
+    /// Maximum number of queries of a work item.
     [[nodiscard]] static std::size_t capacity(std::size_t group) noexcept { return std::max(group, most_queries); }
 
     /// Splits that positions [0, end) touch.
@@ -79,7 +80,7 @@ private:
         std::size_t first, last;
     };
 
-    // To read a key and value costs as much as some queries.
+    // Reading a key and a value costs as much as computing this many queries with them.
     static constexpr std::size_t cost_of_reading = 4;
 
     void make_runs(std::size_t kv_heads, std::size_t threads) {
@@ -97,7 +98,7 @@ private:
         runs_.clear();
         std::size_t queries = 0;
         for (std::size_t i = 0; i < order_.size(); ++i) {
-            const planned_rows& part = parts_[order_[i]];
+            const planned_queries& part = parts_[order_[i]];
             std::size_t same = i == 0 ? 0 : shared(parts_[order_[i - 1]], part);
             const std::size_t at_once = rows_together(part.rows, kv_heads, threads);
             for (std::size_t row = 0; row < part.rows; row += at_once) {
@@ -114,7 +115,7 @@ private:
         }
     }
 
-    // As many rows as fill a job; fewer where threads would wait, but enough to fill the kernels.
+    // As many rows as fill a work item; fewer where threads would be idle, but enough to fill the kernels.
     [[nodiscard]] std::size_t rows_together(std::size_t rows, std::size_t kv_heads, std::size_t threads) const {
         const std::size_t most = std::max<std::size_t>(1, most_queries / group_);
         if (threads == 1)
@@ -128,14 +129,15 @@ private:
     [[nodiscard]] static std::size_t common(std::span<const page_entry> a, std::span<const page_entry> b) {
         return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
     }
-    // Leading entries that two parts read together: what is woven is read a block at a time, so it parts between them.
-    [[nodiscard]] static std::size_t shared(const planned_rows& a, const planned_rows& b) {
+    // Leading table entries that two parts read together. A spliced table is read a block at a time, so the common
+    // prefix ends at a block boundary.
+    [[nodiscard]] static std::size_t shared(const planned_queries& a, const planned_queries& b) {
         const std::size_t same = common(a.table, b.table);
-        if (!a.woven && !b.woven)
+        if (!a.spliced && !b.spliced)
             return same;
         std::size_t whole = 0, position = 0;
         for (std::size_t e = 0; e < same; ++e)
-            if ((position += a.table[e].count) % woven_block == 0)
+            if ((position += a.table[e].count) % spliced_block == 0)
                 whole = e + 1;
         return whole;
     }
@@ -151,7 +153,7 @@ private:
         return splits(end);
     }
 
-    // Calls body(first, last) for the runs of each tree, and adds up what it returns.
+    // Calls body(first, last) for the query groups of each tree, and returns the sum of the results.
     template <class Body>
     std::size_t for_roots(Body body) {
         std::size_t all = 0;
@@ -163,7 +165,7 @@ private:
         return all;
     }
 
-    // Makes the segments of a job, in ascending position for each run. Returns their cost.
+    // Appends the page ranges of a work item, in ascending position for each query group. Returns their cost.
     std::size_t place(std::size_t first, std::size_t last, range of, std::size_t entry = 0, std::size_t position = 0) {
         std::size_t shared = parts_[runs_[first].part].table.size(), end = runs_[first].end;
         for (std::size_t r = first + 1; r < last; ++r) {
@@ -171,7 +173,7 @@ private:
             end = std::max(end, runs_[r].end);
         }
         const auto table = parts_[runs_[first].part].table;
-        attention_segment made{runs_[first].part, entry, entry, position, first, last};
+        page_range made{runs_[first].part, entry, entry, position, first, last};
         const std::size_t from = of.first * query_block::split, to = std::min(end, of.last * query_block::split);
         if (to <= from)
             return 0;
@@ -198,18 +200,18 @@ private:
         return cost;
     }
 
-    [[nodiscard]] std::size_t cost_of(const attention_segment& segment, std::size_t from, std::size_t to) const {
+    [[nodiscard]] std::size_t cost_of(const page_range& segment, std::size_t from, std::size_t to) const {
         std::size_t cost = cost_of_reading * (to - from);
         for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
             cost += runs_[r].rows * group_ * (std::clamp(runs_[r].end, from, to) - from);
         return cost;
     }
 
-    // The cost of a job on one head that need not be cut: a quarter towards the end, so that threads of unequal pace
-    // end together.
+    // Cost on one head up to which a work item is not cut. The last items get a quarter of it, so that threads of
+    // unequal speed finish together.
     [[nodiscard]] std::size_t target() const noexcept { return cost_ < coarse_ ? target_ : target_ / 4; }
 
-    // Makes jobs of runs over splits: one, or several if it is too large.
+    // Makes work items of query groups over splits: one item, or several if it is too large.
     void cut(std::size_t first, std::size_t last, range of) {
         const std::size_t mark = segments_.size();
         const std::size_t cost = place(first, last, of);
@@ -239,7 +241,7 @@ private:
         jobs_.push_back({mark, segments_.size(), first, last, of.first, of.last, cost});
     }
 
-    // Where runs share least; of several such places the middlemost.
+    // The query group where the common prefix is shortest; the most central one of several.
     [[nodiscard]] std::size_t fork(std::size_t first, std::size_t last) const {
         const auto off = [&](std::size_t r) {
             return r > first + last - r ? 2 * r - first - last : first + last - 2 * r;
@@ -254,22 +256,22 @@ private:
 
     void keep_partials(std::size_t first, std::size_t last) {
         for (std::size_t r = first; r < last; ++r)
-            if (runs_[r].partials == attention_run::none) {
+            if (runs_[r].partials == query_group::none) {
                 runs_[r].partials = partials_;
                 partials_ += runs_[r].rows * group_ * splits(runs_[r].end);
             }
     }
 
-    std::span<const planned_rows> parts_;
+    std::span<const planned_queries> parts_;
     std::size_t group_ = 1;
-    std::size_t target_ = 0; // the cost of a job on one head, of the first jobs
-    std::size_t coarse_ = 0; // the cost of those
-    std::size_t cost_ = 0;   // of the jobs there are
+    std::size_t target_ = 0; // target cost of a work item on one head, for the first items
+    std::size_t coarse_ = 0; // total cost of the items that use target_; later ones use a quarter
+    std::size_t cost_ = 0;   // total cost of the items made
     std::size_t partials_ = 0;
-    std::vector<std::uint32_t> order_; // of parts, by their tables
-    std::vector<attention_run> runs_;
-    std::vector<attention_segment> segments_;
-    std::vector<attention_job> jobs_;
+    std::vector<std::uint32_t> order_; // indices of parts, sorted by page table
+    std::vector<query_group> runs_;
+    std::vector<page_range> segments_;
+    std::vector<work_item> jobs_;
 };
 
 } // namespace kvcache

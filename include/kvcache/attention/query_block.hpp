@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/attention/coded_tiles.hpp>
 #include <kvcache/attention/packed_queries.hpp>
+#include <kvcache/attention/quantized_tiles.hpp>
 #include <kvcache/attention/query_states.hpp>
 #include <kvcache/attention/tile_kernels.hpp>
-#include <kvcache/attention/tile_weights.hpp>
+#include <kvcache/attention/tile_softmax.hpp>
 #include <kvcache/codec/concept.hpp>
-#include <kvcache/codec/side_codes.hpp>
+#include <kvcache/codec/quantized_operand.hpp>
 #include <kvcache/core/compiled.hpp>
 
 #include <algorithm>
@@ -17,25 +17,25 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Queries on one key and value head that walk tiles together, each with a running softmax of its own. What a query
-/// computes is a chain of its own, so the bits do not depend on which queries share a block, nor on how many tiles come
-/// at once.
+/// Queries on one KV head that process tiles together, each with a running softmax of its own. Each query is a chain of
+/// operations of its own, so its bits depend neither on the other queries of the block nor on the number of tiles in a
+/// call.
 ///
-/// Scores: one chain of fused multiply-adds over head_dim. Softmax: rescaled a tile at a time, sums kept in 16 lanes
-/// and folded once. At every multiple of `split` positions a new partial softmax begins; partials merge in ascending
-/// order, or are kept apart for somebody who merges them (so that splits may run on several threads).
+/// Scores are one chain of fused multiply-adds over head_dim. The softmax is rescaled once a tile, with sums kept in 16
+/// lanes and reduced at the end. A new partial softmax begins at every multiple of `split` positions. Partials merge in
+/// ascending order, or are written out for a later merge, so that splits can run on several threads.
 class query_block {
 public:
-    static constexpr std::size_t split = 1024; ///< Positions; part of the numeric contract.
+    static constexpr std::size_t split = 1024; ///< Positions of a split; part of the numeric contract.
     static constexpr std::size_t most_tiles = detail::most_tiles;
 
-    /// A block of up to `capacity` queries. All its memory is taken here.
+    /// A block of up to `capacity` queries. Allocates all its memory here.
     query_block(std::size_t head_dim, std::size_t capacity)
         : head_dim_(head_dim),
-          width_(value_width(head_dim)),
+          width_(padded_head_dim(head_dim)),
           packed_(head_dim, capacity),
           states_(width_, capacity),
-          coded_(head_dim, capacity) {}
+          quantized_(head_dim, capacity) {}
 
     [[nodiscard]] std::size_t capacity() const noexcept { return states_.capacity(); }
     [[nodiscard]] std::size_t size() const noexcept { return states_.size(); }
@@ -45,30 +45,29 @@ public:
         select(0, 0);
     }
 
-    /// Adds a query that sees the positions up to `position`. Its partials go to `partials`, one for each split, or are
-    /// merged here if that is null. (splits, softmax_state::numbers(width))
+    /// Adds a query that sees the positions up to `position`. Its partials are written to `partials`, one for each
+    /// split, or merged here if that is null. (splits, softmax_state::numbers(width))
     void add(std::size_t position, float* partials = nullptr) { states_.add(position, partials); }
 
-    /// From now on the queries [first, last) attend, once each is placed.
+    /// Selects the queries [first, last). Each has to be placed before it attends.
     void select(std::size_t first, std::size_t last) noexcept { packed_.select(first, last); }
 
-    /// Gives a selected query its numbers, rotated, and multiplies them by `scale`. (head_dim)
-    /// `Coded`: as `attend` has it.
+    /// Sets the values of a selected query, rotated, times `scale`. (head_dim) `Coded`: as in `run`.
     template <bool Coded = false>
     void place(std::size_t q, std::span<const float> numbers, float scale) {
         packed_.place(q, numbers, scale);
         if constexpr (Coded)
             if (wants_whole_)
-                coded_.place(q - packed_.first(), numbers.data(), scale);
+                quantized_.place(q - packed_.first(), numbers.data(), scale);
     }
 
-    /// Whether queries that are placed from now on are to meet keys of whole numbers.
-    void want_whole(bool wanted) noexcept { wants_whole_ = wanted; }
+    /// Sets whether queries placed from now on are quantized for keys of integers.
+    void set_quantize_queries(bool wanted) noexcept { wants_whole_ = wanted; }
 
-    /// The selected queries take in tiles, which ascend in position from split to split, and within a call.
-    /// `Coded`: some may be read as they are coded.
+    /// The selected queries attend to tiles. Requires: tiles ascend in position within a call, and splits ascend from
+    /// call to call. `Coded`: tiles may be in quantized form.
     template <bool Coded = false>
-    void attend(std::span<const attention_tile> tiles) {
+    void run(std::span<const attention_tile> tiles) {
         const std::size_t groups = packed_.groups();
         while (!tiles.empty()) {
             const std::size_t region = tiles.front().position / split;
@@ -79,10 +78,10 @@ public:
             for (std::size_t q = packed_.first(); q < packed_.last(); ++q)
                 states_.enter(q, region);
             if constexpr (Coded)
-                if (tiles.front().codes.keys.format != code_format::none) {
+                if (tiles.front().codes.keys.format != codec::quant_format::none) {
                     for (std::size_t g = 0; g < groups; ++g) {
                         const auto [begin, end] = packed_.group(g);
-                        take_coded(coded_, tiles.first(count), begin, end - begin);
+                        take_quantized(quantized_, tiles.first(count), begin, end - begin);
                     }
                     tiles = tiles.subspan(count);
                     continue;
@@ -92,30 +91,30 @@ public:
             for (std::size_t g = 0; g < groups; ++g) {
                 const auto [begin, end] = packed_.group(g);
                 const bool fetches = g < fetching;
-                dispatch<detail::most_together>(fetches ? fetched_by(g, fetching, tiles.first(count))
-                                                        : tiles.first(count),
-                                                begin, end - begin, fetches);
+                dispatch<detail::max_queries>(fetches ? fetched_by(g, fetching, tiles.first(count))
+                                                      : tiles.first(count),
+                                              begin, end - begin, fetches);
             }
             tiles = tiles.subspan(count);
         }
     }
     template <bool Coded = false>
-    void attend(const attention_tile& tile) {
-        attend<Coded>(std::span(&tile, 1));
+    void run(const attention_tile& tile) {
+        run<Coded>(std::span(&tile, 1));
     }
 
-    /// Ends a query that merges here: writes its output. (head_dim)
+    /// Finishes a query that merges here: writes its output. (head_dim)
     void finish(std::size_t q, float* out) { states_.finish(q, head_dim_, out); }
 
-    /// Ends the partial softmax that a query is in.
+    /// Ends the current partial softmax of a query.
     void leave(std::size_t q) { states_.leave(q); }
 
 private:
-    // The tiles, and what a group fetches meanwhile: its share of all that comes, else what it has.
+    // The tiles, with the prefetch targets of one group: its share of the next tiles, else the current ones.
     [[nodiscard]] std::span<const attention_tile> fetched_by(std::size_t group, std::size_t groups,
                                                              std::span<const attention_tile> tiles) {
         if (groups == 1)
-            return tiles; // a copy would wait for what was just written into them
+            return tiles; // a copy would stall on the stores that just wrote the tiles
         std::ranges::copy(tiles, fetching_.begin());
         for (std::size_t t = 0; t < tiles.size(); ++t)
             if (t * groups / tiles.size() != group) {
@@ -125,15 +124,15 @@ private:
         return std::span(fetching_).first(tiles.size());
     }
 
-    // `ahead`: what comes behind the tiles is fetched meanwhile.
+    // `ahead`: prefetches the tiles that follow meanwhile.
     template <std::size_t N>
     void dispatch(std::span<const attention_tile> tiles, std::size_t begin, std::size_t count, bool ahead);
 
-    // N selected queries from `begin` on, over up to most_tiles tiles of one split. A function of its own, that GCC has
-    // room to inline the kernels in.
+    // N selected queries from `begin` on, over up to most_tiles tiles of one split. A separate function, so that GCC
+    // has the budget to inline the kernels into it.
     template <std::size_t N>
     [[gnu::noinline]] void take(std::span<const attention_tile> tiles, std::size_t begin, bool ahead) {
-        constexpr bool fetches = N > 1 || detail::wide_vectors; // else the machine's own fetching suffices
+        constexpr bool fetches = N > 1 || detail::wide_vectors; // otherwise the hardware prefetcher suffices
         const std::size_t q = packed_.first() + begin;
         const auto limits = states_.limits_of(q, N);
         const auto seen = limits.seen(tiles);
@@ -153,55 +152,55 @@ private:
 
         float* const sums = states_.running(q).sums();
         if (ahead) {
-            weigh<fetches>(seen, whole, q, N, fetch);
+            softmax_tile<fetches>(seen, whole, q, N, fetch);
             detail::add_values<N, fetches>(tiles.data(), 0, whole, width_, weights_, 0, sums, states_.stride(), fetch);
         } else {
-            weigh<false>(seen, whole, q, N, fetch);
+            softmax_tile<false>(seen, whole, q, N, fetch);
             detail::add_values<N, false>(tiles.data(), 0, whole, width_, weights_, 0, sums, states_.stride(), fetch);
         }
         for (t = whole; t < count; ++t)
             add_ragged<N>(tiles[t], t, q, limits.least);
     }
 
-    // The same for tiles that are read as they are coded.
+    // The same for tiles in quantized form.
     template <std::size_t Most>
-    void take_coded(detail::coded_tiles<Most>& coded, std::span<const attention_tile> tiles, std::size_t begin,
-                    std::size_t group) {
+    void take_quantized(detail::quantized_tiles<Most>& quantized, std::span<const attention_tile> tiles,
+                        std::size_t begin, std::size_t group) {
         const std::size_t q = packed_.first() + begin, stride = states_.stride();
         const auto limits = states_.limits_of(q, group);
         tiles = limits.seen(tiles);
         if (tiles.empty())
             return;
         const auto ahead = begin == 0 ? detail::code_fetch(tiles, width_ / 16) : detail::code_fetch();
-        coded.score(tiles, packed_.numbers(begin), begin, group, weights_.lanes[0][0], ahead);
+        quantized.score(tiles, packed_.numbers(begin), begin, group, weights_.lanes[0][0], ahead);
         detail::tile_fetch nothing(tiles, 0);
-        weigh<false>(tiles, limits.whole(tiles), q, group, nothing);
+        softmax_tile<false>(tiles, limits.whole(tiles), q, group, nothing);
         for (std::size_t t = 0, end; t < tiles.size(); t = end) {
             end = t + 1;
             if (limits.see_whole(tiles[t])) {
                 while (end < tiles.size() && limits.see_whole(tiles[end]) &&
-                       detail::coded_tiles<Most>::go_together(tiles[t].codes.values, tiles[end].codes.values))
+                       detail::quantized_tiles<Most>::go_together(tiles[t].codes.values, tiles[end].codes.values))
                     ++end;
-                coded.add(tiles, t, end, weights_, 0, group, states_.running(q).sums(), stride, ahead);
+                quantized.add(tiles, t, end, weights_, 0, group, states_.running(q).sums(), stride, ahead);
                 continue;
             }
             for (std::size_t i = 0; i < group; ++i)
                 if (detail::seen(tiles[t], states_.limit(q + i)) > tiles[t].first)
-                    coded.add(tiles, t, end, weights_, i, 1, states_.running(q + i).sums(), stride, ahead);
+                    quantized.add(tiles, t, end, weights_, i, 1, states_.running(q + i).sums(), stride, ahead);
         }
     }
 
-    // Whether two tiles are read in one way.
+    // Whether two tiles are read by the same kernel.
     [[nodiscard]] static bool alike(const attention_tile& a, const attention_tile& b) noexcept {
         return a.codes.keys.format == b.codes.keys.format && a.codes.keys.table == b.codes.keys.table;
     }
 
-    // A tile that some see less of: the lanes of all together, then the others query by query.
+    // A tile that some queries see only in part: first the lanes that all queries see, then the others query by query.
     template <std::size_t N>
     void add_ragged(const attention_tile& tile, std::size_t t, std::size_t q, std::size_t least) {
         const std::size_t stride = states_.stride();
         attention_tile at[most_tiles];
-        detail::tile_fetch ahead({at, 1}, width_); // fetches nothing
+        detail::tile_fetch ahead({at, 1}, width_); // prefetches nothing
         at[t] = tile;
         at[t].last = detail::seen(tile, least);
         detail::add_values<N, false>(at, t, t + 1, width_, weights_, 0, states_.running(q).sums(), stride, ahead);
@@ -215,25 +214,25 @@ private:
         }
     }
 
-    // Scores of `count` queries with tiles, of which all see `whole` to their ends, to weights, in place; `Ahead`: with
-    // each query some of what comes is asked for.
+    // Turns the scores of `count` queries into weights, in place. All queries see the first `whole` tiles to their
+    // ends. `Ahead`: prefetches a little with each query.
     template <bool Ahead>
-    [[gnu::noinline, gnu::flatten]] void weigh(std::span<const attention_tile> tiles, std::size_t whole, std::size_t q,
-                                               std::size_t count, detail::tile_fetch& ahead) {
+    [[gnu::noinline, gnu::flatten]] void softmax_tile(std::span<const attention_tile> tiles, std::size_t whole,
+                                                      std::size_t q, std::size_t count, detail::tile_fetch& ahead) {
         const auto meanwhile = [&]() KVCACHE_INLINE {
             if constexpr (Ahead)
                 ahead.ask_early();
         };
         std::ranges::fill(weights_.rescaled, false);
-        // Two queries do not fill what waits for their exponentials.
+        // With two queries there is too little independent work to hide the latency of the exponentials.
         if (count > 2 && whole == most_tiles && std::ranges::all_of(tiles, detail::is_full)) {
-            detail::weigh_full(
+            detail::softmax_full_tile(
                 weights_, count, [&](std::size_t i) KVCACHE_INLINE { return states_.running(q + i); }, meanwhile);
             return;
         }
         for (std::size_t i = 0; i < count; ++i, meanwhile())
             for (std::size_t t = 0; t < tiles.size(); ++t)
-                detail::weigh(weights_, i, t, tiles[t], states_.limit(q + i), states_.running(q + i));
+                detail::softmax_tile(weights_, i, t, tiles[t], states_.limit(q + i), states_.running(q + i));
     }
 
     std::size_t head_dim_;
@@ -242,7 +241,7 @@ private:
     detail::query_states states_;
     std::array<attention_tile, most_tiles> fetching_;
     detail::tile_weights weights_;
-    detail::coded_tiles<detail::queries_of_codes> coded_;
+    detail::quantized_tiles<detail::queries_of_codes> quantized_;
     bool wants_whole_ = false;
 };
 
@@ -255,8 +254,8 @@ void query_block::dispatch(std::span<const attention_tile> tiles, std::size_t be
 }
 
 #if KVCACHE_COMPILED
-extern template void query_block::dispatch<detail::most_together>(std::span<const attention_tile>, std::size_t,
-                                                                  std::size_t, bool);
+extern template void query_block::dispatch<detail::max_queries>(std::span<const attention_tile>, std::size_t,
+                                                                std::size_t, bool);
 #endif
 
 } // namespace kvcache

@@ -13,10 +13,11 @@
 
 namespace kvcache::inline KVCACHE_ABI::detail {
 
-/// How far each query of a block sees, its running softmax over the split it is in, and the one that merges splits.
+/// Visibility limit of each query of a block, its running softmax over the current split, and its merged softmax over
+/// earlier splits.
 class query_states {
 public:
-    /// Of up to `capacity` queries, with values of `width` numbers.
+    /// Memory for up to `capacity` queries, with values of `width` floats.
     query_states(std::size_t width, std::size_t capacity)
         : width_(width), stride_(softmax_state::numbers(width)), capacity_(capacity), states_(2 * capacity * stride_) {
         asked_.reserve(capacity);
@@ -24,13 +25,13 @@ public:
 
     [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
     [[nodiscard]] std::size_t size() const noexcept { return asked_.size(); }
-    /// Numbers from one query's running softmax to the next.
+    /// Floats from one query's running softmax to the next.
     [[nodiscard]] std::size_t stride() const noexcept { return stride_; }
 
     void clear() noexcept { asked_.clear(); }
 
-    /// Adds a query that sees the positions up to `limit`. Its partials go to `partials`, or merge here if that is
-    /// null. (splits, stride)
+    /// Adds a query that sees the positions up to `limit`. Its partials are written to `partials`, or merged here if
+    /// that is null. (splits, stride)
     void add(std::size_t limit, float* partials) {
         expects(asked_.size() < capacity_, "a block holds as many queries as its capacity");
         asked_.push_back({.limit = limit, .partials = partials});
@@ -41,20 +42,20 @@ public:
     /// The last position that a query sees.
     [[nodiscard]] std::size_t limit(std::size_t q) const noexcept { return asked_[q].limit; }
 
-    /// How far some queries see, at least and at most.
+    /// Smallest and largest visibility limit of some queries.
     struct limits {
         std::size_t least, most;
 
-        /// Those of some tiles, which ascend, that any of the queries sees.
+        /// Returns the leading tiles that any of the queries sees. Requires: tiles ascend in position.
         [[nodiscard]] std::span<const attention_tile> seen(std::span<const attention_tile> tiles) const noexcept {
             std::size_t count = tiles.size();
             while (count > 0 && tiles[count - 1].position > most)
                 --count;
             return tiles.first(count);
         }
-        /// Whether all of the queries see a tile to its end.
+        /// Returns whether all queries see a tile to its end.
         [[nodiscard]] bool see_whole(const attention_tile& tile) const noexcept { return tile.end() <= least + 1; }
-        /// How many of some tiles, which ascend, all of the queries see to their ends.
+        /// Returns how many leading tiles all queries see to their ends. Requires: tiles ascend in position.
         [[nodiscard]] std::size_t whole(std::span<const attention_tile> tiles) const noexcept {
             std::size_t count = tiles.size();
             while (count > 0 && !see_whole(tiles[count - 1]))
@@ -73,7 +74,7 @@ public:
 
     [[nodiscard]] softmax_state running(std::size_t q) noexcept { return {states_.data() + q * stride_, width_}; }
 
-    /// A query goes on in a split: the running softmax is of that one.
+    /// Moves a query to a split; its running softmax starts anew if the split changes.
     void enter(std::size_t q, std::size_t split) {
         if (asked_[q].split == split)
             return;
@@ -81,7 +82,7 @@ public:
         asked_[q].split = split;
     }
 
-    /// Ends the partial softmax that a query is in.
+    /// Ends the current partial softmax of a query.
     void leave(std::size_t q) {
         const softmax_state from = running(q);
         if (from.empty())
@@ -93,7 +94,7 @@ public:
         from.clear();
     }
 
-    /// Ends a query that merges here: writes its output. (head_dim)
+    /// Finishes a query that merges here: writes its output. (head_dim)
     void finish(std::size_t q, std::size_t head_dim, float* out) {
         leave(q);
         merged(q).finish(head_dim, out);
@@ -102,7 +103,7 @@ public:
 private:
     struct question {
         std::size_t limit = 0;
-        std::size_t split = 0;     // the one its running softmax is of
+        std::size_t split = 0;     // split of its running softmax
         float* partials = nullptr; // (splits, stride)
     };
 
@@ -111,7 +112,7 @@ private:
     }
 
     std::size_t width_;
-    std::size_t stride_; // numbers of a softmax state
+    std::size_t stride_; // floats of a softmax state
     std::size_t capacity_;
     std::vector<question> asked_;
     aligned_vector<float> states_; // running, then merged: (2, capacity, stride)

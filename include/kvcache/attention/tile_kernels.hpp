@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/codec/side_codes.hpp>
+#include <kvcache/codec/quantized_operand.hpp>
 #include <kvcache/core/shape.hpp>
 #include <kvcache/kernel/simd.hpp>
 
@@ -11,37 +11,37 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A tile of up to 16 keys and values, and the lanes of it that exist.
+/// Tile of up to 16 keys and values, with the range of lanes in use.
 struct attention_tile {
     const float* keys = nullptr;       ///< (head_dim, 16)
-    const float* values = nullptr;     ///< (16, value_width)
+    const float* values = nullptr;     ///< (16, padded_head_dim)
     std::size_t first = 0;             ///< The first lane in use.
-    std::size_t last = 0;              ///< Behind the last lane in use.
-    std::size_t position = 0;          ///< Of the first lane in use.
-    const float* holes = nullptr;      ///< (16) Added to the scores: minus infinity for a lane that is not there.
-    const float* ahead_keys = nullptr; ///< Of a tile that comes soon: fetched meanwhile; null for none.
+    std::size_t last = 0;              ///< End of the lanes in use.
+    std::size_t position = 0;          ///< Position of the first lane in use.
+    const float* mask = nullptr;       ///< Added to the scores: -inf for an unused lane; null for none. (16)
+    const float* ahead_keys = nullptr; ///< Keys of a tile that comes soon, to prefetch; null for none.
     const float* ahead_values = nullptr;
-    const std::byte* ahead_key_codes = nullptr; ///< The same of a tile that is read as it is coded.
+    const std::byte* ahead_key_codes = nullptr; ///< The same for a tile in quantized form.
     const std::byte* ahead_value_codes = nullptr;
-    coded_tile codes = {}; ///< A side that is read as it is coded has a format, and no numbers.
+    codec::quantized_tile codes = {}; ///< Quantized operands; keys and values are unused where it has a format.
 
-    /// The position behind its last lane.
+    /// Position past its last lane.
     [[nodiscard]] std::size_t end() const noexcept { return position + (last - first); }
 };
 
 namespace detail {
 
-/// Fetches the tiles that come soon while others are computed with: a line of keys and a line of values by turns, each
-/// in ascending order, as memory answers two long streams fastest. Every loop of the kernels takes the lines that it
-/// has the time for. Wide vectors are done with a line so soon that the first cache would lose what it holds: there
-/// lines come to the second one.
+/// Prefetcher of the tiles that come soon, while other tiles are computed. It alternates cache lines of keys and of
+/// values, each in ascending order: memory serves two long streams fastest. Every loop of the kernels prefetches the
+/// lines it has time for. With wide vectors the prefetches target the L2 cache: they consume a line so fast that the L1
+/// cache would evict lines still in use.
 class tile_fetch {
 public:
-    /// Lines of a tile's keys and values, from which on a loop fetches.
+    /// Cache lines of a tile's keys and values that one loop prefetches.
     struct lines {
         const float* keys;
         const float* values;
-        std::size_t next; ///< Numbers from either's begin.
+        std::size_t next; ///< Offset in floats from the start of either.
 
         void fetch() noexcept {
             ask(keys, next);
@@ -58,7 +58,7 @@ public:
     tile_fetch(std::span<const attention_tile> tiles, std::size_t lines_a_tile) noexcept
         : tiles_(tiles), of_tile_(lines_a_tile) {}
 
-    /// The next `count` lines of each, of one tile where `count` divides what a tile has.
+    /// Takes the next `count` lines of each. All belong to one tile if `count` divides the lines of a tile.
     [[nodiscard]] lines take(std::size_t count) noexcept {
         const lines from{tiles_.front().ahead_keys, tiles_.front().ahead_values, taken_ * tile_tokens};
         taken_ += count;
@@ -69,8 +69,8 @@ public:
         return from;
     }
 
-    /// Asks for some lines before they are taken, and for those behind them the next time: so memory is busy while
-    /// scores become weights, and nothing is read.
+    /// Prefetches a few lines before they are taken; each call continues after the last. This keeps memory busy while
+    /// scores become weights and nothing is read.
     KVCACHE_INLINE void ask_early() noexcept {
         constexpr std::size_t some = 3;
         lines soon{tiles_.front().ahead_keys, tiles_.front().ahead_values, (taken_ + early_) * tile_tokens};
@@ -79,27 +79,27 @@ public:
         early_ += some;
     }
 
-    /// Asks for a tile's first lines, when no more of it is known than where it lies.
-    KVCACHE_INLINE static void announce(const float* keys, const float* values) noexcept {
+    /// Prefetches the first lines of a tile whose address alone is known.
+    KVCACHE_INLINE static void prefetch_tile(const float* keys, const float* values) noexcept {
         lines first{keys, values, 0};
-        if constexpr (native_lanes == 16) // narrow vectors: a Zen 3 is slower for it
+        if constexpr (native_lanes == 16) // not with narrow vectors: measured slower on Zen 3
             for (std::size_t n = 0; n < 4; ++n)
                 first.fetch();
     }
 
 private:
-    std::span<const attention_tile> tiles_; // not fetched yet, or not wholly
+    std::span<const attention_tile> tiles_; // tiles that are not prefetched yet, or only in part
     std::size_t of_tile_, taken_ = 0, early_ = 0;
 };
 
-// Chains of multiply-adds that run side by side hide the latency of each: so many queries, tiles and columns of values
-// at once as fill the registers. None of it changes a chain.
+// Independent chains of multiply-adds hide each other's latency: queries, tiles and columns of values are processed in
+// blocks that fill the registers. Blocking never changes a chain.
 inline constexpr bool wide_vectors = native_lanes == 16;
 
-/// Queries that go through a kernel together, at most.
-inline constexpr std::size_t most_together = wide_vectors ? 12 : 6;
+/// Maximum number of queries that go through a kernel together.
+inline constexpr std::size_t max_queries = wide_vectors ? 12 : 6;
 
-/// Tiles whose weights are known before their values are read, at most.
+/// Maximum number of tiles whose weights are computed before their values are read.
 inline constexpr std::size_t most_tiles = 4;
 
 [[nodiscard]] constexpr std::size_t tiles_together(std::size_t queries) noexcept {
@@ -113,8 +113,8 @@ inline constexpr std::size_t most_tiles = 4;
     return queries == 1 ? 4 : queries <= 3 ? 2 : 1;
 }
 
-/// sums(i, j) += scalar(i) * vector(j), each its own chain. Whichever of the two are fewer stay in registers; the
-/// others are read one after the other, once.
+/// Outer product: sums(i, j) += scalar(i) * vector(j), each its own chain. The smaller operand stays in registers; the
+/// larger one is streamed once.
 template <std::size_t Rows, std::size_t Vectors, class Scalar, class Vector>
 KVCACHE_INLINE inline void add_outer(native_floats (&sums)[Rows * Vectors], const Scalar& scalar,
                                      const Vector& vector) {
@@ -145,13 +145,13 @@ KVCACHE_INLINE inline void add_outer(native_floats (&sums)[Rows * Vectors], cons
     }
 }
 
-/// Scores of N queries with Tiles tiles, each one chain over ascending head_dim.
-/// queries: (head_dim, N), scores: (N, most_tiles, 16); `Ahead`: the tiles that come soon are fetched meanwhile.
+/// Scores of N queries with Tiles tiles, each one chain over ascending head_dim. queries: (head_dim, N), scores: (N,
+/// most_tiles, 16). `Ahead`: prefetches the tiles that come soon.
 template <std::size_t N, std::size_t Tiles, bool Ahead>
 inline void score(const float* queries, std::size_t head_dim, const attention_tile* tiles, float* scores,
                   tile_fetch& ahead) {
     constexpr std::size_t vectors = Tiles * native_parts;
-    native_floats sums[N * vectors]; // flat: GCC 12 keeps no nested array in registers
+    native_floats sums[N * vectors]; // flat: GCC 12 does not keep nested arrays in registers
     KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i] = native_floats(0.0f);
     const float* keys[Tiles];
     KVCACHE_UNROLL for (std::size_t t = 0; t < Tiles; ++t) keys[t] = tiles[t].keys;
@@ -165,7 +165,7 @@ inline void score(const float* queries, std::size_t head_dim, const attention_ti
     };
     std::size_t d = 0;
     if constexpr (Ahead) {
-        constexpr std::size_t parts = Tiles > 2 ? Tiles / 2 : 1; // each fetches a tile at most
+        constexpr std::size_t parts = Tiles > 2 ? Tiles / 2 : 1; // each prefetches at most one tile
         for (std::size_t part = 0; part < parts; ++part) {
             const std::size_t steps = head_dim / parts / 2;
             auto lines = ahead.take(steps * Tiles);
@@ -182,17 +182,17 @@ inline void score(const float* queries, std::size_t head_dim, const attention_ti
         scores + (i / vectors * most_tiles) * tile_tokens + i % vectors * native_lanes);
 }
 
-/// What values are weighted with.
+/// Softmax weights of the values.
 struct tile_weights {
-    static constexpr std::size_t rows = (most_together + 3) / 4 * 4; ///< So that whole vectors fit.
-    alignas(64) float lanes[most_together][most_tiles][tile_tokens];
-    alignas(64) float rescale[rows][most_tiles]; ///< What sums are multiplied by before a tile.
-    bool rescaled[most_tiles];                   ///< Whether any of those is not one.
+    static constexpr std::size_t rows = (max_queries + 3) / 4 * 4; ///< Rounded up, so that whole vectors fit.
+    alignas(64) float lanes[max_queries][most_tiles][tile_tokens];
+    alignas(64) float rescale[rows][most_tiles]; ///< Factor of the sums before a tile is added.
+    bool rescaled[most_tiles];                   ///< Whether any of these factors is not one.
 };
 
-/// Adds the weighted values of tiles [begin, end) to the sums of N queries, in 16 * Columns numbers from `column` on:
-/// one chain over ascending lanes. sums: the first query's, `stride` numbers from one to the next; `first`: the first
-/// query among the weights.
+/// Adds the weighted values of tiles [begin, end) to the sums of N queries, in 16 * Columns elements from `column` on:
+/// one chain over ascending lanes. `to`: the first query's sums, `stride` floats from one query to the next. `first`:
+/// index of the first query among the weights.
 template <std::size_t N, std::size_t Columns, bool Ahead>
 inline void add_columns(const attention_tile* tiles, std::size_t begin, std::size_t end, std::size_t width,
                         std::size_t column, const tile_weights& weights, std::size_t first, float* to,
@@ -225,7 +225,7 @@ inline void add_columns(const attention_tile* tiles, std::size_t begin, std::siz
                 step(values + width, of_lane + 1);
             }
         } else {
-            // Tiles that lie behind each other, as their weights do, are one long loop.
+            // Tiles that are contiguous in memory, as their weights are, form one long loop.
             for (; t + 1 < end && !weights.rescaled[t + 1] && tiles[t].last == tile_tokens && tiles[t + 1].first == 0 &&
                    tiles[t + 1].values == tiles[t].values + tile_tokens * width;
                  ++t)

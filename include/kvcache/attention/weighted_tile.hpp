@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/attention/code_kernels.hpp>
-#include <kvcache/codec/packed_codes.hpp>
-#include <kvcache/codec/side_codes.hpp>
+#include <kvcache/attention/quantized_kernels.hpp>
+#include <kvcache/codec/packed_quants.hpp>
+#include <kvcache/codec/quantized_operand.hpp>
 #include <kvcache/kernel/column_dot.hpp>
 #include <kvcache/kernel/largest.hpp>
 
@@ -13,7 +13,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::detail {
 
-/// What was written here is read from memory: a compiler that knows the numbers takes vectors apart for them.
+/// Forces the values at `at` to be read from memory: a compiler that knows them splits vectors into scalars.
 inline void in_memory(const void* at) noexcept {
 #if defined(__GNUC__)
     asm volatile("" : : "r"(at) : "memory");
@@ -22,23 +22,23 @@ inline void in_memory(const void* at) noexcept {
 #endif
 }
 
-/// Values of a tile that are whole numbers, and what N queries weight them with: whole numbers too, in units of their
-/// largest. They are multiplied by the lanes' scales of each group before, or the sums by the steps of each of head_dim
-/// behind. Exact over the lanes of a tile, one chain over tiles.
+/// Quantized values of a tile and the integer weights of N queries, in units of their largest one. The weights are
+/// multiplied by the scales of each group before quantization; with channels the sums are multiplied by the steps of
+/// each element of head_dim afterwards. Sums are exact over the lanes of a tile, and one chain over tiles.
 template <unsigned Bits, bool Linear, bool Channels, std::size_t N>
 class weighted_tile {
 public:
-    static constexpr std::size_t at_once = Channels ? 1 : 8; ///< Groups whose weights are rounded together.
+    static constexpr std::size_t at_once = Channels ? 1 : 8; ///< Groups whose weights are quantized together.
 
-    /// `groups`: of head_dim; of channels one.
-    void take(const side_codes& values, std::size_t head_dim, std::size_t groups,
+    /// `groups`: groups of head_dim; 1 with channels.
+    void take(const codec::quantized_operand& values, std::size_t head_dim, std::size_t groups,
               const code_weights& weights) noexcept {
-        codes_ = packed_codes<Bits>(page_side::values, head_dim).view(values.codes, values.table);
+        codes_ = codec::detail::packed_quants<Bits>(codec::kv_kind::values, head_dim).view(values.codes, values.table);
         scales_ = values.scales;
-        columns_ = value_width(head_dim) / 16;
+        columns_ = padded_head_dim(head_dim) / 16;
         rescaled_ = weights.rescaled;
         rescale_ = weights.rescale;
-        f32x16 most = f32x16::broadcast(1.0f); // the largest size of a lane's scales
+        f32x16 most = f32x16::broadcast(1.0f); // largest magnitude of a lane's scales
         if constexpr (!Channels) {
             most = f32x16::zero();
             for (std::size_t g = 0; g < groups; ++g)
@@ -51,7 +51,7 @@ public:
         }
         if constexpr (Channels)
             sum(lanes, all_);
-        constexpr auto limit = static_cast<float>(numbers_that_meet<Bits>::largest);
+        constexpr auto limit = static_cast<float>(operand_for<Bits>::largest);
         float top[N], by[N];
         largest(sizes, top);
         to_memory(top);
@@ -63,7 +63,7 @@ public:
         KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) lanes_[i] = lanes[i] * f32x16::broadcast(by[i]);
     }
 
-    /// Rounds the weights of groups [first, last).
+    /// Quantizes the weights of groups [first, last).
     void put(std::size_t first, std::size_t last) noexcept {
         if constexpr (Channels) {
             whole_[0].put(codes_, lanes_);
@@ -77,7 +77,8 @@ public:
         }
     }
 
-    /// Adds a column, of group `g` of those whose weights are rounded, to the sums of N queries.
+    /// Adds a column to the sums of N queries. `g`: its group, counted from the first group whose weights are
+    /// quantized.
     KVCACHE_INLINE void add(std::size_t column, std::size_t g, f32x16 (&sums)[N]) const noexcept {
         if (rescaled_)
             KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] =
@@ -87,7 +88,7 @@ public:
         if constexpr (Channels) {
             const f32x16 step = f32x16::load(scales_ + column * 16);
             const f32x16 middle = fma(step, f32x16::broadcast(8.0f),
-                                      f32x16::load(scales_ + (columns_ + column) * 16)); // of codes from -8 on
+                                      f32x16::load(scales_ + (columns_ + column) * 16)); // for codes from -8 on
             KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] =
                 fma(dots[i] * f32x16::broadcast(unit_[i]), step, fma(f32x16::broadcast(all_[i]), middle, sums[i]));
         } else {
@@ -97,7 +98,7 @@ public:
     }
 
 private:
-    f32x16 lanes_[N]; // in units
+    f32x16 lanes_[N]; // divided by unit_
     float unit_[N], all_[N];
     const float* rescale_; // (N, most_tiles)
     code_quads<Bits> codes_;
@@ -107,16 +108,16 @@ private:
     column_weights<Bits, Linear, N> whole_[at_once];
 };
 
-/// Adds weighted values of tiles [begin, end) to the sums of N queries, in 16 * Columns numbers. Weights of all are
-/// rounded first, so that one tile's need not wait for another's sums. `tile(t)` gives its values, all in one format
-/// and group, `weights(t)` what they are weighted with, `ahead` is fetched meanwhile.
+/// Adds the weighted values of tiles [begin, end) to the sums of N queries, in all columns. The weights of all tiles
+/// are quantized first, so that no tile waits for another's sums. `tile(t)` gives the values, all in one format and
+/// group; `weights(t)` gives the weights. Prefetches `ahead` meanwhile.
 template <unsigned Bits, bool Linear, bool Channels, std::size_t N, class Tile, class Weights>
 inline void add_dots(std::size_t begin, std::size_t end, const Tile& tile, const Weights& weights, std::size_t head_dim,
                      float* to, std::size_t stride, const code_fetch& ahead) noexcept {
     using taking = weighted_tile<Bits, Linear, Channels, N>;
-    const side_codes& like = tile(begin);
-    const std::size_t columns = value_width(head_dim) / 16;
-    const std::size_t each = Channels ? columns : (like.group + 15) / 16; // of a group
+    const codec::quantized_operand& like = tile(begin);
+    const std::size_t columns = padded_head_dim(head_dim) / 16;
+    const std::size_t each = Channels ? columns : (like.group + 15) / 16; // columns of a group
     const std::size_t groups = (columns + each - 1) / each;
     taking taken[most_tiles];
     for (std::size_t t = begin; t < end; ++t) {

@@ -15,25 +15,25 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Policies by their names, as the type would be written.
+/// Names of policies, as type_name() gives them.
 struct policy_names {
-    std::string storage = type_name<heap>();
-    std::string hash = type_name<xxh3>();
-    std::string index = type_name<radix>();
-    std::string eviction = type_name<lru>();
+    std::string storage = type_name<storage::heap>();
+    std::string hash = type_name<hash::xxh3>();
+    std::string index = type_name<index::radix>();
+    std::string eviction = type_name<eviction::lru>();
 };
 
-/// A cache whose storage, hash, index and eviction are chosen at run time; the other roles keep their types. Each call
-/// of a policy costs a jump.
+/// A cache whose storage, hash, index and eviction policies are chosen at run time; the other roles keep their types.
+/// Each policy call costs one indirect jump.
 template <policy... Others>
 using any_cache = cache<any_storage<storage_policies>, any_hash<hash_policies>, any_index<index_policies>,
                         any_eviction<eviction_policies>, Others...>;
 
-/// Opens a cache of the policies that have these names, each with its standard options.
-/// Errors: not_found, with the role as its field and the names that there are in its words.
+/// Opens a cache with the policies of these names, each with its standard options.
+/// Errors: not_found, with the role as its field and the available names in its message.
 template <policy... Others>
 [[nodiscard]] result<std::unique_ptr<any_cache<Others...>>>
-make_any_cache(const policy_names& names, identity id, page_shape shape, budget limit, Others... others) {
+make_any_cache(const policy_names& names, identity id, page_shape shape, cache_limits limit, Others... others) {
     const auto storage = any_storage<storage_policies>::named(names.storage);
     const auto hash = any_hash<hash_policies>::named(names.hash);
     const auto index = any_index<index_policies>::named(names.index);

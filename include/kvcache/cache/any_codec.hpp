@@ -23,11 +23,11 @@ struct behind_first<std::tuple<First, Ps...>> {
 
 } // namespace detail
 
-/// Every codec of the library that codes whole pages, which are all but `plain`.
+/// Every codec of the library that encodes whole pages: all but `f32`.
 using page_codecs = detail::behind_first<codec_policies>::type;
 
 /// A codec of whole pages that is chosen by its name at run time, so that a cache, its model and its attention are
-/// compiled once for all of them. Each tile costs a jump.
+/// compiled once for all codecs. Each tile costs one indirect jump.
 template <class List = page_codecs>
 class any_codec {
     using choice = detail::chosen<List, page_shape>;
@@ -35,13 +35,13 @@ class any_codec {
 public:
     using role = codec_role;
 
-    /// Errors: not_found, with the names that there are.
+    /// Errors: not_found, with the available names.
     [[nodiscard]] static result<any_codec> named(std::string_view name) {
         return detail::made_of<any_codec>(choice::named("codec", name));
     }
     [[nodiscard]] static std::string names() { return choice::names(); }
 
-    any_codec() = default; ///< The first of the list.
+    any_codec() = default; ///< The first policy of the list.
     explicit any_codec(choice which) : which_(which) {}
 
     class state {
@@ -57,23 +57,23 @@ public:
         [[nodiscard]] page_shape shape() const {
             return detail::with(one_, [](const auto& one) -> page_shape { return one.shape(); });
         }
-        [[nodiscard]] exact_pages exact() const {
-            return detail::with(one_, [](const auto& one) -> exact_pages { return one.exact(); });
+        [[nodiscard]] residual_window exact() const {
+            return detail::with(one_, [](const auto& one) -> residual_window { return one.exact(); });
         }
-        void turn_key(std::span<float> row) const {
-            detail::with(one_, [&](const auto& one) { one.turn_key(row); });
+        void transform_key(std::span<float> row) const {
+            detail::with(one_, [&](const auto& one) { one.transform_key(row); });
         }
-        void turn_value(std::span<float> row) const {
-            detail::with(one_, [&](const auto& one) { one.turn_value(row); });
+        void transform_value(std::span<float> row) const {
+            detail::with(one_, [&](const auto& one) { one.transform_value(row); });
         }
-        void turn_back(std::span<float> row) const {
-            detail::with(one_, [&](const auto& one) { one.turn_back(row); });
+        void inverse_transform(std::span<float> row) const {
+            detail::with(one_, [&](const auto& one) { one.inverse_transform(row); });
         }
         void encode(std::span<std::byte> page, layer_id layer, head_id head, std::span<const std::byte> rows) const {
             detail::with(one_, [&](const auto& one) { one.encode(page, layer, head, rows); });
         }
-        [[nodiscard]] coded_tile codes(std::span<const std::byte> page, page_tile at) const {
-            return detail::with(one_, [&](const auto& one) -> coded_tile {
+        [[nodiscard]] codec::quantized_tile codes(std::span<const std::byte> page, page_tile at) const {
+            return detail::with(one_, [&](const auto& one) -> codec::quantized_tile {
                 if constexpr (requires { one.codes(page, at); })
                     return one.codes(page, at);
                 else

@@ -21,7 +21,7 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-// One policy of a list, chosen by its name, with its standard options; and the state of one of them.
+// One policy of a list, chosen by its name, with its standard options; and a variant of the policies' states.
 template <class List, class... OpenArguments>
 class chosen;
 template <class... Ps, class... OpenArguments>
@@ -30,7 +30,7 @@ public:
     using states = std::variant<std::monostate,
                                 decltype(std::declval<const Ps&>().open(std::declval<const OpenArguments&>()...))...>;
 
-    /// The names of the list, in order, with commas.
+    /// The names of the list, in order, separated by commas.
     [[nodiscard]] static std::string names() {
         std::string all;
         ((all += (all.empty() ? "" : ", ") + type_name<Ps>()), ...);
@@ -57,14 +57,14 @@ public:
     }
 
 private:
-    // Made in its place: what a conversion gives back is not moved.
+    // A conversion whose result is constructed in place, so it need not be movable.
     template <class Make>
     struct made_by {
         Make make;
         operator decltype(std::declval<const Make&>()())() const { return make(); }
     };
 
-    // By its place: several policies may have states of one type.
+    // Emplaced by index: several policies may have states of the same type.
     template <std::size_t I>
     static void emplace(states& to, const OpenArguments&... arguments) {
         const auto make = [&] { return std::tuple_element_t<I, std::tuple<Ps...>>{}.open(arguments...); };
@@ -81,14 +81,14 @@ template <class Policy, class Choice>
     return Policy(*which);
 }
 
-// Calls with the state that there is.
+// Calls `call` with the state that is held.
 template <class States, class Call>
 auto with(States& states, Call&& call) {
     using answer = decltype(call(*std::get_if<1>(&states)));
     return std::visit(
         [&](auto& state) -> answer {
             if constexpr (std::is_same_v<std::remove_cvref_t<decltype(state)>, std::monostate>)
-                throw std::bad_variant_access(); // a state that has moved
+                throw std::bad_variant_access(); // a moved-from state
             else
                 return call(state);
         },
@@ -97,7 +97,7 @@ auto with(States& states, Call&& call) {
 
 } // namespace detail
 
-/// A storage that is chosen by its name at run time. `List` may be a tuple of your own policies.
+/// A storage policy that is chosen by its name at run time. `List` may be a tuple of your own policies.
 template <class List>
 class any_storage {
     using choice = detail::chosen<List, std::size_t, std::size_t>;
@@ -105,13 +105,13 @@ class any_storage {
 public:
     using role = storage_role;
 
-    /// Errors: not_found, with the names that there are.
+    /// Errors: not_found, with the available names.
     [[nodiscard]] static result<any_storage> named(std::string_view name) {
         return detail::made_of<any_storage>(choice::named("storage", name));
     }
     [[nodiscard]] static std::string names() { return choice::names(); }
 
-    any_storage() = default; ///< The first of the list.
+    any_storage() = default; ///< The first policy of the list.
     explicit any_storage(choice which) : which_(which) {}
 
     class state {
@@ -136,7 +136,7 @@ private:
     choice which_;
 };
 
-/// A hash that is chosen by its name at run time.
+/// A hash policy that is chosen by its name at run time.
 template <class List>
 class any_hash {
     using choice = detail::chosen<List, identity>;
@@ -144,13 +144,13 @@ class any_hash {
 public:
     using role = hash_role;
 
-    /// Errors: not_found, with the names that there are.
+    /// Errors: not_found, with the available names.
     [[nodiscard]] static result<any_hash> named(std::string_view name) {
         return detail::made_of<any_hash>(choice::named("hash", name));
     }
     [[nodiscard]] static std::string names() { return choice::names(); }
 
-    any_hash() = default; ///< The first of the list.
+    any_hash() = default; ///< The first policy of the list.
     explicit any_hash(choice which) : which_(which) {}
 
     class state {
@@ -172,7 +172,7 @@ private:
     choice which_;
 };
 
-/// An index that is chosen by its name at run time.
+/// An index policy that is chosen by its name at run time.
 template <class List>
 class any_index {
     using choice = detail::chosen<List, page_shape, std::size_t>;
@@ -180,13 +180,13 @@ class any_index {
 public:
     using role = index_role;
 
-    /// Errors: not_found, with the names that there are.
+    /// Errors: not_found, with the available names.
     [[nodiscard]] static result<any_index> named(std::string_view name) {
         return detail::made_of<any_index>(choice::named("index", name));
     }
     [[nodiscard]] static std::string names() { return choice::names(); }
 
-    any_index() = default; ///< The first of the list.
+    any_index() = default; ///< The first policy of the list.
     explicit any_index(choice which) : which_(which) {}
 
     class state {
@@ -226,24 +226,24 @@ private:
 /// An eviction policy that is chosen by its name at run time.
 template <class List>
 class any_eviction {
-    using choice = detail::chosen<List, eviction_room>;
+    using choice = detail::chosen<List, eviction_capacity>;
 
 public:
     using role = eviction_role;
 
-    /// Errors: not_found, with the names that there are.
+    /// Errors: not_found, with the available names.
     [[nodiscard]] static result<any_eviction> named(std::string_view name) {
         return detail::made_of<any_eviction>(choice::named("eviction", name));
     }
     [[nodiscard]] static std::string names() { return choice::names(); }
 
-    any_eviction() = default; ///< The first of the list.
+    any_eviction() = default; ///< The first policy of the list.
     explicit any_eviction(choice which) : which_(which) {}
 
     class state {
     public:
-        state(const choice& which, eviction_room room) { which.open(one_, room); }
-        void admit(slot_id slot, const entry& newcomer) {
+        state(const choice& which, eviction_capacity room) { which.open(one_, room); }
+        void admit(slot_id slot, const eviction_entry& newcomer) {
             detail::with(one_, [&](auto& one) { one.admit(slot, newcomer); });
         }
         void touch(slot_id slot) {
@@ -253,29 +253,29 @@ public:
             detail::with(one_, [&](auto& one) { one.erase(slot); });
         }
         template <class MayLeave>
-        [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-            return detail::with(one_, [&](auto& one) { return one.victim(may_leave); });
+        [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+            return detail::with(one_, [&](auto& one) { return one.victim(is_evictable); });
         }
-        void announce(const entry& newcomer) {
-            detail::with(one_, [&](auto& one) { kvcache::announce(one, newcomer); });
+        void on_miss(const eviction_entry& newcomer) {
+            detail::with(one_, [&](auto& one) { kvcache::on_miss(one, newcomer); });
         }
         void evict(slot_id slot) {
             detail::with(one_, [&](auto& one) { kvcache::evict(one, slot); });
         }
-        void settle(slot_id slot) {
-            detail::with(one_, [&](auto& one) { kvcache::settle(one, slot); });
+        void on_released(slot_id slot) {
+            detail::with(one_, [&](auto& one) { kvcache::on_released(one, slot); });
         }
-        void cover(slot_id slot) {
-            detail::with(one_, [&](auto& one) { kvcache::cover(one, slot); });
+        void on_child_added(slot_id slot) {
+            detail::with(one_, [&](auto& one) { kvcache::on_child_added(one, slot); });
         }
-        void uncover(slot_id slot) {
-            detail::with(one_, [&](auto& one) { kvcache::uncover(one, slot); });
+        void on_last_child_removed(slot_id slot) {
+            detail::with(one_, [&](auto& one) { kvcache::on_last_child_removed(one, slot); });
         }
 
     private:
         typename choice::states one_;
     };
-    [[nodiscard]] state open(eviction_room room) const { return {which_, room}; }
+    [[nodiscard]] state open(eviction_capacity room) const { return {which_, room}; }
 
 private:
     choice which_;

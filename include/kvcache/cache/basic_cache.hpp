@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Longer than 300 lines: the composition, of short functions that each join several books.
-
+#include <kvcache/cache/cache_access.hpp>
+#include <kvcache/cache/cache_identity.hpp>
 #include <kvcache/cache/chunk_search.hpp>
 #include <kvcache/cache/lease.hpp>
 #include <kvcache/cache/match.hpp>
-#include <kvcache/cache/no_tier_books.hpp>
-#include <kvcache/cache/page_books.hpp>
+#include <kvcache/cache/no_tier_client.hpp>
+#include <kvcache/cache/page_manager.hpp>
+#include <kvcache/cache/reserve_options.hpp>
 #include <kvcache/cache/reuse.hpp>
 #include <kvcache/cache/sequence.hpp>
-#include <kvcache/cache/sequence_books.hpp>
+#include <kvcache/cache/sequence_manager.hpp>
+#include <kvcache/cache/splice_plan.hpp>
 #include <kvcache/cache/stats.hpp>
-#include <kvcache/cache/weaver.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/identity.hpp>
@@ -37,8 +38,8 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A KV cache: keys and values of past tokens, found by prefix, kept in coded pages, shared and copied on write.
-/// Requires: it outlives its sequences, matches and leases. It does not move.
+/// A paged KV cache with prefix sharing and copy-on-write; the codec decides how a page stores keys and values.
+/// Requires: it outlives its sequences, matches and leases. It cannot be moved.
 template <codec_policy Codec, storage_policy Storage, hash_policy Hash, index_policy Index, eviction_policy Eviction,
           recompute_policy Recompute, tier_policy Tier, observer_policy Observer, locking_policy Locking>
 class basic_cache {
@@ -52,93 +53,88 @@ public:
     using locking_type = typename Locking::state;
     using tier_type = decltype(std::declval<const Tier&>().open());
 
-    /// Whether pages stay in a tier when they leave memory.
-    static constexpr bool has_tier = !std::same_as<tier_type, no_tier::state>;
+    /// Whether evicted pages can be reloaded from a tier.
+    static constexpr bool has_tier = !std::same_as<tier_type, tier::none::state>;
     static_assert(
-        requires { sizeof(tier_books<tier_type>); }, "a cache with a tier needs <kvcache/tier.hpp>");
-    static_assert(far_codec_state<codec_type> == far_storage_state<storage_type>,
+        requires { sizeof(tier_client<tier_type>); }, "a cache with a tier needs <kvcache/tier.hpp>");
+    static_assert(device_codec_state<codec_type> == device_storage_state<storage_type>,
                   "pages that the host cannot read have a storage and a codec of one kind (docs/cuda.md)");
     static_assert(host_storage_state<storage_type> || !has_tier, "a tier keeps pages that the host can read");
 
-    /// Whether the codec keeps row by row.
-    static constexpr bool writes_rows = row_writer<codec_type> || far_codec_state<codec_type>;
-    /// Whether the index finds chunks by their content, and the codec keeps row by row.
+    /// Whether the codec writes single rows, not whole pages.
+    static constexpr bool writes_rows = row_writer<codec_type> || device_codec_state<codec_type>;
+    /// Whether the cache can reuse chunks at other positions: the index finds them by content, the codec writes rows.
     static constexpr bool knows_chunks =
         row_writer<codec_type> && chunk_index_state<decltype(std::declval<const Index&>().open(page_shape{}, 0))>;
 
-    /// `tenants` is how many there may be; zero for a cache that its user alone has.
-    basic_cache(std::size_t tenants, identity id, page_shape shape, budget limit, Codec codec, Storage storage,
+    /// `tenants` is the maximum number of tenants; 0 for a cache without tenants.
+    basic_cache(std::size_t tenants, identity id, page_shape shape, cache_limits limit, Codec codec, Storage storage,
                 Hash hash, Index index, Eviction eviction, Recompute recompute, Tier tier, Observer observer)
         : shape_(checked(shape)),
           codec_(codec.open(shape)),
-          identity_(complete(std::move(id))),
-          books_(shape, pages_in(limit), codec_.page_bytes(), tenants, identity_, storage, hash, index, eviction,
+          identity_(detail::complete_identity(std::move(id), codec_, shape_)),
+          pages_(shape, pages_in(limit), codec_.page_bytes(), tenants, identity_, storage, hash, index, eviction,
                  observer),
           hash_(std::move(hash)),
-          sequences_(books_, shape.tokens, coded()),
+          sequences_(pages_, shape.tokens, quantized()),
           recompute_(recompute.open(shape)),
-          tier_(tier.open(), identity_, secret_of(hash_)) {}
+          tier_(tier.open(), identity_, detail::secret_of(hash_)) {}
 
     basic_cache(const basic_cache&) = delete;
     basic_cache& operator=(const basic_cache&) = delete;
 
-    /// The longest known run of `tokens` that can be continued, pinned: whole pages where the codec codes whole pages.
-    /// Behind it, whole pages that the tier has are loaded, checked and known from then on.
-    /// Cost: O(tokens), and what the tier takes.
-    [[nodiscard]] match_type match(std::span<const token_id> tokens) { return match_as(0, tokens); }
-    [[nodiscard]] match_type match_as(std::uint32_t tenant, std::span<const token_id> tokens) {
-        return tier_.match(*this, tenant, tokens);
+    /// Returns the longest cached prefix of `tokens` that can be continued, and pins its pages. A codec that quantizes
+    /// whole pages matches whole pages. Full pages that only the tier has are loaded, verified and published first.
+    /// Cost: O(tokens), plus the tier's reads.
+    [[nodiscard]] match_type match(std::span<const token_id> tokens) { return tier_.match(*this, 0, tokens); }
+
+    /// As match, without the tier. Cost: O(tokens).
+    [[nodiscard]] match_type match_in_memory(std::span<const token_id> tokens) {
+        return cache_access::match_resident(*this, 0, tokens, true, 0);
     }
 
-    /// As match, of what memory knows: nothing is asked of the tier. Cost: O(tokens).
-    [[nodiscard]] match_type match_in_memory(std::span<const token_id> tokens) { return look_up(0, tokens, true, 0); }
-
-    /// Whether match would ask the tier for more of a prompt than memory knows. Cost: O(tokens).
+    /// Whether match would look for more pages of this prompt in the tier. Cost: O(tokens).
     [[nodiscard]] bool tier_may_know(std::span<const token_id> tokens) { return tier_.may_know(*this, 0, tokens); }
 
-    /// Loads what the tier has of a prompt behind what memory knows, for a match to come; nobody holds it then. Returns
-    /// how many tokens. Cost: as match.
+    /// Loads the pages of a prompt that only the tier has, for a later match. They stay unpinned. Returns the number of
+    /// tokens loaded. Cost: as match.
     std::size_t prefetch(std::span<const token_id> tokens) { return tier_.prefetch(*this, 0, tokens); }
 
-    /// Which of the matched prompt's tokens run.
-    [[nodiscard]] rerun plan(const match_type& found) const {
-        std::size_t first = recompute_.first_rerun(found.tokens(), found.of());
+    /// Returns the range of the matched prompt that has to be computed.
+    [[nodiscard]] compute_range plan(const match_type& found) const {
+        std::size_t first = recompute_.first_computed(found.tokens(), found.of());
         if constexpr (page_writer<codec_type>) {
             const std::lock_guard guard(lock_);
-            first = sequences_.exact().kept(*found.known_.state_, first);
+            first = sequences_.residual().kept(*found.known_.state_, first);
         }
         return {first, found.of() - first};
     }
 
     /// An empty sequence.
-    [[nodiscard]] sequence open() { return open_as(0); }
+    [[nodiscard]] sequence open() { return cache_access::open(*this, 0); }
 
-    /// A sequence of the reused tokens of a match.
-    [[nodiscard]] sequence open(match_type found, const rerun& plan) {
+    /// Returns a sequence that shares the matched pages, up to the first token to compute.
+    [[nodiscard]] sequence open(match_type found, const compute_range& plan) {
         found.known_.truncate(plan.first);
         return std::move(found.known_);
     }
 
-    /// Room for `rows` rows behind a sequence, and the memory to commit them. Evicts idle pages where none is free.
-    /// Errors: out_of_memory, with the pages needed and had; the sequence and all that others hold is as before.
-    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows) { return reserve(to, rows, rows); }
-
-    /// The same for rows that are written and attended at most `at_once` at a time, in ascending order: where the codec
-    /// codes whole pages, no more of them need their exact rows.
-    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, std::size_t at_once) {
+    /// Reserves `rows` rows after the tokens of a sequence, and the memory to commit them. Evicts unreferenced pages if
+    /// no page is free. Errors: out_of_memory, with the pages needed and available; nothing has changed then.
+    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, reserve_options options = {}) {
         const std::lock_guard guard(lock_);
         sequence_state& state = *to.state_;
         expects(!state.has_lease, "a sequence has one lease at a time");
         const auto open_rows = state.open_rows(shape_.tokens);
         const std::uint32_t used = open_rows.value_or(shape_.tokens);
-        const bool copies = open_rows && rows > 0 && !books_.writable(state.table.back().page, used);
+        const bool copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, used);
         const std::size_t in_tail = std::min<std::size_t>(rows, shape_.tokens - used);
-        const std::size_t behind = rows - in_tail;
-        const std::size_t fresh = behind / shape_.tokens + (behind % shape_.tokens > 0 ? 1 : 0);
-        at_once = std::min(std::max<std::size_t>(at_once, 1), rows);
-        const std::size_t exact = sequences_.exact().needed(copies, state.table.size(), fresh, at_once);
-        const std::size_t needed = fresh + (copies ? 1 : 0) + books_.exact().more_aside(exact);
-        if (needed > books_.room(state.tenant))
+        const std::size_t in_new = rows - in_tail;
+        const std::size_t fresh = in_new / shape_.tokens + (in_new % shape_.tokens > 0 ? 1 : 0);
+        const std::size_t at_once = std::min(std::max<std::size_t>(options.at_once, 1), rows);
+        const std::size_t exact = sequences_.residual().needed(copies, state.table.size(), fresh, at_once);
+        const std::size_t needed = fresh + (copies ? 1 : 0) + pages_.residual().more_aside(exact);
+        if (needed > pages_.room(state.tenant))
             return sequences_.refuse(state, rows, needed, codec_.page_bytes());
 
         state.prepare(fresh, rows);
@@ -149,276 +145,128 @@ public:
         state.leased_at = std::chrono::steady_clock::now();
         const bool taken = [&] {
             detail::scope_guard undo([&] { sequences_.undo(state); });
-            if (!sequences_.take_rows(state, codec_, in_tail, behind, copies ? used : 0) ||
-                !sequences_.exact().open(state, used, at_once))
+            if (!sequences_.take_rows(state, codec_, in_tail, in_new, copies ? used : 0) ||
+                !sequences_.residual().open(state, used, at_once))
                 return false;
             undo.dismiss();
             return true;
         }();
         if (taken)
             return lease(*this, state);
-        return storage_says(sequences_.refuse(state, rows, needed, codec_.page_bytes()));
+        return storage_error(sequences_.refuse(state, rows, needed, codec_.page_bytes()));
     }
 
-    /// What is known of a prompt behind the tokens of a sequence, which begins it: chunks that `note` was told of,
-    /// anywhere in it. Pinned. Cost: O(tokens).
-    [[nodiscard]] reuse_type find(const sequence& behind, std::span<const token_id> tokens) requires knows_chunks {
+    /// Finds registered chunks anywhere in the part of a prompt that follows the tokens of `prefix`, and pins their
+    /// pages. Requires: the prompt starts with the tokens of `prefix`. Cost: O(tokens).
+    [[nodiscard]] reuse_type match_chunks(const sequence& prefix,
+                                          std::span<const token_id> tokens) requires knows_chunks {
         const std::lock_guard guard(lock_);
-        chunk_search search(books_.index(), behind.state_->tenant, shape_.tokens, tokens, behind.size());
+        chunk_search search(pages_.index(), prefix.state_->tenant, shape_.tokens, tokens, prefix.size());
         auto pins = std::make_unique<sequence_state>();
-        pins->tenant = behind.state_->tenant;
-        pins->sources = std::move(search.sources);
-        return {adopt(std::move(pins)), std::move(search.found)};
+        pins->tenant = prefix.state_->tenant;
+        pins->pinned_sources = std::move(search.sources);
+        return {cache_access::make_sequence(*this, std::move(pins)), std::move(search.found)};
     }
 
-    /// Remembers the exact tokens [first, first + count) of a sequence as a chunk, for as long as their pages stay.
-    /// Returns whether it is known now: not one that is shorter than the index wants, or whose pages are not known.
-    bool note(const sequence& of, std::size_t first, std::size_t count) requires knows_chunks {
+    /// Registers the exact tokens [first, first + count) of a sequence as a chunk; it lasts as long as their pages.
+    /// Returns false if the chunk is shorter than the index's minimum or its pages are not in the index.
+    bool register_chunk(const sequence& of, std::size_t first, std::size_t count) requires knows_chunks {
         expects(count > 0 && first + count <= of.exact(), "a chunk is of exact tokens");
         const std::lock_guard guard(lock_);
-        return sequences_.note(*of.state_, first, count);
+        return sequences_.register_chunk(*of.state_, first, count);
     }
 
-    /// As above for `rows` rows of which some are kept as they were found: those of its approximate spans that are not
-    /// among the positions of `rerun`, which ascend. The lease writes the others. Requires: the sequence is exact, and
-    /// begins the prompt that was looked for.
-    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, const reuse_type& found,
-                                        std::span<const std::size_t> rerun) {
+    /// Reserves `rows` rows of which some are spliced in from cached chunks: the rows of the approximate spans of
+    /// `found`, except the positions in `recomputed`, which ascend. The caller writes the other rows through the lease.
+    /// Errors: as reserve. Requires: the sequence is exact, and is a prefix of the prompt given to match_chunks.
+    [[nodiscard]] result<lease> reserve_spliced(sequence& to, std::size_t rows, const reuse_type& found,
+                                                std::span<const std::size_t> recomputed) {
         const std::lock_guard guard(lock_);
         sequence_state& state = *to.state_;
-        expects(!state.has_lease && state.exact == sequence_state::all, "rows are woven behind an exact sequence");
-        weaver woven(state.tokens.size(), rows, found.map().runs, found.map().entries, rerun);
-        const std::size_t needed = woven.own_pages(shape_.tokens);
-        if (needed > books_.room(state.tenant))
+        expects(!state.has_lease && state.exact == sequence_state::all, "rows are spliced after an exact sequence");
+        splice_plan spliced(state.tokens.size(), rows, found.map().runs, found.map().entries, recomputed);
+        const std::size_t needed = spliced.own_pages(shape_.tokens);
+        if (needed > pages_.room(state.tenant))
             return sequences_.refuse(state, rows, needed, codec_.page_bytes());
-        if (sequences_.weave(state, woven, found.pins_.state_->sources))
+        if (sequences_.splice(state, spliced, found.pins_.state_->pinned_sources))
             return lease(*this, state);
         return sequences_.refuse(state, rows, needed, codec_.page_bytes());
     }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
-    /// What the recompute policy has opened.
+    /// The opened recompute policy.
     [[nodiscard]] const auto& recompute() const noexcept { return recompute_; }
     [[nodiscard]] const identity& id() const noexcept { return identity_; }
     [[nodiscard]] const codec_type& codec() const noexcept { return codec_; }
-    /// What the tier policy has opened: its status, its counts, its flush.
+    /// The opened tier policy, with its status, counters and flush.
     [[nodiscard]] tier_type& tier() noexcept { return tier_.tier(); }
     [[nodiscard]] const tier_type& tier() const noexcept { return tier_.tier(); }
-    /// What was asked of it, and what came.
+    /// Counters of tier lookups, loads and writes.
     [[nodiscard]] kvcache::tier_stats tier_stats() const { return tier_.stats(); }
-    [[nodiscard]] const storage_type& storage() const noexcept { return books_.pool().storage(); }
-    [[nodiscard]] const auto& observer() const noexcept { return books_.observer(); }
+    [[nodiscard]] const storage_type& storage() const noexcept { return pages_.pool().storage(); }
+    [[nodiscard]] const auto& observer() const noexcept { return pages_.observer(); }
 
-    /// Calls `ask` with the observer, while nothing happens that it could be told of.
+    /// Calls `ask` with the observer while the cache is locked, so that no event arrives meanwhile.
     template <class Ask>
     void ask_observer(Ask&& ask) const {
         const std::lock_guard guard(lock_);
-        ask(books_.observer());
+        ask(pages_.observer());
     }
 
     [[nodiscard]] cache_stats stats() const {
         const std::lock_guard guard(lock_);
-        const auto& pool = books_.pool();
-        const std::size_t free = pool.free().size(), idle = books_.idle();
+        const auto& pool = pages_.pool();
+        const std::size_t free = pool.free().size(), idle = pages_.idle();
         return {pool.pages(),
                 free,
                 pool.pages() - free - idle,
                 idle,
                 codec_.page_bytes(),
                 sequences_.size(),
-                books_.exact().alive(),
-                books_.exact().bytes()};
+                pages_.residual().alive(),
+                pages_.residual().bytes()};
     }
 
-    /// A paragraph for people: shape, codec, how full, identity.
+    /// One paragraph for people: shape, codec, usage, identity.
     [[nodiscard]] std::string describe() const {
         return detail::joined({"kvcache: ", describe_pages(shape_, codec_.name(), stats()), "; identity ",
                                to_string(digest_of(identity_))});
     }
 
-    /// Proves the books: every page is free, held or idle, every holder is counted, every run is what its holders say.
-    /// Cost: O(pages + tokens). For tests and for suspicion.
+    /// Checks all invariants: each page is free, referenced or evictable; reference counts match the sequences; the
+    /// index and the sequences agree about tokens. Errors: malformed, with the page. Cost: O(pages + tokens). For
+    /// tests.
     [[nodiscard]] result<void> check() const {
         const std::lock_guard guard(lock_);
         return sequences_.check();
     }
 
-    // For the tier.
-
-    /// What memory knows of a prompt, of which `loaded` tokens came from the tier just now; the observer is told of it
-    /// now, or by tell_of.
-    [[nodiscard]] match_type look_up(std::uint32_t tenant, std::span<const token_id> tokens, bool tells,
-                                     std::size_t loaded) {
-        const std::lock_guard guard(lock_);
-        const index_match found = books_.index().match(tenant, tokens);
-        auto known = std::make_unique<sequence_state>();
-        known->tenant = tenant;
-        known->prompt = tokens.size();
-        known->tokens.assign(tokens.data(), tokens.data() + found.tokens);
-        std::size_t left = found.tokens;
-        for (const page_id page : found.pages) {
-            const std::size_t rows = std::min<std::size_t>(left, shape_.tokens);
-            known->table.push_back({.page = page, .count = static_cast<std::uint32_t>(rows)});
-            left -= rows;
-        }
-        const std::size_t kept = sequences_.exact().kept(*known, found.tokens);
-        known->tokens.erase(known->tokens.begin() + static_cast<std::ptrdiff_t>(kept), known->tokens.end());
-        known->drop_entries(known->cut(kept));
-        const auto pages = std::span(found.pages).first(known->table.size());
-        if (tells)
-            books_.tell({event_kind::matched, kept, tokens.size(), pages.size(), pages});
-        match_type made{adopt(std::move(known)), tokens.size(), found};
-        made.loaded_ = std::min(loaded, kept);
-        return made;
-    }
-
-    [[nodiscard]] match_type tell_of(match_type found) {
-        std::vector<page_id> pages;
-        for (const page_entry& entry : found.known_.table())
-            pages.push_back(entry.page);
-        const std::lock_guard guard(lock_);
-        books_.tell({event_kind::matched, found.tokens(), found.of(), pages.size(), pages});
-        return found;
-    }
-
-    // For tenants.
-
-    std::uint32_t add_tenant(const std::string& salt, std::size_t quota) {
-        const std::lock_guard guard(lock_);
-        identity own = identity_;
-        own.tenant = salt;
-        salts_.reserve(salts_.size() + 1);
-        std::string kept = salt;
-        tier_.set(books_.tenants().size() + 1, own);
-        const std::uint32_t number = books_.add_tenant(hash_.open(own).root(), quota);
-        salts_.push_back(std::move(kept));
-        return number;
-    }
-
-    /// The identity of what a tenant stores; of the cache itself for 0.
-    [[nodiscard]] identity id_as(std::uint32_t tenant) const {
-        const std::lock_guard guard(lock_);
-        identity own = identity_;
-        if (tenant > 0)
-            own.tenant = salts_[tenant - 1];
-        return own;
-    }
-
-    void set_quota(std::uint32_t tenant, std::size_t quota) {
-        const std::lock_guard guard(lock_);
-        books_.set_quota(tenant, quota);
-    }
-
-    [[nodiscard]] tenant_usage usage(std::uint32_t tenant) const {
-        const std::lock_guard guard(lock_);
-        return books_.tenants().usage(tenant);
-    }
-
-    [[nodiscard]] sequence open_as(std::uint32_t tenant) {
-        const std::lock_guard guard(lock_);
-        auto state = std::make_unique<sequence_state>();
-        state->tenant = tenant;
-        return adopt(std::move(state));
-    }
-
-    // For sequences and leases.
-
-    void release(sequence_state& state) noexcept {
-        const std::lock_guard guard(lock_);
-        sequences_.leave(state);
-    }
-
-    [[nodiscard]] sequence fork(const sequence_state& from, std::size_t tokens) {
-        expects(tokens <= from.tokens.size() && !from.has_lease, "a fork lies inside a sequence without a lease");
-        const std::lock_guard guard(lock_);
-        return adopt(from.begin(sequences_.exact().kept(from, tokens), shape_.tokens));
-    }
-
-    [[nodiscard]] result<sequence> without(const sequence_state& from, std::size_t first, std::size_t count) {
-        expects(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.has_lease,
-                "what is left out lies inside a sequence without a lease");
-        const std::lock_guard guard(lock_);
-        auto kept = from.begin(first, shape_.tokens);
-        const auto behind = kept->leave_out(from, first, count);
-        sequences_.enter(*kept);
-        if (behind.size() > books_.room(from.tenant) || !sequences_.copy_rows(*kept, codec_, behind)) {
-            sequences_.leave(*kept);
-            return sequences_.refuse(from, from.tokens.size() - first - count, behind.size(), codec_.page_bytes());
-        }
-        sequence made{*this, std::move(kept)};
-        return made;
-    }
-
-    void truncate(sequence_state& state, std::size_t tokens) {
-        expects(tokens <= state.tokens.size() && !state.has_lease,
-                "a truncation lies inside a sequence without a lease");
-        const std::lock_guard guard(lock_);
-        sequences_.truncate(state, sequences_.exact().kept(state, tokens));
-    }
-
-    void commit(sequence_state& state, std::span<const token_id> tokens) {
-        {
-            const std::lock_guard guard(lock_);
-            sequences_.commit(state, tokens);
-            books_.tell({event_kind::stored, tokens.size(), 0, 0});
-        }
-        tier_.store(*this, state);
-    }
-
-    void commit_in_place(sequence_state& state, std::span<const token_id> tokens) {
-        const std::lock_guard guard(lock_);
-        sequences_.commit_unmeasured(state, tokens);
-        books_.tell({event_kind::stored, tokens.size(), 0, 0});
-    }
-
-    void rollback(sequence_state& state) noexcept {
-        const std::lock_guard guard(lock_);
-        sequences_.undo(state);
-    }
-
     [[nodiscard]] std::span<std::byte> bytes(page_id page) const requires host_storage_state<storage_type> {
-        return books_.pool().bytes(page);
+        return pages_.pool().bytes(page);
     }
 
-    /// The exact rows that are kept beside a page that a sequence holds; empty if there are none.
-    [[nodiscard]] std::span<const std::byte> exact_bytes(page_id page) const {
+    /// Full-precision rows attached to a page that a sequence references; empty if there are none.
+    [[nodiscard]] std::span<const std::byte> residual_bytes(page_id page) const {
         const std::lock_guard guard(lock_);
-        const exact_page* rows = books_.exact().of(page);
+        const codec::residual_page* rows = pages_.residual().of(page);
         return rows != nullptr ? rows->bytes() : std::span<const std::byte>();
-    }
-    /// Those that a lease will give a page.
-    [[nodiscard]] std::span<std::byte> exact_bytes(const sequence_state& state, std::size_t entry) const {
-        exact_page* rows = sequences_.exact().given(state, entry);
-        return rows != nullptr ? rows->bytes() : std::span<std::byte>();
-    }
-
-    /// What computing rows is known to take, for the tier.
-    [[nodiscard]] double prefill_seconds(std::size_t first, std::size_t rows) const {
-        const std::lock_guard guard(lock_);
-        return books_.seconds(first, rows);
     }
 
 private:
+    friend class cache_access;
+
     // Where there was room and the storage refused: a far one says why.
-    [[nodiscard]] error storage_says(error full) const {
-        if constexpr (far_storage_state<storage_type>)
+    [[nodiscard]] error storage_error(error full) const {
+        if constexpr (device_storage_state<storage_type>)
             if (const auto well = storage().status(); !well)
                 return well.error();
         return full;
     }
 
-    // Records leave the process under the key of the names that do.
-    [[nodiscard]] static std::string secret_of(const Hash& hash) {
-        if constexpr (requires { std::string(hash.key); })
-            return hash.key;
-        else
-            return {};
-    }
-
-    using books = page_books<storage_type, decltype(std::declval<const Hash&>().open(identity{})),
-                             decltype(std::declval<const Index&>().open(page_shape{}, 0)),
-                             decltype(std::declval<const Eviction&>().open(eviction_room{})),
-                             decltype(std::declval<const Observer&>().open()), page_writer<codec_type>>;
+    using page_manager_type = page_manager<storage_type, decltype(std::declval<const Hash&>().open(identity{})),
+                                           decltype(std::declval<const Index&>().open(page_shape{}, 0)),
+                                           decltype(std::declval<const Eviction&>().open(eviction_capacity{})),
+                                           decltype(std::declval<const Observer&>().open()), page_writer<codec_type>>;
 
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
         expects(shape.valid(), "a page shape has no zero extent, and tokens is a multiple of 16");
@@ -426,43 +274,26 @@ private:
     }
 
     // What stays exact, where the codec codes whole pages.
-    [[nodiscard]] std::optional<exact_pages> coded() const {
+    [[nodiscard]] std::optional<residual_window> quantized() const {
         if constexpr (page_writer<codec_type>)
             return codec_.exact();
         else
             return std::nullopt;
     }
 
-    [[nodiscard]] std::size_t pages_in(budget limit) const {
+    [[nodiscard]] std::size_t pages_in(cache_limits limit) const {
         return std::min<std::size_t>(limit.bytes / codec_.page_bytes(), std::size_t{1} << 31);
-    }
-
-    [[nodiscard]] identity complete(identity id) const {
-        id.codec = codec_.name();
-        id.layout = detail::joined({"key tiles of 16, value rows; ", std::to_string(shape_.layers), " layers, ",
-                                    std::to_string(shape_.kv_heads), " KV heads of ", std::to_string(shape_.head_dim)});
-        if constexpr (far_codec_state<codec_type>) {
-            id.layout = codec_.layout_name();
-            id.backend = codec_.backend();
-        }
-        id.page_tokens = shape_.tokens;
-        return id;
-    }
-
-    [[nodiscard]] sequence adopt(std::unique_ptr<sequence_state> state) noexcept {
-        sequences_.enter(*state);
-        return {*this, std::move(state)};
     }
 
     page_shape shape_;
     codec_type codec_;
     identity identity_;
     std::vector<std::string> salts_; // by tenant, from 1
-    books books_;
+    page_manager_type pages_;
     Hash hash_;
-    sequence_books<books> sequences_;
+    sequence_manager<page_manager_type> sequences_;
     decltype(std::declval<const Recompute&>().open(page_shape{})) recompute_;
-    tier_books<tier_type> tier_;
+    tier_client<tier_type> tier_;
     mutable typename Locking::state lock_;
 };
 

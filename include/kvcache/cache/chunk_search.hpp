@@ -15,18 +15,17 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What a prompt may reuse, and the pages that must stay for it: those of the chunks, and all that they continue, from
-/// the first of a prompt on.
+/// The reusable tokens of a prompt, and the pages to pin for them: the pages of the chunks and all their ancestors.
 struct chunk_search {
     reuse_map found = {};
     std::vector<page_id> sources = {};
 
-    /// Looks for chunks behind the first `known` tokens, which are exact. The last token is never reused.
+    /// Searches for chunks after the first `known` tokens, which are exact. The last token is never reused.
     template <class Index>
     chunk_search(const Index& index, std::uint32_t tenant, std::size_t page_tokens, std::span<const token_id> tokens,
                  std::size_t known) {
         found.add(reuse_kind::exact, known);
-        std::optional<page_entry> before; // the last entry of the chunk before, uncut
+        std::optional<page_entry> before; // the last entry of the previous chunk, before cut()
         for (const chunk_match& chunk : index.chunks(tenant, tokens, known)) {
             const auto path = pages_of(index, chunk.last);
             auto entries = entries_of(path, page_tokens, chunk);
@@ -45,7 +44,7 @@ struct chunk_search {
     }
 
 private:
-    // A page and all that it continues, the first of the prompt first.
+    // The path from the root to a page.
     template <class Index>
     [[nodiscard]] static std::vector<page_id> pages_of(const Index& index, page_id last) {
         std::vector<page_id> path{last};
@@ -70,7 +69,7 @@ private:
         return made;
     }
 
-    // Whether an entry's first row lies right behind another's last one where both were computed.
+    // Whether the first row of `next` directly followed the last row of `before` where both were computed.
     template <class Path>
     [[nodiscard]] static bool follows(const Path& path, const page_entry& before, const page_entry& next) {
         if (before.base != next.base)
@@ -81,7 +80,7 @@ private:
         return next.first == 0 && at != path.begin() && *std::prev(at) == before.page;
     }
 
-    // Keeps of entries from `position` on what lies in [first, last).
+    // Cuts entries that start at `position` to the positions [first, last).
     template <class Entries>
     static void cut(Entries& entries, std::size_t position, std::size_t first, std::size_t last) {
         Entries kept;

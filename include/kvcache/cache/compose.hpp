@@ -2,15 +2,15 @@
 #pragma once
 
 #include <kvcache/cache/basic_cache.hpp>
-#include <kvcache/codec/plain.hpp>
-#include <kvcache/eviction/reuse_forecast.hpp>
+#include <kvcache/codec/f32.hpp>
+#include <kvcache/eviction/learned_reuse.hpp>
 #include <kvcache/hash/xxh3.hpp>
 #include <kvcache/index/radix.hpp>
-#include <kvcache/locking/unlocked.hpp>
-#include <kvcache/observer/silent.hpp>
+#include <kvcache/locking/none.hpp>
+#include <kvcache/observer/none.hpp>
 #include <kvcache/recompute/exact_prefix.hpp>
 #include <kvcache/storage/heap.hpp>
-#include <kvcache/tier/no_tier.hpp>
+#include <kvcache/tier/none.hpp>
 
 #include <tuple>
 #include <type_traits>
@@ -20,7 +20,7 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-// The policy among Ps that plays Role, or Standard when none does.
+// The policy among Ps that plays Role, or Standard if none does.
 template <class Role, class Standard, class... Ps>
 struct slot {
     using type = Standard;
@@ -34,13 +34,13 @@ struct slot<Role, Standard, P, Ps...> {
 
 template <class... Ps>
 struct compose {
-    using type =
-        basic_cache<typename slot<codec_role, plain, Ps...>::type, typename slot<storage_role, heap, Ps...>::type,
-                    typename slot<hash_role, xxh3, Ps...>::type, typename slot<index_role, radix, Ps...>::type,
-                    typename slot<eviction_role, reuse_forecast, Ps...>::type,
-                    typename slot<recompute_role, exact_prefix, Ps...>::type,
-                    typename slot<tier_role, no_tier, Ps...>::type, typename slot<observer_role, silent, Ps...>::type,
-                    typename slot<locking_role, unlocked, Ps...>::type>;
+    using type = basic_cache<
+        typename slot<codec_role, codec::f32, Ps...>::type, typename slot<storage_role, storage::heap, Ps...>::type,
+        typename slot<hash_role, hash::xxh3, Ps...>::type, typename slot<index_role, index::radix, Ps...>::type,
+        typename slot<eviction_role, eviction::learned_reuse, Ps...>::type,
+        typename slot<recompute_role, recompute::exact_prefix, Ps...>::type,
+        typename slot<tier_role, tier::none, Ps...>::type, typename slot<observer_role, observer::none, Ps...>::type,
+        typename slot<locking_role, locking::none, Ps...>::type>;
 };
 
 template <class P, class... Ps>
@@ -49,7 +49,7 @@ inline constexpr bool alone = (0 + ... + int(plays<Ps, typename role_of<P>::type
 template <class T, class... Us>
 inline constexpr bool one_of = (std::is_same_v<T, Us> || ...);
 
-// The Wanted among the given policies, or one with its standard options.
+// The policy of type Wanted among the given ones, or one with its standard options.
 template <class Wanted, class... Given>
 [[nodiscard]] constexpr Wanted take(const std::tuple<Given...>& given) {
     if constexpr (one_of<Wanted, Given...>)
@@ -66,7 +66,7 @@ struct opener<basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Tier
     using cache = basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking>;
 
     template <class... Given>
-    [[nodiscard]] static cache open(std::size_t tenants, identity id, page_shape shape, budget limit,
+    [[nodiscard]] static cache open(std::size_t tenants, identity id, page_shape shape, cache_limits limit,
                                     const std::tuple<Given...>& given) {
         return cache(tenants, std::move(id), shape, limit, take<Codec>(given), take<Storage>(given), take<Hash>(given),
                      take<Index>(given), take<Eviction>(given), take<Recompute>(given), take<Tier>(given),
@@ -76,26 +76,26 @@ struct opener<basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Tier
 
 } // namespace detail
 
-/// No two policies play one role.
+/// Satisfied if no two policies play the same role.
 template <class... Ps>
 concept one_policy_a_role = (detail::alone<Ps, Ps...> && ...);
 
-/// The cache made of these policies, in any order; a role left out keeps its standard policy.
+/// The cache composed of these policies, in any order; an omitted role gets its standard policy.
 template <policy... Ps>
     requires one_policy_a_role<Ps...>
 using cache = typename detail::compose<Ps...>::type;
 
-/// Opens a cache for pages of this shape, within a budget, from policies given by value in any order.
+/// Opens a cache for pages of this shape, within a memory limit, from policies given by value in any order.
 template <policy... Ps>
     requires one_policy_a_role<Ps...>
-[[nodiscard]] typename detail::compose<Ps...>::type make_cache(page_shape shape, budget limit, Ps... policies) {
+[[nodiscard]] typename detail::compose<Ps...>::type make_cache(page_shape shape, cache_limits limit, Ps... policies) {
     return detail::opener<cache<Ps...>>::open(0, {}, shape, limit, std::tuple(std::move(policies)...));
 }
 
-/// The same for a model whose identity names everything that decides a page's bits.
+/// The same with an identity, which names everything that determines a page's bits.
 template <policy... Ps>
     requires one_policy_a_role<Ps...>
-[[nodiscard]] typename detail::compose<Ps...>::type make_cache(identity id, page_shape shape, budget limit,
+[[nodiscard]] typename detail::compose<Ps...>::type make_cache(identity id, page_shape shape, cache_limits limit,
                                                                Ps... policies) {
     return detail::opener<cache<Ps...>>::open(0, std::move(id), shape, limit, std::tuple(std::move(policies)...));
 }

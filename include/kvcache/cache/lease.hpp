@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/attention/paged_rows.hpp>
+#include <kvcache/cache/cache_access.hpp>
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/core/contract.hpp>
 
@@ -11,14 +12,14 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Rows reserved behind a sequence, to be written layer by layer and then committed. Destroyed without a commit, the
-/// sequence is as it was before. Requires: the sequence outlives it; one lease a sequence.
+/// Rows reserved after the end of a sequence, to be written layer by layer and then committed. Destruction without a
+/// commit rolls the sequence back. Requires: the sequence outlives the lease; at most one lease a sequence.
 template <class Cache>
 class basic_lease {
 public:
     basic_lease(basic_lease&& other) noexcept
         : cache_(other.cache_), state_(std::exchange(other.state_, nullptr)), first_(other.first_) {}
-    /// Takes back what it had reserved before.
+    /// Rolls back the lease that it held before.
     basic_lease& operator=(basic_lease&& other) noexcept {
         basic_lease taken(std::move(other));
         std::swap(cache_, taken.cache_);
@@ -30,10 +31,11 @@ public:
 
     /// The position of the first reserved row.
     [[nodiscard]] std::size_t first() const noexcept { return first_; }
-    /// How many rows are reserved; none once the lease has ended.
+    /// The number of reserved rows; zero once the lease has ended.
     [[nodiscard]] std::size_t rows() const noexcept { return state_ != nullptr ? state_->leased : 0; }
 
-    /// Where a reserved row lies: a row of a page, and which entry of the table that is (of rows that are not woven).
+    /// The location of a reserved row: a row of a page, and the index of its page-table entry (if the lease is not
+    /// spliced).
     struct place {
         page_id page = {};
         std::uint32_t row = 0;
@@ -41,8 +43,8 @@ public:
     };
     [[nodiscard]] place place_of(std::size_t row) const {
         expects(row < rows(), "a row that has a place was reserved");
-        if (!state_->woven.empty())
-            return {state_->woven[row].page, state_->woven[row].row, 0};
+        if (!state_->spliced.empty())
+            return {state_->spliced[row].page, state_->spliced[row].row, 0};
         const std::size_t tokens = cache_->shape().tokens;
         const std::size_t tail = state_->pages_before - (state_->tail_before ? 1 : 0);
         const std::size_t used = state_->tail_before ? state_->tail_before->first + state_->tail_before->count : 0;
@@ -50,9 +52,9 @@ public:
         return {state_->table[entry].page, static_cast<std::uint32_t>((used + row) % tokens), entry};
     }
 
-    /// Writes the keys (rotated by the position, where the model rotates) and values of one row.
-    /// keys, values: (kv_heads, head_dim). Rows of one lease may be written by several threads; where the codec codes
-    /// whole pages each is written once a layer, in ascending order but for as many as run at once.
+    /// Writes the keys (rotated by the position if the model uses RoPE) and values of one row.
+    /// keys, values: (kv_heads, head_dim). Several threads may write rows of one lease. If the codec encodes whole
+    /// pages, each row is written once per layer, in ascending order except among the rows that run at once.
     void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
         const page_shape& shape = cache_->shape();
         expects(row < rows(), "a written row was reserved");
@@ -65,7 +67,7 @@ public:
         const auto bytes = cache_->bytes(page);
         const std::uint32_t at = to.row;
         if constexpr (page_writer<typename Cache::codec_type>) {
-            state_->exact_rows[to.entry]->write(cache_->codec(), bytes, layer, at, keys, values);
+            state_->residual_rows[to.entry]->write(cache_->codec(), bytes, layer, at, keys, values);
         } else {
             for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
                 cache_->codec().encode(bytes, {layer, head_id{head}, at},
@@ -76,62 +78,64 @@ public:
 
     [[nodiscard]] const page_shape& shape() const noexcept { return cache_->shape(); }
 
-    /// Whether a row is kept as it was computed elsewhere.
+    /// Returns whether a row is kept as it was computed elsewhere.
     [[nodiscard]] bool keeps(std::size_t row) const noexcept {
-        return state_ != nullptr && row < state_->woven.size() && state_->woven[row].kept;
+        return state_ != nullptr && row < state_->spliced.size() && state_->spliced[row].kept;
     }
-    /// Where the rows of a woven lease lie; empty for another.
-    [[nodiscard]] std::span<const woven_row> woven() const noexcept {
-        return state_ != nullptr ? std::span<const woven_row>(state_->woven) : std::span<const woven_row>();
+    /// The locations of the rows of a spliced lease; empty for other leases.
+    [[nodiscard]] std::span<const spliced_row> spliced() const noexcept {
+        return state_ != nullptr ? std::span<const spliced_row>(state_->spliced) : std::span<const spliced_row>();
     }
 
-    /// The sequence's pages, reserved rows included, as attention reads them.
+    /// The sequence's pages, reserved rows included, in the form that attention reads.
     [[nodiscard]] auto pages() const {
         expects(state_ != nullptr, "a lease shows its pages until it ends");
         return paged_rows<typename Cache::codec_type, typename Cache::storage_type>{
-            &cache_->codec(), &cache_->storage(), state_->table, state_->exact_rows,
+            &cache_->codec(), &cache_->storage(), state_->table, state_->residual_rows,
             state_->exact != sequence_state::all};
     }
 
-    /// How many pages the lease has taken, for rows that were computed elsewhere and are put in place page by page: all
-    /// of their bytes, as the codec keeps them. Requires: the sequence ended where a page ends.
+    /// The number of pages that the lease has allocated, for rows that were computed elsewhere and are copied in as
+    /// whole pages, in the codec's format. Requires: the sequence ended at a page boundary.
     [[nodiscard]] std::size_t taken_pages() const {
-        expects(state_ != nullptr && !state_->tail_before && state_->woven.empty(), "whole pages are put in place");
+        expects(state_ != nullptr && !state_->tail_before && state_->spliced.empty(), "whole pages are put in place");
         return state_->table.size() - state_->pages_before;
     }
-    /// The bytes of one of them.
+    /// The bytes of one of these pages.
     [[nodiscard]] std::span<std::byte> page_bytes(std::size_t page) const {
         expects(page < taken_pages(), "a page that is put in place was taken");
         return cache_->bytes(state_->table[state_->pages_before + page].page);
     }
-    /// Where its exact rows go, as the plain codec keeps them; empty where none are kept once all rows are committed.
-    [[nodiscard]] std::span<std::byte> exact_bytes(std::size_t page) const {
+    /// The memory for the page's residual rows, in the format of the f32 codec; empty if none are kept once all rows
+    /// are committed.
+    [[nodiscard]] std::span<std::byte> residual_bytes(std::size_t page) const {
         expects(page < taken_pages(), "a page that is put in place was taken");
-        return cache_->exact_bytes(*state_, state_->pages_before + page);
+        return cache_access::residual_bytes(*cache_, *state_, state_->pages_before + page);
     }
 
-    /// As commit, of all rows, for rows that were put in place: of them nothing is learned about what computing costs.
+    /// Commits all rows, as commit does, for rows that were copied in: they do not count as measurements of the prefill
+    /// cost.
     void commit_in_place(std::span<const token_id> tokens) {
         expects(tokens.size() == rows(), "all rows that are put in place are committed");
-        cache_->commit_in_place(*state_, tokens);
+        cache_access::commit_in_place(*cache_, *state_, tokens);
         state_ = nullptr;
     }
 
-    /// Publishes the first tokens.size() rows as these tokens, gives the others back, and ends the lease.
-    /// It cannot fail: the lease has all memory that it must have.
+    /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.
+    /// It cannot fail: the lease has already allocated all necessary memory.
     /// Requires: tokens.size() <= rows().
     void commit(std::span<const token_id> tokens) {
         expects(state_ != nullptr, "a lease is committed once");
         expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
-        expects(state_->woven.empty() || tokens.size() == rows(), "a woven lease is committed whole");
-        cache_->commit(*state_, tokens);
+        expects(state_->spliced.empty() || tokens.size() == rows(), "a woven lease is committed whole");
+        cache_access::commit(*cache_, *state_, tokens);
         state_ = nullptr;
     }
 
-    /// Takes the reservation back: the sequence is as it was before. Nothing happens if the lease has ended.
+    /// Cancels the reservation: the sequence is as it was before. No effect if the lease has ended.
     void rollback() noexcept {
         if (state_ != nullptr)
-            cache_->rollback(*std::exchange(state_, nullptr));
+            cache_access::rollback(*cache_, *std::exchange(state_, nullptr));
     }
 
 private:

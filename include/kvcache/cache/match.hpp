@@ -11,25 +11,26 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The longest known run of a prompt, pinned, and why it went no further. A miss is an empty match.
+/// The longest cached prefix of a prompt, pinned, and the reason why it ends there. A miss is an empty match.
 template <class Cache>
 class basic_match {
 public:
-    /// How many leading tokens are known and can be continued.
+    /// The number of leading tokens that are cached and can be continued.
     [[nodiscard]] std::size_t tokens() const noexcept { return known_.size(); }
-    /// How many tokens were looked up.
+    /// The number of tokens that were looked up.
     [[nodiscard]] std::size_t of() const noexcept { return of_; }
     [[nodiscard]] match_end end() const noexcept { return end_; }
-    /// With `match_end::different`: the token stored at position compared().
+    /// For `match_end::different`: the token stored at position compared().
     [[nodiscard]] std::optional<token_id> stored() const noexcept { return stored_; }
 
-    /// How many leading tokens are those stored; more than tokens() inside a page that a codec keeps as a whole.
+    /// The number of leading tokens that equal the stored ones; more than tokens() inside a page that a codec encodes
+    /// as a whole.
     [[nodiscard]] std::size_t compared() const noexcept { return compared_; }
 
-    /// How many of the known tokens came from the tier just now.
+    /// The number of cached tokens that this match loaded from the tier.
     [[nodiscard]] std::size_t loaded() const noexcept { return loaded_; }
 
-    /// One sentence for people: "37 of 52 tokens known; token 37 differs from the one stored (1189)".
+    /// Explains the match in one sentence: "37 of 52 tokens known; token 37 differs from the one stored (1189)".
     [[nodiscard]] std::string explain() const {
         std::string words = detail::joined({std::to_string(tokens()), " of ", std::to_string(of_), " tokens known"});
         if (loaded_ > 0)
@@ -50,6 +51,7 @@ public:
 
 private:
     friend Cache;
+    friend class cache_access;
     basic_match(basic_sequence<Cache> known, std::size_t of, const index_match& found)
         : known_(std::move(known)), of_(of), compared_(found.tokens), end_(found.end), stored_(found.stored) {}
 

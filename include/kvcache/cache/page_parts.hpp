@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kvcache/codec/concept.hpp>
-#include <kvcache/codec/exact_page.hpp>
-#include <kvcache/codec/plain.hpp>
+#include <kvcache/codec/f32.hpp>
+#include <kvcache/codec/residual_page.hpp>
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/page_table.hpp>
 #include <kvcache/core/result.hpp>
@@ -20,9 +20,8 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The parts of a record that hold pages of a sequence. Of a page that is not full, a copy with zeros behind the rows
-/// in use: nothing of an earlier sequence leaves with it. Requires: the sequence holds its pages as long as the parts
-/// live.
+/// The record parts of a sequence's pages. A partial page is copied, with zeros after the rows in use, so that a record
+/// contains nothing of an earlier sequence. Requires: the sequence keeps its pages while the parts live.
 template <class Cache>
 class page_parts {
 public:
@@ -34,11 +33,12 @@ public:
         const std::uint32_t rows = entry.count;
         const bool full = rows == shape.tokens;
         if constexpr (page_writer<typename Cache::codec_type>) {
-            if (full) // another one is not coded yet
+            if (full) // a partial page is not encoded yet
                 parts_.push_back({part_kind::page, index, rows, cache_.bytes(entry.page)});
-            const auto exact = cache_.exact_bytes(entry.page);
+            const auto exact = cache_.residual_bytes(entry.page);
             if (!exact.empty() && cache_.codec().exact().covers(page, end / shape.tokens))
-                parts_.push_back({part_kind::exact, index, rows, full ? exact : cut(plain::state(shape), exact, rows)});
+                parts_.push_back(
+                    {part_kind::exact, index, rows, full ? exact : cut(codec::f32::state(shape), exact, rows)});
         } else {
             const auto bytes = cache_.bytes(entry.page);
             parts_.push_back({part_kind::page, index, rows, full ? bytes : cut(cache_.codec(), bytes, rows)});
@@ -65,9 +65,10 @@ private:
 
 namespace detail {
 
-// Copies a part to where it is wanted, and checks the copy.
+// Copies a part to its destination, and verifies the copy.
 [[nodiscard]] inline result<void> place_part(const record& from, part_kind kind, std::uint32_t index,
-                                             std::uint32_t rows, std::span<std::byte> to, const record_seal& seal) {
+                                             std::uint32_t rows, std::span<std::byte> to,
+                                             const record_authenticator& seal) {
     const char* const field = kind == part_kind::page ? "page" : "exact";
     const record_part* part = from.part(kind, index);
     if (part == nullptr)
@@ -84,24 +85,24 @@ namespace detail {
 
 } // namespace detail
 
-/// Whether a page of a lease, of so many rows, has a use for parts of a kind.
+/// Returns whether a page of a lease, with `rows` rows, needs parts of a kind.
 template <class Codec, class Lease>
 [[nodiscard]] bool places(part_kind kind, const Lease& lease, std::size_t page, std::size_t rows) {
     if (kind == part_kind::exact)
-        return !lease.exact_bytes(page).empty();
-    return !page_writer<Codec> || rows == lease.shape().tokens; // another one is not coded yet
+        return !lease.residual_bytes(page).empty();
+    return !page_writer<Codec> || rows == lease.shape().tokens; // a partial page is not encoded yet
 }
 
-/// Puts page `index` of a record in place as page `page` of a lease, `rows` rows, and checks what lies there then.
-/// Errors: malformed, mismatched, with the field's name. Whoever is refused takes the lease back.
+/// Copies page `index` of a record to page `page` of a lease, `rows` rows, and verifies the copy.
+/// Errors: malformed, mismatched, with the field's name. On an error the caller rolls the lease back.
 /// Cost: copies the page and reads the copy.
 template <class Codec, class Lease>
 [[nodiscard]] result<void> place_page(const record& from, std::uint32_t index, const Lease& lease, std::size_t page,
-                                      std::uint32_t rows, const record_seal& seal) {
+                                      std::uint32_t rows, const record_authenticator& seal) {
     for (const part_kind kind : {part_kind::page, part_kind::exact}) {
         if (!places<Codec>(kind, lease, page, rows))
             continue;
-        const auto to = kind == part_kind::page ? lease.page_bytes(page) : lease.exact_bytes(page);
+        const auto to = kind == part_kind::page ? lease.page_bytes(page) : lease.residual_bytes(page);
         if (auto placed = detail::place_part(from, kind, index, rows, to, seal); !placed)
             return placed;
     }

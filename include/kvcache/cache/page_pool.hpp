@@ -16,7 +16,7 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A fixed number of pages of one storage, each free or counted by its holders.
+/// A fixed number of pages of one storage, each free or reference-counted.
 template <storage_state Storage>
 class page_pool {
 public:
@@ -32,22 +32,22 @@ public:
     [[nodiscard]] const Storage& storage() const noexcept { return storage_; }
     [[nodiscard]] std::span<std::byte> bytes(page_id page) const { return storage_.bytes(page); }
 
-    /// Copies the first rows of a page to another one. False if the storage refuses.
+    /// Copies the first rows of a page to another. Returns false if the storage refuses.
     template <class Codec>
     [[nodiscard]] bool copy(const Codec& codec, page_id from, page_id to, std::size_t rows) const {
-        if constexpr (far_storage_state<Storage>)
+        if constexpr (device_storage_state<Storage>)
             return storage_.copy(from, to);
         else if constexpr (row_writer<Codec>)
             codec.copy(bytes(from), bytes(to), rows);
         return true;
     }
-    /// Writes zeros, where the host reads pages: rows that nobody writes are read, with no weight.
+    /// Zeroes the page, if the host can write it: rows that are never written are still read, with zero weight.
     void clear(page_id page) const {
         if constexpr (host_storage_state<Storage>)
             std::ranges::fill(bytes(page), std::byte{});
     }
 
-    /// A free page with one holder; none if no page is free or the storage refuses.
+    /// Allocates a free page with one reference; nullopt if no page is free or the storage refuses.
     [[nodiscard]] std::optional<page_id> take() {
         if (free_.empty() || !storage_.acquire(free_.back()))
             return std::nullopt;
@@ -59,13 +59,13 @@ public:
 
     void hold(page_id page) noexcept { ++holders_[index_of(page)]; }
 
-    /// Returns how many holders are left. The page stays as it is, also at zero, until `give_back`.
+    /// Releases one reference. Returns the number left. The page stays allocated, even at zero, until `give_back`.
     std::uint32_t drop(page_id page) {
         expects(holders(page) > 0, "a dropped page was held");
         return --holders_[index_of(page)];
     }
 
-    /// Requires: nobody holds the page.
+    /// Frees a page. Requires: the page has no references.
     void give_back(page_id page) {
         expects(holders(page) == 0, "a page that is given back has no holder");
         storage_.release(page);

@@ -8,16 +8,16 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What a prefill takes on this machine, learned from those that were timed. A token costs its projections, wherever it
-/// stands, and its attention, in proportion to its position: the two are fitted by least squares, in which old
-/// measurements fade. Before the first, a token takes 0.1 ms.
+/// A model of the time of a prefill on this machine, fitted to timed prefills. A token costs its projections,
+/// independent of its position, and its attention, in proportion to its position. Both are fitted by least squares with
+/// decaying weights. Before the first measurement, a token takes 0.1 ms.
 ///
 ///     seconds(rows from `first` on) = projections * rows + attention * (sum of their positions)
 ///
 /// Cost: O(1) each.
 class prefill_cost {
 public:
-    /// So many rows from `first` on took so long. Requires: rows > 0 and seconds >= 0.
+    /// Records that `rows` rows from position `first` on took `seconds`. Requires: rows > 0 and seconds >= 0.
     void measure(std::size_t first, std::size_t rows, double seconds) {
         expects(rows > 0 && seconds >= 0.0, "a measurement has rows, and a time that is not negative");
         const double n = static_cast<double>(rows), p = positions(first, rows);
@@ -30,7 +30,7 @@ public:
         fit();
     }
 
-    /// What so many rows from `first` on take.
+    /// The estimated time of `rows` rows from position `first` on.
     [[nodiscard]] double seconds(std::size_t first, std::size_t rows) const noexcept {
         return projections_ * static_cast<double>(rows) + attention_ * positions(first, rows);
     }
@@ -42,7 +42,7 @@ private:
         return n * (static_cast<double>(first) + (n + 1.0) / 2.0);
     }
 
-    // The best pair of which neither is negative; projections alone where all measurements were alike.
+    // The best nonnegative pair; projections alone if all measurements are nearly collinear.
     void fit() noexcept {
         const double independent = nn_ * pp_ - np_ * np_;
         projections_ = ns_ / nn_;
@@ -57,7 +57,7 @@ private:
         attention_ = projections > 0.0 ? attention : ps_ / pp_;
     }
 
-    double projections_ = 1e-4, attention_ = 0.0;                 // seconds a row, and a row and position
+    double projections_ = 1e-4, attention_ = 0.0;                 // seconds per row, and per row and position
     double nn_ = 0.0, np_ = 0.0, pp_ = 0.0, ns_ = 0.0, ps_ = 0.0; // sums over rows, positions and seconds
 };
 

@@ -12,49 +12,49 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What is known of a span of a prompt's tokens.
+/// The provenance of the cached keys and values of a span of tokens.
 enum class reuse_kind {
-    exact,       ///< Their keys and values, behind the very same past.
-    approximate, ///< Those that they had behind another past.
-    missing,     ///< Nothing.
+    exact,       ///< Computed after the same prefix.
+    approximate, ///< Computed after a different prefix.
+    missing,     ///< Not cached.
 };
 
-/// A span of a prompt's tokens of which one thing is known.
-struct reuse_span {
+/// A span of a prompt's tokens of one kind.
+struct prompt_span {
     reuse_kind kind = reuse_kind::missing;
     std::size_t first = 0;
     std::size_t count = 0;
 
-    friend bool operator==(const reuse_span&, const reuse_span&) = default;
+    friend bool operator==(const prompt_span&, const prompt_span&) = default;
 };
 
-/// What is known of a prompt, span by span. The spans lie end to end and cover it; approximate ones that lie side by
-/// side come from different places.
+/// The reusable spans of a prompt. The spans are contiguous and cover the prompt; adjacent approximate spans come from
+/// different places.
 struct reuse_map {
-    std::vector<reuse_span> spans = {};
-    std::vector<reused_run> runs = {};    ///< The approximate spans.
+    std::vector<prompt_span> spans = {};
+    std::vector<reused_span> runs = {};   ///< The approximate spans.
     std::vector<page_entry> entries = {}; ///< Where their tokens lie, in order.
 
     [[nodiscard]] std::size_t end() const noexcept {
         return spans.empty() ? 0 : spans.back().first + spans.back().count;
     }
 
-    /// How many tokens are of a kind.
+    /// The number of tokens of a kind.
     [[nodiscard]] std::size_t tokens(reuse_kind kind) const noexcept {
         std::size_t all = 0;
-        for (const reuse_span& one : spans)
+        for (const prompt_span& one : spans)
             all += one.kind == kind ? one.count : 0;
         return all;
     }
 
-    /// Adds a span of tokens that are not approximate.
+    /// Appends a span that is not approximate.
     void add(reuse_kind kind, std::size_t count) {
         if (count > 0)
             spans.push_back({kind, end(), count});
     }
 
-    /// Adds the tokens of these pages, which were computed elsewhere. What goes on there where the last span ended
-    /// makes that longer.
+    /// Appends the tokens of these page-table entries, which were computed elsewhere. If `goes_on`, they continue the
+    /// last span where it was computed, and extend it.
     template <class Pages>
     void add_run(const Pages& pages, bool goes_on) {
         std::size_t count = 0;
@@ -73,7 +73,7 @@ struct reuse_map {
     }
 };
 
-/// What is known of a prompt, pinned.
+/// A reuse map whose pages are pinned.
 template <class Cache>
 class basic_reuse {
 public:
@@ -83,7 +83,7 @@ private:
     friend Cache;
     basic_reuse(basic_sequence<Cache> pins, reuse_map map) : pins_(std::move(pins)), map_(std::move(map)) {}
 
-    basic_sequence<Cache> pins_; // of no tokens: it holds the pages, and what they continue
+    basic_sequence<Cache> pins_; // an empty sequence that references the pages and their ancestors
     reuse_map map_;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/cache/cache_access.hpp>
 #include <kvcache/cache/sequence_state.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/result.hpp>
@@ -13,8 +14,8 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A run of tokens and the pages that hold their keys and values, shared with other sequences where they agree.
-/// Destroying it releases its pages, tail first; what the index knows stays until room is needed.
+/// A run of tokens and the pages that hold their keys and values, shared with other sequences that have the same
+/// prefix. Destruction releases its pages, tail first; indexed pages stay cached until space is needed.
 /// Requires: the cache outlives it.
 template <class Cache>
 class basic_sequence {
@@ -29,42 +30,43 @@ public:
     }
     ~basic_sequence() {
         if (state_)
-            cache_->release(*state_);
+            cache_access::release(*cache_, *state_);
     }
 
-    /// How many tokens have their keys and values in place.
+    /// The number of tokens whose keys and values are cached.
     [[nodiscard]] std::size_t size() const noexcept { return state_->tokens.size(); }
     [[nodiscard]] std::span<const token_id> tokens() const noexcept { return state_->tokens; }
-    /// How many leading tokens are exact: the same bits as with nothing reused. Those behind came from another past, or
-    /// attended to such; nobody else is ever given them.
+    /// The number of leading tokens that are exact: bit-identical to computing every token. Later tokens were computed
+    /// after a different prefix, or attended to such tokens; they are never shared with other sequences.
     [[nodiscard]] std::size_t exact() const noexcept { return std::min(state_->exact, size()); }
     [[nodiscard]] std::span<const page_entry> table() const noexcept { return state_->table; }
 
-    /// A sequence of its own that shares the first `tokens` tokens; a page cut in the middle is copied by whoever
-    /// writes to it first. Where the codec codes whole pages, a fork inside a coded one ends at that page's begin: its
-    /// size() says where to go on. Requires: tokens <= size(), no lease under way. Cost: O(pages).
-    [[nodiscard]] basic_sequence fork(std::size_t tokens) const { return cache_->fork(*state_, tokens); }
+    /// Returns a sequence that shares the first `tokens` tokens. The first write to a partly used shared page copies
+    /// it. With a codec that quantizes whole pages, a fork inside a quantized page ends where that page begins:
+    /// continue at its size(). Requires: tokens <= size(), no open lease. Cost: O(pages).
+    [[nodiscard]] basic_sequence fork(std::size_t tokens) const { return cache_access::fork(*cache_, *state_, tokens); }
 
     /// Keeps the first `tokens` tokens, or fewer, as a fork does. Requires: tokens <= size(), no lease under way.
-    void truncate(std::size_t tokens) { cache_->truncate(*state_, tokens); }
+    void truncate(std::size_t tokens) { cache_access::truncate(*cache_, *state_, tokens); }
 
-    /// Lets no page behind the first `tokens` tokens become known to other sequences; forks inherit it. What is known
-    /// already stays so.
-    void share_at_most(std::size_t tokens) noexcept { state_->cacheable = tokens; }
-    /// How many leading tokens others may be given, at most.
-    [[nodiscard]] std::size_t shared_at_most() const noexcept { return std::min(state_->exact, state_->cacheable); }
+    /// Prevents pages after the first `tokens` tokens from being published to other sequences; forks inherit the limit.
+    /// Pages that are already published stay so.
+    void set_cacheable_limit(std::size_t tokens) noexcept { state_->cacheable = tokens; }
+    /// The maximum number of leading tokens that can be shared.
+    [[nodiscard]] std::size_t cacheable_limit() const noexcept { return std::min(state_->exact, state_->cacheable); }
 
-    /// A sequence of its own without `count` tokens from `first` on. Those behind move down, their keys and values as
-    /// they were, in pages of their own: from `first` on it is approximate (StreamingLLM, Xiao et al. 2024). Only where
-    /// the codec keeps row by row. Errors: out_of_memory. Requires: first + count <= size(), no lease under way.
-    /// Cost: O(bytes of the tokens behind).
-    [[nodiscard]] result<basic_sequence> without(std::size_t first,
-                                                 std::size_t count) const requires Cache::writes_rows {
-        return cache_->without(*state_, first, count);
+    /// Returns a new sequence without the `count` tokens from `first` on. Later tokens move down with unchanged keys
+    /// and values, in pages of their own: from `first` on the sequence is approximate (StreamingLLM, Xiao et al. 2024).
+    /// Only if the codec writes row by row. Errors: out_of_memory. Requires: first + count <= size(), no open lease.
+    /// Cost: O(bytes of the later tokens).
+    [[nodiscard]] result<basic_sequence> erase_range(std::size_t first,
+                                                     std::size_t count) const requires Cache::writes_rows {
+        return cache_access::erase_range(*cache_, *state_, first, count);
     }
 
 private:
     friend Cache;
+    friend class cache_access;
     template <class>
     friend class basic_lease;
     basic_sequence(Cache& cache, std::unique_ptr<sequence_state> state) : cache_(&cache), state_(std::move(state)) {}

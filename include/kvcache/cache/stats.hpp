@@ -9,22 +9,22 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// How full a cache is. Every page is free, held or idle.
+/// The occupancy of a cache. Every page is free, in use or evictable.
 struct cache_stats {
-    std::size_t pages = 0;      ///< That fit the budget.
-    std::size_t free = 0;       ///< Never used, or given back.
-    std::size_t held = 0;       ///< Held by live sequences, each counted once however many share it.
-    std::size_t idle = 0;       ///< Held by nobody, kept for the next match until room is needed.
+    std::size_t pages = 0;      ///< Number of pages within the cache's limit.
+    std::size_t free = 0;       ///< Pages that hold nothing: never used, or freed.
+    std::size_t in_use = 0;     ///< Pages referenced by live sequences, each counted once however many share it.
+    std::size_t evictable = 0;  ///< Pages without references, cached for the next match until space is needed.
     std::size_t page_bytes = 0; ///< Bytes of a page.
     std::size_t sequences = 0;  ///< Live sequences and matches.
 
-    std::size_t exact = 0;       ///< Pages whose exact rows are kept beside them, for a codec of whole pages.
-    std::size_t exact_bytes = 0; ///< What those take of the budget.
+    std::size_t exact = 0;          ///< Pages with attached full-precision rows, for a codec of whole pages.
+    std::size_t residual_bytes = 0; ///< What those take of the budget.
 
     friend constexpr bool operator==(const cache_stats&, const cache_stats&) = default;
 };
 
-/// How full a cache of these pages is, for people.
+/// Describes the occupancy of a cache in one line.
 [[nodiscard]] inline std::string describe_pages(const page_shape& shape, const std::string& codec,
                                                 const cache_stats& now) {
     const auto number = [](std::size_t n) { return std::to_string(n); };
@@ -42,12 +42,12 @@ struct cache_stats {
                            "); ",
                            number(now.pages),
                            " pages: ",
-                           number(now.held),
-                           " held by ",
+                           number(now.in_use),
+                           " in use by ",
                            number(now.sequences),
                            " sequences, ",
-                           number(now.idle),
-                           " idle, ",
+                           number(now.evictable),
+                           " evictable, ",
                            number(now.free),
                            " free"});
 }

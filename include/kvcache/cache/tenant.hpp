@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cache/tenant_books.hpp>
+#include <kvcache/cache/cache_access.hpp>
+#include <kvcache/cache/reserve_options.hpp>
+#include <kvcache/cache/tenant_quotas.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/identity.hpp>
@@ -17,11 +19,12 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What tells a tenant's prompts from those of all others, in the index and in every name: some bytes, never none. It
-/// need not be secret for tenants to be apart in one process; names that leave the process are as secret as it is.
+/// A salt that separates a tenant's prompts from all others, in the index and in every name: a nonempty byte string. It
+/// need not be secret to separate tenants within one process; names that leave the process are only as secret as the
+/// salt.
 class tenant_salt {
 public:
-    /// Requires: there are bytes.
+    /// Requires: `bytes` is not empty.
     explicit tenant_salt(std::string bytes) : bytes_(std::move(bytes)) {
         expects(!bytes_.empty(), "a tenant's salt is not empty");
     }
@@ -31,8 +34,8 @@ private:
     std::string bytes_;
 };
 
-/// One tenant's view of a shared cache: a cache by itself, as pipelines use it, that finds what this tenant has stored
-/// and nothing else. Requires: the cache outlives it.
+/// One tenant's view of a shared cache. It has a cache's interface, as pipelines use it, and finds only what this
+/// tenant has stored. Requires: the cache outlives it.
 template <class Cache>
 class basic_tenant {
 public:
@@ -45,43 +48,44 @@ public:
     static constexpr bool knows_chunks = Cache::knows_chunks;
 
     /// The longest run of `tokens` that this tenant has stored, pinned.
-    [[nodiscard]] match_type match(std::span<const token_id> tokens) const { return cache_->match_as(number_, tokens); }
-    [[nodiscard]] rerun plan(const match_type& found) const { return cache_->plan(found); }
-    [[nodiscard]] sequence open() const { return cache_->open_as(number_); }
-    [[nodiscard]] sequence open(match_type found, const rerun& plan) const {
+    [[nodiscard]] match_type match(std::span<const token_id> tokens) const {
+        return cache_access::match(*cache_, number_, tokens);
+    }
+    [[nodiscard]] compute_range plan(const match_type& found) const { return cache_->plan(found); }
+    [[nodiscard]] sequence open() const { return cache_access::open(*cache_, number_); }
+    [[nodiscard]] sequence open(match_type found, const compute_range& plan) const {
         return cache_->open(std::move(found), plan);
     }
     /// Errors: out_of_memory: field "quota" where the tenant has its share, "pages" where the cache is full.
-    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows) const { return cache_->reserve(to, rows); }
-    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, std::size_t at_once) const {
-        return cache_->reserve(to, rows, at_once);
+    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, reserve_options options = {}) const {
+        return cache_->reserve(to, rows, options);
     }
 
     /// As the cache's, within what this tenant has stored.
-    [[nodiscard]] reuse_type find(const sequence& behind,
-                                  std::span<const token_id> tokens) const requires Cache::knows_chunks {
-        return cache_->find(behind, tokens);
+    [[nodiscard]] reuse_type match_chunks(const sequence& behind,
+                                          std::span<const token_id> tokens) const requires Cache::knows_chunks {
+        return cache_->match_chunks(behind, tokens);
     }
-    bool note(const sequence& of, std::size_t first, std::size_t count) const requires Cache::knows_chunks {
-        return cache_->note(of, first, count);
+    bool register_chunk(const sequence& of, std::size_t first, std::size_t count) const requires Cache::knows_chunks {
+        return cache_->register_chunk(of, first, count);
     }
-    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, const reuse_type& found,
-                                        std::span<const std::size_t> rerun) const {
-        return cache_->reserve(to, rows, found, rerun);
+    [[nodiscard]] result<lease> reserve_spliced(sequence& to, std::size_t rows, const reuse_type& found,
+                                                std::span<const std::size_t> recomputed) const {
+        return cache_->reserve_spliced(to, rows, found, recomputed);
     }
     [[nodiscard]] const auto& recompute() const noexcept { return cache_->recompute(); }
 
     /// The identity of what this tenant stores.
-    [[nodiscard]] identity id() const { return cache_->id_as(number_); }
+    [[nodiscard]] identity id() const { return cache_access::id(*cache_, number_); }
     [[nodiscard]] std::span<const std::byte> bytes(page_id page) const { return cache_->bytes(page); }
-    [[nodiscard]] std::span<const std::byte> exact_bytes(page_id page) const { return cache_->exact_bytes(page); }
+    [[nodiscard]] std::span<const std::byte> residual_bytes(page_id page) const { return cache_->residual_bytes(page); }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return cache_->shape(); }
     [[nodiscard]] const codec_type& codec() const noexcept { return cache_->codec(); }
     [[nodiscard]] const storage_type& storage() const noexcept { return cache_->storage(); }
 
     /// What this tenant has and may have.
-    [[nodiscard]] tenant_usage usage() const { return cache_->usage(number_); }
+    [[nodiscard]] tenant_usage usage() const { return cache_access::usage(*cache_, number_); }
 
 private:
     template <class>

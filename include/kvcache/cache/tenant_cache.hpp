@@ -13,9 +13,9 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A cache that several tenants share and in which none can find what another has stored: it has no `match` and no
-/// `open`, only tenants have. Pages are shared within a tenant by content, as in any cache; memory is shared by all,
-/// up to each one's quota. Requires: it outlives its tenants. It does not move.
+/// A cache shared by several tenants, none of which can find what another has stored. It has no `match` and no `open`;
+/// only its tenants do. Pages are shared within a tenant by content, as in any cache. Memory is shared by all, up to
+/// each tenant's quota. Requires: it outlives its tenants. It does not move.
 template <class Cache>
 class basic_tenant_cache {
 public:
@@ -23,15 +23,16 @@ public:
 
     /// For at most `most` tenants.
     template <class... Given>
-    basic_tenant_cache(std::size_t most, identity id, page_shape shape, budget limit, const std::tuple<Given...>& given)
+    basic_tenant_cache(std::size_t most, identity id, page_shape shape, cache_limits limit,
+                       const std::tuple<Given...>& given)
         : most_(most), cache_(detail::opener<Cache>::open(most, std::move(id), shape, limit, given)) {}
 
-    /// The tenant of this salt, who may take `quota` pages; one who is known already has that quota from now on.
-    /// Errors: out_of_range, when there are as many tenants as there may be.
+    /// Opens the tenant of this salt, with a quota of `quota` pages; an existing tenant gets the new quota.
+    /// Errors: out_of_range, if there are `most` tenants already.
     [[nodiscard]] result<tenant> open(const tenant_salt& salt, std::size_t quota) {
         const std::lock_guard guard(lock_);
         if (const auto known = numbers_.find(salt.bytes()); known != numbers_.end()) {
-            cache_.set_quota(known->second, quota);
+            cache_access::set_quota(cache_, known->second, quota);
             return tenant(cache_, known->second);
         }
         if (numbers_.size() == most_)
@@ -39,13 +40,13 @@ public:
                          "there are " + std::to_string(most_) + " tenants already, as many as there may be"};
         const auto place = numbers_.emplace(salt.bytes(), 0).first;
         detail::scope_guard undo([&] { numbers_.erase(place); });
-        place->second = cache_.add_tenant(salt.bytes(), quota);
+        place->second = cache_access::add_tenant(cache_, salt.bytes(), quota);
         undo.dismiss();
         return tenant(cache_, place->second);
     }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return cache_.shape(); }
-    /// How full the cache is, for its operator: a tenant who saw it would see what the others do.
+    /// The occupancy of the cache, for its operator only: it reveals the activity of all tenants.
     [[nodiscard]] cache_stats stats() const { return cache_.stats(); }
     [[nodiscard]] std::string describe() const { return cache_.describe(); }
     [[nodiscard]] auto& tier() noexcept { return cache_.tier(); }
@@ -67,7 +68,7 @@ private:
 template <policy... Ps>
     requires one_policy_a_role<Ps...>
 [[nodiscard]] basic_tenant_cache<cache<Ps...>> make_tenant_cache(std::size_t most, identity id, page_shape shape,
-                                                                 budget limit, Ps... policies) {
+                                                                 cache_limits limit, Ps... policies) {
     return {most, std::move(id), shape, limit, std::tuple(std::move(policies)...)};
 }
 

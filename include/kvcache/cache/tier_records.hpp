@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/cache/cache_access.hpp>
 #include <kvcache/cache/page_parts.hpp>
-#include <kvcache/core/digest256.hpp>
 #include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/identity.hpp>
 #include <kvcache/core/page_table.hpp>
 #include <kvcache/core/result.hpp>
+#include <kvcache/core/sha256_digest.hpp>
 #include <kvcache/record/record.hpp>
 #include <kvcache/record/record_writer.hpp>
 #include <kvcache/tier/concept.hpp>
@@ -28,18 +29,18 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Some neighbouring pages of a run that one thread put in place.
+/// A contiguous part of a run of pages, filled by one thread.
 struct placed_part {
-    std::size_t first = 0;   ///< In the run.
-    std::size_t pages = 0;   ///< Asked for.
-    std::size_t placed = 0;  ///< And sound, from the first on.
-    result<void> read = {};  ///< What the tier says.
-    result<void> sound = {}; ///< What is wrong with the record behind those placed.
+    std::size_t first = 0;   ///< First page, counted from the start of the run.
+    std::size_t pages = 0;   ///< Number of pages to read.
+    std::size_t placed = 0;  ///< Number of leading pages that are in place and sound.
+    result<void> read = {};  ///< Error of the tier, if any.
+    result<void> sound = {}; ///< Error of the record after those placed, if any.
     std::exception_ptr thrown = {};
 };
 
-/// Pages of a cache as records of a tier: named, sealed and handed over; read, put in place through a lease and checked
-/// there.
+/// The pages of a cache as records of a tier. Writing: records are named, authenticated and handed over. Reading:
+/// records are copied into a lease and verified there.
 template <tier_state Tier>
 class tier_records {
 public:
@@ -51,7 +52,7 @@ public:
     [[nodiscard]] Tier& tier() noexcept { return tier_; }
     [[nodiscard]] const Tier& tier() const noexcept { return tier_; }
 
-    /// Says the identity of a tenant; of the cache itself for 0. Throws: bad_alloc.
+    /// Sets the identity of a tenant; of the cache itself for 0. Throws: bad_alloc.
     void set(std::size_t tenant, const identity& id) {
         auto names = std::make_unique<record_names>(id, secret_);
         const std::lock_guard guard(lock_);
@@ -66,28 +67,29 @@ public:
     /// Hands over page `page` of a sequence of `end` exact tokens. Errors: the tier's. Throws: bad_alloc.
     template <class Cache>
     [[nodiscard]] result<void> hand_over(const Cache& cache, const page_entry& entry, std::size_t page, std::size_t end,
-                                         std::span<const token_id> run, const digest256& before, const digest256& name,
-                                         const record_names& names) {
+                                         std::span<const token_id> run, const sha256_digest& before,
+                                         const sha256_digest& name, const record_names& names) {
         page_parts<Cache> parts(cache);
         parts.add(entry, page, end, 0);
         const record_writer made({record_kind::page, page * run.size(), run, before, name, parts.parts()}, names,
                                  seal_);
         return tier_.put({.name = name,
-                          .cost = cache.prefill_seconds(page * run.size(), run.size()),
+                          .cost = cache_access::prefill_seconds(cache, page * run.size(), run.size()),
                           .depth = static_cast<std::uint32_t>(page)},
                          made.pieces());
     }
 
-    /// Puts the pages of a run in place, from page `first` of the prompt on; `chain` has the name of what comes before
-    /// each page of it, and of all. A long run is shared by as many threads as are of use to the tier: each places
-    /// neighbours until one is missing or not sound. Throws: bad_alloc.
+    /// Copies the pages of a run into a lease, from page `first` of the prompt on. `chain` has the name of the prefix
+    /// before each page, and of the whole. A long run is divided among as many threads as the tier can use; each copies
+    /// contiguous pages until one is missing or not sound. Throws: bad_alloc.
     template <class Lease, class Cache>
     [[nodiscard]] std::vector<placed_part> place(const Lease& lease, const Cache& cache, const record_names& names,
-                                                 std::span<const digest256> chain, std::size_t first,
+                                                 std::span<const sha256_digest> chain, std::size_t first,
                                                  std::span<const token_id> run) {
         const std::size_t pages = run.size() / cache.shape().tokens;
         const std::size_t enough = pages * cache.codec().page_bytes() / worth_a_thread;
-        const std::size_t count = std::clamp<std::size_t>(enough, 1, std::max<std::size_t>(readers_of(tier_), 1));
+        const std::size_t count =
+            std::clamp<std::size_t>(enough, 1, std::max<std::size_t>(max_parallel_reads(tier_), 1));
         std::vector<placed_part> parts(std::min(count, pages));
         for (std::size_t i = 0; i < parts.size(); ++i) {
             parts[i].first = pages * i / parts.size();
@@ -102,7 +104,7 @@ public:
         {
             std::vector<std::jthread> helpers;
             helpers.reserve(parts.size() - 1);
-            bool more = true; // threads are to be had
+            bool more = true; // whether more threads can be started
             while (more && helpers.size() + 1 < parts.size())
                 more = detail::completes<std::system_error>(
                     [&] { helpers.emplace_back([&fill, &part = parts[helpers.size() + 1]] { fill(part); }); });
@@ -117,14 +119,14 @@ public:
     }
 
 private:
-    // Starting a thread takes some tens of microseconds, reading and checking so many bytes a millisecond.
+    // Starting a thread takes tens of microseconds; reading and verifying this many bytes takes a millisecond.
     static constexpr std::size_t worth_a_thread = std::size_t{4} << 20;
 
     template <class Codec, class Lease>
-    void place(placed_part& part, const Lease& lease, const record_names& names, std::span<const digest256> chain,
+    void place(placed_part& part, const Lease& lease, const record_names& names, std::span<const sha256_digest> chain,
                std::size_t page_tokens, std::size_t first, std::span<const token_id> run) {
         const auto read =
-            read_run(tier_, chain.subspan(1, part.pages), [&](std::size_t i, std::span<const std::byte> bytes) {
+            tier::read_run(tier_, chain.subspan(1, part.pages), [&](std::size_t i, std::span<const std::byte> bytes) {
                 const std::size_t at = part.first + i;
                 part.sound =
                     put_in_place<Codec>(lease, names, bytes, chain[i], chain[i + 1], (first + at) * page_tokens, at,
@@ -138,8 +140,8 @@ private:
 
     template <class Codec, class Lease>
     [[nodiscard]] result<void> put_in_place(const Lease& lease, const record_names& names,
-                                            std::span<const std::byte> bytes, const digest256& before,
-                                            const digest256& name, std::uint64_t first, std::size_t at,
+                                            std::span<const std::byte> bytes, const sha256_digest& before,
+                                            const sha256_digest& name, std::uint64_t first, std::size_t at,
                                             std::span<const token_id> run) const {
         const auto read = record::parse(bytes, seal_);
         if (!read)
@@ -163,8 +165,8 @@ private:
 
     Tier tier_;
     std::string secret_;
-    record_seal seal_;
-    mutable std::mutex lock_;                          // of what follows
+    record_authenticator seal_;
+    mutable std::mutex lock_;                          // guards names_
     std::vector<std::unique_ptr<record_names>> names_; // by tenant
 };
 

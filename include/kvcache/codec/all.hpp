@@ -5,23 +5,25 @@
 #include <kvcache/codec/codebook.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/f16.hpp>
+#include <kvcache/codec/f32.hpp>
+#include <kvcache/codec/hadamard.hpp>
 #include <kvcache/codec/int4.hpp>
-#include <kvcache/codec/int4_channels.hpp>
+#include <kvcache/codec/int4_per_channel.hpp>
 #include <kvcache/codec/int8.hpp>
 #include <kvcache/codec/int8_grouped.hpp>
-#include <kvcache/codec/plain.hpp>
-#include <kvcache/codec/recent_exact.hpp>
-#include <kvcache/codec/rotated.hpp>
-#include <kvcache/codec/sinks_exact.hpp>
-#include <kvcache/codec/split.hpp>
+#include <kvcache/codec/keep_recent.hpp>
+#include <kvcache/codec/keep_sinks.hpp>
+#include <kvcache/codec/mixed_kv.hpp>
 
 #include <tuple>
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Every codec policy of the library, with its standard options.
+/// All codec policies of the library, with their default options.
 using codec_policies =
-    std::tuple<plain, bf16, f16, int8, int8_grouped, int4, int4_channels, rotated<int4>, codebook<4>, codebook<3>,
-               codebook<2>, split<int4_channels, int4>, sinks_exact<int8>, recent_exact<int8>>;
+    std::tuple<codec::f32, codec::bf16, codec::f16, codec::int8, codec::int8_grouped, codec::int4,
+               codec::int4_per_channel, codec::hadamard<codec::int4>, codec::codebook<4>, codec::codebook<3>,
+               codec::codebook<2>, codec::mixed_kv<codec::int4_per_channel, codec::int4>,
+               codec::keep_sinks<codec::int8>, codec::keep_recent<codec::int8>>;
 
 } // namespace kvcache

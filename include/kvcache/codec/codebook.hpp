@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/codec/coded_pages.hpp>
+#include <kvcache/codec/quantized_pages.hpp>
 #include <kvcache/codec/token_coder.hpp>
 #include <kvcache/kernel/hadamard.hpp>
 
@@ -12,13 +12,14 @@
 #include <span>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::codec {
 
 namespace detail {
 
-/// The levels that code numbers of a standard normal distribution with the least mean squared error (Max 1960, table 1,
-/// recomputed), as whole numbers of units that spare most of it: 0.2 % is lost with 4 bits, 0.04 % with 3, none with 2.
-/// They differ by no more than `widest_table`. The unit is in standard deviations; both signs, ascending.
+/// Quantization levels of the standard normal distribution with the smallest mean squared error (Max 1960, table 1,
+/// recomputed). The levels are integers times a unit in standard deviations. Rounding them to integers adds 0.2 % to
+/// the error with 4 bits, 0.04 % with 3 and nothing with 2. Levels differ by at most `widest_table`. Both signs,
+/// ascending.
 template <unsigned Bits>
 struct normal_levels;
 template <>
@@ -37,9 +38,9 @@ struct normal_levels<4> {
     static constexpr std::int8_t table[16] = {-61, -46, -36, -28, -21, -15, -9, -3, 3, 9, 15, 21, 28, 36, 46, 61};
 };
 
-/// The nearest level of a row, its root mean square being one standard deviation.
+/// Quantizer to the nearest level, where the root mean square of a row is one standard deviation.
 template <unsigned Bits>
-struct codebook_formula {
+struct codebook_quantizer {
     static constexpr unsigned bits = Bits;
     static constexpr const std::int8_t (&table)[16] = normal_levels<Bits>::table;
     std::size_t group = 0;
@@ -61,29 +62,29 @@ struct codebook_formula {
     [[nodiscard]] f32x16 code(const f32x16& x) const noexcept {
         const f32x16 one = f32x16::broadcast(1.0f);
         f32x16 place = f32x16::zero();
-        for (std::size_t i = 0; i + 1 < std::size_t{1} << Bits; ++i) // past the middle of two levels
+        for (std::size_t i = 0; i + 1 < std::size_t{1} << Bits; ++i) // one level for each midpoint below x
             place = place + zero_below(one, x, static_cast<float>(table[i] + table[i + 1]) * 0.5f);
         return place;
     }
 };
 
-/// Codes rows whose signs a seeded draw and a Hadamard matrix have mixed.
+/// Coder of rows that are transformed by fixed pseudo-random signs and a Hadamard matrix.
 template <unsigned Bits>
-class mixing_coder : public token_coder<codebook_formula<Bits>> {
+class randomized_hadamard_coder : public token_coder<codebook_quantizer<Bits>> {
 public:
-    using token_coder<codebook_formula<Bits>>::token_coder;
+    using token_coder<codebook_quantizer<Bits>>::token_coder;
 
-    void turn(std::span<float> row) const noexcept {
+    void transform(std::span<float> row) const noexcept {
         change_signs(row);
         hadamard(row);
     }
-    void turn_back(std::span<float> row) const noexcept {
+    void inverse_transform(std::span<float> row) const noexcept {
         hadamard(row);
         change_signs(row);
     }
 
 private:
-    // The upper bit of a multiplicative hash of the place: part of the page layout.
+    // The sign is the upper bit of a multiplicative hash of the index: part of the page layout.
     static void change_signs(std::span<float> row) noexcept {
         for (std::size_t d = 0; d < row.size(); ++d) {
             std::uint64_t x = (d + 1) * 0x9E3779B97F4A7C15u;
@@ -96,18 +97,18 @@ private:
 
 } // namespace detail
 
-/// Keeps rows as the nearest of 4, 8 or 16 levels that suit normal numbers best, in units of the row's root mean
-/// square; signs drawn once and a Hadamard matrix make the numbers of any row nearly normal. Bits + 16 / head_dim bits
-/// a number. (Zandieh et al. 2025, TurboQuant; its half for the mean squared error)
+/// Quantizes each value to one of 4, 8 or 16 levels that are optimal for the normal distribution, in units of the row's
+/// root mean square. Fixed pseudo-random signs and a Hadamard matrix make the values of any row nearly normal. Bits +
+/// 16 / head_dim bits a value. (Zandieh et al. 2025, TurboQuant; the variant for the mean squared error)
 template <unsigned Bits = 4>
 struct codebook {
     using role = codec_role;
-    [[nodiscard]] auto coder(page_side side, page_shape shape) const {
-        return detail::mixing_coder<Bits>(detail::codebook_formula<Bits>{}, side, shape.head_dim);
+    [[nodiscard]] auto coder(kv_kind side, page_shape shape) const {
+        return detail::randomized_hadamard_coder<Bits>(detail::codebook_quantizer<Bits>{}, side, shape.head_dim);
     }
     [[nodiscard]] auto open(page_shape shape) const { return detail::open_sides(*this, *this, shape); }
 };
 
 static_assert(codec_policy<codebook<4>>);
 
-} // namespace kvcache
+} // namespace kvcache::codec

@@ -13,40 +13,40 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Where a row of keys and values stands inside a page.
+/// Position of one row of keys and values inside a page.
 struct page_row {
     layer_id layer = {};
     head_id head = {};
     std::uint32_t row = 0;
 };
 
-/// Where a tile of 16 rows stands inside a page.
+/// Position of a tile of 16 rows inside a page.
 struct page_tile {
     layer_id layer = {};
     head_id head = {};
     std::uint32_t tile = 0;
 };
 
-/// Which pages before its own a query reads as they were computed, not as they are coded.
-struct exact_pages {
-    std::size_t first = 0;  ///< The first pages of a sequence.
-    std::size_t recent = 0; ///< The pages right before the query's own.
+/// Pages that a query reads in full precision instead of quantized, in addition to its own page.
+struct residual_window {
+    std::size_t first = 0;  ///< First pages of the sequence.
+    std::size_t recent = 0; ///< Pages directly before the query's own page.
 
-    /// Whether a query of page `own` reads page `page` exactly. Its own it always does.
+    /// Returns whether a query in page `own` reads page `page` in full precision. True for its own page.
     [[nodiscard]] constexpr bool covers(std::size_t page, std::size_t own) const noexcept {
         return page + recent >= own || page < first;
     }
 
-    friend constexpr bool operator==(const exact_pages&, const exact_pages&) = default;
+    friend constexpr bool operator==(const residual_window&, const residual_window&) = default;
 };
 
-/// The numbers a row of values takes in a tile: head_dim, rounded up to whole vectors.
-[[nodiscard]] constexpr std::size_t value_width(std::size_t head_dim) noexcept {
+/// Floats of one row of values in a tile: head_dim, rounded up to whole vectors of 16.
+[[nodiscard]] constexpr std::size_t padded_head_dim(std::size_t head_dim) noexcept {
     return (head_dim + 15) / 16 * 16;
 }
 
-/// Gives a page's keys and values in tiles of 16 rows. `keys` and `values` return the tile, either where it lies in the
-/// page or decoded into `scratch`: keys as (head_dim, 16), values as (16, value_width(head_dim)).
+/// Reader of a page's keys and values in tiles of 16 rows. `keys` and `values` return the tile in place or decoded into
+/// `scratch`: keys as (head_dim, 16), values as (16, padded_head_dim(head_dim)).
 template <class S>
 concept page_reader = requires(const S s, std::span<const std::byte> bytes, page_tile tile, std::span<float> scratch) {
     { s.page_bytes() } -> std::same_as<std::size_t>;
@@ -55,8 +55,8 @@ concept page_reader = requires(const S s, std::span<const std::byte> bytes, page
     { s.values(bytes, tile, scratch) } -> std::same_as<const float*>;
 };
 
-/// Writes rows of keys and values into a page one by one, and loses nothing. `copy` takes the first `rows` rows to
-/// another page and reads no byte of the rows behind them, which somebody else may be writing.
+/// Lossless writer of single rows of keys and values into a page. `copy` copies the first `rows` rows to another page.
+/// It reads no byte of later rows, which another thread may be writing.
 template <class S>
 concept row_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> bytes, page_row row,
                               std::span<const float> numbers, std::size_t rows) {
@@ -65,36 +65,36 @@ concept row_writer = requires(const S s, std::span<std::byte> page, std::span<co
 };
 
 /// Writes a layer's head of a page once all its rows are there, as the plain codec lays them out; what it keeps may
-/// differ from what was computed. `turn_key` and `turn_value` turn a row before it is kept, exact or coded: queries are
-/// turned as keys, and what attention gives is turned back as values.
+/// differ from what was computed. `transform_key` and `transform_value` turn a row before it is kept, exact or coded:
+/// queries are turned as keys, and what attention gives is turned back as values.
 template <class S>
 concept page_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> rows, layer_id layer,
                                head_id head, std::span<float> row) {
     s.encode(page, layer, head, rows);
-    s.turn_key(row);
-    s.turn_value(row);
-    s.turn_back(row);
-    { s.exact() } -> std::same_as<exact_pages>;
+    s.transform_key(row);
+    s.transform_value(row);
+    s.inverse_transform(row);
+    { s.exact() } -> std::same_as<residual_window>;
     { s.shape() } -> std::same_as<page_shape>;
 };
 
-/// Says how pages lie that only a backend of its own reads and writes: it names the backend and the layout, which make
-/// a cache's identity another one than the host's.
+/// Codec whose pages only a backend of its own reads and writes. It names the backend and the layout, both of which are
+/// part of the cache's identity.
 template <class S>
-concept far_codec_state = requires(const S s) {
+concept device_codec_state = requires(const S s) {
     { s.page_bytes() } -> std::same_as<std::size_t>;
     { s.name() } -> std::same_as<std::string>;
     { s.layout_name() } -> std::same_as<std::string>;
     { s.backend() } -> std::same_as<std::string>;
 };
 
-/// The working state of a codec.
+/// State of an opened codec.
 template <class S>
-concept codec_state = (page_reader<S> && (row_writer<S> || page_writer<S>)) || far_codec_state<S>;
+concept codec_state = (page_reader<S> && (row_writer<S> || page_writer<S>)) || device_codec_state<S>;
 
 namespace detail {
 
-/// Whether a codec says how a tile is coded: both sides, or neither.
+/// Whether a codec gives attention the quantized operands of a tile, without decoding it.
 template <class Codec>
 inline constexpr bool gives_codes = requires(const Codec c, std::span<const std::byte> bytes, page_tile at) {
     c.codes(bytes, at);
@@ -102,7 +102,7 @@ inline constexpr bool gives_codes = requires(const Codec c, std::span<const std:
 
 } // namespace detail
 
-/// How the numbers of a page are kept.
+/// Policy for the storage format of keys and values in a page.
 template <class P>
 concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape shape) {
     p.open(shape);

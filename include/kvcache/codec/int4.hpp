@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/codec/coded_pages.hpp>
+#include <kvcache/codec/quantized_pages.hpp>
 #include <kvcache/codec/token_coder.hpp>
 #include <kvcache/core/contract.hpp>
 
@@ -9,12 +9,13 @@
 #include <cstdint>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::codec {
 
 namespace detail {
 
-/// Sixteen steps of which the last but one to the side of the largest number is that number: -8 scales of either sign.
-struct int4_formula {
+/// Quantizer to 16 levels, -8 to 7 times the scale. The value of the largest magnitude in a group is level -8, which
+/// gives the scale either sign.
+struct int4_quantizer {
     static constexpr unsigned bits = 4;
     std::size_t group = 32;
 
@@ -27,7 +28,7 @@ struct int4_formula {
             most = max(x, most);
             least = min(x, least);
         }
-        // The number of the largest size, with its sign: the lower one where both are as large.
+        // The value of the largest magnitude, with its sign; the negative one if both are equal.
         alignas(64) float up[tile_tokens], down[tile_tokens];
         most.store(up);
         least.store(down);
@@ -43,19 +44,19 @@ struct int4_formula {
 
 } // namespace detail
 
-/// Keeps rows in 4 bits with a scale for each group of neighbours, as llama.cpp's q4_0 does: 4.5 bits a number for
-/// groups of 32. For values; keys with a few large channels want `int4_channels` or `rotated<int4>`.
+/// Quantizes rows to 4 bits with a scale for each group of adjacent values, as llama.cpp's q4_0: 4.5 bits a value for
+/// groups of 32. Meant for values; keys with a few large channels need `int4_per_channel` or `hadamard<int4>`.
 struct int4 {
     using role = codec_role;
-    std::size_t group = 32; ///< Numbers a scale; a multiple of 16.
+    std::size_t group = 32; ///< Values that share a scale; a multiple of 16.
 
-    [[nodiscard]] auto coder(page_side side, page_shape shape) const {
+    [[nodiscard]] auto coder(kv_kind side, page_shape shape) const {
         expects(group > 0 && group % 16 == 0, "a group is a multiple of 16 numbers");
-        return detail::token_coder(detail::int4_formula{group}, side, shape.head_dim);
+        return detail::token_coder(detail::int4_quantizer{group}, side, shape.head_dim);
     }
     [[nodiscard]] auto open(page_shape shape) const { return detail::open_sides(*this, *this, shape); }
 };
 
 static_assert(codec_policy<int4>);
 
-} // namespace kvcache
+} // namespace kvcache::codec

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/codec/coded_pages.hpp>
+#include <kvcache/codec/quantized_pages.hpp>
 #include <kvcache/codec/token_coder.hpp>
 
 #include <cstddef>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::codec {
 
 namespace detail {
 
-/// The nearest of 255 steps, from minus to plus the largest size.
-struct int8_formula {
+/// Quantizer to the nearest of 255 levels, from minus to plus the largest magnitude.
+struct int8_quantizer {
     static constexpr unsigned bits = 8;
     std::size_t group = 0;
 
@@ -26,18 +26,19 @@ struct int8_formula {
 
 } // namespace detail
 
-/// Keeps each row of a head as int8 with one scale, its largest size / 127, as binary16: 8.125 bits a number at a
-/// head_dim of 128. Of a longer row each part has one: as few parts of one size, a multiple of 16, as hold 128 each.
+/// Quantizes each row of a head to int8 with one binary16 scale, the largest magnitude / 127: 8.125 bits a value at
+/// head_dim 128. A longer row is split into as few parts of at most 128 values as possible, each with its own scale;
+/// the part size is a multiple of 16.
 struct int8 {
     using role = codec_role;
-    [[nodiscard]] auto coder(page_side side, page_shape shape) const {
+    [[nodiscard]] auto coder(kv_kind side, page_shape shape) const {
         const std::size_t parts = (std::size_t{shape.head_dim} + 127) / 128;
         const std::size_t each = (shape.head_dim + 16 * parts - 1) / (16 * parts) * 16;
-        return detail::token_coder(detail::int8_formula{parts == 1 ? 0 : each}, side, shape.head_dim);
+        return detail::token_coder(detail::int8_quantizer{parts == 1 ? 0 : each}, side, shape.head_dim);
     }
     [[nodiscard]] auto open(page_shape shape) const { return detail::open_sides(*this, *this, shape); }
 };
 
 static_assert(codec_policy<int8>);
 
-} // namespace kvcache
+} // namespace kvcache::codec

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/codec/packed_codes.hpp>
+#include <kvcache/codec/packed_quants.hpp>
 #include <kvcache/kernel/number_format.hpp>
 
 #include <algorithm>
@@ -11,34 +11,34 @@
 #include <span>
 #include <string>
 
-namespace kvcache::inline KVCACHE_ABI::detail {
+namespace kvcache::inline KVCACHE_ABI::codec::detail {
 
-/// Codes each row by itself, in groups of neighbours that share a scale, as whole numbers from -127 to 127 times that
-/// scale: the numbers themselves in 8 bits, or places in a table of a few. A tile is its codes, then the scales as
-/// binary16, 16 tokens of each group together:
+/// Coder that quantizes each row by itself, in groups of adjacent values that share a scale. A value is an integer from
+/// -127 to 127 times the scale: an int8 with 8 bits, or an index into a table with fewer. A tile is its codes, then the
+/// scales as binary16, for 16 tokens of each group together:
 ///
-///     [ codes, as packed_codes has them ][ scales: (groups, 16) ]
+///     [ codes, in the layout of packed_quants ][ scales: (groups, 16) ]
 ///
-/// The formula says `bits`, `name`, `group` (0: the whole row), `scale` that rows want, `code` of numbers divided by
-/// it, and the `table`, where it has one.
+/// The quantizer (`Formula`) has `bits`, `name`, `group` (0: the whole row), `scale` of a group of rows, `code` of
+/// values divided by the scale, and for fewer than 8 bits a `table`.
 template <class Formula>
 class token_coder {
     static constexpr unsigned bits = Formula::bits;
 
 public:
-    token_coder(const Formula& formula, page_side side, std::size_t head_dim)
-        : formula_(formula),
+    token_coder(const Formula& quantizer, kv_kind side, std::size_t head_dim)
+        : quantizer_(quantizer),
           side_(side),
           head_dim_(head_dim),
-          group_(formula.group == 0 ? head_dim : std::min(formula.group, head_dim)),
+          group_(quantizer.group == 0 ? head_dim : std::min(quantizer.group, head_dim)),
           groups_((head_dim + group_ - 1) / group_),
           codes_(side, head_dim) {}
 
     [[nodiscard]] std::size_t tokens() const noexcept { return tile_tokens; }
     [[nodiscard]] std::size_t bytes() const noexcept { return codes_.bytes() + groups_ * tile_tokens * sizeof(half); }
-    [[nodiscard]] std::string name() const { return formula_.name(); }
-    void turn(std::span<float>) const noexcept {}
-    void turn_back(std::span<float>) const noexcept {}
+    [[nodiscard]] std::string name() const { return quantizer_.name(); }
+    void transform(std::span<float>) const noexcept {}
+    void inverse_transform(std::span<float>) const noexcept {}
 
     void encode(const float* from, std::byte* to) const noexcept {
         const tile_strips strips(side_, head_dim_, from);
@@ -46,7 +46,7 @@ public:
         for (std::size_t g = 0; g < groups_; ++g) {
             const std::size_t first = g * group_, last = std::min(first + group_, head_dim_);
             alignas(64) float scales[tile_tokens], inverse[tile_tokens];
-            formula_.scale(strips, first, last).store(scales);
+            quantizer_.scale(strips, first, last).store(scales);
             half* const kept = reinterpret_cast<half*>(to + codes_.bytes()) + g * tile_tokens;
             for (std::size_t lane = 0; lane < tile_tokens; ++lane) {
                 kept[lane] = to_half(scales[lane]);
@@ -56,7 +56,7 @@ public:
             const f32x16 by = f32x16::load(inverse);
             for (std::size_t d = first; d < last; ++d) {
                 alignas(64) float whole[tile_tokens];
-                formula_.code(strips(d) * by).store(whole);
+                quantizer_.code(strips(d) * by).store(whole);
                 for (std::size_t lane = 0; lane < tile_tokens; ++lane)
                     codes_.put(to, d, lane, static_cast<std::uint8_t>(static_cast<std::int32_t>(whole[lane])));
             }
@@ -66,7 +66,7 @@ public:
     void decode(const std::byte* from, std::size_t, float* to) const noexcept {
         const auto quads = codes_.view(from, table());
         f32x16 four[4];
-        if (side_ == page_side::keys) {
+        if (side_ == kv_kind::keys) {
             for (std::size_t d = 0; d < head_dim_; d += 4) {
                 numbers_of(quads, d / 4, four);
                 for (std::size_t i = 0; i < 4 && d + i < head_dim_; ++i)
@@ -74,7 +74,7 @@ public:
             }
             return;
         }
-        const std::size_t width = value_width(head_dim_);
+        const std::size_t width = padded_head_dim(head_dim_);
         for (std::size_t c = 0; c < width; c += 16) {
             alignas(64) float scales[tile_tokens];
             f32x16::load(scales_of(from, std::min(c / group_, groups_ - 1))).store(scales);
@@ -86,12 +86,12 @@ public:
         }
     }
 
-    /// Where the tile's codes lie.
-    [[nodiscard]] side_codes codes(const std::byte* from, std::size_t) const noexcept {
-        constexpr auto format = bits == 8   ? code_format::int8
-                                : bits == 4 ? code_format::four
-                                : bits == 3 ? code_format::three
-                                            : code_format::two;
+    /// Returns the operand that describes the encoded tile.
+    [[nodiscard]] quantized_operand codes(const std::byte* from, std::size_t) const noexcept {
+        constexpr auto format = bits == 8   ? quant_format::int8
+                                : bits == 4 ? quant_format::four
+                                : bits == 3 ? quant_format::three
+                                            : quant_format::two;
         return {.format = format,
                 .codes = from,
                 .scales = scales_of(from, 0),
@@ -111,15 +111,15 @@ private:
             return Formula::table;
     }
 
-    Formula formula_;
-    page_side side_;
+    Formula quantizer_;
+    kv_kind side_;
     std::size_t head_dim_;
     std::size_t group_;
     std::size_t groups_;
-    packed_codes<bits> codes_;
+    packed_quants<bits> codes_;
 };
 
-/// The largest size among numbers [first, last) of each row.
+/// Returns the largest magnitude among elements [first, last) of each row.
 template <class Strips>
 [[nodiscard]] f32x16 largest_size(const Strips& strips, std::size_t first, std::size_t last) noexcept {
     f32x16 most = f32x16::zero();
@@ -130,4 +130,4 @@ template <class Strips>
     return most;
 }
 
-} // namespace kvcache::detail
+} // namespace kvcache::codec::detail

@@ -7,7 +7,7 @@
 #error "kvcache: C++20 is needed; compile with -std=c++20"
 #endif
 
-// Contract checks: on in debug builds; define KVCACHE_CONTRACTS as 1 or 0 to choose.
+// Contract checks are on in debug builds. Define KVCACHE_CONTRACTS as 1 or 0 to choose.
 #if !defined(KVCACHE_CONTRACTS)
 #if defined(NDEBUG)
 #define KVCACHE_CONTRACTS 0
@@ -16,13 +16,13 @@
 #endif
 #endif
 
-// KVCACHE_ABI is the inline namespace of the whole library. Its name states what changes the library's code or layout:
-// the version, the instruction set, contract checks and exceptions. Objects that are built differently therefore share
-// no function, and passing a type of the library between them is a link error.
+// KVCACHE_ABI is the inline namespace of the whole library. Its name encodes everything that changes the library's code
+// or layout: the version, the instruction set, contract checks and exceptions. Objects that are built differently
+// therefore share no function, and passing a type of the library between them is a link error.
 //
-// A host that builds files for several processors and passes caches between them defines KVCACHE_TARGET, with one name
-// for all files, and ensures that each file runs only on a processor that has its instructions. This is for the cache
-// alone: the layout of arithmetic classes depends on the instruction set, so kernel/native.hpp refuses it.
+// A host that builds files for several processors and passes caches between them defines KVCACHE_TARGET, with the same
+// name in all files, and ensures that each file runs only on a processor that has its instructions. This works for the
+// cache alone: the layout of arithmetic classes depends on the instruction set, so kernel/native.hpp rejects it.
 #if defined(KVCACHE_TARGET)
 #define KVCACHE_TARGET_IS_SHARED 1
 #else
@@ -61,7 +61,7 @@
     KVCACHE_ABI_NAME(KVCACHE_VERSION_MAJOR, KVCACHE_VERSION_MINOR, KVCACHE_VERSION_PATCH, KVCACHE_TARGET,              \
                      KVCACHE_ABI_CHECKS, KVCACHE_ABI_EXCEPTIONS)
 
-// The same as a string literal.
+// The ABI name as a string literal.
 #define KVCACHE_ABI_QUOTED(name) #name
 #define KVCACHE_ABI_TEXT_OF(name) KVCACHE_ABI_QUOTED(name)
 #define KVCACHE_ABI_TEXT KVCACHE_ABI_TEXT_OF(KVCACHE_ABI)

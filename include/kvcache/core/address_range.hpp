@@ -11,7 +11,7 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A range of addresses of this process, unmapped when it goes. Movable; the bytes stay where they are.
+/// A mapped range of this process's addresses, unmapped on destruction. Movable; a move does not relocate the bytes.
 class address_range {
 public:
     address_range() = default;
@@ -27,7 +27,7 @@ public:
             ::munmap(begin_, size_);
     }
 
-    /// What mmap gives for these; empty, with the reason in errno, where it refuses. Requires: size > 0.
+    /// Maps `size` bytes with mmap. Returns an empty range and sets errno if mmap fails. Requires: size > 0.
     [[nodiscard]] static address_range map(std::size_t size, int protection, int flags) noexcept {
         address_range made;
         void* const at = ::mmap(nullptr, size, protection, flags, -1, 0);

@@ -9,15 +9,15 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// One cache line, and one AVX-512 vector.
+/// Bytes of a cache line, and of an AVX-512 vector.
 inline constexpr std::size_t line_bytes = 64;
 
-/// The alignment that memory of `bytes` gets: a cache line, or a huge page for what fills two of them or more.
+/// The alignment of an allocation of `bytes`: a huge page if it spans at least two of them, a cache line otherwise.
 [[nodiscard]] constexpr std::size_t alignment_for(std::size_t bytes) noexcept {
     return bytes >= 2 * huge_page_bytes ? huge_page_bytes : line_bytes;
 }
 
-/// Allocates on cache-line boundaries; what is large on huge pages, where the system has them.
+/// An allocator that aligns to cache lines, and puts large allocations on huge pages where the system has them.
 template <class T>
 struct line_allocator {
     using value_type = T;
@@ -40,7 +40,7 @@ struct line_allocator {
     friend bool operator==(const line_allocator&, const line_allocator&) { return true; }
 };
 
-/// A vector that begins on a cache line.
+/// A vector whose data begins on a cache line.
 template <class T>
 using aligned_vector = std::vector<T, line_allocator<T>>;
 

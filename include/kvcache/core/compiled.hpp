@@ -3,17 +3,19 @@
 
 #include <kvcache/core/abi.hpp>
 
-// The library has two forms. Header-only, the standard: every function is defined in a header. Compiled, where
-// KVCACHE_COMPILED is defined and not 0: what is expensive to compile is only declared in its header, and defined once,
-// in the objects of the CMake target kvcache::compiled, which defines KVCACHE_COMPILED for itself and for targets that
-// link it. Objects that are built with other flags do not link: their names differ (core/abi.hpp).
+// The library has two forms. Header-only (the default): every function is defined in a header. Compiled
+// (KVCACHE_COMPILED is defined and not 0): functions that are expensive to compile are only declared in their headers
+// and defined once, in the objects of the CMake target kvcache::compiled. That target defines KVCACHE_COMPILED for
+// itself and for targets that link it. Objects that are built with other flags do not link: their names differ
+// (core/abi.hpp).
 //
 //     KVCACHE_ONCE   before a declaration: the compiled form defines this function once
 //     KVCACHE_BODY   before its definition, in an impl/ header
 //     KVCACHE_LAZY   before an inline function: it is instantiated where it is called
 //
-// A function costs every file that includes it what it calls, used or not, unless it is a template. One with an empty
-// pack is called like any other function. A class of many members is a template with an empty pack for the same reason.
+// Every file that includes an ordinary inline function compiles it and the functions it calls, used or not; a template
+// is compiled only where it is called. A function template with an empty pack is called like an ordinary function.
+// Classes with many members are templates with an empty pack for the same reason.
 #if !defined(KVCACHE_COMPILED)
 #define KVCACHE_COMPILED 0
 #endif

@@ -8,7 +8,7 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A caller's mistake, thrown where contract checks are on.
+/// A violated precondition, thrown where contract checks are on.
 class contract_violation : public std::logic_error {
 public:
     using std::logic_error::logic_error;
@@ -31,8 +31,8 @@ violate([[maybe_unused]] const char* what) {
 
 } // namespace detail
 
-/// Checks what a caller must hold. Off in release builds unless KVCACHE_CONTRACTS is 1.
-/// Throws: contract_violation, with `what` as its words.
+/// Checks a precondition. Off in release builds unless KVCACHE_CONTRACTS is 1.
+/// Throws: contract_violation, with `what` as its message.
 constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char* what) {
 #if KVCACHE_CONTRACTS
     if (!holds)

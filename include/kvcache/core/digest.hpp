@@ -18,7 +18,7 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// 128 bits that stand for some bytes.
+/// A 128-bit hash of some bytes.
 struct digest {
     std::uint64_t low = 0;
     std::uint64_t high = 0;
@@ -27,7 +27,7 @@ struct digest {
     friend constexpr auto operator<=>(const digest&, const digest&) = default;
 };
 
-/// 32 hexadecimal letters, the high half first.
+/// Returns 32 hexadecimal digits, the high half first.
 [[nodiscard]] inline std::string to_string(const digest& d) {
     std::string text;
     for (const std::uint64_t half : {d.high, d.low})
@@ -36,12 +36,14 @@ struct digest {
     return text;
 }
 
-/// XXH3-64 of bytes after a past. Not for an adversary. Cost: about 10 ns and a tenth of a nanosecond a byte.
+/// XXH3-64 of `data`, seeded with the hash of what precedes it. Not collision-resistant against an adversary. Cost:
+/// about 10 ns plus 0.1 ns a byte.
 [[nodiscard]] inline std::uint64_t seeded_hash(std::uint64_t past, std::span<const std::byte> data) {
     return XXH3_64bits_withSeed(data.data(), data.size(), past);
 }
 
-/// XXH3-128 of bytes given piece by piece. Not for an adversary: equal digests are a hint that content must confirm.
+/// XXH3-128 of bytes given piece by piece. Not collision-resistant against an adversary: equal digests are a hint that
+/// a comparison of the content must confirm.
 class digest_builder {
 public:
     digest_builder() noexcept { XXH3_128bits_reset(&state_); }
@@ -51,7 +53,7 @@ public:
         return *this;
     }
 
-    /// Eight bytes, the lowest first.
+    /// Appends eight bytes, little-endian.
     digest_builder& number(std::uint64_t n) {
         std::byte little[8];
         for (std::size_t i = 0; i < 8; ++i)
@@ -59,7 +61,7 @@ public:
         return bytes(little);
     }
 
-    /// The length, then the bytes: two texts never run into each other.
+    /// Appends the length, then the bytes, so that consecutive texts are unambiguous.
     digest_builder& text(std::string_view words) {
         number(words.size());
         return bytes(std::as_bytes(std::span(words)));

@@ -7,12 +7,12 @@
 #include <new>
 #include <utility>
 
-// The one header that throws and catches. In a program without exceptions nothing can be caught: a failed
-// allocation ends the program in operator new.
+// The only header that throws and catches. In a program without exceptions nothing can be caught: a failed allocation
+// ends the program in operator new.
 
 namespace kvcache::inline KVCACHE_ABI::detail {
 
-/// Calls `body`. Returns false if it threw an `Exception`; what else it throws goes on.
+/// Calls `body`. Returns false if it threw an `Exception`; other exceptions propagate.
 template <class Exception, class Body>
 [[nodiscard]] bool completes(Body&& body) {
 #if defined(__cpp_exceptions)
@@ -28,7 +28,7 @@ template <class Exception, class Body>
 #endif
 }
 
-/// Calls `body`. What it throws is lost.
+/// Calls `body` and discards any exception.
 template <class Body>
 void ignore_exceptions(Body&& body) noexcept {
 #if defined(__cpp_exceptions)
@@ -41,7 +41,7 @@ void ignore_exceptions(Body&& body) noexcept {
 #endif
 }
 
-/// Calls `body`. Returns what it threw; null if nothing.
+/// Calls `body`. Returns the exception it threw; null if none.
 template <class Body>
 [[nodiscard]] std::exception_ptr exception_of(Body&& body) noexcept {
 #if defined(__cpp_exceptions)

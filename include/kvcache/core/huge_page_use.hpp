@@ -16,7 +16,7 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-/// The number behind the last blank-separated name of a line of /proc/self/smaps: "AnonHugePages:   2048 kB".
+/// The size in a line of /proc/self/smaps: 2048 of "AnonHugePages:   2048 kB".
 [[nodiscard]] inline std::size_t smaps_kilobytes(std::string_view line) {
     const std::size_t digit = line.find_first_of("0123456789");
     std::size_t number = 0;
@@ -27,12 +27,12 @@ namespace detail {
 
 } // namespace detail
 
-/// How many of these bytes the system keeps on huge pages now, as far as it tells: by whole mappings, of which it says
-/// only how much of each is huge. Zero where there is no /proc. Cost: reads the list of all mappings, milliseconds.
+/// The number of these bytes that are on huge pages now. An estimate: the system reports huge pages per mapping, not
+/// per address. Zero where there is no /proc. Cost: reads the list of all mappings, milliseconds.
 [[nodiscard]] inline std::size_t bytes_on_huge_pages(std::span<const std::byte> bytes) {
     const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
     std::ifstream mappings("/proc/self/smaps");
-    std::size_t huge = 0, inside = 0; // of the mapping at hand: how much of `bytes` lies in it
+    std::size_t huge = 0, inside = 0; // of the current mapping: bytes of `bytes` inside it
     for (std::string line; std::getline(mappings, line);) {
         std::uintptr_t from = 0, to = 0;
         const char* const end = line.data() + line.size();

@@ -10,12 +10,12 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The larger page that most 64-bit systems offer: one entry of the address cache in place of 512.
+/// The larger page size of most 64-bit systems (2 MiB): one TLB entry instead of 512.
 inline constexpr std::size_t huge_page_bytes = std::size_t{1} << 21;
 
-/// Asks the system to put the whole huge pages inside [at, at + bytes) on huge pages, at once for memory that nobody
-/// touched yet and by and by for the rest. Returns whether the system takes such wishes; where it does not, nothing
-/// happens. What came of it says bytes_on_huge_pages().
+/// Advises the system to back the whole huge pages inside [at, at + bytes) with huge pages: at once for memory not
+/// touched yet, gradually for the rest. Returns whether the system accepts the advice; where it does not, nothing
+/// happens. bytes_on_huge_pages() reports the outcome.
 inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::size_t bytes) noexcept {
 #if defined(MADV_HUGEPAGE)
     const auto from = reinterpret_cast<std::uintptr_t>(at);

@@ -10,7 +10,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// A page of keys and values in a page pool.
 enum class page_id : std::uint32_t {};
 
-/// An entry that an eviction policy ranks: a page, a session, a record of a tier.
+/// A slot that an eviction policy ranks: a page, a session or a record of a tier.
 enum class slot_id : std::uint32_t {};
 
 /// A token of a tokenizer's vocabulary.
@@ -19,10 +19,10 @@ enum class token_id : std::int32_t {};
 /// A layer of a model, counted from the input.
 enum class layer_id : std::uint32_t {};
 
-/// A key and value head.
+/// A KV head.
 enum class head_id : std::uint32_t {};
 
-/// The number behind an identifier.
+/// The integer value of an identifier.
 [[nodiscard]] constexpr std::uint32_t index_of(page_id page) noexcept {
     return static_cast<std::uint32_t>(page);
 }

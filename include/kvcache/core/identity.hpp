@@ -9,21 +9,22 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// All that decides the bits of a cached page, beside its tokens. Two caches may exchange pages if and only if every
-/// field is equal. A field added here is hashed by itself: `digest_of` takes the aggregate apart.
+/// Everything besides the tokens that determines the bits of a cached page. Two caches may exchange pages if and only
+/// if every field is equal. A new field must be named in for_each_field, which does not compile otherwise; `digest_of`
+/// then hashes it.
 struct identity {
-    digest weights = {};            ///< Of the checkpoint's names, dtypes, shapes and bytes.
-    std::string adapter = {};       ///< The low-rank adapter's name and version; empty for none.
-    digest tokenizer = {};          ///< Of tokenizer.json.
+    digest weights = {};            ///< Digest of the checkpoint's names, dtypes, shapes and bytes.
+    std::string adapter = {};       ///< Name and version of the LoRA adapter; empty for none.
+    digest tokenizer = {};          ///< Digest of tokenizer.json.
     std::string config = {};        ///< Architecture and extents, as canonical text.
-    std::string rope = {};          ///< The rotary embedding: its base, its scaling, its frequencies.
+    std::string rope = {};          ///< RoPE parameters: base, scaling, frequencies.
     std::string codec = {};         ///< The page codec and its options.
-    std::string layout = {};        ///< How a page is laid out.
-    std::uint64_t page_tokens = 0;  ///< Positions a page.
-    std::string weight_format = {}; ///< What the products compute from: "f32", "bf16", "f16".
+    std::string layout = {};        ///< The layout of a page.
+    std::uint64_t page_tokens = 0;  ///< Tokens per page.
+    std::string weight_format = {}; ///< Format of the weights that the GEMMs read: "f32", "bf16", "f16".
     std::uint64_t numeric_contract = numeric_contract_revision;
     std::string backend = "cpu";   ///< The backend and its kernel revision.
-    std::string lineage = "exact"; ///< "exact", or "approximate" for what attended to anything that is not.
+    std::string lineage = "exact"; ///< "exact", or "approximate" for pages that attended to an inexact page.
     std::uint64_t format = record_format_revision;
     std::string tenant = {}; ///< A salt that keeps tenants apart.
 
@@ -32,13 +33,13 @@ struct identity {
 
 namespace detail {
 
-inline void feed(digest_builder& to, const digest& field) {
+inline void append_field(digest_builder& to, const digest& field) {
     to.nested(field);
 }
-inline void feed(digest_builder& to, const std::string& field) {
+inline void append_field(digest_builder& to, const std::string& field) {
     to.text(field);
 }
-inline void feed(digest_builder& to, std::uint64_t field) {
+inline void append_field(digest_builder& to, std::uint64_t field) {
     to.number(field);
 }
 
@@ -47,7 +48,7 @@ inline void feed(digest_builder& to, std::uint64_t field) {
 /// Calls visit(name, field) for every field, in order.
 template <class Visit>
 void for_each_field(const identity& id, Visit visit) {
-    // Taking the aggregate apart: a field that is added and not named here does not compile.
+    // A structured binding: a field that is added and not named here does not compile.
     const auto& [weights, adapter, tokenizer, config, rope, codec, layout, page_tokens, weight_format, numeric_contract,
                  backend, lineage, format, tenant] = id;
     visit("weights", weights);
@@ -66,13 +67,13 @@ void for_each_field(const identity& id, Visit visit) {
     visit("tenant", tenant);
 }
 
-/// The digest of an identity: domain-separated, every field by name, length-prefixed.
+/// The digest of an identity: domain-separated, every field preceded by its name, length-prefixed.
 [[nodiscard]] inline digest digest_of(const identity& id) {
     digest_builder builder;
     builder.text("kvcache identity 2");
     for_each_field(id, [&](const char* name, const auto& field) {
         builder.text(name);
-        detail::feed(builder, field);
+        detail::append_field(builder, field);
     });
     return builder.finish();
 }

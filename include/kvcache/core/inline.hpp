@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-/// For what must become part of its caller: for the compiler to keep sums in registers, and for what does nothing but
-/// prefetch, since GCC takes such a function for one without effect and drops its calls. On a lambda: after its (...).
+/// Forces inlining. For functions whose sums must stay in the caller's registers, and for functions that only prefetch:
+/// GCC considers them free of effects and drops the calls. On a lambda: after its (...).
 #if defined(__GNUC__)
 #define KVCACHE_INLINE __attribute__((always_inline))
 #else
 #define KVCACHE_INLINE
 #endif
 
-/// Before a loop of a constant number of turns, 64 at most: the loop is fully unrolled. nvcc rejects the pragma.
+/// Fully unrolls the loop that follows, of a constant number of iterations, 64 at most. nvcc rejects the pragma.
 #if defined(__CUDACC__)
 #define KVCACHE_UNROLL
 #elif defined(__clang__)

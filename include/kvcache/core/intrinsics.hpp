@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// GCC 12 sees uninitialised values inside its own AVX-512 intrinsics, wherever a program inlines them. A warning
-// belongs to the line it points at, so it is silenced there: this header comes before whatever else includes the
-// intrinsics.
+// GCC 12 reports uninitialized values inside its own AVX-512 intrinsics, wherever a program inlines them. A warning
+// belongs to the line it points at, so it is silenced there: include this header before any other header that includes
+// the intrinsics.
 #if defined(__x86_64__) || defined(__i386__)
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push

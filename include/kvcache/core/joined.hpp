@@ -9,7 +9,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::detail {
 
-/// The pieces of a sentence as one string. A chain of string additions compiles several times as long.
+/// Concatenates strings. A chain of string additions takes several times as long to compile.
 [[nodiscard]] inline std::string joined(std::initializer_list<std::string_view> pieces) {
     std::string whole;
     for (const std::string_view piece : pieces)

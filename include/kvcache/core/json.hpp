@@ -24,17 +24,18 @@ using json = nlohmann::ordered_json;
 
 namespace detail {
 
-/// Takes what a JSON text says, as it is read. Every answer is whether to go on.
+/// The receiver of JSON parse events. Each handler returns whether to continue.
 using json_events = nlohmann::json_sax<json>;
 
-/// Reads strict JSON (RFC 8259). Returns: whether it is one value to its end, and `to` took it all.
+/// Parses strict JSON (RFC 8259) into events. Returns: whether the text is exactly one value and `to` accepted every
+/// event.
 KVCACHE_LAZY bool tell_json(std::string_view text, json_events& to) {
-    // What json::sax_parse does, without compiling its readers of binary formats.
+    // Equivalent to json::sax_parse, without compiling its readers of binary formats.
     auto from = nlohmann::detail::input_adapter(text.data(), text.data() + text.size());
     return nlohmann::detail::parser<json, decltype(from)>(std::move(from)).sax_parse(&to);
 }
 
-/// Builds a value, and keeps the first thing that is wrong.
+/// Builds a value and keeps the first error.
 template <class Json>
 class json_builder final : public json_events {
 public:
@@ -81,7 +82,7 @@ private:
         return at;
     }
     bool open(typename Json::value_t type) {
-        constexpr std::size_t deepest = 256; // what is nested deeper costs nothing
+        constexpr std::size_t deepest = 256; // rejecting deeper nesting costs nothing
         if (open_.size() > deepest) {
             refusal_ = "the JSON text is nested more than 256 levels deep";
             return false;
@@ -97,21 +98,21 @@ private:
     Json root_;
     std::vector<Json*> open_;
     Json* member_ = nullptr;
-    std::string problem_; // a key that is there twice; the text may still end early
+    std::string problem_; // duplicate key; a later syntax error takes precedence
     std::string refusal_;
 };
 
 } // namespace detail
 
-/// Parses strict JSON (RFC 8259) as `Json`: UTF-8, one value, no duplicate key, at most 256 levels deep.
-/// `name` is what an error calls the text. Cost: O(n log n) for nlohmann::json; quadratic in the keys of one object
-/// where objects keep their order.
+/// Parses strict JSON (RFC 8259) as `Json`: UTF-8, one value, no duplicate key, at most 256 levels deep. `name` is the
+/// name of the text in errors. Cost: O(n log n) for nlohmann::json; quadratic in the keys of one object where objects
+/// keep their order.
 template <class Json>
 [[nodiscard]] result<Json> parse_json_as(std::string_view text, std::string name) {
     return detail::json_builder<Json>().build(text, std::move(name));
 }
 
-/// A value as ASCII, bytes that are no UTF-8 as U+FFFD.
+/// Serializes a value as ASCII, with invalid UTF-8 replaced by U+FFFD.
 KVCACHE_LAZY [[nodiscard]] std::string json_text(const json& value) {
     return value.dump(-1, ' ', true, json::error_handler_t::replace);
 }
@@ -121,7 +122,7 @@ KVCACHE_LAZY [[nodiscard]] result<json> parse_json(std::string_view text, std::s
     return parse_json_as<json>(text, std::move(name));
 }
 
-/// Reads the bytes of a whole file, at most `limit` of them.
+/// Reads a whole file of at most `limit` bytes.
 KVCACHE_LAZY [[nodiscard]] result<std::string> read_file(const std::filesystem::path& file, std::size_t limit) {
     std::error_code failed;
     const auto size = std::filesystem::file_size(file, failed);

@@ -9,7 +9,7 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The unsigned number at `at`, the lowest byte first. Requires: it lies inside.
+/// The little-endian unsigned integer at offset `at`. Requires: it lies inside `bytes`.
 template <std::unsigned_integral N>
 [[nodiscard]] constexpr N load_little(std::span<const std::byte> bytes, std::size_t at) noexcept {
     N made = 0;
@@ -18,7 +18,7 @@ template <std::unsigned_integral N>
     return made;
 }
 
-/// Puts an unsigned number at `at`, the lowest byte first. Requires: it lies inside.
+/// Stores an unsigned integer at offset `at`, little-endian. Requires: it lies inside `bytes`.
 template <std::unsigned_integral N>
 constexpr void store_little(std::span<std::byte> bytes, std::size_t at, N number) noexcept {
     for (std::size_t i = 0; i < sizeof(N); ++i)

@@ -25,19 +25,19 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A regular file, mapped read-only as a whole. Movable; the bytes stay where they are.
+/// A regular file, mapped read-only as a whole. Movable; a move does not relocate the bytes.
 ///
-/// The pages are the file's own: whoever shortens the file while it is mapped takes them away, and reading them then
-/// kills the process (SIGBUS). intact() tells before reading; replacing a file by rename is safe.
+/// The pages are shared with the file: if the file is truncated while it is mapped, reading the lost pages kills the
+/// process (SIGBUS). intact() detects this before reading. Replacing a file by rename is safe.
 class mapped_file {
 public:
     /// Maps `file`.
-    /// Errors: not_found; io, when it is no regular file or the system refuses.
-    /// Cost: no bytes are read before they are used.
+    /// Errors: not_found; io, if it is not a regular file or the system refuses.
+    /// Cost: bytes are read from disk only when they are accessed.
     KVCACHE_LAZY [[nodiscard]] static result<mapped_file> open(const std::filesystem::path& file) {
         mapped_file opened;
         opened.path_ = file;
-        // Without O_NONBLOCK the open of a pipe would wait for its writer.
+        // Without O_NONBLOCK, opening a pipe would wait for its writer.
         opened.descriptor_ = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
         if (opened.descriptor_ < 0)
             return opened.failure("cannot be opened", errno);
@@ -69,22 +69,22 @@ public:
             ::close(descriptor_);
     }
 
-    /// The whole file. Empty for an empty file.
+    /// The whole file; empty for an empty file.
     [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {begin_, begin_ == nullptr ? 0 : size_}; }
 
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
 
-    /// The last part of the path, as errors name it.
+    /// The last part of the path, the name used in errors.
     KVCACHE_LAZY [[nodiscard]] std::string name() const { return path_.filename().string(); }
 
-    /// Begins to read the file from the disk, in order, as far as the system likes; returns at once.
+    /// Starts reading the file from disk sequentially, as far as the system chooses; returns at once.
     void read_ahead() const noexcept {
         if (begin_ != nullptr)
             ::madvise(const_cast<std::byte*>(begin_), size_, MADV_WILLNEED);
     }
 
-    /// Takes the whole pages of these bytes out of this process's memory; who reads them again gets them again. The
-    /// system's own copy stays while it has room. Requires: the bytes are this file's.
+    /// Drops the whole pages of these bytes from this process's memory; a later access maps them again. The system's
+    /// page cache keeps its copy while it has room. Requires: the bytes are this file's.
     void forget(std::span<const std::byte> bytes) const noexcept {
         const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
         const auto begin = static_cast<std::size_t>(bytes.data() - begin_);
@@ -93,14 +93,14 @@ public:
             ::madvise(const_cast<std::byte*>(begin_ + first), last - first, MADV_DONTNEED);
     }
 
-    /// The file as the system describes it: device, inode, size, and the times of the last change of its content and of
-    /// its description, the latter of which no program can set. None if the system does not say, or if a change was so
-    /// little before `now`, the system's clock, that a second one might not show.
+    /// A digest of the file's metadata: name, device, inode, size, mtime and ctime (which no program can set). Returns:
+    /// nullopt if the system does not report them, or if the last change was so shortly before `now`, the system's
+    /// clock, that a second change might keep the same times.
     KVCACHE_LAZY [[nodiscard]] std::optional<digest> description(std::chrono::system_clock::time_point now) const {
         struct ::stat status = {};
         if (descriptor_ < 0 || ::fstat(descriptor_, &status) != 0)
             return std::nullopt;
-        // Two seconds: the coarsest clock that a common file system keeps.
+        // Two seconds: the coarsest clock that a common file system keeps. One more for the fractions dropped here.
         const auto changed = std::chrono::seconds(std::max(status.st_mtim.tv_sec, status.st_ctim.tv_sec));
         if (changed + std::chrono::seconds(3) > now.time_since_epoch())
             return std::nullopt;
@@ -114,7 +114,7 @@ public:
         return builder.finish();
     }
 
-    /// Whether every mapped byte is still in the file. Errors: truncated.
+    /// Checks that every mapped byte is still in the file. Errors: truncated; io, if the file's status cannot be read.
     KVCACHE_LAZY [[nodiscard]] result<void> intact() const {
         struct ::stat status = {};
         if (descriptor_ >= 0 && ::fstat(descriptor_, &status) != 0)

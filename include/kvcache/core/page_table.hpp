@@ -11,9 +11,9 @@ namespace kvcache::inline KVCACHE_ABI {
 /// One entry of a sequence's page table: the rows [first, first + count) of a page, in the sequence's order.
 struct page_entry {
     page_id page = {};
-    std::int64_t base = 0;   ///< The keys are rotated by (position - base); zero for a prefix computed in place.
-    std::uint32_t first = 0; ///< The first row in use.
-    std::uint32_t count = 0; ///< How many rows are in use.
+    std::int64_t base = 0; ///< RoPE offset: keys are rotated by (position - base); zero for a prefix computed in place.
+    std::uint32_t first = 0; ///< First row in use.
+    std::uint32_t count = 0; ///< Number of rows in use.
 
     friend bool operator==(const page_entry&, const page_entry&) = default;
 };

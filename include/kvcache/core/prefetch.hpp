@@ -9,14 +9,13 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Where number `offset` from `base` on would lie: an address to ask for, which may lie outside of any array, where a
-/// pointer must not lead.
+/// The address of element `offset` of `base`. For prefetches only: unlike a pointer, it may lie outside any array.
 template <class T>
 [[nodiscard]] inline const void* address(const T* base, std::size_t offset) noexcept {
     return reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(base) + offset * sizeof(T));
 }
 
-/// Asks for the cache line of number `offset` from `base` on, which is soon read. Any may be asked for.
+/// Prefetches the cache line of element `offset` of `base` for a read soon. Any offset is allowed.
 template <class T>
 KVCACHE_INLINE inline void prefetch([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
 #if defined(__GNUC__)
@@ -24,7 +23,7 @@ KVCACHE_INLINE inline void prefetch([[maybe_unused]] const T* base, [[maybe_unus
 #endif
 }
 
-/// The same for a line that is read somewhat later, in the second cache.
+/// Prefetches into the second-level cache, for a line that is read somewhat later.
 template <class T>
 KVCACHE_INLINE inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe_unused]] std::size_t offset) noexcept {
 #if defined(__GNUC__)
@@ -32,7 +31,7 @@ KVCACHE_INLINE inline void prefetch_soon([[maybe_unused]] const T* base, [[maybe
 #endif
 }
 
-/// The same for a line that is soon written.
+/// Prefetches a line for a write soon.
 template <class T>
 KVCACHE_INLINE inline void prefetch_to_write([[maybe_unused]] const T* base,
                                              [[maybe_unused]] std::size_t offset) noexcept {

@@ -11,29 +11,29 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What kind of fault of the world an error reports.
+/// The kind of an error.
 enum class error_code {
-    not_found,     ///< A file, tensor or field that is not there.
+    not_found,     ///< A file, tensor or field does not exist.
     io,            ///< The system refused to open, read, map or write.
-    truncated,     ///< Shorter than its own header says.
-    malformed,     ///< Not of the format: syntax, offsets, encodings.
-    mismatched,    ///< Well formed, but not what was asked for: dtype, shape, identity.
-    unsupported,   ///< Well formed, and something this library does not run.
-    out_of_memory, ///< No page or memory left, and nothing that may leave.
-    out_of_range,  ///< A token, position or length past its limit.
+    truncated,     ///< The data is shorter than its own header says.
+    malformed,     ///< The data is invalid: syntax, offsets, encodings.
+    mismatched,    ///< Well formed, but not what was expected: dtype, shape, identity.
+    unsupported,   ///< Well formed, but not supported by this library.
+    out_of_memory, ///< No page or memory is left, and no page can be evicted.
+    out_of_range,  ///< A token, position or length is past its limit.
     cancelled,     ///< Stopped on the caller's request.
 };
 
-/// A typed error: its kind, the name of the failing field or file, and words a user can act on.
+/// A typed error: its kind, the name of the failing field or file, and a message a user can act on.
 struct error {
     error_code code = error_code::malformed;
-    std::string field = {};   ///< "rope_scaling.type", "model.safetensors", "pages": what failed.
-    std::string message = {}; ///< One sentence, with the numbers.
+    std::string field = {};   ///< What failed: "rope_scaling.type", "model.safetensors", "pages".
+    std::string message = {}; ///< One sentence, with the values.
 
     friend bool operator==(const error&, const error&) = default;
 };
 
-/// A value, or the error that kept it from being made.
+/// A value, or the error that prevented it.
 template <class T>
 class [[nodiscard]] result {
 public:

@@ -30,11 +30,11 @@ concept names_its_role = requires {
 
 } // namespace detail
 
-/// What a policy's `open` gives for arguments of these types.
+/// The type that a policy's `open` returns for arguments of these types.
 template <class P, class... Arguments>
 using opened_by = decltype(std::declval<const P&>().open(std::declval<const Arguments&>()...));
 
-/// The role a policy plays: `P::role`, unless specialised for a type you do not own.
+/// The role of a policy: `P::role`, unless specialized for a type you do not own.
 template <class P>
 struct role_of {};
 
@@ -43,7 +43,7 @@ struct role_of<P> {
     using type = typename P::role;
 };
 
-/// A role that a cache has.
+/// One of the roles of a cache.
 template <class Role>
 concept known_role = detail::one_of_roles<Role, codec_role, storage_role, hash_role, index_role, eviction_role,
                                           recompute_role, tier_role, observer_role, locking_role>;
@@ -52,7 +52,7 @@ concept known_role = detail::one_of_roles<Role, codec_role, storage_role, hash_r
 template <class P>
 concept policy = known_role<typename role_of<P>::type>;
 
-/// A policy of the given role.
+/// A policy with the given role.
 template <class P, class Role>
 concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/digest256.hpp>
 #include <kvcache/core/little_endian.hpp>
+#include <kvcache/core/sha256_digest.hpp>
 
 #include <algorithm>
 #include <array>
@@ -14,8 +14,8 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// SHA-256 of bytes given piece by piece (FIPS 180-4), for names and seals of what leaves the process: here, so that
-/// every host writes the same records, whatever libraries it has. Cost: about 5 ns a byte.
+/// SHA-256 of bytes given piece by piece (FIPS 180-4), for names and authentication of data that leaves the process.
+/// Implemented here, so that every host writes the same records regardless of its libraries. Cost: about 5 ns a byte.
 class sha256_builder {
 public:
     sha256_builder& bytes(std::span<const std::byte> data) noexcept {
@@ -35,28 +35,28 @@ public:
         return *this;
     }
 
-    /// Eight bytes, the lowest first.
+    /// Appends eight bytes, little-endian.
     sha256_builder& number(std::uint64_t n) noexcept {
         std::array<std::byte, 8> little;
         store_little(little, 0, n);
         return bytes(little);
     }
 
-    /// The length, then the bytes: two texts never run into each other.
+    /// Appends the length, then the bytes, so that consecutive texts are unambiguous.
     sha256_builder& text(std::string_view words) noexcept {
         return number(words.size()).bytes(std::as_bytes(std::span(words)));
     }
 
-    sha256_builder& nested(const digest256& d) noexcept { return bytes(d.bytes); }
+    sha256_builder& nested(const sha256_digest& d) noexcept { return bytes(d.bytes); }
 
-    [[nodiscard]] digest256 finish() const noexcept {
+    [[nodiscard]] sha256_digest finish() const noexcept {
         sha256_builder last = *this;
         std::array<std::byte, 72> end = {std::byte{0x80}};
         const std::size_t padding = (119 - length_ % 64) % 64; // zeros, so that the length ends a block
         for (std::size_t i = 0; i < 8; ++i)
             end[1 + padding + i] = static_cast<std::byte>(length_ * 8 >> (56 - 8 * i) & 0xff);
         last.bytes(std::span(end).first(1 + padding + 8));
-        digest256 made;
+        sha256_digest made;
         for (std::size_t i = 0; i < made.bytes.size(); ++i)
             made.bytes[i] = static_cast<std::byte>(last.state_[i / 4] >> (24 - i % 4 * 8) & 0xff);
         return made;
@@ -64,7 +64,7 @@ public:
 
 private:
     void compress(std::span<const std::byte, 64> block) noexcept {
-        // The first 32 bits of the fractions of the cube roots of the first 64 primes.
+        // The first 32 bits of the fractional parts of the cube roots of the first 64 primes.
         static constexpr std::uint32_t k[64] = {
             0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
             0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
@@ -105,7 +105,8 @@ private:
     std::uint64_t length_ = 0;
 };
 
-/// HMAC-SHA-256 of bytes given piece by piece (RFC 2104, FIPS 198-1). A copy begins anew with the key already in.
+/// HMAC-SHA-256 of bytes given piece by piece (RFC 2104, FIPS 198-1). A copy made before any bytes restarts with the
+/// key already absorbed.
 class hmac_builder {
 public:
     explicit hmac_builder(std::span<const std::byte> key) noexcept {
@@ -136,9 +137,11 @@ public:
         inner_.text(words);
         return *this;
     }
-    hmac_builder& nested(const digest256& d) noexcept { return bytes(d.bytes); }
+    hmac_builder& nested(const sha256_digest& d) noexcept { return bytes(d.bytes); }
 
-    [[nodiscard]] digest256 finish() const noexcept { return sha256_builder(outer_).nested(inner_.finish()).finish(); }
+    [[nodiscard]] sha256_digest finish() const noexcept {
+        return sha256_builder(outer_).nested(inner_.finish()).finish();
+    }
 
 private:
     sha256_builder inner_, outer_;

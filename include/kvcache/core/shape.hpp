@@ -8,7 +8,7 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The tokens of one tile: one SIMD vector of scores.
+/// Tokens of one tile, which is one SIMD vector of scores.
 inline constexpr std::uint32_t tile_tokens = 16;
 
 /// The extents of one page of keys and values.
@@ -16,18 +16,18 @@ struct page_shape {
     std::uint32_t layers = 1;
     std::uint32_t kv_heads = 1;
     std::uint32_t head_dim = 64;
-    std::uint32_t tokens = 64; ///< Positions a page; a multiple of 16.
+    std::uint32_t tokens = 64; ///< Tokens per page; a multiple of 16.
 
     friend constexpr bool operator==(const page_shape&, const page_shape&) = default;
 
-    /// Whether a page of this shape can exist.
+    /// Whether the shape is valid.
     [[nodiscard]] constexpr bool valid() const noexcept {
         return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && tokens % tile_tokens == 0;
     }
 };
 
-/// The memory a cache may fill with pages.
-struct budget {
+/// The memory limit of a cache's pages.
+struct cache_limits {
     std::size_t bytes = 0;
 };
 

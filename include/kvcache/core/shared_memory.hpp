@@ -11,8 +11,8 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Memory of the size asked for, aligned likewise, that goes with its last holder; its content is anything. Null as
-/// `resource` means new and delete. Throws: what the resource throws.
+/// Reference-counted, uninitialized memory of `bytes`, aligned as alignment_for(bytes). A null `resource` means new and
+/// delete. Throws: what the resource throws.
 [[nodiscard]] inline std::shared_ptr<std::byte> shared_memory(std::size_t bytes, std::pmr::memory_resource* resource) {
     std::pmr::memory_resource* const from = resource != nullptr ? resource : std::pmr::new_delete_resource();
     const std::size_t alignment = alignment_for(bytes);

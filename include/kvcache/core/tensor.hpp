@@ -14,7 +14,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// A dense row-major matrix of float32. (rows, columns)
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-/// Row `row` of `m` as contiguous numbers. (columns)
+/// Row `row` of `m` as contiguous values. (columns)
 [[nodiscard]] inline std::span<const float> row_of(const matrix& m, std::size_t row) {
     return {m.data() + row * static_cast<std::size_t>(m.cols()), static_cast<std::size_t>(m.cols())};
 }

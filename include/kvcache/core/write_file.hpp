@@ -34,7 +34,7 @@ struct open_descriptor {
     }
 };
 
-/// Writes all bytes. Returns 0, or the system's reason.
+/// Writes all bytes. Returns 0, or the errno of the failure.
 KVCACHE_LAZY [[nodiscard]] inline int write_all(int descriptor, std::span<const std::byte> bytes) noexcept {
     constexpr std::size_t most = std::size_t{1} << 30; // a single call takes 2 GiB at most
     while (!bytes.empty()) {
@@ -49,9 +49,9 @@ KVCACHE_LAZY [[nodiscard]] inline int write_all(int descriptor, std::span<const 
 
 } // namespace detail
 
-/// Writes a file of these parts as a whole or not at all: to a temporary name in the same directory, through to the
-/// disk, and then to its own name. Whoever opens `file` at any time, a crash included, finds what was there before or
-/// all of the parts. A crash may leave the temporary file, NAME.part-NUMBERS, which nobody reads.
+/// Writes the parts to a file atomically: to a temporary file in the same directory, synced to disk, then renamed. A
+/// reader of `file` at any time, even after a crash, finds either the previous content or all of the parts. A crash may
+/// leave the temporary file NAME.part-NUMBERS, which is never read.
 /// Errors: io, with the file's name.
 KVCACHE_LAZY [[nodiscard]] inline result<void> write_file(const std::filesystem::path& file,
                                                           std::span<const std::span<const std::byte>> parts) {
@@ -81,7 +81,7 @@ KVCACHE_LAZY [[nodiscard]] inline result<void> write_file(const std::filesystem:
         ::unlink(part.c_str());
         return failed("cannot be put in its place", reason.value());
     }
-    // The new name itself goes to the disk; where it cannot, a crash may bring back what was there before.
+    // Syncs the directory entry. If this fails, a crash may restore the previous file.
     const auto beside = file.has_parent_path() ? file.parent_path() : std::filesystem::path(".");
     const detail::open_descriptor folder(::open(beside.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (folder.number >= 0)

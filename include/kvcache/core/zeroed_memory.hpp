@@ -16,12 +16,11 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Memory of which every byte is zero. What is asked for on the boundary of a huge page comes straight from the system,
-/// which clears it when it is first written to: whoever writes waits for that then, and nobody before. The rest is
-/// cleared here. For any thread.
+/// A memory resource whose allocations are zeroed. An allocation aligned to a huge page comes straight from the system,
+/// which clears each page on the first write to it. Other allocations are cleared here. Thread-safe.
 class zeroed_memory : public std::pmr::memory_resource {
 public:
-    /// The one that all share.
+    /// The shared instance.
     [[nodiscard]] static zeroed_memory* shared() noexcept {
         static zeroed_memory all;
         return &all;
@@ -33,7 +32,7 @@ private:
             return std::memset(std::pmr::new_delete_resource()->allocate(bytes, alignment), 0, bytes);
         if (bytes > (std::numeric_limits<std::size_t>::max() >> 1))
             detail::throw_bad_alloc();
-        // One huge page more, so that a boundary lies in it; what is not needed goes back.
+        // One extra huge page, so that a boundary lies inside; the excess is unmapped.
         const std::size_t size = mapped(bytes), all = size + huge_page_bytes;
         void* const from = ::mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (from == MAP_FAILED)

@@ -14,42 +14,42 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// Rows [begin, begin + count) of a sequence are the rows [first, first + count) of a page.
+/// Rows [begin, begin + count) of a sequence, which are the rows [first, first + count) of a page.
 struct alignas(16) attention_entry {
     std::uint32_t page = 0;
     std::uint32_t begin = 0;
-    std::uint32_t run = 0; ///< Which turned query reads them.
+    std::uint32_t run = 0; ///< Index of the rotated query that reads them.
     std::uint16_t first = 0;
     std::uint16_t count = 0;
 };
 
-/// Neighbouring entries of one sequence whose keys are rotated from one base: they are read by one turned query.
-struct attention_run {
+/// Adjacent entries of one sequence whose keys have one RoPE base, so that one rotated query reads them.
+struct rotation_run {
     std::uint32_t sequence = 0;
-    std::int32_t turn = 0; ///< The query's position less the base.
+    std::int32_t turn = 0; ///< The query's position minus the base.
 };
 
-/// Rows of a sequence that one block reads: from `first` on, split_rows of them or what is left.
+/// Rows of a sequence that one block reads: from `first` on, split_rows of them or the rest.
 struct attention_split {
     std::uint32_t sequence = 0;
     std::uint32_t first = 0;
 };
 
-/// Splits begin at multiples of this row, whatever else is in the batch: part of the numeric contract of a device.
+/// Splits begin at multiples of this row, independent of the batch: part of the numeric contract of a device.
 inline constexpr std::uint32_t split_rows = 512;
 
-/// The page tables of a batch in the form that attention on a device walks. Each sequence asks with one query, which
-/// reads all of its rows.
+/// Page tables of a batch in the form that the attention kernels read. Each sequence has one query, which attends to
+/// all of its rows.
 struct attention_table {
     std::vector<attention_entry> entries = {};
     std::vector<std::uint32_t> entry_begin = {0}; ///< (sequences + 1), in entries
     std::vector<std::uint32_t> rows = {};         ///< (sequences)
-    std::vector<attention_run> runs = {};
+    std::vector<rotation_run> runs = {};
     std::vector<attention_split> splits = {};
     std::vector<std::uint32_t> split_begin = {0}; ///< (sequences + 1), in splits
 
-    /// Adds a sequence whose query stands at `position`. Errors: out_of_range, for what 32 bits cannot say; then
-    /// nothing has changed.
+    /// Adds a sequence whose query has the position `position`. Errors: out_of_range, for values beyond 32 bits;
+    /// nothing has changed then.
     [[nodiscard]] result<void> add(std::span<const page_entry> table, std::int64_t position) {
         constexpr std::uint64_t most = std::numeric_limits<std::int32_t>::max();
         std::uint64_t all = 0;

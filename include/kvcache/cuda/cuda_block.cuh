@@ -10,7 +10,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// A block of threads on a device, as a kernel's body sees it: emulated_block.hpp says what each member promises.
+/// Thread block on a device, as a kernel's body sees it. emulated_block.hpp documents the members.
 class cuda_block {
 public:
     template <class T>

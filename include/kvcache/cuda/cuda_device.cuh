@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/result.hpp>
-#include <kvcache/cuda/copy_pieces.hpp>
+#include <kvcache/cuda/batched_copy.hpp>
 #include <kvcache/cuda/cuda_block.cuh>
 #include <kvcache/cuda/device.hpp>
 
@@ -20,18 +20,18 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// How a CUDA device copies batches.
+/// Options of a CUDA device.
 struct cuda_options {
-    int ordinal = 0; ///< Which device of the machine.
-    /// Pieces below this many bytes are copied by one kernel for 128 of them, larger ones by the copy engines. Their
-    /// cost a piece, some microseconds, is what sets it.
+    int ordinal = 0; ///< Index of the device in the machine.
+    /// Pieces smaller than this are copied in batches of 128 by a kernel, larger ones by the copy engines,
+    /// whose overhead of some microseconds a piece determines the threshold.
     std::size_t engine_bytes = std::size_t{1} << 20;
 };
 
-/// A device of the CUDA runtime. Calls come from one thread at a time.
+/// A device of the CUDA runtime. Requires: calls come from one thread at a time.
 class cuda_device {
 public:
-    /// Errors: io, if there is no such device or no driver; unsupported, below compute capability 8.0.
+    /// Errors: io, without the device or a driver; unsupported, below compute capability 8.0.
     [[nodiscard]] static result<cuda_device> open(cuda_options options = {}) {
         int count = 0;
         if (const cudaError_t code = cudaGetDeviceCount(&count); code != cudaSuccess)
@@ -88,7 +88,7 @@ public:
         if (memory != nullptr)
             (void)cudaFree(memory);
     }
-    /// Waits for the whole device first: its kernels may still read the memory.
+    /// Waits for the whole device first, since its kernels may still use the memory.
     void deallocate_pinned(std::byte* memory) noexcept {
         if (memory == nullptr)
             return;
@@ -141,16 +141,16 @@ public:
         return true;
     }
 
-    /// Host memory that is not pinned is copied too, by the runtime, and may hold the caller up. Kernels copy small
-    /// pieces of pinned memory in place of the copy engines.
+    /// Unpinned host memory is copied by the runtime, which may block the caller. Small pieces of pinned memory
+    /// are copied by a kernel instead of the copy engines.
     [[nodiscard]] result<void> copy(stream_id stream, copy_way way, std::span<const copy_piece> pieces) {
         small_.clear();
         for (const copy_piece& piece : pieces) {
             if (piece.bytes == 0)
                 continue;
-            if (piece.bytes < options_.engine_bytes && copy_pieces::takes(piece) && reaches(way, piece)) {
+            if (piece.bytes < options_.engine_bytes && batched_copy::takes(piece) && reaches(way, piece)) {
                 small_.push_back(piece);
-                if (small_.size() == copy_pieces::most)
+                if (small_.size() == batched_copy::most)
                     if (auto put = flush(stream); !put)
                         return put;
                 continue;
@@ -196,13 +196,13 @@ private:
     [[nodiscard]] result<void> flush(stream_id stream) {
         if (small_.empty())
             return {};
-        const auto kernel = copy_pieces::make(small_);
+        const auto kernel = batched_copy::make(small_);
         small_.clear();
         return launch(stream, kernel);
     }
 
-    // Whether a kernel can: the host's side is our own pinned memory, or pinned by somebody else and known to the
-    // device under its own address.
+    // Whether a kernel can access the host memory: it was pinned here, or pinned elsewhere and mapped to the device
+    // at the same address.
     [[nodiscard]] bool reaches(copy_way way, const copy_piece& piece) const {
         if (way == copy_way::within_device)
             return true;
@@ -231,7 +231,7 @@ private:
     }
 
     [[nodiscard]] static error failure(cudaError_t code, const char* field, std::size_t bytes = 0) {
-        (void)cudaGetLastError(); // it is reported here, and not by whoever asks next
+        (void)cudaGetLastError(); // clear it, so that no later call reports it again
         std::string words = std::string(cudaGetErrorName(code)) + ": " + cudaGetErrorString(code);
         if (bytes != 0)
             words += ", asked for " + std::to_string(bytes) + " bytes";

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <kvcache/cuda/attention_arguments.hpp>
-#include <kvcache/cuda/numbers.hpp>
+#include <kvcache/cuda/device_math.hpp>
+#include <kvcache/cuda/device_page_pool.hpp>
 #include <kvcache/cuda/page_layout.hpp>
-#include <kvcache/cuda/page_pool.hpp>
 #include <kvcache/cuda/row_numbers.hpp>
 
 #include <bit>
@@ -14,21 +14,21 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// Attention of one query a sequence over its pages, split by split: softmax(q k) v as far as the split goes, which
-/// `merge_splits` puts together. A block takes one split of one sequence and the up to `Queries` query heads of one key
-/// head, so that keys and values are read once; two groups of heads beyond that read them again.
+/// Decode attention of one query a sequence over its pages, split by split: a partial softmax(q k) v for each split,
+/// which `merge_splits` combines. A block processes one split of one sequence and up to `Queries` query heads of one KV
+/// head, so that keys and values are read once. More query heads take more blocks, which read them again.
 ///
 /// Tiles of 64 keys, then the same tiles of values, stream through a ring of three in shared memory. A score is one
-/// chain of fused multiply-adds over head_dim, for int8 an exact sum of whole numbers; the largest score and the total
-/// of a split are found once, behind its last key. Which rows a block reads, and every order of adding, follow from
-/// the sequence alone: no bit depends on what else is in the batch. (Dao et al. 2023, Flash-Decoding)
+/// chain of fused multiply-adds over head_dim, or an exact integer sum for int8. The maximum and the sum of weights of
+/// a split are computed once, after its last key. The rows of a block and the order of all sums depend on the sequence
+/// alone, so no bit depends on the rest of the batch. (Dao et al. 2023, Flash-Decoding)
 template <row_format Format, unsigned Dim, unsigned Queries>
 struct decode_attention {
     static constexpr unsigned threads = 128;
     static constexpr unsigned tile = 64, stages = 3;
-    static constexpr bool whole_numbers = Format == row_format::int8;
+    static constexpr bool integer_scores = Format == row_format::int8;
     static_assert(Queries == 1 || Queries == 2 || Queries == 4 || Queries == 8);
-    static_assert(Format != row_format::int4_turned, "int4 pages are gathered, not attended");
+    static_assert(Format != row_format::int4_hadamard, "int4 pages are gathered, not attended");
 
     attention_arguments on = {};
 
@@ -46,7 +46,7 @@ struct decode_attention {
         const attention_split at = on.splits[split];
         const std::uint32_t left = on.rows[at.sequence] - at.first, rows = left < split_rows ? left : split_rows;
         const std::uint32_t tiles = (rows + tile - 1) / tile, steps = 2 * tiles;
-        const std::uint32_t asked = heads_a_group();                      // query heads of this key head
+        const std::uint32_t asked = heads_a_group();                      // query heads of this KV head
         const std::uint32_t first_query = head * asked + chunk * Queries; // of the chunk
         const std::uint32_t queries = asked - chunk * Queries < Queries ? asked - chunk * Queries : Queries;
 
@@ -60,7 +60,7 @@ struct decode_attention {
         group.each([&](unsigned thread) {
             for (std::uint32_t row = thread; row < rows; row += threads) {
                 places[row] = place_of(on, at.sequence, at.first + row, head);
-                if constexpr (whole_numbers)
+                if constexpr (integer_scores)
                     for (unsigned side = 0; side < 2; ++side)
                         scales[side * split_rows + row] = from_f16(*reinterpret_cast<const std::uint16_t*>(
                             places[row].scales(on.layout) + side * on.layout.side_bytes()));
@@ -105,7 +105,7 @@ struct decode_attention {
         }
 
         group.barrier();
-        weigh(group, rows, scores, partial, scales + split_rows, split, first_query, queries);
+        softmax_tile(group, rows, scores, partial, scales + split_rows, split, first_query, queries);
 
         auto own = group.template own<gathered>();
         group.alone([&](unsigned thread) { own[thread] = {}; });
@@ -142,22 +142,22 @@ private:
         float sums[Queries][8] = {};
     };
 
-    static constexpr unsigned row_bytes = Format == row_format::f32 ? Dim * 4 : whole_numbers ? Dim : Dim * 2;
+    static constexpr unsigned row_bytes = Format == row_format::f32 ? Dim * 4 : integer_scores ? Dim : Dim * 2;
     static_assert(row_bytes % 16 == 0);
     static constexpr unsigned vectors = row_bytes / 16;
-    static constexpr unsigned stride = row_bytes + 16; // so that threads side by side read other banks
+    static constexpr unsigned stride = row_bytes + 16; // padded, so that adjacent threads use different banks
     static constexpr unsigned lanes = Dim / 8;         // threads that share a row of values
     static constexpr unsigned walkers = threads / lanes;
     static_assert(Dim % 8 == 0 && walkers > 0);
-    // Query heads that one thread scores: two threads share a key where there are several.
+    // Query heads that one thread scores: with several, two threads share a key.
     static constexpr unsigned scored = Queries > 1 ? Queries / 2 : 1;
 
     static constexpr std::size_t scores_at = split_rows * sizeof(row_place);
     static constexpr std::size_t query_at = scores_at + split_rows * Queries * sizeof(float);
-    static constexpr std::size_t query_words = whole_numbers ? Queries * Dim / 2 + 16 : Queries * Dim;
+    static constexpr std::size_t query_words = integer_scores ? Queries * Dim / 2 + 16 : Queries * Dim;
     static constexpr std::size_t partial_at = query_at + query_words * sizeof(float);
     static constexpr std::size_t scales_at = partial_at + 2 * threads * sizeof(float);
-    static constexpr std::size_t scale_words = whole_numbers ? 2 * split_rows : 0;
+    static constexpr std::size_t scale_words = integer_scores ? 2 * split_rows : 0;
     static constexpr std::size_t ring_at = (scales_at + scale_words * sizeof(float) + 15) / 16 * 16;
     static constexpr std::size_t tile_bytes = std::size_t{stages} * tile * stride;
     static constexpr std::size_t part_bytes = std::size_t{walkers} * Queries * Dim * sizeof(float);
@@ -175,7 +175,7 @@ private:
                                         std::uint32_t queries) const {
         const std::uint64_t from = std::uint64_t{run} * on.heads + first_query;
         group.each([&](unsigned thread) {
-            if constexpr (whole_numbers) {
+            if constexpr (integer_scores) {
                 auto* const codes = reinterpret_cast<std::int16_t*>(query);
                 for (unsigned i = thread; i < Queries * Dim; i += threads)
                     codes[i] = i < queries * Dim ? on.query_codes[from * Dim + i] : std::int16_t{0};
@@ -197,7 +197,7 @@ private:
             return;
         const std::byte* const key = keys + token * stride;
         float* const out = scores + row * Queries + begin;
-        if constexpr (whole_numbers) {
+        if constexpr (integer_scores) {
             std::int32_t sums[scored] = {};
             KVCACHE_DEVICE_UNROLL
             for (unsigned d = 0; d < Dim; d += 16) {
@@ -237,11 +237,11 @@ private:
         }
     }
 
-    // Scores become weights: powers of two, less the largest. What has no number has none as its largest.
+    // Scores become weights: 2^(score - maximum). A NaN score gives a NaN maximum.
     template <class Group>
-    KVCACHE_HOST_DEVICE void weigh(Group& group, std::uint32_t rows, float* scores, float* partial,
-                                   const float* value_scales, std::uint32_t split, std::uint32_t first_query,
-                                   std::uint32_t queries) const {
+    KVCACHE_HOST_DEVICE void softmax_tile(Group& group, std::uint32_t rows, float* scores, float* partial,
+                                          const float* value_scales, std::uint32_t split, std::uint32_t first_query,
+                                          std::uint32_t queries) const {
         constexpr unsigned shares = threads / Queries;
         const std::uint64_t to = std::uint64_t{split} * on.heads + first_query;
         group.each([&](unsigned thread) {
@@ -258,7 +258,7 @@ private:
                 float& own = scores[row * Queries + thread % Queries];
                 const float weight = power_of_two(plus(own, -most));
                 total = plus(total, weight);
-                own = whole_numbers ? times(weight, value_scales[row]) : weight;
+                own = integer_scores ? times(weight, value_scales[row]) : weight;
             }
             partial[threads + thread] = total;
             if (thread < queries)

@@ -11,13 +11,13 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// A queue of work on a device: what is put into one runs in that order, beside what is in others.
+/// Queue of work on a device. Work in one stream runs in order; streams run concurrently.
 enum class stream_id : std::uint32_t {};
 
-/// A mark in a stream. One that was never recorded has passed.
+/// Marker in a stream. An event that was never recorded counts as passed.
 enum class event_id : std::uint32_t {};
 
-/// One copy of a batch. Memory of the device, pinned memory of the host, or of the host otherwise: addresses say which.
+/// One copy of a batch. The addresses tell device memory, pinned and ordinary host memory apart.
 struct copy_piece {
     const std::byte* from = nullptr;
     std::byte* to = nullptr;
@@ -26,11 +26,11 @@ struct copy_piece {
     friend bool operator==(const copy_piece&, const copy_piece&) = default;
 };
 
-/// Where a batch of copies goes.
+/// Direction of a batch of copies.
 enum class copy_way { to_device, to_host, within_device };
 
-/// What runs as one kernel: `blocks()` blocks of `threads` threads that share `shared_bytes()`, each calling the
-/// kernel with its group (emulated_block.hpp says what a group offers).
+/// Kernel: `blocks()` blocks of `threads` threads that share `shared_bytes()` of memory. Each block calls the kernel
+/// with its group; emulated_block.hpp documents the interface of a group.
 template <class K>
 concept device_kernel = std::copyable<K> && requires(const K kernel) {
     { kernel.blocks() } -> std::convertible_to<std::uint64_t>;
@@ -40,7 +40,7 @@ concept device_kernel = std::copyable<K> && requires(const K kernel) {
 
 namespace detail {
 
-// Fills a word; stands for any kernel where a concept needs one.
+// Sample that stands for any kernel in concept checks.
 struct sample_kernel {
     static constexpr unsigned threads = 1;
     [[nodiscard]] std::uint64_t blocks() const { return 0; }
@@ -76,10 +76,10 @@ concept streams = requires(D d, stream_id stream, event_id event) {
 
 } // namespace detail
 
-/// A device with memory of its own and streams of work. `copy` and `fill` put work into a stream and return; sources
-/// and targets stay as they are until the stream has passed them. `wait` holds a stream until an event has passed,
-/// `synchronise` holds the caller. What is allocated begins on 256 bytes, and is given back when no stream uses it.
-/// Errors: out_of_memory, and io for what the device refuses, a fault of earlier work included.
+/// Device with its own memory and streams of work. `copy` and `fill` enqueue work and return; sources and destinations
+/// must stay valid until the stream has passed them. `wait` blocks a stream until an event has passed, `synchronise`
+/// blocks the caller. Allocations are aligned to 256 bytes and must be freed only when no stream uses them. Errors:
+/// out_of_memory; io for failures of the device, including a fault of earlier work.
 template <class D>
 concept device = detail::allocates<D> && detail::streams<D> &&
     requires(D d, const D c, stream_id stream, std::span<const copy_piece> pieces, std::byte* to, std::size_t bytes) {

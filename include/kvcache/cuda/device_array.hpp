@@ -12,8 +12,8 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// An array on a device with a pinned twin on the host, for tables that go to the device again and again. It grows,
-/// and keeps what it has; what a failed call leaves is what was there before.
+/// Growable array on a device with a pinned staging buffer on the host, for tables that are sent repeatedly. A failed
+/// call leaves the previous state.
 template <class T, device Device>
 class device_array {
     static_assert(std::is_trivially_copyable_v<T>);
@@ -43,11 +43,11 @@ public:
             device_->close(*sent_);
     }
 
-    /// On the device.
+    /// Device pointer.
     [[nodiscard]] T* data() const noexcept { return there_; }
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
-    /// Room for `size` elements; their values are anything. Errors: out_of_memory, io.
+    /// Resizes the array; its values are undefined. Errors: out_of_memory, io.
     [[nodiscard]] result<void> resize(std::size_t size) {
         if (size > capacity_)
             if (auto grown = grow(size); !grown)
@@ -56,7 +56,7 @@ public:
         return {};
     }
 
-    /// Sends `values`, which may change as soon as this returns. Errors: out_of_memory, io.
+    /// Sends `values`, which may change once this returns. Errors: out_of_memory, io.
     [[nodiscard]] result<void> assign(stream_id stream, std::span<const T> values) {
         if (!sent_) {
             auto event = device_->open_event();
@@ -64,7 +64,7 @@ public:
                 return event.error();
             sent_ = *event;
         }
-        // The twin may still be on its way.
+        // The previous copy from the staging buffer may still be running.
         if (auto passed = device_->synchronise(*sent_); !passed)
             return passed;
         if (auto room = resize(values.size()); !room || values.empty())
@@ -101,7 +101,7 @@ private:
     std::size_t size_ = 0;
     std::size_t capacity_ = 0;
     T* there_ = nullptr;
-    T* here_ = nullptr; // of the same capacity, once something was sent
+    T* here_ = nullptr; // staging buffer of the same capacity, allocated by the first send
     std::optional<event_id> sent_;
 };
 

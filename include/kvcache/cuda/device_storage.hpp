@@ -5,7 +5,7 @@
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/role.hpp>
 #include <kvcache/cuda/device.hpp>
-#include <kvcache/cuda/page_pool.hpp>
+#include <kvcache/cuda/device_page_pool.hpp>
 #include <kvcache/cuda/staging_ring.hpp>
 
 #include <algorithm>
@@ -19,34 +19,34 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// Bytes of a page and where they are on the host. `here` is only read on the way to the device.
+/// Byte range of a page, and its host memory, which is only read for copies to the device.
 struct page_part {
     page_id page = {};
     std::size_t offset = 0;
     std::span<std::byte> here = {};
 };
 
-/// A page whose bytes go to another.
+/// Copy of one page to another.
 struct page_move {
     page_id from = {};
     page_id to = {};
 };
 
-/// Takes pages from a device's memory, in slabs of neighbours when the first of them is used, and keeps them until the
-/// cache closes. One slab by default: kernels that know one base address and a page stride read all pages. The host
-/// never sees a page's bytes; it copies them. What a page holds when it is acquired is anything.
+/// Storage of pages in device memory. A slab of contiguous pages is allocated when its first page is acquired, and kept
+/// until the cache closes. The default is one slab: kernels that take one base address and a page stride can read all
+/// pages. The host never reads a page's bytes in place; it copies them. An acquired page has undefined content.
 template <device Device>
 struct device_storage {
     using role = storage_role;
-    Device* device = nullptr;                       ///< Where pages come from; it outlives the state.
-    std::size_t slab_bytes = 0;                     ///< The least bytes of a slab; 0 means one slab for all pages.
+    Device* device = nullptr;   ///< Device that allocates the pages. Requires: it outlives the state.
+    std::size_t slab_bytes = 0; ///< Minimum bytes of a slab; 0: one slab for all pages.
     std::size_t ring_bytes = std::size_t{32} << 20; ///< Pinned memory for copies of ordinary memory.
     class state;
     [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
 };
 
-/// Copies go into the stream that is named, many pages a call. `send` and `bring` are for ordinary memory and go
-/// through the ring; `load` and `store` are for pinned memory and copy it where it lies.
+/// Copies run in the given stream, many pages a call. `send` and `bring` copy ordinary memory through the staging ring;
+/// `load` and `store` copy pinned memory directly.
 template <device Device>
 class device_storage<Device>::state {
 public:
@@ -57,7 +57,7 @@ public:
           ring_((expects(options.device != nullptr, "a device storage has a device"), *options.device),
                 options.ring_bytes) {
         pool_.page_stride = (page_bytes + 255) / 256 * 256;
-        const std::size_t least = (pages + page_pool::most_slabs - 1) / page_pool::most_slabs;
+        const std::size_t least = (pages + device_page_pool::most_slabs - 1) / device_page_pool::most_slabs;
         const std::size_t wanted =
             options.slab_bytes == 0 ? pages : options.slab_bytes / std::max<std::size_t>(pool_.page_stride, 1);
         pool_.slab_pages = static_cast<std::uint32_t>(
@@ -89,8 +89,8 @@ public:
             device_->deallocate(slab);
     }
 
-    /// False if the device has no memory left; `status` then says why, nothing has changed, and a later call tries
-    /// again.
+    /// Returns false if the device is out of memory. `status` then has the error, nothing has changed, and a later call
+    /// tries again.
     [[nodiscard]] bool acquire(page_id page) {
         expects(index_of(page) < pages_, "a page is of the storage");
         const std::size_t slab = index_of(page) / pool_.slab_pages;
@@ -108,9 +108,9 @@ public:
     }
     void release(page_id) noexcept {}
 
-    /// Copies an acquired page to another and waits for it, in a stream of its own: copy on write, of a cache that
-    /// knows no streams. What was written to the page before has passed. False if the device refuses; `status` then
-    /// says why.
+    /// Copies an acquired page to another in a stream of its own and waits for it: copy-on-write for a cache that has
+    /// no streams. Requires: earlier writes to the page have completed. Returns false if the device fails; `status`
+    /// then has the error.
     [[nodiscard]] bool copy(page_id from, page_id to) const {
         reason_.reset();
         if (!own_) {
@@ -129,34 +129,34 @@ public:
         return !reason_;
     }
 
-    /// Why the last page or copy was refused, if it was. Errors: out_of_memory, io.
+    /// Error of the last acquire or copy, if it failed. Errors: out_of_memory, io.
     [[nodiscard]] result<void> status() const { return reason_ ? result<void>(*reason_) : result<void>(); }
 
     [[nodiscard]] Device& device() const noexcept { return *device_; }
     [[nodiscard]] std::size_t pages() const noexcept { return pages_; }
     [[nodiscard]] std::size_t page_bytes() const noexcept { return page_bytes_; }
-    /// Where the pages lie, for kernels.
-    [[nodiscard]] const page_pool& pool() const noexcept { return pool_; }
-    /// Where an acquired page lies on the device.
+    /// Addresses of the pages, for kernels.
+    [[nodiscard]] const device_page_pool& pool() const noexcept { return pool_; }
+    /// Device address of an acquired page.
     [[nodiscard]] std::byte* address(page_id page) const { return pool_.page(index_of(page)); }
 
-    /// From ordinary memory, which may change as soon as this returns. Errors: out_of_memory, io.
+    /// Copies from ordinary memory, which may change once this returns. Errors: out_of_memory, io.
     [[nodiscard]] result<void> send(stream_id stream, std::span<const page_part> parts) {
         return ring_.send(stream, staged(parts));
     }
-    /// To ordinary memory; returns when the bytes are there. Errors: out_of_memory, io.
+    /// Copies to ordinary memory; returns when the bytes have arrived. Errors: out_of_memory, io.
     [[nodiscard]] result<void> bring(stream_id stream, std::span<const page_part> parts) {
         return ring_.bring(stream, staged(parts));
     }
 
-    /// From pinned memory, which stays as it is until the stream has passed. Errors: io.
+    /// Copies from pinned memory, which must stay unchanged until the stream has passed. Errors: io.
     [[nodiscard]] result<void> load(stream_id stream, std::span<const page_part> parts) {
         copies_.clear();
         for (const page_part& part : parts)
             copies_.push_back({part.here.data(), place(part), part.here.size()});
         return device_->copy(stream, copy_way::to_device, copies_);
     }
-    /// To pinned memory, where the bytes are when the stream has passed. Errors: io.
+    /// Copies to pinned memory, which has the bytes once the stream has passed. Errors: io.
     [[nodiscard]] result<void> store(stream_id stream, std::span<const page_part> parts) {
         copies_.clear();
         for (const page_part& part : parts)
@@ -164,8 +164,8 @@ public:
         return device_->copy(stream, copy_way::to_host, copies_);
     }
 
-    /// Copies the first `bytes` of pages to others on the device: copy on write, forks and compaction. No page of
-    /// `moves` is both copied from and to. Errors: io.
+    /// Copies the first `bytes` of pages to other pages on the device: copy-on-write, forks and compaction. Requires:
+    /// no page of `moves` is both source and destination. Errors: io.
     [[nodiscard]] result<void> move(stream_id stream, std::span<const page_move> moves, std::size_t bytes) {
         expects(bytes <= page_bytes_, "no more is copied than a page has");
         copies_.clear();
@@ -191,7 +191,7 @@ private:
     Device* device_;
     std::size_t pages_;
     std::size_t page_bytes_;
-    page_pool pool_;
+    device_page_pool pool_;
     mutable std::optional<error> reason_;
     mutable std::optional<stream_id> own_;
     staging_ring<Device> ring_;

@@ -13,14 +13,14 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// A block of threads on the host: what a kernel's body sees in place of a block on the device. A body is a sequence of
-/// phases; `each` runs one for all threads and ends at a barrier, `alone` ends at none and is for phases that touch
-/// only a thread's own. Threads of a phase run one after another in an order that `seed` and the phase choose, so that
-/// what depends on it shows; shared memory begins as NaNs, and asynchronous copies arrive only when they are waited
-/// for.
+/// Thread block on the host: the group that a kernel's body gets in emulation. A body is a sequence of phases. `each`
+/// runs a phase for all threads and ends with a barrier; `alone` has no barrier and is for phases that touch only a
+/// thread's own data. The threads of a phase run one after another in an order derived from `seed` and the phase, which
+/// exposes dependence on the order. Shared memory is initialized to NaN, and asynchronous copies arrive only when they
+/// are waited for.
 class emulated_block {
 public:
-    /// One T a thread, kept between phases.
+    /// One T for each thread, kept between phases.
     template <class T>
     class registers {
     public:
@@ -46,7 +46,7 @@ public:
         return registers<T>(threads());
     }
 
-    /// `count` of T in shared memory, `offset` bytes into it.
+    /// Array of `count` T in shared memory, at `offset` bytes.
     template <class T>
     [[nodiscard]] T* shared(std::size_t offset, [[maybe_unused]] std::size_t count) {
         expects(offset % alignof(T) == 0 && offset + count * sizeof(T) <= shared_bytes_,
@@ -65,14 +65,14 @@ public:
         each(std::forward<Phase>(phase));
     }
 
-    /// Where what threads did alone is seen by all.
+    /// Makes the results of `alone` phases visible to all threads.
     void barrier() noexcept {}
 
-    /// Copies 16 bytes to shared memory, or zeroes if `whole` is false. From inside a phase.
+    /// Copies 16 bytes to shared memory, or writes zeros if `whole` is false. Called inside a phase.
     void copy_async(void* to, const void* from, bool whole) { open_.push_back({to, whole ? from : nullptr}); }
     /// Closes the batch of copies since the last call.
     void commit() { batches_.push_back(std::exchange(open_, {})); }
-    /// Until all but the last `Left` batches are there for every thread; a barrier.
+    /// Waits until all but the last `Left` batches have arrived for every thread; a barrier.
     template <int Left>
     void arrive() {
         for (; batches_.size() > static_cast<std::size_t>(Left); batches_.pop_front())
@@ -109,7 +109,7 @@ private:
     std::deque<std::vector<arrival>> batches_;
 };
 
-/// Runs a kernel's blocks one after another, from the last to the first where `seed` is odd.
+/// Runs a kernel's blocks one after another, in descending order if `seed` is odd.
 template <class Kernel>
 void run_emulated(const Kernel& kernel, std::uint64_t seed) {
     const std::uint64_t blocks = kernel.blocks();

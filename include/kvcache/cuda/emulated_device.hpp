@@ -18,30 +18,31 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// What an emulated device has and where it fails.
+/// Memory sizes and injected faults of an emulated device.
 struct emulated_options {
-    std::size_t bytes = std::size_t{1} << 30;        ///< Memory of the device.
-    std::size_t pinned_bytes = std::size_t{1} << 30; ///< Memory of the host that may be pinned.
-    std::uint64_t fail_at = 0;                       ///< Which call that may fail does, counted from one; 0 means none.
-    std::uint64_t seed = 1;                          ///< In which order threads and blocks run.
+    std::size_t bytes = std::size_t{1} << 30;        ///< Device memory.
+    std::size_t pinned_bytes = std::size_t{1} << 30; ///< Host memory that may be pinned.
+    std::uint64_t fail_at = 0; ///< Number of the fallible call that fails, counted from one; 0: none.
+    std::uint64_t seed = 1;    ///< Seed of the order of threads and blocks.
 };
 
-/// What an emulated device was asked for.
+/// Counters of an emulated device.
 struct device_counts {
-    std::uint64_t calls = 0;    ///< Of whatever may fail.
+    std::uint64_t calls = 0;    ///< Fallible calls.
     std::uint64_t batches = 0;  ///< Calls to copy.
-    std::uint64_t pieces = 0;   ///< Their pieces.
-    std::uint64_t launches = 0; ///< Kernels.
-    std::size_t to_device = 0;  ///< Bytes copied by then executed work.
+    std::uint64_t pieces = 0;   ///< Pieces of these calls.
+    std::uint64_t launches = 0; ///< Kernel launches.
+    std::size_t to_device = 0;  ///< Bytes copied to the device by work that has run.
     std::size_t to_host = 0;
     std::size_t within = 0;
-    std::size_t bytes = 0;  ///< Device memory that is out now.
-    std::size_t pinned = 0; ///< Pinned memory that is out now.
+    std::size_t bytes = 0;  ///< Device memory currently allocated.
+    std::size_t pinned = 0; ///< Pinned memory currently allocated.
 };
 
-/// A device on the host, for tests of what drives one. Work is put off until somebody waits for it: a stream runs when
-/// it is synchronised, or when one that runs waits for its event, and no further than it must. What reads before it
-/// waits thus reads stale bytes, and memory begins as 0xCD. It fails and runs out of memory where it is told to.
+/// Device emulated on the host, for tests of code that drives a device. Work is deferred until it is waited for: a
+/// stream runs only when it is synchronized, or when another stream waits for its event, and no further than necessary.
+/// Code that reads before it waits therefore sees stale bytes. Memory is initialized to 0xCD. Faults and out-of-memory
+/// are injected by the options.
 class emulated_device {
 public:
     explicit emulated_device(emulated_options options = {}) : options_(options) {}
@@ -55,14 +56,14 @@ public:
 
     [[nodiscard]] std::string name() const { return "emulated"; }
     [[nodiscard]] const device_counts& counts() const noexcept { return counts_; }
-    /// Fails the n-th call from now; 0 means none.
+    /// Makes the n-th call from now fail; 0: none.
     void fail_next(std::uint64_t n) noexcept { options_.fail_at = n == 0 ? 0 : counts_.calls + n; }
-    /// What the device's memory holds at an address, for a test to look at: behind the back of every stream.
+    /// Device memory at an address, for tests; bypasses all streams.
     [[nodiscard]] std::span<const std::byte> peek(const std::byte* at, std::size_t bytes) const {
         expects(inside(memory_, at, bytes), "peek looks at memory of the device");
         return {at, bytes};
     }
-    /// Whether all work that was put into streams has run.
+    /// Returns whether all enqueued work has run.
     [[nodiscard]] bool idle() const noexcept {
         for (const queue& each : streams_)
             if (!each.work.empty())
@@ -76,7 +77,7 @@ public:
     [[nodiscard]] result<std::byte*> allocate_pinned(std::size_t bytes) {
         return take(pinned_, counts_.pinned, options_.pinned_bytes, bytes, "pinned memory");
     }
-    /// Runs all work first, as the runtime does.
+    /// Runs all work first, as the CUDA runtime does.
     void deallocate(std::byte* at) noexcept { give(memory_, counts_.bytes, at); }
     void deallocate_pinned(std::byte* at) noexcept { give(pinned_, counts_.pinned, at); }
 
@@ -120,7 +121,7 @@ public:
         run(of(event).stream, of(event).after);
         return {};
     }
-    /// Each call that says no lets the stream come one step further.
+    /// Each call that returns false advances the stream by one step.
     [[nodiscard]] result<bool> done(event_id event) {
         if (auto ready = call("event"); !ready)
             return ready.error();
@@ -174,12 +175,12 @@ private:
     using allocations = std::map<std::byte*, std::size_t>;
     struct queue {
         std::deque<std::function<void()>> work = {};
-        std::uint64_t put = 0; // pieces of work so far
+        std::uint64_t put = 0; // work items enqueued so far
         std::uint64_t ran = 0;
     };
     struct mark {
         stream_id stream = {};
-        std::uint64_t after = 0; // passed once so many have run
+        std::uint64_t after = 0; // passed once this many items have run
     };
 
     [[nodiscard]] queue& of(stream_id id) { return streams_[static_cast<std::size_t>(id)]; }
@@ -243,7 +244,7 @@ private:
 
     emulated_options options_;
     device_counts counts_;
-    std::deque<queue> streams_; // grows while one runs, and nothing moves
+    std::deque<queue> streams_; // a deque: streams may be added while one runs, without moving it
     std::vector<mark> events_;
     allocations memory_, pinned_;
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-/// For what runs on the host and, under nvcc, on the device: the arithmetic and the bodies of kernels. Under another
-/// compiler it is `inline` alone. KVCACHE_DEVICE_UNROLL stands before loops whose arrays are to stay in registers.
+/// Qualifiers for functions that run on the host and, under nvcc, on the device: arithmetic and kernel bodies. With
+/// other compilers they are just `inline`. KVCACHE_DEVICE_UNROLL marks loops whose arrays have to stay in registers.
 #if defined(__CUDACC__)
 #define KVCACHE_HOST_DEVICE __host__ __device__ __forceinline__
 #else

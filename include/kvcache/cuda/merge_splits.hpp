@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
-#include <kvcache/cuda/numbers.hpp>
+#include <kvcache/cuda/device_math.hpp>
 
 #include <cmath>
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// Puts the splits of each query together, in ascending order: weighted values over the total of the weights. A
-/// sequence without rows gets zeros. A block takes one query head of one sequence.
+/// Merges the splits of each query in ascending order: weighted sums divided by the sum of the weights. A sequence
+/// without rows gets zeros. A block processes one query head of one sequence.
 struct merge_splits {
     static constexpr unsigned threads = 128;
 

@@ -4,8 +4,8 @@
 #include <kvcache/core/page_table.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/cuda/device_array.hpp>
+#include <kvcache/cuda/device_page_pool.hpp>
 #include <kvcache/cuda/page_layout.hpp>
-#include <kvcache/cuda/page_pool.hpp>
 
 #include <cstdint>
 #include <limits>
@@ -16,16 +16,16 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// The page tables of a batch as FlashInfer and vLLM read them: sequence i has the pages indices[indptr[i]] to
-/// indices[indptr[i + 1] - 1], all full but the last, which has last_page_len[i] rows. (Ye et al. 2025, FlashInfer)
+/// Page tables of a batch in the CSR form of FlashInfer and vLLM: sequence i has the pages indices[indptr[i]] to
+/// indices[indptr[i + 1] - 1], all full except the last, which has last_page_len[i] rows. (Ye et al. 2025, FlashInfer)
 struct page_csr {
     std::vector<std::int32_t> indptr = {0};       ///< (sequences + 1)
     std::vector<std::int32_t> indices = {};       ///< (pages)
-    std::vector<std::int32_t> last_page_len = {}; ///< (sequences); 0 where a sequence is empty
+    std::vector<std::int32_t> last_page_len = {}; ///< (sequences); 0 for an empty sequence
 };
 
-/// Writes page tables in that form. Errors: unsupported, for what it cannot say: keys that are not rotated from
-/// position zero, rows that begin inside a page, a page before the last that is not full; out_of_range, past 2^31.
+/// Converts page tables to CSR. Errors: unsupported, for tables that CSR cannot represent: keys rotated from a base
+/// other than zero, rows that begin inside a page, a partial page before the last; out_of_range, past 2^31.
 [[nodiscard]] inline result<page_csr> export_csr(std::span<const std::span<const page_entry>> tables,
                                                  std::uint32_t page_tokens) {
     page_csr csr;
@@ -55,7 +55,7 @@ struct page_csr {
     return csr;
 }
 
-/// One layer of all pages as a tensor that other kernels index: element (page, token, head, dim) of the keys lies at
+/// One layer of all pages as a strided tensor for other kernels: element (page, token, head, dim) of the keys is at
 /// keys + page * page_stride + token * token_stride + head * head_stride + dim. Strides count elements.
 struct paged_tensor {
     const std::byte* keys = nullptr;
@@ -65,8 +65,9 @@ struct paged_tensor {
     std::int64_t head_stride = 0;
 };
 
-/// Errors: unsupported, if pages lie in several slabs, a stride is no whole number of elements, or numbers have scales.
-[[nodiscard]] inline result<paged_tensor> export_tensor(const page_layout& layout, const page_pool& pool,
+/// Describes a layer as a tensor. Errors: unsupported, if pages are in several slabs, a page is not a multiple of
+/// elements, or the format has scales.
+[[nodiscard]] inline result<paged_tensor> export_tensor(const page_layout& layout, const device_page_pool& pool,
                                                         std::uint32_t layer) {
     const std::uint64_t element = layout.row_bytes() / layout.shape.head_dim;
     if (layout.row_scales() != 0)
@@ -83,7 +84,7 @@ struct paged_tensor {
                         stride(layout.head_stride())};
 }
 
-/// The tables on the device.
+/// CSR tables on the device.
 template <device Device>
 class device_csr {
 public:

@@ -9,57 +9,57 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// How a row of head_dim numbers is kept on a device.
+/// Storage format of a row of head_dim values on a device.
 enum class row_format : std::uint32_t {
-    f32,         ///< Nothing lost: what the host's plain codec keeps.
-    f16,         ///< IEEE binary16.
-    bf16,        ///< bfloat16.
-    int8,        ///< Whole numbers from -127 to 127 with one scale a row.
-    int4_turned, ///< Turned by a Hadamard matrix, then 4 bits with a scale for each 32 numbers.
+    f32,           ///< Nothing lost: what the host's plain codec keeps.
+    f16,           ///< IEEE binary16.
+    bf16,          ///< bfloat16.
+    int8,          ///< Integers from -127 to 127 with one scale a row.
+    int4_hadamard, ///< Turned by a Hadamard matrix, then 4 bits with a scale for each 32 numbers.
 };
 
-/// The numbers of a row that share a scale in `int4_turned`.
+/// Values of a row that share a scale in `int4_hadamard`.
 inline constexpr std::uint32_t int4_group = 32;
 
-/// How rows of several heads lie in a page: token by token (NHD) or head by head (HND), as FlashInfer names them.
-enum class page_order : std::uint32_t { nhd, hnd };
+/// Order of rows in a page: token by token (NHD) or head by head (HND), in FlashInfer's terms.
+enum class kv_layout : std::uint32_t { nhd, hnd };
 
 /// Keys or values.
 enum class row_side : std::uint32_t { keys, values };
 
-/// Where the rows of a page lie on a device. A page holds all layers; a layer holds its keys, then its values, each as
-/// codes and, for the formats that have them, scales as binary16 behind all codes:
+/// Layout of a page on a device. A page holds all layers. A layer holds its keys, then its values, each as codes
+/// followed by binary16 scales, for formats with scales:
 ///
 ///     page:  [ layer 0: keys, values ][ layer 1 ] ...
 ///     side:  [ codes: nhd (tokens, kv_heads, head_dim) or hnd (kv_heads, tokens, head_dim) ]
 ///            [ scales: the same order, (..., scales a row) ]
 ///
-/// A layer of an f16 or bf16 page is one page of a (pages, 2, ...) tensor as vLLM and FlashInfer read it, with a page
-/// stride that counts all layers. All offsets are in bytes and 64 bits wide.
+/// A layer of an f16 or bf16 page is one page of a (pages, 2, ...) tensor as in vLLM and FlashInfer, with a page stride
+/// that spans all layers. All offsets are in bytes and 64 bits wide.
 struct page_layout {
     page_shape shape = {};
-    page_order order = page_order::nhd;
+    kv_layout order = kv_layout::nhd;
     row_format format = row_format::bf16;
 
     friend constexpr bool operator==(const page_layout&, const page_layout&) = default;
 
-    /// Whether rows of this format are whole vectors of 16 bytes.
+    /// Returns whether rows of this format are whole vectors of 16 bytes.
     [[nodiscard]] constexpr bool valid() const noexcept {
         return shape.valid() && row_bytes() > 0 && row_bytes() % 16 == 0 &&
-               (format != row_format::int4_turned || shape.head_dim % int4_group == 0);
+               (format != row_format::int4_hadamard || shape.head_dim % int4_group == 0);
     }
 
     /// Bytes of a row's codes.
     [[nodiscard]] KVCACHE_HOST_DEVICE constexpr std::uint64_t row_bytes() const noexcept {
         const std::uint64_t numbers = shape.head_dim;
-        return format == row_format::f32           ? 4 * numbers
-               : format == row_format::int8        ? numbers
-               : format == row_format::int4_turned ? numbers / 2
-                                                   : 2 * numbers;
+        return format == row_format::f32             ? 4 * numbers
+               : format == row_format::int8          ? numbers
+               : format == row_format::int4_hadamard ? numbers / 2
+                                                     : 2 * numbers;
     }
     /// Scales of a row.
     [[nodiscard]] KVCACHE_HOST_DEVICE constexpr std::uint64_t row_scales() const noexcept {
-        return format == row_format::int8 ? 1 : format == row_format::int4_turned ? shape.head_dim / int4_group : 0;
+        return format == row_format::int8 ? 1 : format == row_format::int4_hadamard ? shape.head_dim / int4_group : 0;
     }
     /// Rows of a layer's keys.
     [[nodiscard]] KVCACHE_HOST_DEVICE constexpr std::uint64_t side_rows() const noexcept {
@@ -73,29 +73,29 @@ struct page_layout {
         return shape.layers * layer_bytes();
     }
 
-    /// From one token's row to the next of the same head, in rows.
+    /// Rows from one token to the next of the same head.
     [[nodiscard]] KVCACHE_HOST_DEVICE constexpr std::uint64_t token_stride() const noexcept {
-        return order == page_order::nhd ? shape.kv_heads : 1;
+        return order == kv_layout::nhd ? shape.kv_heads : 1;
     }
-    /// From one head's row to the next of the same token, in rows.
+    /// Rows from one head to the next of the same token.
     [[nodiscard]] KVCACHE_HOST_DEVICE constexpr std::uint64_t head_stride() const noexcept {
-        return order == page_order::nhd ? 1 : shape.tokens;
+        return order == kv_layout::nhd ? 1 : shape.tokens;
     }
 
-    /// Where a layer's keys or values begin in a page.
+    /// Offset of a layer's keys or values in a page.
     [[nodiscard]] KVCACHE_HOST_DEVICE constexpr std::uint64_t side(std::uint32_t layer, row_side side) const noexcept {
         return layer * layer_bytes() + static_cast<std::uint64_t>(side) * side_bytes();
     }
-    /// Which of a side's rows a token and head have.
+    /// Row index of a token and head in a side.
     [[nodiscard]] KVCACHE_HOST_DEVICE constexpr std::uint64_t row(std::uint32_t token,
                                                                   std::uint32_t head) const noexcept {
         return token * token_stride() + head * head_stride();
     }
-    /// Where the row's codes begin in its side.
+    /// Offset of a row's codes in its side.
     [[nodiscard]] KVCACHE_HOST_DEVICE constexpr std::uint64_t codes(std::uint64_t row) const noexcept {
         return row * row_bytes();
     }
-    /// Where the row's scales begin in its side.
+    /// Offset of a row's scales in its side.
     [[nodiscard]] KVCACHE_HOST_DEVICE constexpr std::uint64_t scales(std::uint64_t row) const noexcept {
         return side_rows() * row_bytes() + row * 2 * row_scales();
     }

@@ -6,7 +6,7 @@
 #include <kvcache/cuda/decode_attention.hpp>
 #include <kvcache/cuda/device_array.hpp>
 #include <kvcache/cuda/merge_splits.hpp>
-#include <kvcache/cuda/turn_queries.hpp>
+#include <kvcache/cuda/prepare_queries.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -14,17 +14,17 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// What attention over a device's pages is asked for.
+/// Options of attention over a device's pages.
 struct attention_options {
     page_layout layout = {};
-    std::uint32_t heads = 1;   ///< Query heads, a multiple of the key heads.
-    float scale = 1.0f;        ///< Of scores: usually one over the root of head_dim.
-    rotation_steps steps = {}; ///< On the device; without them queries come turned, and every base is zero.
+    std::uint32_t heads = 1; ///< Query heads, a multiple of the key heads.
+    float scale = 1.0f;      ///< Of scores: usually one over the root of head_dim.
+    rope_table steps = {};   ///< On the device; without them queries come turned, and every base is zero.
 };
 
-/// Decode attention over the pages of a device: one query a sequence, every layer over the same tables. The bits of a
-/// sequence's output depend on its own rows, bases and query alone. `Queries` is how many query heads of a key head a
-/// block takes: the group, or the power of two above it, at most 8.
+/// Decode attention over the pages of a device: one query a sequence, the same tables for every layer. The bits of a
+/// sequence's output depend only on its own rows, bases and query. `Queries`: query heads of a KV head that a block
+/// processes, which is the group size or the power of two above it, at most 8.
 template <device Device, row_format Format, unsigned Dim, unsigned Queries>
 class paged_attention {
 public:
@@ -37,7 +37,7 @@ public:
           runs_(device),
           splits_(device),
           split_begin_(device),
-          turned_(device),
+          transformed_(device),
           query_scales_(device),
           codes_(device),
           sums_(device),
@@ -50,11 +50,11 @@ public:
         expects(options.steps.turns == nullptr || 2 * options.steps.half <= Dim, "a head has the pairs that turn");
     }
 
-    /// Sends a batch's tables, for all calls of `attend` until the next. Errors: out_of_range, for a query further
-    /// from a base than the rotation's tables reach; unsupported, for a base without them; out_of_memory, io.
+    /// Sends a batch's tables, for all calls of `run` until the next plan. Errors: out_of_range, for a query further
+    /// from a base than the RoPE table reaches; unsupported, for several bases without a table; out_of_memory, io.
     [[nodiscard]] result<void> plan(stream_id stream, const attention_table& table) {
         sequences_ = split_count_ = run_count_ = 0;
-        for (const attention_run& run : table.runs) {
+        for (const rotation_run& run : table.runs) {
             const std::uint64_t size = static_cast<std::uint64_t>(run.turn < 0 ? -std::int64_t{run.turn} : run.turn);
             if (size > options_.steps.reach())
                 return error{error_code::out_of_range, "rotation",
@@ -66,14 +66,15 @@ public:
                 if (table.runs[i].sequence == table.runs[i - 1].sequence)
                     return error{error_code::unsupported, "base",
                                  "keys of several bases need queries that are turned here"};
-        const std::size_t heads = options_.heads, turned = table.runs.size() * heads;
+        const std::size_t heads = options_.heads, transformed = table.runs.size() * heads;
         const std::size_t parts = table.splits.size() * heads;
         for (auto sent :
              {entries_.assign(stream, table.entries), entry_begin_.assign(stream, table.entry_begin),
               rows_.assign(stream, table.rows), runs_.assign(stream, table.runs), splits_.assign(stream, table.splits),
-              split_begin_.assign(stream, table.split_begin), turned_.resize(turned * Dim),
-              query_scales_.resize(whole_numbers ? turned : 0), codes_.resize(whole_numbers ? turned * Dim : 0),
-              sums_.resize(parts * Dim), largest_.resize(parts), totals_.resize(parts)})
+              split_begin_.assign(stream, table.split_begin), transformed_.resize(transformed * Dim),
+              query_scales_.resize(integer_scores ? transformed : 0),
+              codes_.resize(integer_scores ? transformed * Dim : 0), sums_.resize(parts * Dim), largest_.resize(parts),
+              totals_.resize(parts)})
             if (!sent)
                 return sent;
         sequences_ = static_cast<std::uint32_t>(table.rows.size());
@@ -82,12 +83,12 @@ public:
         return {};
     }
 
-    /// Attention of one layer: queries (sequences, heads, head_dim) of f32, f16 or bf16, and what comes out as f32 of
-    /// the same shape, both on the device. Errors: io.
-    [[nodiscard]] result<void> attend(stream_id stream, const page_pool& pool, std::uint32_t layer,
-                                      const std::byte* queries, row_format format, float* out) {
+    /// Attention of one layer. queries: (sequences, heads, head_dim) in f32, f16 or bf16; out: f32 of the same shape;
+    /// both on the device. Errors: io.
+    [[nodiscard]] result<void> run(stream_id stream, const device_page_pool& pool, std::uint32_t layer,
+                                   const std::byte* queries, row_format format, float* out) {
         expects(layer < options_.layout.shape.layers, "a layer is of the pages");
-        turn_queries turn;
+        prepare_queries turn;
         turn.queries = queries;
         turn.format = format;
         turn.runs = runs_.data();
@@ -95,10 +96,10 @@ public:
         turn.run_count = run_count_;
         turn.heads = options_.heads;
         turn.head_dim = Dim;
-        turn.multiplier = options_.scale * 1.44269504f; // scores in powers of two
-        turn.turned = turned_.data();
-        turn.codes = whole_numbers ? codes_.data() : nullptr;
-        turn.scales = whole_numbers ? query_scales_.data() : nullptr;
+        turn.multiplier = options_.scale * 1.44269504f; // scores in log2 units
+        turn.transformed = transformed_.data();
+        turn.codes = integer_scores ? codes_.data() : nullptr;
+        turn.scales = integer_scores ? query_scales_.data() : nullptr;
         if (auto put = device_->launch(stream, turn); !put)
             return put;
 
@@ -112,7 +113,7 @@ public:
                      entry_begin_.data(),
                      rows_.data(),
                      splits_.data(),
-                     turned_.data(),
+                     transformed_.data(),
                      codes_.data(),
                      query_scales_.data(),
                      sums_.data(),
@@ -134,7 +135,7 @@ public:
     }
 
 private:
-    static constexpr bool whole_numbers = Format == row_format::int8;
+    static constexpr bool integer_scores = Format == row_format::int8;
 
     Device* device_;
     attention_options options_;
@@ -144,10 +145,10 @@ private:
     device_array<attention_entry, Device> entries_;
     device_array<std::uint32_t, Device> entry_begin_;
     device_array<std::uint32_t, Device> rows_;
-    device_array<attention_run, Device> runs_;
+    device_array<rotation_run, Device> runs_;
     device_array<attention_split, Device> splits_;
     device_array<std::uint32_t, Device> split_begin_;
-    device_array<float, Device> turned_;
+    device_array<float, Device> transformed_;
     device_array<float, Device> query_scales_;
     device_array<std::int16_t, Device> codes_;
     device_array<float, Device> sums_;

@@ -12,8 +12,8 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// Pinned memory of the host as a memory resource: `heap{.resource = &pinned}` keeps pages that a device copies where
-/// they lie. It throws bad_alloc where the device has none left, which storages report as a refused page.
+/// Memory resource of pinned host memory: `heap{.resource = &pinned}` keeps pages that a device copies directly. Throws
+/// bad_alloc if no memory can be pinned, which storages report as a failed page.
 template <device Device>
 class pinned_resource : public std::pmr::memory_resource {
 public:
@@ -44,7 +44,7 @@ private:
     [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
 
     Device* device_;
-    std::map<void*, std::byte*> whole_; // what was allocated, by what was given
+    std::map<void*, std::byte*> whole_; // allocations, by the aligned address returned
 };
 
 } // namespace kvcache::cuda

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cuda/numbers.hpp>
+#include <kvcache/cuda/device_math.hpp>
 #include <kvcache/cuda/page_layout.hpp>
 
 #include <bit>
@@ -10,7 +10,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// Neighbouring floats, four a load where their count is a multiple of four: then they begin on 16 bytes.
+/// Loads contiguous floats, four at once if Count is a multiple of four; they are 16-byte aligned then.
 template <unsigned Count>
 KVCACHE_HOST_DEVICE void load_floats(const float* from, float (&to)[Count]) noexcept {
     if constexpr (Count % 4 == 0) {
@@ -28,11 +28,11 @@ KVCACHE_HOST_DEVICE void load_floats(const float* from, float (&to)[Count]) noex
     }
 }
 
-/// Eight neighbouring numbers of a row, read from their codes and written to them. `d` is a multiple of 8, and codes of
-/// eight begin on as many bytes as they have, sixteen at most. Where there are scales, they are the caller's.
+/// Loads and stores eight contiguous values of a row. `d` is a multiple of 8. The codes of eight values are aligned to
+/// their size, at most 16 bytes. The caller applies scales.
 template <row_format Format>
 struct row_numbers {
-    /// As whole numbers for int8, and for int4 less their middle.
+    /// For int8 and int4 the integer codes; int4 codes are signed.
     KVCACHE_HOST_DEVICE static void load(const std::byte* row, unsigned d, float (&out)[8]) noexcept {
         if constexpr (Format == row_format::f32) {
             load_floats(reinterpret_cast<const float*>(row) + d, out);
@@ -41,7 +41,7 @@ struct row_numbers {
             KVCACHE_DEVICE_UNROLL
             for (unsigned i = 0; i < 8; ++i)
                 out[i] = whole((words[i / 4] ^ 0x80808080u) >> (i % 4 * 8) & 0xFFu, 128.0f);
-        } else if constexpr (Format == row_format::int4_turned) {
+        } else if constexpr (Format == row_format::int4_hadamard) {
             const std::uint32_t word = *reinterpret_cast<const std::uint32_t*>(row + d / 2);
             KVCACHE_DEVICE_UNROLL
             for (unsigned i = 0; i < 8; ++i)
@@ -61,7 +61,7 @@ struct row_numbers {
         }
     }
 
-    /// Whole numbers, int4's less their middle, for the formats that have scales.
+    /// For int8 and int4 the values are integer codes; int4 codes are signed.
     KVCACHE_HOST_DEVICE static void store(const float (&numbers)[8], std::byte* row, unsigned d) noexcept {
         if constexpr (Format == row_format::f32) {
             KVCACHE_DEVICE_UNROLL
@@ -76,7 +76,7 @@ struct row_numbers {
             auto* const words = reinterpret_cast<std::uint32_t*>(row + d);
             words[0] = packed<8>(numbers, 0, 4, 0);
             words[1] = packed<8>(numbers, 4, 4, 0);
-        } else if constexpr (Format == row_format::int4_turned) {
+        } else if constexpr (Format == row_format::int4_hadamard) {
             *reinterpret_cast<std::uint32_t*>(row + d / 2) = packed<4>(numbers, 0, 8, 8);
         } else {
             vector16 eight;
@@ -92,7 +92,7 @@ private:
     [[nodiscard]] KVCACHE_HOST_DEVICE static std::uint16_t sixteen(float number) noexcept {
         return Format == row_format::bf16 ? to_bf16(number) : to_f16(number);
     }
-    // 2^23 + code is a float with the code as its last bits: exact, and cheaper than a conversion.
+    // 2^23 + code is a float whose last bits are the code: exact, and cheaper than a conversion.
     [[nodiscard]] KVCACHE_HOST_DEVICE static float whole(std::uint32_t code, float middle) noexcept {
         return plus(std::bit_cast<float>(0x4B000000u | code), -(8388608.0f + middle));
     }

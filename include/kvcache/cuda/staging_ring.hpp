@@ -14,15 +14,15 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// One piece between ordinary memory of the host and a device.
+/// One copy between ordinary host memory and a device.
 struct staged_piece {
-    std::byte* there = nullptr; ///< On the device.
-    std::byte* here = nullptr;  ///< On the host; only read on the way to the device.
+    std::byte* there = nullptr; ///< Device address.
+    std::byte* here = nullptr;  ///< Host address; only read for copies to the device.
     std::size_t bytes = 0;
 };
 
-/// Pinned memory through which ordinary memory of the host goes to a device and back: four segments in turn, each one
-/// batch of copies, so that the host copies into one while others are under way. Taken when it is first used.
+/// Pinned memory through which ordinary host memory is copied to and from a device. Four segments are used in turn,
+/// each for one batch of copies, so that the host fills one while others are being copied. Allocated at first use.
 template <device Device>
 class staging_ring {
 public:
@@ -50,7 +50,7 @@ public:
             device_->close(event);
     }
 
-    /// Puts the pieces' bytes into the stream; they may change as soon as this returns. Errors: out_of_memory, io.
+    /// Enqueues copies to the device; the sources may change once this returns. Errors: out_of_memory, io.
     [[nodiscard]] result<void> send(stream_id stream, std::span<const staged_piece> pieces) {
         if (auto ready = open(); !ready)
             return ready;
@@ -70,7 +70,8 @@ public:
         return {};
     }
 
-    /// Brings the pieces' bytes, and returns when they are there. Errors: out_of_memory, io; then some may be there.
+    /// Copies from the device, and returns when all bytes have arrived. Errors: out_of_memory, io; some bytes may have
+    /// arrived then.
     [[nodiscard]] result<void> bring(stream_id stream, std::span<const staged_piece> pieces) {
         if (auto ready = open(); !ready)
             return ready;
@@ -121,7 +122,7 @@ private:
 
     [[nodiscard]] std::size_t turn() noexcept { return next_ = (next_ + 1) % segments; }
 
-    // As many pieces as fit a segment; a large one is cut.
+    // As many pieces as fit a segment; a large piece is cut.
     [[nodiscard]] std::vector<part> cut(cursor& at, std::size_t segment) const {
         std::vector<part> batch;
         std::byte* const begin = memory_ + segment * segment_bytes_;
@@ -130,7 +131,7 @@ private:
             const std::size_t bytes = std::min(piece.bytes - at.offset, segment_bytes_ - used);
             batch.push_back({piece.there + at.offset, piece.here + at.offset, begin + used, bytes});
             at.offset += bytes;
-            used += (bytes + 15) / 16 * 16; // so that each part begins on a vector
+            used += (bytes + 15) / 16 * 16; // aligns each part to a vector
         }
         return batch;
     }

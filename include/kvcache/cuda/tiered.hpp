@@ -17,23 +17,22 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// A host's pages with a device in front of them: every page has its place on the host, in a storage of the library
-/// over pinned memory (`heap{.resource = &pinned}`), and those in use a place on the device. Pages come to the device
-/// when they are fetched and leave it by an eviction policy of the library; what the device did not change leaves
-/// without a copy.
+/// Two-level page storage: every page has a place in host storage over pinned memory (`heap{.resource = &pinned}`), and
+/// pages in use have a place on the device. Pages are fetched to the device and evicted by an eviction policy of the
+/// library. A page that the device did not change is evicted without a copy.
 template <device Device, class Host, class Eviction>
 struct tiered {
-    Device* device = nullptr;     ///< It outlives the state.
-    Host host = {};               ///< A storage policy whose pages lie in pinned memory.
-    Eviction eviction = {};       ///< Which page leaves the device.
-    std::size_t device_pages = 0; ///< Pages that the device has room for.
+    Device* device = nullptr;     ///< Requires: it outlives the state.
+    Host host = {};               ///< A storage policy whose pages are in pinned memory.
+    Eviction eviction = {};       ///< Policy that selects pages to evict from the device.
+    std::size_t device_pages = 0; ///< Capacity of the device in pages.
     std::uint32_t layers = 1;     ///< Equal parts of a page, which arrive one after another.
     class state;
     [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
 };
 
-/// Copies run in a stream of their own, beside what computes. A fetched page stays on the device until it is let go as
-/// often. Nothing is lost by an error: a page that could not leave or come is where it was.
+/// Copies run in a stream of their own, concurrent with computation. A fetched page stays on the device until it is
+/// released as often as fetched. An error loses nothing: a page that could not be moved is where it was.
 template <device Device, class Host, class Eviction>
 class tiered<Device, Host, Eviction>::state {
 public:
@@ -53,7 +52,7 @@ public:
     state(const state&) = delete;
     state& operator=(const state&) = delete;
     ~state() {
-        if (copies_) { // the host's pages go when nothing copies them any more
+        if (copies_) { // the host's pages are freed only when no copy uses them
             (void)device_->synchronise(*copies_);
             device_->close(*copies_);
         }
@@ -63,8 +62,7 @@ public:
             device_->close(event);
     }
 
-    /// Makes a page usable: fetched pages have a place on the device, whose content is anything at first. False if the
-    /// host has no memory left for it.
+    /// Makes a page usable. Its content is undefined at first. Returns false if the host is out of memory.
     [[nodiscard]] bool acquire(page_id page) {
         info& own = pages_[index_of(page)];
         if (!own.usable && !host_.acquire(page))
@@ -72,7 +70,7 @@ public:
         own.usable = true;
         return true;
     }
-    /// Requires: nobody holds it.
+    /// Requires: the page is not held.
     void release(page_id page) noexcept {
         info& own = pages_[index_of(page)];
         if (own.slot != none) {
@@ -83,9 +81,9 @@ public:
         host_.release(page);
     }
 
-    /// Starts to bring pages to the device, layer by layer, and holds them there: one batch of copies a layer for all
-    /// pages. `await` says when a layer of them is there. Errors: out_of_memory, if fewer places than these pages need
-    /// are not held, and then nothing has changed, or if the device has no memory; io.
+    /// Starts to copy pages to the device, layer by layer, and holds them there: one batch of copies a layer for all
+    /// pages. `await` waits for a layer. Errors: out_of_memory, if too many places are held, or if the device is out of
+    /// memory; nothing has changed then; io.
     [[nodiscard]] result<void> fetch(std::span<const page_id> pages) {
         if (auto ready = open(); !ready)
             return ready;
@@ -107,7 +105,7 @@ public:
         return {};
     }
 
-    /// Lets `stream` go on when a layer of everything fetched so far is there. Errors: io.
+    /// Makes `stream` wait until a layer of all pages fetched so far has arrived. Errors: io.
     [[nodiscard]] result<void> await(stream_id stream, std::uint32_t layer) {
         expects(layer < layers_, "a layer is of the pages");
         if (auto ready = open(); !ready)
@@ -115,8 +113,8 @@ public:
         return device_->wait(stream, arrived_[layer]);
     }
 
-    /// Lets go of fetched pages, which what is now in `stream` may still use: they leave behind it. `written` says
-    /// that it changes them. Errors: io; then they are still held.
+    /// Releases fetched pages, which work already in `stream` may still use: eviction waits for that work. `written`:
+    /// that work changes the pages. Errors: io; the pages are still held then.
     [[nodiscard]] result<void> let_go(stream_id stream, std::span<const page_id> pages, bool written) {
         if (auto ready = open(); !ready)
             return ready;
@@ -129,13 +127,13 @@ public:
             expects(own.holds > 0, "only a held page is let go");
             own.changed = own.changed || written;
             if (--own.holds == 0)
-                if constexpr (requires { policy_.settle(slot_id{}); })
-                    policy_.settle(slot_id{index_of(page)});
+                if constexpr (requires { policy_.on_released(slot_id{}); })
+                    policy_.on_released(slot_id{index_of(page)});
         }
         return {};
     }
 
-    /// Copies to the host what the device changed and nobody holds, so that it leaves at once when room is needed.
+    /// Copies pages that the device changed and that are not held to the host, so that they can be evicted at once.
     /// Errors: io.
     [[nodiscard]] result<void> write_back() {
         if (auto ready = open(); !ready)
@@ -147,8 +145,8 @@ public:
         return save();
     }
 
-    /// A page's bytes on the host, once all that was put into the copies' stream has passed. Errors: io; unsupported,
-    /// for a page that the device changed and that is not written back.
+    /// Returns a page's bytes on the host, once all enqueued copies have completed. Errors: io; unsupported, for a page
+    /// that the device changed and that is not written back.
     [[nodiscard]] result<std::span<std::byte>> bytes(page_id page) {
         if (pages_[index_of(page)].changed)
             return error{error_code::unsupported, "page",
@@ -160,12 +158,12 @@ public:
     }
 
     [[nodiscard]] bool on_device(page_id page) const { return pages_[index_of(page)].slot != none; }
-    /// Which of the device's pages a page is. Requires: it is on the device.
+    /// Device page of a page. Requires: it is on the device.
     [[nodiscard]] page_id place(page_id page) const {
         expects(on_device(page), "a page is on the device");
         return page_id{pages_[index_of(page)].slot};
     }
-    /// The device's pages.
+    /// Storage of the device's pages.
     [[nodiscard]] const typename device_storage<Device>::state& storage() const noexcept { return storage_; }
 
 private:
@@ -174,8 +172,8 @@ private:
         std::uint32_t slot = none; // on the device
         std::uint32_t holds = 0;
         bool usable = false;
-        bool changed = false; // on the device, and not on the host
-        bool leaves = false;  // chosen, while room is made
+        bool changed = false; // on the device but not on the host
+        bool leaves = false;  // selected for eviction by make_room
     };
 
     [[nodiscard]] result<void> open() {
@@ -202,15 +200,15 @@ private:
         return {};
     }
 
-    // Free places for all that comes.
+    // Frees places for all pages in coming_.
     [[nodiscard]] result<void> make_room() {
         leaving_.clear();
-        const auto may_leave = [&](slot_id slot) {
+        const auto is_evictable = [&](slot_id slot) {
             const info& page = pages_[index_of(slot)];
             return page.slot != none && page.holds == 0 && !page.leaves;
         };
         while (free_.size() + leaving_.size() < coming_.size()) {
-            const std::optional<slot_id> victim = policy_.victim(may_leave);
+            const std::optional<slot_id> victim = policy_.victim(is_evictable);
             if (!victim)
                 break;
             pages_[index_of(*victim)].leaves = true;
@@ -234,7 +232,7 @@ private:
         return {};
     }
 
-    // What changed among those that leave goes to the host.
+    // Writes the changed pages of leaving_ to the host.
     [[nodiscard]] result<void> save() {
         parts_.clear();
         for (const page_id page : leaving_)
@@ -249,7 +247,7 @@ private:
         return {};
     }
 
-    // All that comes, layer by layer. A place is taken once everything is under way.
+    // Copies the pages of coming_, layer by layer. Places are taken once all copies are enqueued.
     [[nodiscard]] result<void> bring() {
         const std::size_t layer_bytes = page_bytes_ / layers_;
         for (std::uint32_t layer = 0; layer < layers_; ++layer) {
@@ -264,8 +262,8 @@ private:
                 return put;
         }
         for (const page_id page : coming_) {
-            if constexpr (requires { policy_.announce({}); })
-                policy_.announce({.key = index_of(page), .bytes = page_bytes_});
+            if constexpr (requires { policy_.on_miss({}); })
+                policy_.on_miss({.key = index_of(page), .bytes = page_bytes_});
             policy_.admit(slot_id{index_of(page)}, {.key = index_of(page), .bytes = page_bytes_});
             pages_[index_of(page)].slot = free_.back();
             free_.pop_back();

@@ -4,14 +4,14 @@
 #include <kvcache/attention/paged_rows.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/result.hpp>
-#include <kvcache/cuda/code_rows.hpp>
 #include <kvcache/cuda/device_array.hpp>
 #include <kvcache/cuda/device_storage.hpp>
 #include <kvcache/cuda/paged_attention.hpp>
-#include <kvcache/kernel/elementary.hpp>
+#include <kvcache/cuda/quantize_rows.hpp>
+#include <kvcache/kernel/portable_math.hpp>
 #include <kvcache/kernel/rope.hpp>
-#include <kvcache/kernel/team.hpp>
-#include <kvcache/model/batch_part.hpp>
+#include <kvcache/kernel/thread_pool.hpp>
+#include <kvcache/model/batch_slice.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -24,45 +24,45 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// Attention of a forward pass over pages on a device, in place of `attention_jobs`: rows go there layer by layer, are
-/// written into the pages by a kernel and attended by others, and what comes out is waited for. Each row of a prompt
-/// asks as a sequence of its own that ends with it, so that its bits depend on its own past alone, however the prompt
-/// is split and whoever shares the batch. A demonstration: the host waits for each layer.
+/// Attention of a forward pass over pages on a device, in place of `work_items`. For each layer, rows are copied to the
+/// device, a kernel writes them into the pages, others compute attention, and the host waits for the output. Each row
+/// of a prompt is a sequence of its own that ends with it, so that its bits depend only on its own past, however the
+/// prompt is split and batched. A demonstration: the host waits for each layer.
 ///
-/// It allocates when it first deals, and fails there or later without a trace: `status` says so, and no row of the
-/// batch is to be used then.
+/// Allocates in the first `plan`. Failures there or later do not throw: `status` reports them, and no row of the batch
+/// may be used then.
 template <class Lease, device Device, row_format Format, unsigned Dim, unsigned Queries>
 class device_attention {
 public:
-    /// `reach` is how far the model's positions go. Requires: the device outlives it.
+    /// `reach`: largest position of the model. Requires: the device outlives it.
     device_attention(Device& device, std::size_t reach) : own_(std::make_unique<working>(device, reach)) {}
 
-    /// As attention_jobs::deal. Requires: the leases are of one cache, of `device_rows` over a `device_storage` of this
-    /// device.
-    void deal(const attention_shape& shape, std::span<const batch_part<Lease>> batch, const query_rows& rows,
-              const team&) {
+    /// As work_items::plan. Requires: the leases belong to one cache, with `device_rows` over a `device_storage` of
+    /// this device.
+    void plan(const attention_shape& shape, std::span<const batch_slice<Lease>> batch, const query_rows& rows,
+              const thread_pool&) {
         own_->failed.reset();
         if (!batch.empty())
-            own_->note(own_->deal(shape, batch, rows));
+            own_->note(own_->plan(shape, batch, rows));
     }
 
-    /// As attention_jobs::write.
+    /// As work_items::write.
     void write(const Lease&, std::size_t, std::size_t row, layer_id, std::span<const float> keys,
                std::span<const float> values) const {
         if (!own_->failed)
             own_->write(row, keys, values);
     }
 
-    /// As attention_jobs::attend: first the rows that were written go into the pages.
-    void attend(layer_id layer, team&) {
+    /// As work_items::run; first writes the rows into the pages.
+    void run(layer_id layer, thread_pool&) {
         if (own_->failed)
             return;
-        own_->note(own_->attend(index_of(layer)));
-        if (own_->failed) // what is under way still writes pages that the lease is about to give back
+        own_->note(own_->run(index_of(layer)));
+        if (own_->failed) // work under way still writes pages that the lease is about to release
             (void)own_->device->synchronise(*own_->stream);
     }
 
-    /// Whether all since the last `deal` went well. Errors: out_of_memory, out_of_range, io.
+    /// Returns whether everything since the last `plan` succeeded. Errors: out_of_memory, out_of_range, io.
     [[nodiscard]] result<void> status() const { return own_->failed ? result<void>(*own_->failed) : result<void>(); }
 
 private:
@@ -78,7 +78,7 @@ private:
         working& operator=(const working&) = delete;
         ~working() {
             if (stream)
-                device->close(*stream); // what is under way passes first
+                device->close(*stream); // closing completes the work under way
             device->deallocate_pinned(pinned);
         }
 
@@ -87,7 +87,7 @@ private:
                 failed = done.error();
         }
 
-        [[nodiscard]] result<void> deal(const attention_shape& shape, std::span<const batch_part<Lease>> batch,
+        [[nodiscard]] result<void> plan(const attention_shape& shape, std::span<const batch_slice<Lease>> batch,
                                         const query_rows& rows) {
             const auto pages = batch.front().lease->pages();
             storage = pages.storage;
@@ -102,7 +102,7 @@ private:
             for (const auto& part : batch) {
                 const auto entries = part.lease->pages().table;
                 for (std::size_t i = 0; i < part.tokens.size(); ++i) {
-                    row_slot place; // kept rows have none
+                    row_slot place; // rows that the lease already holds have none
                     if (const std::size_t to = part.row_of(i); !part.lease->keeps(to)) {
                         const auto at = part.lease->place_of(to);
                         place = {index_of(at.page), at.row};
@@ -127,7 +127,7 @@ private:
             std::ranges::copy(values, staged() + (count + row) * side());
         }
 
-        [[nodiscard]] result<void> attend(std::uint32_t layer) {
+        [[nodiscard]] result<void> run(std::uint32_t layer) {
             float* const queries = staged() + 2 * count * side();
             for (std::size_t row = 0; row < count; ++row)
                 std::copy_n(asked.queries + row * asked.stride, width(), queries + row * width());
@@ -137,12 +137,12 @@ private:
             if (auto put = device->copy(*stream, copy_way::to_device, {&going, 1}); !put)
                 return put;
             const token_rows made{there, there + count * side() * sizeof(float), row_format::f32};
-            const auto append = code_rows<row_way::into_pages, Format>::make(
+            const auto append = quantize_rows<row_way::into_pages, Format>::make(
                 layout, storage->pool(), layer, static_cast<std::uint32_t>(count), slots.data(), made);
             if (auto put = device->launch(*stream, append); !put)
                 return put;
-            if (auto put = attention->attend(*stream, storage->pool(), layer,
-                                             there + 2 * count * side() * sizeof(float), row_format::f32, out.data());
+            if (auto put = attention->run(*stream, storage->pool(), layer, there + 2 * count * side() * sizeof(float),
+                                          row_format::f32, out.data());
                 !put)
                 return put;
             const copy_piece coming{reinterpret_cast<const std::byte*>(out.data()), pinned,
@@ -156,7 +156,7 @@ private:
             return {};
         }
 
-        // The entries that hold the first `rows` rows.
+        // The entries of the first `rows` rows.
         [[nodiscard]] std::span<const page_entry> seen(std::span<const page_entry> entries, std::size_t rows) {
             cut.clear();
             for (const page_entry& entry : entries) {
@@ -169,7 +169,7 @@ private:
             return cut;
         }
 
-        // The stream, the rotation's tables and the attention, once.
+        // Opens the stream, the RoPE table and the attention, once.
         [[nodiscard]] result<void> open(const attention_shape& shape) {
             if (attention)
                 return {};
@@ -179,21 +179,21 @@ private:
                     return opened.error();
                 stream = *opened;
             }
-            rotation_steps steps;
+            rope_table steps;
             if (shape.rotation != nullptr) {
-                const auto table = rotation_steps::make(shape.rotation->frequencies(), reach, [](double angle) {
-                    const auto at = elementary::sincos(angle);
+                const auto table = rope_table::make(shape.rotation->frequencies(), reach, [](double angle) {
+                    const auto at = portable_math::sincos(angle);
                     return turn{at.cosine, at.sine};
                 });
                 if (auto sent = turns.assign(*stream, table); !sent)
                     return sent;
-                steps = {turns.data(), static_cast<std::uint32_t>(shape.rotation->half()), rotation_steps::rows(reach)};
+                steps = {turns.data(), static_cast<std::uint32_t>(shape.rotation->half()), rope_table::rows(reach)};
             }
             attention.emplace(*device, attention_options{layout, shape.heads, shape.scale, steps});
             return {};
         }
 
-        // Keys, values and queries of the batch on their way there; what comes back lies where they were.
+        // Buffers for keys, values and queries of the batch; the output is copied back into the same pinned memory.
         [[nodiscard]] result<void> make_room() {
             const std::size_t numbers = count * (2 * side() + width());
             if (auto room = in.resize(numbers); !room)

@@ -5,7 +5,7 @@
 #include <kvcache/core/identity.hpp>
 #include <kvcache/cuda/device.hpp>
 #include <kvcache/device/device_attention.hpp>
-#include <kvcache/kernel/team.hpp>
+#include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/model/transformer.hpp>
 
 #include <cstddef>
@@ -14,15 +14,16 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// The reference transformer with its pages and its attention on a device and its products on the host. A pipeline
-/// takes it as it takes the transformer:
+/// The reference transformer with its pages and attention on a device and its GEMMs on the host. A pipeline uses it
+/// like a transformer:
 ///
-///     device_model<cuda_device, row_format::bf16, 64, 4> there(model, device);
-///     auto cache = make_cache(there.id(weights), there.shape(16), budget, device_rows{.format = row_format::bf16},
+///     device_model<cuda_device, row_format::bf16, 64, 4> on_device(model, device);
+///     auto cache = make_cache(on_device.id(weights), on_device.shape(16), budget,
+///                             device_rows{.format = row_format::bf16},
 ///                             device_storage<cuda_device>{.device = &device});
-///     pipeline through(cache, there, threads);
+///     pipeline generate(cache, on_device, threads);
 ///
-/// `Format` is that of the cache's `device_rows`, `Dim` the model's head_dim, `Queries` as `paged_attention` has it.
+/// `Format` is that of the cache's `device_rows`, `Dim` the model's head_dim, `Queries` as in `paged_attention`.
 template <device Device, row_format Format, unsigned Dim, unsigned Queries>
 class device_model {
 public:
@@ -36,13 +37,13 @@ public:
     [[nodiscard]] std::size_t vocabulary() const noexcept { return model_.vocabulary(); }
     [[nodiscard]] std::size_t max_positions() const noexcept { return model_.max_positions(); }
     [[nodiscard]] page_shape shape(std::uint32_t tokens) const { return model_.shape(tokens); }
-    /// As the transformer's. That its rows come from a device is the cache's to say, which cannot forget it.
+    /// As the transformer's identity. The cache adds that its rows come from a device.
     [[nodiscard]] identity id(digest weights) const { return model_.id(weights); }
 
     template <class Lease>
-    [[nodiscard]] auto passes(team& threads) const {
+    [[nodiscard]] auto make_forward_pass(thread_pool& threads) const {
         using attention = device_attention<Lease, Device, Format, Dim, Queries>;
-        return model_.template passes<Lease>(threads, attention(device_, model_.max_positions()));
+        return model_.template make_forward_pass<Lease>(threads, attention(device_, model_.max_positions()));
     }
 
 private:

@@ -11,17 +11,17 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// The revision of what a device computes: the order of its sums, its splits, its powers of two. It changes whenever
-/// the same inputs may give other bits, and it is part of a cache's identity.
+/// Revision of the device arithmetic: its order of sums, splits and powers of two. It changes whenever the same inputs
+/// may give other bits, and is part of a cache's identity.
 inline constexpr unsigned device_revision = 1;
 
-/// The codec of a cache whose pages lie on a device, beside `device_storage`: how rows are kept there. The device's own
-/// kernels write and read them. Its cache has another identity than any of the host's, whoever's rows they are: the
-/// backend is `cuda` and the revision, since a device's sums are not the host's.
+/// Codec of a cache whose pages are on a device, for use with `device_storage`. It defines the storage format of rows,
+/// which only the device's kernels write and read. Its cache never shares an identity with a host cache: the backend is
+/// `cuda` with the revision, since a device's sums differ from the host's.
 struct device_rows {
     using role = codec_role;
-    row_format format = row_format::f32; ///< f32 loses nothing; int4_turned is not attended.
-    page_order order = page_order::nhd;
+    row_format format = row_format::f32; ///< f32 is lossless; int4_hadamard is not supported by attention.
+    kv_layout order = kv_layout::nhd;
     class state;
     [[nodiscard]] state open(page_shape shape) const;
 };
@@ -29,7 +29,7 @@ struct device_rows {
 class device_rows::state {
 public:
     explicit state(const page_layout& layout) : layout_(layout) {
-        expects(layout.valid() && layout.format != row_format::int4_turned,
+        expects(layout.valid() && layout.format != row_format::int4_hadamard,
                 "rows on a device are whole vectors of 16 bytes, of a format that is attended");
     }
 
@@ -39,7 +39,7 @@ public:
         return std::string("device ") + names[static_cast<std::size_t>(layout_.format)];
     }
     [[nodiscard]] std::string layout_name() const {
-        return std::string(layout_.order == page_order::nhd ? "nhd" : "hnd") + ", codes and then scales; " +
+        return std::string(layout_.order == kv_layout::nhd ? "nhd" : "hnd") + ", codes and then scales; " +
                std::to_string(layout_.shape.layers) + " layers, " + std::to_string(layout_.shape.kv_heads) +
                " KV heads of " + std::to_string(layout_.shape.head_dim);
     }

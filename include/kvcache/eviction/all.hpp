@@ -8,13 +8,13 @@
 #include <kvcache/eviction/expiring.hpp>
 #include <kvcache/eviction/fifo.hpp>
 #include <kvcache/eviction/gdsf.hpp>
+#include <kvcache/eviction/learned_reuse.hpp>
 #include <kvcache/eviction/lfu.hpp>
 #include <kvcache/eviction/lhd.hpp>
 #include <kvcache/eviction/lirs.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/eviction/never.hpp>
 #include <kvcache/eviction/prioritised.hpp>
-#include <kvcache/eviction/reuse_forecast.hpp>
 #include <kvcache/eviction/s3_fifo.hpp>
 #include <kvcache/eviction/sieve.hpp>
 #include <kvcache/eviction/slru.hpp>
@@ -25,8 +25,11 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Every eviction policy of the library, with its standard options; those that wrap another, around lru.
-using eviction_policies = std::tuple<reuse_forecast, lru, fifo, lfu, slru, clock, sieve, s3_fifo, arc, lirs, w_tiny_lfu,
-                                     gdsf, lhd, tail_safe_lru, cost_aware, never, prioritised<>, expiring<>>;
+/// Every eviction policy of the library, with its standard options; wrappers wrap lru.
+using eviction_policies =
+    std::tuple<eviction::learned_reuse, eviction::lru, eviction::fifo, eviction::lfu, eviction::slru, eviction::clock,
+               eviction::sieve, eviction::s3_fifo, eviction::arc, eviction::lirs, eviction::w_tiny_lfu, eviction::gdsf,
+               eviction::lhd, eviction::tail_safe_lru, eviction::cost_aware, eviction::never, eviction::prioritised<>,
+               eviction::expiring<>>;
 
 } // namespace kvcache

@@ -4,17 +4,17 @@
 #include <kvcache/core/contract.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/ghost_list.hpp>
-#include <kvcache/eviction/slot_queues.hpp>
+#include <kvcache/eviction/slot_lists.hpp>
 
 #include <algorithm>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Two least-recently-used queues, of entries used once and of entries used again, share the room by a target that
-/// learns. A newcomer whose ghost stayed from the first queue raises the target, one from the second lowers it, and
-/// both join the second queue. The oldest of the first leaves while it is above the target, else the oldest of the
-/// second; one that may not leave is in use now, so it moves to the front of its queue.
+/// Adaptive replacement cache (ARC). Two LRU lists, of entries used once and of entries used again, share the capacity
+/// according to a target that adapts. A hit on a ghost of the first list raises the target, one of the second lowers
+/// it, and the entry joins the second list. The victim is the oldest of the first list while that list exceeds the
+/// target, otherwise the oldest of the second. An entry that is not evictable moves to the front of its list.
 ///
 ///     admit -> [ once  ] -> victim -> [ ghosts ] -- returns: target + --.
 ///                 '- touch -.                                           |
@@ -23,16 +23,16 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003.
 struct arc {
     using role = eviction_role;
-    std::size_t step = 0; ///< Bytes by which a returning ghost moves the target at least; 0: those of its entry.
+    std::size_t step = 0; ///< Minimum bytes by which a ghost hit moves the target; 0: the size of its entry.
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 25 bytes a slot and 16 a ghost, of
-/// which there are at most two a slot.
+/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 25 bytes a slot and 16 a
+/// ghost, at most two ghosts a slot.
 class arc::state {
 public:
-    state(const arc& policy, eviction_room room)
+    state(const arc& policy, eviction_capacity room)
         : queues_(room.slots, 2),
           entries_(room.slots),
           places_(room.slots),
@@ -40,8 +40,8 @@ public:
           room_(room.bytes),
           step_(policy.step) {}
 
-    void announce(const entry& newcomer) {
-        announced_ = newcomer.key;
+    void on_miss(const eviction_entry& newcomer) {
+        missed_ = newcomer.key;
         bytes_to_come_ = newcomer.bytes;
         returns_ = nowhere;
         const auto of_once = static_cast<double>(ghosts_[once].bytes());
@@ -57,13 +57,13 @@ public:
         }
     }
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         expects(!queues_.contains(slot), "an entry is admitted once");
-        if (announced_ != newcomer.key)
-            announce(newcomer);
+        if (missed_ != newcomer.key)
+            on_miss(newcomer);
         entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
         enter(slot, returns_ == nowhere ? once : again);
-        announced_.reset();
+        missed_.reset();
         returns_ = nowhere;
     }
 
@@ -73,7 +73,7 @@ public:
         enter(slot, again);
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(queues_.contains(slot), "a settled entry was admitted");
         queues_.move_to_front(slot, places_[index_of(slot)]);
     }
@@ -102,13 +102,13 @@ public:
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
         const auto of_once = static_cast<double>(bytes_[once]);
         const bool from_once = !queues_.empty(once) && (all_are_once() || queues_.empty(again) || of_once > target_ ||
                                                         (of_once == target_ && returns_ == again));
-        if (const auto found = queues_.oldest(from_once ? once : again, may_leave))
+        if (const auto found = queues_.oldest(from_once ? once : again, is_evictable))
             return found;
-        return queues_.oldest(from_once ? again : once, may_leave);
+        return queues_.oldest(from_once ? again : once, is_evictable);
     }
 
 private:
@@ -118,7 +118,7 @@ private:
         std::size_t bytes = 0;
     };
 
-    // The first queue and its ghosts would fill the room with the newcomer.
+    // Whether the first list, its ghosts and the new entry exceed the capacity.
     [[nodiscard]] bool first_is_full() const { return bytes_[once] + ghosts_[once].bytes() + bytes_to_come_ > room_; }
     [[nodiscard]] bool all_are_once() const {
         return returns_ == nowhere && first_is_full() && ghosts_[once].size() == 0;
@@ -135,23 +135,23 @@ private:
         bytes_[places_[index_of(slot)]] -= entries_[index_of(slot)].bytes;
     }
 
-    slot_queues queues_;
+    slot_lists queues_;
     std::vector<known> entries_;
     std::vector<std::uint8_t> places_;
     ghost_list ghosts_[2];
     std::size_t bytes_[2] = {};
     std::size_t room_;
     std::size_t step_;
-    double target_ = 0.0; // bytes of the first queue
-    std::optional<std::uint64_t> announced_;
+    double target_ = 0.0; // target size of the first list, in bytes
+    std::optional<std::uint64_t> missed_;
     std::size_t bytes_to_come_ = 0;
-    std::uint8_t returns_ = nowhere; // the queue whose ghost the announced newcomer was
+    std::uint8_t returns_ = nowhere; // the list whose ghost the missed entry was
 };
 
-inline arc::state arc::open(eviction_room room) const {
+inline arc::state arc::open(eviction_capacity room) const {
     return state{*this, room};
 }
 
 static_assert(eviction_policy<arc>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction

@@ -3,14 +3,15 @@
 
 #include <kvcache/core/contract.hpp>
 #include <kvcache/eviction/concept.hpp>
-#include <kvcache/eviction/slot_queues.hpp>
+#include <kvcache/eviction/slot_lists.hpp>
 
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// First in, first out, with another round for each use. A touch counts up to 2^bits - 1; an entry that is met at the
-/// end with a count loses one and queues up anew, one without leaves. One that may not leave queues up anew as well.
+/// CLOCK: FIFO with one more round for each use. A touch increments an entry's counter, up to 2^bits - 1. At the end of
+/// the queue an entry with a nonzero counter is decremented and goes back to the front; one with a zero counter is
+/// evicted. An entry that is not evictable goes back to the front as well.
 ///
 ///     admit -> [ newest ... oldest ] -> count 0: victim
 ///                ^----- count - 1 -----'
@@ -18,12 +19,12 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Corbato, "A paging experiment with the Multics system", 1968; with more bits, FIFO-Reinsertion.
 struct clock {
     using role = eviction_role;
-    std::uint32_t bits = 1; ///< Of the count, 1 to 6.
+    std::uint32_t bits = 1; ///< Bits of the counter, 1 to 6.
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 9 bytes a slot.
+/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
 class clock::state {
 public:
     state(const clock& policy, std::size_t slots)
@@ -31,7 +32,7 @@ public:
         expects(policy.bits >= 1 && policy.bits <= 6, "clock counts in 1 to 6 bits");
     }
 
-    void admit(slot_id slot, const entry&) {
+    void admit(slot_id slot, const eviction_entry&) {
         expects(!queue_.contains(slot), "an entry is admitted once");
         queue_.push_front(slot, 0);
         counts_[index_of(slot)] = fresh;
@@ -44,9 +45,9 @@ public:
             ++count;
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(queue_.contains(slot), "a settled entry was admitted");
-        if ((counts_[index_of(slot)] & fresh) != 0) // it has come now: a chain queues tail first
+        if ((counts_[index_of(slot)] & fresh) != 0) // its first release: a chain queues tail first
             queue_.move_to_front(slot, 0);
         counts_[index_of(slot)] &= uses;
     }
@@ -57,12 +58,12 @@ public:
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        // After most_ rounds every count is zero, and the next one asks every entry.
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+        // After most_ rounds every counter is zero, and the next round checks every entry.
         for (std::size_t met = 0; met < queue_.slots() * (most_ + 1u) && !queue_.empty(0); ++met) {
             const slot_id oldest = queue_.back(0);
             std::uint8_t& count = counts_[index_of(oldest)];
-            if ((count & uses) == 0 && may_leave(oldest))
+            if ((count & uses) == 0 && is_evictable(oldest))
                 return oldest;
             if ((count & uses) != 0)
                 --count;
@@ -72,18 +73,18 @@ public:
     }
 
 private:
-    static constexpr std::uint8_t fresh = 0x80; // nobody has let go of it yet
+    static constexpr std::uint8_t fresh = 0x80; // not yet released
     static constexpr std::uint8_t uses = 0x7f;
 
-    slot_queues queue_;
+    slot_lists queue_;
     std::vector<std::uint8_t> counts_;
     std::uint8_t most_;
 };
 
-inline clock::state clock::open(eviction_room room) const {
+inline clock::state clock::open(eviction_capacity room) const {
     return state{*this, room.slots};
 }
 
 static_assert(eviction_policy<clock>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction

@@ -12,61 +12,62 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What may be present at once. A policy that shares its room out (a tenth for newcomers) does so in bytes, which for
-/// entries of one size is the same as counting them.
-struct eviction_room {
-    std::size_t slots = 0; ///< Entries: every slot_id is below.
-    std::size_t bytes = 0; ///< Their bytes together.
+/// The capacity of a cache. A policy that partitions its capacity (a tenth for new entries) does so in bytes; for
+/// entries of one size this equals counting them.
+struct eviction_capacity {
+    std::size_t slots = 0; ///< Maximum number of entries; every slot_id is below.
+    std::size_t bytes = 0; ///< Maximum total bytes of the entries.
 };
 
-/// What an eviction policy is told of a newcomer.
-struct entry {
-    std::uint64_t key = 0;              ///< Names the content, so that a ghost recognises it when it returns.
-    std::size_t bytes = 0;              ///< What it takes.
-    double cost = 0.0;                  ///< What a hit saves, in seconds, given that its parent is present.
-    std::optional<slot_id> parent = {}; ///< The entry that it continues.
-    std::uint32_t depth = 0;            ///< Entries before it in its chain.
-    std::uint32_t length = 0;           ///< Entries of the request that brought it, itself included; 0 if unknown.
+/// Attributes of a new entry, for the eviction policy.
+struct eviction_entry {
+    std::uint64_t key = 0;              ///< Hash of the content, by which a ghost recognizes a returning entry.
+    std::size_t bytes = 0;              ///< Size of the entry.
+    double cost = 0.0;                  ///< Seconds that a hit saves, provided that the parent is present.
+    std::optional<slot_id> parent = {}; ///< The entry that this one continues.
+    std::uint32_t depth = 0;            ///< Number of entries before it in its chain.
+    std::uint32_t length = 0;           ///< Entries of the request that added it, itself included; 0 if unknown.
 };
 
-/// May this slot leave now? No while somebody holds it or an entry that continues it is present. It stands for any
-/// callable of this form: a `victim` is a template over its argument.
-struct leave_check {
+/// Returns whether a slot is evictable now: it is unreferenced and has no child in the cache. A placeholder for any
+/// callable of this form: `victim` is a template over its argument.
+struct evictable_check {
     bool operator()(slot_id slot) const;
 };
 
-/// The working state of an eviction policy. `admit` ranks a newcomer, `touch` says it was used, `erase` forgets it
-/// (withdrawn), `victim` names the next to leave among those for which its argument answers true; it takes nothing
-/// away. What has no memory to admit throws bad_alloc and has changed nothing; the others do not throw.
+/// The working state of an eviction policy. `admit` adds a new entry, `touch` records a use, `erase` removes an entry
+/// (withdrawn). `victim` returns the next entry to evict among those for which its argument is true; it does not remove
+/// it. `admit` throws bad_alloc if it lacks memory and has then changed nothing; the other functions do not throw.
 ///
-/// A state may offer more, called through the functions below: `announce(entry)` before victims are asked for and the
-/// newcomer is admitted, `evict(slot)` instead of `erase` for a victim, so that a ghost of it may stay, and
-/// `settle(slot)` when its last holder lets go: it was in use until now, which is no use more. Whoever frees a chain
-/// settles it tail first, so that children leave before parents. `cover(slot)` says that an entry continues this one
-/// from now on, and `uncover(slot)` that none does any more: in between it may not leave and is not erased, and a state
-/// that searches need not meet it.
+/// Optional functions are called through the free functions below. `on_miss(entry)` precedes the calls of `victim` that
+/// make room for a new entry and its `admit`. `evict(slot)` replaces `erase` for a victim, so that the policy can keep
+/// a ghost. `on_released(slot)`: the last reference is gone; this is not a hit. A caller that releases a chain does so
+/// tail first, so that children are evicted before parents. `on_child_added(slot)`: the entry gained its first child.
+/// `on_last_child_removed(slot)`: it lost its last child. In between it is not evictable and is not erased, and a
+/// policy that searches can skip it.
 template <class S>
-concept eviction_state = requires(S s, slot_id slot, const entry& newcomer, const leave_check& may_leave) {
+concept eviction_state = requires(S s, slot_id slot, const eviction_entry& newcomer,
+                                  const evictable_check& is_evictable) {
     s.admit(slot, newcomer);
     s.touch(slot);
     s.erase(slot);
-    { s.victim(may_leave) } -> std::same_as<std::optional<slot_id>>;
+    { s.victim(is_evictable) } -> std::same_as<std::optional<slot_id>>;
 };
 
-/// Which entry leaves when room is needed.
+/// A policy that selects the entry to evict when space is needed.
 template <class P>
-concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_room room) {
+concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity room) {
     p.open(room);
-} && eviction_state<opened_by<P, eviction_room>>;
+} && eviction_state<opened_by<P, eviction_capacity>>;
 
-/// Says who comes, before room is made for it.
+/// Announces a new entry before space is made for it.
 template <eviction_state S>
-void announce(S& state, const entry& newcomer) {
-    if constexpr (requires { state.announce(newcomer); })
-        state.announce(newcomer);
+void on_miss(S& state, const eviction_entry& newcomer) {
+    if constexpr (requires { state.on_miss(newcomer); })
+        state.on_miss(newcomer);
 }
 
-/// A victim leaves.
+/// Evicts a victim.
 template <eviction_state S>
 void evict(S& state, slot_id slot) {
     if constexpr (requires { state.evict(slot); })
@@ -75,25 +76,25 @@ void evict(S& state, slot_id slot) {
         state.erase(slot);
 }
 
-/// The last holder of an entry lets go.
+/// The last reference to an entry was dropped.
 template <eviction_state S>
-void settle(S& state, slot_id slot) {
-    if constexpr (requires { state.settle(slot); })
-        state.settle(slot);
+void on_released(S& state, slot_id slot) {
+    if constexpr (requires { state.on_released(slot); })
+        state.on_released(slot);
 }
 
-/// The first entry that continues this one has come.
+/// The entry gained its first child.
 template <eviction_state S>
-void cover(S& state, slot_id slot) {
-    if constexpr (requires { state.cover(slot); })
-        state.cover(slot);
+void on_child_added(S& state, slot_id slot) {
+    if constexpr (requires { state.on_child_added(slot); })
+        state.on_child_added(slot);
 }
 
-/// The last entry that continued this one has left.
+/// The entry lost its last child.
 template <eviction_state S>
-void uncover(S& state, slot_id slot) {
-    if constexpr (requires { state.uncover(slot); })
-        state.uncover(slot);
+void on_last_child_removed(S& state, slot_id slot) {
+    if constexpr (requires { state.on_last_child_removed(slot); })
+        state.on_last_child_removed(slot);
 }
 
 } // namespace kvcache

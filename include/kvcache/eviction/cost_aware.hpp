@@ -10,31 +10,31 @@
 #include <bit>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// An entry is worth the time that its next hit is expected to save, by its bytes; each hit ranks it anew. A hit saves
-/// the entry's cost, given that its parent is present, so that depth as such makes nothing dearer; how likely one is
-/// was learned from what became of the entries that had as many uses before, and age weighs it down as in gdsf. The
-/// lowest leaves; one that may not leave is ranked anew, as if it had just been used; one that others continue is not
-/// met.
+/// Ranks an entry by the time that its next hit is expected to save, per byte. Each hit ranks it anew. A hit saves the
+/// entry's cost, provided that its parent is present, so depth as such does not raise the rank. The probability of a
+/// hit is learned from the fate of entries with equally many uses, and age lowers the rank as in gdsf. The entry of
+/// lowest rank is evicted. An entry that is not evictable is ranked anew, as if it had just been used; an entry with
+/// children is skipped.
 ///
-///     rank = clock + chance of a hit after so many uses * cost / bytes
+///     rank = clock + probability of a hit after so many uses * cost / bytes
 ///
-/// The cost is the caller's, in seconds on its own machine. Cherkasova's greedy dual size frequency (HP Labs 1998) with
-/// the reuse learned per class as in "KVCache cache in the wild", USENIX ATC 2025, and the cost as in Marconi, MLSys
-/// 2025.
+/// The caller gives the cost, in seconds on its own machine. Cherkasova's greedy dual size frequency (HP Labs 1998)
+/// with the reuse learned per class as in "KVCache cache in the wild", USENIX ATC 2025, and the cost as in Marconi,
+/// MLSys 2025.
 struct cost_aware {
     using role = eviction_role;
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(log n) each; victim amortised, while a fixed share of the entries may leave. 25 bytes a slot.
+/// Cost: O(log n) each; victim amortized, while a fixed fraction of the entries is evictable. 25 bytes a slot.
 class cost_aware::state {
 public:
     explicit state(std::size_t slots) : ranks_(slots), savings_(slots), uses_(slots) { seen_.fill({1.0, 1.0}); }
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         expects(!ranks_.contains(slot), "an entry is admitted once");
         uses_[index_of(slot)] = 1;
         savings_[index_of(slot)] =
@@ -50,18 +50,18 @@ public:
         ranks_.rank(slot, worth(slot));
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(ranks_.contains(slot), "a settled entry was admitted");
         ranks_.rank(slot, worth(slot));
     }
 
-    void cover(slot_id slot) {
+    void on_child_added(slot_id slot) {
         expects(ranks_.contains(slot), "a covered entry was admitted");
-        ranks_.cover(slot);
+        ranks_.on_child_added(slot);
     }
-    void uncover(slot_id slot) {
+    void on_last_child_removed(slot_id slot) {
         expects(ranks_.contains(slot), "an uncovered entry was admitted");
-        ranks_.uncover(slot);
+        ranks_.on_last_child_removed(slot);
     }
 
     void erase(slot_id slot) {
@@ -75,15 +75,15 @@ public:
         ranks_.evict(slot);
     }
 
-    /// How likely an entry of so many uses is to be used again before it leaves.
+    /// The probability that an entry with so many uses is used again before it is evicted.
     [[nodiscard]] double chance_of_hit(std::uint32_t uses) const {
         const outcomes& seen = seen_[group(uses)];
         return seen.hits / (seen.hits + seen.leaves);
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        return ranks_.victim(may_leave, [this](slot_id slot) { return worth(slot); });
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+        return ranks_.victim(is_evictable, [this](slot_id slot) { return worth(slot); });
     }
 
 private:
@@ -92,7 +92,7 @@ private:
         double leaves = 1.0;
     };
 
-    // 1, 2, 3, 4 to 7, 8 to 15 ... uses
+    // Groups: 1, 2, 3, 4 to 7, 8 to 15 ... uses.
     [[nodiscard]] static std::size_t group(std::uint32_t uses) {
         return uses < 4 ? uses - 1 : static_cast<std::size_t>(std::bit_width(uses));
     }
@@ -101,7 +101,7 @@ private:
         outcomes& seen = seen_[group(uses)];
         seen.hits += hits;
         seen.leaves += leaves;
-        if (seen.hits + seen.leaves > 4096.0) { // the last few thousand count
+        if (seen.hits + seen.leaves > 4096.0) { // older outcomes decay
             seen.hits *= 0.5;
             seen.leaves = std::max(0.5 * seen.leaves, 1.0);
         }
@@ -117,10 +117,10 @@ private:
     std::array<outcomes, 9> seen_ = {}; // by group of uses
 };
 
-inline cost_aware::state cost_aware::open(eviction_room room) const {
+inline cost_aware::state cost_aware::open(eviction_capacity room) const {
     return state{room.slots};
 }
 
 static_assert(eviction_policy<cost_aware>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction

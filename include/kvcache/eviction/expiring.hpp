@@ -4,14 +4,14 @@
 #include <kvcache/core/contract.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/lru.hpp>
-#include <kvcache/eviction/slot_queues.hpp>
+#include <kvcache/eviction/slot_lists.hpp>
 
 #include <chrono>
 #include <concepts>
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
 /// Milliseconds of the machine's steady clock.
 struct steady_milliseconds {
@@ -21,44 +21,44 @@ struct steady_milliseconds {
     }
 };
 
-/// Says what time it is, in milliseconds that never go back.
+/// A clock in milliseconds that never goes back.
 template <class C>
 concept millisecond_clock = requires(const C clock) {
     { clock() } -> std::convertible_to<std::uint64_t>;
 };
 
-/// What nobody has used for a time leaves first; while there is no such entry, another policy decides. Who wants to
-/// take expired entries away before their room is needed asks for them. One that may not leave is in use now: its time
-/// starts anew as it is met.
+/// Evicts entries that were not used for a time first; if there are none, another policy decides. `expired` lets a
+/// caller remove expired entries before space is needed. An entry that is not evictable is in use: its time restarts
+/// when the search meets it.
 ///
-///     touch, settle, admit -> [ newest ... oldest ] -> expired: victim
-///                             [ Inner             ] -> else its victim
+///     touch, release, admit -> [ newest ... oldest ] -> expired: victim
+///                              [ Inner             ] -> else its victim
 ///
 ///     expiring<s3_fifo>{.milliseconds = 300'000}
 template <eviction_policy Inner = lru, millisecond_clock Clock = steady_milliseconds>
 struct expiring {
     using role = eviction_role;
     Inner inner = {};
-    std::uint32_t milliseconds = 300'000; ///< Five minutes, as prompt caches of public services do; below 2^31.
+    std::uint32_t milliseconds = 300'000; ///< Five minutes, as public prompt caches do; below 2^31.
     Clock clock = {};
     class state;
-    [[nodiscard]] state open(eviction_room room) const { return state{*this, room}; }
+    [[nodiscard]] state open(eviction_capacity room) const { return state{*this, room}; }
 };
 
-/// Cost: that of Inner, and O(1) each. Inner's bytes a slot, and 12.
+/// Cost: that of Inner, plus O(1) each. Inner's bytes a slot, plus 12.
 template <eviction_policy Inner, millisecond_clock Clock>
 class expiring<Inner, Clock>::state {
 public:
-    state(const expiring& policy, eviction_room room)
+    state(const expiring& policy, eviction_capacity room)
         : inner_(policy.inner.open(room)),
           clock_(policy.clock),
           queue_(room.slots, 1),
           times_(room.slots),
           lifetime_(policy.milliseconds) {}
 
-    void announce(const entry& newcomer) { kvcache::announce(inner_, newcomer); }
+    void on_miss(const eviction_entry& newcomer) { kvcache::on_miss(inner_, newcomer); }
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         inner_.admit(slot, newcomer);
         queue_.push_front(slot, 0);
         times_[index_of(slot)] = now();
@@ -69,13 +69,13 @@ public:
         renew(slot);
     }
 
-    void settle(slot_id slot) {
-        kvcache::settle(inner_, slot);
+    void on_released(slot_id slot) {
+        kvcache::on_released(inner_, slot);
         renew(slot);
     }
 
-    void cover(slot_id slot) { kvcache::cover(inner_, slot); }
-    void uncover(slot_id slot) { kvcache::uncover(inner_, slot); }
+    void on_child_added(slot_id slot) { kvcache::on_child_added(inner_, slot); }
+    void on_last_child_removed(slot_id slot) { kvcache::on_last_child_removed(inner_, slot); }
 
     void erase(slot_id slot) {
         inner_.erase(slot);
@@ -87,14 +87,14 @@ public:
         queue_.remove(slot);
     }
 
-    /// The next that may leave because its time is over.
+    /// The next evictable entry whose time has expired.
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> expired(MayLeave&& may_leave) {
+    [[nodiscard]] std::optional<slot_id> expired(MayLeave&& is_evictable) {
         for (std::size_t met = 0; met < queue_.slots() && !queue_.empty(0); ++met) {
             const slot_id oldest = queue_.back(0);
             if (now() - times_[index_of(oldest)] < lifetime_)
                 return std::nullopt;
-            if (may_leave(oldest))
+            if (is_evictable(oldest))
                 return oldest;
             renew(oldest);
         }
@@ -102,14 +102,14 @@ public:
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        if (const auto found = expired(may_leave))
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+        if (const auto found = expired(is_evictable))
             return found;
-        return inner_.victim(may_leave);
+        return inner_.victim(is_evictable);
     }
 
 private:
-    // Times may wrap: an entry's age does not, while it is below 49 days.
+    // The clock wraps; the age of an entry does not while it is below 49 days.
     [[nodiscard]] std::uint32_t now() const { return static_cast<std::uint32_t>(clock_()); }
 
     void renew(slot_id slot) {
@@ -117,13 +117,13 @@ private:
         times_[index_of(slot)] = now();
     }
 
-    decltype(std::declval<const Inner&>().open(eviction_room{})) inner_;
+    decltype(std::declval<const Inner&>().open(eviction_capacity{})) inner_;
     Clock clock_;
-    slot_queues queue_;                // in the order of use
-    std::vector<std::uint32_t> times_; // of use
+    slot_lists queue_;                 // in order of last use
+    std::vector<std::uint32_t> times_; // of last use
     std::uint32_t lifetime_;
 };
 
 static_assert(eviction_policy<expiring<lru>>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction

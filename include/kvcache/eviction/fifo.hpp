@@ -3,28 +3,28 @@
 
 #include <kvcache/core/contract.hpp>
 #include <kvcache/eviction/concept.hpp>
-#include <kvcache/eviction/slot_queues.hpp>
+#include <kvcache/eviction/slot_lists.hpp>
 
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// The entry that came first leaves first, used or not. It has come when its first holder lets go, so that a chain
-/// queues tail first and leaves so. One that may not leave queues up anew as it is met.
+/// Evicts entries in order of arrival, used or not. An entry arrives when it is first released, so that a chain is
+/// queued and evicted tail first. An entry that is not evictable goes back to the front when the search meets it.
 ///
-///     admit, first settle -> [ newest ... oldest ] -> victim
+///     admit, first release -> [ newest ... oldest ] -> victim
 struct fifo {
     using role = eviction_role;
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 9 bytes a slot.
+/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
 class fifo::state {
 public:
     explicit state(std::size_t slots) : queue_(slots, 1), settled_(slots) {}
 
-    void admit(slot_id slot, const entry&) {
+    void admit(slot_id slot, const eviction_entry&) {
         expects(!queue_.contains(slot), "an entry is admitted once");
         queue_.push_front(slot, 0);
         settled_[index_of(slot)] = 0;
@@ -32,7 +32,7 @@ public:
 
     void touch([[maybe_unused]] slot_id slot) { expects(queue_.contains(slot), "a touched entry was admitted"); }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(queue_.contains(slot), "a settled entry was admitted");
         if (settled_[index_of(slot)] == 0)
             queue_.move_to_front(slot, 0);
@@ -45,19 +45,19 @@ public:
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        return queue_.oldest(0, may_leave);
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+        return queue_.oldest(0, is_evictable);
     }
 
 private:
-    slot_queues queue_;
-    std::vector<std::uint8_t> settled_; // whether it has been let go once
+    slot_lists queue_;
+    std::vector<std::uint8_t> settled_; // whether it was released once
 };
 
-inline fifo::state fifo::open(eviction_room room) const {
+inline fifo::state fifo::open(eviction_capacity room) const {
     return state{room.slots};
 }
 
 static_assert(eviction_policy<fifo>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction

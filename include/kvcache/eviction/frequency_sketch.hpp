@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
-#include <kvcache/core/mixed_bits.hpp>
+#include <kvcache/core/mix64.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -10,16 +10,16 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// About how often each key was used lately, at most 16 times. The first use of a key sets a bit of the doorkeeper, a
-/// Bloom filter; later ones count in a count-min sketch of four rows of 4-bit counters. After ten uses a slot all
-/// counts are halved and the doorkeeper starts anew.
+/// Approximate recent use counts of keys, at most 16. The first use of a key sets bits of the doorkeeper, a Bloom
+/// filter; later uses count in a count-min sketch of four rows of 4-bit counters. After ten uses a slot all counts are
+/// halved and the doorkeeper is cleared.
 ///
 /// Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy", ACM Transactions on Storage
 /// 2017.
 ///
-/// Cost: O(1) each, amortised. At most 8 + 2 bytes a slot, and at least 40 together.
+/// Cost: O(1) each, amortized. At most 8 + 2 bytes a slot, and at least 40 in total.
 class frequency_sketch {
 public:
     explicit frequency_sketch(std::size_t slots)
@@ -27,9 +27,9 @@ public:
           door_(std::max<std::size_t>(std::bit_ceil(slots) / 8, 1)),
           period_(std::max<std::size_t>(10 * slots, 40)) {}
 
-    /// A use of the key.
+    /// Records a use of the key.
     void add(std::uint64_t key) noexcept {
-        const std::uint64_t hash = mixed_bits(key);
+        const std::uint64_t hash = mix64(key);
         if (!pass_door(hash))
             for (std::uint32_t row = 0; row < 4; ++row)
                 if (const place at = counter(hash, row); (words_[at.word] >> at.bit & 15) < 15)
@@ -38,9 +38,9 @@ public:
             age();
     }
 
-    /// Its uses, never fewer than they were since the last halving, as far as that is within 16.
+    /// The estimated uses of a key: at least the number since the last halving, capped at 16.
     [[nodiscard]] std::uint32_t uses(std::uint64_t key) const noexcept {
-        const std::uint64_t hash = mixed_bits(key);
+        const std::uint64_t hash = mix64(key);
         std::uint32_t least = 15;
         for (std::uint32_t row = 0; row < 4; ++row) {
             const place at = counter(hash, row);
@@ -55,7 +55,8 @@ private:
         std::uint32_t bit;
     };
 
-    // A row has four counters of each word, and its own hash: the high half times an odd number of the row's.
+    // Each word holds four counters of each row. A row's hash is the high half of a product with the row's own odd
+    // number.
     [[nodiscard]] place counter(std::uint64_t hash, std::uint32_t row) const noexcept {
         const std::uint64_t own = (hash | 1) * (0x9e3779b97f4a7c15ull + 2 * row * 0xd1b54a32d192ed03ull);
         return {own >> 34 & (words_.size() - 1), 16 * row + 4 * static_cast<std::uint32_t>(own >> 32 & 3)};
@@ -66,7 +67,7 @@ private:
         const std::size_t a = hash & (door_bits() - 1), b = hash >> 32 & (door_bits() - 1);
         return (door_[a / 64] >> a % 64 & 1) != 0 && (door_[b / 64] >> b % 64 & 1) != 0;
     }
-    // Whether the use is a key's first, which the door remembers.
+    // Sets the key's bits. Returns whether this is the key's first use, as far as the Bloom filter can tell.
     [[nodiscard]] bool pass_door(std::uint64_t hash) noexcept {
         if (behind_door(hash))
             return false;
@@ -89,4 +90,4 @@ private:
     std::size_t uses_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::eviction

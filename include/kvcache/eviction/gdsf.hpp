@@ -7,28 +7,28 @@
 
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Greedy dual size frequency: an entry's worth is its uses times its cost, by its bytes, counted from a clock that
-/// moves on to the rank of each entry that leaves. The lowest rank leaves. One that may not leave is ranked anew, as if
-/// it had just come with the uses it has; one that others continue keeps its rank and is not met.
+/// Greedy dual size frequency: an entry's value is its uses times its cost, per byte, added to a clock that advances to
+/// the rank of each evicted entry. The entry of lowest rank is evicted. An entry that is not evictable is ranked anew,
+/// as if it had just arrived with its uses; an entry with children keeps its rank and is skipped.
 ///
 ///     rank = clock + uses * cost / bytes
 ///
-/// With one cost and one size this is LFU with dynamic aging. Cherkasova, "Improving WWW proxies performance with
-/// greedy dual size frequency caching policy", HP Labs 1998.
+/// For equal costs and sizes this is LFU with dynamic aging. Cherkasova, "Improving WWW proxies performance with greedy
+/// dual size frequency caching policy", HP Labs 1998.
 struct gdsf {
     using role = eviction_role;
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(log n) each; victim amortised, while a fixed share of the entries may leave. 32 bytes a slot.
+/// Cost: O(log n) each; victim amortized, while a fixed fraction of the entries is evictable. 32 bytes a slot.
 class gdsf::state {
 public:
     explicit state(std::size_t slots) : ranks_(slots), uses_(slots), costs_(slots), bytes_(slots) {}
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         expects(!ranks_.contains(slot), "an entry is admitted once");
         const std::uint32_t at = index_of(slot);
         uses_[at] = 1;
@@ -43,18 +43,18 @@ public:
         ranks_.rank(slot, worth(slot));
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(ranks_.contains(slot), "a settled entry was admitted");
         ranks_.rank(slot, worth(slot));
     }
 
-    void cover(slot_id slot) {
+    void on_child_added(slot_id slot) {
         expects(ranks_.contains(slot), "a covered entry was admitted");
-        ranks_.cover(slot);
+        ranks_.on_child_added(slot);
     }
-    void uncover(slot_id slot) {
+    void on_last_child_removed(slot_id slot) {
         expects(ranks_.contains(slot), "an uncovered entry was admitted");
-        ranks_.uncover(slot);
+        ranks_.on_last_child_removed(slot);
     }
 
     void erase(slot_id slot) {
@@ -68,8 +68,8 @@ public:
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        return ranks_.victim(may_leave, [this](slot_id slot) { return worth(slot); });
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+        return ranks_.victim(is_evictable, [this](slot_id slot) { return worth(slot); });
     }
 
 private:
@@ -84,10 +84,10 @@ private:
     std::vector<float> bytes_;
 };
 
-inline gdsf::state gdsf::open(eviction_room room) const {
+inline gdsf::state gdsf::open(eviction_capacity room) const {
     return state{room.slots};
 }
 
 static_assert(eviction_policy<gdsf>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/abi.hpp>
-#include <kvcache/core/mixed_bits.hpp>
+#include <kvcache/core/mix64.hpp>
 #include <kvcache/core/prefetch.hpp>
 
 #include <bit>
@@ -11,27 +11,27 @@
 #include <optional>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// What is remembered of an entry that left.
+/// The record of an evicted entry.
 struct ghost {
-    std::size_t bytes = 0;  ///< What it took, rounded up to the list's grain.
-    std::uint32_t mark = 0; ///< What its policy noted.
+    std::size_t bytes = 0;  ///< Size of the entry, rounded up to the list's grain.
+    std::uint32_t mark = 0; ///< A value set by the policy.
 };
 
-/// Keys of entries that left, the oldest forgotten first: a ring of nodes in the order of leaving, chained by hash. A
-/// key is known by 31 bits of its hash beside those that choose its chain, so that a stranger is taken for a ghost
-/// about once in 10^9 lookups. Holes that `take` leaves are closed when the ring is full.
+/// Keys of evicted entries; the oldest is forgotten first. A ring of nodes in order of eviction, chained by hash. A key
+/// is identified by 31 bits of its hash, apart from the bits that choose its chain, so about one lookup in 10^9
+/// mistakes a new key for a ghost. Holes left by `take` are closed when the ring is full.
 ///
 ///     push -> [ newest . . hole . oldest ] -> forgotten        chains_[hash] -> node -> node
 ///
-/// Cost: O(1) amortised. At most 16 bytes a ghost, 21 with marks beside its bytes; all of it is had at construction.
+/// Cost: O(1) amortized. At most 16 bytes a ghost, 21 with marks in addition to bytes, all allocated at construction.
 class ghost_list {
 public:
     enum class marks { none, kept, instead_of_bytes };
 
-    /// Room for `most` ghosts of `most_bytes` together. Below 4 GiB bytes are counted exactly, beyond in a coarser
-    /// grain.
+    /// Capacity for `most` ghosts of `most_bytes` in total. Sizes are exact if `most_bytes` is below 4 GiB, and rounded
+    /// up to a coarser grain otherwise.
     ghost_list(std::size_t most, std::size_t most_bytes, marks kind = marks::none)
         : nodes_(most == 0 ? 0 : most + most / 8 + 1),
           marks_(kind == marks::kept ? nodes_.size() : 0),
@@ -46,8 +46,8 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
     [[nodiscard]] std::size_t bytes() const noexcept { return bytes_ << grain_; }
 
-    /// Enters a key. A full list forgets its oldest. A key that is in the list stays there too, and the newer of the
-    /// two is taken first.
+    /// Adds a key. A full list forgets its oldest key. A key that is already in the list stays there too; `take` then
+    /// returns the newer of the two first.
     void push(std::uint64_t key, ghost what) noexcept {
         if (most_ == 0)
             return;
@@ -56,7 +56,7 @@ public:
         if (used_ == nodes_.size())
             close_holes();
         const std::uint32_t at = (first_ + used_++) % capacity();
-        const std::uint64_t hash = mixed_bits(key);
+        const std::uint64_t hash = mix64(key);
         std::uint32_t& chain = chain_of(hash);
         nodes_[at] = {print(hash), marks_only_ ? what.mark : units(what.bytes), chain};
         if (!marks_.empty())
@@ -66,23 +66,23 @@ public:
         ++size_;
     }
 
-    /// Asks for the memory that a key is looked up in.
+    /// Prefetches the chain in which a key is looked up.
     KVCACHE_INLINE void prefetch(std::uint64_t key) const noexcept {
-        kvcache::prefetch(chains_.data(), chain_at(mixed_bits(key)));
+        kvcache::prefetch(chains_.data(), chain_at(mix64(key)));
     }
 
-    /// Whether the key is in the list.
+    /// Returns whether the key is in the list.
     [[nodiscard]] bool contains(std::uint64_t key) const noexcept {
-        const std::uint64_t hash = mixed_bits(key);
+        const std::uint64_t hash = mix64(key);
         for (std::uint32_t at = chains_[chain_at(hash)]; (at & last) == 0; at = nodes_[at].next)
             if (nodes_[at].print == print(hash))
                 return true;
         return false;
     }
 
-    /// Takes a key out.
+    /// Removes a key.
     std::optional<ghost> take(std::uint64_t key) noexcept {
-        const std::uint64_t hash = mixed_bits(key);
+        const std::uint64_t hash = mix64(key);
         for (std::uint32_t* link = &chain_of(hash); (*link & last) == 0; link = &nodes_[*link].next) {
             const std::uint32_t at = *link;
             if (nodes_[at].print != print(hash))
@@ -93,14 +93,14 @@ public:
         return std::nullopt;
     }
 
-    /// The oldest.
+    /// The oldest ghost.
     /// Requires: the list is not empty.
     [[nodiscard]] ghost oldest() noexcept {
         trim();
         return at(first_);
     }
 
-    /// Forgets the oldest.
+    /// Removes the oldest ghost.
     /// Requires: the list is not empty.
     ghost pop() noexcept {
         trim();
@@ -110,7 +110,7 @@ public:
     }
 
 private:
-    static constexpr std::uint32_t last = 0x80000000u; // ends a chain, whose number stands beside it
+    static constexpr std::uint32_t last = 0x80000000u; // ends a chain; the low bits are its number
     static constexpr std::uint32_t hole = 0;           // no print is zero
     struct node {
         std::uint32_t print = hole;
@@ -132,19 +132,19 @@ private:
         return {std::size_t{nodes_[index].units} << grain_, marks_.empty() ? 0 : marks_[index]};
     }
 
-    // Steps over the holes before the oldest.
+    // Skips the holes before the oldest ghost.
     void trim() noexcept {
         for (; used_ > 0 && nodes_[first_].print == hole; --used_)
             first_ = (first_ + 1) % capacity();
     }
 
-    // By the low half of the hash: the high one is the print.
+    // Uses the low half of the hash: the high half is the print.
     [[nodiscard]] std::size_t chain_at(std::uint64_t hash) const noexcept {
         return static_cast<std::size_t>(((hash & 0xffffffffu) * chains_.size()) >> 32);
     }
     [[nodiscard]] std::uint32_t& chain_of(std::uint64_t hash) noexcept { return chains_[chain_at(hash)]; }
 
-    // Asks for what forgetting the next oldest ones reads: the chain of one, and where the chain of a nearer one leads.
+    // Prefetches what `pop` will read for ghosts 8 and 16 places ahead: a chain's next node or head.
     KVCACHE_INLINE void prefetch_oldest() const noexcept {
         if (used_ <= 16)
             return;
@@ -158,7 +158,7 @@ private:
             kvcache::prefetch(nodes_.data(), chains_[near & ~last]);
     }
 
-    // What points to a node. Its chain's end knows the chain's start.
+    // The link that points to a node. The end of a chain holds the chain's number, which gives its head.
     [[nodiscard]] std::uint32_t& link_to(std::uint32_t index) noexcept {
         std::uint32_t end = nodes_[index].next;
         while ((end & last) == 0)
@@ -196,7 +196,7 @@ private:
     }
 
     std::vector<node> nodes_;          // a ring of `used_` from `first_` on
-    std::vector<std::uint32_t> marks_; // beside them
+    std::vector<std::uint32_t> marks_; // parallel to nodes_
     bool marks_only_;
     std::vector<std::uint32_t> chains_; // by hash
     std::size_t most_;
@@ -207,4 +207,4 @@ private:
     int grain_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::eviction

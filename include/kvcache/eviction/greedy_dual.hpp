@@ -7,49 +7,50 @@
 #include <cstddef>
 #include <optional>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Slots ranked by a clock and their worth: a slot is ranked at the clock's time plus its worth, the lowest leaves, and
-/// the clock moves on to the rank of what left. So worth that is not renewed loses to newcomers in time.
+/// Slots ranked by the clock plus a value. The slot of lowest rank is evicted, and the clock advances to its rank. A
+/// value that is not renewed therefore loses to new entries in time.
 ///
 /// Cao and Irani, "Cost-aware WWW proxy caching algorithms", USITS 1997.
 ///
-/// Cost: O(log n) each; a search without refusals O(1). 20 bytes a slot.
+/// Cost: O(log n) each; a search in which the first candidate is evictable O(1). 20 bytes a slot.
 class greedy_dual {
 public:
     explicit greedy_dual(std::size_t slots) : heap_(slots) {}
 
     [[nodiscard]] bool contains(slot_id slot) const noexcept { return heap_.contains(slot); }
 
-    /// Enters a slot, or says that it is worth this much as of now.
+    /// Adds a slot, or sets its value as of now.
     void rank(slot_id slot, double worth) noexcept { heap_.rank(slot, clock_ + worth); }
 
-    /// Requires: the slot is ranked, as in all below.
+    /// Requires: the slot is ranked, here and in all functions below.
     void remove(slot_id slot) noexcept { heap_.remove(slot); }
 
-    /// A slot that cannot leave keeps its rank, and none is met that cannot leave.
-    void cover(slot_id slot) noexcept { heap_.set_aside(slot); }
-    void uncover(slot_id slot) noexcept { heap_.put_back(slot); }
+    /// A slot with children keeps its rank; searches skip it.
+    void on_child_added(slot_id slot) noexcept { heap_.set_aside(slot); }
+    void on_last_child_removed(slot_id slot) noexcept { heap_.put_back(slot); }
 
-    /// Removes a victim, and moves the clock.
+    /// Removes a victim, and advances the clock to its rank.
     void evict(slot_id slot) noexcept {
         clock_ = heap_.rank(slot);
         heap_.remove(slot);
     }
 
-    /// The lowest that may leave. One that may not is in use now: it is ranked anew, as if the clock stood at its rank.
+    /// The evictable slot of lowest rank. A slot that is not evictable is in use: it is ranked anew, as if the clock
+    /// stood at its rank.
     template <class MayLeave, class Worth>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave, Worth&& worth) {
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable, Worth&& worth) {
         for (std::size_t met = 0; met < heap_.size(); ++met) {
             const slot_id lowest = heap_.at(0);
-            if (may_leave(lowest))
+            if (is_evictable(lowest))
                 return lowest;
             heap_.rank(lowest, heap_.rank(lowest) + worth(lowest));
         }
-        // Entries of little worth may have been met again before one of great worth was met at all.
+        // Slots of low value may have been checked repeatedly before one of high value was checked at all.
         std::optional<slot_id> found;
         for (std::size_t place = 0; place < heap_.size(); ++place)
-            if (const slot_id slot = heap_.at(place); (!found || heap_.before(slot, *found)) && may_leave(slot))
+            if (const slot_id slot = heap_.at(place); (!found || heap_.before(slot, *found)) && is_evictable(slot))
                 found = slot;
         return found;
     }
@@ -59,4 +60,4 @@ private:
     double clock_ = 0.0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::eviction

@@ -9,17 +9,17 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// The hits that an entry can expect by the time it will stay, by its group and age: learned from the ages at which
-/// entries were hit and left, in histograms that decay. Time is counted in uses, ages in steps of a power of two of
-/// them.
+/// The expected hits of an entry per unit of its remaining lifetime, by group and age. Learned from the ages at which
+/// entries were hit or evicted, in decaying histograms. Time is counted in uses; ages are in steps of a power of two of
+/// uses.
 ///
-///     density(age) = hits at `age` and later / sum over the events at `age` and later of the age that is to come
+///     density(age) = hits at `age` and later / sum over the events at `age` and later of the remaining lifetime
 ///
 /// Beckmann, Chen and Cidon, "LHD: improving cache hit rate by maximizing hit density", NSDI 2018.
 ///
-/// Cost: O(1) each, amortised. 192 bytes an age, and an age for 32 slots, at least 256 and at most 4,096.
+/// Cost: O(1) each, amortized. 192 bytes an age, and an age for 32 slots, at least 256 and at most 4,096.
 class hit_density {
 public:
     explicit hit_density(std::size_t slots)
@@ -29,25 +29,25 @@ public:
           leaves_(std::size_t{groups} * ages_),
           densities_(std::size_t{groups} * ages_),
           shift_(steps(slots)) {
-        for (std::uint32_t g = 0; g < groups; ++g) // about greedy dual size frequency, until something is learned
+        for (std::uint32_t g = 0; g < groups; ++g) // approximates GDSF until something is learned
             for (std::uint32_t a = 0; a < ages_; ++a)
                 densities_[g * ages_ + a] = static_cast<float>(groups + g + 1) / static_cast<float>(a + 1);
     }
 
-    /// How many ages are told apart; the greatest stands for all beyond it.
+    /// The number of distinct ages; the last one stands for all greater ages.
     [[nodiscard]] std::uint16_t ages() const noexcept { return static_cast<std::uint16_t>(ages_); }
 
-    /// Whether little has been learned yet.
+    /// Returns whether little has been learned yet.
     [[nodiscard]] bool young() const noexcept { return rounds_ < 50; }
 
     [[nodiscard]] std::uint32_t now() const noexcept { return now_; }
 
-    /// The age of what was used `then`.
+    /// The age of an entry last used at time `then`.
     [[nodiscard]] std::uint16_t age(std::uint32_t then) const noexcept {
         return static_cast<std::uint16_t>(std::min((now_ - then) >> shift_, ages_ - 1));
     }
 
-    /// The group of entries whose last two ages sum up to this: by powers of two, the shortest highest.
+    /// The group of entries whose last two ages have this sum: by powers of two, the shortest highest.
     [[nodiscard]] std::uint32_t group(std::uint32_t ages) const noexcept {
         if (ages == 0)
             return groups - 1;
@@ -64,7 +64,7 @@ public:
     void hit(std::uint32_t group, std::uint16_t age) noexcept { hits_[group * ages_ + age] += 1.0f; }
     void left(std::uint32_t group, std::uint16_t age) noexcept { leaves_[group * ages_ + age] += 1.0f; }
 
-    /// A use has passed, with so many entries present. Learns from time to time.
+    /// Advances time by one use, with the number of entries present. Learns periodically.
     void pass(std::uint32_t entries) noexcept {
         if (++now_ % period_ != 0)
             return;
@@ -72,7 +72,7 @@ public:
             count *= decay;
         for (float& count : leaves_)
             count *= decay;
-        // Twice, near the start, when it is known how many entries the room holds.
+        // Twice, near the start, once the number of entries that fit is known.
         if (rounds_ == 5 || rounds_ == 25)
             rescale(steps(entries));
         ++rounds_;
@@ -83,7 +83,7 @@ private:
     static constexpr std::uint32_t groups = 16;
     static constexpr float decay = 0.9f; // the paper's
 
-    // The power of two of uses that is a step, so that all ages reach as far as 32 to 64 uses an entry.
+    // The log2 of the uses in a step, chosen so that all ages together span 32 to 64 uses per entry.
     [[nodiscard]] std::uint32_t steps(std::size_t entries) const noexcept {
         return static_cast<std::uint32_t>(std::bit_width(std::max<std::size_t>(32 * entries / ages_, 1))) - 1;
     }
@@ -101,7 +101,7 @@ private:
         }
     }
 
-    // Ages in other steps: counts move to the age that now stands for theirs.
+    // Changes the step: counts move to the age that now covers theirs.
     void rescale(std::uint32_t shift) noexcept {
         for (std::vector<float>* counts : {&hits_, &leaves_})
             for (std::uint32_t g = 0; g < groups; ++g) {
@@ -132,11 +132,11 @@ private:
     }
 
     std::uint32_t ages_;
-    std::uint32_t period_;                         // uses between two lessons
+    std::uint32_t period_;                         // uses between updates
     std::vector<float> hits_, leaves_, densities_; // (groups, ages)
-    std::uint32_t shift_;                          // of uses to ages
+    std::uint32_t shift_;                          // log2 of the uses in a step
     std::uint32_t now_ = 0;
     std::uint32_t rounds_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::eviction

@@ -4,30 +4,30 @@
 #include <kvcache/core/contract.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/ghost_list.hpp>
-#include <kvcache/eviction/slot_queues.hpp>
+#include <kvcache/eviction/slot_lists.hpp>
 
 #include <algorithm>
 #include <bit>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// The least often used entry leaves first; of those used equally often, the least recently used. Uses count up to 255.
-/// With a history the count of one that left is remembered by a ghost, and goes on where it stopped when it returns.
-/// One that may not leave is in use now, so it moves to the front of its queue.
+/// Evicts the least frequently used entry; ties go to the least recently used. Use counts saturate at 255. With a
+/// history, a ghost keeps the count of an evicted entry, which resumes when the entry returns. An entry that is not
+/// evictable moves to the front of its list.
 ///
 ///     admit -> [ used once ] -> victim -> [ ghosts ]
 ///       touch: [ twice     ]                  |
 ///              [ ...       ] <-- returns -----'
 struct lfu {
     using role = eviction_role;
-    double history = 0.0; ///< Ghosts a slot.
+    double history = 0.0; ///< Number of ghosts per slot.
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 9 bytes a slot; with a history 17,
-/// and 21 a ghost.
+/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot; with a
+/// history 17, and 21 a ghost.
 class lfu::state {
 public:
     state(const lfu& policy, std::size_t slots)
@@ -36,7 +36,7 @@ public:
           keys_(policy.history > 0 ? slots : 0),
           ghosts_(static_cast<std::size_t>(static_cast<double>(slots) * policy.history), 0, ghost_list::marks::kept) {}
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         expects(!queues_.contains(slot), "an entry is admitted once");
         std::uint32_t count = 1;
         if (!keys_.empty()) {
@@ -54,7 +54,7 @@ public:
         enter(slot, std::min(count + 1, most));
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(queues_.contains(slot), "a settled entry was admitted");
         queues_.move_to_front(slot, counts_[index_of(slot)]);
     }
@@ -68,16 +68,16 @@ public:
         erase(slot);
         if (keys_.empty())
             return;
-        ghosts_.take(keys_[index_of(slot)]); // of an entry of the same key
+        ghosts_.take(keys_[index_of(slot)]); // of another entry with the same key
         ghosts_.push(keys_[index_of(slot)], {.mark = counts_[index_of(slot)]});
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
         for (std::uint32_t word = 0; word < 4; ++word)
             for (std::uint64_t left = filled_[word]; left != 0; left &= left - 1)
                 if (const auto found =
-                        queues_.oldest(64 * word + static_cast<std::uint32_t>(std::countr_zero(left)), may_leave))
+                        queues_.oldest(64 * word + static_cast<std::uint32_t>(std::countr_zero(left)), is_evictable))
                     return found;
         return std::nullopt;
     }
@@ -98,17 +98,17 @@ private:
             filled_[count / 64] &= ~(std::uint64_t{1} << count % 64);
     }
 
-    slot_queues queues_; // by count
+    slot_lists queues_; // by count
     std::vector<std::uint8_t> counts_;
     std::vector<std::uint64_t> keys_;
     ghost_list ghosts_;            // marked with their counts
-    std::uint64_t filled_[4] = {}; // a bit a queue
+    std::uint64_t filled_[4] = {}; // one bit per list
 };
 
-inline lfu::state lfu::open(eviction_room room) const {
+inline lfu::state lfu::open(eviction_capacity room) const {
     return state{*this, room.slots};
 }
 
 static_assert(eviction_policy<lfu>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction

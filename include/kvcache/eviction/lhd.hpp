@@ -10,29 +10,28 @@
 #include <limits>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Least hit density: of a sample of entries, the one leaves that expects the fewest hits for the room and time that it
-/// will take. The expectation is learned from the ages at which entries were hit and left, by class of how soon they
-/// were hit before. A few entries are spared to see what would have become of them, and newcomers of little worth stand
-/// in every sample for a while; those that may not leave do not stand in it, and those that others continue are not
-/// drawn.
+/// Least hit density: of a sample of entries, evicts the one with the fewest expected hits per byte and remaining
+/// lifetime. The expectation is learned from the ages at which entries were hit or evicted, by class of their last two
+/// reuse ages. A few entries are spared, to learn what would have become of them, and new entries of low density stay
+/// in every sample for a while. Entries that are not evictable are skipped; entries with children are not sampled.
 ///
-///     8, later 32 entries at random + 8 newcomers -> lowest hits / (age to come * bytes): victim
+///     8, later 32 random entries + 8 new entries -> lowest hits / (remaining lifetime * bytes): victim
 ///
 /// Beckmann, Chen and Cidon, "LHD: improving cache hit rate by maximizing hit density", NSDI 2018.
 struct lhd {
     using role = eviction_role;
-    std::uint64_t seed = 1; ///< Of the samples.
+    std::uint64_t seed = 1; ///< Seed of the sampling.
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each, while a fixed share of the entries may leave; O(n) where a whole sample may not. At most 32 bytes a
-/// slot, and 50 KB.
+/// Cost: O(1) each, while a fixed fraction of the entries is evictable; O(n) where no entry of a sample is. At most 32
+/// bytes a slot, plus 50 KB.
 class lhd::state {
 public:
-    state(const lhd& policy, eviction_room room)
+    state(const lhd& policy, eviction_capacity room)
         : entries_(room.slots),
           places_(room.slots, nowhere),
           sampled_(room.slots),
@@ -40,7 +39,7 @@ public:
           explorer_budget_(static_cast<double>(room.bytes) * 0.01), // the paper's
           random_(policy.seed) {}
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         expects(places_[index_of(slot)] == nowhere, "an entry is admitted once");
         enter(index_of(slot));
         ++present_;
@@ -61,13 +60,13 @@ public:
         use(slot);
     }
 
-    void cover(slot_id slot) {
+    void on_child_added(slot_id slot) {
         expects(places_[index_of(slot)] != nowhere, "a covered entry was admitted");
         take_out(index_of(slot));
         places_[index_of(slot)] = covered;
     }
 
-    void uncover(slot_id slot) {
+    void on_last_child_removed(slot_id slot) {
         expects(places_[index_of(slot)] != nowhere, "an uncovered entry was admitted");
         if (places_[index_of(slot)] == covered)
             enter(index_of(slot));
@@ -89,18 +88,18 @@ public:
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
         std::optional<slot_id> found;
         float lowest = std::numeric_limits<float>::max();
         const auto consider = [&](slot_id slot) {
-            if (const float here = density(slot); (!found || here < lowest) && may_leave(slot)) {
+            if (const float here = density(slot); (!found || here < lowest) && is_evictable(slot)) {
                 found = slot;
                 lowest = here;
             }
         };
         const std::uint32_t samples = densities_.young() ? 8 : 32; // few, to learn fast from mistakes
         if (count_ > samples) {
-            std::array<std::uint32_t, 32> drawn; // places, then slots: all are on their way before the first is read
+            std::array<std::uint32_t, 32> drawn; // places, then slots: all are prefetched before the first is read
             for (std::uint32_t n = 0; n < samples; ++n)
                 prefetch(sampled_.data(), drawn[n] = static_cast<std::uint32_t>(random() % count_));
             for (std::uint32_t n = 0; n < samples; ++n)
@@ -123,9 +122,9 @@ private:
     static constexpr std::uint32_t nowhere = 0xffffffffu, covered = 0xfffffffeu;
     struct known {
         float bytes = 0.0f;
-        std::uint32_t used = 0;   // when
-        std::uint16_t last = 0;   // the age at the last hit, zero before the first
-        std::uint16_t before = 0; // at the one before, the greatest age if there was none
+        std::uint32_t used = 0;   // time of the last use
+        std::uint16_t last = 0;   // age at the last hit, zero before the first
+        std::uint16_t before = 0; // age at the hit before, the greatest age if there was none
         bool spared = false;
     };
 
@@ -141,7 +140,8 @@ private:
         return densities_.at(group(one), age) / one.bytes + (one.spared ? 1.0f : 0.0f);
     }
 
-    // Starts an age. One in 32 is spared while their budget lasts: says whether it would be.
+    // Starts a new age. One use in 32 is drawn; it spares the entry while little is learned and the budget lasts.
+    // Returns whether it was drawn.
     bool use(slot_id slot) {
         known& one = entries_[index_of(slot)];
         one.used = densities_.now();
@@ -181,22 +181,22 @@ private:
     }
 
     std::vector<known> entries_;
-    std::vector<std::uint32_t> places_;  // by slot: among the sampled, or covered
-    std::vector<std::uint32_t> sampled_; // slots without gaps
+    std::vector<std::uint32_t> places_;  // by slot: index in sampled_, or covered
+    std::vector<std::uint32_t> sampled_; // slots, dense
     hit_density densities_;
     std::array<std::optional<slot_id>, 8> newcomers_ = {};
     std::size_t next_newcomer_ = 0;
-    float victims_density_ = 0.0f; // a mean that decays
+    float victims_density_ = 0.0f; // decaying mean density of victims
     double explorer_budget_;       // bytes that may be spared
     std::uint64_t random_;
-    std::uint32_t count_ = 0;   // of the sampled
-    std::uint32_t present_ = 0; // and of the covered
+    std::uint32_t count_ = 0;   // size of sampled_
+    std::uint32_t present_ = 0; // including entries with children
 };
 
-inline lhd::state lhd::open(eviction_room room) const {
+inline lhd::state lhd::open(eviction_capacity room) const {
     return state{*this, room};
 }
 
 static_assert(eviction_policy<lhd>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction

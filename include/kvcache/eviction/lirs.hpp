@@ -4,38 +4,40 @@
 #include <kvcache/core/contract.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/ghost_list.hpp>
-#include <kvcache/eviction/slot_queues.hpp>
+#include <kvcache/eviction/slot_lists.hpp>
 
 #include <algorithm>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Entries used at short intervals are kept, and the others pass through a small queue whose oldest leaves. An interval
-/// is short if the entry was used before since the longest-idle kept one was: then it joins the kept ones, and the
-/// longest idle of them go to the queue instead. Ghosts of what left the queue take part until they are older than
-/// every kept entry, or all together stand for more than twice the room.
+/// Low inter-reference recency set (LIRS). Entries with a short reuse interval are kept (LIR); all others pass through
+/// a small queue (HIR), whose oldest entry is evicted. An interval is short if the entry's previous use is later than
+/// the last use of the longest-idle kept entry. The entry then becomes kept, and the longest-idle kept entries move to
+/// the queue. Ghosts of entries evicted from the queue are compared too, until they are older than every kept entry, or
+/// the kept entries, the recent ones and the ghosts exceed twice the capacity.
 ///
 ///     used twice -> [ kept: newest ... idle ] --.      recent: used since the idle one was
 ///     admit ------> [ passing: newest ... oldest ] <-' -> victim -> [ ghosts, while recent ]
 ///     touch, or return, while recent: -> kept
 ///
-/// Where one that may not leave is the oldest, it moves to the front of its queue. Jiang and Zhang, "LIRS: an efficient
-/// low inter-reference recency set replacement policy", SIGMETRICS 2002. There the recent ones stand in a stack that is
-/// pruned from below; here their last use is compared with that of the idle one, which says the same.
+/// An entry that is not evictable moves to the front of its queue. Jiang and Zhang, "LIRS: an efficient low
+/// inter-reference recency set replacement policy", SIGMETRICS 2002. The paper keeps recent entries in a stack that is
+/// pruned from the bottom; here an entry's last use is compared with that of the longest-idle kept entry, which is
+/// equivalent.
 struct lirs {
     using role = eviction_role;
-    double passing_fraction = 0.01; ///< The share of the room that is passed through.
-    bool eager_demotion = false;    ///< A touch that is not recent makes room among the kept, as in libCacheSim.
+    double passing_fraction = 0.01; ///< Share of the capacity for the passing queue.
+    bool eager_demotion = false;    ///< A touch of an entry that is not recent demotes kept entries, as in libCacheSim.
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 29 bytes a slot and 21 a ghost, of
-/// which there is at most one a slot.
+/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 29 bytes a slot and 21 a
+/// ghost, at most one ghost a slot.
 class lirs::state {
 public:
-    state(const lirs& policy, eviction_room room)
+    state(const lirs& policy, eviction_capacity room)
         : queues_(room.slots, 2),
           entries_(room.slots),
           times_(room.slots),
@@ -49,8 +51,8 @@ public:
           kept_share_(room.bytes - passing_share_),
           eager_(policy.eager_demotion) {}
 
-    void announce(const entry& newcomer) {
-        announced_ = newcomer.key;
+    void on_miss(const eviction_entry& newcomer) {
+        missed_ = newcomer.key;
         bytes_to_come_ = newcomer.bytes;
         const std::optional<ghost> known_before = ghosts_.take(newcomer.key);
         returns_ = known_before && !before_all_kept(known_before->mark);
@@ -58,13 +60,13 @@ public:
             make_room_among_kept(newcomer.bytes);
     }
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         expects(!queues_.contains(slot), "an entry is admitted once");
-        if (announced_ != newcomer.key)
-            announce(newcomer);
+        if (missed_ != newcomer.key)
+            on_miss(newcomer);
         entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
         enter(slot, returns_ || bytes_[kept] + newcomer.bytes <= kept_share_ ? kept : passing, true);
-        announced_.reset();
+        missed_.reset();
         returns_ = false;
         prune();
         forget_beyond_the_limit();
@@ -89,7 +91,7 @@ public:
         forget_beyond_the_limit();
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(queues_.contains(slot), "a settled entry was admitted");
         if (is_kept(slot))
             renew(slot);
@@ -114,25 +116,25 @@ public:
         forget_beyond_the_limit();
     }
 
-    /// Whether the passing ones, with the announced newcomer where it is to join them, are above their share. Published
-    /// counts in bytes come from caches that evict then, though there is room.
+    /// Returns whether the passing queue exceeds its share, including the missed entry if it is to join the queue.
+    /// Reference implementations with published byte counts evict in this case, even if the cache is not full.
     [[nodiscard]] bool crowded() const {
-        const bool joins = announced_ && !returns_ && bytes_[kept] + bytes_to_come_ > kept_share_;
+        const bool joins = missed_ && !returns_ && bytes_[kept] + bytes_to_come_ > kept_share_;
         return !queues_.empty(passing) && bytes_[passing] + (joins ? bytes_to_come_ : 0) > passing_share_;
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
         for (std::size_t left = count_passing_; left > 0; --left) {
             const slot_id oldest = queues_.back(passing);
-            if (may_leave(oldest))
+            if (is_evictable(oldest))
                 return oldest;
             to_front_of_passing(oldest);
         }
         const slot_id last = queues_.empty(kept) ? slot_id{} : queues_.front(kept);
         for (bool all = queues_.empty(kept); !all;) {
             const slot_id idle = queues_.back(kept);
-            if (may_leave(idle))
+            if (is_evictable(idle))
                 return idle;
             all = idle == last;
             renew(idle);
@@ -150,7 +152,7 @@ private:
 
     [[nodiscard]] bool is_kept(slot_id slot) const { return (marks_[index_of(slot)] & passing) == 0; }
 
-    // Whether a time lies before the last use of the idle kept entry. Times may wrap.
+    // Whether a time precedes the last use of the longest-idle kept entry. Times may wrap.
     [[nodiscard]] bool before_all_kept(std::uint32_t time) const {
         return !queues_.empty(kept) && static_cast<std::int32_t>(time - times_[index_of(queues_.back(kept))]) < 0;
     }
@@ -184,7 +186,7 @@ private:
         bytes_[is_kept(slot) ? kept : passing] -= entries_[index_of(slot)].bytes;
     }
 
-    // A kept entry was used.
+    // Records a use of a kept entry.
     void renew(slot_id slot) {
         queues_.move_to_front(slot, kept);
         times_[index_of(slot)] = ++now_;
@@ -211,7 +213,7 @@ private:
         marks_[index_of(slot)] &= passing;
     }
 
-    // The longest idle of the kept pass, until `bytes` more can be kept.
+    // Demotes the longest-idle kept entries until `bytes` more can be kept.
     void make_room_among_kept(std::size_t bytes) {
         while (!queues_.empty(kept) && bytes_[kept] + bytes > kept_share_) {
             const slot_id idle = queues_.back(kept);
@@ -221,8 +223,8 @@ private:
         prune();
     }
 
-    // What is older than every kept entry is recent no more. The passing ones and the ghosts stand in the order of
-    // their last use, but for those that were not recent anyway or could not leave.
+    // Clears the recent mark of entries older than every kept entry, and removes such ghosts. The passing entries and
+    // the ghosts are in order of last use, except for entries that were not recent anyway or were not evictable.
     void prune() {
         if (queues_.empty(kept))
             return;
@@ -237,29 +239,29 @@ private:
             ghosts_.pop();
     }
 
-    slot_queues queues_;
+    slot_lists queues_;
     std::vector<known> entries_;
     std::vector<std::uint32_t> times_; // by slot: of the last use
     std::vector<std::uint8_t> marks_;
     ghost_list ghosts_;    // marked with the time of their last use
-    slot_id first_recent_; // of the passing ones: what is older is not recent
+    slot_id first_recent_; // oldest passing entry that may be recent
     std::size_t room_;
     std::size_t passing_share_;
     std::size_t kept_share_;
     bool eager_;
     std::size_t bytes_[2] = {};
-    std::size_t recent_bytes_ = 0; // of the passing ones
+    std::size_t recent_bytes_ = 0; // of the passing entries
     std::size_t count_passing_ = 0;
-    std::uint32_t now_ = 0; // uses so far
-    std::optional<std::uint64_t> announced_;
+    std::uint32_t now_ = 0; // number of uses
+    std::optional<std::uint64_t> missed_;
     std::size_t bytes_to_come_ = 0;
-    bool returns_ = false; // the announced newcomer had a ghost
+    bool returns_ = false; // the missed entry had a ghost
 };
 
-inline lirs::state lirs::open(eviction_room room) const {
+inline lirs::state lirs::open(eviction_capacity room) const {
     return state{*this, room};
 }
 
 static_assert(eviction_policy<lirs>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction

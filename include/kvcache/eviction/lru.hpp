@@ -3,26 +3,26 @@
 
 #include <kvcache/core/contract.hpp>
 #include <kvcache/eviction/concept.hpp>
-#include <kvcache/eviction/slot_queues.hpp>
+#include <kvcache/eviction/slot_lists.hpp>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// The least recently used entry leaves first. Admission and every touch move an entry to the front of one queue; the
-/// victim is the last that may leave. One that may not leave is in use now, so it moves to the front as it is met.
+/// Evicts the least recently used entry. Admission and every touch move an entry to the front of one LRU list. An entry
+/// that is not evictable is in use, so it moves to the front when the search meets it.
 ///
 ///     touch, admit -> [ newest ... oldest ] -> victim
 struct lru {
     using role = eviction_role;
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 8 bytes a slot.
+/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 8 bytes a slot.
 class lru::state {
 public:
     explicit state(std::size_t slots) : queue_(slots, 1) {}
 
-    void admit(slot_id slot, const entry&) {
+    void admit(slot_id slot, const eviction_entry&) {
         expects(!queue_.contains(slot), "an entry is admitted once");
         queue_.push_front(slot, 0);
     }
@@ -32,7 +32,7 @@ public:
         queue_.move_to_front(slot, 0);
     }
 
-    void settle(slot_id slot) { touch(slot); }
+    void on_released(slot_id slot) { touch(slot); }
 
     void erase(slot_id slot) {
         expects(queue_.contains(slot), "an erased entry was admitted");
@@ -40,18 +40,18 @@ public:
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        return queue_.oldest(0, may_leave);
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+        return queue_.oldest(0, is_evictable);
     }
 
 private:
-    slot_queues queue_;
+    slot_lists queue_;
 };
 
-inline lru::state lru::open(eviction_room room) const {
+inline lru::state lru::open(eviction_capacity room) const {
     return state{room.slots};
 }
 
 static_assert(eviction_policy<lru>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction

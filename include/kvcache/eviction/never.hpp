@@ -4,20 +4,19 @@
 #include <kvcache/core/abi.hpp>
 #include <kvcache/eviction/concept.hpp>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Nothing leaves. A cache that is full refuses what does not fit instead, so that what it holds is there to stay. Its
-/// owner makes room by taking entries away.
+/// Evicts nothing. A full cache refuses new entries instead, so its entries stay until the owner removes them.
 struct never {
     using role = eviction_role;
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
 /// Cost: O(1) each. 0 bytes a slot.
 class never::state {
 public:
-    void admit(slot_id, const entry&) {}
+    void admit(slot_id, const eviction_entry&) {}
     void touch(slot_id) {}
     void erase(slot_id) {}
 
@@ -27,10 +26,10 @@ public:
     }
 };
 
-inline never::state never::open(eviction_room) const {
+inline never::state never::open(eviction_capacity) const {
     return {};
 }
 
 static_assert(eviction_policy<never>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction

@@ -4,16 +4,17 @@
 #include <kvcache/core/contract.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/ghost_list.hpp>
-#include <kvcache/eviction/slot_queues.hpp>
+#include <kvcache/eviction/slot_lists.hpp>
 
 #include <algorithm>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Newcomers queue in a small queue, and those used `threshold` times by its end go on to the main one; the others
-/// leave, and a ghost stays. Who returns while its ghost stays joins the main queue at once. At the main queue's end an
-/// entry gets another round for each use, at most three; one that may not leave gets another round in either queue.
+/// S3-FIFO. New entries join a small queue. Those used `threshold` times by its end move to the main queue; the others
+/// are evicted and leave a ghost. An entry that returns while its ghost is remembered joins the main queue directly. At
+/// the end of the main queue an entry gets another round for each use, at most three. An entry that is not evictable
+/// gets another round in either queue.
 ///
 ///     admit -> [ small ] -> victim -> [ ghosts ] -.
 ///                  '- used -> [ main ] -> victim   |
@@ -22,18 +23,18 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023.
 struct s3_fifo {
     using role = eviction_role;
-    double small_fraction = 0.1; ///< The share of the room that newcomers queue in.
-    double ghost_fraction = 0.9; ///< The bytes that ghosts stand for, to those of the room.
-    std::uint32_t threshold = 2; ///< Uses in the small queue that lead to the main one, 1 to 3.
+    double small_fraction = 0.1; ///< Share of the capacity for the small queue.
+    double ghost_fraction = 0.9; ///< Total bytes of the ghosts' entries, relative to the capacity.
+    std::uint32_t threshold = 2; ///< Uses in the small queue that promote to the main queue, 1 to 3.
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 25 bytes a slot and 16 a ghost, of
-/// which there are at most `ghost_fraction` a slot.
+/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 25 bytes a slot and 16 a
+/// ghost, at most `ghost_fraction` ghosts a slot.
 class s3_fifo::state {
 public:
-    state(const s3_fifo& policy, eviction_room room)
+    state(const s3_fifo& policy, eviction_capacity room)
         : queues_(room.slots, 2),
           entries_(room.slots),
           marks_(room.slots),
@@ -44,19 +45,19 @@ public:
         expects(policy.threshold >= 1 && policy.threshold <= most, "s3_fifo counts one to three uses");
     }
 
-    void announce(const entry& newcomer) {
-        announced_ = newcomer.key;
+    void on_miss(const eviction_entry& newcomer) {
+        missed_ = newcomer.key;
         returns_ = ghosts_.take(newcomer.key).has_value();
     }
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         expects(!queues_.contains(slot), "an entry is admitted once");
-        if (announced_ != newcomer.key)
-            announce(newcomer);
+        if (missed_ != newcomer.key)
+            on_miss(newcomer);
         entries_[index_of(slot)] = {newcomer.key, newcomer.bytes};
         enter(slot, returns_ ? main : small);
         marks_[index_of(slot)] = returns_ ? main : fresh;
-        announced_.reset();
+        missed_.reset();
     }
 
     void touch(slot_id slot) {
@@ -66,9 +67,9 @@ public:
             marks = static_cast<std::uint8_t>(marks + one_use);
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(queues_.contains(slot), "a settled entry was admitted");
-        if ((marks_[index_of(slot)] & fresh) != 0) // it has come now: a chain queues tail first
+        if ((marks_[index_of(slot)] & fresh) != 0) // its first release: a chain queues tail first
             queues_.move_to_front(slot, queue_of(slot));
         marks_[index_of(slot)] &= static_cast<std::uint8_t>(~fresh);
     }
@@ -81,7 +82,7 @@ public:
     void evict(slot_id slot) {
         expects(queues_.contains(slot), "an evicted entry was admitted");
         leave(slot);
-        if (count_[small] > 0) // who may leave next
+        if (count_[small] > 0) // a likely next victim
             ghosts_.prefetch(entries_[index_of(queues_.back(small))].key);
         const auto [key, bytes] = entries_[index_of(slot)];
         if (queue_of(slot) != small || bytes > ghost_bytes_ || ghosts_.contains(key))
@@ -92,8 +93,8 @@ public:
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        // A round asks or promotes all of the small queue, and most + 1 rounds ask all of the main one.
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+        // One round checks or promotes all of the small queue, and most + 1 rounds check all of the main queue.
         std::size_t small_left = count_[small];
         std::size_t main_left = (count_[main] + count_[small]) * (most + 1);
         while (small_left > 0 || main_left > 0) {
@@ -102,7 +103,7 @@ public:
                 --main_left;
                 const slot_id oldest = queues_.back(main);
                 std::uint8_t& marks = marks_[index_of(oldest)];
-                if (uses(marks) == 0 && may_leave(oldest))
+                if (uses(marks) == 0 && is_evictable(oldest))
                     return oldest;
                 if (uses(marks) > 0)
                     marks = static_cast<std::uint8_t>(marks - one_use);
@@ -112,7 +113,7 @@ public:
                 const slot_id oldest = queues_.back(small);
                 if (uses(marks_[index_of(oldest)]) >= threshold_)
                     promote(oldest);
-                else if (may_leave(oldest))
+                else if (is_evictable(oldest))
                     return oldest;
                 else
                     queues_.move_to_front(oldest, small);
@@ -120,14 +121,14 @@ public:
                 break;
             }
         }
-        return queues_.oldest(main, may_leave); // what went there after its rounds
+        return queues_.oldest(main, is_evictable); // entries promoted after its rounds
     }
 
 private:
     static constexpr std::uint8_t small = 0, main = 1; // queues
-    static constexpr std::uint8_t fresh = 2;           // nobody has let go of it yet
+    static constexpr std::uint8_t fresh = 2;           // not yet released
     static constexpr std::uint8_t one_use = 4;         // marks: uses, fresh, queue
-    static constexpr std::uint32_t most = 3;           // uses that count
+    static constexpr std::uint32_t most = 3;           // saturation of the use count
     struct known {
         std::uint64_t key = 0;
         std::size_t bytes = 0;
@@ -157,7 +158,7 @@ private:
         marks_[index_of(slot)] = main;
     }
 
-    slot_queues queues_;
+    slot_lists queues_;
     std::vector<known> entries_;
     std::vector<std::uint8_t> marks_;
     ghost_list ghosts_;
@@ -166,14 +167,14 @@ private:
     std::uint32_t threshold_;
     std::size_t bytes_[2] = {};
     std::size_t count_[2] = {};
-    std::optional<std::uint64_t> announced_;
-    bool returns_ = false; // the announced newcomer had a ghost
+    std::optional<std::uint64_t> missed_;
+    bool returns_ = false; // the missed entry had a ghost
 };
 
-inline s3_fifo::state s3_fifo::open(eviction_room room) const {
+inline s3_fifo::state s3_fifo::open(eviction_capacity room) const {
     return state{*this, room};
 }
 
 static_assert(eviction_policy<s3_fifo>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction

@@ -3,15 +3,15 @@
 
 #include <kvcache/core/contract.hpp>
 #include <kvcache/eviction/concept.hpp>
-#include <kvcache/eviction/slot_queues.hpp>
+#include <kvcache/eviction/slot_lists.hpp>
 
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// A hand walks a first-in, first-out queue from its oldest entry to its newest and around again. It spares an entry
-/// that was used since it last came by, and takes the mark; the first without a mark leaves. Nothing moves: newcomers
-/// queue behind the hand's next round, and one that may not leave is passed over.
+/// SIEVE. A hand moves through a FIFO queue from its oldest entry to its newest and around again. It spares an entry
+/// that was used since the hand last passed and clears its mark; the first entry without a mark is evicted. Entries do
+/// not move: new entries join at the front, where the hand arrives last, and an entry that is not evictable is skipped.
 ///
 ///     admit -> [ newest  .  .  used  .  .  oldest ]
 ///                         <-- hand
@@ -20,16 +20,16 @@ namespace kvcache::inline KVCACHE_ABI {
 struct sieve {
     using role = eviction_role;
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. 9 bytes a slot.
+/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. 9 bytes a slot.
 class sieve::state {
 public:
     explicit state(std::size_t slots)
         : queue_(slots, 1), marks_(slots), hand_(slot_id{static_cast<std::uint32_t>(slots)}) {}
 
-    void admit(slot_id slot, const entry&) {
+    void admit(slot_id slot, const eviction_entry&) {
         expects(!queue_.contains(slot), "an entry is admitted once");
         queue_.push_front(slot, 0);
         marks_[index_of(slot)] = fresh;
@@ -40,9 +40,9 @@ public:
         marks_[index_of(slot)] |= used;
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(queue_.contains(slot), "a settled entry was admitted");
-        if ((marks_[index_of(slot)] & fresh) != 0) { // it has come now: a chain queues tail first
+        if ((marks_[index_of(slot)] & fresh) != 0) { // its first release: a chain queues tail first
             step_off(slot);
             queue_.move_to_front(slot, 0);
         }
@@ -56,13 +56,13 @@ public:
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        // One round takes every mark, the next asks every entry.
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+        // One round clears every mark, the next checks every entry.
         for (std::size_t met = 0; met < 2 * queue_.slots() && !queue_.empty(0); ++met) {
             if (queue_.ends(hand_))
                 hand_ = queue_.back(0);
             std::uint8_t& marks = marks_[index_of(hand_)];
-            if ((marks & used) == 0 && may_leave(hand_))
+            if ((marks & used) == 0 && is_evictable(hand_))
                 return hand_;
             marks &= fresh;
             hand_ = queue_.newer(hand_);
@@ -71,23 +71,23 @@ public:
     }
 
 private:
-    static constexpr std::uint8_t used = 1;  // since the hand came by
-    static constexpr std::uint8_t fresh = 2; // nobody has let go of it yet
+    static constexpr std::uint8_t used = 1;  // since the hand last passed
+    static constexpr std::uint8_t fresh = 2; // not yet released
 
     void step_off(slot_id slot) {
         if (hand_ == slot)
             hand_ = queue_.newer(slot);
     }
 
-    slot_queues queue_;
+    slot_lists queue_;
     std::vector<std::uint8_t> marks_;
-    slot_id hand_; // past the front: at the oldest
+    slot_id hand_; // past the front: restarts at the oldest
 };
 
-inline sieve::state sieve::open(eviction_room room) const {
+inline sieve::state sieve::open(eviction_capacity room) const {
     return state{room.slots};
 }
 
 static_assert(eviction_policy<sieve>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction

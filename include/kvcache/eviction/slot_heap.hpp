@@ -9,29 +9,29 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Slots by a rank that can change, the lowest first; of one rank, the one that has had it longest. A binary heap that
-/// knows where each slot stands. A slot can be set aside: it keeps its rank and does not come out.
+/// A min-heap of slots with changeable ranks; ties go to the slot that has had its rank longest. A binary heap with the
+/// position of each slot. A slot can be set aside: it keeps its rank but is not in the heap.
 ///
 /// Cost: O(log n) each. 20 bytes a slot.
 class slot_heap {
 public:
     explicit slot_heap(std::size_t slots) : heap_(slots), places_(slots, nowhere), ranks_(slots), turns_(slots) {}
 
-    /// Slots that are not set aside.
+    /// The number of slots that are not set aside.
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
     [[nodiscard]] bool contains(slot_id slot) const noexcept { return places_[index_of(slot)] != nowhere; }
     [[nodiscard]] double rank(slot_id slot) const noexcept { return ranks_[index_of(slot)]; }
 
-    /// The slot at a place of the heap, the lowest at 0; the others are in no order of use to a caller but exist once
-    /// each, unless set aside. Requires: place < size().
+    /// The slot at a place of the heap, the lowest at 0. The order of the others is unspecified, but each slot that is
+    /// not set aside occurs once. Requires: place < size().
     [[nodiscard]] slot_id at(std::size_t place) const noexcept { return slot_id{heap_[place]}; }
 
-    /// Whether `a` comes out before `b`.
+    /// Returns whether `a` comes out before `b`.
     [[nodiscard]] bool before(slot_id a, slot_id b) const noexcept { return before(index_of(a), index_of(b)); }
 
-    /// Enters a slot, or gives it another rank.
+    /// Adds a slot, or changes its rank.
     void rank(slot_id slot, double rank) noexcept {
         const std::uint32_t at = index_of(slot);
         ranks_[at] = rank;
@@ -56,7 +56,7 @@ public:
         places_[index_of(slot)] = aside;
     }
 
-    /// Puts a slot back that was set aside.
+    /// Returns a slot that was set aside to the heap.
     void put_back(slot_id slot) noexcept {
         if (places_[index_of(slot)] == aside)
             enter(index_of(slot));
@@ -78,7 +78,7 @@ private:
             sink(rise(place));
     }
 
-    // Turns may wrap: of two, the earlier is the one that the other is less than 2^31 turns ahead of.
+    // Turns may wrap: `a` is earlier than `b` if `b` is less than 2^31 turns ahead.
     [[nodiscard]] bool before(std::uint32_t a, std::uint32_t b) const noexcept {
         return ranks_[a] < ranks_[b] ||
                (ranks_[a] == ranks_[b] && static_cast<std::int32_t>(turns_[a] - turns_[b]) < 0);
@@ -110,11 +110,11 @@ private:
     }
 
     std::vector<std::uint32_t> heap_;   // slots
-    std::vector<std::uint32_t> places_; // by slot: in the heap
+    std::vector<std::uint32_t> places_; // by slot: index in the heap
     std::vector<double> ranks_;         // by slot
     std::vector<std::uint32_t> turns_;  // by slot: when it got its rank
     std::uint32_t size_ = 0;
     std::uint32_t turn_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::eviction

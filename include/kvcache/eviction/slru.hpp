@@ -4,16 +4,17 @@
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/prefetch.hpp>
 #include <kvcache/eviction/concept.hpp>
-#include <kvcache/eviction/slot_queues.hpp>
-#include <kvcache/eviction/touch_ring.hpp>
+#include <kvcache/eviction/slot_lists.hpp>
+#include <kvcache/eviction/touch_buffer.hpp>
 
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Least recently used in segments of one size: newcomers enter the lowest that has room, and a touch lifts an entry
-/// into the next. A segment above its share lets its oldest down to the front of the one below. The oldest of the
-/// lowest leaves; one that may not leave is in use now, so it moves to the front of its segment.
+/// Segmented LRU with segments of equal size. New entries join the lowest segment that has space, and a touch moves an
+/// entry to the next segment up. A segment above its share demotes its oldest entries to the front of the one below.
+/// The victim is the oldest entry of the lowest segment. An entry that is not evictable moves to the front of its
+/// segment.
 ///
 ///     admit -> [ lowest ] -> victim      touch: up one,      above its share: down one
 ///              [  next  ]
@@ -24,13 +25,13 @@ struct slru {
     using role = eviction_role;
     std::uint32_t segments = 4; ///< 1 to 255; with one this is lru.
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(segments) each; victim amortised, while a fixed share of the entries may leave. 16 bytes a slot.
+/// Cost: O(segments) each; victim amortized, while a fixed fraction of the entries is evictable. 16 bytes a slot.
 class slru::state {
 public:
-    state(const slru& policy, eviction_room room)
+    state(const slru& policy, eviction_capacity room)
         : queues_(room.slots, policy.segments),
           entries_(room.slots),
           filled_(policy.segments),
@@ -38,7 +39,7 @@ public:
         expects(policy.segments >= 1 && policy.segments <= 255, "slru has 1 to 255 segments");
     }
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         apply_touches();
         expects(!queues_.contains(slot), "an entry is admitted once");
         expects(newcomer.bytes >> 56 == 0, "an entry is smaller than 2^56 bytes");
@@ -61,7 +62,7 @@ public:
             [this](slot_id one) { queues_.prefetch_neighbours(one); }, [this](slot_id one) { lift(one); });
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         apply_touches();
         expects(queues_.contains(slot), "a settled entry was admitted");
         queues_.move_to_front(slot, segment_of(slot));
@@ -73,18 +74,19 @@ public:
         leave(slot);
     }
 
-    /// Whether the last touch let entries down into a lowest segment that is above its share, as entries of many sizes
-    /// can. Published counts in bytes come from caches that evict then, though there is room.
+    /// Returns whether the last touch demoted entries into a lowest segment that is now above its share, as entries of
+    /// many sizes can. Reference implementations with published byte counts evict in this case, even if the cache is
+    /// not full.
     [[nodiscard]] bool crowded() {
         apply_touches();
         return let_down_ && filled_[0] > share_;
     }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
         apply_touches();
         for (std::uint32_t s = 0; s < filled_.size(); ++s)
-            if (const auto found = queues_.oldest(s, may_leave))
+            if (const auto found = queues_.oldest(s, is_evictable))
                 return found;
         return std::nullopt;
     }
@@ -117,7 +119,7 @@ private:
                 enter(oldest, s - 1);
                 let_down_ = s == 1;
             }
-            if (const slot_id next = queues_.back(s); !queues_.ends(next)) { // to be let down by some later touch
+            if (const slot_id next = queues_.back(s); !queues_.ends(next)) { // likely demoted by a later touch
                 prefetch_to_write(entries_.data(), index_of(next));
                 queues_.prefetch_neighbours(next);
             }
@@ -137,18 +139,18 @@ private:
         filled_[one.segment] -= one.bytes;
     }
 
-    slot_queues queues_; // a segment each
+    slot_lists queues_; // a list per segment
     std::vector<known> entries_;
-    touch_ring touches_;
+    touch_buffer touches_;
     std::vector<std::size_t> filled_; // by segment: bytes
-    std::size_t share_;               // of each
+    std::size_t share_;               // of each segment
     bool let_down_ = false;           // by the last touch, into the lowest
 };
 
-inline slru::state slru::open(eviction_room room) const {
+inline slru::state slru::open(eviction_capacity room) const {
     return state{*this, room};
 }
 
 static_assert(eviction_policy<slru>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction

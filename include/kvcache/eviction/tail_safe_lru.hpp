@@ -3,33 +3,34 @@
 
 #include <kvcache/core/contract.hpp>
 #include <kvcache/eviction/concept.hpp>
-#include <kvcache/eviction/slot_queues.hpp>
+#include <kvcache/eviction/slot_lists.hpp>
 
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Keeps of a conversation only what its next turn needs to answer in time. Of the entries that the turn will consist
-/// of, those of its last request and `next_turn` new ones, `budget` can be computed within the time to first token; so
-/// the last `budget - next_turn` of its entries are safe to lose, and the safe ones leave first, the least recently
-/// used of them before the others. A longer request of the conversation makes its earlier entries needed again.
+/// Keeps only as much of a conversation as its next turn needs to answer in time. The next turn consists of the entries
+/// of the last request and `next_turn` new ones, of which `budget` can be computed within the time to first token. The
+/// last `budget - next_turn` entries of the last request are therefore safe to evict. Safe entries are evicted first,
+/// the least recently used before the others, then the rest. A longer request of the conversation makes its earlier
+/// entries needed again.
 ///
 ///     conversation: [ needed  needed  needed  needed | safe  safe ] [ next turn ]
 ///                                                    '------- budget -----------'
 ///     [ needed: newest ... oldest ]   [ safe: newest ... oldest ] -> victim, and needed ones after them
 ///
-/// One that may not leave is in use now, so it moves to the front of its queue. "Tail-optimized caching
-/// for LLM inference", arXiv 2510.15152.
+/// An entry that is not evictable moves to the front of its list. "Tail-optimized caching for LLM inference", arXiv
+/// 2510.15152.
 struct tail_safe_lru {
     using role = eviction_role;
     std::uint32_t budget = 64;    ///< Entries that can be computed within the time to first token.
     std::uint32_t next_turn = 32; ///< Entries that the next turn is expected to add.
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each, the admission of a request's last entry O(length of the request); victim amortised, while a fixed
-/// share of the entries may leave. 17 bytes a slot.
+/// Cost: O(1) each, the admission of a request's last entry O(length of the request); victim amortized, while a fixed
+/// fraction of the entries is evictable. 17 bytes a slot.
 class tail_safe_lru::state {
 public:
     state(const tail_safe_lru& policy, std::size_t slots)
@@ -39,7 +40,7 @@ public:
           places_(slots),
           losable_(policy.budget > policy.next_turn ? policy.budget - policy.next_turn : 0) {}
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         expects(!queues_.contains(slot), "an entry is admitted once");
         const std::uint32_t at = index_of(slot);
         parents_[at] = newcomer.parent ? index_of(*newcomer.parent) : nowhere;
@@ -56,33 +57,33 @@ public:
         queues_.move_to_front(slot, places_[index_of(slot)]);
     }
 
-    void settle(slot_id slot) { touch(slot); }
+    void on_released(slot_id slot) { touch(slot); }
 
     void erase(slot_id slot) {
         expects(queues_.contains(slot), "an erased entry was admitted");
         queues_.remove(slot);
     }
 
-    /// Whether the entry may be lost without the next turn being late.
+    /// Returns whether the entry can be evicted without delaying the next turn.
     [[nodiscard]] bool is_safe(slot_id slot) const { return places_[index_of(slot)] == safe; }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
-        if (const auto found = queues_.oldest(safe, may_leave))
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
+        if (const auto found = queues_.oldest(safe, is_evictable))
             return found;
-        return queues_.oldest(needed, may_leave);
+        return queues_.oldest(needed, is_evictable);
     }
 
 private:
     static constexpr std::uint32_t nowhere = 0xffffffffu;
     static constexpr std::uint8_t needed = 0, safe = 1; // queues
 
-    // The last entry of a request has come: what is not among its last ones is needed.
+    // Marks the entries of a complete request as needed, except its last ones.
     void need_before(slot_id last, std::uint32_t length) {
         std::uint32_t depth = depths_[index_of(last)];
         for (std::uint32_t at = parents_[index_of(last)]; at != nowhere; at = parents_[at]) {
             if (!queues_.contains(slot_id{at}) || depths_[at] + 1 != depth)
-                return; // not the chain it was
+                return; // the parent's slot was reused
             depth = depths_[at];
             if (std::size_t{depth} + losable_ >= length || places_[at] == needed)
                 continue;
@@ -91,17 +92,17 @@ private:
         }
     }
 
-    slot_queues queues_;
+    slot_lists queues_;
     std::vector<std::uint32_t> parents_; // slots
     std::vector<std::uint32_t> depths_;
     std::vector<std::uint8_t> places_;
     std::size_t losable_; // entries at the end of a conversation
 };
 
-inline tail_safe_lru::state tail_safe_lru::open(eviction_room room) const {
+inline tail_safe_lru::state tail_safe_lru::open(eviction_capacity room) const {
     return state{*this, room.slots};
 }
 
 static_assert(eviction_policy<tail_safe_lru>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction

@@ -4,35 +4,36 @@
 #include <kvcache/core/contract.hpp>
 #include <kvcache/eviction/concept.hpp>
 #include <kvcache/eviction/frequency_sketch.hpp>
-#include <kvcache/eviction/slot_queues.hpp>
+#include <kvcache/eviction/slot_lists.hpp>
 
 #include <algorithm>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::eviction {
 
-/// Newcomers live in a window, least recently used; its oldest enters the main part only by being used more often, of
-/// late, than the one that would leave it. The main part is least recently used in two segments: a touch protects, and
-/// four fifths of it can be protected. The window grows or shrinks for as long as that brings more hits.
+/// W-TinyLFU. New entries join a window, an LRU list. The oldest entry of the window enters the main part only if it
+/// was recently used more often than the main part's victim. The main part is a segmented LRU: a touch moves an entry
+/// to the protected segment, which has at most four fifths of the main part. The size of the window adapts by hill
+/// climbing on the hit ratio.
 ///
 ///     admit -> [ window ] -> oldest --> used more than? --> [ probation ] <-> [ protected ]
 ///                               '- no: victim   yes: oldest of probation is the victim
 ///
-/// One that may not leave is in use now, so it moves to the front of its queue. Einziger, Eytan, Friedman and Manes,
-/// "Adaptive software cache management", Middleware 2018.
+/// An entry that is not evictable moves to the front of its list. Einziger, Eytan, Friedman and Manes, "Adaptive
+/// software cache management", Middleware 2018.
 struct w_tiny_lfu {
     using role = eviction_role;
-    double window = 0.01; ///< The share of the room that newcomers live in, at first.
-    bool adaptive = true; ///< Whether it changes.
+    double window = 0.01; ///< Initial share of the capacity for the window.
+    bool adaptive = true; ///< Whether the window's share adapts.
     class state;
-    [[nodiscard]] state open(eviction_room room) const;
+    [[nodiscard]] state open(eviction_capacity room) const;
 };
 
-/// Cost: O(1) each; victim amortised, while a fixed share of the entries may leave. At most 32 bytes a slot: 22 and the
-/// sketch.
+/// Cost: O(1) each; victim amortized, while a fixed fraction of the entries is evictable. At most 32 bytes a slot: 22
+/// and the sketch.
 class w_tiny_lfu::state {
 public:
-    state(const w_tiny_lfu& policy, eviction_room room)
+    state(const w_tiny_lfu& policy, eviction_capacity room)
         : queues_(room.slots, 3),
           keys_(room.slots),
           sizes_(room.slots),
@@ -44,9 +45,9 @@ public:
           period_(policy.adaptive ? std::max<std::size_t>(10 * room.slots, 40) : 0),
           grain_(std::bit_width(room.bytes) > 32 ? static_cast<int>(std::bit_width(room.bytes)) - 32 : 0) {}
 
-    void announce(const entry& newcomer) { bytes_to_come_ = newcomer.bytes; }
+    void on_miss(const eviction_entry& newcomer) { bytes_to_come_ = newcomer.bytes; }
 
-    void admit(slot_id slot, const entry& newcomer) {
+    void admit(slot_id slot, const eviction_entry& newcomer) {
         expects(!queues_.contains(slot), "an entry is admitted once");
         bytes_to_come_ = newcomer.bytes;
         keys_[index_of(slot)] = newcomer.key;
@@ -72,7 +73,7 @@ public:
         count_use(keys_[index_of(slot)], true);
     }
 
-    void settle(slot_id slot) {
+    void on_released(slot_id slot) {
         expects(queues_.contains(slot), "a settled entry was admitted");
         queues_.move_to_front(slot, places_[index_of(slot)]);
     }
@@ -82,17 +83,17 @@ public:
         leave(slot);
     }
 
-    /// The bytes that newcomers may live in, as far as that is known by now.
+    /// The current share of the window in bytes.
     [[nodiscard]] std::size_t window_share() const noexcept { return window_share_; }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& may_leave) {
+    [[nodiscard]] std::optional<slot_id> victim(MayLeave&& is_evictable) {
         while (bytes_[window] + bytes_to_come_ > window_share_) {
-            const auto candidate = queues_.oldest(window, may_leave, patience);
+            const auto candidate = queues_.oldest(window, is_evictable, patience);
             if (!candidate)
                 break;
             if (bytes_[probation] + bytes_[guarded] + size(*candidate) > room_ - window_share_) {
-                const auto other = oldest_of_main(may_leave, patience);
+                const auto other = oldest_of_main(is_evictable, patience);
                 if (!other || sketch_.uses(keys_[index_of(*candidate)]) <= sketch_.uses(keys_[index_of(*other)]))
                     return candidate;
                 to_main(*candidate);
@@ -100,24 +101,24 @@ public:
             }
             to_main(*candidate);
         }
-        if (const auto found = oldest_of_main(may_leave, patience))
+        if (const auto found = oldest_of_main(is_evictable, patience))
             return found;
-        if (const auto found = queues_.oldest(window, may_leave))
+        if (const auto found = queues_.oldest(window, is_evictable))
             return found;
-        return oldest_of_main(may_leave, queues_.slots());
+        return oldest_of_main(is_evictable, queues_.slots());
     }
 
 private:
     static constexpr std::uint8_t window = 0, probation = 1, guarded = 2; // queues
-    static constexpr std::size_t patience = 64; // entries of a queue that are asked about before it is passed over
+    static constexpr std::size_t patience = 64; // entries checked in a list before it is skipped
 
     [[nodiscard]] std::size_t size(slot_id slot) const { return std::size_t{sizes_[index_of(slot)]} << grain_; }
 
     template <class MayLeave>
-    [[nodiscard]] std::optional<slot_id> oldest_of_main(MayLeave&& may_leave, std::size_t most) {
-        if (const auto found = queues_.oldest(probation, may_leave, most))
+    [[nodiscard]] std::optional<slot_id> oldest_of_main(MayLeave&& is_evictable, std::size_t most) {
+        if (const auto found = queues_.oldest(probation, is_evictable, most))
             return found;
-        return queues_.oldest(guarded, may_leave, most);
+        return queues_.oldest(guarded, is_evictable, most);
     }
 
     void enter(slot_id slot, std::uint8_t queue) {
@@ -136,9 +137,9 @@ private:
         enter(slot, probation);
     }
 
-    // After each period the window goes on as it went if there were more hits than in the one before, else back; by
-    // less each time, until the hits change by a twentieth, as they do when the uses change their nature (Caffeine's
-    // numbers).
+    // After each period the window grows or shrinks as before if the hit ratio rose, and reverses otherwise. The step
+    // shrinks by 2 % each time and is reset when the hit ratio changes by at least 0.05, a sign of a new workload
+    // (Caffeine's constants).
     void count_use(std::uint64_t key, bool hit) {
         sketch_.add(key);
         hits_ += hit;
@@ -157,14 +158,14 @@ private:
         uses_ = hits_ = 0;
     }
 
-    slot_queues queues_;
+    slot_lists queues_;
     std::vector<std::uint64_t> keys_;
     std::vector<std::uint32_t> sizes_; // in grains
     std::vector<std::uint8_t> places_;
     frequency_sketch sketch_;
     std::size_t room_;
     std::size_t window_share_;
-    double step_; // of the window
+    double step_; // change of the window's share, in bytes
     std::size_t period_;
     int grain_;
     std::size_t bytes_[3] = {};
@@ -173,10 +174,10 @@ private:
     double last_rate_ = 0.0;
 };
 
-inline w_tiny_lfu::state w_tiny_lfu::open(eviction_room room) const {
+inline w_tiny_lfu::state w_tiny_lfu::open(eviction_capacity room) const {
     return state{*this, room};
 }
 
 static_assert(eviction_policy<w_tiny_lfu>);
 
-} // namespace kvcache
+} // namespace kvcache::eviction

@@ -9,6 +9,6 @@
 namespace kvcache::inline KVCACHE_ABI {
 
 /// Every hash policy of the library, with its standard options.
-using hash_policies = std::tuple<xxh3>;
+using hash_policies = std::tuple<hash::xxh3>;
 
 } // namespace kvcache

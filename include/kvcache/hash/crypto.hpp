@@ -8,7 +8,7 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The hash policies that need the component crypto, behind those that do not.
-using all_hash_policies = std::tuple<xxh3, sha256>;
+/// All hash policies, with those that need the component crypto last.
+using all_hash_policies = std::tuple<hash::xxh3, hash::sha256>;
 
 } // namespace kvcache

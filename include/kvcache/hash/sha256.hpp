@@ -12,26 +12,26 @@
 
 #include <openssl/sha.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::hash {
 
-/// Chained SHA-256 under a secret key: for names that leave the process, or that tenants must not be able to make
-/// collide. Every name begins with one block that holds its purpose and the digest of the key; what follows is
-/// length-prefixed. A name is the first 128 bits, so none can be continued without the key, and without the key nobody
-/// can look for two runs of one name. FIPS 180-4; the key as a prefix block: RFC 6151's reasons do not apply to a
-/// truncated digest (as SHA-512/256).
+/// Chained SHA-256 under a secret key, for names that leave the process or that tenants must not be able to make
+/// collide. Every message begins with one block that holds its purpose and the digest of the key; the rest is
+/// length-prefixed. A name is the first 128 bits of the hash. Truncation prevents length extension, and without the key
+/// no one without the key can search for collisions. FIPS 180-4; the key as a prefix block: the objections of RFC 6151 do not apply to
+/// a truncated digest (as SHA-512/256).
 ///
 ///     name(past, run) = SHA-256( "kvcache chain 1" 0.. | SHA-256(key) || past | tokens | run )[0, 16)
 ///
-/// Without a key the names are still those of a cryptographic hash, and anybody can compute them.
+/// Without a key the names are plain SHA-256 names, which anybody can compute.
 struct sha256 {
     using role = hash_role;
-    std::string key = {}; ///< Secret bytes, at best 32 of /dev/urandom. Equal keys give equal names.
+    std::string key = {}; ///< Secret bytes, ideally 32 from /dev/urandom. Equal keys give equal names.
     class state;
     [[nodiscard]] state open(const identity& id) const;
 };
 
-// The block functions of libcrypto itself: an EVP context is allocated and looked up, which costs more than the two
-// blocks of a page. OpenSSL 3 advises against them and keeps them.
+// The low-level functions of libcrypto: allocating and fetching an EVP context costs more than the two blocks of a
+// page. OpenSSL 3 deprecates them but keeps them.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
@@ -44,14 +44,14 @@ public:
         message fields("kvcache identity 2", key_digest);
         for_each_field(id, [&](const char* name, const auto& field) {
             fields.text(name);
-            feed(fields, field);
+            append_field(fields, field);
         });
         root_ = name_of(fields.finish());
     }
 
     [[nodiscard]] digest root() const noexcept { return root_; }
 
-    /// Cost: a block for every 16 tokens and one or two more, each about 40 ns with SHA instructions.
+    /// Cost: one block for every 16 tokens and one or two more, each about 40 ns with SHA instructions.
     [[nodiscard]] digest chain(digest before, std::span<const token_id> run) const {
         message more = chain_;
         more.nested(before).number(run.size()).bytes(std::as_bytes(run));
@@ -65,7 +65,7 @@ private:
     class message {
     public:
         message() noexcept { ::SHA256_Init(&state_); }
-        // The block that all messages of one purpose and key begin with.
+        // Starts with the block shared by all messages of one purpose and key.
         message(std::string_view purpose, const hash_bytes& key) : message() {
             std::array<char, 32> padded = {};
             purpose.copy(padded.data(), padded.size());
@@ -93,9 +93,9 @@ private:
         ::SHA256_CTX state_;
     };
 
-    static void feed(message& to, const digest& field) { to.nested(field); }
-    static void feed(message& to, const std::string& field) { to.text(field); }
-    static void feed(message& to, std::uint64_t field) { to.number(field); }
+    static void append_field(message& to, const digest& field) { to.nested(field); }
+    static void append_field(message& to, const std::string& field) { to.text(field); }
+    static void append_field(message& to, std::uint64_t field) { to.number(field); }
 
     [[nodiscard]] static constexpr std::uint64_t reversed(std::uint64_t n) noexcept {
         std::uint64_t made = 0;
@@ -104,7 +104,7 @@ private:
         return made;
     }
 
-    // Its 32 letters are the first of the SHA-256 in hexadecimal.
+    // The 32 hexadecimal digits of a name are the first of the SHA-256.
     [[nodiscard]] static digest name_of(const hash_bytes& whole) noexcept {
         digest name;
         for (std::size_t i = 0; i < 8; ++i) {
@@ -114,7 +114,7 @@ private:
         return name;
     }
 
-    message chain_; // after its first block
+    message chain_; // state after its first block
     digest root_;
 };
 
@@ -126,4 +126,4 @@ inline sha256::state sha256::open(const identity& id) const {
 
 static_assert(hash_policy<sha256>);
 
-} // namespace kvcache
+} // namespace kvcache::hash

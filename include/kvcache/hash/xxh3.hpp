@@ -3,10 +3,11 @@
 
 #include <kvcache/hash/concept.hpp>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::hash {
 
-/// Chained XXH3-128 (xxhash.com) from the identity's digest. Fast, and not for an adversary: an index compares tokens
-/// on every hit, and what leaves the process is named by another hash.
+/// Chained XXH3-128 (xxhash.com), starting from the identity's digest. Fast; not collision-resistant against an
+/// adversary. An index therefore compares tokens on every hit, and data that leaves the process is named by another
+/// hash.
 struct xxh3 {
     using role = hash_role;
     class state;
@@ -19,7 +20,7 @@ public:
 
     [[nodiscard]] digest root() const noexcept { return root_; }
 
-    /// Cost: about 20 ns and 0.1 ns a token.
+    /// Cost: about 20 ns plus 0.1 ns a token.
     [[nodiscard]] digest chain(digest before, std::span<const token_id> run) const {
         digest_builder builder;
         builder.nested(before).number(run.size());
@@ -36,4 +37,4 @@ inline xxh3::state xxh3::open(const identity& id) const {
 
 static_assert(hash_policy<xxh3>);
 
-} // namespace kvcache
+} // namespace kvcache::hash

@@ -11,6 +11,6 @@
 namespace kvcache::inline KVCACHE_ABI {
 
 /// Every index policy of the library, with its standard options.
-using index_policies = std::tuple<radix, hash_chain, chunk>;
+using index_policies = std::tuple<index::radix, index::hash_chain, index::chunk>;
 
 } // namespace kvcache

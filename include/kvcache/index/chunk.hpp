@@ -11,14 +11,14 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::index {
 
-/// A radix index that also finds runs of tokens by their content alone, behind whatever past they stand. A chunk is
-/// noted where it lies: the page of its last token, whose ancestors hold the rest; it is forgotten when that page
-/// leaves. In a prompt every place is looked at, under the rolling hash of as many tokens as the shortest chunk has; a
-/// hash only leads to candidates, whose tokens are compared (Rabin & Karp 1987).
+/// A radix index that also finds runs of tokens by content alone, after any prefix. A chunk is registered where it
+/// lies: at the page of its last token, whose ancestors hold the rest. It is forgotten when that page is erased. Every
+/// position of a prompt is looked up, under the rolling hash of as many tokens as the shortest chunk has. A hash only
+/// yields candidates, whose tokens are compared (Rabin & Karp 1987).
 ///
-///     noted: [... Norvik lies | near the sea .]     prompt: [Q : | Norvik lies near the sea . | Who ...]
+///     cache: [... Norvik lies | near the sea .]     prompt: [Q : | Norvik lies near the sea . | Who ...]
 ///                  a chunk of two pages                            found, five rows on
 struct chunk {
     using role = index_role;
@@ -27,7 +27,7 @@ struct chunk {
     [[nodiscard]] state open(page_shape shape, std::size_t pages) const;
 };
 
-/// Cost: as radix; `note` O(chunk tokens); `chunks` O(n), and for a place where chunks begin, their lengths.
+/// Cost: as radix; `note` O(chunk tokens); `chunks` O(n), plus, at positions where chunks begin, their lengths.
 class chunk::state {
 public:
     state(std::size_t least, page_shape shape, std::size_t pages)
@@ -39,7 +39,7 @@ public:
     insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
         const insertion done = tree_.insert(parent, tokens, page);
         if (done.what != insertion::outcome::covered && done.other)
-            table_.move(*done.other, page); // whose run goes on in this one
+            table_.move(*done.other, page); // its run continues in the new page
         return done;
     }
 
@@ -54,15 +54,16 @@ public:
     [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
     [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
 
-    /// Remembers the `count` tokens up to row `end` of a page as a chunk, for whoever asks with the same salt. Returns
-    /// whether it is known now: not one that is too short, longer than what lies there, or of no page.
-    /// Throws: bad_alloc, and nothing has changed then.
+    /// Registers the `count` tokens up to row `end` of page `last` as a chunk, for lookups with the same salt. Returns
+    /// whether the chunk is registered now: false if it is shorter than `least`, longer than the tokens that lie there,
+    /// or `last` is not in the index.
+    /// Throws: bad_alloc; the index is then unchanged.
     bool note(std::uint64_t salt, page_id last, std::uint32_t end, std::size_t count) {
         return table_.insert(tree_, salt, {.count = count, .last = last, .end = end});
     }
 
-    /// The chunks of a prompt that end behind its first `known` tokens, in order, none over another: at each place the
-    /// longest, and of several with one content the one that goes on where the chunk before ended.
+    /// The chunks of a prompt that end after its first `known` tokens, in order and without overlap. At each position
+    /// the longest wins; of several with the same content, one that continues where the previous chunk ended.
     [[nodiscard]] std::vector<chunk_match> chunks(std::uint64_t salt, std::span<const token_id> tokens,
                                                   std::size_t known) const {
         return table_.find(tree_, salt, tokens, known);
@@ -79,4 +80,4 @@ inline chunk::state chunk::open(page_shape shape, std::size_t pages) const {
 
 static_assert(index_policy<chunk> && chunk_index_state<chunk::state>);
 
-} // namespace kvcache
+} // namespace kvcache::index

@@ -16,10 +16,10 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::index {
 
-/// Chunks by their content: where they end in a tree of pages, under a hash of all their tokens, and which lengths
-/// begin with which first tokens. It remembers no token: those of the tree are compared on every hit.
+/// Chunks by content: their ends in a tree of pages, by the hash of all their tokens, and their lengths, by the hash of
+/// their first tokens. It stores no tokens: those in the tree are compared on every hit.
 class chunk_table {
 public:
     chunk_table(std::size_t least, std::size_t page_tokens, std::size_t pages)
@@ -27,7 +27,7 @@ public:
         expects(least > 0, "the shortest chunk has a token");
     }
 
-    /// Whether the chunk is known now. Throws: bad_alloc, and nothing has changed then.
+    /// Registers a chunk. Returns whether it is registered now. Throws: bad_alloc; the table is then unchanged.
     template <index_state Tree>
     bool insert(const Tree& tree, std::uint64_t salt, const chunk_match& where) {
         if (where.count < least_ || where.end == 0 || index_of(where.last) >= of_page_.size())
@@ -63,14 +63,14 @@ public:
         of_page_[index_of(page)].clear();
     }
 
-    /// What ended in one page ends in another from now on, at the same rows.
+    /// Moves the chunks that end in one page to another, at the same rows.
     void move(page_id from, page_id to) {
         auto records = std::exchange(of_page_[index_of(from)], {});
         for (record& one : records) {
             place(one)->second.last = to;
             one.where.last = to;
         }
-        of_page_[index_of(to)] = std::move(records); // a page that takes over is new in the tree
+        of_page_[index_of(to)] = std::move(records); // the new page is new in the tree, so it has no chunks yet
     }
 
     template <index_state Tree>
@@ -80,15 +80,15 @@ public:
         if (contents_.empty() || tokens.size() < least_)
             return found;
         const rolling_hash hashes(tokens, salt);
-        std::size_t covered = known; // a chunk may begin before
+        std::size_t covered = known; // a chunk may begin before this, not end
         for (std::size_t at = 0; at + least_ <= tokens.size();) {
             const auto begin = lengths_.find(hashes(at, at + least_));
             std::optional<chunk_match> best;
             if (begin != lengths_.end())
                 for (auto length = begin->second.rbegin(); !best && length != begin->second.rend(); ++length)
                     if (at + length->first > covered && at + length->first <= tokens.size())
-                        best = look_up(tree, hashes(at, at + length->first), tokens.subspan(at, length->first),
-                                       found.empty() ? nullptr : &found.back());
+                        best = find_candidate(tree, hashes(at, at + length->first), tokens.subspan(at, length->first),
+                                              found.empty() ? nullptr : &found.back());
             if (best) {
                 best->first = at;
                 found.push_back(*best);
@@ -107,10 +107,11 @@ private:
     };
     using contents = std::unordered_multimap<std::uint64_t, chunk_match>;
 
-    // Of the chunks with these tokens one that continues `before`, or any.
+    // A chunk with these tokens, preferably one that continues `before`.
     template <index_state Tree>
-    [[nodiscard]] std::optional<chunk_match>
-    look_up(const Tree& tree, std::uint64_t hash, std::span<const token_id> tokens, const chunk_match* before) const {
+    [[nodiscard]] std::optional<chunk_match> find_candidate(const Tree& tree, std::uint64_t hash,
+                                                            std::span<const token_id> tokens,
+                                                            const chunk_match* before) const {
         std::optional<chunk_match> best;
         const auto [first, last] = contents_.equal_range(hash);
         for (auto one = first; one != last; ++one) {
@@ -123,7 +124,7 @@ private:
         return best;
     }
 
-    // The tokens that lie at a chunk's place; none if there are not as many.
+    // The tokens of a chunk, read from the tree; empty if there are too few.
     template <index_state Tree>
     [[nodiscard]] std::vector<token_id> tokens_of(const Tree& tree, const chunk_match& where) const {
         std::vector<token_id> tokens(where.count);
@@ -142,7 +143,7 @@ private:
         return tokens;
     }
 
-    // Whether a chunk's first token lies right behind the last one of another.
+    // Whether a chunk's first token directly follows the last token of another.
     template <index_state Tree>
     [[nodiscard]] bool continues(const Tree& tree, const chunk_match& chunk, const chunk_match& before) const {
         page_id page = chunk.last;
@@ -180,9 +181,9 @@ private:
 
     std::size_t least_;
     std::size_t page_tokens_;
-    std::vector<std::vector<record>> of_page_; // by page: chunks that end there
+    std::vector<std::vector<record>> of_page_; // by page: the chunks that end there
     contents contents_;
-    std::unordered_map<std::uint64_t, std::map<std::size_t, std::size_t>> lengths_; // by first tokens: how many
+    std::unordered_map<std::uint64_t, std::map<std::size_t, std::size_t>> lengths_; // counts by first hash, length
 };
 
-} // namespace kvcache
+} // namespace kvcache::index

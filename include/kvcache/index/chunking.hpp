@@ -9,9 +9,9 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::index {
 
-/// Consecutive tokens of a text.
+/// A run of consecutive tokens of a text.
 struct token_run {
     std::size_t first = 0;
     std::size_t count = 0;
@@ -19,16 +19,16 @@ struct token_run {
     friend bool operator==(const token_run&, const token_run&) = default;
 };
 
-/// Where a text is cut into chunks: before every document's marker; then after so many tokens, or after the nearest
-/// token that ends a sentence, if one is near.
+/// The rule that splits a text into chunks: before every document marker, then after `size` tokens, or after the
+/// nearest token that ends a sentence if one is within `window`.
 struct chunking {
-    std::size_t size = 128;            ///< Tokens of a chunk; zero for whole documents.
-    std::size_t least = 32;            ///< No sentence's end makes a chunk shorter than this.
-    std::size_t window = 0;            ///< How far from `size` a sentence's end is looked for; at most half of it.
+    std::size_t size = 128; ///< Tokens of a chunk; zero for whole documents.
+    std::size_t least = 32; ///< Minimum tokens of a chunk that is cut at the end of a sentence.
+    std::size_t window = 0; ///< Distance from `size` searched for the end of a sentence; at most half of `size`.
     std::vector<token_id> ends = {};   ///< Tokens that end a sentence: those of ". \n ; ? !". Sorted.
-    std::vector<token_id> marker = {}; ///< Tokens that a document begins with; empty for none.
+    std::vector<token_id> marker = {}; ///< Tokens that begin a document; empty for none.
 
-    /// The chunks, which lie end to end and cover the text. Cost: O(n log ends).
+    /// Returns the chunks, which are contiguous and cover the text. Cost: O(n log ends).
     [[nodiscard]] std::vector<token_run> split(std::span<const token_id> text) const {
         expects(std::ranges::is_sorted(ends), "the tokens that end a sentence are sorted");
         std::vector<token_run> chunks;
@@ -40,7 +40,7 @@ struct chunking {
     }
 
 private:
-    // Where the next document begins, or the text ends.
+    // The start of the next document, or the end of the text.
     [[nodiscard]] std::size_t next_document(std::span<const token_id> text, std::size_t first) const {
         if (marker.empty())
             return text.size();
@@ -56,11 +56,12 @@ private:
             to.push_back({first, behind - first});
             first = behind;
         }
-        if (first < last) // no sentence ended right there
+        if (first < last) // the last cut was not the end
             to.push_back({first, last - first});
     }
 
-    // Behind the token that ends a sentence nearest to first + size, the earlier of two; there if none is near.
+    // The position after the sentence-ending token nearest to first + size, the earlier of two; first + size if none is
+    // near.
     [[nodiscard]] std::size_t sentence_end(std::span<const token_id> text, std::size_t first, std::size_t last) const {
         const std::size_t target = first + size, near = std::min(window, size / 2);
         const auto ends_one = [&](std::size_t behind) {
@@ -77,4 +78,4 @@ private:
     }
 };
 
-} // namespace kvcache
+} // namespace kvcache::index

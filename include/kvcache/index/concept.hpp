@@ -14,35 +14,35 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Why a match went no further.
+/// The reason why a match ended.
 enum class match_end {
     complete,  ///< Every token was found.
-    unknown,   ///< Nothing is stored behind the last token found.
-    different, ///< Something is stored there, with another token.
+    unknown,   ///< Nothing is stored after the last token found.
+    different, ///< A different token is stored there.
 };
 
-/// The longest known run of tokens, and the pages that hold it in order; only the last page may be used in part.
+/// The longest known prefix and its pages, in order. Only the last page may be matched in part.
 struct index_match {
     std::vector<page_id> pages = {};
     std::size_t tokens = 0;
     match_end end = match_end::unknown;
-    std::optional<token_id> stored = {}; ///< With `different`: the token stored where the match ended.
+    std::optional<token_id> stored = {}; ///< For `different`: the token stored where the match ended.
 };
 
-/// What became of an insertion.
+/// The outcome of an insertion.
 struct insertion {
     enum class outcome {
         inserted, ///< The page is new in the index.
-        extended, ///< The page was there with fewer of its rows.
-        covered,  ///< `other` already holds the run, alone or at the start of a longer one; nothing changed.
+        extended, ///< The page was in the index with fewer rows.
+        covered,  ///< `other` already holds the run, or a longer run that starts with it; nothing changed.
     };
     outcome what = outcome::inserted;
-    std::optional<page_id> other = {}; ///< covered: who holds it. Else: a page whose run this one continues; it left.
+    std::optional<page_id> other = {}; ///< covered: the page with the run; otherwise: the page that was replaced.
 };
 
-/// The working state of an index: which pages hold which tokens after which past. A page's run continues its parent's,
-/// and a page with children is full and cannot leave. `insert` may throw bad_alloc and has changed nothing then;
-/// `erase` does not throw.
+/// The working state of an index: the tokens of each page and the page that precedes it. A page's run continues its
+/// parent's run; a page with children is full and cannot be erased. `insert` may throw bad_alloc and has then changed
+/// nothing; `erase` does not throw.
 template <class S>
 concept index_state = requires(S s, const S c, std::span<const token_id> tokens, page_id page,
                                std::optional<page_id> parent) {
@@ -55,17 +55,17 @@ concept index_state = requires(S s, const S c, std::span<const token_id> tokens,
     { c.run(page) } -> std::same_as<std::span<const token_id>>;
 };
 
-/// A run of a prompt's tokens that is stored somewhere, behind whatever past.
+/// A run of a prompt's tokens that is stored after any prefix.
 struct chunk_match {
-    std::size_t first = 0; ///< In the prompt.
-    std::size_t count = 0; ///< Tokens.
-    page_id last = {};     ///< The page of its last token; those before it are the page's ancestors.
-    std::uint32_t end = 0; ///< Rows of that page up to its end.
+    std::size_t first = 0; ///< Position in the prompt.
+    std::size_t count = 0; ///< Number of tokens.
+    page_id last = {};     ///< The page of the last token; the tokens before it are in the page's ancestors.
+    std::uint32_t end = 0; ///< Rows of that page up to the end of the chunk.
 
     friend bool operator==(const chunk_match&, const chunk_match&) = default;
 };
 
-/// An index that also finds tokens by their content alone. Salts keep those apart who must not find each other's.
+/// An index that also finds tokens by content alone. Lookups with one salt do not find chunks of another.
 template <class S>
 concept chunk_index_state = index_state<S> &&
     requires(S s, const S c, std::span<const token_id> tokens, std::uint64_t salt, page_id page, std::uint32_t end,
@@ -74,7 +74,7 @@ concept chunk_index_state = index_state<S> &&
     { c.chunks(salt, tokens, count) } -> std::same_as<std::vector<chunk_match>>;
 };
 
-/// How known tokens are found.
+/// A policy that finds cached tokens.
 template <class P>
 concept index_policy = plays<P, index_role> && requires(const P p, page_shape shape, std::size_t pages) {
     p.open(shape, pages);

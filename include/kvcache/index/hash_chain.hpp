@@ -10,17 +10,17 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::index {
 
-/// A table of full pages under the chained hash of all tokens up to their end, so a page of a long prompt is found by
-/// one look, however many siblings it has. Parent and tokens are compared on every hit: a match is exact, and no hash
-/// is trusted. What is left at the end of a match is looked for among the children of the last page, which are ordered
-/// by their tokens. All memory is taken at the beginning.
+/// A hash table of full pages, keyed by the chained hash of all tokens up to their end. A page of a long prompt is
+/// found with one lookup, however many siblings it has. Parent and tokens are compared on every hit: a match is exact,
+/// and no hash is trusted. The rest of a match is searched among the children of the last page, which are ordered by
+/// their tokens. All memory is allocated at construction.
 ///
 ///     [The cat sat on] -> h1 -> page      h1 [the mat . It] -> h2 -> page      then the tail among the children
 struct hash_chain {
     using role = index_role;
-    unsigned hash_bits = 32; ///< How much of a hash is used; fewer make more candidates that tokens must refute.
+    unsigned hash_bits = 32; ///< Bits of a hash that are used; fewer yield more candidates whose tokens differ.
     class state;
     [[nodiscard]] state open(page_shape shape, std::size_t pages) const;
 };
@@ -54,8 +54,8 @@ public:
         return found;
     }
 
-    /// Requires: the parent is in the index and full; the run has 1 to page-tokens tokens and, where the page is in the
-    /// index already, begins with the page's run or is the beginning of it.
+    /// Requires: the parent is in the index and full. The run has 1 to page-tokens tokens; if the page is already in
+    /// the index, one of the two runs is a prefix of the other.
     insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
         const insertion done = tree_.insert(parent, tokens, page);
         if (done.what != insertion::outcome::covered && tree_.full(page)) {
@@ -78,7 +78,7 @@ public:
     [[nodiscard]] bool leaf(page_id page) const { return tree_.leaf(page); }
     [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
 
-    /// The tokens a page holds for the index; empty for a page that is not in it.
+    /// The tokens of a page in the index; empty for other pages.
     [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
 
 private:
@@ -92,7 +92,7 @@ private:
     std::uint64_t used_bits_;
     page_tree tree_;
     hash_slots table_;                  // full pages
-    std::vector<std::uint64_t> hashes_; // by full page: of all tokens up to its end
+    std::vector<std::uint64_t> hashes_; // by full page: hash of all tokens up to its end
 };
 
 inline hash_chain::state hash_chain::open(page_shape shape, std::size_t pages) const {
@@ -101,4 +101,4 @@ inline hash_chain::state hash_chain::open(page_shape shape, std::size_t pages) c
 
 static_assert(index_policy<hash_chain>);
 
-} // namespace kvcache
+} // namespace kvcache::index

@@ -8,15 +8,15 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::index {
 
-/// Page numbers under hashes, in one open-addressed table with linear probing, at most half full. Who has a hash in
-/// common with another is a candidate, and no more: the caller compares. Nothing is allocated after construction.
+/// Page numbers by hash, in one open-addressed table with linear probing, at most half full. Equal hashes only make
+/// candidates: the caller compares. Nothing is allocated after construction.
 class hash_slots {
 public:
     explicit hash_slots(std::size_t pages) : slots_(std::bit_ceil(2 * pages + 2)) {}
 
-    /// The first page under this hash of which `is_it(page)` says so; `none` if there is none.
+    /// The first page under this hash for which `is_it(page)` is true; `none` if there is none.
     template <class IsIt>
     [[nodiscard]] std::uint32_t find(std::uint64_t hash, IsIt&& is_it) const {
         const std::uint32_t tag = tag_of(hash);
@@ -26,7 +26,7 @@ public:
         return none;
     }
 
-    /// Requires: no more pages than the table was made for.
+    /// Requires: the table holds fewer pages than it was made for.
     void insert(std::uint64_t hash, std::uint32_t page) {
         std::size_t at = home(tag_of(hash));
         while (slots_[at].page != none)
@@ -34,12 +34,12 @@ public:
         slots_[at] = {tag_of(hash), page};
     }
 
-    /// Requires: the page is there under this hash.
+    /// Requires: the page is in the table under this hash.
     void erase(std::uint64_t hash, std::uint32_t page) {
         std::size_t hole = home(tag_of(hash));
         while (slots_[hole].page != page)
             hole = next(hole);
-        // What follows moves up, unless that would put it before its home.
+        // Following slots move up, unless that would put one before its home slot.
         for (std::size_t at = next(hole); slots_[at].page != none; at = next(at))
             if (((at - home(slots_[at].tag)) & mask()) >= ((at - hole) & mask())) {
                 slots_[hole] = slots_[at];
@@ -64,4 +64,4 @@ private:
     std::vector<slot> slots_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::index

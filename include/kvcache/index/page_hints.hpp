@@ -10,33 +10,33 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::index {
 
-/// Which page a hash may stand for: a table that forgets. A hash belongs to one cache line of eight places; a page that
-/// finds them taken is not remembered, and of two pages under one hash either is the answer. So the caller compares,
-/// and has another way to look. Nothing is allocated after construction. 16 bytes a page.
+/// A lossy table from hashes to pages. A hash maps to one cache line of eight entries; a page that finds them all taken
+/// is not stored, and of two pages under one hash `find` may return either. The caller therefore compares and has a
+/// fallback. Nothing is allocated after construction. 16 bytes a page.
 class page_hints {
 public:
     static constexpr std::uint32_t none = 0xffffffffu;
 
     explicit page_hints(std::size_t pages) : lines_(2 * pages / places + 1) {}
 
-    /// A page that was remembered under this hash or one like it; `none` if there is none.
+    /// A page stored under this hash or under one with the same tag; `none` if there is none.
     [[nodiscard]] std::uint32_t find(std::uint64_t hash) const noexcept {
         const line& at = lines_[home(hash)];
-        std::uint32_t found = none; // without a branch, as nobody can foresee the place
+        std::uint32_t found = none; // branch-free: the position is unpredictable
         for (std::size_t i = 0; i < places; ++i)
             found = std::min(found, at.tags[i] == tag(hash) ? at.pages[i] : none);
         return found;
     }
 
-    /// Asks for the line that `find` will read.
+    /// Prefetches the line that `find` will read.
     void expect(std::uint64_t hash) const noexcept { prefetch(lines_.data(), home(hash)); }
 
-    /// Remembers a page that is not none, if there is a place for it.
+    /// Stores a page if there is a free entry. Requires: page != none.
     void insert(std::uint64_t hash, std::uint32_t page) noexcept { replace(hash, none, tag(hash), page); }
 
-    /// Forgets a page that may have been remembered under this hash.
+    /// Removes a page that may have been stored under this hash.
     void erase(std::uint64_t hash, std::uint32_t page) noexcept { replace(hash, page, 0, none); }
 
 private:
@@ -64,4 +64,4 @@ private:
     aligned_vector<line> lines_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::index

@@ -5,20 +5,20 @@
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/prefetch.hpp>
 #include <kvcache/index/concept.hpp>
-#include <kvcache/index/page_order.hpp>
+#include <kvcache/index/sibling_order.hpp>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::index {
 
-/// Pages, each with the run of tokens it holds and the page that it continues. Siblings are ordered by their runs, so
-/// the one that shares most with a query is beside the query's place: every step is exact at any token, also inside a
-/// page, and costs O(log siblings). All memory is taken at the beginning: 4 bytes a token, 20 a page.
+/// A tree of pages, each with the run of tokens it holds and the page that it continues. Siblings are ordered by their
+/// runs, so the one that shares most with a query is next to the query's position. Every step is exact at any token,
+/// also inside a page, and costs O(log siblings). All memory is allocated at construction: 4 bytes a token, 20 a page.
 class page_tree {
 public:
-    static constexpr std::uint32_t none = page_order::none;
+    static constexpr std::uint32_t none = sibling_order::none;
 
     page_tree(page_shape shape, std::size_t pages)
         : page_tokens_(shape.tokens), tokens_(pages * page_tokens_), nodes_(pages), order_(pages) {}
@@ -32,11 +32,11 @@ public:
         return above == none ? std::nullopt : std::optional(page_id{above});
     }
 
-    /// The tokens a page holds; empty for a page that is not in the tree.
+    /// The tokens of a page; empty for a page that is not in the tree.
     [[nodiscard]] std::span<const token_id> run(page_id page) const { return run_of(index_of(page)); }
 
-    /// Requires: the parent is in the tree and full; the run has 1 to page-tokens tokens and, where the page is in the
-    /// tree already, begins with the page's run or is the beginning of it.
+    /// Requires: the parent is in the tree and full. The run has 1 to page-tokens tokens; if the page is already in the
+    /// tree, one of the two runs is a prefix of the other.
     insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
         expects(!tokens.empty() && tokens.size() <= page_tokens_, "a page's run has one to page-size tokens");
         expects(!parent || (contains(*parent) && full(*parent)), "a parent is indexed and full");
@@ -52,7 +52,7 @@ public:
         if (own.count > 0) {
             unlink(index_of(page));
         } else if (near.before != none && starts_with(tokens, run_of(near.before))) {
-            done.other = page_id{near.before}; // a shorter form of the same run gives way
+            done.other = page_id{near.before}; // a page with a prefix of the run is replaced
             erase(page_id{near.before});
         }
         order_.insert(children(above), index_of(page), before(tokens));
@@ -69,28 +69,28 @@ public:
         nodes_[index_of(page)] = {};
     }
 
-    /// Whether a page is in the tree, full, and continues a page, or none, with this run of a page's length.
+    /// Returns whether a page is in the tree, full, holds exactly this run and has `last` (or none) as its parent.
     [[nodiscard]] bool continues(std::uint32_t page, std::uint32_t last, std::span<const token_id> run) const {
         return nodes_[page].count == page_tokens_ && nodes_[page].parent == last &&
                std::memcmp(tokens_.data() + page * page_tokens_, run.data(), run.size_bytes()) == 0;
     }
 
-    /// Asks for what `continues` will read.
+    /// Prefetches the memory that `continues` will read.
     void expect(std::uint32_t page) const noexcept {
         prefetch(nodes_.data(), page);
         for (std::size_t i = 0; i < page_tokens_; i += line_bytes / sizeof(token_id))
             prefetch(tokens_.data(), page * page_tokens_ + i);
     }
 
-    /// Goes on by one page, whole or in part: the child of the last one that shares most with the query, which is a
-    /// page's length or less. Returns whether a whole page was found; if not, the match says why it ended.
+    /// Extends a match by one page, whole or in part: the child of the last page that shares most with the query, which
+    /// has at most a page's length. Returns whether a whole page matched; if not, the match holds the reason.
     bool step(index_match& found, std::span<const token_id> query) const {
-        const page_order::set& level = found.pages.empty() ? roots_ : node_of(found.pages.back()).children;
+        const sibling_order::set& level = found.pages.empty() ? roots_ : node_of(found.pages.back()).children;
         if (query.empty())
             found.end = match_end::complete;
         if (query.empty() || level.empty())
             return false;
-        // In lexicographic order nobody shares more with a query than its two neighbours.
+        // In lexicographic order, no sibling shares more with a query than its two neighbors.
         const auto near = order_.around(level, before(query));
         const auto shared = [&](std::uint32_t page) { return page == none ? 0 : common(run_of(page), query); };
         const std::size_t earlier = shared(near.before), later = shared(near.after);
@@ -113,12 +113,12 @@ public:
 
 private:
     struct node {
-        page_order::set children = {};
+        sibling_order::set children = {};
         std::uint32_t parent = none;
         std::uint32_t count = 0;
     };
 
-    // Holds for the pages whose runs come before these tokens.
+    // True for the pages whose runs sort before these tokens.
     struct comes_before {
         const page_tree* tree;
         std::span<const token_id> tokens;
@@ -130,7 +130,7 @@ private:
     };
     [[nodiscard]] comes_before before(std::span<const token_id> tokens) const { return {this, tokens}; }
 
-    // How many leading tokens are the same.
+    // The length of the common prefix.
     [[nodiscard]] static std::size_t common(std::span<const token_id> a, std::span<const token_id> b) {
         const std::size_t both = std::min(a.size(), b.size());
         std::size_t same = 0;
@@ -146,7 +146,7 @@ private:
         return {tokens_.data() + page * page_tokens_, nodes_[page].count};
     }
     [[nodiscard]] const node& node_of(page_id page) const { return nodes_[index_of(page)]; }
-    [[nodiscard]] page_order::set& children(std::uint32_t above) {
+    [[nodiscard]] sibling_order::set& children(std::uint32_t above) {
         return above == none ? roots_ : nodes_[above].children;
     }
 
@@ -155,8 +155,8 @@ private:
     std::size_t page_tokens_;
     aligned_vector<token_id> tokens_; // (pages, page_tokens)
     aligned_vector<node> nodes_;      // by page
-    page_order order_;                // children of one page, and the roots
-    page_order::set roots_;
+    sibling_order order_;             // children of each page, and the roots
+    sibling_order::set roots_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::index

@@ -11,25 +11,26 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::index {
 
-/// A tree of pages. A node is a page with the run of tokens it holds; its children continue it, ordered by their runs,
-/// so a match is exact at any token, also inside a page. Beside the tree, a table hints at full pages under the chained
-/// hash of all tokens up to their end: a prompt's hashes are known before its pages are, so sixteen steps fetch their
-/// lines at once. A hint is compared with the tree before it counts, and the tree is asked where there is none.
+/// A radix tree of pages. A node is a page with the run of tokens it holds; its children continue it, ordered by their
+/// runs, so a match is exact at any token, also inside a page. In addition, a hint table maps the chained hash of all
+/// tokens up to the end of a full page to that page. A prompt's hashes do not depend on its pages, so the cache lines
+/// of 16 steps are prefetched at once. A hint is compared with the tree before it counts; without a hint the tree is
+/// searched.
 ///
 ///     root -+- [The cat sat on] -+- [the mat .]      a partial page is a leaf
 ///           |                    +- [the mouse]
 ///           +- [The dog]                             hints: h(The cat sat on) -> its page
 struct radix {
     using role = index_role;
-    unsigned hash_bits = 64; ///< How much of a hash is used; with fewer, more pages are looked for in the tree.
+    unsigned hash_bits = 64; ///< Bits of a hash that are used; with fewer, more pages are searched in the tree.
     class state;
     [[nodiscard]] state open(page_shape shape, std::size_t pages) const;
 };
 
 /// Cost: match O(n) expected, at most O(n log siblings); insert and erase O(page tokens * log siblings). 4 bytes a
-/// token, 44 a page, all of it taken at the beginning.
+/// token, 44 a page, all allocated at construction.
 class radix::state {
 public:
     state(unsigned hash_bits, page_shape shape, std::size_t pages)
@@ -70,8 +71,8 @@ public:
         return found;
     }
 
-    /// Requires: the parent is in the index and full; the run has 1 to page-tokens tokens and, where the page is in the
-    /// index already, begins with the page's run or is the beginning of it.
+    /// Requires: the parent is in the index and full. The run has 1 to page-tokens tokens; if the page is already in
+    /// the index, one of the two runs is a prefix of the other.
     insertion insert(std::optional<page_id> parent, std::span<const token_id> tokens, page_id page) {
         const insertion done = tree_.insert(parent, tokens, page);
         if (done.what != insertion::outcome::covered && tree_.full(page)) {
@@ -94,13 +95,13 @@ public:
     [[nodiscard]] bool leaf(page_id page) const { return tree_.leaf(page); }
     [[nodiscard]] std::optional<page_id> parent(page_id page) const { return tree_.parent(page); }
 
-    /// The tokens a page holds for the index; empty for a page that is not in it.
+    /// The tokens of a page in the index; empty for other pages.
     [[nodiscard]] std::span<const token_id> run(page_id page) const { return tree_.run(page); }
 
 private:
     static constexpr std::uint32_t none = page_tree::none;
     static_assert(none == page_hints::none);
-    static constexpr std::size_t ahead = 16; // pages: about as many lines as a core can wait for at once
+    static constexpr std::size_t ahead = 16; // pages: about as many as the cache misses a core can have in flight
 
     [[nodiscard]] std::uint64_t chain(std::uint64_t past, std::span<const token_id> run) const {
         return seeded_hash(past, std::as_bytes(run)) & used_bits_;
@@ -109,7 +110,7 @@ private:
     std::uint64_t used_bits_;
     page_tree tree_;
     page_hints hints_;                  // full pages
-    std::vector<std::uint64_t> hashes_; // by full page: of all tokens up to its end
+    std::vector<std::uint64_t> hashes_; // by full page: hash of all tokens up to its end
 };
 
 inline radix::state radix::open(page_shape shape, std::size_t pages) const {
@@ -118,4 +119,4 @@ inline radix::state radix::open(page_shape shape, std::size_t pages) const {
 
 static_assert(index_policy<radix>);
 
-} // namespace kvcache
+} // namespace kvcache::index

@@ -9,10 +9,11 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::index {
 
-/// The hash of any run of some tokens, known once those of all beginnings are: a polynomial modulo 2^64, then mixed.
-/// Not for an adversary: equal hashes are a hint that tokens must confirm. Cost: O(n), then O(1) a run.
+/// The hash of any run of a text's tokens, computed from prefix hashes: a polynomial modulo 2^64, then mixed. Not
+/// collision-resistant against an adversary: equal hashes are a hint that a comparison of the tokens must confirm.
+/// Cost: O(n), then O(1) a run.
 class rolling_hash {
 public:
     rolling_hash(std::span<const token_id> tokens, std::uint64_t salt)
@@ -24,7 +25,7 @@ public:
         }
     }
 
-    /// Of the tokens [first, last).
+    /// The hash of the tokens [first, last).
     [[nodiscard]] std::uint64_t operator()(std::size_t first, std::size_t last) const noexcept {
         return mix((sums_[last] - sums_[first] * powers_[last - first]) ^ salt_);
     }
@@ -32,7 +33,7 @@ public:
 private:
     static constexpr std::uint64_t factor = 0x9e3779b97f4a7c15u;
 
-    // The finaliser of splitmix64 (Steele, Lea & Flood 2014).
+    // The finalizer of splitmix64 (Steele, Lea & Flood 2014).
     [[nodiscard]] static constexpr std::uint64_t mix(std::uint64_t x) noexcept {
         x += factor;
         x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -44,4 +45,4 @@ private:
     std::vector<std::uint64_t> sums_, powers_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::index

@@ -8,25 +8,24 @@
 #include <cstdint>
 #include <cstring>
 
-/// Dot products of 16 rows of codes of 4 bits or less with whole numbers of 8 bits: half the instructions of numbers of
-/// 16 bits. What is lost is a hundredth of what such codes lose. Sums of int32 are exact, so every form gives the same
-/// numbers, whatever its order.
+/// Dot products of 16 rows of codes of at most 4 bits with int8 values: half the instructions of int16. The added error
+/// is about 1 % of the quantization error. Sums of int32 are exact, so all variants give the same results in any order.
 namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// The largest size of a number that meets codes of 4 bits or less.
-inline constexpr std::int32_t largest_byte = 127;
+inline constexpr std::int32_t max_int8_operand = 127;
 
-/// Bytes of four numbers that meet codes of 4 bits or less.
+/// Bytes of four int8 operands.
 inline constexpr std::size_t byte_quad_bytes = 4;
 
-/// The most that numbers of a table may differ: pairs of products are int16 then.
+/// Largest difference between two values of a table. Pairs of products fit int16 then.
 inline constexpr int widest_table = 126;
 
 #if defined(__AVX2__)
 
-/// Rounds 16 numbers, none larger than `largest_byte`, and writes them as int8. to: 4 * byte_quad_bytes
+/// Rounds 16 numbers, none larger than `max_int8_operand`, and writes them as int8. to: 4 * byte_quad_bytes
 /// Returns: their sum.
-KVCACHE_INLINE inline std::int32_t put_bytes(const f32x16& x, std::byte* to) noexcept {
+KVCACHE_INLINE inline std::int32_t quantize_int8(const f32x16& x, std::byte* to) noexcept {
 #if defined(__AVX512F__)
     const __m128i bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x.part[0].data));
 #else
@@ -42,8 +41,8 @@ KVCACHE_INLINE inline std::int32_t put_bytes(const f32x16& x, std::byte* to) noe
 
 #if defined(__AVX512BW__) || !defined(__AVX512F__)
 
-/// The same of four queries, four numbers of each by turns: what packing does by itself. to: (4, 4, byte_quad_bytes);
-/// `sums`: of each query, times `by`.
+/// The same for four queries, interleaved in groups of four values, which is the order that the pack instructions give.
+/// to: (4, 4, byte_quad_bytes). `sums`: sum of each query, times `by`.
 KVCACHE_INLINE inline void put_four(const f32x16 (&x)[4], std::byte* to, std::int32_t by,
                                     std::int32_t (&sums)[4]) noexcept {
 #if defined(__AVX512BW__)
@@ -78,10 +77,10 @@ KVCACHE_INLINE inline void put_four(const f32x16 (&x)[4], std::byte* to, std::in
 
 #else
 
-/// Rounds 16 numbers, none larger than `largest_byte`, and writes them as int8. to: 4 * byte_quad_bytes
+/// Rounds 16 numbers, none larger than `max_int8_operand`, and writes them as int8. to: 4 * byte_quad_bytes
 /// Returns: their sum.
-inline std::int32_t put_bytes(const f32x16& x, std::byte* to) noexcept {
-    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: what is added to it loses its fraction
+inline std::int32_t quantize_int8(const f32x16& x, std::byte* to) noexcept {
+    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds away the fraction
     alignas(64) float each[16];
     (x + magic - magic).store(each);
     std::int32_t all = 0;
@@ -95,26 +94,27 @@ inline std::int32_t put_bytes(const f32x16& x, std::byte* to) noexcept {
 
 #endif
 
-/// The same of N queries, four by four. to: (4, N, byte_quad_bytes); `sums`: of each query, times `by`.
+/// The same for N queries, interleaved in groups of four values. to: (4, N, byte_quad_bytes). `sums`: sum of each
+/// query, times `by`.
 template <std::size_t N>
-KVCACHE_INLINE inline void put_bytes(const f32x16 (&x)[N], std::byte* to, std::int32_t by,
-                                     std::int32_t (&sums)[N]) noexcept {
+KVCACHE_INLINE inline void quantize_int8(const f32x16 (&x)[N], std::byte* to, std::int32_t by,
+                                         std::int32_t (&sums)[N]) noexcept {
     std::byte each[N][4 * byte_quad_bytes];
     const std::byte* from[N];
     for (std::size_t i = 0; i < N; ++i) {
-        sums[i] = put_bytes(x[i], each[i]) * by;
+        sums[i] = quantize_int8(x[i], each[i]) * by;
         from[i] = each[i];
     }
-    weave<byte_quad_bytes>(from, to);
+    interleave<byte_quad_bytes>(from, to);
 }
 #if defined(__AVX2__) && (defined(__AVX512BW__) || !defined(__AVX512F__))
-KVCACHE_INLINE inline void put_bytes(const f32x16 (&x)[4], std::byte* to, std::int32_t by,
-                                     std::int32_t (&sums)[4]) noexcept {
+KVCACHE_INLINE inline void quantize_int8(const f32x16 (&x)[4], std::byte* to, std::int32_t by,
+                                         std::int32_t (&sums)[4]) noexcept {
     put_four(x, to, by, sums);
 }
 #endif
 
-/// Whether the places of a table are its numbers, all but the first one.
+/// Returns whether every value of a table is its index plus the first value.
 template <unsigned Bits>
 [[nodiscard]] inline bool is_linear(const std::int8_t* table) noexcept {
     return Bits == 4 && table[15] - table[0] == 15;
@@ -122,7 +122,7 @@ template <unsigned Bits>
 
 #if defined(__AVX2__)
 
-/// The numbers of a table, counted from the first.
+/// The values of a table minus its first value.
 template <unsigned Bits>
 [[nodiscard]] KVCACHE_INLINE inline __m256i upward_table(const code_quads<Bits>& of) noexcept {
     return _mm256_sub_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(of.table))),
@@ -133,9 +133,9 @@ template <unsigned Bits>
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
-/// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, byte_quad_bytes);
-/// `own`: of each query its numbers' sum, times the first number of the table. `Linear`: as is_linear says.
-/// Requires: tables ascend, and are no wider than `widest_table`.
+/// Dot products of N queries with `count` quads of 16 rows from `begin` on. queries: (count, N, byte_quad_bytes).
+/// `own`: sum of each query's values, times the first value of the table. `Linear`: as in is_linear. Requires: tables
+/// ascend and are no wider than `widest_table`.
 template <unsigned Bits, bool Linear, std::size_t N>
 KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
                                         const std::byte* queries, const std::int32_t (&own)[N],
@@ -156,16 +156,16 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
 
 #elif defined(__AVX2__)
 
-/// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, byte_quad_bytes);
-/// `own`: of each query its numbers' sum, times the first number of the table. `Linear`: as is_linear says.
-/// Requires: tables ascend, and are no wider than `widest_table`.
+/// Dot products of N queries with `count` quads of 16 rows from `begin` on. queries: (count, N, byte_quad_bytes).
+/// `own`: sum of each query's values, times the first value of the table. `Linear`: as in is_linear. Requires: tables
+/// ascend and are no wider than `widest_table`.
 template <unsigned Bits, bool Linear, std::size_t N>
 KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
                                         const std::byte* queries, const std::int32_t (&own)[N],
                                         f32x16 (&to)[N]) noexcept {
     __m256i sums[2 * N];
     const __m256i table = upward_table(of), ones = _mm256_set1_epi16(1);
-    // Of places in a linear table, eight pairs of products are int16: 8 * 2 * 15 * 127.
+    // With a linear table, the sum of eight pairs of products fits int16: 8 * 2 * 15 * 127.
     constexpr std::size_t at_once = 8;
     __m256i words[2 * N];
     const auto multiply = [&](std::size_t quad, std::size_t place) KVCACHE_INLINE {
@@ -188,7 +188,7 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
         }
     };
     if constexpr (Linear)
-        if (count == at_once) { // a group of 32, the usual one: no sum waits in memory
+        if (count == at_once) { // a group of 32, the usual size: no sum is kept in memory
             KVCACHE_UNROLL for (std::size_t i = 0; i < 2 * N; ++i) words[i] = _mm256_setzero_si256();
             for_quads<Bits>(begin, begin + at_once, multiply);
             KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
@@ -213,9 +213,9 @@ KVCACHE_INLINE inline void byte_dots_of(const code_quads<Bits>& of, std::size_t 
 
 #else
 
-/// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, byte_quad_bytes);
-/// `own`: of each query its numbers' sum, times the first number of the table. `Linear`: as is_linear says.
-/// Requires: tables ascend, and are no wider than `widest_table`.
+/// Dot products of N queries with `count` quads of 16 rows from `begin` on. queries: (count, N, byte_quad_bytes).
+/// `own`: sum of each query's values, times the first value of the table. `Linear`: as in is_linear. Requires: tables
+/// ascend and are no wider than `widest_table`.
 template <unsigned Bits, bool Linear, std::size_t N>
 inline void byte_dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count, const std::byte* queries,
                          const std::int32_t (&)[N], f32x16 (&to)[N]) noexcept {

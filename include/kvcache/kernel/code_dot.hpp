@@ -8,25 +8,25 @@
 #include <cstdint>
 #include <cstring>
 
-/// Dot products of 16 rows of codes with whole numbers of 16 bits. Sums of int32 are exact, so every form gives the
-/// same numbers, whatever its order.
+/// Dot products of 16 rows of codes with int16 values. Sums of int32 are exact, so all variants give the same results
+/// in any order.
 namespace kvcache::inline KVCACHE_ABI::detail {
 
 /// The largest size of a number that meets codes: both its bytes are int8 then, the lower one counted from -128 on.
-inline constexpr std::int32_t largest_whole = 127 * 256;
+inline constexpr std::int32_t max_int16_operand = 127 * 256;
 
-/// Bytes of four numbers that meet codes.
+/// Bytes of four int16 operands.
 inline constexpr std::size_t whole_quad_bytes = 8;
 
-/// Products begin with the sum of a query's numbers times this, as codes are counted from -128 on.
+/// Factor of the sum of a query's values, with which sums begin: codes are stored with an offset of 128.
 inline constexpr std::int32_t own_by = -128;
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
-/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as products of codes read them: the upper bytes
-/// of four, then the lower ones, as VNNI multiplies an unsigned byte with a signed one. to: 4 * whole_quad_bytes
+/// Rounds 16 numbers, none larger than `max_int16_operand`, and writes them as products of codes read them: the upper
+/// bytes of four, then the lower ones, as VNNI multiplies an unsigned byte with a signed one. to: 4 * whole_quad_bytes
 /// Returns: their sum.
-inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
+inline std::int32_t quantize_int16(const f32x16& x, std::byte* to) noexcept {
     const __m512i whole = _mm512_cvtps_epi32(x.part[0].data);
     const __m128i lower = _mm512_cvtepi32_epi8(whole);
     const __m128i upper = _mm512_cvtepi32_epi8(_mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8));
@@ -38,9 +38,9 @@ inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
 
 #elif defined(__AVX2__)
 
-/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as products of codes read them: of each four
-/// the even ones, then the odd ones. to: 4 * whole_quad_bytes. Returns: their sum.
-inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
+/// Rounds 16 numbers, none larger than `max_int16_operand`, and writes them as products of codes read them: of each
+/// four the even ones, then the odd ones. to: 4 * whole_quad_bytes. Returns: their sum.
+inline std::int32_t quantize_int16(const f32x16& x, std::byte* to) noexcept {
 #if defined(__AVX512F__)
     const __m512i all = _mm512_cvtps_epi32(x.part[0].data);
     const __m256i first = _mm512_castsi512_si256(all), last = _mm512_extracti64x4_epi64(all, 1);
@@ -58,10 +58,10 @@ inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
 
 #else
 
-/// Rounds 16 numbers, none larger than `largest_whole`, and writes them as int16. to: 4 * whole_quad_bytes
+/// Rounds 16 numbers, none larger than `max_int16_operand`, and writes them as int16. to: 4 * whole_quad_bytes
 /// Returns: their sum.
-inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
-    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: what is added to it loses its fraction
+inline std::int32_t quantize_int16(const f32x16& x, std::byte* to) noexcept {
+    const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds away the fraction
     alignas(64) float each[16];
     (x + magic - magic).store(each);
     std::int32_t all = 0;
@@ -75,23 +75,24 @@ inline std::int32_t put_whole(const f32x16& x, std::byte* to) noexcept {
 
 #endif
 
-/// The same of N queries, four by four. to: (4, N, whole_quad_bytes); `sums`: of each query, times `by`.
+/// The same for N queries, interleaved in groups of four values. to: (4, N, whole_quad_bytes). `sums`: sum of each
+/// query, times `by`.
 template <std::size_t N>
-KVCACHE_INLINE inline void put_whole(const f32x16 (&x)[N], std::byte* to, std::int32_t by,
-                                     std::int32_t (&sums)[N]) noexcept {
+KVCACHE_INLINE inline void quantize_int16(const f32x16 (&x)[N], std::byte* to, std::int32_t by,
+                                          std::int32_t (&sums)[N]) noexcept {
     alignas(64) std::byte each[N][4 * whole_quad_bytes];
     const std::byte* from[N];
     for (std::size_t i = 0; i < N; ++i) {
-        sums[i] = put_whole(x[i], each[i]) * by;
+        sums[i] = quantize_int16(x[i], each[i]) * by;
         from[i] = each[i];
     }
-    weave<whole_quad_bytes>(from, to);
+    interleave<whole_quad_bytes>(from, to);
 }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
-/// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes);
-/// `own`: of each query its numbers' sum, times `own_by`.
+/// Dot products of N queries with `count` quads of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes).
+/// `own`: sum of each query's values, times `own_by`.
 template <unsigned Bits, std::size_t N>
 KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
                                    const std::byte* queries, const std::int32_t (&own)[N], f32x16 (&to)[N]) noexcept {
@@ -118,8 +119,8 @@ KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin
 
 #elif defined(__AVX2__)
 
-/// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes);
-/// `own`: of each query its numbers' sum, times `own_by`.
+/// Dot products of N queries with `count` quads of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes).
+/// `own`: sum of each query's values, times `own_by`.
 template <unsigned Bits, std::size_t N>
 KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
                                    const std::byte* queries, const std::int32_t (&own)[N], f32x16 (&to)[N]) noexcept {
@@ -150,8 +151,8 @@ KVCACHE_INLINE inline void dots_of(const code_quads<Bits>& of, std::size_t begin
 
 #else
 
-/// Sums of products of N queries with `count` fours of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes);
-/// `own`: of each query its numbers' sum, times `own_by`.
+/// Dot products of N queries with `count` quads of 16 rows from `begin` on. queries: (count, N, whole_quad_bytes).
+/// `own`: sum of each query's values, times `own_by`.
 template <unsigned Bits, std::size_t N>
 inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count, const std::byte* queries,
                     const std::int32_t (&)[N], f32x16 (&to)[N]) noexcept {
@@ -173,7 +174,7 @@ inline void dots_of(const code_quads<Bits>& of, std::size_t begin, std::size_t c
 
 #endif
 
-/// The numbers of a four: each of 16 rows.
+/// Decodes a quad: element i of each of 16 rows into to[i].
 template <unsigned Bits>
 inline void numbers_of(const code_quads<Bits>& of, std::size_t quad, f32x16 (&to)[4]) noexcept {
     alignas(64) float each[4][16];

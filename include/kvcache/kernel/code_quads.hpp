@@ -7,38 +7,39 @@
 #include <cstdint>
 #include <cstring>
 
-/// Codes lie in fours: 64 bytes hold four neighbours of 16 rows, row by row, or of shorter codes as many fours as fit,
-/// in ascending bits. Of 3-bit codes the lower two bits lie so, and the upper ones apart.
+/// Codes are stored in quads: four adjacent codes of 16 rows, row by row, in 64 bytes. With shorter codes, as many
+/// quads as fit share the 64 bytes, in ascending bits. With 3 bits the lower two bits are stored this way, and the
+/// upper bits separately.
 namespace kvcache::inline KVCACHE_ABI::detail {
 
-/// Where codes of `Bits` bits lie: places in a table, or the numbers themselves in 8 bits.
+/// View of codes of `Bits` bits: indices into a table, or int8 values with 8 bits.
 template <unsigned Bits>
 struct code_quads {
-    static constexpr unsigned part = Bits == 3 ? 2 : Bits; ///< Bits that lie together.
-    static constexpr std::size_t per = 8 / part;           ///< Fours in 64 bytes.
+    static constexpr unsigned part = Bits == 3 ? 2 : Bits; ///< Bits stored together.
+    static constexpr std::size_t per = 8 / part;           ///< Quads in 64 bytes.
     const std::byte* codes;
-    const std::byte* upper;   ///< Of 3 bits the upper ones.
+    const std::byte* upper;   ///< The upper bits, with 3 bits.
     const std::int8_t* table; ///< (16)
 };
 
 #if defined(__AVX2__)
 
-/// Four bytes as one number.
+/// Reads four bytes as one int32.
 [[nodiscard]] KVCACHE_INLINE inline std::int32_t four_bytes(const std::byte* from) noexcept {
     std::int32_t four;
     std::memcpy(&four, from, sizeof four);
     return four;
 }
 
-/// Steps that pass through here keep their order: a compiler that loads everything first has no registers for the sums.
-/// Of an array pass a copy and write it back: an element itself would go to memory each time.
+/// Keeps steps in order: a compiler that loads everything first runs out of registers for the sums. For an array
+/// element, pass a copy and write it back: the element itself would go through memory each time.
 KVCACHE_INLINE inline void keep_order(__m256i& x) noexcept {
 #if defined(__GNUC__)
     asm volatile("" : "+x"(x));
 #endif
 }
 
-/// Whole numbers of two halves of 16 rows as float32.
+/// Converts the int32 of two halves of 16 rows to float32.
 [[nodiscard]] KVCACHE_INLINE inline f32x16 floats_of(__m256i first, __m256i last) noexcept {
 #if defined(__AVX512F__)
     return {{native_floats(_mm512_cvtepi32_ps(_mm512_inserti64x4(_mm512_castsi256_si512(first), last, 1)))}};
@@ -47,7 +48,7 @@ KVCACHE_INLINE inline void keep_order(__m256i& x) noexcept {
 #endif
 }
 
-/// A four of eight rows: the places in a table.
+/// The table indices of a quad, for eight rows.
 template <unsigned Bits>
 [[nodiscard]] KVCACHE_INLINE inline __m256i quad_places(const code_quads<Bits>& of, std::size_t quad, std::size_t place,
                                                         std::size_t half) noexcept {
@@ -60,7 +61,7 @@ template <unsigned Bits>
     if constexpr (Bits == 3) {
         const __m128i nibble = _mm_cvtsi32_si128(static_cast<int>(quad % 8 / 4 * 4));
         __m256i above = _mm256_srl_epi32(load(of.upper + quad / 8 * 64 + half * 32), nibble);
-        // The bit of each byte to where it belongs; what crosses bytes is masked away.
+        // Moves each bit to its place in the byte; bits that cross bytes are masked off.
         above = place < 2 ? _mm256_slli_epi32(above, static_cast<int>(2 - place))
                           : _mm256_srli_epi32(above, static_cast<int>(place - 2));
         x = _mm256_or_si256(x, _mm256_and_si256(above, _mm256_set1_epi8(4)));
@@ -68,7 +69,7 @@ template <unsigned Bits>
     return x;
 }
 
-/// A four of eight rows: each number as the table has it; of 8 bits each number, and what the table has.
+/// A quad of eight rows: table values at the indices; with 8 bits the codes XOR the table.
 template <unsigned Bits>
 [[nodiscard]] KVCACHE_INLINE inline __m256i quad_codes(const code_quads<Bits>& of, std::size_t quad, std::size_t place,
                                                        std::size_t half, __m256i table) noexcept {
@@ -79,7 +80,7 @@ template <unsigned Bits>
         return _mm256_shuffle_epi8(table, quad_places(of, quad, place, half));
 }
 
-/// The numbers of a table, and 128; of none that 128.
+/// The table values plus 128; with 8 bits the constant 128.
 template <unsigned Bits>
 [[nodiscard]] KVCACHE_INLINE inline __m256i quad_table(const code_quads<Bits>& of) noexcept {
     const __m256i sign = _mm256_set1_epi8(static_cast<char>(0x80));
@@ -92,8 +93,8 @@ template <unsigned Bits>
 
 #if defined(__AVX512BW__)
 
-/// A four of 16 rows: the places in a table. `line`: its 64 bytes; of 3 bits also those of the upper bits, and which
-/// half of each byte it is of.
+/// The table indices of a quad, for 16 rows. `line`: its 64 bytes. With 3 bits, `upper` is the 64 bytes of the upper
+/// bits, and `nibble` the shift to the half of each byte.
 template <unsigned Bits>
 [[nodiscard]] KVCACHE_INLINE inline __m512i all_places(const std::byte* line, const std::byte* upper, __m128i nibble,
                                                        std::size_t place) noexcept {
@@ -110,14 +111,14 @@ template <unsigned Bits>
     return x;
 }
 
-/// Calls body(number of a four behind the others, of 4 at most, its codes) for `count` fours from `begin` on, and
-/// next() behind each 4 of them. The codes are places in a table, or if not Linear what `table`, in each quarter, has
-/// there; of 8 bits each number, and what the table has. Requires: begin is the first of 64 bytes.
+/// Calls body(index of a quad within a block of 4, its codes) for `count` quads from `begin` on, and next() after each
+/// full block of 4. The codes are table indices if Linear, else the values that `table` (repeated in each quarter) has
+/// at these indices; with 8 bits the codes XOR the table. Requires: `begin` is the first quad of its 64 bytes.
 template <unsigned Bits, bool Linear, class Body, class Next>
 KVCACHE_INLINE inline void for_codes(const code_quads<Bits>& of, std::size_t begin, std::size_t count, __m512i table,
                                      const Body& body, const Next& next) noexcept {
     using quads = code_quads<Bits>;
-    const std::byte* line = of.codes + begin / quads::per * 64; // one pointer: all else is a constant
+    const std::byte* line = of.codes + begin / quads::per * 64; // one pointer: all other offsets are constants
     const auto take = [&](std::size_t quad, std::size_t place) KVCACHE_INLINE {
         const std::byte* const from = line + place / quads::per * 64;
         if constexpr (Bits == 8) {
@@ -143,7 +144,7 @@ KVCACHE_INLINE inline void for_codes(const code_quads<Bits>& of, std::size_t beg
             take(begin + done, place);
 }
 
-/// A table in both halves.
+/// Repeats a table in both halves.
 [[nodiscard]] KVCACHE_INLINE inline __m512i twice(__m256i table) noexcept {
     return _mm512_broadcast_i64x4(table);
 }
@@ -152,18 +153,18 @@ KVCACHE_INLINE inline void for_codes(const code_quads<Bits>& of, std::size_t beg
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
-/// Sums of 16 rows. GCC 12 copies a running __m512i, which is of int64.
+/// Sums of 16 rows, as int32: GCC 12 copies a running __m512i, which has int64 lanes.
 using quad_sums = std::int32_t __attribute__((vector_size(64)));
 
-/// One number as the sum of each row.
+/// Sets the sum of every row to one value.
 [[nodiscard]] KVCACHE_INLINE inline quad_sums quad_sums_of(std::int32_t x) noexcept {
     return reinterpret_cast<quad_sums>(_mm512_set1_epi32(x));
 }
 
-/// sums += unsigned bytes times four signed ones, four by four.
+/// sums += four unsigned bytes of each row times four signed bytes.
 KVCACHE_INLINE inline void add_products(quad_sums& sums, __m512i x, const std::byte* four) noexcept {
-#if defined(__GNUC__) && !defined(__clang__) // GCC 12 loads and broadcasts in instructions of their own
-    quad_sums own = sums;                    // a sum of an array would go to memory each time
+#if defined(__GNUC__) && !defined(__clang__) // GCC 12 would use separate load and broadcast instructions
+    quad_sums own = sums;                    // an array element would go through memory each time
     asm("vpdpbusd\t{%2%{1to16%}, %1, %0|%0, %1, %2%{1to16%}}"
         : "+v"(own)
         : "v"(x), "m"(*reinterpret_cast<const std::int32_t*>(four)));
@@ -194,7 +195,7 @@ template <unsigned Bits>
 
 #endif
 
-/// Numbers made in registers lie in memory from here on, where vectors are broadcast from.
+/// Forces values made in registers into memory, from which vectors are then broadcast.
 template <class T>
 KVCACHE_INLINE inline void to_memory([[maybe_unused]] T& x) noexcept {
 #if defined(__GNUC__)
@@ -202,16 +203,17 @@ KVCACHE_INLINE inline void to_memory([[maybe_unused]] T& x) noexcept {
 #endif
 }
 
-/// What N queries have for sixteen codes each, four by four and query by query in each four.
-/// from: (N, 4, bytes), to: (4, N, bytes)
+/// Interleaves the operands of N queries for 16 codes: quad by quad, and query by query in each quad. from: (N, 4,
+/// bytes), to: (4, N, bytes)
 template <std::size_t Bytes, std::size_t N>
-inline void weave(const std::byte* const (&from)[N], std::byte* to) noexcept {
+inline void interleave(const std::byte* const (&from)[N], std::byte* to) noexcept {
     for (std::size_t quad = 0; quad < 4; ++quad)
         for (std::size_t i = 0; i < N; ++i, to += Bytes)
             std::memcpy(to, from[i] + quad * Bytes, Bytes);
 }
 
-/// Calls body(quad, place in its 64 bytes) for the fours [begin, end). Requires: begin is the first of 64 bytes.
+/// Calls body(quad, index within its 64 bytes) for the quads [begin, end). Requires: `begin` is the first quad of its
+/// 64 bytes.
 template <unsigned Bits, class Body>
 KVCACHE_INLINE inline void for_quads(std::size_t begin, std::size_t end, const Body& body) {
     constexpr std::size_t per = code_quads<Bits>::per;

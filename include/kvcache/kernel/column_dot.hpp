@@ -9,39 +9,39 @@
 #include <cstdint>
 #include <type_traits>
 
-/// Sums over the 16 tokens of a tile of values: codes of 16 neighbours of head_dim times whole weights. One column is
-/// four fours, so all of it stays in registers, and what `byte_dots_of` and `dots_of` spend on loops and on the middle
-/// of codes falls away. The sums are exact, so every form gives the same numbers, whatever its order.
+/// Weighted sums of values over the 16 tokens of a tile: codes of 16 adjacent elements of head_dim times integer
+/// weights. One column is four quads, so everything stays in registers, and the loop and zero-point overhead of
+/// `byte_dots_of` and `dots_of` is avoided. Sums are exact, so all variants give the same results in any order.
 namespace kvcache::inline KVCACHE_ABI::detail {
 
-/// How numbers meet codes of 8 bits: as whole numbers of 16. What is lost is a hundredth of what such codes lose.
-struct whole_numbers {
-    static constexpr std::size_t bytes = 4 * whole_quad_bytes; ///< Of sixteen.
+/// Operand for 8-bit codes: int16. The added error is about 1 % of the quantization error.
+struct int16_operand {
+    static constexpr std::size_t bytes = 4 * whole_quad_bytes; ///< Bytes of 16 values.
     static constexpr std::size_t quad_bytes = whole_quad_bytes;
-    static constexpr std::int32_t largest = largest_whole;
+    static constexpr std::int32_t largest = max_int16_operand;
     template <std::size_t N>
     KVCACHE_INLINE static void put(const f32x16 (&x)[N], std::byte* to, std::int32_t by,
                                    std::int32_t (&sums)[N]) noexcept {
-        put_whole(x, to, by, sums);
+        quantize_int16(x, to, by, sums);
     }
 };
 
-/// How numbers meet shorter codes: as whole numbers of 8 bits. What is lost is a hundredth of what 4 bits lose.
-struct byte_numbers {
-    static constexpr std::size_t bytes = 4 * byte_quad_bytes; ///< Of sixteen.
+/// Operand for shorter codes: int8. The added error is about 1 % of the error of 4-bit codes.
+struct int8_operand {
+    static constexpr std::size_t bytes = 4 * byte_quad_bytes; ///< Bytes of 16 values.
     static constexpr std::size_t quad_bytes = byte_quad_bytes;
-    static constexpr std::int32_t largest = largest_byte;
+    static constexpr std::int32_t largest = max_int8_operand;
     template <std::size_t N>
     KVCACHE_INLINE static void put(const f32x16 (&x)[N], std::byte* to, std::int32_t by,
                                    std::int32_t (&sums)[N]) noexcept {
-        put_bytes(x, to, by, sums);
+        quantize_int8(x, to, by, sums);
     }
 };
 
 template <unsigned Bits>
-using numbers_that_meet = std::conditional_t<Bits == 8, whole_numbers, byte_numbers>;
+using operand_for = std::conditional_t<Bits == 8, int16_operand, int8_operand>;
 
-/// What the sum of a query's numbers is multiplied by for products of codes: by the first number of a table.
+/// Factor of the sum of a query's values in dot products with codes: the first value of the table.
 template <unsigned Bits>
 [[nodiscard]] KVCACHE_INLINE inline std::int32_t first_of(const code_quads<Bits>& of) noexcept {
     if constexpr (Bits == 8)
@@ -50,8 +50,8 @@ template <unsigned Bits>
         return of.table[0];
 }
 
-/// Sums of products of N queries with `count` fours of 16 rows, as dots_of and byte_dots_of have them. `own`: of each
-/// query its numbers' sum, times first_of.
+/// Dot products of N queries with `count` quads of 16 rows, by dots_of or byte_dots_of. `own`: sum of each query's
+/// values, times first_of.
 template <unsigned Bits, bool Linear, std::size_t N>
 KVCACHE_INLINE inline void products_of(const code_quads<Bits>& of, std::size_t begin, std::size_t count,
                                        const std::byte* queries, const std::int32_t (&own)[N],
@@ -62,17 +62,17 @@ KVCACHE_INLINE inline void products_of(const code_quads<Bits>& of, std::size_t b
         byte_dots_of<Bits, Linear, N>(of, begin, count, queries, own, to);
 }
 
-/// The largest size of a number in a table that `column_weights` meets: four products with bytes are an int16 then. A
-/// linear table begins with no more than 15 in size.
+/// Largest magnitude in a table for `column_weights`: the sum of four products with bytes fits int16 then. A linear
+/// table begins at a magnitude of at most 15.
 inline constexpr int largest_level = 63;
 
 #if defined(__AVX2__) && !(defined(__AVX512VNNI__) && defined(__AVX512BW__))
 
-/// The weights of 16 tokens as whole numbers, of N queries.
+/// Integer weights of 16 tokens, for N queries.
 template <unsigned Bits, bool Linear, std::size_t N>
 class column_weights {
 public:
-    /// Rounds weights, none larger than numbers_that_meet<Bits>::largest.
+    /// Rounds weights of magnitude at most operand_for<Bits>::largest.
     KVCACHE_INLINE void put(const code_quads<Bits>& of, const f32x16 (&x)[N]) noexcept {
         if constexpr (Bits == 8) {
             KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) put_words(i, x[i]);
@@ -83,7 +83,7 @@ public:
         }
     }
 
-    /// Sums of codes times weights, for number 16 * column of head_dim and its neighbours.
+    /// Sums of codes times weights, for element 16 * column of head_dim and the 15 after it.
     KVCACHE_INLINE void dots(const code_quads<Bits>& of, std::size_t column, f32x16 (&to)[N]) const noexcept {
         if constexpr (Bits == 8)
             dots_of_words(of, column * 4, to);
@@ -96,7 +96,7 @@ public:
     }
 
 private:
-    // Tokens 0 to 3, 8 to 11, 4 to 7, 12 to 15, of each four the even ones first.
+    // Order of tokens: 0 to 3, 8 to 11, 4 to 7, 12 to 15; of each four the even ones first.
     KVCACHE_INLINE void put_words(std::size_t i, const f32x16& x) noexcept {
         const auto [first, last] = rounded(x);
         const __m256i even_first =
@@ -119,7 +119,7 @@ private:
             const __m128i both = _mm_add_epi64(_mm256_castsi256_si128(up), _mm256_extracti128_si256(up, 1));
             const __m128i own =
                 _mm_mullo_epi32(_mm_sub_epi32(both, _mm_set1_epi32(16 * 128)), _mm_set1_epi32(of.table[0]));
-            const __m128i part = _mm_srai_epi32(own, 1); // in two: what a sum of pairs begins with
+            const __m128i part = _mm_srai_epi32(own, 1); // split in two: the initial values of the sums of pairs
             const __m128i parts = _mm_blend_epi16(part, _mm_slli_epi32(_mm_sub_epi32(own, part), 16), 0b10101010);
             _mm_storel_epi64(reinterpret_cast<__m128i*>(starts_ + 2 * pair), _mm_shuffle_epi32(parts, 0b00'00'10'00));
         } else {
@@ -139,7 +139,7 @@ private:
 #endif
     }
 
-    // The weights of a four: `of_odd` those of its odd tokens, of words.
+    // The weights of a quad; `of_odd` selects those of its odd tokens, for 8-bit codes.
     [[nodiscard]] KVCACHE_INLINE __m256i four(std::size_t i, std::size_t quad, std::size_t of_odd = 0) const noexcept {
         constexpr std::size_t order[] = {0, 2, 1, 3};
         if constexpr (Bits == 8)
@@ -195,7 +195,7 @@ private:
             floats_of(_mm256_madd_epi16(words[2 * i], ones), _mm256_madd_epi16(words[2 * i + 1], ones));
     }
 
-    // Weights are seldom less than nothing: only scales that are could make them so.
+    // Weights are rarely negative: only negative scales make them so.
     template <bool Signed>
     KVCACHE_INLINE void dots_of_levels(const code_quads<Bits>& of, std::size_t begin, f32x16 (&to)[N]) const noexcept {
         const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(of.table)));
@@ -239,18 +239,18 @@ private:
 
 #else
 
-/// The weights of 16 tokens as whole numbers, of N queries.
+/// Integer weights of 16 tokens, for N queries.
 template <unsigned Bits, bool Linear, std::size_t N>
 class column_weights {
-    using numbers = numbers_that_meet<Bits>;
+    using numbers = operand_for<Bits>;
 
 public:
-    /// Rounds weights, none larger than numbers::largest.
+    /// Rounds weights of magnitude at most numbers::largest.
     KVCACHE_INLINE void put(const code_quads<Bits>& of, const f32x16 (&x)[N]) noexcept {
         numbers::put(x, whole_, first_of<Bits>(of), own_);
     }
 
-    /// Sums of codes times weights, for number 16 * column of head_dim and its neighbours.
+    /// Sums of codes times weights, for element 16 * column of head_dim and the 15 after it.
     KVCACHE_INLINE void dots(const code_quads<Bits>& of, std::size_t column, f32x16 (&to)[N]) const noexcept {
         products_of<Bits, Linear, N>(of, column * 4, 4, whole_, own_, to);
     }

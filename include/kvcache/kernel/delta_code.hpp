@@ -19,20 +19,21 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// How rows lose precision on their way to a store.
+/// Options of the lossy compression of rows for a store.
 struct delta_options {
-    float bin = 0.5f;          ///< Of a difference, in standard deviations of its channel's differences.
-    std::uint32_t tokens = 10; ///< That share an anchor.
+    float bin = 0.5f;          ///< Bin width of a difference, in root mean squares of its channel's differences.
+    std::uint32_t tokens = 10; ///< Tokens that share an anchor.
 
-    /// Bins of a layer, wider the deeper it lies: errors of early layers pass through all that follow.
+    /// Options of a layer: wider bins in deeper layers, since errors of early layers pass through all later ones.
     [[nodiscard]] static constexpr delta_options of_layer(std::size_t layer, std::size_t layers) noexcept {
         const float depth = layers > 1 ? static_cast<float>(layer) / static_cast<float>(layers - 1) : 0.0f;
         return {.bin = depth < 1.0f / 3.0f ? 0.5f : depth < 2.0f / 3.0f ? 0.75f : 1.0f};
     }
 };
 
-/// Keeps rows of one layer's keys or values in two to four bits a number, for a store: the first of each few tokens in
-/// int8, the others as differences from it, in bins of each channel, in a prefix code. (Liu et al. 2024, CacheGen)
+/// Lossy compression of one layer's keys or values for a store, to two to four bits a value. The first of every few
+/// tokens is an int8 anchor. The other tokens are differences from it, quantized in bins of each channel and compressed
+/// with a prefix code. (Liu et al. 2024, CacheGen)
 ///
 ///     [ "kvd1": 4 ][ rows: 4 ][ channels: 4 ][ tokens: 4 ][ bytes of the stream: 4 ][ 256 lengths, 4 bits each: 128 ]
 ///     [ checksum: 8 ][ bins: (channels) f16 ][ anchors' scales: (groups) f16 ][ anchors: (groups, channels) int8 ]
@@ -44,13 +45,13 @@ class delta_code {
 public:
     static constexpr std::size_t header_bytes = 156;
 
-    /// The extents of what was coded.
+    /// Shape of the encoded rows.
     struct extents {
         std::size_t rows = 0;
         std::size_t channels = 0;
     };
 
-    /// numbers: (rows, channels), finite, fewer than 2^32.
+    /// Encodes rows. numbers: (rows, channels), finite, fewer than 2^32 values.
     [[nodiscard]] static std::vector<std::byte> encode(std::span<const float> numbers, std::size_t channels,
                                                        const delta_options& options) {
         expects(channels > 0 && numbers.size() % channels == 0 && options.tokens > 0 && options.bin > 0.0f,
@@ -58,7 +59,7 @@ public:
         const std::size_t rows = numbers.size() / channels, groups = groups_of(rows, options.tokens);
         std::vector<half> bins(channels), scales(groups);
         std::vector<std::int8_t> anchors(groups * channels);
-        std::vector<float> decoded(groups * channels); // anchors, as they will be read
+        std::vector<float> decoded(groups * channels); // anchors as the decoder reads them
         for (std::size_t g = 0; g < groups; ++g) {
             const auto row = numbers.subspan(g * options.tokens * channels, channels);
             float most = 0.0f;
@@ -112,8 +113,8 @@ public:
         return made;
     }
 
-    /// The extents of what a code stands for. Errors: truncated, mismatched (no such code), malformed (extents, the
-    /// checksum, or lengths of no code).
+    /// Returns the shape of the encoded rows. Errors: truncated, mismatched (not a delta code), malformed (extents,
+    /// checksum, or invalid code lengths).
     [[nodiscard]] static result<extents> describe(std::span<const std::byte> code) {
         if (code.size() < header_bytes)
             return error{error_code::truncated, "header",
@@ -138,8 +139,8 @@ public:
         return extents{rows, channels};
     }
 
-    /// Writes the rows that a code stands for. Errors: those of `describe`; out_of_range, if `to` does not take them;
-    /// malformed, if the stream ends early. Nothing has been written then but for the last.
+    /// Decodes the rows. Errors: those of `describe`; out_of_range if `to` has another size; malformed if the stream
+    /// ends early. Only in the last case may `to` have been written.
     [[nodiscard]] static result<void> decode(std::span<const std::byte> code, std::span<float> to) {
         const auto size = describe(code);
         if (!size)
@@ -179,7 +180,7 @@ public:
 private:
     [[nodiscard]] static int nearest(float x, float step) noexcept {
         const float whole = step != 0.0f ? std::fma(x, 1.0f / step, 12582912.0f) - 12582912.0f : 0.0f;
-        return static_cast<int>(std::min(std::max(-127.0f, whole), 127.0f)); // of a NaN the least
+        return static_cast<int>(std::min(std::max(-127.0f, whole), 127.0f)); // a NaN gives the lowest
     }
     [[nodiscard]] static constexpr std::size_t groups_of(std::size_t rows, std::size_t tokens) noexcept {
         return (rows + tokens - 1) / tokens;
@@ -209,7 +210,7 @@ private:
             number |= std::to_integer<std::size_t>(from[i]) << (8 * i);
         return number;
     }
-    // Of all bytes but its own.
+    // Checksum of all bytes except the checksum itself.
     [[nodiscard]] static std::uint64_t checksum(std::span<const std::byte> code) {
         return seeded_hash(seeded_hash(0, code.first(checksum_at)), code.subspan(header_bytes));
     }

@@ -17,8 +17,8 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Keeps every bit of bfloat16 or float32 numbers in fewer than `exponent_code`, at the cost of time: exponents in a
-/// prefix code of their own, in four streams that are read side by side.
+/// Lossless compression of bfloat16 or float32 values, smaller but slower than `exponent_code`: exponents are
+/// Huffman-coded in four streams that are decoded in parallel.
 ///
 ///     [ width | 128: 4 ][ count: 4 ][ bytes of the streams: 4 x 4 ][ lengths of 256 codes, 4 bits each: 128 ]
 ///     [ checksum: 8 ][ signs and fractions ][ stream ][ stream ][ stream ][ stream ]
@@ -33,7 +33,7 @@ public:
     using number_type = Number;
     static constexpr std::size_t header_bytes = 160;
 
-    /// The code of some numbers, fewer than 2^32.
+    /// Encodes values, fewer than 2^32.
     [[nodiscard]] static std::vector<std::byte> encode(std::span<const Number> numbers) {
         std::vector<std::uint8_t> exponents(numbers.size());
         std::array<std::size_t, 256> counts{};
@@ -59,8 +59,8 @@ public:
         return made;
     }
 
-    /// How many numbers a code stands for. Errors: truncated, mismatched (another width), malformed (the checksum, or
-    /// lengths of no code).
+    /// Returns the number of encoded values. Errors: truncated, mismatched (another width), malformed (checksum, or
+    /// invalid code lengths).
     [[nodiscard]] static result<std::size_t> count(std::span<const std::byte> code) {
         if (code.size() < header_bytes)
             return error{error_code::truncated, "header",
@@ -83,8 +83,8 @@ public:
         return numbers;
     }
 
-    /// Writes the numbers that a code stands for. Errors: those of `count`; out_of_range, if there are not as many as
-    /// `to` takes; malformed, if a stream ends early. Nothing has been written then but for the last.
+    /// Decodes the values. Errors: those of `count`; out_of_range if `to` has another size; malformed if a stream ends
+    /// early. Only in the last case may `to` have been written.
     [[nodiscard]] static result<void> decode(std::span<const std::byte> code, std::span<Number> to) {
         const auto numbers = count(code);
         if (!numbers)
@@ -107,7 +107,7 @@ public:
             next[s] = first;
             ends[s] = last;
         }
-        // The last part is the shortest: as long as it has sixteen, all have.
+        // The last part is the shortest: while it has 16 left, all have.
         for (; next[streams - 1] + 16 <= ends[streams - 1];) {
             alignas(16) std::uint8_t exponents[streams][16];
             for (std::size_t i = 0; i < 16; i += 4) {
@@ -132,7 +132,7 @@ private:
     struct range {
         std::size_t first, last;
     };
-    // Parts of whole sixteens, the last the shortest.
+    // Parts of whole groups of 16 values, the last part the shortest.
     [[nodiscard]] static range part_of(std::size_t s, std::size_t numbers) noexcept {
         const std::size_t each = (numbers + 16 * streams - 1) / (16 * streams) * 16;
         return {std::min(s * each, numbers), std::min((s + 1) * each, numbers)};
@@ -165,7 +165,7 @@ private:
         return number;
     }
 
-    // Of all bytes but its own.
+    // Checksum of all bytes except the checksum itself.
     [[nodiscard]] static std::uint64_t checksum(std::span<const std::byte> code) {
         return seeded_hash(seeded_hash(0, code.first(checksum_at)), code.subspan(header_bytes));
     }

@@ -20,7 +20,7 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Numbers whose exponents fill eight bits.
+/// Floating-point formats with 8 exponent bits.
 template <class T>
 concept wide_exponent = std::same_as<T, float> || std::same_as<T, bfloat16>;
 
@@ -29,7 +29,7 @@ namespace detail {
 template <wide_exponent Number>
 struct exponent_parts;
 
-// bfloat16: a sign and 7 bits of fraction, in one byte.
+// bfloat16: the sign and 7 fraction bits, in one byte.
 template <>
 struct exponent_parts<bfloat16> {
     static constexpr std::size_t rest_bytes = 1;
@@ -43,7 +43,7 @@ struct exponent_parts<bfloat16> {
     }
 };
 
-// float32: a sign and 23 bits of fraction, in three bytes, the lowest first.
+// float32: the sign and 23 fraction bits, in three bytes, lowest first.
 template <>
 struct exponent_parts<float> {
     static constexpr std::size_t rest_bytes = 3;
@@ -65,7 +65,7 @@ struct exponent_parts<float> {
 };
 
 #if defined(__AVX2__)
-// Sixteen numbers of their exponents and what else they have.
+// Joins 16 exponents with their signs and fractions.
 inline void join_sixteen(__m128i exponents, const std::byte* rest, bfloat16* to) noexcept {
     const __m256i low = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(rest)));
     const __m256i exponent = _mm256_slli_epi16(_mm256_cvtepu8_epi16(exponents), 7);
@@ -77,7 +77,7 @@ inline void join_sixteen(__m128i exponents, const std::byte* rest, float* to) no
     const __m128i threes = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
     const __m128i threes_behind = _mm_setr_epi8(4, 5, 6, -1, 7, 8, 9, -1, 10, 11, 12, -1, 13, 14, 15, -1);
     for (int four = 0; four < 4; ++four, rest += 12, to += 4) {
-        // The last load begins earlier, so that it ends where its numbers do.
+        // The last load begins 4 bytes earlier, so that it does not read past the end.
         const auto* const at = reinterpret_cast<const __m128i*>(four < 3 ? rest : rest - 4);
         const __m128i bits = _mm_shuffle_epi8(_mm_loadu_si128(at), four < 3 ? threes : threes_behind);
         const __m128i exponent = _mm_slli_epi32(_mm_cvtepu8_epi32(exponents), 23);
@@ -91,11 +91,12 @@ inline void join_sixteen(__m128i exponents, const std::byte* rest, float* to) no
 
 } // namespace detail
 
-/// Keeps every bit of bfloat16 or float32 numbers in fewer: an exponent is one of the fifteen commonest, in 4 bits, or
-/// an escape and a byte behind all others. 12 bits for a bfloat16 and 28 for a float32, where escapes are rare.
+/// Lossless compression of bfloat16 or float32 values. An exponent is one of the 15 most common ones, in 4 bits, or an
+/// escape code with its byte stored after all others. 12 bits for a bfloat16 and 28 for a float32, where escapes are
+/// rare.
 ///
 ///     [ width: 4 ][ count: 4 ][ escapes: 4 ][ exponents: 16 ][ checksum: 8 ]
-///     [ signs and fractions ][ codes, of 32 numbers in 16 bytes: first the lower halves ][ escaped exponents ]
+///     [ signs and fractions ][ codes, 32 values in 16 bytes, the lower nibbles first ][ escaped exponents ]
 template <wide_exponent Number>
 class exponent_code {
     using parts = detail::exponent_parts<Number>;
@@ -105,7 +106,7 @@ public:
     static constexpr std::size_t header_bytes = 36;
     static constexpr std::uint8_t escape = 15;
 
-    /// The code of some numbers, fewer than 2^32.
+    /// Encodes values, fewer than 2^32.
     [[nodiscard]] static std::vector<std::byte> encode(std::span<const Number> numbers) {
         std::array<std::size_t, 256> counts{};
         for (const Number x : numbers)
@@ -143,7 +144,7 @@ public:
         return made;
     }
 
-    /// How many numbers a code stands for. Errors: truncated, mismatched (another width), malformed (the checksum).
+    /// Returns the number of encoded values. Errors: truncated, mismatched (another width), malformed (checksum).
     [[nodiscard]] static result<std::size_t> count(std::span<const std::byte> code) {
         if (code.size() < header_bytes)
             return error{error_code::truncated, "header",
@@ -164,8 +165,8 @@ public:
         return numbers;
     }
 
-    /// Writes the numbers that a code stands for. Errors: those of `count`; out_of_range, if there are not as many as
-    /// `to` takes; malformed, if escapes do not add up. Nothing has been written then but for the last.
+    /// Decodes the values. Errors: those of `count`; out_of_range if `to` has another size; malformed if the number of
+    /// escapes does not match. Only in the last case may `to` have been written.
     [[nodiscard]] static result<void> decode(std::span<const std::byte> code, std::span<Number> to) {
         const auto numbers = count(code);
         if (!numbers)
@@ -232,7 +233,7 @@ private:
         return number;
     }
 
-    // Of all bytes but its own.
+    // Checksum of all bytes except the checksum itself.
     [[nodiscard]] static std::uint64_t checksum(std::span<const std::byte> code) {
         return seeded_hash(seeded_hash(0, code.first(28)), code.subspan(header_bytes));
     }

@@ -10,7 +10,7 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The numbers that turn together in a row of `size`: the largest power of two that divides it.
+/// Block size of the transform for a row of `size`: the largest power of two that divides it.
 [[nodiscard]] constexpr std::size_t hadamard_block(std::size_t size) noexcept {
     return size & (~size + 1);
 }
@@ -18,7 +18,7 @@ namespace kvcache::inline KVCACHE_ABI {
 namespace detail {
 
 #if defined(__AVX2__)
-// Sums and differences of lanes that lie 1, 2 and 4 apart.
+// Sums and differences of lanes 1, 2 and 4 apart.
 [[nodiscard]] inline __m256 hadamard_of_eight(__m256 x) noexcept {
     const auto step = [](__m256 own, __m256 other, int minus) {
         const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -33,12 +33,12 @@ namespace detail {
 #endif
 
 #if defined(__AVX512F__)
-// All stages of 16 * Parts numbers, times `scale`, in registers.
+// All stages for 16 * Parts values, times `scale`, in registers.
 template <std::size_t Parts>
 inline void hadamard_of_parts(float* x, float scale) noexcept {
     __m512 part[Parts];
     KVCACHE_UNROLL for (std::size_t i = 0; i < Parts; ++i) part[i] = _mm512_loadu_ps(x + i * 16);
-    // Every lane of a stage: the other of its pair, plus or minus its own.
+    // One stage: each lane becomes its partner plus or minus itself.
     const auto stage = [&](__mmask16 minus, const auto& other) KVCACHE_INLINE {
         const __m512 sign = _mm512_mask_blend_ps(minus, _mm512_set1_ps(1.0f), _mm512_set1_ps(-1.0f));
         KVCACHE_UNROLL for (std::size_t i = 0; i < Parts; ++i) part[i] = _mm512_fmadd_ps(part[i], sign, other(part[i]));
@@ -62,7 +62,7 @@ inline void hadamard_of_parts(float* x, float scale) noexcept {
 }
 #endif
 
-// One stage: sums and differences of numbers that lie `apart` apart.
+// One stage: sums and differences of values `apart` apart.
 inline void hadamard_stage(float* x, std::size_t size, std::size_t apart) noexcept {
     for (std::size_t begin = 0; begin < size; begin += 2 * apart)
         for (std::size_t i = begin; i < begin + apart; ++i) {
@@ -72,7 +72,7 @@ inline void hadamard_stage(float* x, std::size_t size, std::size_t apart) noexce
         }
 }
 
-// A block of a power of two, times `scale`.
+// Transforms one block, whose size is a power of two, times `scale`.
 template <std::size_t Extent>
 inline void hadamard_turn(std::span<float, Extent> block, float scale) noexcept {
     float* const x = block.data();
@@ -115,9 +115,9 @@ inline void hadamard_turn(std::span<float, Extent> block, float scale) noexcept 
 
 } // namespace detail
 
-/// Turns a row by the orthonormal Sylvester-Hadamard matrix, block by block where its size is no power of two: what
-/// stands out in one number is shared by all of its block, lengths and dot products stay, and turning twice gives the
-/// row back, all but rounding. Cost: size * log2(size) additions. (Ashkboos et al. 2024, QuaRot)
+/// Transforms a row by the orthonormal Sylvester-Hadamard matrix, block by block if its size is not a power of two. An
+/// outlier is spread over its block, norms and dot products are preserved, and applying it twice gives the row back up
+/// to rounding. Cost: size * log2(size) additions. (Ashkboos et al. 2024, QuaRot)
 template <std::size_t Extent = std::dynamic_extent>
 inline void hadamard(std::span<float, Extent> row) noexcept {
     const std::size_t block = hadamard_block(row.size());

@@ -7,25 +7,25 @@
 #include <cstdint>
 #include <cstring>
 
-/// Dot products of four bytes for 16 outputs at once. Sums of int32 are exact, so every form gives the same numbers.
+/// Dot products of four bytes for 16 outputs at once. Sums of int32 are exact, so all variants give the same results.
 namespace kvcache::inline KVCACHE_ABI::detail {
 
 #if defined(__AVX512VNNI__)
 
-/// An activation as the machine's dot product reads it: VNNI wants one side unsigned, so 128 is added, and 128 times
-/// the sum of the weights comes off the result.
+/// Activation in the format of the dot-product instruction. VNNI needs one unsigned operand, so 128 is added, and 128
+/// times the sum of the weights is subtracted from the result.
 using int8_activation = std::uint8_t;
 inline constexpr std::int32_t activation_offset = 128;
 
-/// How four inputs of 16 outputs lie in vectors, and their running sums.
+/// Vectors for four inputs of 16 outputs, and for their running sums.
 inline constexpr std::size_t int8_parts = 1;
-/// Rows and panels of 16 outputs that run together, so that their sums stay in registers: 8 x 3 takes fewer loads
-/// than 12 x 2 or 12 x 1.
+/// Rows and panels of 16 outputs processed together, so that their sums stay in registers: 8 x 3 needs fewer loads than
+/// 12 x 2 or 12 x 1.
 inline constexpr std::size_t int8_rows_together = 8;
 inline constexpr std::size_t int8_panels_together = 3;
-/// Panels that a row alone runs through together.
+/// Panels processed together for a single row.
 inline constexpr std::size_t int8_panels_of_one = 8;
-/// Of int32: GCC 12 copies a running __m512i, which is of int64, before and behind each dot product.
+/// As int32: GCC 12 copies a running __m512i, which has int64 lanes, around each dot product.
 using int8_vector = std::int32_t __attribute__((vector_size(64)));
 
 [[nodiscard]] KVCACHE_INLINE inline int8_vector no_sums() noexcept {
@@ -34,7 +34,7 @@ using int8_vector = std::int32_t __attribute__((vector_size(64)));
 [[nodiscard]] KVCACHE_INLINE inline __m512i load_weights(const std::int8_t* from, std::size_t) noexcept {
     return _mm512_loadu_si512(from);
 }
-/// The same four activations for all outputs.
+/// Broadcasts four activations to all outputs.
 [[nodiscard]] KVCACHE_INLINE inline __m512i load_four(const int8_activation* x) noexcept {
     std::int32_t four;
     std::memcpy(&four, x, sizeof four);
@@ -46,12 +46,12 @@ using int8_vector = std::int32_t __attribute__((vector_size(64)));
 inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
     _mm512_storeu_si512(to, reinterpret_cast<__m512i>(sums[0]));
 }
-/// What 16 sums are without the offset: `weights` has those of the weights. (16)
+/// Removes the offset from 16 sums. `weights`: sums of the weights. (16)
 [[nodiscard]] KVCACHE_INLINE inline f32x16 exact_sums(const int8_vector* sums, const std::int32_t* weights) noexcept {
     const __m512i offset = _mm512_slli_epi32(_mm512_loadu_si512(weights), 7); // times 128
     return {{native_floats(_mm512_cvtepi32_ps(_mm512_sub_epi32(reinterpret_cast<__m512i>(sums[0]), offset)))}};
 }
-/// Writes 16 whole numbers, none larger than 127, as activations.
+/// Writes 16 floats with integer values, of magnitude at most 127, as activations.
 KVCACHE_INLINE inline void put_activations(const f32x16& x, int8_activation* to) noexcept {
     const __m512i whole = _mm512_add_epi32(_mm512_cvtps_epi32(x.part[0].data), _mm512_set1_epi32(activation_offset));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(whole));
@@ -59,7 +59,7 @@ KVCACHE_INLINE inline void put_activations(const f32x16& x, int8_activation* to)
 
 #elif defined(__AVX2__)
 
-using int8_activation = std::int16_t; // that many rows are read in pairs: int8_words
+using int8_activation = std::int16_t; // int16, since many rows are read in pairs: int8_words
 inline constexpr std::int32_t activation_offset = 0;
 
 inline constexpr std::size_t int8_parts = 2; // eight outputs each
@@ -67,14 +67,14 @@ using int8_vector = __m256i;
 
 inline constexpr std::size_t int8_rows_together = 2;
 inline constexpr std::size_t int8_panels_together = 3;
-inline constexpr std::size_t int8_panels_of_one = 8; // their sums go through the first cache, while memory is awaited
+inline constexpr std::size_t int8_panels_of_one = 8; // their sums spill to the L1 cache while waiting for memory
 
-/// Four activations, the same for all outputs.
+/// Four activations, broadcast to all outputs.
 struct int8_four {
     __m256i levels, sizes;
 };
 
-/// Steps that pass through here keep their order: a compiler that loads everything first has no registers for the sums.
+/// Keeps steps in order: a compiler that loads everything first runs out of registers for the sums.
 [[nodiscard]] KVCACHE_INLINE inline int8_vector in_order(int8_vector x) noexcept {
 #if defined(__GNUC__)
     asm volatile("" : "+x"(x));
@@ -86,7 +86,7 @@ struct int8_four {
     return _mm256_setzero_si256();
 }
 [[nodiscard]] KVCACHE_INLINE inline const __m256i* load_weights(const std::int8_t* from, std::size_t part) noexcept {
-    return reinterpret_cast<const __m256i*>(from + 32 * part); // read where they are used, for want of registers
+    return reinterpret_cast<const __m256i*>(from + 32 * part); // read at the point of use, for lack of registers
 }
 [[nodiscard]] KVCACHE_INLINE inline int8_four load_four(const int8_activation* x) noexcept {
     std::int64_t four;
@@ -94,8 +94,8 @@ struct int8_four {
     const __m256i words = _mm256_set1_epi64x(four), levels = _mm256_packs_epi16(words, words);
     return {levels, _mm256_abs_epi8(levels)};
 }
-/// VPMADDUBSW wants one side unsigned: the activations' signs go to the weights. Pairs of products of levels are
-/// 2 * 127 * 127 at most, which is an int16.
+/// VPMADDUBSW needs one unsigned operand: the signs of the activations move to the weights. Pairs of products are at
+/// most 2 * 127 * 127, which fits int16.
 [[nodiscard]] KVCACHE_INLINE inline int8_vector add_dots(int8_vector sums, const __m256i* weights,
                                                          const int8_four& four) noexcept {
     const __m256i with_signs = _mm256_sign_epi8(_mm256_loadu_si256(weights), four.levels);
@@ -106,7 +106,7 @@ inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
     for (std::size_t i = 0; i < int8_parts; ++i)
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 8 * i), sums[i]);
 }
-/// Writes 16 whole numbers, none larger than 127, as activations.
+/// Writes 16 floats with integer values, of magnitude at most 127, as activations.
 KVCACHE_INLINE inline void put_activations(const f32x16& x, int8_activation* to) noexcept {
 #if defined(__AVX512F__)
     const __m256i words = _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x.part[0].data));
@@ -152,7 +152,7 @@ struct int8_weights {
 inline void store_sums(const int8_vector* sums, std::int32_t* to) noexcept {
     std::memcpy(to, sums->lanes, sizeof sums->lanes);
 }
-/// Writes 16 whole numbers, none larger than 127, as activations.
+/// Writes 16 floats with integer values, of magnitude at most 127, as activations.
 inline void put_activations(const f32x16& x, int8_activation* to) noexcept {
     alignas(64) float each[16];
     x.store(each);
@@ -163,7 +163,7 @@ inline void put_activations(const f32x16& x, int8_activation* to) noexcept {
 #endif
 
 #if !defined(__AVX512VNNI__)
-/// What 16 sums are without the offset: `weights` has those of the weights. (16)
+/// Removes the offset from 16 sums. `weights`: sums of the weights. (16)
 [[nodiscard]] inline f32x16 exact_sums(const int8_vector* sums, const std::int32_t*) noexcept {
     static_assert(activation_offset == 0);
     std::int32_t exact[16];

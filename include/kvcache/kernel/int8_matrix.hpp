@@ -17,28 +17,28 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The weights of y = W x as int8 with one scale an output: w = q * scale, |q| <= 127. Packed in panels of 16 outputs,
-/// in each the inputs in ascending fours and for every four its 16 x 4 weights, as the dot-product instructions of x86
-/// (VNNI) and ARM read them. (outputs / 16, inputs / 4, 16, 4), zeros behind the last output and input. Copies look at
-/// the same weights.
+/// Weights of y = W x as int8 with one scale for each output: w = q * scale, |q| <= 127. Packed in panels of 16
+/// outputs; a panel has its inputs in ascending groups of four, with 16 x 4 weights for each group, the layout of the
+/// dot-product instructions of x86 (VNNI) and ARM. (outputs / 16, inputs / 4, 16, 4), padded with zeros. Copies share
+/// the weights.
 class int8_matrix {
 public:
     static constexpr std::size_t panel_width = 16;
-    static constexpr std::size_t most_inputs = 65536; ///< For which no int32 sum of products of bytes overflows.
+    static constexpr std::size_t most_inputs = 65536; ///< So that no int32 sum of byte products overflows.
 
     int8_matrix() = default;
 
-    /// What a matrix takes, with its scales and sums: a multiple of a cache line.
+    /// Bytes of a matrix with its scales and sums: a multiple of a cache line.
     [[nodiscard]] static constexpr std::size_t bytes_of(std::size_t outputs, std::size_t inputs) noexcept {
         return panels_of(outputs) * (panel_bytes_of(inputs) + panel_width * (sizeof(float) + sizeof(std::int32_t)));
     }
 
-    /// All zeros, in memory of its own. Requires: inputs <= most_inputs.
+    /// A matrix of zeros in its own memory. Requires: inputs <= most_inputs.
     int8_matrix(std::size_t outputs, std::size_t inputs)
         : int8_matrix(outputs, inputs, shared_memory(bytes_of(outputs, inputs), nullptr)) {}
 
-    /// The same in bytes_of() bytes that begin on a cache line, and that it keeps alive: small matrices side by side
-    /// lie on huge pages, where each by itself would not.
+    /// A matrix of zeros in bytes_of() bytes that begin on a cache line; it keeps them alive. Small matrices in one
+    /// allocation get huge pages, which separate allocations would not.
     int8_matrix(std::size_t outputs, std::size_t inputs, std::shared_ptr<std::byte> memory)
         : outputs_(outputs),
           inputs_(inputs),
@@ -52,9 +52,9 @@ public:
         std::memset(memory_.get(), 0, bytes());
     }
 
-    /// Rounds the weights of one output to the nearest of 255 levels, ties to even. (inputs)
-    /// Errors of a weight: at most half a level, max |weight| / 254. With a weight that is not finite the scale is NaN
-    /// and every level zero. Different outputs may be set by several threads.
+    /// Quantizes the weights of one output to the nearest of 255 levels, ties to even. (inputs) The error of a weight
+    /// is at most half a step, max |weight| / 254. With an infinite or NaN weight the scale is NaN and every level
+    /// zero. Several threads may set different outputs.
     void set_row(std::size_t output, std::span<const float> weights) {
         expects(output < outputs_ && weights.size() == inputs_, "a packed row is one output's weights");
         float largest = 0.0f;
@@ -76,7 +76,7 @@ public:
         sums_[output] = sum;
     }
 
-    /// The weights of one output, as they are used. (inputs)
+    /// Dequantizes the weights of one output. (inputs)
     void row(std::size_t output, std::span<float> out) const {
         expects(output < outputs_ && out.size() == inputs_, "a packed row is one output's weights");
         const std::int8_t* from = panel(output / panel_width) + output % panel_width * inputs_together;
@@ -89,15 +89,15 @@ public:
     [[nodiscard]] std::size_t outputs() const noexcept { return outputs_; }
     [[nodiscard]] std::size_t inputs() const noexcept { return inputs_; }
     [[nodiscard]] std::size_t panels() const noexcept { return panels_of(outputs_); }
-    /// Fours of inputs.
+    /// Groups of four inputs.
     [[nodiscard]] std::size_t fours() const noexcept { return fours_of(inputs_); }
     [[nodiscard]] std::size_t bytes() const noexcept { return bytes_of(outputs_, inputs_); }
 
-    /// The weights of outputs [16 * index, 16 * index + 16). (inputs / 4, 16, 4)
+    /// Weights of outputs [16 * index, 16 * index + 16). (inputs / 4, 16, 4)
     [[nodiscard]] const std::int8_t* panel(std::size_t index) const noexcept { return levels_ + index * panel_bytes(); }
-    /// What one level of an output is worth, from output 16 * index on. (16)
+    /// Scales from output 16 * index on. (16)
     [[nodiscard]] const float* scales(std::size_t index) const noexcept { return scales_ + index * panel_width; }
-    /// The sum of an output's levels, from output 16 * index on. (16)
+    /// Sums of each output's levels, from output 16 * index on. (16)
     [[nodiscard]] const std::int32_t* sums(std::size_t index) const noexcept { return sums_ + index * panel_width; }
 
 private:
@@ -116,7 +116,7 @@ private:
 
     std::size_t outputs_ = 0;
     std::size_t inputs_ = 0;
-    std::int8_t* levels_ = nullptr; // (panels, fours, 16, 4), and behind them:
+    std::int8_t* levels_ = nullptr; // (panels, fours, 16, 4), followed by:
     float* scales_ = nullptr;       // (panels, 16)
     std::int32_t* sums_ = nullptr;  // (panels, 16)
     std::shared_ptr<std::byte> memory_;

@@ -6,7 +6,7 @@
 #include <kvcache/kernel/int8_words.hpp>
 #include <kvcache/kernel/math.hpp>
 #include <kvcache/kernel/strided_rows.hpp>
-#include <kvcache/kernel/team.hpp>
+#include <kvcache/kernel/thread_pool.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -14,52 +14,52 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Activations as int8 with one scale a row, made anew for each product; keeps its memory for the next one.
+/// Activations as int8 with one scale for each row. The memory is reused from one GEMM to the next.
 class int8_rows {
 public:
-    /// Takes in rows: x = q * scale, |q| <= 127, rounded to the nearest, ties to even. A row of zeros, or of numbers
-    /// too small to divide by, has no levels but zero; one with a number that is not finite has the scale NaN besides.
-    /// (rows, inputs) Cost: every number is read twice.
-    void quantize(const rows_in& x, std::size_t inputs, team& threads) {
-        stride_ = (inputs + 3) / 4 * 4 + line_bytes / sizeof(number); // rows begin on lines of different sets
+    /// Quantizes rows: x = q * scale, |q| <= 127, rounded to nearest, ties to even. A row of zeros, or of values too
+    /// small to divide by, has only zero levels. A row with an infinite or NaN value has zero levels and the scale NaN.
+    /// (rows, inputs) Cost: reads every value twice.
+    void quantize(const rows_in& x, std::size_t inputs, thread_pool& threads) {
+        stride_ = (inputs + 3) / 4 * 4 + line_bytes / sizeof(number); // rows begin in different cache sets
         if (numbers_.size() < x.rows * stride_)
             numbers_ = aligned_vector<number>(x.rows * stride_);
         if (scales_.size() < x.rows)
             scales_ = aligned_vector<float>(x.rows);
-        threads.share(x.rows, x.rows * inputs * 4, [&](std::size_t begin, std::size_t end) {
+        threads.parallel_for(x.rows, x.rows * inputs * 4, [&](std::size_t begin, std::size_t end) {
             for (std::size_t row = begin; row < end; ++row)
                 quantize_row(x.data + row * x.stride, inputs, row);
         });
     }
 
 #if defined(KVCACHE_INT8_WORDS)
-    /// Packs the rows taken in for word_tile(). (rows, inputs)
-    void pack(const detail::word_blocks& blocks, std::size_t inputs, team& threads) {
+    /// Packs the quantized rows for word_tile(). (rows, inputs)
+    void pack(const detail::word_blocks& blocks, std::size_t inputs, thread_pool& threads) {
         const std::size_t pairs = pairs_of(inputs), tiles = blocks.count * detail::word_blocks::most_tiles;
         if (packed_.size() < tiles * pairs * detail::packed_rows)
             packed_ = aligned_vector<detail::word_pair>(tiles * pairs * detail::packed_rows);
-        threads.share(tiles, blocks.rows * inputs, [&](std::size_t begin, std::size_t end) {
+        threads.parallel_for(tiles, blocks.rows * inputs, [&](std::size_t begin, std::size_t end) {
             for (std::size_t job = begin; job < end; ++job) {
                 const std::size_t block = job / detail::word_blocks::most_tiles, tile = job - blocks.place(block, 0);
                 const detail::row_tiles of = blocks.tiles(block);
                 if (tile < of.count)
-                    detail::pack_rows(
-                        reinterpret_cast<const detail::word_pair*>(row(blocks.begin(block) + of.row(tile))),
-                        stride_ / 2, of.rows(tile), pairs, packed_.data() + job * pairs * detail::packed_rows);
+                    detail::pack_a(reinterpret_cast<const detail::word_pair*>(row(blocks.begin(block) + of.row(tile))),
+                                   stride_ / 2, of.rows(tile), pairs,
+                                   packed_.data() + job * pairs * detail::packed_rows);
             }
         });
     }
-    /// The rows of a tile, by its place. (pairs, packed_rows)
+    /// Packed rows of a tile, by its index. (pairs, packed_rows)
     [[nodiscard]] const detail::word_pair* packed(std::size_t place, std::size_t inputs) const noexcept {
         return packed_.data() + place * pairs_of(inputs) * detail::packed_rows;
     }
 #endif
 
-    /// Behind the last input up to four zeros. (inputs)
+    /// Quantized row, padded with zeros to a multiple of four. (inputs)
     [[nodiscard]] const detail::int8_activation* row(std::size_t i) const noexcept {
         return numbers_.data() + i * stride_;
     }
-    /// Numbers from one row to the next.
+    /// Activations from one row to the next.
     [[nodiscard]] std::size_t stride() const noexcept {
         return stride_;
     }
@@ -71,7 +71,7 @@ private:
     using number = detail::int8_activation;
 
     void quantize_row(const float* x, std::size_t inputs, std::size_t row) {
-        f32x16 top = f32x16::zero(), poison = f32x16::zero(); // NaN from a number on that is not finite: max loses it
+        f32x16 top = f32x16::zero(), poison = f32x16::zero(); // poison: NaN after infinities and NaN
         detail::by_sixteen(inputs, [&](std::size_t i, std::size_t n) {
             const f32x16 v = f32x16::load_up_to(x + i, n);
             top = max(top, max(v, -v));

@@ -5,14 +5,14 @@
 #include <kvcache/core/intrinsics.hpp>
 #include <kvcache/core/prefetch.hpp>
 #include <kvcache/kernel/native.hpp>
-#include <kvcache/kernel/pack_rows.hpp>
+#include <kvcache/kernel/pack_a.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
-/// Products of many rows of int8 where the machine has no dot product of bytes, but one of pairs of 16-bit words:
-/// weights are widened once for all rows, and rows packed.
+/// Int8 GEMM of many rows on machines without a byte dot product but with one of pairs of int16: weights are widened
+/// once for all rows, and rows are packed.
 namespace kvcache::inline KVCACHE_ABI::detail {
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
@@ -26,31 +26,31 @@ struct word_pair {
 
 #if defined(KVCACHE_INT8_WORDS)
 
-// Fewer rows would not repay the widening.
+// Fewer rows do not repay the widening.
 inline constexpr std::size_t fewest_word_rows = 17;
 
-// Fours of inputs that run before the next do: their words stay in the first cache.
+// Groups of four inputs in a block: their words stay in the L1 cache.
 inline constexpr std::size_t word_fours = 160;
 
-// Rows in blocks as equal as they can be, each in tiles.
+// Rows in blocks as equal as possible, each in tiles.
 struct word_blocks {
-    static constexpr std::size_t most_tiles = 22; // whose packed rows stay in the second cache
+    static constexpr std::size_t most_tiles = 22; // their packed rows stay in the L2 cache
 
     explicit word_blocks(std::size_t all)
         : rows(all), count((all + most_tiles * packed_rows - 1) / (most_tiles * packed_rows)) {}
     [[nodiscard]] std::size_t begin(std::size_t block) const { return rows * block / count; }
     [[nodiscard]] row_tiles tiles(std::size_t block) const { return row_tiles(begin(block + 1) - begin(block)); }
-    // Where a tile's rows are packed.
+    // Index of a tile's packed rows.
     [[nodiscard]] static std::size_t place(std::size_t block, std::size_t tile) { return block * most_tiles + tile; }
 
     std::size_t rows, count;
 };
 
-// A panel's weights for some fours of inputs: of each pair of inputs the 16 outputs, two words each.
+// A panel's weights for a block of inputs, widened: for each pair of inputs the 16 outputs, two words each.
 struct int8_words {
     alignas(line_bytes) std::int16_t data[word_fours * 64];
 
-    // (fours, 16, 4) -> (2 * fours, 16, 2). `next`: weights that come next, asked for meanwhile.
+    // (fours, 16, 4) -> (2 * fours, 16, 2). `next`: weights to prefetch.
     void widen(const std::int8_t* from, std::size_t fours, const std::int8_t* next) noexcept {
         for (std::size_t four = 0; four < fours; ++four) {
             prefetch_soon(next, four * 64);
@@ -68,14 +68,14 @@ struct int8_words {
     }
 
 private:
-    // Outputs 0, 1, 4, 5, 2, 3, 6 and 7, in their order.
+    // Reorders outputs 0, 1, 4, 5, 2, 3, 6, 7 to ascending order.
     void store(std::size_t at, __m256 pairs) noexcept {
         const __m256i ordered = _mm256_permute4x64_epi64(_mm256_castps_si256(pairs), 0b11'01'10'00);
         _mm256_store_si256(reinterpret_cast<__m256i*>(data + at), ordered);
     }
 };
 
-// sum += the products of pairs of words. In the register of the sum: else a compiler moves sums about.
+// sum += dot products of pairs of words. The asm keeps the sum in its register, since compilers otherwise add moves.
 KVCACHE_INLINE inline __m256i add_words(__m256i sum, __m256i x, __m256i y) noexcept {
     const __m256i products = _mm256_madd_epi16(x, y);
 #if defined(__GNUC__)
@@ -86,8 +86,8 @@ KVCACHE_INLINE inline __m256i add_words(__m256i sum, __m256i x, __m256i y) noexc
 #endif
 }
 
-// Adds the products of Rows packed rows and 16 outputs, or begins with them. rows: (pairs, packed_rows) pairs of words,
-// words: (pairs, 16, 2), sums: (Rows, 16). Requires: `pairs` is even.
+// Adds the products of Rows packed rows and 16 outputs to `sums`, or sets `sums` to them. rows: (pairs, packed_rows)
+// pairs of words, words: (pairs, 16, 2), sums: (Rows, 16). Requires: `pairs` is even.
 template <std::size_t Rows>
 [[gnu::noinline]] inline void word_tile(const word_pair* rows, const std::int16_t* words, std::size_t pairs,
                                         std::int32_t* sums, bool begin) noexcept {

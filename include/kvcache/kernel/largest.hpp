@@ -11,11 +11,12 @@ namespace detail {
 
 #if defined(__AVX__)
 
-/// Each of four folded to one lane, by the tree that one alone has.
+/// Reduces each of four vectors to one lane, with the same tree as a single reduction.
 template <class Op>
 [[nodiscard]] KVCACHE_INLINE inline __m128 fold_each(const f32x16 (&x)[4], Op op) noexcept {
 #if defined(__AVX512F__)
-    // i with i + 8 of two at once, then i + 4 of four, each in a quarter of its own; i + 2 and i + 1 there.
+    // Lane i with i + 8 of two vectors at once, then i + 4 of four, each in its own quarter; then i + 2 and i + 1
+    // there.
     const auto halves = [&](const f32x16& a, const f32x16& b) KVCACHE_INLINE {
         const __m512 u = a.part[0].data, v = b.part[0].data;
         return op(_mm512_shuffle_f32x4(u, v, 0b01'00'01'00), _mm512_shuffle_f32x4(u, v, 0b11'10'11'10));
@@ -70,7 +71,7 @@ struct added {
 
 } // namespace detail
 
-/// The largest lane of each, by the tree that one alone has.
+/// Largest lane of each vector, with the same tree as a single reduction.
 template <std::size_t N>
 KVCACHE_INLINE inline void largest(const f32x16 (&x)[N], float (&to)[N]) noexcept {
 #if defined(__AVX__)
@@ -85,7 +86,7 @@ KVCACHE_INLINE inline void largest(const f32x16 (&x)[N], float (&to)[N]) noexcep
             to[i] = largest(x[i]);
 }
 
-/// The sum of the lanes of each, by the tree that one alone has.
+/// Sum of the lanes of each vector, with the same tree as a single reduction.
 template <std::size_t N>
 KVCACHE_INLINE inline void sum(const f32x16 (&x)[N], float (&to)[N]) noexcept {
 #if defined(__AVX__)
@@ -100,13 +101,14 @@ KVCACHE_INLINE inline void sum(const f32x16 (&x)[N], float (&to)[N]) noexcept {
             to[i] = sum(x[i]);
 }
 
-/// The largest of `before` and the lanes of x[0], ..., x[i], for each i, and how much it changed there: as each
-/// `most = largest(x[i]); if (most > before) before = most` has it, without a branch. Returns: the last.
+/// Running maximum: tops[i] is the largest of `before` and the lanes of x[0], ..., x[i], and falls[i] the previous
+/// maximum minus it. Branch-free, with the result of `most = largest(x[i]); if (most > before) before = most`. Returns:
+/// the last maximum.
 KVCACHE_INLINE inline float rising(const f32x16 (&x)[4], float before, float* tops, float* falls) noexcept {
 #if defined(__AVX__)
     const __m128 start = _mm_set1_ps(before);
     __m128 top = _mm_max_ps(detail::fold_each(x, detail::larger{}),
-                            start); // of two alike, or where one is no number: the latter
+                            start); // with equal or NaN operands the second one
     top = _mm_max_ps(top, _mm_permute_ps(top, 0b10'01'00'00));
     top = _mm_max_ps(top, _mm_permute_ps(top, 0b01'00'01'00));
     _mm_storeu_ps(tops, top);

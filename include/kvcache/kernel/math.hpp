@@ -11,8 +11,8 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-// e to the power of each where its key is -87 or more, zero elsewhere; none is above 88. Side by side, step by step:
-// each is a chain of operations that wait for each other.
+// e^x of each lane where its key is >= -87, zero elsewhere. Requires: x <= 88. Several vectors advance step by step
+// together, since each is a chain of dependent operations.
 template <std::size_t N>
 KVCACHE_INLINE inline void exp_each(f32x16 (&x)[N], const f32x16 (&key)[N]) noexcept {
     const f32x16 magic = f32x16::broadcast(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
@@ -41,15 +41,15 @@ KVCACHE_INLINE inline void exp_each(f32x16 (&x)[N], const f32x16 (&key)[N]) noex
 
 } // namespace detail
 
-/// e to the power x, lane by lane, within 2 units in the last place; zero below -87 and for NaN, e^88 above 88.
-/// Cost: 10 fused operations. Same bits on every target.
+/// e^x, lane by lane, within 2 ulp; zero below -87 and for NaN, e^88 above 88. Cost: 10 fused operations. The same bits
+/// on every target.
 [[nodiscard]] inline f32x16 exp(const f32x16& x) noexcept {
     f32x16 clamped[] = {min(max(x, f32x16::broadcast(-87.0f)), f32x16::broadcast(88.0f))};
     detail::exp_each(clamped, {x});
     return clamped[0];
 }
 
-/// The same of several, none above 88, in place: same bits, in fewer operations.
+/// The same for several vectors of values <= 88, in place: the same bits in fewer operations.
 template <std::size_t N>
 KVCACHE_INLINE inline void exp_of_differences(f32x16 (&x)[N]) noexcept {
     f32x16 key[N];
@@ -57,22 +57,22 @@ KVCACHE_INLINE inline void exp_of_differences(f32x16 (&x)[N]) noexcept {
     detail::exp_each(x, key);
 }
 
-/// e to the power of one number: lane 0 of the vector form, so that scalars and vectors agree.
+/// e^x of a scalar: lane 0 of the vector form, so that scalars and vectors agree.
 [[nodiscard]] inline float exp_one(float x) noexcept {
     alignas(64) float lane[16];
     exp(f32x16::broadcast(x)).store(lane);
     return lane[0];
 }
 
-/// x / (1 + e^-x), lane by lane; below -88 its value there, which is -5e-37.
+/// x / (1 + e^-x), lane by lane; inputs below -88 give the value at -88, about -5e-37.
 [[nodiscard]] inline f32x16 silu(const f32x16& x) noexcept {
-    // exp ends in a product with a power of two, which is exact: fused into this sum or not, the bits are the same.
+    // exp ends in an exact multiplication by a power of two: contracted into this sum or not, the bits are the same.
     return max(f32x16::broadcast(-88.0f), x) / (f32x16::broadcast(1.0f) + exp(-x));
 }
 
 namespace detail {
 
-/// Calls body(offset, count) for each run of 16 numbers and for the shorter rest.
+/// Calls body(offset, count) for each block of 16 elements and for the shorter rest.
 template <class Body>
 inline void by_sixteen(std::size_t size, Body body) {
     std::size_t i = 0;
@@ -85,7 +85,7 @@ inline void by_sixteen(std::size_t size, Body body) {
 } // namespace detail
 
 /// x / sqrt(mean(x^2) + epsilon) * weight (Zhang & Sennrich 2019). `out` may be `x`. (columns)
-/// The sum runs in 16 lanes ascending, then by one fixed tree.
+/// The sum is accumulated in 16 lanes over ascending columns, then reduced by one fixed tree.
 inline void rms_norm(std::span<const float> x, std::span<const float> weight, float epsilon, std::span<float> out) {
     f32x16 squares = f32x16::zero();
     detail::by_sixteen(x.size(), [&](std::size_t i, std::size_t n) {

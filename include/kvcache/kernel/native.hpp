@@ -37,7 +37,7 @@ inline constexpr std::size_t native_lanes = native_floats::size;
 inline constexpr std::size_t native_parts = 16 / native_lanes;
 static_assert(native_lanes == 4 || native_lanes == 8 || native_lanes == 16, "a vector is 4, 8 or 16 floats");
 
-/// x * y + z, rounded once, on every target. xsimd's own is two roundings on AVX-512 and on some NEON.
+/// x * y + z, rounded once, on every target. xsimd's own fma rounds twice on AVX-512 and on some NEON targets.
 [[nodiscard]] inline native_floats fused(const native_floats& x, const native_floats& y,
                                          const native_floats& z) noexcept {
 #if defined(__AVX512F__)
@@ -55,7 +55,7 @@ static_assert(native_lanes == 4 || native_lanes == 8 || native_lanes == 16, "a v
 #endif
 }
 
-/// Keeps a vector that several operations read in its register: GCC would load it anew for each.
+/// Keeps a vector that several operations read in its register: GCC would reload it for each.
 inline void keep(native_floats& x) noexcept {
 #if defined(__GNUC__) && defined(__SSE2__)
     asm("" : "+x"(x.data));
@@ -64,7 +64,7 @@ inline void keep(native_floats& x) noexcept {
 #endif
 }
 
-/// Keeps a pointer that moves as the one that all near it are addressed from: GCC would compute each of them first.
+/// Keeps a moving pointer as the single base of nearby addresses: GCC would compute each address first.
 template <class T>
 inline void keep(T*& x) noexcept {
 #if defined(__GNUC__)
@@ -72,7 +72,7 @@ inline void keep(T*& x) noexcept {
 #endif
 }
 
-/// sum = x * y + sum, rounded once, in the register of the sum: in long loops GCC moves sums about.
+/// sum = x * y + sum, rounded once, in the register of the sum: GCC adds register moves in long loops.
 inline void accumulate(native_floats& sum, const native_floats& x, const native_floats& y) noexcept {
 #if defined(__GNUC__) && defined(__AVX512F__)
     asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sum.data) : "v"(x.data), "v"(y.data));
@@ -83,7 +83,7 @@ inline void accumulate(native_floats& sum, const native_floats& x, const native_
 #endif
 }
 
-/// x / y, rounded once. xsimd 8's own on NEON is a refined estimate.
+/// x / y, rounded once. The division of xsimd 8 on NEON is a refined estimate.
 [[nodiscard]] inline native_floats divided(const native_floats& x, const native_floats& y) noexcept {
 #if defined(__aarch64__)
     return native_floats(vdivq_f32(x.data, y.data));

@@ -10,21 +10,21 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A bfloat16: the upper half of a binary32.
+/// bfloat16 value: the upper half of a binary32.
 struct bfloat16 {
     std::uint16_t bits = 0;
 
     friend bool operator==(const bfloat16&, const bfloat16&) = default;
 };
 
-/// An IEEE binary16: a sign, 5 exponent bits, 10 of fraction, subnormals.
+/// IEEE binary16 value: a sign, 5 exponent bits, 10 fraction bits, subnormals.
 struct half {
     std::uint16_t bits = 0;
 
     friend bool operator==(const half&, const half&) = default;
 };
 
-/// The number formats that weights are kept in. Each widens to float32 exactly.
+/// Number formats of weights. Each widens to float32 exactly.
 template <class T>
 concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || std::same_as<T, half>;
 
@@ -32,13 +32,13 @@ concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || s
     return number;
 }
 
-/// The float32 that a bfloat16 stands for. Every pattern keeps its bits.
+/// Converts a bfloat16 to float32. Exact for every bit pattern.
 [[nodiscard]] constexpr float widen(bfloat16 number) noexcept {
     return std::bit_cast<float>(static_cast<std::uint32_t>(number.bits) << 16);
 }
 
-/// The float32 that a binary16 stands for. Exact for zeros, subnormals and infinities; a NaN keeps its sign and
-/// payload and becomes quiet, as processors convert it.
+/// Converts a binary16 to float32. Exact, including zeros, subnormals and infinities; a NaN keeps its sign and payload
+/// and becomes quiet, as in hardware conversions.
 [[nodiscard]] constexpr float widen(half number) noexcept {
     const std::uint32_t sign = (number.bits & 0x8000u) << 16;
     const std::uint32_t exponent = (number.bits >> 10) & 0x1Fu;
@@ -49,13 +49,12 @@ concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || s
         return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
     if (fraction == 0)
         return std::bit_cast<float>(sign);
-    // fraction * 2^-24, normalised: the leading one moves to bit 10 and goes.
+    // fraction * 2^-24, normalized: the leading one moves to bit 10 and becomes implicit.
     const auto shift = static_cast<std::uint32_t>(std::countl_zero(fraction)) - 21;
     return std::bit_cast<float>(sign | (113 - shift) << 23 | ((fraction << shift) & 0x3FFu) << 13);
 }
 
-/// The nearest bfloat16, of two as near the even one. What is past the largest finite number becomes that number; a NaN
-/// stays one.
+/// Rounds to the nearest bfloat16, ties to even. Larger magnitudes saturate to the largest finite value; NaN stays NaN.
 [[nodiscard]] constexpr bfloat16 to_bfloat16(float number) noexcept {
     const auto bits = std::bit_cast<std::uint32_t>(number);
     if ((bits & 0x7FFFFFFFu) > 0x7F800000u)
@@ -65,8 +64,7 @@ concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || s
     return {static_cast<std::uint16_t>((rounded & 0x8000u) | (size < 0x7F7Fu ? size : 0x7F7Fu))};
 }
 
-/// The nearest binary16, of two as near the even one. What is past the largest finite number becomes that number; a NaN
-/// stays one.
+/// Rounds to the nearest binary16, ties to even. Larger magnitudes saturate to the largest finite value; NaN stays NaN.
 [[nodiscard]] constexpr half to_half(float number) noexcept {
     const auto bits = std::bit_cast<std::uint32_t>(number);
     const std::uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7FFFFFFFu;
@@ -74,9 +72,9 @@ concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || s
         return {static_cast<std::uint16_t>(sign | 0x7E00u)};
     if (size >= 0x477FE000u) // 65504
         return {static_cast<std::uint16_t>(sign | 0x7BFFu)};
-    if (size < 0x33000000u) // below half of the least subnormal
+    if (size < 0x33000000u) // below half of the smallest subnormal
         return {static_cast<std::uint16_t>(sign)};
-    // The fraction with its leading one, and how many of its bits are behind the last one kept.
+    // The fraction with its leading one, and the number of its bits to drop.
     const std::uint32_t exponent = size >> 23, fraction = (size & 0x7FFFFFu) | 0x800000u;
     const std::uint32_t shift = exponent >= 113 ? 13 : 126 - exponent;
     const std::uint32_t kept = fraction >> shift, rest = fraction & ((1u << shift) - 1), middle = 1u << (shift - 1);

@@ -13,18 +13,18 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A canonical prefix code of bytes by how often each occurs, no code longer than 12 bits (Huffman 1952). Codes lie in
-/// a stream from its lowest bit on.
+/// Canonical prefix code of bytes from their counts, with codes of at most 12 bits (Huffman 1952). Codes fill a stream
+/// from its lowest bit on.
 class prefix_code {
 public:
     static constexpr unsigned longest = 12;
-    using lengths_type = std::array<std::uint8_t, 256>; ///< Bits by byte; 0 for one that does not occur.
+    using lengths_type = std::array<std::uint8_t, 256>; ///< Code length of each byte value; 0 if it does not occur.
 
-    /// The lengths of a code for bytes that occur so often.
+    /// Returns the code lengths for bytes with these counts.
     [[nodiscard]] static lengths_type lengths_for(const std::array<std::size_t, 256>& counts) {
         struct node {
             std::size_t count;
-            int left, right; // of nodes; a leaf has its byte on the left
+            int left, right; // indices of nodes; a leaf stores its byte in `left`
         };
         std::vector<node> nodes;
         for (int byte = 0; byte < 256; ++byte)
@@ -70,13 +70,13 @@ public:
         return lengths;
     }
 
-    /// Whether lengths are those of a code.
+    /// Returns whether code lengths are valid.
     [[nodiscard]] static bool valid(const lengths_type& lengths) noexcept {
         return std::ranges::all_of(lengths, [](std::uint8_t n) { return n <= longest; }) &&
                room_of(lengths) <= std::size_t{1} << longest;
     }
 
-    /// Requires: valid(lengths).
+    /// Builds the code. Requires: valid(lengths).
     explicit prefix_code(const lengths_type& lengths) : lengths_(lengths) {
         std::uint32_t next = 0;
         for (unsigned length = 1; length <= longest; ++length, next <<= 1)
@@ -89,7 +89,7 @@ public:
                 }
     }
 
-    /// Writes a stream, with eight bytes of zeros behind it that a reader may look at.
+    /// Encodes a stream, followed by eight zero bytes of padding for the reader.
     [[nodiscard]] std::vector<std::byte> encode(std::span<const std::uint8_t> bytes) const {
         std::vector<std::byte> made;
         std::uint64_t held = 0;
@@ -106,18 +106,18 @@ public:
         return made;
     }
 
-    /// A place in a stream.
+    /// Position in a stream.
     struct reader {
         const std::byte* at = nullptr;
-        const std::byte* end = nullptr; ///< Of the stream and its eight bytes behind.
+        const std::byte* end = nullptr; ///< End of the stream with its padding.
         std::uint64_t held = 0;
         unsigned bits = 0;
-        bool lost = false; ///< Bits that are no code, or behind the end.
+        bool lost = false; ///< Set after an invalid code or a read past the end.
 
         explicit reader(std::span<const std::byte> stream) : at(stream.data()), end(stream.data() + stream.size()) {}
     };
 
-    /// Reads four bytes from each of some streams by turns. to: (streams, 4)
+    /// Decodes four bytes from each of several streams, interleaved. to: (streams, 4)
     template <std::size_t Streams>
     void read_four(std::array<reader, Streams>& from, std::uint8_t* const (&to)[Streams]) const noexcept {
         for (reader& one : from)
@@ -127,7 +127,7 @@ public:
                 to[s][i] = read(from[s]);
     }
 
-    /// Reads a byte.
+    /// Decodes one byte.
     [[nodiscard]] std::uint8_t read_one(reader& from) const noexcept {
         refill(from);
         return read(from);
@@ -139,11 +139,11 @@ private:
         std::uint8_t length = 0;
     };
 
-    // Fills up to 56 bits at least, which is four codes and more, as long as there are any.
+    // Refills to at least 56 bits, which is more than four codes, while the stream has any.
     static void refill(reader& from) noexcept {
         if (from.end - from.at >= 8) {
             std::uint64_t next = 0;
-            for (std::size_t i = 0; i < 8; ++i) // one load where the machine has the lowest byte first
+            for (std::size_t i = 0; i < 8; ++i) // a single load on little-endian machines
                 next |= std::to_integer<std::uint64_t>(from.at[i]) << (8 * i);
             from.held |= next << from.bits;
             from.at += (63 - from.bits) / 8;
@@ -169,7 +169,7 @@ private:
         return room;
     }
 
-    // Lengthens the codes of rare bytes until all of them fit.
+    // Lengthens the codes of rare bytes until the code is valid.
     static void fit(lengths_type& lengths, const std::array<std::size_t, 256>& counts) {
         while (room_of(lengths) > std::size_t{1} << longest) {
             std::size_t rarest = 256;

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kvcache/core/contract.hpp>
-#include <kvcache/kernel/elementary.hpp>
 #include <kvcache/kernel/math.hpp>
+#include <kvcache/kernel/portable_math.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -13,13 +13,13 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Rotary position embedding (Su et al. 2021) as a pure rotation: pair i of a head, the numbers i and i + head_dim / 2,
-/// turns by position * frequency(i).
+/// Rotary position embedding (Su et al. 2021) as a pure rotation: pair i of a head, elements i and i + head_dim / 2, is
+/// rotated by position * frequency(i).
 class rope {
 public:
     rope() = default;
 
-    /// Angles a position adds, in radians. (head_dim / 2)
+    /// Frequencies: the angle for each position, in radians. (head_dim / 2)
     explicit rope(std::vector<double> frequencies) : frequencies_(std::move(frequencies)) {}
 
     /// theta^(-2 i / head_dim). Requires: head_dim is even.
@@ -27,21 +27,21 @@ public:
         expects(head_dim % 2 == 0, "a rotated head has an even number of dimensions");
         std::vector<double> f(head_dim / 2);
         for (std::size_t i = 0; i < f.size(); ++i)
-            f[i] = elementary::power(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+            f[i] = portable_math::power(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
         return f;
     }
 
     [[nodiscard]] std::span<const double> frequencies() const noexcept { return frequencies_; }
 
-    /// Half the numbers of a head.
+    /// Half of head_dim.
     [[nodiscard]] std::size_t half() const noexcept { return frequencies_.size(); }
 
-    /// Fills the rotation of one position: cosines, then sines. (2, head_dim / 2)
-    /// The same bits from every compiler and C library. Cost: about 20 ns a pair.
+    /// Writes the rotation of one position: cosines, then sines. (2, head_dim / 2) The same bits with every compiler
+    /// and C library. Cost: about 20 ns a pair.
     void fill(std::int64_t position, std::span<float> rotation) const {
         expects(rotation.size() == 2 * half(), "a rotation is a cosine and a sine a pair");
         for (std::size_t i = 0; i < half(); ++i) {
-            const auto angle = elementary::sincos(static_cast<double>(position) * frequencies_[i]);
+            const auto angle = portable_math::sincos(static_cast<double>(position) * frequencies_[i]);
             rotation[i] = static_cast<float>(angle.cosine);
             rotation[half() + i] = static_cast<float>(angle.sine);
         }
@@ -51,7 +51,7 @@ private:
     std::vector<double> frequencies_;
 };
 
-/// Turns one head by a rotation that `rope::fill` made; `out` may be `head`. (head_dim)
+/// Rotates one head by a rotation from `rope::fill`; `out` may be `head`. (head_dim)
 inline void rotate_head(std::span<const float> head, std::span<const float> rotation, std::span<float> out) {
     const std::size_t half = head.size() / 2;
     detail::by_sixteen(half, [&](std::size_t i, std::size_t n) {

@@ -12,15 +12,15 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Sixteen float32 lanes, whatever the width of the machine's vectors: one, two or four of them.
-/// Every kernel is written over this type, so that AVX2 and AVX-512 builds give the same bits.
-/// A product that feeds a sum is always written fma(x, y, z): a compiler must find nothing to contract.
+/// Vector of 16 float32 lanes: one, two or four native vectors. Every kernel is written with this type, so that AVX2
+/// and AVX-512 builds give the same bits. A product that feeds a sum is always written as fma(x, y, z), so that there
+/// is nothing for a compiler to contract.
 struct f32x16 {
     detail::native_floats part[detail::native_parts];
 
     static constexpr std::size_t lanes = 16;
 
-    /// Reads 16 contiguous numbers at any alignment.
+    /// Loads 16 contiguous floats at any alignment.
     [[nodiscard]] static f32x16 load(const float* from) noexcept {
         f32x16 v;
         for (std::size_t i = 0; i < detail::native_parts; ++i)
@@ -28,7 +28,7 @@ struct f32x16 {
         return v;
     }
 
-    /// Reads the first `count` < 16 numbers; the other lanes are zero. Of none, `from` may be null.
+    /// Loads the first `count` < 16 floats; the other lanes are zero. `from` may be null if `count` is zero.
     [[nodiscard]] static f32x16 load_first(const float* from, std::size_t count) noexcept {
         alignas(64) float whole[lanes] = {};
         if (count > 0)
@@ -36,12 +36,12 @@ struct f32x16 {
         return load(whole);
     }
 
-    /// Reads 16 numbers where there are as many, or all there are.
+    /// Loads min(count, 16) floats; the other lanes are zero.
     [[nodiscard]] static f32x16 load_up_to(const float* from, std::size_t count) noexcept {
         return count >= lanes ? load(from) : load_first(from, count);
     }
 
-    /// Reads 16 bfloat16 numbers, exactly.
+    /// Loads 16 bfloat16 values, exactly.
     [[nodiscard]] static f32x16 load(const bfloat16* from) noexcept {
 #if defined(__AVX512F__)
         const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -62,7 +62,7 @@ struct f32x16 {
 #endif
     }
 
-    /// Reads 16 binary16 numbers, exactly; a NaN becomes quiet.
+    /// Loads 16 binary16 values, exactly; a NaN becomes quiet.
     [[nodiscard]] static f32x16 load(const half* from) noexcept {
 #if defined(__AVX512F__)
         return {{detail::native_floats(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))))}};
@@ -101,7 +101,7 @@ struct f32x16 {
             part[i].store_unaligned(to + i * detail::native_lanes);
     }
 
-    /// Writes the first `count` < 16 lanes.
+    /// Stores the first `count` < 16 lanes.
     void store_first(float* to, std::size_t count) const noexcept {
         alignas(64) float whole[lanes];
         store(whole);
@@ -109,7 +109,7 @@ struct f32x16 {
             std::memcpy(to, whole, count * sizeof(float));
     }
 
-    /// Writes 16 lanes where there is room for as many, or the first that there is room for.
+    /// Stores the first min(count, 16) lanes.
     void store_up_to(float* to, std::size_t count) const noexcept {
         count >= lanes ? store(to) : store_first(to, count);
     }
@@ -139,18 +139,18 @@ template <class Op>
 [[nodiscard]] inline f32x16 operator/(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return detail::divided(a, b); });
 }
-/// Each lane with its sign turned; unlike 0 - x it is exact for zeros too, and no compiler sees a sum in it.
+/// Negates each lane. Unlike 0 - x it is exact for zeros, and there is no sum for a compiler to contract.
 [[nodiscard]] inline f32x16 operator-(const f32x16& x) noexcept {
     return detail::lanewise(x, f32x16::broadcast(-0.0f), [](const auto& a, const auto& b) { return a ^ b; });
 }
-/// Each lane without its sign.
+/// Absolute value of each lane.
 [[nodiscard]] inline f32x16 size_of(const f32x16& x) noexcept {
     f32x16 v;
     for (std::size_t i = 0; i < detail::native_parts; ++i)
         v.part[i] = xsimd::abs(x.part[i]);
     return v;
 }
-/// The larger of two lanes; `y` where one is NaN on x86.
+/// Larger of two lanes; `y` if one is NaN on x86.
 [[nodiscard]] inline f32x16 max(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return xsimd::max(a, b); });
 }
@@ -165,7 +165,8 @@ template <class Op>
     return v;
 }
 
-/// `x` in the lanes [first, last), `other` elsewhere; a choice, not a product, so NaN in a masked lane is harmless.
+/// `x` in the lanes [first, last), `other` elsewhere. A select, not a multiplication, so NaN in a masked lane is
+/// harmless.
 [[nodiscard]] inline f32x16 within(const f32x16& x, std::size_t first, std::size_t last, float other) noexcept {
     alignas(64) static constexpr float number[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const detail::native_floats from(static_cast<float>(static_cast<int>(first))),
@@ -186,7 +187,7 @@ template <class Op>
     return v;
 }
 
-/// Whether any lane is above `bound`; NaN is not.
+/// Returns whether any lane is greater than `bound`; NaN is not.
 [[nodiscard]] inline bool any_above(const f32x16& x, float bound) noexcept {
     const detail::native_floats limit(bound);
     auto above = x.part[0] > limit;
@@ -195,8 +196,8 @@ template <class Op>
     return xsimd::any(above);
 }
 
-/// x times 2 to the power n where `key` >= `bound`, zero elsewhere. `shifted` is n + 1.5 * 2^23. Where n < -126 or
-/// n > 127, or what comes out is no normal number, it may be anything.
+/// x * 2^n where `key` >= `bound`, zero elsewhere. `shifted` is n + 1.5 * 2^23. The result is unspecified if n < -126,
+/// n > 127 or it is not a normal number.
 [[nodiscard]] inline f32x16 scaled_above(const f32x16& x, const f32x16& n, const f32x16& shifted, const f32x16& key,
                                          float bound) noexcept {
 #if defined(__AVX512F__)
@@ -208,7 +209,7 @@ template <class Op>
     f32x16 v;
     const detail::native_floats limit(bound), nothing(0.0f);
     for (std::size_t i = 0; i < detail::native_parts; ++i) {
-        // n moves from the last bits of the mantissa into the exponent.
+        // n moves from the low mantissa bits into the exponent.
         const auto bits = xsimd::bitwise_cast<detail::native_integers>(shifted.part[i]);
         const auto power =
             xsimd::bitwise_cast<detail::native_floats>((bits << 23) + detail::native_integers(0x3f800000));
@@ -220,7 +221,7 @@ template <class Op>
 
 namespace detail {
 
-/// Folds 16 lanes to one by one fixed tree: i with i + 8, then i + 4, i + 2, i + 1.
+/// Reduces 16 lanes to one by one fixed tree: i with i + 8, then i + 4, i + 2, i + 1.
 template <class Op>
 [[nodiscard]] inline float fold(const f32x16& x, Op op) noexcept {
 #if defined(__SSE2__)
@@ -254,12 +255,12 @@ template <class Op>
 
 } // namespace detail
 
-/// The sum of the lanes, by one fixed tree.
+/// Sum of the lanes, by one fixed tree.
 [[nodiscard]] inline float sum(const f32x16& x) noexcept {
     return detail::fold(x, [](const auto& a, const auto& b) { return a + b; });
 }
 
-/// The largest lane.
+/// Largest lane.
 [[nodiscard]] inline float largest(const f32x16& x) noexcept {
     return detail::fold(x, [](const auto& a, const auto& b) {
         using xsimd::max;

@@ -7,18 +7,18 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Rows of activations with a fixed distance. (rows, columns)
+/// Rows of activations with a fixed stride. (rows, columns)
 struct rows_in {
     const float* data = nullptr;
     std::size_t rows = 0;
-    std::size_t stride = 0; ///< Numbers from one row to the next.
+    std::size_t stride = 0; ///< Floats from one row to the next.
 };
 struct rows_out {
     float* data = nullptr;
     std::size_t stride = 0;
 };
 
-/// A distance for rows of so many numbers at which neighbouring rows do not compete for the same lines of a cache.
+/// Row stride for `columns` floats with which adjacent rows do not map to the same cache sets.
 [[nodiscard]] constexpr std::size_t row_stride(std::size_t columns) noexcept {
     return ((columns + 15) / 16 | 1) * 16;
 }

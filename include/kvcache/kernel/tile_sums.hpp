@@ -10,29 +10,29 @@
 
 namespace kvcache::inline KVCACHE_ABI::detail {
 
-/// The accumulators of a tile. (rows, panels * 16), flat: GCC 12 keeps no nested array in registers.
+/// Accumulators of a tile. (rows, panels * 16), flat: GCC 12 does not keep nested arrays in registers.
 template <std::size_t Rows, std::size_t Panels>
 using tile_sums = native_floats[Rows * Panels * native_parts];
 
-// A function of its own for the one tile of a matrix that has fewer outputs than its vectors.
+// A separate function for the one tile of a matrix with fewer outputs than its vectors.
 [[gnu::noinline]] inline void copy_rows(const float* from, std::size_t from_stride, float* to, std::size_t to_stride,
                                         std::size_t rows, std::size_t count) {
     for (std::size_t r = 0; r < rows; ++r)
         std::memcpy(to + r * to_stride, from + r * from_stride, count * sizeof(float));
 }
 
-/// Reads accumulators from rows of `stride` numbers.
+/// Loads accumulators from rows of `stride` floats.
 template <std::size_t Rows, std::size_t Panels>
 KVCACHE_INLINE inline void load_whole(tile_sums<Rows, Panels>& sums, const float* from, std::size_t stride) {
     KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
         KVCACHE_UNROLL for (std::size_t v = 0; v < Panels * native_parts; ++v) sums[r * Panels * native_parts + v] =
             native_floats::load_unaligned(from + v * native_lanes);
         from += stride;
-        keep(from); // or GCC computes all addresses first, and has no registers for them
+        keep(from); // otherwise GCC computes all addresses first and runs out of registers
     }
 }
 
-/// Writes accumulators to rows of `stride` numbers.
+/// Stores accumulators to rows of `stride` floats.
 template <std::size_t Rows, std::size_t Panels>
 KVCACHE_INLINE inline void store_whole(const tile_sums<Rows, Panels>& sums, float* to, std::size_t stride) {
     KVCACHE_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
@@ -43,7 +43,7 @@ KVCACHE_INLINE inline void store_whole(const tile_sums<Rows, Panels>& sums, floa
     }
 }
 
-/// Accumulators at zero, or as they stand in `y`, whose rows may end before the last panel does.
+/// Sets accumulators to zero, or loads them from `y`, whose rows may end before the last panel does.
 template <std::size_t Rows, std::size_t Panels>
 KVCACHE_INLINE inline void begin_sums(tile_sums<Rows, Panels>& sums, const float* y, std::size_t stride,
                                       std::size_t outputs, bool from_zero) {
@@ -58,7 +58,7 @@ KVCACHE_INLINE inline void begin_sums(tile_sums<Rows, Panels>& sums, const float
     }
 }
 
-/// Writes accumulators to `y`, likewise.
+/// Stores accumulators to `y`, whose rows may end before the last panel does.
 template <std::size_t Rows, std::size_t Panels>
 KVCACHE_INLINE inline void end_sums(const tile_sums<Rows, Panels>& sums, float* y, std::size_t stride,
                                     std::size_t outputs) {

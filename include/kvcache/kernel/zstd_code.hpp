@@ -17,8 +17,8 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Keeps every bit of numbers of any kind by zstd, which knows nothing of them: the plain alternative to
-/// `exponent_code` and `entropy_code`. Belongs to the component zstd.
+/// Lossless compression of values of any type by zstd: the generic alternative to `exponent_code` and `entropy_code`.
+/// Belongs to the component zstd.
 ///
 ///     [ "kvz1": 4 ][ width: 4 ][ count: 8 ][ checksum: 8 ][ one zstd frame ]
 template <class Number>
@@ -31,13 +31,13 @@ public:
     using number_type = Number;
     static constexpr std::size_t header_bytes = 24;
 
-    /// The code of some numbers. `level`: zstd's, from 1, quick, to 19, small. Throws: bad_alloc.
+    /// Encodes values. `level`: zstd's, from 1 (fastest) to 19 (smallest). Throws: bad_alloc.
     [[nodiscard]] static std::vector<std::byte> encode(std::span<const Number> numbers, int level = 1) {
         const auto bytes = std::as_bytes(numbers);
         std::vector<std::byte> made(header_bytes + ZSTD_compressBound(bytes.size()));
         const std::size_t taken =
             ZSTD_compress(made.data() + header_bytes, made.size() - header_bytes, bytes.data(), bytes.size(), level);
-        if (ZSTD_isError(taken) != 0) // the room suffices, so it is memory
+        if (ZSTD_isError(taken) != 0) // the buffer is large enough, so it is memory
             throw std::bad_alloc();
         made.resize(header_bytes + taken);
         std::memcpy(made.data(), name, 4);
@@ -47,8 +47,8 @@ public:
         return made;
     }
 
-    /// How many numbers a code stands for. Errors: truncated, mismatched (no such code, or another width), malformed
-    /// (the checksum, or a count that the frame does not have).
+    /// Returns the number of encoded values. Errors: truncated, mismatched (not a zstd code, or another width),
+    /// malformed (checksum, or a count that differs from the frame's).
     [[nodiscard]] static result<std::size_t> count(std::span<const std::byte> code) {
         if (code.size() < header_bytes)
             return error{error_code::truncated, "header",
@@ -63,15 +63,15 @@ public:
             return error{error_code::malformed, "checksum", "the bytes are not those that were written"};
         const std::uint64_t numbers = get(code.data() + 8, 8);
         const auto frame = code.subspan(header_bytes);
-        const auto bytes = ZSTD_getFrameContentSize(frame.data(), frame.size()); // unknown and damaged are over 2^63
+        const auto bytes = ZSTD_getFrameContentSize(frame.data(), frame.size()); // over 2^63 if unknown or damaged
         if (bytes % sizeof(Number) != 0 || bytes / sizeof(Number) != numbers)
             return error{error_code::malformed, "count",
                          "the frame does not say that it has " + std::to_string(numbers) + " numbers"};
         return static_cast<std::size_t>(numbers);
     }
 
-    /// Writes the numbers that a code stands for. Errors: those of `count`; out_of_range, if there are not as many as
-    /// `to` takes; malformed, if zstd refuses the frame. Nothing has been written then but for the last.
+    /// Decodes the values. Errors: those of `count`; out_of_range if `to` has another size; malformed if zstd rejects
+    /// the frame. Only in the last case may `to` have been written.
     [[nodiscard]] static result<void> decode(std::span<const std::byte> code, std::span<Number> to) {
         const auto numbers = count(code);
         if (!numbers)
@@ -100,7 +100,7 @@ private:
         return number;
     }
 
-    // Of all bytes but its own.
+    // Checksum of all bytes except the checksum itself.
     [[nodiscard]] static std::uint64_t checksum(std::span<const std::byte> code) {
         return seeded_hash(seeded_hash(0, code.first(checksum_at)), code.subspan(header_bytes));
     }

@@ -2,14 +2,14 @@
 #pragma once
 
 #include <kvcache/locking/concept.hpp>
-#include <kvcache/locking/mutexed.hpp>
-#include <kvcache/locking/unlocked.hpp>
+#include <kvcache/locking/mutex.hpp>
+#include <kvcache/locking/none.hpp>
 
 #include <tuple>
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Every locking policy of the library, with its standard options.
-using locking_policies = std::tuple<unlocked, mutexed>;
+/// Every locking policy of the library, with its default options.
+using locking_policies = std::tuple<locking::none, locking::mutex>;
 
 } // namespace kvcache

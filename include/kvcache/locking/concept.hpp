@@ -8,14 +8,14 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The working state of a locking policy: a lockable (as std::lock_guard needs it) whose identity stays put.
+/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved.
 template <class S>
 concept locking_state = requires(S& s) {
     s.lock();
     s.unlock();
 };
 
-/// How threads share a cache.
+/// A policy that defines how threads share a cache.
 template <class P>
 concept locking_policy =
     plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;

@@ -11,12 +11,12 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The numbers of a batch between two steps of a pass, on rows that do not compete for cache lines. (rows, columns)
+/// Activations of a batch between two steps of a pass. The row stride avoids cache-set conflicts. (rows, columns)
 class activations {
 public:
     explicit activations(std::size_t columns) : columns_(columns), stride_(row_stride(columns)) {}
 
-    /// Has memory for so many rows; what they hold is anything. Allocates only when there were never as many.
+    /// Ensures memory for `rows` rows, whose content is undefined. Allocates only if it grows.
     void make_room(std::size_t rows) {
         if (numbers_.size() < rows * stride_)
             numbers_ = aligned_vector<float>(rows * stride_);
@@ -27,7 +27,7 @@ public:
 
     [[nodiscard]] std::span<float> row(std::size_t i) { return {numbers_.data() + i * stride_, columns_}; }
 
-    /// The first rows, as a product reads or writes them.
+    /// The first rows, as input or output of a GEMM.
     [[nodiscard]] rows_in in(std::size_t rows) const { return {numbers_.data(), rows, stride_}; }
     [[nodiscard]] rows_out out() { return {numbers_.data(), stride_}; }
 

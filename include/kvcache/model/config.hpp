@@ -12,7 +12,7 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// How positions turn into rotations. Every kind is a pure rotation: no factor on the scores.
+/// RoPE parameters: how positions map to rotations. Every kind is a pure rotation, without a factor on the scores.
 ///
 /// The inverse frequency of pair i is f(i) = theta^(-2 i / head_dim), scaled as `scaling` says:
 ///
@@ -30,25 +30,25 @@ struct rope_config {
 
     double theta = 10000.0;
     kind scaling = kind::none;
-    double factor = 1.0;                    ///< linear and llama3.
-    double low_freq_factor = 1.0;           ///< llama3.
-    double high_freq_factor = 4.0;          ///< llama3.
-    double original_max_positions = 8192.0; ///< llama3: the context it was trained with before scaling.
+    double factor = 1.0;                    ///< For linear and llama3.
+    double low_freq_factor = 1.0;           ///< For llama3.
+    double high_freq_factor = 4.0;          ///< For llama3.
+    double original_max_positions = 8192.0; ///< For llama3: context length of the training before scaling.
 
     friend bool operator==(const rope_config&, const rope_config&) = default;
 };
 
-/// The extents and switches of a Llama-family decoder: pre-norm blocks of RMS norm, grouped-query attention with
-/// RoPE, and a SiLU-gated MLP.
+/// Dimensions and options of a Llama-family decoder: pre-norm blocks of RMS norm, grouped-query attention with RoPE,
+/// and a SiLU-gated MLP.
 ///
-/// Weight shapes follow from it, as stored (out, in):
+/// Weight shapes that follow from it, as stored (out, in):
 ///
 ///     embedding (vocabulary, hidden_size)           head  the same, or the embedding itself when tied_head
 ///     q (heads * head_dim, hidden_size)             k, v  (kv_heads * head_dim, hidden_size)
 ///     o (hidden_size, heads * head_dim)             q_norm, k_norm (head_dim)
 ///     gate, up (intermediate_size, hidden_size)     down  (hidden_size, intermediate_size)
 struct model_config {
-    std::string architecture = "llama"; ///< The checkpoint's own name: llama, mistral, qwen2, qwen3.
+    std::string architecture = "llama"; ///< Name in the checkpoint: llama, mistral, qwen2, qwen3.
     std::size_t hidden_size = 0;
     std::size_t intermediate_size = 0;
     std::size_t layers = 0;
@@ -56,21 +56,21 @@ struct model_config {
     std::size_t kv_heads = 0;
     std::size_t head_dim = 0;
     std::size_t vocabulary = 0;
-    std::size_t max_positions = 2048; ///< What it was trained for; RoPE itself has no end.
+    std::size_t max_positions = 2048; ///< Context length of the training; RoPE itself has no limit.
     float rms_norm_eps = 1e-6F;
     rope_config rope = {};
-    bool tied_head = false;   ///< The output head is the embedding.
+    bool tied_head = false;   ///< The output head shares the embedding.
     bool qkv_bias = false;    ///< q, k and v have biases.
     bool output_bias = false; ///< o has a bias.
     bool mlp_bias = false;    ///< gate, up and down have biases.
-    bool qk_norm = false;     ///< Each head of q and k is RMS-normalised over head_dim before RoPE.
+    bool qk_norm = false;     ///< Each head of q and k is RMS-normalized over head_dim before RoPE.
     std::vector<token_id> bos = {};
     std::vector<token_id> eos = {};
 
     friend bool operator==(const model_config&, const model_config&) = default;
 
-    /// Whether a model of these extents can exist and all products of two extents fit 48 bits.
-    /// Returns: an error that names the first field at fault.
+    /// Checks that the fields are valid and that all products of two extents fit 48 bits. Returns: an error that names
+    /// the first invalid field.
     [[nodiscard]] result<void> check() const;
 };
 
@@ -94,8 +94,8 @@ namespace detail {
 } // namespace detail
 
 inline result<void> model_config::check() const {
-    // The largest extents leave an order of magnitude above any published dense model, and keep a product of two
-    // extents, in bytes, far from the end of 64 bits.
+    // The limits are an order of magnitude above any published dense model, and keep a product of two extents, in
+    // bytes, far below 64 bits.
     const struct {
         std::string_view name;
         std::size_t value, most;

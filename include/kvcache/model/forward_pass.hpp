@@ -6,12 +6,12 @@
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/kernel/math.hpp>
-#include <kvcache/kernel/team.hpp>
+#include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/model/activations.hpp>
-#include <kvcache/model/attention_jobs.hpp>
-#include <kvcache/model/batch_part.hpp>
+#include <kvcache/model/batch_slice.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/weights.hpp>
+#include <kvcache/model/work_items.hpp>
 
 #include <algorithm>
 #include <concepts>
@@ -23,28 +23,27 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What a pass reads of its model.
+/// Parts of a model that a forward pass reads.
 struct model_parts {
     const model_config& config;
     const model_weights& weights;
     attention_shape attention;
 };
 
-/// Attention that can fail, and says whether it has.
+/// Attention that can fail and reports a status.
 template <class Attention>
 concept fallible_attention = requires(const Attention attention) {
     { attention.status() } -> std::same_as<result<void>>;
 };
 
-/// Forward passes over ragged batches of sequences: begin, then layer by layer, then logits. Rows of strangers go
-/// through the products together and never meet in a sum. A pass that begins again uses the memory of the one before:
-/// nothing is allocated for a batch of no more rows and parts. `Attention` is what writes rows into the pages and
-/// attends to them.
-template <class Lease, class Attention = attention_jobs<Lease>>
+/// Forward passes over ragged batches of sequences: begin, then layer by layer, then logits. Rows of different
+/// sequences share the GEMMs and never meet in a sum. A pass can begin again and reuses its memory: a batch of no more
+/// rows and slices than before allocates nothing. `Attention` writes rows into the pages and computes attention.
+template <class Lease, class Attention = work_items<Lease>>
 class forward_pass {
 public:
     /// Requires: the model and the threads outlive it.
-    forward_pass(const model_parts& model, team& threads, Attention attention = {})
+    forward_pass(const model_parts& model, thread_pool& threads, Attention attention = {})
         : model_(model),
           threads_(threads),
           q_(model.config.heads * model.config.head_dim),
@@ -56,8 +55,9 @@ public:
           attended_(q_),
           inner_(2 * model.config.intermediate_size) {}
 
-    /// Embeds the tokens of a batch. Requires: what it points to stays as it is until the logits are made.
-    void begin(std::span<const batch_part<Lease>> batch) {
+    /// Embeds the tokens of a batch. Requires: the memory that the slices point to stays unchanged until the logits are
+    /// computed.
+    void begin(std::span<const batch_slice<Lease>> batch) {
         batch_.assign(batch.begin(), batch.end());
         rows_.clear();
         for (std::size_t p = 0; p < batch_.size(); ++p)
@@ -68,7 +68,7 @@ public:
         if (rotations_.size() < rows_.size() * model_.config.head_dim)
             rotations_ = aligned_vector<float>(rows_.size() * model_.config.head_dim);
         embed();
-        attention_.deal(model_.attention, batch_,
+        attention_.plan(model_.attention, batch_,
                         {.queries = qkv_.row(0).data(),
                          .rotations = rotations_.data(),
                          .out = attended_.row(0).data(),
@@ -77,7 +77,7 @@ public:
                         threads_);
     }
 
-    /// Makes the keys and values of one block, and writes them nowhere. Behind it, no other block can run.
+    /// Computes queries, keys and values of one block without storing them. Afterwards no other block can run.
     void project(layer_id layer) {
         const block_weights& w = model_.weights.layers[index_of(layer)];
         for_rows(x_.columns(), [&](std::size_t row) { norm(row, w.attention_norm); });
@@ -89,18 +89,18 @@ public:
             });
     }
 
-    /// What `project` made of a row of the batch, not rotated. (kv_heads, head_dim)
+    /// Keys and values that `project` computed for a row of the batch, before RoPE. (kv_heads, head_dim)
     [[nodiscard]] std::span<const float> keys(std::size_t row) { return qkv_.row(row).subspan(q_, kv_); }
     [[nodiscard]] std::span<const float> values(std::size_t row) { return qkv_.row(row).subspan(q_ + kv_); }
 
-    /// Runs one block: writes its keys and values into the leases, and attends to them and all before. A row that its
-    /// lease keeps from elsewhere is not written: it asks.
+    /// Runs one block: writes its keys and values into the leases, and attends to them and all earlier ones. Keys and
+    /// values of a row that its lease already holds are not written; the row only attends.
     void forward(layer_id layer) {
         const block_weights& w = model_.weights.layers[index_of(layer)];
         const std::size_t rows = rows_.size(), inner = model_.config.intermediate_size;
         project(layer);
         for_rows(qkv_.columns(), [&](std::size_t row) { place(layer, row); });
-        attention_.attend(layer, threads_);
+        attention_.run(layer, threads_);
         w.output.apply(attended_.in(rows), normed_.out(), threads_, int8_);
         for_rows(2 * x_.columns(), [&](std::size_t row) {
             add_to(x_.row(row), normed_.row(row));
@@ -115,11 +115,11 @@ public:
         for_rows(x_.columns(), [&](std::size_t row) { add_to(x_.row(row), normed_.row(row)); });
     }
 
-    /// Whether the batch that began last went well so far, where attention runs on what may fail: its rows are not to
-    /// be used otherwise. Errors: what the device says.
+    /// Returns whether the current batch has succeeded so far, where attention may fail. On an error its rows must not
+    /// be used. Errors: those of the device.
     [[nodiscard]] result<void> status() const requires fallible_attention<Attention> { return attention_.status(); }
 
-    /// How many rows want logits.
+    /// Number of rows that need logits.
     [[nodiscard]] std::size_t wanted() const {
         std::size_t n = 0;
         for (const auto& part : batch_)
@@ -127,11 +127,11 @@ public:
         return n;
     }
 
-    /// Writes the logits of the rows that want them, in batch order. (wanted(), vocabulary)
+    /// Writes the logits of the rows that need them, in batch order. (wanted(), vocabulary)
     void logits(std::span<float> out) {
         const std::size_t wanted_rows = wanted();
         expects(out.size() == wanted_rows * model_.config.vocabulary, "logits have room for the rows that want them");
-        std::size_t behind = 0, to = 0; // the rows of the parts so far, and those of them that want logits
+        std::size_t behind = 0, to = 0; // rows of the slices so far, and rows with logits
         for (const auto& part : batch_) {
             behind += part.tokens.size();
             for (std::size_t row = behind - part.wanted_rows(); row < behind; ++row)
@@ -141,21 +141,22 @@ public:
     }
 
 private:
-    // Where a row of the batch comes from.
+    // Origin of a row of the batch.
     struct origin {
         std::size_t part = 0;
         std::size_t row = 0;
     };
 
-    // What a number of a row costs that is not part of a product, in multiply-adds.
+    // Approximate cost of an element outside the GEMMs, in multiply-adds.
     static constexpr std::size_t operations = 4;
 
     template <class Body>
     void for_rows(std::size_t columns, Body body) {
-        threads_.share(rows_.size(), rows_.size() * columns * operations, [&](std::size_t begin, std::size_t end) {
-            for (std::size_t row = begin; row < end; ++row)
-                body(row);
-        });
+        threads_.parallel_for(rows_.size(), rows_.size() * columns * operations,
+                              [&](std::size_t begin, std::size_t end) {
+                                  for (std::size_t row = begin; row < end; ++row)
+                                      body(row);
+                              });
     }
 
     void embed() {
@@ -175,7 +176,7 @@ private:
         rms_norm(x_.row(row), weight, model_.config.rms_norm_eps, normed_.row(row));
     }
 
-    // Rotates the keys, and writes keys and values into the pages.
+    // Applies RoPE to the keys, and writes keys and values into the pages.
     void place(layer_id layer, std::size_t row) {
         const std::size_t dim = model_.config.head_dim;
         const auto& part = batch_[rows_[row].part];
@@ -201,10 +202,10 @@ private:
     }
 
     model_parts model_;
-    team& threads_;
+    thread_pool& threads_;
     std::size_t q_;
     std::size_t kv_;
-    std::vector<batch_part<Lease>> batch_;
+    std::vector<batch_slice<Lease>> batch_;
     std::vector<origin> rows_;
     Attention attention_;
     activations x_;                   // (rows, hidden): the residual stream
@@ -212,7 +213,7 @@ private:
     activations qkv_;                 // (rows, q + 2 kv)
     activations attended_;            // (rows, q)
     activations inner_;               // (rows, 2 intermediate)
-    int8_rows int8_;                  // (rows, columns of a product): its rows rounded, where its weights are
+    int8_rows int8_;                  // (rows, GEMM inputs): quantized rows, for int8 weights
     aligned_vector<float> rotations_; // (rows, 2, head_dim / 2)
 };
 

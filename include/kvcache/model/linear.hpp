@@ -4,9 +4,9 @@
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/shared_memory.hpp>
-#include <kvcache/kernel/int8_product.hpp>
+#include <kvcache/kernel/gemm.hpp>
+#include <kvcache/kernel/int8_gemm.hpp>
 #include <kvcache/kernel/math.hpp>
-#include <kvcache/kernel/product.hpp>
 #include <kvcache/model/packing.hpp>
 #include <kvcache/model/tensor_view.hpp>
 
@@ -21,16 +21,16 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// y = x W^T + b with packed weights, kept in the format they are stored in: F32, BF16 or F16. All three widen exactly,
-/// so the format decides speed and memory, never bits of the product. Or in int8, which is another, coarser map. Copies
-/// share the weights.
+/// Linear map y = x W^T + b with packed weights in their stored format, F32, BF16 or F16. All three widen exactly to
+/// float32, so the format determines speed and memory, never the bits of the result. Alternatively weights are int8,
+/// which is a different, coarser map. Copies share the weights.
 class linear {
 public:
     linear() = default;
 
-    /// Packs matrices of the same inputs below one another; parts of different formats become F32. Each
-    /// (outputs, inputs), as stored.
-    [[nodiscard]] static linear pack(std::span<const tensor_view> parts, team& threads) {
+    /// Packs matrices with the same number of inputs, concatenated along the outputs; parts of different formats become
+    /// F32. Each is (outputs, inputs), as stored.
+    [[nodiscard]] static linear pack(std::span<const tensor_view> parts, thread_pool& threads) {
         expects(!parts.empty(), "a linear map has a matrix");
         const dtype format = packed_format(parts);
         std::size_t outputs = 0;
@@ -41,11 +41,11 @@ public:
         return packed(format, outputs, parts[0].shape[1], memory);
     }
     [[nodiscard]] static linear pack(std::span<const tensor_view> parts) {
-        team alone;
+        thread_pool alone;
         return pack(parts, alone);
     }
 
-    /// Looks at weights that pack_rows() has packed, and keeps them alive. (outputs / 16, inputs, 16)
+    /// Views weights that pack_rows() has packed, and keeps them alive. Layout as in packed_matrix.
     [[nodiscard]] static linear packed(dtype format, std::size_t outputs, std::size_t inputs,
                                        const std::shared_ptr<const std::byte>& weights) {
         linear made;
@@ -63,14 +63,14 @@ public:
         return made;
     }
 
-    /// What the same map takes in int8.
+    /// Bytes of the same map in int8.
     [[nodiscard]] std::size_t int8_bytes() const { return int8_matrix::bytes_of(outputs(), inputs()); }
 
-    /// The same map with weights in int8, one scale an output, in int8_bytes() of memory on a cache line, which it
-    /// keeps alive. Cost: every weight is read once, by all threads.
-    [[nodiscard]] linear in_int8(team& threads, std::shared_ptr<std::byte> memory) const {
+    /// Returns the map with weights in int8, one scale for each output, in int8_bytes() of `memory` on a cache line,
+    /// which it keeps alive. Cost: reads every weight once, with all threads.
+    [[nodiscard]] linear in_int8(thread_pool& threads, std::shared_ptr<std::byte> memory) const {
         int8_matrix rounded(outputs(), inputs(), std::move(memory));
-        threads.share(outputs(), outputs() * inputs(), [&](std::size_t begin, std::size_t end) {
+        threads.parallel_for(outputs(), outputs() * inputs(), [&](std::size_t begin, std::size_t end) {
             std::vector<float> weights(inputs());
             for (std::size_t output = begin; output < end; ++output) {
                 row(output, weights);
@@ -82,7 +82,9 @@ public:
         made.bias_ = bias_;
         return made;
     }
-    [[nodiscard]] linear in_int8(team& threads) const { return in_int8(threads, shared_memory(int8_bytes(), nullptr)); }
+    [[nodiscard]] linear in_int8(thread_pool& threads) const {
+        return in_int8(threads, shared_memory(int8_bytes(), nullptr));
+    }
 
     void set_bias(std::vector<float> bias) {
         expects(bias.size() == outputs(), "a bias has one number an output");
@@ -100,16 +102,16 @@ public:
     }
     [[nodiscard]] const char* format() const { return std::array{"f32", "bf16", "f16", "int8"}[weights_.index()]; }
 
-    /// (rows, inputs) -> (rows, outputs) `scratch` takes activations where they are rounded. A template, so that only
-    /// who applies a map compiles products.
-    template <std::same_as<team> Threads>
+    /// Computes y. (rows, inputs) -> (rows, outputs) `scratch` stores quantized activations, for int8 weights. A
+    /// template, so that only translation units that use it compile the GEMM.
+    template <std::same_as<thread_pool> Threads>
     void apply(const rows_in& x, const rows_out& y, Threads& threads, int8_rows& scratch) const {
         std::visit(
             [&](const auto& w) {
                 if constexpr (std::same_as<decltype(w), const int8_matrix&>)
-                    product(x, w, y, threads, scratch);
+                    gemm(x, w, y, threads, scratch);
                 else
-                    product(x, w, y, threads);
+                    gemm(x, w, y, threads);
             },
             weights_);
         if (!bias_.empty())
@@ -117,7 +119,7 @@ public:
                 add_to({y.data + row * y.stride, bias_.size()}, bias_);
     }
 
-    /// The weights of one output: an embedding's row. (inputs)
+    /// Weights of one output, such as the row of an embedding. (inputs)
     void row(std::size_t output, std::span<float> out) const {
         std::visit([&](const auto& w) { w.row(output, out); }, weights_);
     }

@@ -7,8 +7,8 @@
 #include <kvcache/core/revisions.hpp>
 #include <kvcache/core/write_file.hpp>
 #include <kvcache/kernel/packed_matrix.hpp>
-#include <kvcache/kernel/piecewise_digest.hpp>
-#include <kvcache/kernel/team.hpp>
+#include <kvcache/kernel/thread_pool.hpp>
+#include <kvcache/kernel/tree_hash.hpp>
 
 #include <array>
 #include <cstddef>
@@ -22,13 +22,12 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What packed weights were made from.
+/// Origin of packed weights.
 struct packed_origin {
-    digest config = {};  ///< Of the model's configuration.
-    digest layout = {};  ///< Of every tensor's place and format.
-    digest weights = {}; ///< Of the checkpoint's names, dtypes, shapes and bytes.
-    digest files =
-        {}; ///< Of the checkpoint's files as the system described them, or nothing if that cannot be trusted.
+    digest config = {};  ///< Digest of the model's configuration.
+    digest layout = {};  ///< Digest of every tensor's offset and format.
+    digest weights = {}; ///< Digest of the checkpoint's names, dtypes, shapes and bytes.
+    digest files = {};   ///< Digest of the checkpoint files' metadata; zero if untrusted.
 };
 
 /// A file of packed weights, mapped read-only:
@@ -37,38 +36,38 @@ struct packed_origin {
 ///     digests of config, layout, weights, files and payload; zeros; a digest of all words before it
 ///     the payload: an image of the weights, every part on a cache line
 ///
-/// Words are in the byte order of the machine that wrote it, and only its like reads it.
+/// Words have the byte order of the machine that wrote the file; other machines reject it.
 class packed_file {
 public:
-    /// The revision of the format and of the order of packed weights.
+    /// Revision of the format and of the order of packed weights.
     static constexpr std::uint64_t version = 2;
 
-    /// Maps `file` and checks that it is whole, unharmed in its header, and of this build, `expected.config` and
-    /// `expected.layout`. Whose weights they are says origin(); whether the payload is unharmed, check_payload().
-    /// Errors: mapped_file::open's; truncated, malformed, unsupported, mismatched, with the name of the field at fault.
-    /// Cost: the header's.
+    /// Maps `file` and checks that it is complete, that its header is intact, and that it matches this build,
+    /// `expected.config` and `expected.layout`. origin() identifies the weights; check_payload() verifies the payload.
+    /// Errors: those of mapped_file::open; truncated, malformed, unsupported, mismatched, with the name of the field.
+    /// Cost: reads the header.
     [[nodiscard]] static result<packed_file> open(const std::filesystem::path& file, const packed_origin& expected,
                                                   std::size_t payload_bytes);
 
-    /// Writes a file that open() takes: to a temporary name beside it, to the disk, and then to its own name, which
-    /// therefore is never seen with a part of its content.
-    /// Errors: write_file's. Cost: reads the payload twice, writes it once, and waits for the disk.
+    /// Writes a file for open(): to a temporary name in the same directory, flushed to the disk, then renamed, so that
+    /// the final name never has partial content. Errors: those of write_file. Cost: reads the payload twice, writes it
+    /// once, and waits for the disk.
     [[nodiscard]] static result<void> write(const std::filesystem::path& file, const packed_origin& origin,
-                                            std::span<const std::byte> payload, team& threads);
+                                            std::span<const std::byte> payload, thread_pool& threads);
 
     [[nodiscard]] const packed_origin& origin() const noexcept { return origin_; }
 
-    /// The image, which keeps the mapping alive.
+    /// The image; it keeps the mapping alive.
     [[nodiscard]] std::shared_ptr<const std::byte> payload() const {
         return {file_, file_->bytes().data() + header_bytes};
     }
 
-    /// Whether the payload is as it was written. Errors: truncated, when the file shrank; malformed.
-    /// Cost: reads the payload once, by all threads.
-    [[nodiscard]] result<void> check_payload(team& threads) const {
+    /// Verifies the payload's digest. Errors: truncated, when the file shrank; malformed. Cost: reads the payload once,
+    /// with all threads.
+    [[nodiscard]] result<void> check_payload(thread_pool& threads) const {
         if (auto whole = file_->intact(); !whole)
             return whole;
-        if (piecewise_digest(file_->bytes().subspan(header_bytes), threads) != payload_digest_)
+        if (tree_hash(file_->bytes().subspan(header_bytes), threads) != payload_digest_)
             return refusal(error_code::malformed, file_->path(), "payload",
                            "its bytes are not those that were written");
         return {};
@@ -87,7 +86,7 @@ private:
         error_code when_other;
     };
 
-    // What this build writes, in order.
+    // Header fields that this build writes, in order.
     [[nodiscard]] static std::array<number_field, number_count> numbers(std::uint64_t payload_bytes) {
         return {{{"magic", 0x314b434150564b89, error_code::malformed},
                  {"version", version, error_code::unsupported},
@@ -138,7 +137,7 @@ inline result<packed_file> packed_file::open(const std::filesystem::path& file, 
                           std::to_string(header_bytes));
     std::memcpy(words.data(), bytes.data(), header_bytes);
 
-    // First what tells a foreign or older file, then damage, then what a sound file was made for.
+    // First detect foreign or older files, then damage, then files made for something else.
     const auto fields = numbers(payload_bytes);
     const auto check = [&](std::size_t i) -> result<void> {
         if (words[i] == fields[i].value)
@@ -174,14 +173,13 @@ inline result<packed_file> packed_file::open(const std::filesystem::path& file, 
 }
 
 inline result<void> packed_file::write(const std::filesystem::path& file, const packed_origin& origin,
-                                       std::span<const std::byte> payload, team& threads) {
+                                       std::span<const std::byte> payload, thread_pool& threads) {
     header words = {};
     const auto fields = numbers(payload.size());
     for (std::size_t i = 0; i < number_count; ++i)
         words[i] = fields[i].value;
     std::size_t index = 0;
-    for (const digest& d :
-         {origin.config, origin.layout, origin.weights, origin.files, piecewise_digest(payload, threads)})
+    for (const digest& d : {origin.config, origin.layout, origin.weights, origin.files, tree_hash(payload, threads)})
         put(words, index++, d);
     const digest sum = checksum(words);
     words[words.size() - 2] = sum.low;

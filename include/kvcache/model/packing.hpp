@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kvcache/core/contract.hpp>
-#include <kvcache/kernel/pack_strip.hpp>
-#include <kvcache/kernel/team.hpp>
+#include <kvcache/kernel/pack_b.hpp>
+#include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/model/tensor_view.hpp>
 
 #include <algorithm>
@@ -15,14 +15,14 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The format in which matrices below one another are packed: their own if they share one, else F32. F32 too on a
-/// machine whose byte order is not the checkpoint's.
+/// Packed format of matrices concatenated along the outputs: their own format if they all share one, else F32. Also F32
+/// on a big-endian machine, since checkpoints are little-endian.
 [[nodiscard]] inline dtype packed_format(std::span<const tensor_view> parts) {
     const bool alike = std::ranges::all_of(parts, [&](const tensor_view& p) { return p.dtype == parts[0].dtype; });
     return alike && !parts.empty() && std::endian::native == std::endian::little ? parts[0].dtype : dtype::f32;
 }
 
-/// The bytes of packed weights.
+/// Bytes of packed weights.
 [[nodiscard]] constexpr std::size_t packed_bytes(dtype format, std::size_t outputs, std::size_t inputs) noexcept {
     constexpr std::size_t width = packed_matrix<float>::panel_width;
     return packed_matrix<float>::panels_of(outputs) * width * inputs * bytes_of(format);
@@ -30,7 +30,7 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-/// The first byte of a row of matrices that lie below one another; null behind the last.
+/// First byte of a row in concatenated matrices; null past the last row.
 [[nodiscard]] inline const std::byte* row_in(std::span<const tensor_view> parts, std::size_t row) {
     for (const tensor_view& part : parts) {
         if (row < part.shape[0])
@@ -67,31 +67,31 @@ inline void pack_as(std::span<const tensor_view> parts, std::size_t outputs, boo
                 read_row_in(parts, first + r, row);
                 rows[r] = std::as_bytes(row).data();
             }
-        pack_strip<Weight>(std::span(rows).first(width), inputs, to + first * inputs);
+        pack_b<Weight>(std::span(rows).first(width), inputs, to + first * inputs);
     }
 }
 
 } // namespace detail
 
-/// Packs matrices of the same inputs below one another into `to`, a cache line's multiple of packed_bytes(). Each
-/// (outputs, inputs), as stored. Requires: `format` is packed_format(parts), or F32.
-/// Cost: every weight is read and written once, by all threads.
-inline void pack_rows(std::span<const tensor_view> parts, dtype format, std::byte* to, team& threads) {
+/// Packs matrices with the same number of inputs, concatenated along the outputs, into `to`: packed_bytes() of memory
+/// on a cache line. Each is (outputs, inputs), as stored. Requires: `format` is packed_format(parts), or F32. Cost:
+/// reads and writes every weight once, with all threads.
+inline void pack_rows(std::span<const tensor_view> parts, dtype format, std::byte* to, thread_pool& threads) {
     expects(!parts.empty(), "a linear map has a matrix");
     std::size_t outputs = 0;
     for (const tensor_view& part : parts) {
         expects(part.shape.size() == 2 && part.shape[1] == parts[0].shape[1], "matrices below one another are as wide");
         outputs += part.shape[0];
     }
-    // Bytes move as they are; only a machine of the other byte order has to look at the numbers.
+    // Bytes are copied as they are; only a big-endian machine has to convert the values.
     const bool as_stored = std::endian::native == std::endian::little &&
                            std::ranges::all_of(parts, [&](const tensor_view& part) { return part.dtype == format; });
     expects(as_stored || format == dtype::f32, "weights are packed as stored or as F32");
     const auto pack = [&](auto* weights) {
-        threads.share(packed_matrix<float>::strips_of(outputs), outputs * parts[0].shape[1],
-                      [&](std::size_t begin, std::size_t end) {
-                          detail::pack_as(parts, outputs, as_stored, weights, begin, end);
-                      });
+        threads.parallel_for(packed_matrix<float>::strips_of(outputs), outputs * parts[0].shape[1],
+                             [&](std::size_t begin, std::size_t end) {
+                                 detail::pack_as(parts, outputs, as_stored, weights, begin, end);
+                             });
     };
     switch (format) {
     case dtype::f32:

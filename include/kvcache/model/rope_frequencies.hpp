@@ -10,7 +10,7 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The rotation a configuration describes, its scaling worked into the frequencies (formulas at rope_config).
+/// Returns the RoPE of a configuration, with its scaling applied to the frequencies (formulas at rope_config).
 [[nodiscard]] inline rope make_rope(const rope_config& config, std::size_t head_dim) {
     constexpr double two_pi = 6.283185307179586;
     std::vector<double> frequencies = rope::standard_frequencies(head_dim, config.theta);
@@ -22,7 +22,7 @@ namespace kvcache::inline KVCACHE_ABI {
             f /= config.factor;
             break;
         case rope_config::kind::llama3: {
-            const double turns = config.original_max_positions * f / two_pi; // over the trained context
+            const double turns = config.original_max_positions * f / two_pi; // over the original context
             if (turns < config.low_freq_factor) {
                 f /= config.factor;
             } else if (turns <= config.high_freq_factor) {

@@ -13,19 +13,19 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The number formats that weights are read from.
+/// Number formats of stored weights.
 enum class dtype : std::uint8_t {
     f32,  ///< IEEE binary32.
-    f16,  ///< IEEE binary16: 5 exponent bits, 10 of fraction, subnormals.
+    f16,  ///< IEEE binary16: 5 exponent bits, 10 fraction bits, subnormals.
     bf16, ///< The upper half of a binary32.
 };
 
-/// The bytes of one number.
+/// Bytes of one element.
 [[nodiscard]] constexpr std::size_t bytes_of(dtype type) noexcept {
     return type == dtype::f32 ? 4 : 2;
 }
 
-/// The name as checkpoints spell it.
+/// Name as in checkpoints.
 [[nodiscard]] constexpr std::string_view name_of(dtype type) noexcept {
     switch (type) {
     case dtype::f32:
@@ -38,17 +38,17 @@ enum class dtype : std::uint8_t {
     return "?";
 }
 
-/// A weight where it lies, in little-endian bytes that need no alignment. It owns only its shape: the bytes belong to
-/// the checkpoint that gave it.
+/// View of a stored weight, in little-endian bytes without alignment. It owns only its shape; the bytes belong to the
+/// checkpoint.
 struct tensor_view {
     kvcache::dtype dtype = kvcache::dtype::f32;
     std::vector<std::size_t> shape = {};   ///< Outermost first, row-major.
     std::span<const std::byte> bytes = {}; ///< bytes_of(dtype) times the product of the shape.
 
-    /// The numbers in it.
+    /// Number of elements.
     [[nodiscard]] std::size_t size() const noexcept { return bytes.size() / bytes_of(dtype); }
 
-    /// Number `index` in row-major order, as float32, exactly. Requires: index < size().
+    /// Element `index` in row-major order, exactly converted to float32. Requires: index < size().
     [[nodiscard]] float operator[](std::size_t index) const {
         expects(index < size(), "a tensor view is read only inside its bytes");
         switch (dtype) {
@@ -62,13 +62,14 @@ struct tensor_view {
         return 0.0F;
     }
 
-    /// The 16 bits of number `index`. Requires: index < size(), and a format of 16 bits.
+    /// The 16 bits of element `index`. Requires: index < size(), and a 16-bit format.
     [[nodiscard]] std::uint16_t bits(std::size_t index) const {
         expects(index < size() && bytes_of(dtype) == 2, "bits are read inside a view of 16-bit numbers");
         return static_cast<std::uint16_t>(halfword(index));
     }
 
-    /// Fills `out` with the numbers from `first` on, as float32, exactly. Requires: first + out.size() <= size().
+    /// Fills `out` with the elements from `first` on, exactly converted to float32. Requires: first + out.size() <=
+    /// size().
     void read(std::size_t first, std::span<float> out) const {
         expects(first <= size() && out.size() <= size() - first, "a tensor view is read only inside its bytes");
         switch (dtype) {
@@ -98,7 +99,7 @@ private:
             out[i] = number<Type>(first + i);
     }
 
-    // Bytes 2 n and 2 n + 1, by arithmetic, so that neither alignment nor the machine's byte order matters.
+    // Bytes 2 n and 2 n + 1, combined by arithmetic, so that neither alignment nor the machine's byte order matters.
     [[nodiscard]] std::uint32_t halfword(std::size_t n) const {
         return std::to_integer<std::uint32_t>(bytes[2 * n]) | std::to_integer<std::uint32_t>(bytes[2 * n + 1]) << 8;
     }

@@ -21,8 +21,8 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The reference transformer: a Llama-family decoder whose every reduction has one fixed order (the numeric contract),
-/// so that a token's logits depend on its own past alone. Immutable once made; any number of passes may share it.
+/// Reference transformer: a Llama-family decoder in which every reduction has one fixed order (the numeric contract),
+/// so that a token's logits depend only on its own past. Immutable; any number of forward passes may share it.
 class transformer {
 public:
     transformer(model_config config, model_weights weights)
@@ -35,17 +35,17 @@ public:
     [[nodiscard]] std::span<const layer_id> layers() const noexcept { return layers_; }
     [[nodiscard]] std::size_t vocabulary() const noexcept { return config_.vocabulary; }
 
-    /// Positions it was trained for; a pipeline refuses to go past them.
+    /// Context length of the training; a pipeline rejects longer contexts.
     [[nodiscard]] std::size_t max_positions() const noexcept { return config_.max_positions; }
 
-    /// The pages this model needs, `tokens` positions each.
+    /// Shape of the pages of this model, `tokens` positions each.
     [[nodiscard]] page_shape shape(std::uint32_t tokens) const {
         return {static_cast<std::uint32_t>(config_.layers), static_cast<std::uint32_t>(config_.kv_heads),
                 static_cast<std::uint32_t>(config_.head_dim), tokens};
     }
 
-    /// Whether keys that were rotated for one position can serve at another: where positions only ever rotate.
-    /// Errors: unsupported, with what stands against it.
+    /// Returns whether keys rotated for one position can be moved to another, which needs RoPE to be a pure rotation.
+    /// Errors: unsupported, with the reason.
     [[nodiscard]] result<void> keys_can_move() const {
         switch (config_.rope.scaling) {
         case rope_config::kind::none:
@@ -56,10 +56,10 @@ public:
         return error{error_code::unsupported, "rope.scaling",
                      "this scaling of RoPE is not known to be a pure rotation"};
     }
-    /// What rotates its queries and keys.
+    /// RoPE of its queries and keys.
     [[nodiscard]] const rope& rotation() const noexcept { return rope_; }
 
-    /// What makes this model's pages its own; `weights` is the digest of its checkpoint.
+    /// Identity of this model's pages; `weights` is the digest of its checkpoint.
     [[nodiscard]] identity id(digest weights) const {
         return {.weights = weights,
                 .config = canonical_config(),
@@ -67,19 +67,19 @@ public:
                 .weight_format = weights_.head.format()};
     }
 
-    /// The same model with weights and activations in int8: another model, coarser and half the size of BF16, whose
-    /// pages are its own. Cost: every weight is read once, by all threads.
-    [[nodiscard]] transformer in_int8(team& threads) const { return {config_, weights_.in_int8(threads)}; }
+    /// Returns the model with weights and activations in int8: a different model, coarser and half the size of BF16,
+    /// with pages of its own. Cost: reads every weight once, with all threads.
+    [[nodiscard]] transformer in_int8(thread_pool& threads) const { return {config_, weights_.in_int8(threads)}; }
 
-    /// Forward passes over rows that leases of this type hold. Requires: this and the threads outlive it.
+    /// Returns forward passes over rows in leases of this type. Requires: this and the threads outlive it.
     template <class Lease>
-    [[nodiscard]] forward_pass<Lease> passes(team& threads) const {
+    [[nodiscard]] forward_pass<Lease> make_forward_pass(thread_pool& threads) const {
         return forward_pass<Lease>({config_, weights_, attention()}, threads);
     }
 
-    /// The same with attention of another kind.
+    /// The same with a custom attention.
     template <class Lease, class Attention>
-    [[nodiscard]] forward_pass<Lease, Attention> passes(team& threads, Attention attended) const {
+    [[nodiscard]] forward_pass<Lease, Attention> make_forward_pass(thread_pool& threads, Attention attended) const {
         return {{config_, weights_, attention()}, threads, std::move(attended)};
     }
 
@@ -103,13 +103,13 @@ private:
         return text + ' ' + std::to_string(std::bit_cast<std::uint32_t>(config_.rms_norm_eps));
     }
 
-    // In words for people; what decides are the frequencies.
+    // The words are for people; the digest of the frequencies is decisive.
     [[nodiscard]] std::string canonical_rope() const {
         static constexpr const char* kinds[] = {"none", "linear", "llama3"};
         digest_builder numbers;
         for (const double f : rope_.frequencies())
             numbers.number(std::bit_cast<std::uint64_t>(f));
-        char theta[32]; // as no locale writes it
+        char theta[32]; // independent of the locale
         const auto end = std::to_chars(std::begin(theta), std::end(theta), config_.rope.theta).ptr;
         return "theta " + std::string(theta, end) + ", scaling " +
                kinds[static_cast<std::size_t>(config_.rope.scaling)] + ", frequencies " + to_string(numbers.finish());

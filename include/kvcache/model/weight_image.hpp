@@ -4,7 +4,7 @@
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/result.hpp>
-#include <kvcache/kernel/team.hpp>
+#include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/model/linear.hpp>
 #include <kvcache/model/packing.hpp>
 #include <kvcache/model/tensor_view.hpp>
@@ -22,32 +22,33 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Where weights come from: a tensor by its Hugging Face name, of the shape asked for, or why not.
+/// Source of weights: returns a tensor by its Hugging Face name with the required shape, or an error.
 template <class S>
 concept weight_source = requires(const S s, std::string_view name, std::initializer_list<std::size_t> shape) {
     { s.tensor(name, shape) } -> std::same_as<result<tensor_view>>;
 };
 
-/// Tensors that are kept as one: matrices below one another for one product, or vectors behind one another.
+/// Tensors that are stored as one: matrices concatenated for one GEMM, or concatenated vectors.
 struct weight_group {
     std::vector<weight_name> parts = {};
-    bool ends_layer = false; ///< With it, a layer is whole.
+    bool ends_layer = false; ///< Last group of a layer.
 };
 
-/// Where a group lies in the image of a model's weights.
+/// Location of a group in the image of a model's weights.
 struct weight_place {
     dtype format = dtype::f32;
     std::size_t outputs = 0;
-    std::size_t inputs = 0; ///< 0 for a vector of `outputs` float32 numbers.
-    std::size_t offset = 0; ///< In bytes, a cache line's multiple.
+    std::size_t inputs = 0; ///< 0 for a vector of `outputs` floats.
+    std::size_t offset = 0; ///< In bytes, a multiple of a cache line.
     std::size_t bytes = 0;
 };
 
-/// Where all packed weights of a model lie in one block of memory, or in the payload of a file: a function of the
-/// groups and of the formats they are stored in.
+/// Layout of all packed weights of a model in one block of memory or the payload of a file. It depends only on the
+/// groups and their stored formats.
 class weight_layout {
 public:
-    /// Asks `source` for every tensor, and reads none. Errors: the source's, naming the tensor.
+    /// Plans the layout from the shapes and formats of all tensors, without reading their bytes. Errors: those of the
+    /// source, with the tensor's name.
     template <weight_source Source>
     [[nodiscard]] static result<weight_layout> plan(std::vector<weight_group> groups, const Source& source) {
         weight_layout made;
@@ -76,7 +77,7 @@ public:
     [[nodiscard]] std::span<const weight_place> places() const noexcept { return places_; }
     [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
-    /// Of every group's tensors and place.
+    /// Digest of every group's tensors and location.
     [[nodiscard]] kvcache::digest digest() const {
         digest_builder builder;
         builder.text("kvcache weight layout 1").number(places_.size());
@@ -93,7 +94,7 @@ public:
         return builder.finish();
     }
 
-    /// The tensors of a group. Errors: the source's.
+    /// Tensors of a group. Errors: those of the source.
     template <weight_source Source>
     [[nodiscard]] static result<std::vector<tensor_view>> views_of(const weight_group& group, const Source& source) {
         std::vector<tensor_view> views;
@@ -113,12 +114,12 @@ private:
     std::size_t bytes_ = 0;
 };
 
-/// Packs all weights of a layout into `image`, of layout.bytes() on a cache line. `packed(group, views)` is called with
-/// each group and its tensors once they are packed, in order. Errors: the source's.
-/// Cost: every weight is read once and written once, by all threads.
+/// Packs all weights of a layout into `image`: layout.bytes() on a cache line. `packed(group, views)` is called for
+/// each group and its tensors once they are packed, in order. Errors: those of the source. Cost: reads and writes every
+/// weight once, with all threads.
 template <weight_source Source, class Packed>
 [[nodiscard]] result<void> pack_weights(const weight_layout& layout, const Source& source, std::span<std::byte> image,
-                                        team& threads, Packed packed) {
+                                        thread_pool& threads, Packed packed) {
     expects(image.size() == layout.bytes(), "an image is as long as its layout says");
     for (std::size_t i = 0; i < layout.places().size(); ++i) {
         const weight_place& place = layout.places()[i];
@@ -133,7 +134,7 @@ template <weight_source Source, class Packed>
                 view.read(0, {reinterpret_cast<float*>(to), view.size()});
                 to += view.size() * sizeof(float);
             }
-            // What lies before the next cache line is zeros, so that equal weights are equal images.
+            // Zero the padding up to the next cache line, so that equal weights give equal images.
             const std::size_t end = (place.offset + place.bytes + line_bytes - 1) / line_bytes * line_bytes;
             std::memset(to, 0, end - (place.offset + place.bytes));
         }
@@ -142,7 +143,7 @@ template <weight_source Source, class Packed>
     return {};
 }
 
-/// The packed weights of a model in one block, in memory or in a mapped file, and where each lies.
+/// The packed weights of a model in one block, in memory or in a mapped file, with its layout.
 class weight_image {
 public:
     weight_image(weight_layout layout, std::shared_ptr<const std::byte> memory)
@@ -151,7 +152,7 @@ public:
     [[nodiscard]] const weight_layout& layout() const noexcept { return layout_; }
     [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {memory_.get(), layout_.bytes()}; }
 
-    /// A copy of group `index`, which must be one of vectors.
+    /// Copy of group `index`. Requires: it is a group of vectors.
     [[nodiscard]] std::vector<float> vector(std::size_t index) const {
         const weight_place& place = layout_.places()[index];
         expects(place.inputs == 0, "a vector is read from a group of vectors");
@@ -160,7 +161,7 @@ public:
         return numbers;
     }
 
-    /// The product of group `index`, which must be one of matrices. It keeps the block alive.
+    /// Linear map of group `index`, which keeps the block alive. Requires: it is a group of matrices.
     [[nodiscard]] linear product(std::size_t index) const {
         const weight_place& place = layout_.places()[index];
         expects(place.inputs != 0, "a product is made from a group of matrices");

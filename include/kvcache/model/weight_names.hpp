@@ -12,10 +12,10 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A weight that a model needs: its name in a Hugging Face checkpoint, and its shape.
+/// Name of a weight in a Hugging Face checkpoint, and its shape.
 struct weight_name {
     std::string name = {};
-    std::vector<std::size_t> shape = {}; ///< Outermost first; a product's is (out, in).
+    std::vector<std::size_t> shape = {}; ///< Outermost first; (out, in) for a matrix.
 
     friend bool operator==(const weight_name&, const weight_name&) = default;
 };
@@ -24,12 +24,12 @@ inline constexpr std::string_view embedding_name = "model.embed_tokens.weight";
 inline constexpr std::string_view final_norm_name = "model.norm.weight";
 inline constexpr std::string_view head_name = "lm_head.weight";
 
-/// The name of a part of layer `layer`: "model.layers.3.self_attn.q_proj.weight" for "self_attn.q_proj.weight".
+/// Full name of a weight of layer `layer`: "model.layers.3.self_attn.q_proj.weight" for "self_attn.q_proj.weight".
 [[nodiscard]] inline std::string layer_weight_name(std::size_t layer, std::string_view part) {
     return "model.layers." + std::to_string(layer) + "." + std::string(part);
 }
 
-/// The weights of layer `layer`, with those biases and norms that `config` has. Requires: layer < config.layers.
+/// Weights of layer `layer`, with the biases and norms of `config`. Requires: layer < config.layers.
 [[nodiscard]] inline std::vector<weight_name> layer_weights(const model_config& config, std::size_t layer) {
     expects(layer < config.layers, "a layer is one of the model's");
     const std::size_t hidden = config.hidden_size;
@@ -62,7 +62,7 @@ inline constexpr std::string_view head_name = "lm_head.weight";
     return weights;
 }
 
-/// All weights of a model, in the order of its computation; without lm_head when the head is tied.
+/// All weights of a model, in order of use; without lm_head if the head is tied.
 [[nodiscard]] inline std::vector<weight_name> weights_of(const model_config& config) {
     std::vector<weight_name> weights;
     weights.push_back({std::string(embedding_name), {config.vocabulary, config.hidden_size}});

@@ -4,7 +4,7 @@
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/shared_memory.hpp>
-#include <kvcache/kernel/team.hpp>
+#include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/linear.hpp>
 #include <kvcache/model/tensor_view.hpp>
@@ -23,7 +23,7 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The weights of one block, packed.
+/// Packed weights of one block.
 struct block_weights {
     std::vector<float> attention_norm; // (hidden)
     linear qkv;                        // (q + k + v, hidden)
@@ -35,15 +35,15 @@ struct block_weights {
     linear down;                       // (hidden, intermediate)
 };
 
-/// The weights of a decoder, packed.
+/// Packed weights of a decoder.
 struct model_weights {
     linear embedding; // (vocabulary, hidden); empty if the head is tied to it
     std::vector<block_weights> layers;
     std::vector<float> final_norm; // (hidden)
     linear head;                   // (vocabulary, hidden)
 
-    /// The same with every matrix in int8, all in one block of memory. Throws: std::bad_alloc.
-    [[nodiscard]] model_weights in_int8(team& threads) const {
+    /// Returns a copy with every matrix in int8, all in one block of memory. Throws: std::bad_alloc.
+    [[nodiscard]] model_weights in_int8(thread_pool& threads) const {
         model_weights rounded = *this;
         std::vector<linear*> maps{&rounded.head};
         if (embedding.outputs() > 0)
@@ -68,7 +68,8 @@ struct model_weights {
 namespace detail {
 
 /// Calls visit.product(to, names, inputs, biased) and visit.vector(to, name, size) for every member of `weights`, in
-/// the order of an image; visit.layer_done() behind each layer. A product's names are its matrices', without ".weight".
+/// the order of an image, and visit.layer_done() after each layer. The names of a product are those of its matrices,
+/// without ".weight".
 template <class Visit>
 void for_each_weight(const model_config& config, model_weights& weights, Visit visit) {
     const std::size_t hidden = config.hidden_size, inner = config.intermediate_size;
@@ -101,7 +102,7 @@ void for_each_weight(const model_config& config, model_weights& weights, Visit v
     }
 }
 
-using product_names = std::vector<std::pair<std::string, std::size_t>>; // a matrix, and its outputs
+using product_names = std::vector<std::pair<std::string, std::size_t>>; // name of a matrix, and its outputs
 
 struct group_lister {
     std::vector<weight_group>& groups;
@@ -139,7 +140,7 @@ struct image_reader {
 
 } // namespace detail
 
-/// The groups of a model's weights, in the order of its image.
+/// Groups of a model's weights, in the order of its image.
 [[nodiscard]] inline std::vector<weight_group> weight_groups(const model_config& config) {
     std::vector<weight_group> groups;
     model_weights unused;
@@ -147,21 +148,21 @@ struct image_reader {
     return groups;
 }
 
-/// The weights that an image of weight_groups(config) holds: vectors copied, products in place.
+/// Weights of an image of weight_groups(config): vectors are copied, matrices are viewed in place.
 [[nodiscard]] inline model_weights weights_in(const model_config& config, const weight_image& image) {
     model_weights weights;
     detail::for_each_weight(config, weights, detail::image_reader{image});
     return weights;
 }
 
-/// Reads all weights of a checkpoint by their Hugging Face names, and packs them into one block taken from `memory`
-/// (null: new and delete), on huge pages where the system has them. `packed(group, views)` is called for each group
-/// and its tensors once they are packed, `progress(done, of)` after each layer.
-/// Errors: the source's, naming the tensor; out_of_memory. Cost: every weight is read and written once, by all threads;
-/// one block of layout().bytes(), and nothing beside it that grows with the model.
+/// Reads all weights of a checkpoint by their Hugging Face names, and packs them into one block from `memory` (null:
+/// new and delete), on huge pages where the system has them. `packed(group, views)` is called for each group and its
+/// tensors once they are packed, `progress(done, of)` after each layer. Errors: those of the source, with the tensor's
+/// name; out_of_memory. Cost: reads and writes every weight once, with all threads; allocates one block of
+/// layout().bytes(), and nothing else that grows with the model.
 template <weight_source Source, class Packed, class Progress>
 [[nodiscard]] result<weight_image> pack_image(const model_config& config, const Source& source,
-                                              std::pmr::memory_resource* memory, team& threads, Packed packed,
+                                              std::pmr::memory_resource* memory, thread_pool& threads, Packed packed,
                                               Progress progress) {
     auto layout = weight_layout::plan(weight_groups(config), source);
     if (!layout)
@@ -184,9 +185,9 @@ template <weight_source Source, class Packed, class Progress>
     return weight_image(*std::move(layout), std::move(block));
 }
 
-/// The same, ready to compute with. Errors: as pack_image.
+/// The same, ready for computation. Errors: those of pack_image.
 template <weight_source Source, class Progress>
-[[nodiscard]] result<model_weights> load_weights(const model_config& config, const Source& source, team& threads,
+[[nodiscard]] result<model_weights> load_weights(const model_config& config, const Source& source, thread_pool& threads,
                                                  Progress progress) {
     const auto ignore = [](const weight_group&, std::span<const tensor_view>) {};
     const auto image = pack_image(config, source, nullptr, threads, ignore, progress);
@@ -198,7 +199,7 @@ template <weight_source Source, class Progress>
 /// The same on one thread.
 template <weight_source Source, class Progress>
 [[nodiscard]] result<model_weights> load_weights(const model_config& config, const Source& source, Progress progress) {
-    team alone;
+    thread_pool alone;
     return load_weights(config, source, alone, progress);
 }
 

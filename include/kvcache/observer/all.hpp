@@ -5,14 +5,15 @@
 #include <kvcache/observer/counting.hpp>
 #include <kvcache/observer/events.hpp>
 #include <kvcache/observer/metrics.hpp>
-#include <kvcache/observer/silent.hpp>
+#include <kvcache/observer/none.hpp>
 #include <kvcache/observer/tracing.hpp>
 
 #include <tuple>
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Every observer policy of the library, with its standard options.
-using observer_policies = std::tuple<silent, counting, events, metrics, tracing>;
+/// Every observer policy of the library, with its default options.
+using observer_policies =
+    std::tuple<observer::none, observer::counting, observer::events, observer::metrics, observer::tracing>;
 
 } // namespace kvcache

@@ -13,43 +13,44 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What happened in a cache.
+/// The kinds of events in a cache.
 enum class event_kind {
-    matched,   ///< A prompt was looked up: tokens found, of how many, in which pages.
+    matched,   ///< A prompt was looked up: tokens matched, tokens of the prompt, matched pages.
     stored,    ///< Tokens were committed.
-    published, ///< A full page can be found from now on: its run, after which page.
-    copied,    ///< A shared page was copied before a write: from the first of the pages to the second.
-    evicted,   ///< A page left to make room.
-    refused,   ///< A reservation failed for want of pages.
+    published, ///< A full page became findable: its tokens and its parent page.
+    copied,    ///< A shared page was copied before a write (copy-on-write): from the first of the pages to the second.
+    evicted,   ///< A page was evicted.
+    refused,   ///< A reservation failed for lack of pages.
 };
 
-/// One event, with its extent. What it points to is there for the call.
+/// One event. Its spans are valid during the call only.
 struct event {
     event_kind kind = event_kind::matched;
-    std::size_t tokens = 0; ///< Found (matched), committed (stored), or held by the page (the others).
-    std::size_t of = 0;     ///< Tokens asked for (matched, refused).
-    std::size_t pages = 0;  ///< Pages concerned.
+    std::size_t tokens = 0; ///< Tokens matched (matched), committed (stored), or in the page (the other kinds).
+    std::size_t of = 0;     ///< Tokens requested (matched, refused).
+    std::size_t pages = 0;  ///< Number of pages concerned.
 
-    std::span<const page_id> which = {}; ///< Those pages, in order; none with stored and refused.
-    std::optional<page_id> parent = {};  ///< The page that the page continues (published, evicted).
+    std::span<const page_id> which = {}; ///< The pages concerned, in order; empty for stored and refused.
+    std::optional<page_id> parent = {};  ///< The parent of the page (published, evicted).
     std::span<const token_id> run = {};  ///< The tokens of the page (published, evicted).
-    std::span<const digest> names = {};  ///< By page: its name, as name_of tells it.
+    std::span<const digest> names = {};  ///< Page names, indexed by page; see name_of.
     std::size_t page_tokens = 0;         ///< Tokens of a full page.
 
-    /// The digest of all tokens up to the end of a page. Requires: the page is full and can be found.
+    /// Returns the digest of all tokens up to the end of a page. Requires: the page is full and findable.
     [[nodiscard]] digest name_of(page_id page) const {
         expects(index_of(page) < names.size(), "an event names the pages that it is about");
         return names[index_of(page)];
     }
 };
 
-/// The working state of an observer: told of every event, under the cache's lock. What it throws is lost.
+/// The working state of an observer. It receives every event, under the cache's lock. Exceptions that it throws are
+/// ignored.
 template <class S>
 concept observer_state = requires(S s, const event& what) {
     s.on(what);
 };
 
-/// Who watches a cache.
+/// A policy that observes the events of a cache.
 template <class P>
 concept observer_policy = plays<P, observer_role> && requires(const P p) {
     p.open();

@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::observer {
 
-/// Sums of the events of a cache's life.
+/// Event totals over the lifetime of a cache.
 struct event_counts {
     std::uint64_t lookups = 0;
     std::uint64_t tokens_looked_up = 0;
@@ -19,7 +19,7 @@ struct event_counts {
     std::uint64_t refusals = 0;
 };
 
-/// Counts events. Cost: an addition or three an event.
+/// Counts events. Cost: one to three additions per event.
 struct counting {
     using role = observer_role;
     class state;
@@ -65,4 +65,4 @@ inline counting::state counting::open() const {
 
 static_assert(observer_policy<counting>);
 
-} // namespace kvcache
+} // namespace kvcache::observer

@@ -9,19 +9,19 @@
 #include <string>
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::observer {
 
-/// Tells routers which blocks a cache has, one JSON object a line, in the shape of vLLM's KV event batches, which
-/// Dynamo's routers read too: BlockStored when a full page can be found, BlockRemoved when it leaves. A block's hash is
-/// the low half of its name, the same on every host whose identity and hash policy are equal. BlockHit and BlockCopied
-/// are not among vLLM's; leave them out for a reader that refuses what it does not know.
+/// Publishes the blocks of a cache to routers, as one JSON object per line in the format of vLLM's KV event batches,
+/// which Dynamo's routers read too: BlockStored when a full page becomes findable, BlockRemoved when it is evicted.
+/// The hash of a block is the low half of its name; it is the same on every host with an equal identity and hash
+/// policy. BlockHit and BlockCopied are not vLLM events; omit them for a reader that rejects unknown events.
 struct events {
     using role = observer_role;
-    std::function<void(std::string_view)> write = {}; ///< Takes one line, with its end; none: nothing is told.
-    std::function<double()> seconds = {};             ///< The time; none: the system clock's, since 1970.
-    bool routers_only = false;                        ///< Only BlockStored and BlockRemoved.
-    int rank = 0;                                     ///< Which of several caches this is ("data_parallel_rank").
-    std::string medium = "CPU";                       ///< Where the blocks lie.
+    std::function<void(std::string_view)> write = {}; ///< Receives one line, with its newline; optional.
+    std::function<double()> seconds = {};             ///< Time source; default: the system clock, since 1970.
+    bool routers_only = false;                        ///< Publish only BlockStored and BlockRemoved.
+    int rank = 0;                                     ///< Index of this cache among several ("data_parallel_rank").
+    std::string medium = "CPU";                       ///< Memory that holds the blocks.
     class state;
     [[nodiscard]] state open() const;
 };
@@ -40,7 +40,7 @@ public:
                  tokens(what.run) + R"(],"block_size":)" + std::to_string(what.page_tokens) + medium());
             break;
         case event_kind::evicted:
-            if (what.tokens == what.page_tokens) // part of a page was never told of
+            if (what.tokens == what.page_tokens) // a partial page was never published
                 tell(R"("type":"BlockRemoved","block_hashes":[)" + hash(what, what.which.front()) + "]" + medium());
             break;
         case event_kind::matched:
@@ -63,7 +63,7 @@ private:
         return std::to_string(what.name_of(page).low);
     }
 
-    // Of the full pages that were found, in order.
+    // Returns the hashes of the full pages that matched, in order.
     [[nodiscard]] static std::string hashes(const event& what) {
         std::string text;
         for (std::size_t i = 0; i < what.tokens / what.page_tokens && i < what.which.size(); ++i)
@@ -97,4 +97,4 @@ inline events::state events::open() const {
 
 static_assert(observer_policy<events>);
 
-} // namespace kvcache
+} // namespace kvcache::observer

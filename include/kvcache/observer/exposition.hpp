@@ -12,12 +12,13 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::observer {
 
-/// Text in Prometheus' exposition format, version 0.0.4: for each metric its help, its type and one sample.
+/// Text in Prometheus' exposition format, version 0.0.4: each metric has its help, its type and one sample.
 class exposition {
 public:
-    /// Names with values. A name has letters, digits and underscores, and begins with no digit and not with "__".
+    /// Label names and values. A name consists of letters, digits and underscores; it begins neither with a digit nor
+    /// with "__".
     using labels = std::vector<std::pair<std::string, std::string>>;
 
     explicit exposition(const labels& on_every_sample) {
@@ -29,11 +30,11 @@ public:
             labels_ = "{" + labels_ + "}";
     }
 
-    /// A number that only grows.
+    /// Adds a counter, whose value only grows.
     void counter(std::string_view name, std::string_view help, std::integral auto value) {
         sample(name, help, "counter", std::to_string(value));
     }
-    /// A number that goes up and down.
+    /// Adds a gauge, whose value may rise and fall.
     void gauge(std::string_view name, std::string_view help, std::integral auto value) {
         sample(name, help, "gauge", std::to_string(value));
     }
@@ -44,7 +45,7 @@ public:
     [[nodiscard]] const std::string& text() const& noexcept { return text_; }
     [[nodiscard]] std::string text() && noexcept { return std::move(text_); }
 
-    /// Backslashes and line ends as the format wants them, and quotes where the text stands in quotes.
+    /// Escapes backslashes and newlines, and quotes inside a quoted text.
     [[nodiscard]] static std::string escaped(std::string_view words, bool in_quotes) {
         std::string made;
         for (const char c : words)
@@ -83,4 +84,4 @@ private:
     std::string text_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::observer

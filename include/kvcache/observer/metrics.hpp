@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::observer {
 
-/// Counts events as `counting` does and tells them in Prometheus' text format. `cache/metrics_text.hpp` adds how full
-/// the cache is.
+/// Counts events like `counting` and reports them in Prometheus' text format. `cache/metrics_text.hpp` adds the fill
+/// level of the cache.
 struct metrics {
     using role = observer_role;
-    exposition::labels labels = {}; ///< On every sample: {{"model", "llama"}}.
+    exposition::labels labels = {}; ///< Labels of every sample: {{"model", "llama"}}.
     class state;
     [[nodiscard]] state open() const;
 };
@@ -28,7 +28,7 @@ public:
     [[nodiscard]] const event_counts& counts() const noexcept { return counting_.counts(); }
     [[nodiscard]] const exposition::labels& labels() const noexcept { return labels_; }
 
-    /// The counters, in Prometheus' text format. Requires: names of labels are names.
+    /// Returns the counters in Prometheus' text format. Requires: the label names are valid.
     [[nodiscard]] std::string text() const {
         const event_counts& now = counts();
         exposition to(labels_);
@@ -57,4 +57,4 @@ inline metrics::state metrics::open() const {
 
 static_assert(observer_policy<metrics>);
 
-} // namespace kvcache
+} // namespace kvcache::observer

@@ -12,14 +12,14 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::observer {
 
-/// Writes every event as one of a Chrome trace (JSON array format; chrome://tracing and Perfetto read it): an instant
-/// with its extent, and a counter of the pages that can be found. The array is closed with the cache.
+/// Writes every event to a Chrome trace (JSON array format, read by chrome://tracing and Perfetto): an instant event
+/// with its extent, and a counter of the findable pages. The array is closed when the cache is destroyed.
 struct tracing {
     using role = observer_role;
-    std::function<void(std::string_view)> write = {}; ///< Takes the text, piece by piece; none: nothing is traced.
-    std::function<std::uint64_t()> microseconds = {}; ///< The time; none: the steady clock's.
+    std::function<void(std::string_view)> write = {}; ///< Receives the text, piece by piece; optional.
+    std::function<std::uint64_t()> microseconds = {}; ///< Time source; default: the steady clock.
     class state;
     [[nodiscard]] state open() const;
 };
@@ -30,10 +30,10 @@ public:
         if (how_.write)
             how_.write("[");
     }
-    state(const state&) = delete; // whoever opens the array closes it
+    state(const state&) = delete; // the object that opens the array closes it
     state& operator=(const state&) = delete;
     ~state() {
-        detail::ignore_exceptions([&] { // a trace that cannot be closed is still read
+        detail::ignore_exceptions([&] { // a trace without its closing bracket is readable
             if (how_.write)
                 how_.write("\n]\n");
         });
@@ -73,4 +73,4 @@ inline tracing::state tracing::open() const {
 
 static_assert(observer_policy<tracing>);
 
-} // namespace kvcache
+} // namespace kvcache::observer

@@ -5,9 +5,9 @@
 
 #include <string_view>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::observer {
 
-/// The word for a kind of event.
+/// Returns the name of an event kind.
 [[nodiscard]] constexpr std::string_view name_of(event_kind kind) noexcept {
     switch (kind) {
     case event_kind::matched:
@@ -26,4 +26,4 @@ namespace kvcache::inline KVCACHE_ABI {
     return "refused";
 }
 
-} // namespace kvcache
+} // namespace kvcache::observer

@@ -3,22 +3,22 @@
 
 #include <kvcache/recompute/concept.hpp>
 #include <kvcache/recompute/exact_prefix.hpp>
-#include <kvcache/recompute/furthest_off.hpp>
+#include <kvcache/recompute/top_k_deviations.hpp>
 
 #include <cstddef>
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::recompute {
 
-/// Runs those tokens again whose keys or values are furthest off in the second layer (CacheBlend, Yao et al. 2025): the
-/// first layer's depend on nothing but the token and its place, so all tokens go through that one, and its output says
-/// what the second's should be. Of equal tokens the earlier runs.
+/// Recomputes the reused tokens whose keys or values deviate most in the second layer (CacheBlend, Yao et al. 2025).
+/// Keys and values of the first layer depend only on a token and its position. All tokens therefore go through that
+/// layer, and its output gives the correct keys and values of the second. Ties go to the earlier token.
 struct blend {
     using role = recompute_role;
-    double fraction = 0.15;                     ///< Of the reused tokens.
-    deviation_of compares = deviation_of::keys; ///< What says how far off a token is.
-    std::size_t layer = 1;                      ///< Whose: all tokens go through those before it.
+    double fraction = 0.15;                             ///< Fraction of the reused tokens to recompute.
+    deviation_metric compares = deviation_metric::keys; ///< The vectors whose deviation is measured.
+    std::size_t layer = 1; ///< The layer they belong to; all tokens go through the layers before it.
     class state;
     [[nodiscard]] state open(page_shape shape) const;
 };
@@ -27,15 +27,15 @@ class blend::state : public exact_prefix::state {
 public:
     explicit state(const blend& options) : options_(options) {}
 
-    [[nodiscard]] deviation_of compared() const noexcept { return options_.compares; }
+    [[nodiscard]] deviation_metric compared() const noexcept { return options_.compares; }
     [[nodiscard]] std::size_t check_layer() const noexcept { return options_.layer; }
 
-    void select(std::span<const reused_run> runs, std::span<const float> deviations,
+    void select(std::span<const reused_span> runs, std::span<const float> deviations,
                 std::vector<std::size_t>& positions) const {
-        const auto order = furthest_off(deviations, share_of(options_.fraction, deviations.size()));
+        const auto order = top_k_deviations(deviations, share_of(options_.fraction, deviations.size()));
         auto next = order.begin();
-        std::size_t before = 0; // tokens of the runs before
-        for (const reused_run& run : runs) {
+        std::size_t before = 0; // tokens of the spans before this one
+        for (const reused_span& run : runs) {
             for (; next != order.end() && *next < before + run.count; ++next)
                 positions.push_back(run.first + *next - before);
             before += run.count;
@@ -52,4 +52,4 @@ inline blend::state blend::open(page_shape) const {
 
 static_assert(recompute_policy<blend> && deviation_recompute_state<blend::state>);
 
-} // namespace kvcache
+} // namespace kvcache::recompute

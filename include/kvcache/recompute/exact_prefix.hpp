@@ -5,10 +5,10 @@
 
 #include <algorithm>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::recompute {
 
-/// Reuses the longest known prefix and runs the rest. A full hit is cut by one token, so that logits are always
-/// computed, never stale. Exact: the result is the same bits as with nothing reused.
+/// Reuses the longest cached prefix and computes the rest. A full hit is shortened by one token, so that logits are
+/// always computed. Exact: the result is bit-identical to computing every token.
 struct exact_prefix {
     using role = recompute_role;
     class state;
@@ -17,7 +17,7 @@ struct exact_prefix {
 
 class exact_prefix::state {
 public:
-    [[nodiscard]] std::size_t first_rerun(std::size_t hit, std::size_t total) const noexcept {
+    [[nodiscard]] std::size_t first_computed(std::size_t hit, std::size_t total) const noexcept {
         return total == 0 ? 0 : std::min(hit, total - 1);
     }
 };
@@ -28,4 +28,4 @@ inline exact_prefix::state exact_prefix::open(page_shape) const {
 
 static_assert(recompute_policy<exact_prefix>);
 
-} // namespace kvcache
+} // namespace kvcache::recompute

@@ -4,7 +4,7 @@
 #include <kvcache/recompute/blend.hpp>
 #include <kvcache/recompute/concept.hpp>
 #include <kvcache/recompute/exact_prefix.hpp>
-#include <kvcache/recompute/furthest_off.hpp>
+#include <kvcache/recompute/top_k_deviations.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -13,17 +13,18 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::recompute {
 
-/// Chooses as `blend` does, but more than it wants, and lets these run on: in every layer that follows those stay that
-/// are furthest off there (CacheBlend's gradual filtering, Yao et al. 2025). What is left runs again in all layers.
+/// Selects as `blend` does, but more tokens than `fraction`, then filters them: each of the next layers keeps the
+/// tokens that deviate most there (CacheBlend's gradual filtering, Yao et al. 2025). The remaining tokens are
+/// recomputed in all layers.
 struct gradual_blend {
     using role = recompute_role;
-    double fraction = 0.15;                     ///< Of the reused tokens, in the end.
-    double wider = 2.0;                         ///< How many times as many are chosen first.
-    std::size_t filters = 2;                    ///< Layers that filter; fewer if the model has not as many.
-    deviation_of compares = deviation_of::keys; ///< What says how far off a token is.
-    std::size_t layer = 1;                      ///< Whose first: all tokens go through those before it.
+    double fraction = 0.15;  ///< Fraction of the reused tokens kept by the last filter.
+    double wider = 2.0;      ///< Size of the first selection, as a multiple of `fraction`.
+    std::size_t filters = 2; ///< Number of filtering layers; capped at the layers after `layer`.
+    deviation_metric compares = deviation_metric::keys; ///< The vectors whose deviation is measured.
+    std::size_t layer = 1; ///< The layer of the first selection; all tokens go through the layers before it.
     class state;
     [[nodiscard]] state open(page_shape shape) const;
 };
@@ -35,29 +36,29 @@ public:
         options_.filters = std::min(options.filters, behind);
     }
 
-    [[nodiscard]] deviation_of compared() const noexcept { return options_.compares; }
+    [[nodiscard]] deviation_metric compared() const noexcept { return options_.compares; }
     [[nodiscard]] std::size_t check_layer() const noexcept { return options_.layer; }
     [[nodiscard]] std::size_t filters() const noexcept { return options_.filters; }
 
-    void select(std::span<const reused_run> runs, std::span<const float> deviations,
+    void select(std::span<const reused_span> runs, std::span<const float> deviations,
                 std::vector<std::size_t>& positions) const {
         blend{.fraction = fraction_after(0)}.open({}).select(runs, deviations, positions);
     }
 
-    /// Filter `number` of them: keeps of `positions` those that are furthest off in the next layer.
-    void filter(std::size_t number, std::span<const reused_run> runs, std::span<const float> deviations,
+    /// Applies filter `number`: keeps those of `positions` that deviate most in the next layer.
+    void filter(std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
                 std::vector<std::size_t>& positions) const {
         std::size_t total = 0;
-        for (const reused_run& run : runs)
+        for (const reused_span& run : runs)
             total += run.count;
         std::vector<std::size_t> kept;
-        for (const std::size_t i : furthest_off(deviations, share_of(fraction_after(number + 1), total)))
+        for (const std::size_t i : top_k_deviations(deviations, share_of(fraction_after(number + 1), total)))
             kept.push_back(positions[i]);
         positions = std::move(kept);
     }
 
 private:
-    // Even steps down, as ratios.
+    // The fraction shrinks geometrically from fraction * wider to fraction.
     [[nodiscard]] double fraction_after(std::size_t done) const {
         const double left = options_.filters == 0
                                 ? 0.0
@@ -74,4 +75,4 @@ inline gradual_blend::state gradual_blend::open(page_shape shape) const {
 
 static_assert(recompute_policy<gradual_blend> && filtering_recompute_state<gradual_blend::state>);
 
-} // namespace kvcache
+} // namespace kvcache::recompute

@@ -8,10 +8,10 @@
 #include <span>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::recompute {
 
-/// Reuses every chunk as it is: its keys are moved to their place, and it has never seen what comes before it now.
-/// Approximate, the cheapest and the worst.
+/// Reuses every chunk unchanged: its keys are rotated to their new positions, but they never attended to what now
+/// precedes them. Approximate; the cheapest policy and the least accurate.
 struct none {
     using role = recompute_role;
     class state;
@@ -20,7 +20,7 @@ struct none {
 
 class none::state : public exact_prefix::state {
 public:
-    void select(std::span<const reused_run>, std::vector<std::size_t>&) const {}
+    void select(std::span<const reused_span>, std::vector<std::size_t>&) const {}
 };
 
 inline none::state none::open(page_shape) const {
@@ -29,4 +29,4 @@ inline none::state none::open(page_shape) const {
 
 static_assert(recompute_policy<none> && chunk_recompute_state<none::state>);
 
-} // namespace kvcache
+} // namespace kvcache::recompute

@@ -3,9 +3,9 @@
 
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/result.hpp>
+#include <kvcache/record/record_authenticator.hpp>
 #include <kvcache/record/record_layout.hpp>
 #include <kvcache/record/record_names.hpp>
-#include <kvcache/record/record_seal.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -19,23 +19,22 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A part of a record, where it lies. Its bytes are sound once their checksum says so, of the copy that is used.
+/// A part of a record, in place. Its bytes are verified by checking a private copy against the checksum; see sound().
 struct record_part {
     part_kind kind = part_kind::page;
     std::uint32_t index = 0;
     std::uint32_t rows = 0;
     std::span<const std::byte> bytes = {};
-    digest256 checksum = {};
+    sha256_digest checksum = {};
 };
 
-/// A record that lies somewhere in memory: what its header says, checked as a whole, and its parts, not yet read.
+/// A record in memory, in place: its header, fully checked, and its parts, not yet read.
 class record {
 public:
-    /// Takes bytes apart that may be anything. A record is accepted in its one form only: any other byte of the header,
-    /// any byte more or less, is refused.
-    /// Errors: truncated, malformed, unsupported (another format), mismatched (sealed otherwise), with the field's
-    /// name. Cost: the header's.
-    [[nodiscard]] static result<record> parse(std::span<const std::byte> bytes, const record_seal& seal) {
+    /// Parses untrusted bytes. A record has exactly one valid form: any other header byte, or any missing or extra
+    /// byte, is rejected. Errors: truncated, malformed, unsupported (another format), mismatched (another kind of
+    /// checksum), with the field's name. Cost: O(header).
+    [[nodiscard]] static result<record> parse(std::span<const std::byte> bytes, const record_authenticator& seal) {
         record made;
         for (const auto step : {&record::take_fixed, &record::take_places, &record::take_sealed, &record::take_parts,
                                 &record::take_identity, &record::take_tokens})
@@ -48,21 +47,21 @@ public:
     /// The position of the first token.
     [[nodiscard]] std::uint64_t first() const noexcept { return first_; }
     [[nodiscard]] const std::vector<token_id>& tokens() const noexcept { return tokens_; }
-    /// The names of what comes before the tokens, and of all with them.
-    [[nodiscard]] const digest256& before() const noexcept { return before_; }
-    [[nodiscard]] const digest256& name() const noexcept { return name_; }
+    /// The names of the tokens before the record, and of all tokens up to its end.
+    [[nodiscard]] const sha256_digest& before() const noexcept { return before_; }
+    [[nodiscard]] const sha256_digest& name() const noexcept { return name_; }
     [[nodiscard]] const std::vector<record_part>& parts() const noexcept { return parts_; }
     [[nodiscard]] const identity_text& identity() const noexcept { return fields_; }
 
-    /// The part of this kind of a page; null if there is none.
+    /// Returns the part of this kind of a page, or null.
     [[nodiscard]] const record_part* part(part_kind kind, std::uint32_t index) const noexcept {
         const auto found =
             std::ranges::find_if(parts_, [&](const record_part& p) { return p.kind == kind && p.index == index; });
         return found == parts_.end() ? nullptr : &*found;
     }
 
-    /// Whether the record was made under this identity and secret. Errors: mismatched, with the first field that
-    /// differs and both its values, or "key" where only the secret does.
+    /// Checks that the record was made under this identity and secret. Errors: mismatched, with the first differing
+    /// field and both its values, or "key" if only the secret differs.
     [[nodiscard]] result<void> made_under(const record_names& own) const {
         if (identity_ == own.root())
             return {};
@@ -78,10 +77,10 @@ public:
         return refused(error_code::mismatched, "key", "the record was named under another key");
     }
 
-    /// Whether bytes are those that a part was written with: a copy of its own, which nobody changes behind the check.
-    /// Errors: malformed.
+    /// Checks a copy of a part's bytes against its checksum. Requires: no other thread changes the copy. Errors:
+    /// malformed.
     [[nodiscard]] static result<void> sound(const record_part& part, std::span<const std::byte> copy,
-                                            const record_seal& seal) {
+                                            const record_authenticator& seal) {
         static constexpr const char* names[] = {"part", "page", "exact", "speaking"};
         if (copy.size() == part.bytes.size() && same_in_constant_time(seal.of(copy), part.checksum))
             return {};
@@ -97,16 +96,16 @@ private:
         return {code, std::move(field), std::move(words)};
     }
 
-    // Each takes a piece of the header, in this order, and may count on what those before it have checked.
-    [[nodiscard]] result<void> take_fixed(std::span<const std::byte> bytes, const record_seal& seal);
-    [[nodiscard]] result<void> take_places(std::span<const std::byte> bytes, const record_seal& seal);
-    [[nodiscard]] result<void> take_sealed(std::span<const std::byte> bytes, const record_seal& seal);
-    [[nodiscard]] result<void> take_parts(std::span<const std::byte> bytes, const record_seal& seal);
-    [[nodiscard]] result<void> take_identity(std::span<const std::byte> bytes, const record_seal& seal);
-    [[nodiscard]] result<void> take_tokens(std::span<const std::byte> bytes, const record_seal& seal);
+    // Each step parses a section of the header, in this order, and relies on the checks of the steps before it.
+    [[nodiscard]] result<void> take_fixed(std::span<const std::byte> bytes, const record_authenticator& seal);
+    [[nodiscard]] result<void> take_places(std::span<const std::byte> bytes, const record_authenticator& seal);
+    [[nodiscard]] result<void> take_sealed(std::span<const std::byte> bytes, const record_authenticator& seal);
+    [[nodiscard]] result<void> take_parts(std::span<const std::byte> bytes, const record_authenticator& seal);
+    [[nodiscard]] result<void> take_identity(std::span<const std::byte> bytes, const record_authenticator& seal);
+    [[nodiscard]] result<void> take_tokens(std::span<const std::byte> bytes, const record_authenticator& seal);
 
-    [[nodiscard]] static digest256 digest_at(std::span<const std::byte> bytes, std::size_t at) {
-        digest256 made;
+    [[nodiscard]] static sha256_digest digest_at(std::span<const std::byte> bytes, std::size_t at) {
+        sha256_digest made;
         std::ranges::copy(bytes.subspan(at, made.bytes.size()), made.bytes.begin());
         return made;
     }
@@ -118,13 +117,13 @@ private:
     std::uint64_t first_ = 0;
     std::uint64_t header_ = 0, token_count_ = 0, tokens_at_ = 0, identity_bytes_ = 0;
     std::uint32_t part_count_ = 0;
-    digest256 identity_, before_, name_;
+    sha256_digest identity_, before_, name_;
     identity_text fields_;
     std::vector<token_id> tokens_;
     std::vector<record_part> parts_;
 };
 
-inline result<void> record::take_fixed(std::span<const std::byte> bytes, const record_seal& seal) {
+inline result<void> record::take_fixed(std::span<const std::byte> bytes, const record_authenticator& seal) {
     namespace at = record_layout;
     if (bytes.size() < at::fixed_bytes)
         return refused(error_code::truncated, "header",
@@ -142,12 +141,14 @@ inline result<void> record::take_fixed(std::span<const std::byte> bytes, const r
         return refused(error_code::malformed, "kind", std::to_string(kind) + " is no kind of record");
     kind_ = static_cast<record_kind>(kind);
     const auto sealed = load_little<std::uint32_t>(bytes, at::seal);
-    if (sealed != static_cast<std::uint32_t>(seal_kind::xxh3) && sealed != static_cast<std::uint32_t>(seal_kind::hmac))
+    if (sealed != static_cast<std::uint32_t>(authenticator_kind::xxh3) &&
+        sealed != static_cast<std::uint32_t>(authenticator_kind::hmac))
         return refused(error_code::malformed, "seal", std::to_string(sealed) + " is no kind of seal");
     if (sealed != static_cast<std::uint32_t>(seal.kind()))
         return refused(error_code::mismatched, "seal",
-                       seal.kind() == seal_kind::hmac ? "the record was sealed without a key, and one is asked for"
-                                                      : "the record was sealed with a key, and none is given");
+                       seal.kind() == authenticator_kind::hmac
+                           ? "the record was sealed without a key, and one is asked for"
+                           : "the record was sealed with a key, and none is given");
     const auto total = load_little<std::uint64_t>(bytes, at::total_bytes);
     if (total != bytes.size())
         return refused(total > bytes.size() ? error_code::truncated : error_code::malformed, "total_bytes",
@@ -156,7 +157,7 @@ inline result<void> record::take_fixed(std::span<const std::byte> bytes, const r
     return {};
 }
 
-inline result<void> record::take_places(std::span<const std::byte> bytes, const record_seal&) {
+inline result<void> record::take_places(std::span<const std::byte> bytes, const record_authenticator&) {
     namespace at = record_layout;
     part_count_ = load_little<std::uint32_t>(bytes, at::parts);
     header_ = load_little<std::uint64_t>(bytes, at::header_bytes);
@@ -164,7 +165,7 @@ inline result<void> record::take_places(std::span<const std::byte> bytes, const 
     token_count_ = load_little<std::uint64_t>(bytes, at::tokens);
     tokens_at_ = load_little<std::uint64_t>(bytes, at::tokens_offset);
     identity_bytes_ = load_little<std::uint64_t>(bytes, at::identity_bytes);
-    // Each fits the bytes by itself, so that no sum of them wraps.
+    // Each term is checked against the size by itself, so that no sum overflows.
     const std::uint64_t all = bytes.size();
     const auto place = [](const char* field, std::uint64_t is, std::uint64_t should) -> result<void> {
         if (is == should)
@@ -199,7 +200,7 @@ inline result<void> record::take_places(std::span<const std::byte> bytes, const 
     return {};
 }
 
-inline result<void> record::take_sealed(std::span<const std::byte> bytes, const record_seal& seal) {
+inline result<void> record::take_sealed(std::span<const std::byte> bytes, const record_authenticator& seal) {
     namespace at = record_layout;
     const auto behind = bytes.first(static_cast<std::size_t>(header_)).subspan(at::fixed_bytes);
     if (!same_in_constant_time(seal.of(bytes.first(at::checksum), behind), digest_at(bytes, at::checksum)))
@@ -212,7 +213,7 @@ inline result<void> record::take_sealed(std::span<const std::byte> bytes, const 
     return {};
 }
 
-inline result<void> record::take_parts(std::span<const std::byte> bytes, const record_seal&) {
+inline result<void> record::take_parts(std::span<const std::byte> bytes, const record_authenticator&) {
     namespace at = record_layout;
     std::uint64_t end = header_;
     for (std::size_t i = 0; i < part_count_; ++i) {
@@ -222,7 +223,7 @@ inline result<void> record::take_parts(std::span<const std::byte> bytes, const r
         };
         const auto kind = load_little<std::uint32_t>(bytes, entry + at::part_kind);
         if (kind < static_cast<std::uint32_t>(part_kind::page) ||
-            kind > static_cast<std::uint32_t>(part_kind::speaking))
+            kind > static_cast<std::uint32_t>(part_kind::generation_state))
             return wrong("is of no known kind");
         record_part part{.kind = static_cast<part_kind>(kind),
                          .index = load_little<std::uint32_t>(bytes, entry + at::part_index),
@@ -249,7 +250,7 @@ inline result<void> record::take_parts(std::span<const std::byte> bytes, const r
     return {};
 }
 
-inline result<void> record::take_identity(std::span<const std::byte> bytes, const record_seal&) {
+inline result<void> record::take_identity(std::span<const std::byte> bytes, const record_authenticator&) {
     namespace at = record_layout;
     const std::size_t begin = at::fixed_bytes + std::size_t{part_count_} * at::part_bytes;
     auto rest = bytes.subspan(begin, static_cast<std::size_t>(identity_bytes_));
@@ -284,7 +285,7 @@ inline result<void> record::take_identity(std::span<const std::byte> bytes, cons
     return rest.empty() && zero(gap) ? result<void>() : result<void>(broken);
 }
 
-inline result<void> record::take_tokens(std::span<const std::byte> bytes, const record_seal&) {
+inline result<void> record::take_tokens(std::span<const std::byte> bytes, const record_authenticator&) {
     const auto all = bytes.first(static_cast<std::size_t>(header_)).subspan(static_cast<std::size_t>(tokens_at_));
     const auto count = static_cast<std::size_t>(token_count_);
     tokens_.reserve(count);

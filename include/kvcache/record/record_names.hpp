@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/digest256.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/identity.hpp>
 #include <kvcache/core/sha256_builder.hpp>
+#include <kvcache/core/sha256_digest.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -16,18 +16,18 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A field of an identity as people read it.
+/// The fields of an identity in readable form.
 using identity_text = std::vector<std::pair<std::string, std::string>>;
 
-/// How what leaves the process is named: every run of tokens by all that comes before it and by the identity, under a
-/// secret that may be empty. Equal identities, secrets and tokens have equal names on every machine; without the secret
-/// nobody can compute one, or tell which tenant a record is of.
+/// The names of records outside the process. The name of a run of tokens depends on the run, on all tokens before it,
+/// on the identity, and on a secret, which may be empty. Equal identities, secrets and tokens have equal names on
+/// every machine. Without the secret a name cannot be computed, nor the tenant of a record determined.
 ///
 ///     identity     = HMAC(secret, "kvcache identity" | format | name and value of every field)
 ///     tenant's key = HMAC(secret, "kvcache tenant" | tenant)
 ///     name         = HMAC(tenant's key, name before, the identity at first | tokens | run)
 ///
-/// Texts and runs after their length; numbers in 8 bytes, tokens in 4, the lowest first.
+/// Texts and runs are preceded by their length. Integers have 8 bytes, tokens 4, in little-endian order.
 class record_names {
 public:
     record_names(const identity& id, std::string_view secret)
@@ -37,7 +37,7 @@ public:
         all.text("kvcache identity").number(record_format_revision);
         for_each_field(id, [&](const char* name, const auto& field) {
             std::string value = words(field);
-            if (std::string_view(name) == "tenant") // a salt is nobody else's to read
+            if (std::string_view(name) == "tenant") // the tenant's salt is secret
                 value = to_string(hmac_builder(keyed).text("kvcache salt").text(value).finish());
             all.text(name).text(value);
             fields_.emplace_back(name, std::move(value));
@@ -45,14 +45,15 @@ public:
         root_ = all.finish();
     }
 
-    /// The digest of the identity: what the first run of a chain comes after.
-    [[nodiscard]] const digest256& root() const noexcept { return root_; }
+    /// The digest of the identity, which takes the place of the name before the first run of a chain.
+    [[nodiscard]] const sha256_digest& root() const noexcept { return root_; }
 
-    /// The identity's fields in order, the tenant's salt as a digest.
+    /// The fields of the identity in order, with the tenant's salt as a digest.
     [[nodiscard]] const identity_text& fields() const noexcept { return fields_; }
 
-    /// The name of a run of tokens after what `before` names. Cost: about 200 ns for every 16 tokens, and 1 us.
-    [[nodiscard]] digest256 chain(const digest256& before, std::span<const token_id> run) const noexcept {
+    /// Returns the name of a run of tokens that follows the tokens named `before`. Cost: about 200 ns per 16 tokens,
+    /// plus 1 us.
+    [[nodiscard]] sha256_digest chain(const sha256_digest& before, std::span<const token_id> run) const noexcept {
         hmac_builder more = run_;
         more.nested(before).number(run.size());
         for (const token_id token : run) {
@@ -64,7 +65,7 @@ public:
     }
 
 private:
-    [[nodiscard]] static hmac_builder key_of(const digest256& key) noexcept { return hmac_builder(key.bytes); }
+    [[nodiscard]] static hmac_builder key_of(const sha256_digest& key) noexcept { return hmac_builder(key.bytes); }
 
     [[nodiscard]] static std::string words(const digest& field) { return to_string(field); }
     [[nodiscard]] static std::string words(const std::string& field) { return field; }
@@ -72,7 +73,7 @@ private:
 
     hmac_builder run_;
     identity_text fields_;
-    digest256 root_;
+    sha256_digest root_;
 };
 
 } // namespace kvcache

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <kvcache/core/id.hpp>
+#include <kvcache/record/record_authenticator.hpp>
 #include <kvcache/record/record_layout.hpp>
 #include <kvcache/record/record_names.hpp>
-#include <kvcache/record/record_seal.hpp>
 
 #include <algorithm>
 #include <array>
@@ -17,29 +17,29 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A part of a record that is to be written.
+/// The source of a part of a record to write.
 struct part_source {
     part_kind kind = part_kind::page;
-    std::uint32_t index = 0; ///< Which page of the record it is of, from 0.
-    std::uint32_t rows = 0;  ///< Its rows in use.
+    std::uint32_t index = 0; ///< Index of its page in the record, from 0.
+    std::uint32_t rows = 0;  ///< Number of rows in use.
     std::span<const std::byte> bytes = {};
 };
 
-/// A record that is to be written.
+/// The source of a record to write.
 struct record_source {
     record_kind kind = record_kind::page;
     std::uint64_t first = 0; ///< The position of the first token.
     std::span<const token_id> tokens = {};
-    digest256 before = {}; ///< The name of what comes before them.
-    digest256 name = {};
+    sha256_digest before = {}; ///< The name of the tokens before them.
+    sha256_digest name = {};
     std::span<const part_source> parts = {};
 };
 
-/// A record as it is written: a header of its own, and parts that lie where they are. Requires: those stay.
+/// A serialized record: its own header, and references to the parts. Requires: the bytes of the parts stay valid.
 class record_writer {
 public:
     /// Cost: reads every part once.
-    record_writer(const record_source& source, const record_names& names, const record_seal& seal) {
+    record_writer(const record_source& source, const record_names& names, const record_authenticator& seal) {
         namespace at = record_layout;
         const std::vector<std::byte> identity = text_of(names.fields());
         const std::size_t identity_at = at::fixed_bytes + source.parts.size() * at::part_bytes;
@@ -73,7 +73,7 @@ public:
     record_writer(const record_writer&) = delete;
     record_writer& operator=(const record_writer&) = delete;
 
-    /// The record's bytes, piece after piece.
+    /// The bytes of the record, as consecutive pieces.
     [[nodiscard]] std::span<const std::span<const std::byte>> pieces() const noexcept { return pieces_; }
     [[nodiscard]] std::size_t total() const noexcept { return total_; }
 
@@ -97,12 +97,12 @@ private:
         return made;
     }
 
-    void put(std::size_t offset, const digest256& d) {
+    void put(std::size_t offset, const sha256_digest& d) {
         std::ranges::copy(d.bytes, header_.begin() + static_cast<std::ptrdiff_t>(offset));
     }
 
-    // The table of the parts. Returns where the last one ends.
-    [[nodiscard]] std::uint64_t put_parts(std::span<const part_source> parts, const record_seal& seal) {
+    // Writes the table of the parts. Returns the end of the last part.
+    [[nodiscard]] std::uint64_t put_parts(std::span<const part_source> parts, const record_authenticator& seal) {
         namespace at = record_layout;
         std::uint64_t end = header_.size();
         std::size_t entry = at::fixed_bytes;

@@ -4,7 +4,7 @@
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/tensor.hpp>
-#include <kvcache/session/answering.hpp>
+#include <kvcache/session/decode_state.hpp>
 #include <kvcache/session/log_probabilities.hpp>
 #include <kvcache/session/pipeline.hpp>
 
@@ -17,41 +17,41 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// How widely answers are searched, and how they are ranked.
+/// Width of a beam search, and the ranking of its answers.
 struct beam_options {
-    std::size_t beams = 4;       ///< Unended answers that are followed at once.
-    std::size_t best = 1;        ///< Answers wanted.
-    double length_penalty = 1.0; ///< The score is the log-probability over the length to this power.
+    std::size_t beams = 4;       ///< Unfinished answers that are extended in each step.
+    std::size_t best = 1;        ///< Number of answers to return.
+    double length_penalty = 1.0; ///< The score is the log-probability divided by length^length_penalty.
 };
 
-/// An answer that was found.
+/// An answer found by a beam search.
 struct beam_answer {
     std::vector<token_id> ids = {};
-    double log_probability = 0.0; ///< Of all its tokens, the stop token too, by the model's own logits.
+    double log_probability = 0.0; ///< Sum over all tokens and the stop token, from the unmodified logits.
     double score = 0.0;
-    bool stopped = false; ///< By a stop token, not by the length.
+    bool stopped = false; ///< Ended by a stop token, not by the length limit.
 };
 
-/// The likeliest answers that were found, best first, and what the prompt took.
+/// The best answers found, best first, and the token counts of the prompt.
 struct beam_answers {
-    std::vector<beam_answer> answers = {}; ///< As many as were wanted, or fewer if fewer were met.
-    std::size_t reused = 0;                ///< Tokens of the prompt.
-    std::size_t prefilled = 0;             ///< Tokens of the prompt.
+    std::vector<beam_answer> answers = {}; ///< At most beam_options::best answers.
+    std::size_t reused = 0;                ///< Tokens of the prompt that came from the cache.
+    std::size_t prefilled = 0;             ///< Tokens of the prompt that were computed.
 };
 
 namespace detail {
 
-// Unended answers of one length, each with a sequence of its own that shares the pages of what it has in common.
+// Unfinished answers of equal length. Each has its own sequence, which shares the pages of the common prefix.
 template <class Cache, class Model>
 class beam_search {
 public:
-    beam_search(pipeline<Cache, Model>& through, std::span<const token_id> prompt, const stopping& until,
+    beam_search(pipeline<Cache, Model>& pipeline, std::span<const token_id> prompt, const stop_criteria& until,
                 const beam_options& how)
-        : through_(through),
+        : pipeline_(pipeline),
           until_(until),
           how_(how),
           prompt_(prompt.size()),
-          most_(std::min(until.max_tokens, through.max_positions() - prompt.size() + 1)) {}
+          most_(std::min(until.max_tokens, pipeline.max_positions() - prompt.size() + 1)) {}
 
     [[nodiscard]] result<std::vector<beam_answer>> run(std::span<const token_id> prompt,
                                                        typename Cache::sequence sequence, matrix logits) {
@@ -66,12 +66,12 @@ public:
             }
             follow(*chosen);
             if (length + 1 == most_)
-                break; // the last tokens are said and never run
-            std::vector<extension<Cache>> batch;
+                break; // the last tokens are returned but never run
+            std::vector<batch_entry<Cache>> batch;
             for (beam& each : beams_)
                 batch.push_back(
-                    {&each.sequence, std::span(each.tokens).subspan(each.sequence.size()), logits_of::last});
-            if (auto ran = through_.extend(batch, logits); !ran)
+                    {&each.sequence, std::span(each.tokens).subspan(each.sequence.size()), logits_mode::last});
+            if (auto ran = pipeline_.extend(batch, logits); !ran)
                 return ran.error();
         }
         for (const beam& each : beams_)
@@ -81,18 +81,18 @@ public:
 
 private:
     struct beam {
-        std::vector<token_id> tokens; // the prompt and the answer so far
+        std::vector<token_id> tokens; // prompt, then the answer so far
         double sum;
         typename Cache::sequence sequence;
     };
     struct step {
-        std::size_t from; // beam
+        std::size_t from; // index of the beam
         token_id token;
         double sum;
     };
 
-    // The likeliest steps, in order; of equals that of the first beam, then the one with the larger logit, then the
-    // first token. Those with a stop token that come before the last of them end their answers.
+    // Selects the most likely steps, in descending order. Ties: the earlier beam first, then the larger logit, then
+    // the lower token id. A stop token that ranks before the last selected step completes its answer.
     [[nodiscard]] result<std::vector<step>> choose(const matrix& logits) {
         std::vector<step> all, made;
         for (std::size_t i = 0; i < beams_.size(); ++i) {
@@ -120,7 +120,7 @@ private:
         return made;
     }
 
-    // A beam's last step takes its sequence over, the others share its pages.
+    // The last step of a beam takes over its sequence; the other steps fork it and share its pages.
     void follow(const std::vector<step>& steps) {
         std::vector<beam> next;
         for (std::size_t i = 0; i < steps.size(); ++i) {
@@ -143,7 +143,7 @@ private:
         found_.resize(std::min(found_.size(), how_.best));
     }
 
-    // Whether nothing that goes on from an answer of this length can be among the best.
+    // Returns whether no continuation of an answer of this length can enter the list of best answers.
     [[nodiscard]] bool hopeless(double sum, std::size_t length) const {
         return found_.size() == how_.best && length < most_ &&
                score_of(sum, how_.length_penalty >= 0.0 ? most_ : length + 1) <= found_.back().score;
@@ -153,8 +153,8 @@ private:
         return length == 0 ? sum : sum / std::pow(static_cast<double>(length), how_.length_penalty);
     }
 
-    pipeline<Cache, Model>& through_;
-    const stopping& until_;
+    pipeline<Cache, Model>& pipeline_;
+    const stop_criteria& until_;
     const beam_options& how_;
     std::size_t prompt_;
     std::size_t most_;
@@ -164,19 +164,20 @@ private:
 
 } // namespace detail
 
-/// Runs a prompt on top of what the cache knows of it, and searches its likeliest answers: of all that go on with one
-/// token the `beams` likeliest are followed, in one forward pass a token, until no better answer can come of them.
-/// Log-probabilities are summed in double precision. Errors: those of pipeline::feed; no page is kept then, nor after.
-/// Requires: beams > 0, best > 0. Cost: `beams` rows a token; pages are shared up to where answers part.
+/// Runs a prompt on top of its cached prefix and searches its most likely answers. In every step the `beams` most
+/// likely one-token extensions are kept and computed in one forward pass. The search ends when no extension can beat
+/// the answers found. Log-probabilities are summed in double precision. Errors: those of pipeline::prefill; after an
+/// error no page stays in use. Requires: beams > 0, best > 0. Cost: `beams` rows per token; beams share the pages of
+/// their common prefix.
 template <class Cache, class Model>
-[[nodiscard]] result<beam_answers> search_beams(pipeline<Cache, Model>& through, std::span<const token_id> prompt,
-                                                const stopping& until, const beam_options& how) {
+[[nodiscard]] result<beam_answers> search_beams(pipeline<Cache, Model>& pipeline, std::span<const token_id> prompt,
+                                                const stop_criteria& until, const beam_options& how) {
     expects(how.beams > 0 && how.best > 0, "a search follows at least one answer, and gives one");
-    auto begun = through.feed(prompt);
+    auto begun = pipeline.prefill(prompt);
     if (!begun)
         return begun.error();
     beam_answers made{.reused = begun->reused, .prefilled = begun->prefilled};
-    auto found = detail::beam_search<Cache, Model>(through, prompt, until, how)
+    auto found = detail::beam_search<Cache, Model>(pipeline, prompt, until, how)
                      .run(prompt, std::move(begun->sequence), std::move(begun->logits));
     if (!found)
         return found.error();

@@ -12,20 +12,20 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What a conversation does when it no longer fits the model: shortens the messages by one step, or says that it does
-/// not. It is asked until they fit.
+/// What a conversation does when it does not fit into the context. shorten() removes messages in one step, or returns
+/// false if it cannot. It is called until the messages fit.
 template <class P>
 concept chat_overflow_policy = requires(const P p, std::vector<chat_message>& messages) {
     { p.shorten(messages) } -> std::same_as<bool>;
 };
 
-/// A conversation that is too long is refused, and stays as it is.
+/// Refuses a conversation that is too long, and leaves it unchanged.
 struct refuse_overflow {
     [[nodiscard]] bool shorten(std::vector<chat_message>&) const noexcept { return false; }
 };
 
-/// The oldest whole turn goes: the first user message and all up to the next. System messages before it stay, and so
-/// does the last turn. What is left is computed again, exactly.
+/// Removes the oldest whole turn: the first user message and everything up to the next one. Earlier system messages
+/// and the last turn stay. The remaining tokens are recomputed exactly.
 struct slide_overflow {
     KVCACHE_LAZY [[nodiscard]] bool shorten(std::vector<chat_message>& messages) const {
         const auto said = [](const chat_message& m) { return m.role != "system" && m.role != "developer"; };
@@ -41,17 +41,17 @@ struct slide_overflow {
     }
 };
 
-/// A policy under which tokens in the middle may go, with the keys and values of the others as they are: how many first
-/// tokens stay then, or none if it does not come to that.
+/// A policy that may drop tokens in the middle and keep the keys and values of the others unchanged. sinks() is the
+/// number of first tokens to keep, or nothing if no token may be dropped.
 template <class P>
 concept drops_tokens = requires(const P p) {
     { p.sinks() } -> std::same_as<std::optional<std::size_t>>;
 };
 
-/// The oldest tokens behind the first few go, and nothing is computed again: an approximation, of a model that attends
-/// to its first tokens whatever they are (StreamingLLM, Xiao et al. 2024).
+/// Drops the oldest tokens after the first few and recomputes nothing. This is an approximation for models that
+/// attend to their first tokens whatever those are (StreamingLLM, Xiao et al. 2024).
 struct sinks_overflow {
-    std::size_t first = 4; ///< Tokens that stay; as many as the system prompt takes keep that, too.
+    std::size_t first = 4; ///< Tokens to keep; the length of the system prompt keeps that as well.
     [[nodiscard]] bool shorten(std::vector<chat_message>&) const noexcept { return false; }
     [[nodiscard]] std::optional<std::size_t> sinks() const noexcept { return first; }
 };

@@ -21,16 +21,16 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A conversation over a cache. It owns the tokens of what was said, as they were sampled, and their keys and values; a
-/// next turn runs only what is new. Where a rendering differs (an edit, a template that rewrites earlier turns), it
-/// goes on from the last token in common. Validity is decided by tokens alone, so the logits are those of a fresh
-/// prefill of the same prompt. A turn that fails, throws or is cancelled leaves it as it was. Requires: the cache
-/// outlives it.
+/// A conversation over a cache. It owns the sampled tokens of the conversation with their keys and values, so the
+/// next turn computes only new tokens. Where a rendering differs (an edit, a template that rewrites earlier turns),
+/// it continues from the last common token. Validity is decided by tokens alone; the logits are those of a fresh
+/// prefill of the same prompt. A turn that fails, throws or is cancelled leaves the session unchanged. Requires: the
+/// cache outlives it.
 template <class Cache, chat_overflow_policy Overflow = refuse_overflow>
 class chat_session {
 public:
-    /// `context` is how many tokens prompt and answer may take together, at most the model's positions.
-    chat_session(Cache& cache, chat_form with, std::size_t context, std::string system, Overflow overflow = {})
+    /// `context` is the maximum number of tokens of prompt and answer together, at most the positions of the model.
+    chat_session(Cache& cache, chat_format with, std::size_t context, std::string system, Overflow overflow = {})
         : cache_(cache), with_(std::move(with)), context_(context), overflow_(std::move(overflow)) {
         if (!system.empty())
             messages_.push_back({.role = "system", .content = std::move(system)});
@@ -38,63 +38,64 @@ public:
     }
 
     [[nodiscard]] std::span<const chat_message> messages() const noexcept { return messages_; }
-    [[nodiscard]] std::span<const token_id> ids() const noexcept { return said_.ids(); }
+    [[nodiscard]] std::span<const token_id> ids() const noexcept { return transcript_.ids(); }
 
     [[nodiscard]] chat_info info() const {
         const std::size_t cached = sequence_ ? sequence_->size() : 0;
         return {messages_.size(),
-                said_.ids().size(),
+                transcript_.ids().size(),
                 cached,
-                said_.ids().size() - cached,
+                transcript_.ids().size() - cached,
                 context_,
                 turns_,
                 !sequence_ || sequence_->exact() == cached};
     }
 
-    /// Reports turns that end in the middle or do not extend the one before; off to begin with.
+    /// Enables warnings for a turn whose previous answer was cut off or that does not extend the conversation.
+    /// Default: off.
     void set_strict(bool strict) noexcept { strict_ = strict; }
 
-    /// Forgets all but the system prompt, whose tokens stay where they ran. Errors: the template's; it has changed
-    /// nothing then.
+    /// Removes all messages but the system prompt, whose tokens stay cached. Errors: those of the template; the
+    /// session is unchanged then.
     [[nodiscard]] result<void> clear() {
         const auto kept = system_tokens();
         if (!kept)
             return kept.error();
-        const auto same = std::ranges::mismatch(*kept, said_.ids());
+        const auto same = std::ranges::mismatch(*kept, transcript_.ids());
         keep(static_cast<std::size_t>(same.in1 - kept->begin()));
         messages_.resize(system_);
         complete_ = true;
         return {};
     }
 
-    /// Lets go of all keys and values; the messages stay. What the cache knows of them it may still find.
+    /// Releases all keys and values; the messages stay. The cache may still hold pages of them.
     void invalidate() noexcept { keep(0); }
 
-    /// Runs the system prompt, so that the first turn needs not. Errors: the template's and the pipeline's.
+    /// Computes the system prompt ahead of the first turn. Errors: those of the template and the pipeline.
     template <class Model>
-    [[nodiscard]] result<void> warm_up(pipeline<Cache, Model>& through) {
+    [[nodiscard]] result<void> warm_up(pipeline<Cache, Model>& pipeline) {
         const auto prefix = system_tokens();
         if (!prefix)
             return prefix.error();
-        if (prefix->empty() || !said_.empty())
+        if (prefix->empty() || !transcript_.empty())
             return {};
-        auto ran = through.feed(*prefix);
+        auto ran = pipeline.prefill(*prefix);
         if (!ran)
             return ran.error();
         sequence_ = std::move(ran->sequence);
-        said_ = chat_transcript::of(with_.words, {}, *prefix, {});
+        transcript_ = chat_transcript::of(with_.words, {}, *prefix, {});
         return {};
     }
 
-    /// A turn over these messages, which need not be those so far. Errors: what the template or the tokenizer refuses;
-    /// out_of_range where `room` more tokens do not fit and the overflow policy gives up.
+    /// Begins a turn over these messages, which need not be the current ones. Errors: those of the template and the
+    /// tokenizer; out_of_range if `room` more tokens do not fit and the overflow policy gives up.
     [[nodiscard]] result<chat_turn<Cache>> begin(std::vector<chat_message> messages, std::size_t room) {
         const std::size_t given = messages.size();
         while (true) {
             auto rendered = with_.form.render(messages, with_.rendering);
             if (!rendered)
                 return rendered.error();
-            auto tokens = said_.tokens_of(with_.words, *rendered);
+            auto tokens = transcript_.tokens_of(with_.words, *rendered);
             if (!tokens)
                 return tokens.error();
             if (tokens->ids.empty())
@@ -121,47 +122,48 @@ public:
         }
     }
 
-    /// Takes over a turn that was answered with `ids`, of which `sequence` holds all but the last behind the prompt.
-    /// Its text becomes the last message.
+    /// Completes a turn that was answered with `ids`. `sequence` holds the prompt and all of `ids` but the last.
+    /// `text` becomes the last message.
     void finish(chat_turn<Cache> turn, typename Cache::sequence sequence, std::span<const token_id> ids,
                 std::string text, bool complete) {
         expects(sequence.size() <= turn.prompt.size() + ids.size(), "a sequence holds tokens of prompt and answer");
-        auto said = chat_transcript::of(with_.words, turn.rendered, turn.prompt, ids);
+        auto transcript = chat_transcript::of(with_.words, turn.rendered, turn.prompt, ids);
         turn.messages.push_back({.role = "assistant", .content = std::move(text)});
-        sequence_.emplace(std::move(sequence)); // from here on nothing throws
-        std::swap(said_, said);
+        sequence_.emplace(std::move(sequence)); // nothing below throws
+        std::swap(transcript_, transcript);
         messages_.swap(turn.messages);
         complete_ = complete;
         ++turns_;
     }
 
-    /// Says something as the user and hears the answer through `hear(piece)`, which returns whether to go on. Errors:
-    /// those of begin and generate, and cancelled if `hear` said so; then nothing was said.
-    template <class Model, class Hear>
-    [[nodiscard]] result<chat_reply> say(pipeline<Cache, Model>& through, std::string text, const sampler& draw,
-                                         const stopping& until, const std::vector<std::string>& stops, Hear hear) {
+    /// Says something as the user and hears the answer through `on_text(piece)`, which returns whether to go on.
+    /// Errors: those of begin and generate, and cancelled if `on_text` said so; then nothing was said.
+    template <class Model, class OnText>
+    [[nodiscard]] result<chat_reply> say(pipeline<Cache, Model>& pipeline, std::string text, const sampler& draw,
+                                         const stop_criteria& until, const std::vector<std::string>& stops,
+                                         OnText on_text) {
         auto messages = messages_;
         messages.push_back({.role = "user", .content = std::move(text)});
-        return reply(through, std::move(messages), draw, until, stops, std::move(hear));
+        return reply(pipeline, std::move(messages), draw, until, stops, std::move(on_text));
     }
 
-    /// Answers the last user message anew. Requires: there was one.
-    template <class Model, class Hear>
-    [[nodiscard]] result<chat_reply> regenerate(pipeline<Cache, Model>& through, const sampler& draw,
-                                                const stopping& until, const std::vector<std::string>& stops,
-                                                Hear hear) {
+    /// Generates a new answer to the last user message. Requires: there is a user message.
+    template <class Model, class OnText>
+    [[nodiscard]] result<chat_reply> regenerate(pipeline<Cache, Model>& pipeline, const sampler& draw,
+                                                const stop_criteria& until, const std::vector<std::string>& stops,
+                                                OnText on_text) {
         auto messages = messages_;
         while (!messages.empty() && messages.back().role == "assistant")
             messages.pop_back();
         expects(!messages.empty() && messages.back().role == "user", "there is a user message to answer");
-        return reply(through, std::move(messages), draw, until, stops, std::move(hear));
+        return reply(pipeline, std::move(messages), draw, until, stops, std::move(on_text));
     }
 
-    /// Answers any messages: the whole conversation as a client sends it. As say.
-    template <class Model, class Hear>
-    [[nodiscard]] result<chat_reply> reply(pipeline<Cache, Model>& through, std::vector<chat_message> messages,
-                                           const sampler& draw, const stopping& until,
-                                           const std::vector<std::string>& stops, Hear hear) {
+    /// Answers a list of messages, such as a whole conversation from a client. Otherwise like say.
+    template <class Model, class OnText>
+    [[nodiscard]] result<chat_reply> reply(pipeline<Cache, Model>& pipeline, std::vector<chat_message> messages,
+                                           const sampler& draw, const stop_criteria& until,
+                                           const std::vector<std::string>& stops, OnText on_text) {
         auto turn = begin(std::move(messages), until.max_tokens);
         if (!turn)
             return turn.error();
@@ -169,26 +171,26 @@ public:
                         .reused = turn->sequence.size(),
                         .prefilled = turn->prompt.size() - turn->sequence.size(),
                         .dropped = turn->dropped,
-                        .forgotten = turn->forgotten,
+                        .dropped_tokens = turn->dropped_tokens,
                         .exact = turn->sequence.exact() == turn->sequence.size(),
                         .extends = turn->extends};
         if (strict_)
-            made.notes = oddities_of(*turn, info(), complete_);
+            made.notes = turn_warnings(*turn, info(), complete_);
         const std::span<const token_id> prompt = turn->prompt;
-        auto logits = through.extend(turn->sequence, prompt.subspan(made.reused));
+        auto logits = pipeline.extend(turn->sequence, prompt.subspan(made.reused));
         if (!logits)
             return logits.error();
         chat_text spoken(with_.words, prompt, stops);
         bool cancelled = false;
-        fed<Cache> begun{std::move(turn->sequence), std::move(*logits), made.reused, made.prefilled, {}};
-        auto answered = generate(through, std::move(begun), draw, until, [&](token_id token, std::span<const float>) {
+        prefill_result<Cache> begun{std::move(turn->sequence), std::move(*logits), made.reused, made.prefilled, {}};
+        auto answered = generate(pipeline, std::move(begun), draw, until, [&](token_id token, std::span<const float>) {
             const std::string piece = spoken.push(token);
-            cancelled = !hear(piece);
+            cancelled = !on_text(piece);
             return !cancelled && !spoken.stopped();
         });
         if (!answered)
             return answered.error();
-        if (cancelled || !hear(spoken.flush()))
+        if (cancelled || !on_text(spoken.flush()))
             return error{error_code::cancelled, "reply", "the caller cancelled the answer"};
         made.stopped = answered->stopped || spoken.stopped();
         made.text = spoken.text();
@@ -198,10 +200,11 @@ public:
     }
 
 private:
-    // The longest known begin of a prompt, its last token left to run: of its own sequence, or of what others said.
+    // Returns the longest cached prefix of a prompt, without its last token, which has to run. It comes from the
+    // session's own sequence or from the cache.
     [[nodiscard]] typename Cache::sequence known_of(std::span<const token_id> prompt) {
         auto found = cache_.match(prompt);
-        const rerun plan = cache_.plan(found);
+        const compute_range plan = cache_.plan(found);
         if (sequence_) {
             const auto mine = sequence_->tokens();
             const auto same = static_cast<std::size_t>(std::ranges::mismatch(mine, prompt).in1 - mine.begin());
@@ -212,14 +215,14 @@ private:
         return cache_.open(std::move(found), plan);
     }
 
-    struct forgotten {
+    struct dropped_tokens {
         std::size_t count = 0;
-        std::optional<typename Cache::sequence> known = {}; // what ran of the rest, as it was
+        std::optional<typename Cache::sequence> known = {}; // the remaining rows, with their keys and values unchanged
     };
 
-    // Takes tokens out of a prompt behind its first few, where the overflow policy does, until `room` more fit.
-    [[nodiscard]] result<forgotten> forget_some(std::vector<token_id>& prompt, std::size_t room) {
-        forgotten made;
+    // Removes tokens after the sink tokens of a prompt, if the overflow policy allows it, until `room` more fit.
+    [[nodiscard]] result<dropped_tokens> forget_some(std::vector<token_id>& prompt, std::size_t room) {
+        dropped_tokens made;
         if constexpr (drops_tokens<Overflow> && Cache::writes_rows) {
             const std::size_t first = overflow_.sinks().value_or(0);
             if (first == 0 || first >= context_ || room >= context_ - first)
@@ -231,7 +234,7 @@ private:
                 const auto mine = sequence_->tokens();
                 const auto same = static_cast<std::size_t>(std::ranges::mismatch(mine, prompt).in1 - mine.begin());
                 if (same > first + count) {
-                    auto rest = sequence_->fork(std::min(same, prompt.size() - 1)).without(first, count);
+                    auto rest = sequence_->fork(std::min(same, prompt.size() - 1)).erase_range(first, count);
                     if (!rest)
                         return rest.error();
                     made.known.emplace(std::move(*rest));
@@ -244,8 +247,8 @@ private:
         return made;
     }
 
-    // The tokens that every conversation with this system prompt begins with: what two of them have in common, since
-    // some templates write no system message alone.
+    // Returns the tokens common to all conversations with this system prompt: the common prefix of two renderings,
+    // because some templates cannot render a system message alone.
     [[nodiscard]] result<std::vector<token_id>> system_tokens() const {
         std::vector<token_id> common;
         for (const char* word : {"a", "1"}) {
@@ -265,23 +268,23 @@ private:
         return common;
     }
 
-    // Keeps the first `tokens` tokens at most, all of which have run then.
+    // Keeps at most the first `tokens` tokens, all of which have keys and values.
     void keep(std::size_t tokens) noexcept {
         tokens = std::min(tokens, sequence_ ? sequence_->size() : 0);
         if (tokens == 0)
             sequence_.reset();
         else
             sequence_->truncate(tokens);
-        said_.cut(sequence_ ? sequence_->size() : 0);
+        transcript_.cut(sequence_ ? sequence_->size() : 0);
     }
 
     Cache& cache_;
-    chat_form with_;
+    chat_format with_;
     std::size_t context_;
     Overflow overflow_;
     std::vector<chat_message> messages_;
-    std::size_t system_ = 0; // messages that clear keeps
-    chat_transcript said_;
+    std::size_t system_ = 0; // messages that clear() keeps
+    chat_transcript transcript_;
     std::optional<typename Cache::sequence> sequence_;
     std::size_t turns_ = 0;
     bool complete_ = true;

@@ -13,11 +13,11 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The text of an answer as its tokens come: special tokens left out, whole code points, ended by the first stop
-/// string, held back only while its end could still be one.
+/// Decodes the tokens of an answer into text. Special tokens are left out, code points are whole, and the text ends
+/// at the first stop string. Only bytes that may still become a stop string are held back.
 class chat_text {
 public:
-    /// Behind `prompt`: its last token, if any, is what the answer's first word follows.
+    /// The text follows `prompt`: its last token, if any, is the left context of the first decoded token.
     KVCACHE_LAZY chat_text(const tokenizer& words, std::span<const token_id> prompt,
                            const std::vector<std::string>& stops)
         : decoder_(words, {.skip_special = true}), stops_(stops) {
@@ -25,18 +25,18 @@ public:
             (void)decoder_.push(prompt.back());
     }
 
-    /// Returns: the text that is now sure, often empty.
+    /// Returns: the text that can no longer be part of a stop string, often empty.
     KVCACHE_LAZY [[nodiscard]] std::string push(token_id token) { return keep(stops_.push(decoder_.push(token))); }
 
-    /// The answer is over. Returns: what was held back.
+    /// Ends the answer. Returns: the text held back.
     KVCACHE_LAZY [[nodiscard]] std::string flush() {
         std::string rest = stops_.push(decoder_.flush());
         return keep(rest + stops_.flush());
     }
 
-    /// Whether a stop string has ended it.
+    /// Returns whether a stop string ended the text.
     [[nodiscard]] bool stopped() const noexcept { return stops_.stopped(); }
-    /// All of it, so far as it is sure.
+    /// Returns the text so far, without the bytes held back.
     [[nodiscard]] const std::string& text() const noexcept { return text_; }
 
 private:

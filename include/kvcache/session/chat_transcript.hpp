@@ -17,23 +17,23 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What a conversation was so far: the tokens that ran, sampled ones included, and the text they stand for, every byte
-/// of which knows whether it may be read as control tokens. A next rendering that begins with that text keeps the
-/// tokens, and only the rest is encoded.
+/// The tokens of a conversation, sampled ones included, and the text they stand for. Each byte of the text is marked
+/// as control text or plain text. If the next rendering begins with that text, its tokens are kept and only the rest
+/// is encoded.
 class chat_transcript {
 public:
-    /// A rendered chat as tokens.
+    /// The tokens of a rendered chat.
     struct prompt {
         std::vector<token_id> ids = {};
-        bool extends = false; ///< The text so far was found at its begin, and its tokens were kept.
+        bool extends = false; ///< The transcript is a prefix of the rendering, and its tokens were kept.
     };
 
     [[nodiscard]] std::span<const token_id> ids() const noexcept { return ids_; }
     [[nodiscard]] bool empty() const noexcept { return ids_.empty(); }
 
-    /// The tokens of `chat`. The tokens so far are kept if their text is its begin, byte for byte and mark for mark,
-    /// and a control token stands at the seam, so that no token could have grown across it. Errors: those of
-    /// tokenizer::encode. Cost: O(bytes), of which the known ones are compared only.
+    /// Returns the tokens of `chat`. The tokens of the transcript are kept if its text is a prefix of the rendering,
+    /// with the same bytes and marks, and a control token stands at the boundary, so that no token could span it.
+    /// Errors: those of tokenizer::encode. Cost: O(bytes); the known bytes are only compared.
     KVCACHE_LAZY [[nodiscard]] result<prompt> tokens_of(const tokenizer& words, const rendered_chat& chat) const {
         if (const auto rest = behind(chat.segments)) {
             auto more = suffix(words, *rest);
@@ -50,7 +50,7 @@ public:
         return prompt{std::move(*all), false};
     }
 
-    /// The transcript behind `chat`, which ran as `ids`, and `answer`, which was sampled behind it.
+    /// Returns the transcript of `chat`, which ran as `ids`, followed by the sampled tokens `answer`.
     KVCACHE_LAZY [[nodiscard]] static chat_transcript of(const tokenizer& words, const rendered_chat& chat,
                                                          std::span<const token_id> ids,
                                                          std::span<const token_id> answer) {
@@ -59,10 +59,10 @@ public:
             made.append(each.text, each.is_control);
         stream_decoder text(words, {});
         if (!ids.empty())
-            (void)text.push(ids.back()); // an answer is no begin of a text
+            (void)text.push(ids.back()); // the answer does not begin a text
         for (const token_id token : answer) {
             const bool control = words.is_control(token);
-            if (control) // what was held back is of the tokens before
+            if (control) // the bytes held back belong to the tokens before
                 made.append(text.flush(), false);
             made.append(control ? *words.try_piece(token) : text.push(token), control);
         }
@@ -72,7 +72,7 @@ public:
         return made;
     }
 
-    /// Keeps the first `tokens` tokens. What text they are is no longer known: the next rendering is encoded whole.
+    /// Keeps the first `tokens` tokens. Their text is no longer known, so the next rendering is encoded as a whole.
     KVCACHE_LAZY void cut(std::size_t tokens) {
         ids_.resize(std::min(tokens, ids_.size()));
         text_.clear();
@@ -80,7 +80,7 @@ public:
     }
 
 private:
-    // The segments behind the text so far, if it is the begin of these.
+    // Returns the segments after the transcript, if its text is a prefix of `segments`.
     KVCACHE_LAZY [[nodiscard]] std::optional<std::vector<text_segment>>
     behind(std::span<const text_segment> segments) const {
         if (ids_.empty() || text_.empty())
@@ -101,7 +101,7 @@ private:
         return at == text_.size() ? std::optional(std::move(rest)) : std::nullopt;
     }
 
-    // The tokens of what follows, if a control token stands at the seam.
+    // Returns the tokens of the remaining segments, if a control token stands at the boundary.
     KVCACHE_LAZY [[nodiscard]] result<prompt> suffix(const tokenizer& words, std::vector<text_segment> rest) const {
         if (rest.empty())
             return prompt{{}, true};
@@ -125,7 +125,7 @@ private:
 
     std::vector<token_id> ids_;
     std::string text_;
-    std::vector<bool> control_; // a byte of text_
+    std::vector<bool> control_; // one mark per byte of text_
 };
 
 } // namespace kvcache

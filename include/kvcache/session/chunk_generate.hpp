@@ -14,46 +14,47 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// An answer and what it took: one clock, from the request in, look-up and repair included.
+/// An answer with its counts and times. The clock starts with the request and includes look-up and recomputation.
 struct timed_answer {
     std::vector<token_id> ids = {};
-    bool stopped = false;     ///< By a stop token, not by the length or the caller.
-    reuse_counts counts = {}; ///< Of the prompt.
+    bool stopped = false;     ///< Ended by a stop token, not by the length limit or the caller.
+    reuse_counts counts = {}; ///< Reuse of the prompt.
     double first_token = 0.0; ///< Seconds until the first token was drawn.
-    double total = 0.0;       ///< Seconds until the last was.
+    double total = 0.0;       ///< Seconds until the last token was drawn.
 };
 
-/// An answer to a prompt that reused chunks, to be continued.
+/// An answer to a prompt with reused chunks, which can be continued.
 template <class Cache>
-struct woven_answer : timed_answer {
-    explicit woven_answer(woven_prompt<Cache> fed) : prompt(std::move(fed)) { counts = prompt.counts; }
+struct spliced_answer : timed_answer {
+    explicit spliced_answer(spliced_prompt<Cache> filled) : prompt(std::move(filled)) { counts = prompt.counts; }
 
-    woven_prompt<Cache> prompt;
+    spliced_prompt<Cache> prompt;
 };
 
-/// As the other `generate`, with what `mode` lets the prompt reuse.
+/// Like `generate` of a pipeline, with the reuse that `mode` allows.
 template <class Cache, class Model, class Say>
-[[nodiscard]] result<woven_answer<Cache>> generate(chunk_pipeline<Cache, Model>& through,
-                                                   std::span<const token_id> prompt, reuse_mode mode,
-                                                   const sampler& draw, const stopping& until, Say say) {
+[[nodiscard]] result<spliced_answer<Cache>> generate(chunk_pipeline<Cache, Model>& pipeline,
+                                                     std::span<const token_id> prompt, reuse_mode mode,
+                                                     const sampler& draw, const stop_criteria& until, Say say) {
     const auto began = std::chrono::steady_clock::now();
     const auto seconds = [&] {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     };
-    auto fed = through.feed(prompt, mode);
-    if (!fed)
-        return fed.error();
-    woven_answer<Cache> made{std::move(*fed)};
+    auto filled = pipeline.prefill(prompt, mode);
+    if (!filled)
+        return filled.error();
+    spliced_answer<Cache> made{std::move(*filled)};
     const auto timed = [&](token_id token, std::span<const float> logits) {
         made.total = seconds();
         if (made.ids.size() == 1)
             made.first_token = made.total;
         return static_cast<bool>(say(token, logits));
     };
-    const auto said = say_on(through.exact(), made.prompt.sequence, made.prompt.logits, draw, until, made.ids, timed);
-    if (!said)
-        return said.error();
-    made.stopped = *said;
+    const auto stopped =
+        decode_loop(pipeline.exact(), made.prompt.sequence, made.prompt.logits, draw, until, made.ids, timed);
+    if (!stopped)
+        return stopped.error();
+    made.stopped = *stopped;
     return made;
 }
 

@@ -5,9 +5,9 @@
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/index/chunking.hpp>
-#include <kvcache/kernel/team.hpp>
+#include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/session/pipeline.hpp>
-#include <kvcache/session/weaving.hpp>
+#include <kvcache/session/selective_prefill.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -19,102 +19,102 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What of a prompt may come from the cache.
+/// The parts of a prompt that may come from the cache.
 enum class reuse_mode {
-    baseline, ///< Nothing.
-    prefix,   ///< What is exact: its longest known beginning.
-    chunks,   ///< Chunks too, wherever they stand; what follows one is approximate.
+    baseline, ///< Nothing is reused.
+    prefix,   ///< The longest cached prefix, which is exact.
+    chunks,   ///< The prefix, and cached chunks at any position; the rows after a chunk are approximate.
 };
 
-/// What a prompt took, in tokens.
+/// Token counts of a prompt, by origin.
 struct reuse_counts {
     std::size_t prompt = 0;
-    std::size_t exact = 0;       ///< Reused, the same bits as if computed.
-    std::size_t approximate = 0; ///< Reused as they were elsewhere.
-    std::size_t recomputed = 0;  ///< Known from elsewhere, and run again.
-    std::size_t prefilled = 0;   ///< Not known, and run.
-    std::size_t layer_rows = 0;  ///< Rows times layers that ran, for repair too.
+    std::size_t exact = 0;       ///< Reused with the same bits that a prefill would compute.
+    std::size_t approximate = 0; ///< Reused from another context, not recomputed.
+    std::size_t recomputed = 0;  ///< Found in a cached chunk, but recomputed.
+    std::size_t prefilled = 0;   ///< Not cached, therefore computed.
+    std::size_t layer_rows = 0;  ///< Rows times layers that were computed, recomputation included.
 };
 
-/// A prompt that has run, parts of it reused from anywhere.
+/// A prompt that has run, with parts of it reused from any position.
 template <class Cache>
-struct woven_prompt {
+struct spliced_prompt {
     typename Cache::sequence sequence;
-    matrix logits; ///< Of the last token. (1, vocabulary)
+    matrix logits; ///< Logits of the last token. (1, vocabulary)
     reuse_counts counts = {};
-    std::vector<reuse_span> spans = {}; ///< What was found; empty for the baseline.
+    std::vector<prompt_span> spans = {}; ///< Matches in the cache; empty in baseline mode.
 };
 
-/// How a text's chunks are run before they are stored.
-struct warming {
-    bool alone = true;           ///< Each by itself; else in the text, behind what comes before it.
-    std::size_t sink_tokens = 0; ///< Alone: behind the text's first tokens, which are not stored with it.
-    std::size_t overlap = 0;     ///< Alone: behind the last tokens before it, likewise.
+/// How the chunks of a text are computed before they are stored.
+struct warmup_options {
+    bool alone = true;           ///< Each chunk is computed by itself, not after the text before it.
+    std::size_t sink_tokens = 0; ///< If alone: first tokens of the text to precede it; not stored with it.
+    std::size_t overlap = 0;     ///< If alone: adjacent tokens to precede it; not stored with it.
 };
 
-/// What `warm` has stored.
-struct warmed {
+/// The result of `warm`.
+struct warmup_report {
     std::size_t chunks = 0;
-    std::size_t tokens = 0;    ///< Of the text.
+    std::size_t tokens = 0;    ///< Tokens of the text that were stored.
     std::size_t left_over = 0; ///< Tokens of chunks that are too short to be found again.
-    std::string warning = {};  ///< What somebody should change; empty if all is stored.
+    std::string warning = {};  ///< What the caller should change; empty if everything is stored.
 };
 
-/// A pipeline that also reuses chunks: tokens in, logits out. What a prompt shares with the cache's index of prefixes
-/// is exact, as in `pipeline`; chunks that stand elsewhere are woven in, and the cache's recompute policy says which of
-/// their tokens run again. The repair is part of the call. One call at a time.
+/// A pipeline that also reuses chunks: tokens in, logits out. A cached prefix is exact, as in `pipeline`. Chunks
+/// found at other positions are spliced in, and the recompute policy of the cache selects the tokens to recompute.
+/// The recomputation is part of the call. One call at a time.
 template <class Cache, class Model>
     requires(Cache::knows_chunks)
 class chunk_pipeline {
 public:
     struct options {
-        chunking split = {};
-        bool store = true;         ///< Remember the chunks of what was computed exactly.
-        std::size_t rows = 256;    ///< Of one forward pass, at most.
-        bool bottom_right = false; ///< The mask of CacheBlend, for comparisons: tokens that run again see later ones.
+        index::chunking split = {};
+        bool store = true;         ///< Store the chunks of tokens that were computed exactly.
+        std::size_t rows = 256;    ///< Maximum rows of one forward pass.
+        bool bottom_right = false; ///< Use the mask of CacheBlend: recomputed tokens see later ones.
     };
 
-    chunk_pipeline(Cache& cache, const Model& model, team& threads, options how)
+    chunk_pipeline(Cache& cache, const Model& model, thread_pool& threads, options how)
         : cache_(cache),
           model_(model),
           how_(std::move(how)),
           exact_(cache, model, threads, how_.rows),
-          weaving_(model, threads, how_.rows) {}
+          prefilling_(model, threads, how_.rows) {}
 
-    /// What has been asked of prompts before, and of their answers.
+    /// The exact pipeline underneath, for decoding.
     [[nodiscard]] pipeline<Cache, Model>& exact() noexcept { return exact_; }
 
-    /// Runs a prompt on top of what is known of it; of its own tokens the first `cacheable` may become known to later
-    /// prompts. Errors: as pipeline::feed; unsupported, in the mode chunks, if the model's keys cannot move. Then no
-    /// more is stored than exact tokens.
-    [[nodiscard]] result<woven_prompt<Cache>> feed(std::span<const token_id> tokens, reuse_mode mode,
-                                                   std::size_t cacheable = static_cast<std::size_t>(-1)) {
+    /// Runs a prompt on top of what the cache holds of it. Only the first `cacheable` tokens of the prompt may be
+    /// published for later prompts. Errors: those of pipeline::prefill; unsupported, in mode `chunks`, if the keys of
+    /// the model cannot be moved to another position. After an error only exact tokens may have been stored.
+    [[nodiscard]] result<spliced_prompt<Cache>> prefill(std::span<const token_id> tokens, reuse_mode mode,
+                                                        std::size_t cacheable = static_cast<std::size_t>(-1)) {
         if (auto valid = exact_.check(0, tokens); !valid)
             return valid.error();
         if (mode == reuse_mode::chunks)
             if (auto can = movable(); !can)
                 return can.error();
         auto sequence = mode == reuse_mode::baseline ? cache_.open() : known_prefix(tokens);
-        sequence.share_at_most(cacheable);
-        woven_prompt<Cache> made{std::move(sequence), {}, {.prompt = tokens.size()}, {}};
+        sequence.set_cacheable_limit(cacheable);
+        spliced_prompt<Cache> made{std::move(sequence), {}, {.prompt = tokens.size()}, {}};
         made.counts.exact = made.sequence.size();
-        const std::size_t before = weaving_.layer_rows();
-        auto ran = mode == reuse_mode::chunks ? weave(made, tokens) : finish(made, tokens);
+        const std::size_t before = prefilling_.layer_rows();
+        auto ran = mode == reuse_mode::chunks ? splice(made, tokens) : finish(made, tokens);
         if (!ran)
             return ran.error();
-        made.counts.layer_rows += weaving_.layer_rows() - before;
+        made.counts.layer_rows += prefilling_.layer_rows() - before;
         made.counts.prefilled = tokens.size() - made.counts.exact - made.counts.approximate - made.counts.recomputed;
         if (how_.store)
             store(made.sequence, std::min(made.sequence.exact(), cacheable));
         return made;
     }
 
-    /// Runs a text's chunks and stores them, to be found in any prompt. Errors: as feed.
-    [[nodiscard]] result<warmed> warm(std::span<const token_id> text, const warming& how) {
+    /// Computes the chunks of a text and stores them; any later prompt can reuse them. Errors: those of prefill.
+    [[nodiscard]] result<warmup_report> warm(std::span<const token_id> text, const warmup_options& how) {
         if (auto valid = exact_.check(0, text); !valid)
             return valid.error();
-        warmed done{.tokens = text.size()};
-        for (const token_run& chunk : how_.split.split(text)) {
+        warmup_report done{.tokens = text.size()};
+        for (const index::token_run& chunk : how_.split.split(text)) {
             std::vector<token_id> prompt;
             if (how.alone) {
                 const std::size_t sinks = std::min(how.sink_tokens, chunk.first);
@@ -124,10 +124,10 @@ public:
             } else {
                 append(prompt, text.first(chunk.first + chunk.count));
             }
-            auto ran = exact_.feed(prompt);
+            auto ran = exact_.prefill(prompt);
             if (!ran)
                 return ran.error();
-            if (cache_.note(ran->sequence, prompt.size() - chunk.count, chunk.count))
+            if (cache_.register_chunk(ran->sequence, prompt.size() - chunk.count, chunk.count))
                 ++done.chunks;
             else
                 done.left_over += chunk.count;
@@ -153,32 +153,33 @@ private:
 
     [[nodiscard]] typename Cache::sequence known_prefix(std::span<const token_id> tokens) {
         auto found = cache_.match(tokens);
-        const rerun plan = cache_.plan(found);
+        const compute_range plan = cache_.plan(found);
         return cache_.open(std::move(found), plan);
     }
 
-    // Runs what is left of the tokens, exactly.
-    [[nodiscard]] result<void> finish(woven_prompt<Cache>& made, std::span<const token_id> tokens) {
+    // Computes the remaining tokens exactly.
+    [[nodiscard]] result<void> finish(spliced_prompt<Cache>& made, std::span<const token_id> tokens) {
         return extend(made, tokens, tokens.size());
     }
 
-    // Runs the tokens up to `last`, behind the sequence.
-    [[nodiscard]] result<void> extend(woven_prompt<Cache>& made, std::span<const token_id> tokens, std::size_t last) {
+    // Computes the tokens up to `last` after the end of the sequence.
+    [[nodiscard]] result<void> extend(spliced_prompt<Cache>& made, std::span<const token_id> tokens, std::size_t last) {
         const std::size_t first = made.sequence.size();
         if (first >= last)
             return {};
         made.counts.layer_rows += (last - first) * model_.layers().size();
-        return exact_.extend(made.sequence, tokens.subspan(first, last - first),
-                             last == tokens.size() ? logits_of::last : logits_of::none, made.logits);
+        const batch_entry<Cache> one{&made.sequence, tokens.subspan(first, last - first),
+                                     last == tokens.size() ? logits_mode::last : logits_mode::none};
+        return exact_.extend(std::span(&one, 1), made.logits);
     }
 
-    [[nodiscard]] result<void> weave(woven_prompt<Cache>& made, std::span<const token_id> tokens) {
-        const typename Cache::reuse_type found = cache_.find(made.sequence, tokens);
+    [[nodiscard]] result<void> splice(spliced_prompt<Cache>& made, std::span<const token_id> tokens) {
+        const typename Cache::reuse_type found = cache_.match_chunks(made.sequence, tokens);
         const reuse_map& map = found.map();
         made.spans = map.spans;
         if (map.runs.empty())
             return finish(made, tokens);
-        // What runs before the first token that is kept is exact, and becomes known.
+        // The tokens before the first one that is kept are exact and are published.
         if (auto ran = extend(made, tokens, map.runs.front().first); !ran)
             return ran;
         std::vector<std::size_t> again;
@@ -190,24 +191,24 @@ private:
             return ran;
         if (made.sequence.size() == tokens.size())
             return {};
-        auto lease = cache_.reserve(made.sequence, tokens.size() - made.sequence.size(), found, again);
+        auto lease = cache_.reserve_spliced(made.sequence, tokens.size() - made.sequence.size(), found, again);
         if (!lease)
             return lease.error();
         made.logits.resize(1, static_cast<Eigen::Index>(model_.vocabulary()));
         const auto rest = tokens.subspan(lease->first());
-        weaving_.run(*lease, rest, how_.bottom_right, {made.logits.data(), model_.vocabulary()});
+        prefilling_.run(*lease, rest, how_.bottom_right, {made.logits.data(), model_.vocabulary()});
         lease->commit(rest);
         return {};
     }
 
-    // Asks the recompute policy which tokens run again.
-    [[nodiscard]] result<void> choose(woven_prompt<Cache>& made, std::span<const token_id> tokens,
+    // Collects from the recompute policy the tokens to recompute.
+    [[nodiscard]] result<void> choose(spliced_prompt<Cache>& made, std::span<const token_id> tokens,
                                       const typename Cache::reuse_type& found, std::vector<std::size_t>& again) {
         const auto& policy = cache_.recompute();
         using state = std::remove_cvref_t<decltype(policy)>;
         if constexpr (deviation_recompute_state<state>) {
-            std::vector<woven_row> known;
-            auto off = judge(made, tokens, found, again, 0, known); // everything kept, for now
+            std::vector<spliced_row> known;
+            auto off = judge(made, tokens, found, again, 0, known); // with every reused token kept, for now
             if (!off)
                 return off.error();
             policy.select(found.map().runs, *off, again);
@@ -221,32 +222,32 @@ private:
         } else if constexpr (chunk_recompute_state<state>) {
             policy.select(found.map().runs, again);
         } else {
-            for (const reused_run& run : found.map().runs) // a policy of exact prefixes keeps nothing else
+            for (const reused_span& run : found.map().runs) // a policy of exact prefixes recomputes every reused token
                 for (std::size_t i = 0; i < run.count; ++i)
                     again.push_back(run.first + i);
         }
         return {};
     }
 
-    // How far reused tokens are off, `deeper` layers behind the first that is compared: all of them while none runs
-    // again, else those. `known` is filled the first time.
-    [[nodiscard]] result<std::vector<float>> judge(woven_prompt<Cache>& made, std::span<const token_id> tokens,
+    // Returns the deviation of reused tokens, `deeper` layers after the policy's check layer. With an empty `again`
+    // it covers all reused tokens, otherwise only those in `again`. The first call fills `known`.
+    [[nodiscard]] result<std::vector<float>> judge(spliced_prompt<Cache>& made, std::span<const token_id> tokens,
                                                    const typename Cache::reuse_type& found,
                                                    std::span<const std::size_t> again, std::size_t deeper,
-                                                   std::vector<woven_row>& known) {
-        auto lease = cache_.reserve(made.sequence, tokens.size() - made.sequence.size(), found, again);
+                                                   std::vector<spliced_row>& known) {
+        auto lease = cache_.reserve_spliced(made.sequence, tokens.size() - made.sequence.size(), found, again);
         if (!lease)
             return lease.error();
         if (known.empty())
-            known.assign(lease->woven().begin(), lease->woven().end());
+            known.assign(lease->spliced().begin(), lease->spliced().end());
         const auto& policy = cache_.recompute();
-        return weaving_.deviations(*lease, tokens.subspan(lease->first()), known, policy.check_layer() + deeper,
-                                   policy.compared(), &model_.rotation());
+        return prefilling_.deviations(*lease, tokens.subspan(lease->first()), known, policy.check_layer() + deeper,
+                                      policy.compared(), &model_.rotation());
     }
 
     [[nodiscard]] static std::size_t first_kept(const reuse_map& map, std::span<const std::size_t> again,
                                                 std::size_t none) {
-        for (const reused_run& run : map.runs)
+        for (const reused_span& run : map.runs)
             for (std::size_t at = run.first; at < run.first + run.count; ++at) {
                 if (again.empty() || again.front() != at)
                     return at;
@@ -256,16 +257,16 @@ private:
     }
 
     void store(const typename Cache::sequence& from, std::size_t tokens) {
-        for (const token_run& chunk : how_.split.split(from.tokens()))
+        for (const index::token_run& chunk : how_.split.split(from.tokens()))
             if (chunk.first + chunk.count <= tokens)
-                static_cast<void>(cache_.note(from, chunk.first, chunk.count));
+                static_cast<void>(cache_.register_chunk(from, chunk.first, chunk.count));
     }
 
     Cache& cache_;
     const Model& model_;
     options how_;
     pipeline<Cache, Model> exact_;
-    weaving<typename Cache::lease, Model> weaving_;
+    selective_prefill<typename Cache::lease, Model> prefilling_;
 };
 
 } // namespace kvcache

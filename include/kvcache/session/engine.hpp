@@ -26,22 +26,23 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Answers many requests in shared forward passes. A step runs one row of every answer under way, and with the rows
-/// left the prompts, in order of arrival and in pieces: a long prompt never stops an answer. Prompts that begin alike
-/// are run once, also when they arrive together. Where pages run out the youngest request makes way and runs again
-/// later. None of it changes a bit of what a request is answered: not its company, nor what was reused or guessed.
-/// What a `mutexed` cache's tier has of a prompt is read while others run (tier_prefetch); who waits for it is passed.
+/// Answers many requests in shared forward passes (continuous batching). A step runs one row of every answer; the
+/// remaining rows go to prompts, in order of arrival and in chunks, so a long prompt never stalls an answer. Common
+/// prefixes are computed once, even for requests that arrive together. When pages run out the youngest request is
+/// preempted and runs again later. Batching, reuse and drafting do not change a bit of an answer. With a cache under
+/// locking::mutex, the tier is read for a prompt while others run (tier_prefetch); a request that waits for the tier
+/// is overtaken.
 ///
-/// submit, cancel and stats are for any thread; step and run for one. Requires: the cache outlives it; it alone uses
-/// the pipeline; a cache that others use too is `mutexed`.
+/// submit, cancel and stats may be called from any thread; step and run from one. Requires: the cache outlives the
+/// engine; nothing else uses the pipeline; a cache that is used elsewhere too has locking::mutex.
 template <class Cache, class Model>
 class engine {
 public:
     using clock = std::chrono::steady_clock;
     using request = engine_request<Cache>;
 
-    engine(Cache& cache, const Model& model, pipeline<Cache, Model>& through, engine_limits limits = {})
-        : model_(model), limits_(limits), schedule_(cache, model, through, limits.rows), ahead_(cache, [this] {
+    engine(Cache& cache, const Model& model, pipeline<Cache, Model>& pipeline, engine_limits limits = {})
+        : model_(model), limits_(limits), schedule_(cache, model, pipeline, limits.rows), ahead_(cache, [this] {
               const std::lock_guard guard(lock_);
               arrived_.notify_one();
           }) {
@@ -49,9 +50,10 @@ public:
         set_relief({});
     }
 
-    /// Called when pages are short: gives some back, and says whether it did. For whoever keeps idle sessions.
+    /// Sets the function to call when pages are short. It frees some and returns whether it did; owners of idle
+    /// sessions set it.
     void set_relief(std::function<bool()> relief) {
-        if constexpr (detail::prefetches<Cache>) // what is being read has pages, until it is there
+        if constexpr (detail::prefetches<Cache>) // a prefetch holds pages until it is finished
             schedule_.set_relief([this, own = std::move(relief)] {
                 if (std::exchange(held_, true))
                     return own && own();
@@ -62,8 +64,8 @@ public:
             schedule_.set_relief(std::move(relief));
     }
 
-    /// Queues a request. Errors: out_of_range, for one that can never run; out_of_memory, when the queue is full;
-    /// cancelled, once it is closed. `done` is not called then.
+    /// Queues a request. Errors: out_of_range for a request that can never run; out_of_memory if the queue is full;
+    /// cancelled after close. `done` is not called after an error.
     [[nodiscard]] result<request_id> submit(request asked) {
         if (auto valid = check(asked); !valid)
             return valid.error();
@@ -84,7 +86,7 @@ public:
         return inbox_.back()->id;
     }
 
-    /// Ends a request at the next step. Nothing happens if it has ended.
+    /// Ends a request at the next step. Has no effect if it has ended.
     void cancel(request_id id) {
         const std::lock_guard guard(lock_);
         cancelled_.push_back(id);
@@ -96,8 +98,8 @@ public:
         return stats_;
     }
 
-    /// One forward pass, and all that comes of it. Returns: whether there is more to do. Where memory is short an
-    /// answer fails; the others go on.
+    /// Runs one forward pass and handles its results. Returns: whether there is more to do. If memory is short an
+    /// answer fails; the others continue.
     bool step(clock::time_point now) {
         take_in(now);
         admit();
@@ -107,11 +109,12 @@ public:
         if (std::exchange(held_, false))
             ahead_.release();
         queue_again();
-        settle();
+        deliver_finished();
         return !schedule_.running().empty() || !queue_.empty();
     }
 
-    /// Steps until asked to stop, and sleeps where there is nothing to do. What is under way then is cancelled.
+    /// Steps until a stop is requested, and sleeps while there is nothing to do. Unfinished requests are cancelled
+    /// then.
     void run(const std::stop_token& stop) {
         const std::stop_callback wake(stop, [this] {
             const std::lock_guard guard(lock_);
@@ -125,7 +128,7 @@ public:
         close();
     }
 
-    /// Cancels all there is, and refuses all that is asked from now on. For the thread that steps.
+    /// Cancels all requests, and refuses further ones. Only for the thread that steps.
     void close() {
         {
             const std::lock_guard guard(lock_);
@@ -135,7 +138,7 @@ public:
         for (auto* list : {&schedule_.running(), &queue_})
             for (auto& each : *list)
                 each->end(finish_reason::cancelled);
-        settle();
+        deliver_finished();
     }
 
 private:
@@ -163,7 +166,7 @@ private:
         return asked.draw.check(model_.vocabulary());
     }
 
-    // What arrived, was cancelled, or is late.
+    // Takes in new requests, cancellations and expired deadlines.
     void take_in(clock::time_point now) {
         std::vector<request_id> cancelled;
         {
@@ -182,20 +185,20 @@ private:
             }
     }
 
-    // Has the tier read for a request, unless a session of its own holds its pages.
+    // Starts reading the tier for a request, unless its own sequence already holds its pages.
     void read_ahead(job& each) noexcept {
         const std::size_t page = schedule_.page_tokens(), wanted = each.request.prompt.size();
         if (each.over() || (each.request.known && each.request.known->size() / page == wanted / page))
             return;
         try {
             each.ahead = ahead_.ask(each.lanes.front().tokens);
-        } catch (const std::exception&) { // no memory, or no thread: it is computed, then
+        } catch (const std::exception&) { // without memory or a thread the prompt is computed
             each.ahead = nullptr;
         }
     }
 
-    // From the queue, while lanes are free. Whoever made way waits until another request has ended; whoever waits for
-    // the tier is passed.
+    // Admits queued requests while there are free answer slots. A preempted request waits until another request ends.
+    // A request that waits for the tier is overtaken.
     void admit() {
         std::size_t lanes = 0;
         for (const auto& each : schedule_.running())
@@ -212,7 +215,7 @@ private:
         }
     }
 
-    // All that there is to do waits for the tier: until something was read, or somebody comes or goes.
+    // Waits because every request waits for the tier: until a read ends, or a request arrives or is cancelled.
     void wait_for_tier() {
         std::unique_lock guard(lock_);
         arrived_.wait_for(guard, std::chrono::milliseconds(20), [this] {
@@ -222,22 +225,22 @@ private:
         });
     }
 
-    // Whoever made way waits at its place, before those who came later.
+    // Queues a preempted request again at its place in the order of arrival.
     void queue_again() {
-        const std::size_t many = schedule_.made_way().size();
-        for (auto& each : schedule_.made_way()) {
+        const std::size_t many = schedule_.preempted().size();
+        for (auto& each : schedule_.preempted()) {
             read_ahead(*each);
             const auto later = std::ranges::find_if(queue_, [&](const auto& other) { return other->id > each->id; });
             queue_.insert(later, std::move(each));
         }
-        schedule_.made_way().clear();
+        schedule_.preempted().clear();
         crowded_ = crowded_ || many > 0;
         const std::lock_guard guard(lock_);
         stats_.preempted += many;
     }
 
-    // Tells those who have ended.
-    void settle() {
+    // Delivers the outcome of ended requests.
+    void deliver_finished() {
         std::vector<std::unique_ptr<job>> over;
         for (auto* list : {&schedule_.running(), &queue_}) {
             const auto ended =
@@ -259,7 +262,7 @@ private:
                 stats_.drafted += each->outcome.drafted;
                 stats_.accepted += each->outcome.accepted;
                 for (const auto& one : each->lanes)
-                    stats_.said += each->said(one);
+                    stats_.generated += each->generated(one);
             }
         }
         for (auto& each : over)
@@ -269,13 +272,13 @@ private:
     const Model& model_;
     engine_limits limits_;
 
-    // Of the thread that steps.
+    // Used only by the thread that steps.
     detail::engine_schedule<Cache, Model> schedule_;
     std::deque<std::unique_ptr<job>> queue_; // in order of arrival
-    bool crowded_ = false;                   // somebody made way, and nobody has ended since
-    bool held_ = false;                      // short of pages: nothing is read until the step is over
+    bool crowded_ = false;                   // a request was preempted, and none has ended since
+    bool held_ = false;                      // pages are short: nothing is prefetched until the step ends
 
-    // Of all.
+    // Shared by all threads; guarded by lock_.
     mutable std::mutex lock_;
     std::condition_variable arrived_;
     std::vector<std::unique_ptr<job>> inbox_;

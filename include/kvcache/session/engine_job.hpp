@@ -17,42 +17,42 @@
 
 namespace kvcache::inline KVCACHE_ABI::detail {
 
-/// An answer under way: its tokens, and the sequence that holds the first of them.
+/// An answer being generated: its tokens, and the sequence that holds the first of them.
 template <class Cache>
-struct engine_lane {
-    std::vector<token_id> tokens = {}; // the prompt and the answer so far
+struct engine_slot {
+    std::vector<token_id> tokens = {}; // prompt, then the answer so far
     std::optional<typename Cache::sequence> sequence = {};
     sampler draw = {};
     token_counts counts = {};
     std::optional<finish_reason> ended = {};
 
-    // Rows of the step under way.
-    std::size_t rows = 0;               // of tokens
-    std::vector<token_id> drafted = {}; // the last token, and what is guessed behind it; empty without a guess
+    // Rows of the current step.
+    std::size_t rows = 0;               // number of tokens
+    std::vector<token_id> drafted = {}; // the last token and the drafted tokens after it; empty without a draft
 
     [[nodiscard]] std::size_t held() const { return sequence ? sequence->size() : 0; }
     [[nodiscard]] std::size_t pending() const { return tokens.size() - held(); }
     [[nodiscard]] bool active() const { return !ended && sequence.has_value(); }
 
-    /// The rows of the step that has run.
+    /// Rows of the step that has just run.
     std::size_t run_rows = 0;
 
-    /// What runs in this step.
+    /// Returns the tokens that run in this step.
     [[nodiscard]] std::span<const token_id> run() const {
         return drafted.empty() ? std::span(tokens).subspan(held(), rows) : std::span<const token_id>(drafted);
     }
 };
 
-/// A request under way.
+/// A running request.
 template <class Cache>
 struct engine_job {
     request_id id = {};
     engine_request<Cache> request = {};
-    std::size_t most = 0; // tokens of an answer
-    std::vector<engine_lane<Cache>> lanes = {};
+    std::size_t most = 0; // maximum tokens of an answer
+    std::vector<engine_slot<Cache>> lanes = {};
     engine_outcome<Cache> outcome = {};
-    bool counted = false;                             // what it reused
-    typename tier_prefetch<Cache>::ticket ahead = {}; // what it waits for
+    bool counted = false;                             // `reused` is recorded
+    typename tier_prefetch<Cache>::ticket ahead = {}; // the prefetch it waits for
 
     engine_job(request_id name, engine_request<Cache> asked, std::size_t max_positions)
         : id(name), request(std::move(asked)) {
@@ -67,14 +67,14 @@ struct engine_job {
         }
     }
 
-    [[nodiscard]] std::size_t said(const engine_lane<Cache>& lane) const {
+    [[nodiscard]] std::size_t generated(const engine_slot<Cache>& lane) const {
         return lane.tokens.size() - request.prompt.size();
     }
     [[nodiscard]] bool over() const {
         return std::ranges::all_of(lanes, [](const auto& lane) { return lane.ended.has_value(); });
     }
-    /// A further answer takes its prompt from the first, once that has run.
-    [[nodiscard]] bool follows(std::size_t choice) const { return choice > 0 && said(lanes[choice]) == 0; }
+    /// Returns whether an answer takes its prompt from the first answer, once that has run it.
+    [[nodiscard]] bool follows(std::size_t choice) const { return choice > 0 && generated(lanes[choice]) == 0; }
 
     void end(finish_reason why) {
         for (auto& lane : lanes)
@@ -87,10 +87,10 @@ struct engine_job {
             outcome.failure = std::move(reason);
     }
 
-    /// Guesses how a lane goes on, `room` tokens at most.
-    void draft(engine_lane<Cache>& lane, std::size_t room) const {
+    /// Drafts the next tokens of a slot, at most `room`.
+    void draft(engine_slot<Cache>& lane, std::size_t room) const {
         lane.drafted.clear();
-        const std::size_t left = most - said(lane); // the last of them is never run
+        const std::size_t left = most - generated(lane); // the last of them is never run
         if (request.draft == 0 || left < 2)
             return;
         const auto guess = prompt_lookup(lane.tokens, std::min({request.draft, room, left - 1}));
@@ -100,13 +100,14 @@ struct engine_job {
         lane.drafted.insert(lane.drafted.end(), guess.begin(), guess.end());
     }
 
-    /// The rows of a lane have run, and `logits` are those of the rows from `first` on that it asked for.
-    void hear(std::size_t choice, const matrix& logits, std::size_t first) {
+    /// Handles the logits of a slot after its rows have run. Row `first` of `logits` is the first one requested for
+    /// the slot.
+    void sample(std::size_t choice, const matrix& logits, std::size_t first) {
         auto& lane = lanes[choice];
         const std::size_t drafts = lane.drafted.empty() ? 0 : lane.drafted.size() - 1;
         const std::vector<token_id> guess = std::exchange(lane.drafted, {});
         if (lane.held() < lane.tokens.size())
-            return; // its prompt goes on in a next step
+            return; // the prompt continues in a later step
         outcome.drafted += drafts;
         for (std::size_t i = 0; i <= drafts; ++i) {
             say(choice, row_of(logits, first + i));
@@ -114,15 +115,15 @@ struct engine_job {
                 break;
             ++outcome.accepted;
         }
-        if (lane.held() >= lane.tokens.size() && said(lane) > 0)
+        if (lane.held() >= lane.tokens.size() && generated(lane) > 0)
             lane.sequence->truncate(lane.tokens.size() - 1);
     }
 
-    /// The request has ended: hands everything over.
+    /// Delivers the outcome of a request that has ended.
     void tell() {
         for (auto& lane : lanes) {
             if (lane.held() > lane.tokens.size())
-                lane.sequence->truncate(lane.tokens.size()); // guesses of a step that was cancelled
+                lane.sequence->truncate(lane.tokens.size()); // drafted tokens of a cancelled step
             const auto answer = std::span(std::as_const(lane.tokens)).subspan(request.prompt.size());
             outcome.answers.push_back({{answer.begin(), answer.end()}, *lane.ended, std::move(lane.sequence)});
         }
@@ -130,7 +131,7 @@ struct engine_job {
             request.done(std::move(outcome));
     }
 
-    /// The first lane has run the prompt: the others fork from it and say their first token.
+    /// Forks the other answers from the first one, which has run the prompt, and draws their first token.
     void follow(const matrix& logits, std::size_t row) {
         for (std::size_t choice = 1; choice < lanes.size(); ++choice)
             if (follows(choice) && !lanes[choice].ended) {
@@ -140,10 +141,10 @@ struct engine_job {
     }
 
 private:
-    // Draws a lane's next token and lets it be heard.
+    // Draws the next token of a slot and reports it to `on_token`.
     void say(std::size_t choice, std::span<const float> logits) {
         auto& lane = lanes[choice];
-        if (said(lane) == most) {
+        if (generated(lane) == most) {
             lane.ended = finish_reason::length;
             return;
         }
@@ -152,23 +153,23 @@ private:
                   "the model gave a logit that is no finite number; its weights are damaged"});
             return;
         }
-        said_token token{.choice = choice, .index = said(lane)};
+        generated_token token{.choice = choice, .index = generated(lane)};
         token.token = lane.draw.draw(logits, token.index, lane.counts);
         if (lane.draw.penalises())
-            lane.counts.say(token.token);
+            lane.counts.add(token.token);
         if (request.log_probabilities) {
             const kvcache::log_probabilities scores(logits);
             token.log_probability = scores.of(token.token);
             token.top = scores.top(*request.log_probabilities);
         }
         lane.tokens.push_back(token.token);
-        const hearing heard = request.hear ? request.hear(token) : hearing::go_on;
-        if (heard == hearing::cancel)
+        const token_action action = request.on_token ? request.on_token(token) : token_action::go_on;
+        if (action == token_action::cancel)
             end(finish_reason::cancelled);
-        else if (heard == hearing::enough ||
+        else if (action == token_action::enough ||
                  std::ranges::find(request.until.stop, token.token) != request.until.stop.end())
             lane.ended = finish_reason::stopped;
-        else if (said(lane) == most)
+        else if (generated(lane) == most)
             lane.ended = finish_reason::length;
     }
 };

@@ -16,88 +16,89 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A request of an engine, in the order of arrival.
+/// Id of an engine request; ids ascend in order of arrival.
 enum class request_id : std::uint64_t {};
 
-/// A token of an answer, as it is said.
-struct said_token {
+/// A generated token of an answer.
+struct generated_token {
     std::size_t choice = 0;
-    std::size_t index = 0; ///< Its place in the answer.
+    std::size_t index = 0; ///< Index in the answer.
     token_id token = {};
-    std::optional<float> log_probability = {}; ///< By the model's own logits, where the request asked.
-    std::vector<token_score> top = {};         ///< The likeliest instead.
+    std::optional<float> log_probability = {}; ///< From the unmodified logits of the model, if requested.
+    std::vector<token_score> top = {};         ///< The most likely tokens at this position.
 };
 
-/// What a listener says to a token.
-enum class hearing {
+/// The verdict of `on_token` on a token.
+enum class token_action {
     go_on,
-    enough, ///< This answer ends here, and is complete.
-    cancel, ///< The whole request ends here.
+    enough, ///< Ends this answer as complete.
+    cancel, ///< Ends the whole request.
 };
 
-/// Why an answer ended.
+/// The reason why an answer ended.
 enum class finish_reason {
-    stopped,   ///< By a stop token, or because the listener had enough.
-    length,    ///< By max_tokens, or the model's last position.
-    cancelled, ///< On the caller's request.
-    expired,   ///< Its deadline passed.
-    failed,    ///< See the error.
+    stopped,   ///< A stop token was drawn, or `on_token` returned `enough`.
+    length,    ///< max_tokens or the last position of the model was reached.
+    cancelled, ///< Cancelled by the caller.
+    expired,   ///< The deadline passed.
+    failed,    ///< An error; see engine_outcome::failure.
 };
 
-/// One of a request's answers. Its last token was said and never run, so the sequence ends before it.
+/// An answer of a request. Its last token was drawn but never run, so the sequence ends before it.
 template <class Cache>
 struct engine_answer {
     std::vector<token_id> ids = {};
     finish_reason why = finish_reason::cancelled;
-    std::optional<typename Cache::sequence> sequence = {}; ///< What of prompt and answer ran.
+    std::optional<typename Cache::sequence> sequence = {}; ///< The tokens of prompt and answer that have run.
 };
 
-/// How a request ended.
+/// The result of a request.
 template <class Cache>
 struct engine_outcome {
     std::vector<engine_answer<Cache>> answers = {};
     std::optional<error> failure = {};
-    std::size_t reused = 0;    ///< Tokens of the prompt whose keys and values were known.
-    std::size_t prefilled = 0; ///< Tokens of the prompt that ran, again after it had to make way too.
+    std::size_t reused = 0;    ///< Tokens of the prompt whose keys and values were cached.
+    std::size_t prefilled = 0; ///< Tokens of the prompt that were computed, including recomputation after a preemption.
     std::size_t drafted = 0;
-    std::size_t accepted = 0; ///< Of the drafted tokens.
+    std::size_t accepted = 0; ///< Drafted tokens that were accepted.
 };
 
-/// What an engine is asked. The listeners are called by the thread that steps the engine, and must not throw.
+/// A request to an engine. The thread that steps the engine calls the callbacks, which must not throw.
 template <class Cache>
 struct engine_request {
     std::vector<token_id> prompt = {};
-    /// Holds the first tokens of the prompt, not all; or none. If it is approximate so is the answer, unless pages run
-    /// out and the request runs again from its tokens.
+    /// Optional sequence that holds the first tokens of the prompt, but not all. If it is approximate, so is the
+    /// answer, unless the request is preempted and recomputed from its tokens.
     std::optional<typename Cache::sequence> known = {};
-    sampler draw = {}; ///< Answer c draws as its choice + c.
-    stopping until = {};
+    sampler draw = {}; ///< Answer c draws with choice + c.
+    stop_criteria until = {};
     std::size_t choices = 1;
-    std::size_t draft = 0; ///< Most tokens that are guessed ahead by prompt lookup; they change no token.
-    std::optional<std::size_t> log_probabilities = {}; ///< Wanted, with so many of the likeliest tokens.
+    std::size_t draft = 0; ///< Maximum tokens drafted by prompt lookup; drafts do not change the result.
+    std::optional<std::size_t> log_probabilities = {}; ///< If set, log-probabilities are reported, with this number
+                                                       ///< of most likely tokens.
     std::optional<std::chrono::steady_clock::time_point> deadline = {};
-    std::function<hearing(const said_token&)> hear = {};
-    std::function<void(engine_outcome<Cache>&&)> done = {}; ///< Called once, whatever happens.
+    std::function<token_action(const generated_token&)> on_token = {};
+    std::function<void(engine_outcome<Cache>&&)> done = {}; ///< Called exactly once.
 };
 
-/// Bounds of an engine.
+/// Limits of an engine.
 struct engine_limits {
-    std::size_t rows = 256;    ///< Of a step's forward pass.
-    std::size_t lanes = 64;    ///< Answers under way at once.
-    std::size_t waiting = 256; ///< Requests in the queue; more are refused.
+    std::size_t rows = 256;    ///< Maximum rows of a forward pass.
+    std::size_t lanes = 64;    ///< Maximum answers generated at once.
+    std::size_t waiting = 256; ///< Maximum queued requests; further ones are refused.
 };
 
-/// What an engine has done.
+/// Counters of an engine.
 struct engine_stats {
-    std::size_t waiting = 0; ///< Requests.
-    std::size_t running = 0; ///< Requests.
+    std::size_t waiting = 0; ///< Queued requests.
+    std::size_t running = 0; ///< Running requests.
     std::size_t finished = 0;
     std::size_t refused = 0;
-    std::size_t preempted = 0; ///< Times a request made way for an older one, to run again.
+    std::size_t preempted = 0; ///< Preemptions of a request in favor of an older one.
     std::size_t steps = 0;
-    std::size_t reused = 0; ///< Tokens, from here on.
+    std::size_t reused = 0; ///< Tokens, as are the counters below.
     std::size_t prefilled = 0;
-    std::size_t said = 0;
+    std::size_t generated = 0;
     std::size_t drafted = 0;
     std::size_t accepted = 0;
 };

@@ -22,51 +22,51 @@
 
 namespace kvcache::inline KVCACHE_ABI::detail {
 
-/// The requests under way, and what of them runs in a forward pass. Of one thread.
+/// The running requests, and the batch of each forward pass. Not thread-safe.
 template <class Cache, class Model>
 class engine_schedule {
 public:
     using job = engine_job<Cache>;
     using job_list = std::deque<std::unique_ptr<job>>; // in order of arrival
 
-    engine_schedule(Cache& cache, const Model& model, pipeline<Cache, Model>& through, std::size_t rows)
-        : cache_(cache), model_(model), through_(through), rows_(rows) {}
+    engine_schedule(Cache& cache, const Model& model, pipeline<Cache, Model>& pipeline, std::size_t rows)
+        : cache_(cache), model_(model), pipeline_(pipeline), rows_(rows) {}
 
     [[nodiscard]] job_list& running() noexcept { return running_; }
-    /// Requests that gave their pages back, to wait.
-    [[nodiscard]] job_list& made_way() noexcept { return made_way_; }
+    /// Requests that were preempted and wait.
+    [[nodiscard]] job_list& preempted() noexcept { return made_way_; }
     [[nodiscard]] std::size_t page_tokens() const noexcept { return cache_.shape().tokens; }
     void set_relief(std::function<bool()> relief) { relief_ = std::move(relief); }
 
-    /// Runs what fits a step. Where there is no page, idle sessions go, then the youngest request waits.
+    /// Runs one step. If pages are short it first reclaims idle sessions, then preempts the youngest request.
     void run() {
         while (true) {
             std::optional<error> short_of;
             try {
                 if (!plan())
                     return;
-                if (auto ran = through_.extend(batch_, logits_); !ran)
+                if (auto ran = pipeline_.extend(batch_, logits_); !ran)
                     short_of = ran.error();
             } catch (const std::bad_alloc&) {
                 short_of = no_memory();
             }
             if (!short_of)
-                return hear();
+                return sample();
             if (short_of->code == error_code::out_of_memory && relief_ && relief_())
                 continue;
-            make_way(std::move(*short_of));
+            preempt(std::move(*short_of));
         }
     }
 
 private:
-    using lane = engine_lane<Cache>;
+    using lane = engine_slot<Cache>;
     struct part {
         job* of = nullptr;
         std::size_t choice = 0;
         std::size_t wanted = 0; // rows of logits
     };
 
-    // The batch of a step; false if nothing is to run.
+    // Plans the batch of a step. Returns false if there is nothing to run.
     [[nodiscard]] bool plan() {
         parts_.clear();
         batch_.clear();
@@ -79,7 +79,7 @@ private:
                         body(each, c);
             }
         };
-        // A quarter of the rows is for prompts, so that answers never keep them out.
+        // A quarter of the rows is reserved for prompts, so that decoding cannot starve them.
         const bool prompts = std::ranges::any_of(running_, [](const auto& each) {
             return std::ranges::any_of(each->lanes, [](const lane& l) { return !l.ended && l.pending() > 1; });
         });
@@ -118,21 +118,21 @@ private:
         one.run_rows = one.run().size();
         parts_.push_back({&each, choice, wanted});
         batch_.push_back({&*one.sequence, one.run(),
-                          wanted == 0   ? logits_of::none
-                          : wanted == 1 ? logits_of::last
-                                        : logits_of::all});
+                          wanted == 0   ? logits_mode::none
+                          : wanted == 1 ? logits_mode::last
+                                        : logits_mode::all});
     }
 
     [[nodiscard]] bool in_batch(const lane& one) const {
         return std::ranges::any_of(batch_, [&](const auto& each) { return each.sequence == &*one.sequence; });
     }
 
-    // Gives a lane the longest known begin of its tokens: of its session, the index, or another lane. False while an
-    // older prompt is running more of it.
+    // Gives a slot the longest available prefix of its tokens: from the request's own sequence, the cache, or another
+    // slot. Returns false while another slot is computing a longer one.
     [[nodiscard]] bool start(job& each, std::size_t choice) {
         lane& one = each.lanes[choice];
         auto found = match(one.tokens);
-        const rerun plan = cache_.plan(found);
+        const compute_range plan = cache_.plan(found);
         auto& given = each.request.known;
         const bool own = given && given->size() >= plan.first && given->size() < one.tokens.size();
         const std::size_t known = own ? given->size() : plan.first;
@@ -150,7 +150,7 @@ private:
                 if (its.pending() > 1)
                     coming = std::max(coming, common);
             }
-        // To wait is a step lost for both, so it must save a page, or most of what is left.
+        // Waiting costs one step, so it must save a page or most of the remaining tokens.
         if (coming > held && (coming - held >= cache_.shape().tokens || 2 * coming >= held + one.tokens.size()))
             return false;
         if (nearest != nullptr)
@@ -164,7 +164,7 @@ private:
         return true;
     }
 
-    // What the tier has of it was read before, if it can be.
+    // The tier was read ahead if possible, so only memory is searched then.
     [[nodiscard]] typename Cache::match_type match(std::span<const token_id> tokens) {
         if constexpr (prefetches<Cache>)
             return cache_.match_in_memory(tokens);
@@ -172,24 +172,26 @@ private:
             return cache_.match(tokens);
     }
 
-    // Tokens, of `n`, that another can go on from: whole pages where the codec codes whole pages.
+    // Returns how many of `n` tokens another sequence can continue from: whole pages if the codec encodes whole
+    // pages.
     [[nodiscard]] std::size_t shared(std::size_t n) const {
         return page_writer<typename Cache::codec_type> ? n - n % cache_.shape().tokens : n;
     }
 
-    // Tokens that a lane can have from another: those that it shares, and not its last, which always runs.
+    // Returns how many tokens `one` can take from `its`: their common prefix, without the last token of `one`, which
+    // always runs.
     [[nodiscard]] std::size_t in_common(const lane& its, const lane& one) const {
         const auto same = std::ranges::mismatch(its.tokens, one.tokens);
         return shared(std::min({static_cast<std::size_t>(same.in2 - one.tokens.begin()), one.tokens.size() - 1,
-                                its.sequence->shared_at_most()}));
+                                its.sequence->cacheable_limit()}));
     }
 
     [[nodiscard]] static error no_memory() {
         return {error_code::out_of_memory, "memory", "the system has not that much memory"};
     }
 
-    // Hands out the logits of a step. Whoever cannot take them for want of memory has failed.
-    void hear() {
+    // Distributes the logits of a step. If memory is short, the requests of the step fail.
+    void sample() {
         try {
             hand_out();
         } catch (const std::bad_alloc&) {
@@ -205,17 +207,17 @@ private:
             const std::size_t before = heard.held() - heard.run_rows;
             const std::size_t prompt = one.of->request.prompt.size();
             one.of->outcome.prefilled += std::min(heard.held(), prompt) - std::min(before, prompt);
-            const bool first = one.wanted > 0 && one.choice == 0 && one.of->said(heard) == 0;
+            const bool first = one.wanted > 0 && one.choice == 0 && one.of->generated(heard) == 0;
             if (!heard.ended)
-                one.of->hear(one.choice, logits_, row);
+                one.of->sample(one.choice, logits_, row);
             if (first)
                 one.of->follow(logits_, row);
             row += one.wanted;
         }
     }
 
-    // The youngest request gives its pages back and waits; alone, it has failed.
-    void make_way(error reason) {
+    // Preempts the youngest request: it gives back its pages and waits. If it is alone, it fails.
+    void preempt(error reason) {
         const auto youngest = std::ranges::max_element(running_, {}, [](const auto& each) {
             return std::ranges::any_of(each->lanes, &lane::active) ? index(each->id) + 1 : 0;
         });
@@ -239,14 +241,14 @@ private:
 
     Cache& cache_;
     const Model& model_;
-    pipeline<Cache, Model>& through_;
+    pipeline<Cache, Model>& pipeline_;
     std::size_t rows_;
     std::function<bool()> relief_;
     job_list running_;
     job_list made_way_;
     std::vector<part> parts_;
-    std::vector<extension<Cache>> batch_;
-    matrix logits_; // (rows wanted, vocabulary)
+    std::vector<batch_entry<Cache>> batch_;
+    matrix logits_; // (requested rows, vocabulary)
     std::size_t turn_ = 0;
 };
 

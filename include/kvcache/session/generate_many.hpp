@@ -4,9 +4,9 @@
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/tensor.hpp>
-#include <kvcache/session/answering.hpp>
 #include <kvcache/session/chunk_generate.hpp>
 #include <kvcache/session/chunk_pipeline.hpp>
+#include <kvcache/session/decode_state.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/sampler.hpp>
 
@@ -22,49 +22,49 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Answers to several prompts, in the prompts' order; one that could not be had does not keep the others.
+/// Answers to several prompts, in the order of the prompts. A failed answer does not affect the others.
 using timed_answers = std::vector<result<timed_answer>>;
 
 namespace detail {
 
-// Prompts of a batch, whose answers are said in shared forward passes.
+// The answers to a batch of prompts, decoded in shared forward passes.
 template <class Cache, class Model>
 class answers_together {
 public:
     using ending = std::optional<result<timed_answer>>;
 
-    answers_together(chunk_pipeline<Cache, Model>& through, const sampler& draw, const stopping& until)
-        : through_(through), draw_(draw), until_(until), began_(std::chrono::steady_clock::now()) {}
+    answers_together(chunk_pipeline<Cache, Model>& pipeline, const sampler& draw, const stop_criteria& until)
+        : pipeline_(pipeline), draw_(draw), until_(until), began_(std::chrono::steady_clock::now()) {}
 
-    /// Runs a prompt, whose answer goes to `to`. False, and nothing has changed, if pages are short that others of the
-    /// batch hold.
-    [[nodiscard]] bool feed(std::size_t prompt, std::span<const token_id> tokens, reuse_mode mode, ending& to) {
-        auto fed = through_.feed(tokens, mode);
-        if (!fed && fed.error().code == error_code::out_of_memory && !lanes_.empty())
+    /// Prefills a prompt; its answer is written to `to`. Returns false, with nothing changed, if pages are short and
+    /// other answers of the batch hold pages.
+    [[nodiscard]] bool prefill(std::size_t prompt, std::span<const token_id> tokens, reuse_mode mode, ending& to) {
+        auto filled = pipeline_.prefill(tokens, mode);
+        if (!filled && filled.error().code == error_code::out_of_memory && !lanes_.empty())
             return false;
-        if (!fed) {
-            to.emplace(fed.error());
+        if (!filled) {
+            to.emplace(filled.error());
             return true;
         }
         timed_answer made;
-        made.counts = fed->counts;
-        lanes_.push_back({prompt, to, std::move(fed->sequence), std::move(made),
-                          answering(draw_, until_, tokens, through_.exact().max_positions())});
+        made.counts = filled->counts;
+        lanes_.push_back({prompt, to, std::move(filled->sequence), std::move(made),
+                          decode_state(draw_, until_, tokens, pipeline_.exact().max_positions())});
         lane& one = lanes_.back();
         if (!one.under_way.over())
-            say(one, row_of(std::as_const(fed->logits), 0));
-        settle();
+            say(one, row_of(std::as_const(filled->logits), 0));
+        deliver_finished();
         return true;
     }
 
-    /// Says all answers to their ends, a token of each in a pass. Returns: the prompts that made way for others of the
-    /// batch, because pages were short.
+    /// Decodes all answers to their ends, one token of each per pass. Returns: the prompts preempted because pages
+    /// were short.
     [[nodiscard]] std::vector<std::size_t> run() {
         std::vector<std::size_t> again;
-        for (std::vector<extension<Cache>> batch; !lanes_.empty(); batch.clear()) {
+        for (std::vector<batch_entry<Cache>> batch; !lanes_.empty(); batch.clear()) {
             for (lane& one : lanes_)
-                batch.push_back({&one.sequence, {&one.made.ids.back(), 1}, logits_of::last});
-            const auto ran = through_.exact().extend(batch, logits_);
+                batch.push_back({&one.sequence, {&one.made.ids.back(), 1}, logits_mode::last});
+            const auto ran = pipeline_.exact().extend(batch, logits_);
             if (ran) {
                 std::size_t row = 0;
                 for (lane& one : lanes_)
@@ -76,7 +76,7 @@ public:
                 for (lane& one : lanes_)
                     one.failed = ran.error();
             }
-            settle();
+            deliver_finished();
         }
         return again;
     }
@@ -87,7 +87,7 @@ private:
         ending& to;
         typename Cache::sequence sequence;
         timed_answer made;
-        answering under_way;
+        decode_state under_way;
         std::optional<error> failed = {};
     };
 
@@ -103,8 +103,8 @@ private:
             one.made.first_token = one.made.total;
     }
 
-    // Hands out what has ended.
-    void settle() {
+    // Delivers the answers that have ended.
+    void deliver_finished() {
         lanes_.remove_if([](lane& one) {
             if (!one.failed && !one.under_way.over())
                 return false;
@@ -117,9 +117,9 @@ private:
         });
     }
 
-    chunk_pipeline<Cache, Model>& through_;
+    chunk_pipeline<Cache, Model>& pipeline_;
     const sampler& draw_;
-    const stopping& until_;
+    const stop_criteria& until_;
     std::chrono::steady_clock::time_point began_;
     std::list<lane> lanes_;
     matrix logits_;
@@ -127,24 +127,24 @@ private:
 
 } // namespace detail
 
-/// Answers prompts, at most `lanes` at a time: those that begin alike come together and run what they share once, and
-/// the answers are said in shared forward passes, each with the bits and tokens that it has alone. Where pages are
-/// short the last of a batch makes way, and is answered later; one that was answered keeps none. Seconds count from the
-/// beginning of the prompt's batch. Errors, each in its prompt's place: those of chunk_pipeline::feed. Requires: lanes
-/// > 0.
+/// Answers prompts, at most `lanes` at a time. Prompts with a common prefix are grouped and compute it once. The
+/// answers are decoded in shared forward passes, each with the bits and tokens that it has alone. When pages are
+/// short the last answer of a batch is preempted and computed later; a finished answer holds no pages. Times count
+/// from the start of the prompt's batch. Errors, each in its prompt's result: those of chunk_pipeline::prefill.
+/// Requires: lanes > 0.
 template <class Cache, class Model>
-[[nodiscard]] timed_answers generate_many(chunk_pipeline<Cache, Model>& through,
+[[nodiscard]] timed_answers generate_many(chunk_pipeline<Cache, Model>& pipeline,
                                           std::span<const std::vector<token_id>> prompts, reuse_mode mode,
-                                          const sampler& draw, const stopping& until, std::size_t lanes) {
+                                          const sampler& draw, const stop_criteria& until, std::size_t lanes) {
     expects(lanes > 0, "an answer needs a lane");
-    std::vector<std::size_t> left(prompts.size()); // the next one last
+    std::vector<std::size_t> left(prompts.size()); // in reverse order: the back is the next prompt
     std::iota(left.rbegin(), left.rend(), std::size_t{0});
     std::stable_sort(left.rbegin(), left.rend(), [&](std::size_t a, std::size_t b) { return prompts[a] < prompts[b]; });
     std::vector<std::optional<result<timed_answer>>> made(prompts.size());
     while (!left.empty()) {
-        detail::answers_together<Cache, Model> batch(through, draw, until);
+        detail::answers_together<Cache, Model> batch(pipeline, draw, until);
         for (std::size_t taken = 0; taken < lanes && !left.empty(); ++taken) {
-            if (!batch.feed(left.back(), prompts[left.back()], mode, made[left.back()]))
+            if (!batch.prefill(left.back(), prompts[left.back()], mode, made[left.back()]))
                 break;
             left.pop_back();
         }
@@ -158,12 +158,12 @@ template <class Cache, class Model>
     return all;
 }
 
-/// Answers prompts all at once, as above.
+/// Answers all prompts in one batch, as generate_many does.
 template <class Cache, class Model>
-[[nodiscard]] timed_answers generate_batch(chunk_pipeline<Cache, Model>& through,
+[[nodiscard]] timed_answers generate_batch(chunk_pipeline<Cache, Model>& pipeline,
                                            std::span<const std::vector<token_id>> prompts, reuse_mode mode,
-                                           const sampler& draw, const stopping& until) {
-    return generate_many(through, prompts, mode, draw, until, std::max<std::size_t>(prompts.size(), 1));
+                                           const sampler& draw, const stop_criteria& until) {
+    return generate_many(pipeline, prompts, mode, draw, until, std::max<std::size_t>(prompts.size(), 1));
 }
 
 } // namespace kvcache

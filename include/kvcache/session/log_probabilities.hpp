@@ -25,8 +25,8 @@ struct token_score {
 
 namespace detail {
 
-/// The natural logarithm of a positive normal number, within a few units in the last place: the same bits from every
-/// C library.
+/// Returns the natural logarithm of a positive normal number, within a few units in the last place. The bits do not
+/// depend on the C library.
 [[nodiscard]] inline double logarithm(double x) {
     int exponent = 0;
     double m = std::frexp(x, &exponent); // exact; [0.5, 1)
@@ -34,7 +34,7 @@ namespace detail {
         m += m;
         --exponent;
     }
-    // 2 atanh s by its series; s is at most 0.1716, so the term after the last is under 1e-18.
+    // 2 atanh(s) as a series; |s| <= 0.1716, so the first omitted term is under 1e-18.
     const double s = (m - 1.0) / (m + 1.0), square = s * s;
     double series = 1.0 / 23.0;
     for (int odd = 21; odd >= 1; odd -= 2)
@@ -44,10 +44,10 @@ namespace detail {
 
 } // namespace detail
 
-/// What the model gives each token, before any bias, penalty or temperature. Requires: the logits stay where they are.
+/// The log-probabilities of the model, before any bias, penalty or temperature. Requires: the logits outlive it.
 class log_probabilities {
 public:
-    /// Cost: O(vocabulary), one exponential each.
+    /// Cost: O(vocabulary), one exponential per token.
     explicit log_probabilities(std::span<const float> logits) : logits_(logits) {
         expects(!logits.empty(), "probabilities are those of some tokens");
         const float top = *std::max_element(logits.begin(), logits.end());
@@ -63,13 +63,13 @@ public:
     }
 
     [[nodiscard]] float of(token_id token) const { return static_cast<float>(precise(token)); }
-    /// As of, before it is rounded: for sums.
+    /// Like of(), in double precision, for sums.
     [[nodiscard]] double precise(token_id token) const {
         expects(static_cast<std::size_t>(index_of(token)) < logits_.size(), "a token has a logit");
         return static_cast<double>(logits_[static_cast<std::size_t>(index_of(token))]) - log_total_;
     }
 
-    /// The `n` likeliest, in order; of equals the first.
+    /// Returns the `n` most likely tokens, in descending order; ties are ordered by id.
     [[nodiscard]] std::vector<token_score> top(std::size_t n) const {
         std::vector<std::int32_t> ids(logits_.size());
         std::iota(ids.begin(), ids.end(), 0);

@@ -3,8 +3,8 @@
 
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/tensor.hpp>
-#include <kvcache/kernel/team.hpp>
-#include <kvcache/model/batch_part.hpp>
+#include <kvcache/kernel/thread_pool.hpp>
+#include <kvcache/model/batch_slice.hpp>
 #include <kvcache/recompute/concept.hpp>
 
 #include <algorithm>
@@ -16,94 +16,82 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A prompt that has run: its sequence, to be continued, and the logits that were asked for.
+/// Result of a prefill: the sequence of the whole prompt, and the logits that were asked for.
 template <class Cache>
-struct fed {
+struct prefill_result {
     typename Cache::sequence sequence;
     matrix logits;             ///< (rows wanted, vocabulary)
-    std::size_t reused = 0;    ///< Tokens whose keys and values were known.
-    std::size_t prefilled = 0; ///< Tokens that ran.
-    std::string explanation;   ///< Why no more was known.
+    std::size_t reused = 0;    ///< Tokens taken from the cache.
+    std::size_t prefilled = 0; ///< Tokens computed.
+    std::string explanation;   ///< Why the match ended where it did.
 };
 
-/// Tokens to run behind a sequence.
+/// One item of a batch: a sequence and the tokens to run after it.
 template <class Cache>
-struct extension {
+struct batch_entry {
     typename Cache::sequence* sequence = nullptr;
     std::span<const token_id> tokens = {};
-    logits_of wanted = logits_of::last;
+    logits_mode wanted = logits_mode::last;
 };
 
-/// Tokens in, logits out: match, plan, reserve, forward, commit. The bits of a row's logits are the same whatever was
-/// reused, however the prompt is split, whoever shares the batch, on any number of threads. One call at a time.
+/// Tokens in, logits out: match, plan, reserve, forward, commit. A row's logits have the same bits for any reuse,
+/// prefill chunk, batch and number of threads. One call at a time.
 template <class Cache, class Model>
 class pipeline {
 public:
     using lease = typename Cache::lease;
 
-    /// At most `split` rows run in one forward pass; the scratch memory grows with it, the bits do not change.
-    pipeline(Cache& cache, const Model& model, team& threads, std::size_t split = 256)
-        : cache_(cache), model_(model), split_(split), pass_(model.template passes<lease>(threads)) {
+    /// At most `split` rows run in one forward pass. Scratch memory grows with `split`; results do not depend on it.
+    pipeline(Cache& cache, const Model& model, thread_pool& threads, std::size_t split = 256)
+        : cache_(cache), model_(model), split_(split), pass_(model.template make_forward_pass<lease>(threads)) {
         expects(split > 0, "a forward pass has at least one row");
     }
 
-    /// Runs a prompt on top of what the cache knows of it.
-    /// Errors: out_of_range, for no token, one outside the vocabulary, or more than the model has positions;
-    /// out_of_memory. Nothing has changed then.
-    [[nodiscard]] result<fed<Cache>> feed(std::span<const token_id> tokens, logits_of wanted = logits_of::last) {
+    /// Runs a prompt: reuses its cached prefix, computes the rest.
+    /// Errors: out_of_range for an empty prompt, a token outside the vocabulary, or more tokens than the model has
+    /// positions; out_of_memory. Nothing has changed then.
+    [[nodiscard]] result<prefill_result<Cache>> prefill(std::span<const token_id> tokens,
+                                                        logits_mode wanted = logits_mode::last) {
         if (auto valid = check(0, tokens); !valid)
             return valid.error();
-        auto found = cache_.match(tokens);     // index: the longest known run, and why it ended
-        const rerun plan = cache_.plan(found); // recompute: which tokens still run
+        auto found = cache_.match(tokens);             // index: the longest cached prefix
+        const compute_range plan = cache_.plan(found); // recompute policy: the tokens to compute
         std::string explanation = found.explain();
-        auto sequence = cache_.open(std::move(found), plan); // the known pages, shared
+        auto sequence = cache_.open(std::move(found), plan); // shares the cached pages
         auto logits = extend(sequence, tokens.subspan(plan.first), wanted);
         if (!logits)
             return logits.error();
-        return fed<Cache>{std::move(sequence), std::move(*logits), plan.first, plan.count, std::move(explanation)};
+        return prefill_result<Cache>{std::move(sequence), std::move(*logits), plan.first, plan.count,
+                                     std::move(explanation)};
     }
 
-    /// Runs tokens behind a sequence. Errors: as feed, and io, where attention runs on a device; the sequence is as
-    /// before.
+    /// Runs tokens after those of a sequence. Returns the logits that `wanted` selects, (rows, vocabulary).
+    /// Errors: as prefill, and io where attention runs on a device; the sequence is as before.
     [[nodiscard]] result<matrix> extend(typename Cache::sequence& sequence, std::span<const token_id> tokens,
-                                        logits_of wanted = logits_of::last) {
+                                        logits_mode wanted = logits_mode::last) {
         matrix logits;
-        if (auto ran = extend(sequence, tokens, wanted, logits); !ran)
+        const batch_entry<Cache> one{&sequence, tokens, wanted};
+        if (auto ran = extend(std::span(&one, 1), logits); !ran)
             return ran.error();
         return logits;
     }
 
-    /// As above, into `logits`, which is given the shape: where it has it already, and the sequence has room, a token
-    /// allocates nothing.
-    [[nodiscard]] result<void> extend(typename Cache::sequence& sequence, std::span<const token_id> tokens,
-                                      logits_of wanted, matrix& logits) {
-        const extension<Cache> one{&sequence, tokens, wanted};
-        return extend(std::span(&one, 1), logits);
-    }
-
-    /// Runs tokens behind several different sequences in shared forward passes. (rows wanted, vocabulary), in order.
-    /// Tokens may be those of the sequences themselves. Errors, and what is thrown: as feed; every sequence is as
-    /// before.
-    [[nodiscard]] result<matrix> extend(std::span<const extension<Cache>> batch) {
-        matrix logits;
-        if (auto ran = extend(batch, logits); !ran)
-            return ran.error();
-        return logits;
-    }
-
-    /// As above, into `logits`.
-    [[nodiscard]] result<void> extend(std::span<const extension<Cache>> batch, matrix& logits) {
-        const ending at_the_end{leases_};
-        if (auto reserved = reserve(batch); !reserved) // storage: pages; eviction says which leave
+    /// Runs tokens after those of several different sequences in shared forward passes. `logits` is resized to
+    /// (rows wanted, vocabulary), in the order of the batch; decoding into the same matrix allocates nothing as long as
+    /// the sequences have room. Tokens may be those of the sequences themselves. Errors, and what is thrown: as above;
+    /// every sequence is as before.
+    [[nodiscard]] result<void> extend(std::span<const batch_entry<Cache>> batch, matrix& logits) {
+        const lease_guard at_the_end{leases_};
+        if (auto reserved = reserve(batch); !reserved) // storage: pages; eviction chooses which are freed
             return reserved;
         if (auto ran = run(batch, logits); !ran)
             return ran;
         for (std::size_t i = 0; i < batch.size(); ++i)
-            leases_[i].commit(batch[i].tokens); // none fails: all of the batch is committed, or nothing was
+            leases_[i].commit(batch[i].tokens); // commit cannot fail: the whole batch is committed, or nothing
         return {};
     }
 
-    /// Whether tokens can run behind `before` others. Errors: out_of_range.
+    /// Checks that tokens can run after `before` others. Errors: out_of_range.
     [[nodiscard]] result<void> check(std::size_t before, std::span<const token_id> tokens) const {
         if (tokens.empty())
             return error{error_code::out_of_range, "tokens", "there is no token to run"};
@@ -123,18 +111,18 @@ public:
     [[nodiscard]] std::size_t max_positions() const noexcept { return model_.max_positions(); }
 
 private:
-    // Takes back, however a call ends, the leases that were not committed.
-    struct ending {
+    // Rolls back the leases that a call did not commit, however it ends.
+    struct lease_guard {
         std::vector<lease>& leases;
-        ~ending() { leases.clear(); }
+        ~lease_guard() { leases.clear(); }
     };
 
     // A lease for each of the batch. Errors: some have none.
-    [[nodiscard]] result<void> reserve(std::span<const extension<Cache>> batch) {
+    [[nodiscard]] result<void> reserve(std::span<const batch_entry<Cache>> batch) {
         for (const auto& one : batch) {
             if (auto valid = check(one.sequence->size(), one.tokens); !valid)
                 return valid;
-            auto reserved = cache_.reserve(*one.sequence, one.tokens.size(), split_);
+            auto reserved = cache_.reserve(*one.sequence, one.tokens.size(), {.at_once = split_});
             if (!reserved)
                 return reserved.error();
             leases_.push_back(std::move(*reserved));
@@ -143,10 +131,10 @@ private:
     }
 
     // All rows of the batch in passes of at most split_ rows, in order. Errors: of attention that may fail.
-    [[nodiscard]] result<void> run(std::span<const extension<Cache>> batch, matrix& logits) {
+    [[nodiscard]] result<void> run(std::span<const batch_entry<Cache>> batch, matrix& logits) {
         std::size_t wanted = 0;
         for (const auto& one : batch)
-            wanted += batch_part<lease>{nullptr, 0, one.tokens, one.wanted}.wanted_rows();
+            wanted += batch_slice<lease>{nullptr, 0, one.tokens, one.wanted}.wanted_rows();
         logits.resize(static_cast<Eigen::Index>(wanted), static_cast<Eigen::Index>(model_.vocabulary()));
         float* to = logits.data();
         parts_.clear();
@@ -155,7 +143,8 @@ private:
             for (std::size_t row = 0; row < batch[i].tokens.size();) {
                 const std::size_t n = std::min(batch[i].tokens.size() - row, split_ - rows);
                 const bool last = row + n == batch[i].tokens.size();
-                const logits_of which = batch[i].wanted == logits_of::last && !last ? logits_of::none : batch[i].wanted;
+                const logits_mode which =
+                    batch[i].wanted == logits_mode::last && !last ? logits_mode::none : batch[i].wanted;
                 parts_.push_back({&leases_[i], row, batch[i].tokens.subspan(row, n), which});
                 row += n;
                 rows += n;
@@ -194,9 +183,9 @@ private:
     Cache& cache_;
     const Model& model_;
     std::size_t split_;
-    decltype(std::declval<const Model&>().template passes<lease>(std::declval<team&>())) pass_;
+    decltype(std::declval<const Model&>().template make_forward_pass<lease>(std::declval<thread_pool&>())) pass_;
     std::vector<lease> leases_; // of the call that runs
-    std::vector<batch_part<lease>> parts_;
+    std::vector<batch_slice<lease>> parts_;
 };
 
 } // namespace kvcache

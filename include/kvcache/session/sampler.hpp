@@ -19,28 +19,30 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What is added to a token's logit.
+/// A value to add to the logit of a token.
 struct token_bias {
     token_id token = {};
-    float bias = 0.0f; ///< Minus infinity: never said.
+    float bias = 0.0f; ///< Minus infinity bans the token.
 };
 
-/// Chooses tokens from logits. Token i of choice c is drawn with a number that is a function of (seed, c, i) alone, so
-/// neither batching nor a cancelled draft changes what is said. In this order: bias, penalties, temperature, top_k,
-/// top_p of what is left, min_p. A limit that cuts nothing changes no draw.
+/// Draws tokens from logits. The random number for token i of choice c is a function of (seed, c, i) alone, so
+/// neither batching nor a cancelled draft changes the result. The order is: bias, penalties, temperature, top_k,
+/// top_p of the remaining tokens, min_p. A limit that removes no token changes no draw.
 struct sampler {
-    float temperature = 0.0f; ///< Zero or less: always the most likely token.
+    float temperature = 0.0f; ///< Zero or less: greedy, always the most likely token.
     std::uint64_t seed = 0;
-    std::uint64_t choice = 0;        ///< Which of several answers to one prompt.
-    std::size_t top_k = 0;           ///< Only the k likeliest, of equals the first; zero for all.
-    float top_p = 1.0f;              ///< Only the fewest likeliest with this share together (Holtzman et al. 2020).
-    float min_p = 0.0f;              ///< Only those with this share of the likeliest's probability.
-    float repetition_penalty = 1.0f; ///< Divides the logits of what was said or asked (Keskar et al. 2019).
-    float frequency_penalty = 0.0f;  ///< Taken from a logit for each time the answer said the token.
-    float presence_penalty = 0.0f;   ///< Taken from a logit if the answer said the token.
+    std::uint64_t choice = 0;        ///< Index among several answers to one prompt.
+    std::size_t top_k = 0;           ///< Keeps the k most likely tokens; ties keep the lower id. Zero keeps all.
+    float top_p = 1.0f;              ///< Keeps the smallest set of most likely tokens with at least this total
+                                     ///< probability (Holtzman et al. 2020).
+    float min_p = 0.0f;              ///< Keeps tokens with at least this fraction of the highest probability.
+    float repetition_penalty = 1.0f; ///< Divides the logits of tokens of the prompt and the answer if positive, else
+                                     ///< multiplies (Keskar et al. 2019).
+    float frequency_penalty = 0.0f;  ///< Subtracted from a logit for each occurrence of the token in the answer.
+    float presence_penalty = 0.0f;   ///< Subtracted from a logit if the token occurs in the answer.
     std::vector<token_bias> bias = {};
 
-    /// Whether the options are of this world. Errors: out_of_range, with the option's name.
+    /// Checks the options. Errors: out_of_range, with the option's name.
     [[nodiscard]] result<void> check(std::size_t vocabulary) const {
         const auto refuse = [](const char* field, const char* must) {
             return error{error_code::out_of_range, field, std::string(field) + " must be " + must};
@@ -66,16 +68,16 @@ struct sampler {
         return {};
     }
 
-    /// Whether a draw depends on what was said before.
+    /// Returns whether a draw depends on the tokens before it.
     [[nodiscard]] bool penalises() const noexcept {
         return repetition_penalty != 1.0f || frequency_penalty != 0.0f || presence_penalty != 0.0f;
     }
 
-    /// The token at place `index` of the answer. Requires: logits is not empty. Cost: O(vocabulary).
+    /// Returns the token at `index` of the answer. Requires: logits is not empty. Cost: O(vocabulary).
     [[nodiscard]] token_id draw(std::span<const float> logits, std::uint64_t index) const {
         return draw(logits, index, token_counts());
     }
-    /// The same after what `before` counts.
+    /// The same, with penalties for the tokens counted in `before`.
     [[nodiscard]] token_id draw(std::span<const float> logits, std::uint64_t index, const token_counts& before) const {
         expects(!logits.empty(), "a token is drawn from logits");
         if (bias.empty() && !penalises())
@@ -85,14 +87,14 @@ struct sampler {
         return pick(adjusted, index);
     }
 
-    /// The number in [0, 1) that decides place `index`.
+    /// Returns the random number in [0, 1) for `index` of the answer.
     [[nodiscard]] double uniform(std::uint64_t index) const noexcept {
         const std::uint64_t bits = mix(mix(mix(seed) ^ choice) ^ index);
         return static_cast<double>(bits >> 11) * 0x1p-53;
     }
 
 private:
-    // The finaliser of splitmix64 (Steele, Lea & Flood 2014).
+    // The finalizer of splitmix64 (Steele, Lea & Flood 2014).
     [[nodiscard]] static std::uint64_t mix(std::uint64_t x) noexcept {
         x += 0x9e3779b97f4a7c15u;
         x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -100,7 +102,7 @@ private:
         return x ^ (x >> 31);
     }
 
-    // Products are fused on purpose: their bits do not hang on the compiler's -ffp-contract.
+    // Explicit fma: the bits do not depend on the compiler's -ffp-contract.
     void adjust(std::span<float> logits, const token_counts& before) const {
         for (const token_bias& one : bias)
             if (static_cast<std::size_t>(index_of(one.token)) < logits.size())
@@ -112,8 +114,8 @@ private:
                 continue;
             float& logit = logits[static_cast<std::size_t>(index_of(seen.token))];
             logit = logit > 0.0f ? logit / repetition_penalty : logit * repetition_penalty;
-            if (seen.said > 0)
-                logit = std::fma(-frequency_penalty, static_cast<float>(seen.said), logit - presence_penalty);
+            if (seen.in_answer > 0)
+                logit = std::fma(-frequency_penalty, static_cast<float>(seen.in_answer), logit - presence_penalty);
         }
     }
 
@@ -135,7 +137,7 @@ private:
         for (const float w : weights)
             total += static_cast<double>(w);
         const double target = uniform(index) * total;
-        double below = 0.0; // compared with the target, not taken from it: nothing to contract
+        double below = 0.0; // compared with the target, not subtracted from it: nothing to contract
         for (std::size_t i = 0; i < weights.size(); ++i) {
             below += static_cast<double>(weights[i]);
             if (target < below)
@@ -144,7 +146,7 @@ private:
         return token_id{best};
     }
 
-    // Takes the weight of every token that the limits cut. The likeliest always stays.
+    // Sets the weights of the tokens that the limits remove to zero. The most likely token always stays.
     void limit(std::span<const float> logits, std::span<float> weights) const {
         std::vector<std::uint32_t> kept(logits.size());
         std::iota(kept.begin(), kept.end(), 0u);
@@ -172,7 +174,7 @@ private:
         }
         std::vector<float> cut(weights.size(), 0.0f);
         for (const std::uint32_t i : kept)
-            if (weights[i] >= min_p) // the likeliest weighs one
+            if (weights[i] >= min_p) // the most likely token has weight 1
                 cut[i] = weights[i];
         std::ranges::copy(cut, weights.begin());
     }

@@ -22,20 +22,20 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Sessions by model and key, within bounds of count and bytes, evicted by any eviction policy: an entry's depth is 0
-/// at its first use, and 1 once it was used again. One request holds a session at a time; others wait, in the order of
-/// their arrival. Any thread may call it.
-template <class Session, eviction_policy Eviction = conversations_last>
+/// Sessions by model and key, limited in count and bytes. Any eviction policy selects the victims; the depth of an
+/// entry is 0 at its first use and 1 after its second. One request holds a session at a time; others wait in order of
+/// arrival. Any thread may call it.
+template <class Session, eviction_policy Eviction = default_session_eviction>
 class session_table {
     struct slot;
 
 public:
-    /// A session in use. Lets the next request have it when it goes.
+    /// A session in use. Its destructor releases the session to the next request.
     class hold {
     public:
         hold(hold&& other) noexcept
             : table_(std::exchange(other.table_, nullptr)), slot_(other.slot_), bytes_(other.bytes_) {}
-        /// Lets go of the session it held before.
+        /// Releases the session it held before.
         hold& operator=(hold&& other) noexcept {
             hold taken(std::move(other));
             std::swap(table_, taken.table_);
@@ -51,7 +51,7 @@ public:
         [[nodiscard]] Session& operator*() const noexcept { return *slot_->session; }
         [[nodiscard]] Session* operator->() const noexcept { return slot_->session.get(); }
 
-        /// How much the session keeps when it is let go.
+        /// Sets the bytes that the session keeps after its release.
         void set_bytes(std::size_t bytes) noexcept { bytes_ = bytes; }
 
     private:
@@ -69,14 +69,14 @@ public:
           slots_(limits.sessions) {
         expects(limits.sessions > 0, "a table has room for a session");
     }
-    explicit session_table(session_limits limits = {}) requires std::same_as<Eviction, conversations_last>
+    explicit session_table(session_limits limits = {}) requires std::same_as<Eviction, default_session_eviction>
         : session_table(limits, conversations_stay()) {}
 
-    /// The session of a key, once those before have let it go; a new one, `make()` as a unique_ptr, if there is none.
-    /// Errors: out_of_memory, where all sessions are in use.
+    /// Returns the session of a key after all earlier requests have released it. If there is none, `make()` creates
+    /// one as a unique_ptr. Errors: out_of_memory if all sessions are in use.
     template <class Make>
     [[nodiscard]] result<hold> acquire(const digest& model, std::string_view key, Make make) {
-        std::unique_ptr<Session> gone; // destroyed when the lock is free
+        std::unique_ptr<Session> gone; // destroyed after the lock is released
         std::unique_lock guard(lock_);
         auto found = names_.find({model, std::string(key)});
         if (found == names_.end()) {
@@ -99,7 +99,7 @@ public:
         return hold(*this, of);
     }
 
-    /// As acquire, but returns nothing where somebody holds the session or no room can be made.
+    /// Like acquire, but returns nothing if the session is in use or no slot can be freed.
     template <class Make>
     [[nodiscard]] std::optional<hold> try_acquire(const digest& model, std::string_view key, Make make) {
         {
@@ -108,11 +108,11 @@ public:
             if (found != names_.end() && slots_[index_of(found->second)]->busy())
                 return std::nullopt;
         }
-        auto held = acquire(model, key, std::move(make)); // it may wait here for one who came between
+        auto held = acquire(model, key, std::move(make)); // it waits here if another request came in between
         return held ? std::optional<hold>(std::move(*held)) : std::nullopt;
     }
 
-    /// Takes a session away, after those who wait for it. False if there is none.
+    /// Removes a session after the requests that wait for it. Returns false if there is none.
     bool remove(const digest& model, std::string_view key) {
         std::unique_ptr<Session> gone;
         std::unique_lock guard(lock_);
@@ -128,20 +128,20 @@ public:
         return true;
     }
 
-    /// Takes the session away that the policy names. False if all are in use.
+    /// Evicts the session that the policy selects. Returns false if all are in use.
     bool evict() {
         std::unique_ptr<Session> gone;
         const std::lock_guard guard(lock_);
         return evict_one(gone);
     }
 
-    /// Takes away all that nobody uses.
+    /// Evicts every session that is not in use.
     void clear() {
         while (evict()) {
         }
     }
 
-    /// The sessions of a model, by key.
+    /// Returns the sessions of a model, ordered by key.
     [[nodiscard]] std::vector<session_entry> list(const digest& model) const {
         const std::lock_guard guard(lock_);
         std::vector<session_entry> made;
@@ -171,13 +171,13 @@ private:
         std::unique_ptr<Session> session = {};
         std::size_t bytes = 0;
         std::size_t uses = 0;
-        std::uint64_t next = 0;    // ticket of the next to come
-        std::uint64_t serving = 0; // ticket of who holds it
+        std::uint64_t next = 0;    // the next ticket to hand out
+        std::uint64_t serving = 0; // the ticket of the current holder
 
         [[nodiscard]] bool busy() const noexcept { return next != serving; }
     };
 
-    // A slot that is free, made so if need be.
+    // Returns a free slot, and evicts a session if none is free.
     [[nodiscard]] std::optional<slot_id> room(std::unique_ptr<Session>& gone) {
         if (names_.size() == limits_.sessions && !evict_one(gone))
             return std::nullopt;
@@ -203,12 +203,12 @@ private:
     }
 
     void admit(slot_id at, std::uint32_t depth) {
-        const entry newcomer{.key = index_of(at), .bytes = 1, .cost = 1.0, .depth = depth};
-        announce(order_, newcomer);
+        const eviction_entry newcomer{.key = index_of(at), .bytes = 1, .cost = 1.0, .depth = depth};
+        on_miss(order_, newcomer);
         order_.admit(at, newcomer);
     }
 
-    // A session is used again.
+    // Counts a repeated use of a session.
     void again(slot_id at) {
         slot& of = *slots_[index_of(at)];
         if (++of.uses == 2) {
@@ -217,7 +217,7 @@ private:
                 admit(at, 1);
             } catch (...) {
                 of.uses = 1;
-                admit(at, 0); // where it was: the memory is there
+                admit(at, 0); // cannot fail: the slot's memory is already there
                 throw;
             }
         }
@@ -229,7 +229,7 @@ private:
         free_.wait(guard, [&] { return of.serving == ticket; });
     }
 
-    // Whoever holds a slot is done with it; without a session and a next it is free.
+    // Ends a hold of a slot. A slot without a session and without waiting requests becomes free.
     void leave(slot& of, std::unique_ptr<Session>& gone) {
         ++of.serving;
         free_.notify_all();
@@ -245,7 +245,7 @@ private:
         const std::lock_guard guard(lock_);
         bytes_ = bytes_ - of->bytes + bytes;
         of->bytes = bytes;
-        settle(order_, of->place->second);
+        on_released(order_, of->place->second);
         std::unique_ptr<Session> none;
         leave(*of, none);
         while (bytes_ > limits_.bytes) {
@@ -275,7 +275,7 @@ private:
     session_limits limits_;
     mutable std::mutex lock_;
     std::condition_variable free_;
-    decltype(std::declval<const Eviction&>().open(eviction_room{})) order_;
+    decltype(std::declval<const Eviction&>().open(eviction_capacity{})) order_;
     names names_;
     std::vector<std::unique_ptr<slot>> slots_;
     std::size_t bytes_ = 0;

@@ -8,7 +8,7 @@
 #include <kvcache/recompute/concept.hpp>
 #include <kvcache/record/record.hpp>
 #include <kvcache/record/record_writer.hpp>
-#include <kvcache/session/speaking.hpp>
+#include <kvcache/session/generation_state.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -23,19 +23,19 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A sequence that was saved, and how its answer was being said.
+/// A sequence loaded from a snapshot, and the state of its generation.
 template <class Cache>
 struct restored {
     typename Cache::sequence sequence;
-    speaking state;
+    generation_state state;
 };
 
 namespace detail {
 
-// The name of all of a sequence's tokens.
-[[nodiscard]] inline digest256 name_of(const record_names& names, std::span<const token_id> tokens,
-                                       std::size_t page_tokens) {
-    digest256 name = names.root();
+// The name of a sequence's whole token list.
+[[nodiscard]] inline sha256_digest name_of(const record_names& names, std::span<const token_id> tokens,
+                                           std::size_t page_tokens) {
+    sha256_digest name = names.root();
     for (; !tokens.empty(); tokens = tokens.subspan(std::min(tokens.size(), page_tokens)))
         name = names.chain(name, tokens.first(std::min(tokens.size(), page_tokens)));
     return name;
@@ -48,14 +48,14 @@ namespace detail {
 
 } // namespace detail
 
-/// Hands a snapshot of a sequence to `write(std::span<const std::span<const std::byte>>)`, which returns result<void>:
-/// a record of its tokens, its pages and how its answer was being said, named and sealed under `secret`
-/// (docs/format.md). Of a sequence that goes on elsewhere, save a fork. Requires: no lease under way. Errors:
-/// unsupported, for one that is not exact: its first exact() tokens can be saved by a fork. And those of `write`. Cost:
-/// reads every page twice.
+/// Passes a snapshot of a sequence to `write(std::span<const std::span<const std::byte>>)`, which returns
+/// result<void>. The snapshot is a record of the sequence's tokens, pages and generation state, named and
+/// authenticated under `secret` (docs/format.md). For a sequence that continues elsewhere, save a fork. Requires: no
+/// lease of the sequence is open. Errors: unsupported for a sequence that is not exact (a fork of its first exact()
+/// tokens can be saved); those of `write`. Cost: reads every page twice.
 template <class Cache, class Write>
-[[nodiscard]] result<void> write_snapshot(const Cache& cache, const typename Cache::sequence& of, const speaking& state,
-                                          std::string_view secret, Write write) {
+[[nodiscard]] result<void> write_snapshot(const Cache& cache, const typename Cache::sequence& of,
+                                          const generation_state& state, std::string_view secret, Write write) {
     if (of.exact() < of.size())
         return detail::refused_snapshot(error_code::unsupported, "lineage",
                                         "only " + std::to_string(of.exact()) + " of " + std::to_string(of.size()) +
@@ -65,30 +65,31 @@ template <class Cache, class Write>
     const auto table = of.table();
     for (std::uint32_t i = 0; i < table.size(); ++i)
         pages.add(table[i], i, of.size(), i);
-    const std::vector<std::byte> said = bytes_of(state);
-    pages.add({part_kind::speaking, static_cast<std::uint32_t>(table.size()), 0, said});
+    const std::vector<std::byte> pending = bytes_of(state);
+    pages.add({part_kind::generation_state, static_cast<std::uint32_t>(table.size()), 0, pending});
     const record_writer made({record_kind::sequence, 0, of.tokens(), names.root(),
                               detail::name_of(names, of.tokens(), cache.shape().tokens), pages.parts()},
-                             names, record_seal(secret));
+                             names, record_authenticator(secret));
     return write(made.pieces());
 }
 
-/// Saves a snapshot to a file, as a whole or not at all (write_file). Errors: write_snapshot's; io.
+/// Saves a snapshot to a file, atomically (write_file). Errors: those of write_snapshot; io.
 template <class Cache>
-[[nodiscard]] result<void> save_snapshot(const Cache& cache, const typename Cache::sequence& of, const speaking& state,
-                                         const std::filesystem::path& file, std::string_view secret = {}) {
+[[nodiscard]] result<void> save_snapshot(const Cache& cache, const typename Cache::sequence& of,
+                                         const generation_state& state, const std::filesystem::path& file,
+                                         std::string_view secret = {}) {
     return write_snapshot(cache, of, state, secret, [&](auto pieces) { return write_file(file, pieces); });
 }
 
-/// Takes a snapshot that lies in memory into the cache, for any machine and process of this cache's identity. What the
-/// cache knows already is shared. All is checked before any of it is published: whatever is refused changes nothing.
-/// Errors: those of record::parse and record::made_under; mismatched or malformed, with the field's name;
-/// out_of_memory. Cost: copies the pages and reads the copies.
+/// Loads a snapshot from memory into the cache. It may come from any machine or process with the same cache identity.
+/// Tokens that the cache already holds are shared. Everything is checked before anything is published; a refused
+/// snapshot changes nothing. Errors: those of record::parse and record::made_under; mismatched or malformed, with the
+/// field's name; out_of_memory. Cost: copies the pages and reads the copies.
 template <class Cache>
 [[nodiscard]] result<restored<Cache>> read_snapshot(Cache& cache, std::span<const std::byte> bytes,
                                                     std::string_view secret = {}) {
     using codec = typename Cache::codec_type;
-    const record_seal seal(secret);
+    const record_authenticator seal(secret);
     const auto saved = record::parse(bytes, seal);
     if (!saved)
         return saved.error();
@@ -109,23 +110,23 @@ template <class Cache>
         return refuse("name", "it is not that of the tokens");
     const auto& parts = saved->parts();
     const auto behind = std::ranges::count_if(parts, [&](const record_part& part) { return part.index >= pages; });
-    if (behind != 1 || parts.back().kind != part_kind::speaking || parts.back().index != pages)
+    if (behind != 1 || parts.back().kind != part_kind::generation_state || parts.back().index != pages)
         return refuse("parts", "they are not those of the tokens");
-    auto state = speaking_of(parts.back().bytes);
+    auto state = generation_state_of(parts.back().bytes);
     if (!state)
         return state.error();
 
     auto found = cache.match(tokens);
     const std::size_t known = found.tokens() == tokens.size() ? pages : found.tokens() / page_tokens;
     auto sequence = cache.open(std::move(found), {std::min(known * page_tokens, tokens.size()), 0});
-    const std::size_t first = (sequence.size() + page_tokens - 1) / page_tokens; // it may keep less
+    const std::size_t first = (sequence.size() + page_tokens - 1) / page_tokens; // open() may keep fewer
     const auto check = [&](const record_part& part) { return record::sound(part, part.bytes, seal); };
     for (const record_part& part : parts)
         if (part.index < first || part.index == pages)
             if (auto sound = check(part); !sound)
                 return sound.error();
     if (sequence.size() < tokens.size()) {
-        auto lease = cache.reserve(sequence, tokens.size() - sequence.size(), 1);
+        auto lease = cache.reserve(sequence, tokens.size() - sequence.size(), {.at_once = 1});
         if (!lease)
             return lease.error();
         for (std::size_t page = first; page < pages; ++page) {
@@ -135,7 +136,7 @@ template <class Cache>
                     place_page<codec>(*saved, index, *lease, page - first, static_cast<std::uint32_t>(rows), seal);
                 !placed)
                 return placed.error();
-            for (const part_kind kind : {part_kind::page, part_kind::exact}) // what the page has no use for
+            for (const part_kind kind : {part_kind::page, part_kind::exact}) // parts that the page does not use
                 if (const record_part* part = saved->part(kind, index);
                     part && !places<codec>(kind, *lease, page - first, rows))
                     if (auto sound = check(*part); !sound)
@@ -146,7 +147,7 @@ template <class Cache>
     return restored<Cache>{std::move(sequence), std::move(*state)};
 }
 
-/// Loads a snapshot from a file. Errors: mapped_file::open's, and read_snapshot's.
+/// Loads a snapshot from a file. Errors: those of mapped_file::open and read_snapshot.
 template <class Cache>
 [[nodiscard]] result<restored<Cache>> load_snapshot(Cache& cache, const std::filesystem::path& file,
                                                     std::string_view secret = {}) {
@@ -158,8 +159,8 @@ template <class Cache>
     return read_snapshot(cache, mapped->bytes(), secret);
 }
 
-/// Loads a snapshot from a stream, to its end. Errors: io, when the stream fails; out_of_range, when there is more than
-/// `most` bytes; read_snapshot's.
+/// Loads a snapshot from a stream, up to its end. Errors: io if the stream fails; out_of_range if it holds more than
+/// `most` bytes; those of read_snapshot.
 template <class Cache>
 [[nodiscard]] result<restored<Cache>> load_snapshot(Cache& cache, std::istream& from, std::size_t most,
                                                     std::string_view secret = {}) {

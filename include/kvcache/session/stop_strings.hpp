@@ -12,21 +12,21 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Ends a text before the first of some strings, and holds back only what could still become one of them. Which string
-/// ends it, and where, does not depend on how the text is cut into pieces: the one that is complete first, of those the
-/// longest. Whole code points stay whole.
+/// Cuts a text before the first occurrence of a stop string. Only bytes that may still become part of a stop string
+/// are held back. The match does not depend on how the text is split into pieces: the first string to be complete
+/// wins, and the longest of several that complete together. Code points are never split.
 class stop_strings {
 public:
-    /// Ends nothing.
+    /// No stop strings: the text is never cut.
     stop_strings() = default;
-    /// Empty strings are left out.
+    /// Ignores empty strings.
     explicit stop_strings(const std::vector<std::string>& strings) {
         for (const std::string& each : strings)
             if (!each.empty())
                 patterns_.push_back(make(each));
     }
 
-    /// Takes the next piece. Returns: the text that is now sure, nothing once the text has ended.
+    /// Appends the next piece. Returns: the text that can no longer be part of a stop string; nothing after a match.
     /// Cost: O(bytes x strings).
     [[nodiscard]] std::string push(std::string_view piece) {
         for (std::size_t i = 0; i < piece.size() && !stopped_; ++i) {
@@ -47,26 +47,26 @@ public:
         return sure;
     }
 
-    /// The text is over. Returns: what was held back.
+    /// Ends the text. Returns: the bytes held back.
     [[nodiscard]] std::string flush() {
         for (pattern& each : patterns_)
             each.matched = 0;
         return std::exchange(held_, std::string());
     }
 
-    /// Whether one of the strings has ended the text.
+    /// Returns whether a stop string was matched.
     [[nodiscard]] bool stopped() const noexcept { return stopped_; }
-    /// Bytes held back.
+    /// Number of bytes held back.
     [[nodiscard]] std::size_t held() const noexcept { return held_.size(); }
 
 private:
-    // Knuth, Morris & Pratt 1977: the longest suffix of the text that begins the string.
+    // Matcher of Knuth, Morris & Pratt 1977: the longest suffix of the text that is a prefix of the string.
     struct pattern {
         std::string text;
-        std::vector<std::size_t> border; // of the first i bytes
+        std::vector<std::size_t> border; // length of the longest border of the first i bytes
         std::size_t matched = 0;
 
-        // Whether the string is complete.
+        // Returns whether the string is complete.
         bool take(char next) {
             while (matched > 0 && text[matched] != next)
                 matched = border[matched];

@@ -3,7 +3,7 @@
 
 #include <kvcache/core/abi.hpp>
 #include <kvcache/core/id.hpp>
-#include <kvcache/locking/unlocked.hpp>
+#include <kvcache/locking/none.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -24,28 +24,28 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-/// Whether a cache has a tier, and another thread may read it.
+/// Whether a cache has a tier that another thread may read.
 template <class Cache>
 inline constexpr bool prefetches = [] {
     if constexpr (requires { Cache::has_tier; })
-        return Cache::has_tier && !std::same_as<typename Cache::locking_type, typename unlocked::state>;
+        return Cache::has_tier && !std::same_as<typename Cache::locking_type, typename locking::none::state>;
     else
         return false;
 }();
 
 } // namespace detail
 
-/// Reads from a cache's tier what prompts will need, by threads of its own, in order of arrival but for prompts that
-/// begin alike, which follow one another: whoever computes goes on meanwhile with what is ready. What was read is known
-/// to the cache and held by nobody; a tier that fails, is late or has nothing leaves a prompt to be computed. For a
-/// cache of one thread, or without a tier, it does nothing.
+/// Reads from a cache's tier what prompts will need, on its own threads. Prompts are read in order of arrival;
+/// prompts with the same first page are read one after the other. Computation continues meanwhile with the prompts
+/// that are ready. The pages read are cached but not in use. If the tier fails, is late or has no record, the prompt
+/// is computed. For a cache of one thread, or without a tier, it does nothing.
 template <class Cache>
 class tier_prefetch {
 public:
-    /// Whether a prompt has been read. Whoever lets it go before its turn is not read for.
+    /// Set when a prompt has been read. A prompt whose ticket is dropped before its turn is not read.
     using ticket = std::shared_ptr<const std::atomic<bool>>;
 
-    /// `done` is called by a thread that reads, after each prompt.
+    /// `done` is called on a reader thread after each prompt.
     tier_prefetch(Cache& cache, std::function<void()> done) : cache_(cache), done_(std::move(done)) {}
     ~tier_prefetch() {
         {
@@ -53,14 +53,14 @@ public:
             stop_ = true;
         }
         wake_.notify_all();
-        for (std::thread& each : readers_)
+        for (std::thread& each : reader_threads_)
             each.join();
     }
     tier_prefetch(const tier_prefetch&) = delete;
     tier_prefetch& operator=(const tier_prefetch&) = delete;
 
-    /// Has a prompt read, if the tier might have what memory has not; else there is no ticket. Throws: bad_alloc,
-    /// system_error.
+    /// Queues a prompt for reading if the tier may hold pages that memory lacks; otherwise returns no ticket. Throws:
+    /// bad_alloc, system_error.
     [[nodiscard]] ticket ask(std::span<const token_id> prompt) {
         if constexpr (detail::prefetches<Cache>) {
             if (!cache_.tier_may_know(prompt))
@@ -68,8 +68,8 @@ public:
             auto over = std::make_shared<std::atomic<bool>>(false);
             const std::lock_guard guard(lock_);
             waiting_.push_back({{prompt.begin(), prompt.end()}, over});
-            if (readers_.size() < std::min(most_readers, waiting_.size() + under_way_.size()))
-                readers_.emplace_back([this] { run(); });
+            if (reader_threads_.size() < std::min(most_readers, waiting_.size() + under_way_.size()))
+                reader_threads_.emplace_back([this] { run(); });
             wake_.notify_one();
             return over;
         } else {
@@ -80,13 +80,13 @@ public:
 
     [[nodiscard]] static bool over(const ticket& of) noexcept { return of == nullptr || *of; }
 
-    /// Waits for what is being read, which has pages until it is known; nothing is read from then on,
+    /// Pauses reading, and waits for the reads under way, whose pages cannot be evicted before they end.
     void hold() {
         std::unique_lock guard(lock_);
         held_ = true;
         quiet_.wait(guard, [this] { return under_way_.empty(); });
     }
-    /// until it may go on.
+    /// Resumes reading after hold().
     void release() {
         {
             const std::lock_guard guard(lock_);
@@ -96,7 +96,7 @@ public:
     }
 
 private:
-    static constexpr std::size_t most_readers = 2; // a store of few connections has others to serve
+    static constexpr std::size_t most_readers = 2; // leaves connections of a small store for other requests
 
     struct wanted {
         std::vector<token_id> tokens = {};
@@ -104,12 +104,12 @@ private:
     };
     using wanted_list = std::list<wanted>;
 
-    // The first prompt that begins with another page than all that are being read.
+    // Returns the first prompt whose first page differs from those of all reads under way.
     [[nodiscard]] typename wanted_list::iterator next() {
         if (held_)
             return waiting_.end();
         const auto alike = [&](const wanted& a, const wanted& b) {
-            const std::size_t page = cache_.shape().tokens; // each has one
+            const std::size_t page = cache_.shape().tokens; // every prompt has at least one page
             return std::ranges::equal(std::span(a.tokens).first(page), std::span(b.tokens).first(page));
         };
         return std::ranges::find_if(waiting_, [&](const wanted& one) {
@@ -133,7 +133,7 @@ private:
             guard.lock();
             under_way_.erase(one);
             quiet_.notify_all();
-            wake_.notify_all(); // for those that begin alike
+            wake_.notify_all(); // for prompts with the same first page
         }
     }
 
@@ -141,18 +141,18 @@ private:
         if constexpr (detail::prefetches<Cache>) {
             try {
                 static_cast<void>(cache_.prefetch(tokens));
-            } catch (const std::bad_alloc&) { // it is computed, then
+            } catch (const std::bad_alloc&) { // without memory the prompt is computed
             }
         }
     }
 
     Cache& cache_;
     std::function<void()> done_;
-    std::mutex lock_; // of all that follows
+    std::mutex lock_; // guards the members below
     std::condition_variable wake_, quiet_;
     wanted_list waiting_, under_way_;
     bool stop_ = false, held_ = false;
-    std::vector<std::thread> readers_;
+    std::vector<std::thread> reader_threads_;
 };
 
 } // namespace kvcache

@@ -12,26 +12,26 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// How often tokens were said in an answer, and which stood in its prompt: what the penalties of a sampler go by.
+/// Counts of the tokens of an answer, and the set of tokens of its prompt: the input of a sampler's penalties.
 class token_counts {
 public:
     struct count {
         token_id token = {};
         bool in_prompt = false;
-        std::uint32_t said = 0; ///< Times in the answer.
+        std::uint32_t in_answer = 0; ///< Occurrences in the answer.
     };
 
-    /// Nothing was said yet.
+    /// No tokens.
     token_counts() = default;
     explicit token_counts(std::span<const token_id> prompt) {
         for (const token_id token : prompt)
             of(token).in_prompt = true;
     }
 
-    /// The answer goes on with `token`. Cost: O(1).
-    void say(token_id token) { ++of(token).said; }
+    /// Counts the next token of the answer. Cost: O(1).
+    void add(token_id token) { ++of(token).in_answer; }
 
-    /// Every token that occurs, once, in the order of its first place.
+    /// Returns every token that occurs, once, in order of first occurrence.
     [[nodiscard]] std::span<const count> all() const noexcept { return counts_; }
 
 private:

@@ -2,18 +2,20 @@
 #pragma once
 
 #include <kvcache/storage/concept.hpp>
-#include <kvcache/storage/counted_storage.hpp>
-#include <kvcache/storage/failing.hpp>
+#include <kvcache/storage/counted.hpp>
+#include <kvcache/storage/fault_injecting.hpp>
 #include <kvcache/storage/heap.hpp>
 #include <kvcache/storage/huge_pages.hpp>
 #include <kvcache/storage/mapped.hpp>
-#include <kvcache/storage/zeroising.hpp>
+#include <kvcache/storage/zero_on_release.hpp>
 
 #include <tuple>
 
 namespace kvcache::inline KVCACHE_ABI {
 
 /// Every storage policy of the library, with its standard options.
-using storage_policies = std::tuple<heap, huge_pages, mapped, zeroising<heap>, counted_storage<heap>, failing<heap>>;
+using storage_policies =
+    std::tuple<storage::heap, storage::huge_pages, storage::mapped, storage::zero_on_release<storage::heap>,
+               storage::counted<storage::heap>, storage::fault_injecting<storage::heap>>;
 
 } // namespace kvcache

@@ -22,26 +22,26 @@ concept keeps_pages = std::movable<S> && requires(S s, page_id page) {
 
 } // namespace detail
 
-/// A storage whose pages the host reads and writes: `bytes` is the memory of an acquired page.
+/// A storage whose pages the host can access: `bytes` returns the memory of an acquired page.
 template <class S>
 concept host_storage_state = detail::keeps_pages<S> && requires(const S c, page_id page) {
     { c.bytes(page) } -> std::same_as<std::span<std::byte>>;
 };
 
-/// A storage whose pages lie where the host cannot look: `copy` copies an acquired page to another and says whether it
-/// could; `status` is why it last refused a page or a copy.
+/// A storage whose pages the host cannot address. `copy` copies one acquired page to another and returns whether it
+/// succeeded. `status` returns the reason of the last refused page or copy.
 template <class S>
-concept far_storage_state = detail::keeps_pages<S> && !host_storage_state<S> && requires(const S c, page_id page) {
+concept device_storage_state = detail::keeps_pages<S> && !host_storage_state<S> && requires(const S c, page_id page) {
     { c.copy(page, page) } -> std::same_as<bool>;
     { c.status() } -> std::same_as<result<void>>;
 };
 
-/// The working state of a storage: the memory of each page. `acquire` makes a page's memory usable and says whether it
-/// could; `release` says that its content is no longer needed.
+/// The working state of a storage: the memory of each page. `acquire` makes a page's memory usable and returns whether
+/// it succeeded. `release` declares its content no longer needed.
 template <class S>
-concept storage_state = host_storage_state<S> || far_storage_state<S>;
+concept storage_state = host_storage_state<S> || device_storage_state<S>;
 
-/// Where the bytes of pages live.
+/// A policy that decides where the bytes of pages live.
 template <class P>
 concept storage_policy = plays<P, storage_role> && requires(const P p, std::size_t n) {
     p.open(n, n); // pages, bytes a page

@@ -13,16 +13,16 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::storage {
 
-/// Takes pages from a memory resource when they are first used, on a cache line and zeroed, and keeps them until the
-/// cache closes. A large budget is taken in slabs of neighbouring pages, on huge pages where the system has them, none
-/// of more than an eighth of it: a budget that is never filled is never allocated. Where no slab is to be had, single
-/// pages are.
+/// Allocates pages from a memory resource on first use, cache-line aligned and zeroed, and keeps them until the cache
+/// closes. A large capacity is allocated in slabs of adjacent pages, on huge pages where the system has them. A slab is
+/// at most an eighth of the capacity, so memory that is never needed is never allocated. If a slab cannot be allocated,
+/// its pages are allocated one by one.
 struct heap {
     using role = storage_role;
-    std::pmr::memory_resource* resource = nullptr; ///< Where pages come from; null means the system: zeroed_memory.
-    bool zeroed = false; ///< Whether all that the resource gives is zero already, so that no page is touched here.
+    std::pmr::memory_resource* resource = nullptr; ///< Source of the memory; null means zeroed_memory.
+    bool zeroed = false; ///< Whether the resource returns zeroed memory, so that pages are not cleared here.
     class state;
     [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
 };
@@ -66,7 +66,7 @@ public:
                 resource_->deallocate(slabs_[i].memory, slab_bytes(i), huge_page_bytes);
     }
 
-    /// False if the resource has no memory left.
+    /// Returns false if the resource is out of memory.
     [[nodiscard]] bool acquire(page_id page) {
         void*& memory = pages_[index_of(page)];
         if (memory != nullptr)
@@ -87,11 +87,11 @@ public:
 private:
     struct slab {
         std::byte* memory = nullptr;
-        bool refused = false; // once: its pages are then taken one by one
+        bool refused = false; // sticky: its pages are then allocated one by one
     };
 
-    // Sixteen huge pages: what lies on small ones, at the end of a slab, is then a sixteenth at most. None for a budget
-    // so small that its slabs would not fill two huge pages each.
+    // A slab has 16 huge pages, so the part at its end that lies on small pages is at most 1/16. Zero for a capacity so
+    // small that a slab would not fill two huge pages.
     [[nodiscard]] static std::size_t pages_a_slab(std::size_t pages, std::size_t stride) noexcept {
         const std::size_t most = 16 * huge_page_bytes / std::max<std::size_t>(stride, 1);
         const std::size_t fit = std::min(std::max<std::size_t>(most, 1), pages / 8);
@@ -106,7 +106,7 @@ private:
         return slabs_.empty() ? nullptr : slabs_[page / slab_pages_].memory;
     }
 
-    // Throws: std::bad_alloc, if neither a slab nor a page is to be had.
+    // Throws: std::bad_alloc, if neither a slab nor a page can be allocated.
     [[nodiscard]] void* place(std::size_t page) {
         if (!slabs_.empty()) {
             slab& own = slabs_[page / slab_pages_];
@@ -126,10 +126,10 @@ private:
     }
 
     std::pmr::memory_resource* resource_;
-    bool zeroed_; // what it gives
+    bool zeroed_; // whether the resource returns zeroed memory
     std::size_t page_bytes_;
-    std::size_t stride_;     // from one page of a slab to the next, in bytes
-    std::size_t slab_pages_; // 0: pages are taken one by one
+    std::size_t stride_;     // distance between pages of a slab, in bytes
+    std::size_t slab_pages_; // 0: pages are allocated one by one
     std::vector<void*> pages_;
     std::vector<slab> slabs_;
 };
@@ -142,4 +142,4 @@ inline heap::state heap::open(std::size_t pages, std::size_t page_bytes) const {
 
 static_assert(storage_policy<heap>);
 
-} // namespace kvcache
+} // namespace kvcache::storage

@@ -8,20 +8,20 @@
 #include <algorithm>
 #include <limits>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::storage {
 
-/// The whole budget in one piece on huge pages. Those that the administrator has set aside (MAP_HUGETLB) are taken at
-/// once, all or none; where there are too few, ordinary memory is taken as it is filled, and the system is asked to
-/// put it on huge pages (madvise). The state says which it got.
+/// Allocates the whole capacity as one block on huge pages. Huge pages reserved by the administrator (MAP_HUGETLB) are
+/// taken at construction, all or none. If there are too few, ordinary memory is mapped and committed as it fills, and
+/// the system is advised to use huge pages (madvise). The state reports which it got.
 struct huge_pages {
     using role = storage_role;
-    bool set_aside = true; ///< Whether to try those set aside; if not, the budget is never taken before it is filled.
+    bool set_aside = true; ///< Whether to try the reserved huge pages; if not, memory is committed only as it fills.
 
-    /// What the pages lie on.
+    /// The kind of memory that backs the pages.
     enum class backing {
-        set_aside, ///< Huge pages of the administrator's pool, for certain.
-        advised,   ///< Ordinary memory that the system was asked to put on huge pages, and took the wish.
-        ordinary,  ///< Ordinary memory: the system has no huge pages, or the budget is smaller than one.
+        set_aside, ///< Huge pages of the administrator's pool, guaranteed.
+        advised,   ///< Ordinary memory; the system accepted the advice to use huge pages.
+        ordinary,  ///< Ordinary memory: the system has no huge pages, or the capacity is smaller than one.
         none,      ///< No memory: every page is refused.
     };
     class state;
@@ -37,14 +37,14 @@ public:
         take(from_pool, (pages * stride_ + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes);
     }
 
-    /// False if there is no memory at all.
+    /// Returns false if there is no memory at all.
     [[nodiscard]] bool acquire(page_id) const noexcept { return backing_ != backing::none; }
     void release(page_id) noexcept {}
     [[nodiscard]] std::span<std::byte> bytes(page_id page) const {
         return memory_.bytes().subspan(begin_ + index_of(page) * stride_, page_bytes_);
     }
 
-    /// What the pages lie on.
+    /// The kind of memory that backs the pages.
     [[nodiscard]] huge_pages::backing backing() const noexcept { return backing_; }
 
 private:
@@ -53,7 +53,7 @@ private:
     void take(bool from_pool, std::size_t size) {
         constexpr int readable = PROT_READ | PROT_WRITE, own = MAP_PRIVATE | MAP_ANONYMOUS;
 #if defined(MAP_HUGETLB)
-        // Without MAP_NORESERVE: the system then keeps that many aside for us, or says now that it cannot.
+        // Without MAP_NORESERVE, the system reserves the pages now or fails now.
         if (from_pool)
             memory_ = address_range::map(size, readable, own | MAP_HUGETLB);
         if (!memory_.empty()) {
@@ -61,7 +61,7 @@ private:
             return;
         }
 #endif
-        // One huge page more than needed, so that the first can begin on a boundary.
+        // One extra huge page, so that the first page can begin on a boundary.
         memory_ = address_range::map(size + huge_page_bytes, readable, own | MAP_NORESERVE);
         if (memory_.empty())
             return;
@@ -72,9 +72,9 @@ private:
     }
 
     std::size_t page_bytes_;
-    std::size_t stride_; // from one page to the next, in bytes
+    std::size_t stride_; // distance between pages, in bytes
     address_range memory_;
-    std::size_t begin_ = 0; // of the first page in it
+    std::size_t begin_ = 0; // offset of the first page
     backing_type backing_ = backing_type::none;
 };
 
@@ -82,7 +82,7 @@ inline huge_pages::state huge_pages::open(std::size_t pages, std::size_t page_by
     return {set_aside, pages, page_bytes};
 }
 
-/// The word for a backing.
+/// The name of a backing.
 [[nodiscard]] constexpr const char* to_string(huge_pages::backing what) noexcept {
     switch (what) {
     case huge_pages::backing::set_aside:
@@ -99,4 +99,4 @@ inline huge_pages::state huge_pages::open(std::size_t pages, std::size_t page_by
 
 static_assert(storage_policy<huge_pages>);
 
-} // namespace kvcache
+} // namespace kvcache::storage

@@ -20,15 +20,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::storage {
 
-/// Pages in a mapped file: the system writes out what is not in use, so a cache can be larger than memory. The file
-/// grows with the pages that are used, by whole steps that the disk has promised; a full disk is a refused page, and
-/// `status` says why. Scratch space: what the file holds means nothing to another cache.
+/// Pages in a mapped file: the system writes idle pages to disk, so a cache can be larger than memory. The file grows
+/// with the pages in use, in steps whose disk space is allocated first. On a full disk a page is refused, and `status`
+/// gives the reason. The file is scratch space: another cache cannot use its content.
 struct mapped {
     using role = storage_role;
-    std::filesystem::path file = {};            ///< A name that is free; empty: one of its own in the temporary folder.
-    bool unlink = true;                         ///< Takes the name away at once: nothing stays, whatever happens.
+    std::filesystem::path file = {}; ///< An unused file name; empty: a new file in the temporary directory.
+    bool unlink = true;              ///< Unlinks the file at once, so that nothing remains even after a crash.
     std::size_t growth = std::size_t{64} << 20; ///< Bytes that the file grows by, at least.
     class state;
     [[nodiscard]] state open(std::size_t pages, std::size_t page_bytes) const;
@@ -81,7 +81,8 @@ public:
             ::close(descriptor_);
     }
 
-    /// False if the file cannot grow to hold the page; `status` then says why. A later call tries again.
+    /// Returns false if the file cannot grow to hold the page; `status` then gives the reason. A later call tries
+    /// again.
     [[nodiscard]] bool acquire(page_id page) {
         const std::size_t end = (index_of(page) + std::size_t{1}) * stride_;
         return end <= usable_ || grow(end);
@@ -91,11 +92,11 @@ public:
         return memory_.bytes().subspan(index_of(page) * stride_, page_bytes_);
     }
 
-    /// Why the last page was refused, if one was. Errors: io, out_of_range.
+    /// The reason why the last page was refused, if it was. Errors: io, out_of_range.
     [[nodiscard]] result<void> status() const { return reason_ ? result<void>(*reason_) : result<void>(); }
-    /// The file's name; it is gone if it was to be unlinked.
+    /// The file's name, which no longer exists if `unlink` is set.
     [[nodiscard]] const std::filesystem::path& file() const noexcept { return file_; }
-    /// Bytes that the file has now.
+    /// The size of the file in bytes.
     [[nodiscard]] std::size_t size() const noexcept { return usable_; }
 
 private:
@@ -115,7 +116,7 @@ private:
             reason_ = failure("cannot be unlinked", errno);
     }
 
-    // Promised by the disk before it is mapped: otherwise a full disk would kill whoever writes (SIGBUS).
+    // Disk space is allocated before it is mapped: otherwise a write would die on a full disk (SIGBUS).
     [[nodiscard]] bool grow(std::size_t end) {
         if (descriptor_ < 0 || memory_.empty())
             return false;
@@ -143,9 +144,9 @@ private:
     }
 
     std::size_t page_bytes_;
-    std::size_t stride_; // from one page to the next, in bytes
+    std::size_t stride_; // distance between pages, in bytes
     std::size_t growth_ = 1;
-    std::size_t usable_ = 0; // bytes of the file, all of them mapped
+    std::size_t usable_ = 0; // bytes of the file, all mapped
     int descriptor_ = -1;
     std::filesystem::path file_;
     address_range memory_;
@@ -158,4 +159,4 @@ inline mapped::state mapped::open(std::size_t pages, std::size_t page_bytes) con
 
 static_assert(storage_policy<mapped>);
 
-} // namespace kvcache
+} // namespace kvcache::storage

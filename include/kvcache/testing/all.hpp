@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// The laws of every role, for policies of the library and yours. Each takes a policy and gives back the laws it broke.
+// Conformance tests for the policies of every role, the library's and yours. Each takes a policy and returns the laws
+// that it violates.
 
 #include <kvcache/testing/codec_laws.hpp>
 #include <kvcache/testing/eviction_laws.hpp>

@@ -18,10 +18,10 @@ namespace kvcache::inline KVCACHE_ABI::testing {
 
 namespace detail {
 
-// The numbers of one page as a codec gives them back: keys, then values, of each (layer, head, row).
+// The values of one page after decoding: keys, then values, of each (layer, head, row).
 template <row_writer State>
 [[nodiscard]] std::vector<float> decoded(const State& state, page_shape shape, std::span<const std::byte> page) {
-    const std::size_t width = value_width(shape.head_dim);
+    const std::size_t width = padded_head_dim(shape.head_dim);
     aligned_vector<float> keys(std::size_t{shape.head_dim} * tile_tokens), values(tile_tokens * width);
     std::vector<float> numbers;
     for (std::uint32_t layer = 0; layer < shape.layers; ++layer)
@@ -43,7 +43,7 @@ template <row_writer State>
         a, b, [](float x, float y) { return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y); });
 }
 
-// A page that is written row by row, and the numbers it should hold.
+// A page that is written row by row, and its expected values.
 template <codec_policy Policy>
 class codec_trial {
 public:
@@ -63,7 +63,7 @@ public:
         for (std::uint32_t row = 0; row < shape_.tokens; ++row)
             write(row, choose);
         compare(0, truth_.size());
-        for (std::size_t again = 6; again > 0; --again) { // a row alone changes
+        for (std::size_t again = 6; again > 0; --again) { // rewrites a single row
             const auto before = decoded(state_, shape_, bytes());
             const auto row = static_cast<std::uint32_t>(choose.below(shape_.tokens));
             write(row, choose);
@@ -89,7 +89,7 @@ private:
     }
 
     [[nodiscard]] float number(choices& choose) const {
-        if (tolerance_ == 0.0 && choose.one_in(8)) { // what only an exact codec keeps
+        if (tolerance_ == 0.0 && choose.one_in(8)) { // values that only an exact codec keeps
             constexpr float odd[] = {-0.0f, 1e-41f, -3.4028235e38f, 1.17549435e-38f};
             return odd[choose.below(4)];
         }
@@ -116,7 +116,7 @@ private:
             law(broken_, same_bits(got, wanted), "what is written is read, bit for bit");
             return;
         }
-        for (std::size_t i = 0; i < count; ++i) // the numbers lie within four of zero
+        for (std::size_t i = 0; i < count; ++i) // all values are between -4 and 4
             law(broken_, std::abs(double{got[i]} - double{wanted[i]}) <= 4 * tolerance_,
                 "what is written is read, within the tolerance");
     }
@@ -136,15 +136,16 @@ private:
     page_shape shape_;
     decltype(std::declval<const Policy&>().open(page_shape{})) state_;
     double tolerance_;
-    aligned_vector<std::byte> page_; // with a guard behind it
+    aligned_vector<std::byte> page_; // followed by a guard
     std::vector<float> truth_;       // (layers, kv_heads, tokens, 2, head_dim)
     violations& broken_;
 };
 
 } // namespace detail
 
-/// The laws of a codec. One that writes row by row keeps every bit with a tolerance of zero; else each number within
-/// that share of the largest. One of whole pages keeps them within that share of their root mean square, on average.
+/// Checks the laws of a codec. A row codec with tolerance zero keeps every bit; otherwise the error of a value is at
+/// most 4 * tolerance, for values from -4 to 4. For a page codec the root mean square error is at most `tolerance`
+/// times the root mean square.
 template <codec_policy Policy>
 [[nodiscard]] violations codec_laws(const Policy& policy, std::uint64_t seed, double tolerance) {
     violations broken;

@@ -13,7 +13,7 @@ namespace kvcache::inline KVCACHE_ABI::testing {
 
 namespace detail {
 
-// An eviction state beside the plain truth of who is in it.
+// An eviction state, its twin, and a plain model of the entries that are present.
 template <eviction_policy Policy>
 class eviction_trial {
 public:
@@ -35,8 +35,8 @@ public:
                 if (childless(slot))
                     erase(slot);
             } else if (choose.one_in(4)) {
-                settle(state_, slot);
-                settle(twin_, slot);
+                on_released(state_, slot);
+                on_released(twin_, slot);
             } else {
                 state_.touch(slot);
                 twin_.touch(slot);
@@ -56,7 +56,8 @@ public:
     }
 
     void admit(slot_id slot, choices& choose) {
-        entry newcomer{choose.below(40), 64 + choose.below(4) * 64, 1.0 + static_cast<double>(choose.below(8)), {}};
+        eviction_entry newcomer{
+            choose.below(40), 64 + choose.below(4) * 64, 1.0 + static_cast<double>(choose.below(8)), {}};
         const slot_id parent{static_cast<std::uint32_t>(choose.below(present_.size()))};
         if (present_[index_of(parent)] && choose.one_in(2)) {
             newcomer.parent = parent;
@@ -66,25 +67,25 @@ public:
             newcomer.length = newcomer.depth + 1 + static_cast<std::uint32_t>(choose.below(4));
         parents_[index_of(slot)] = newcomer.parent;
         depths_[index_of(slot)] = newcomer.depth;
-        if (choose.one_in(4)) { // somebody who does not come after all
-            const entry other{choose.below(40), 64, 1.0, {}};
-            announce(state_, other);
-            announce(twin_, other);
+        if (choose.one_in(4)) { // a miss whose entry is not admitted
+            const eviction_entry other{choose.below(40), 64, 1.0, {}};
+            on_miss(state_, other);
+            on_miss(twin_, other);
         }
         if (!choose.one_in(4)) {
-            announce(state_, newcomer);
-            announce(twin_, newcomer);
+            on_miss(state_, newcomer);
+            on_miss(twin_, newcomer);
         }
         state_.admit(slot, newcomer);
         twin_.admit(slot, newcomer);
         present_[index_of(slot)] = true;
         if (newcomer.parent && ++children_[index_of(parent)] == 1) {
-            cover(state_, parent);
-            cover(twin_, parent);
+            on_child_added(state_, parent);
+            on_child_added(twin_, parent);
         }
     }
 
-    // Everything leaves, each entry once, leaves before parents.
+    // Evicts every entry once, children before parents.
     void drain(bool names_victims) {
         std::size_t left = 0;
         for (const bool one : present_)
@@ -108,8 +109,8 @@ private:
         present_[index_of(slot)] = false;
         const std::optional<slot_id> parent = parents_[index_of(slot)];
         if (parent && --children_[index_of(*parent)] == 0) {
-            uncover(state_, *parent);
-            uncover(twin_, *parent);
+            on_last_child_removed(state_, *parent);
+            on_last_child_removed(twin_, *parent);
         }
     }
 
@@ -132,7 +133,7 @@ private:
             return index_of(slot) < present_.size() && present_[index_of(slot)] && !held[index_of(slot)] &&
                    childless(slot);
         };
-        const auto may_leave = [&](slot_id slot) {
+        const auto is_evictable = [&](slot_id slot) {
             strangers = strangers || index_of(slot) >= present_.size() || !present_[index_of(slot)];
             ++asked;
             return allowed(slot);
@@ -140,19 +141,19 @@ private:
         for (std::size_t i = 0; i < present_.size(); ++i)
             any = any || allowed(slot_id{static_cast<std::uint32_t>(i)});
 
-        const std::optional<slot_id> found = state_.victim(may_leave);
+        const std::optional<slot_id> found = state_.victim(is_evictable);
         law(broken_, !strangers, "only entries that are present are asked about");
         law(broken_, asked <= 16 * present_.size(), "a search asks about an entry a few times at most");
         law(broken_, !found || (index_of(*found) < present_.size() && present_[index_of(*found)]),
             "a victim was admitted and has not left");
         law(broken_, !found || allowed(*found), "a victim may leave");
         law(broken_, found || !any || !names_victims, "there is a victim while an entry may leave");
-        law(broken_, twin_.victim(may_leave) == found, "the same history has the same victim");
+        law(broken_, twin_.victim(is_evictable) == found, "the same history has the same victim");
         return found && allowed(*found) ? found : std::nullopt;
     }
 
-    decltype(std::declval<const Policy&>().open(eviction_room{})) state_;
-    decltype(std::declval<const Policy&>().open(eviction_room{})) twin_;
+    decltype(std::declval<const Policy&>().open(eviction_capacity{})) state_;
+    decltype(std::declval<const Policy&>().open(eviction_capacity{})) twin_;
     std::vector<std::optional<slot_id>> parents_;
     std::vector<std::uint32_t> depths_;
     std::vector<std::uint32_t> children_;
@@ -160,7 +161,7 @@ private:
     violations& broken_;
 };
 
-// Whether a policy ever names a victim: one that never does is a policy too.
+// Returns whether a policy ever names a victim; a valid policy need not.
 template <eviction_policy Policy>
 [[nodiscard]] bool names_victims(const Policy& policy) {
     auto state = policy.open({.slots = 1, .bytes = 256});
@@ -171,7 +172,8 @@ template <eviction_policy Policy>
 
 } // namespace detail
 
-/// The laws of an eviction policy, tried over random histories in which some entries are held and some continue others.
+/// Checks the laws of an eviction policy over random histories, with entries in use and entries that are children of
+/// others.
 template <eviction_policy Policy>
 [[nodiscard]] violations eviction_laws(const Policy& policy, std::uint64_t seed) {
     violations broken;

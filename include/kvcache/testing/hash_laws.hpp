@@ -14,7 +14,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::testing {
 
-/// For each field of an identity, its name and an identity that differs from the standard one in it alone.
+/// Returns, for each field of an identity, its name and an identity that differs from the default in that field only.
 [[nodiscard]] inline std::vector<std::pair<std::string, identity>> changed_identities() {
     return {{"weights", {.weights = {1, 0}}},
             {"adapter", {.adapter = "a"}},
@@ -32,7 +32,7 @@ namespace kvcache::inline KVCACHE_ABI::testing {
             {"tenant", {.tenant = "a"}}};
 }
 
-/// The laws of a hash: what it names differently, over every run of up to seven tokens of three.
+/// Checks the laws of a hash: distinct names for all runs of up to seven tokens from an alphabet of three.
 template <hash_policy Policy>
 [[nodiscard]] violations hash_laws(const Policy& policy, std::uint64_t seed) {
     violations broken;

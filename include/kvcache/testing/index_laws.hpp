@@ -16,7 +16,7 @@ namespace kvcache::inline KVCACHE_ABI::testing {
 
 namespace detail {
 
-// An index beside a plain list of pages, each with its parent and run.
+// An index, and a plain list of pages with their parents and runs.
 template <index_policy Policy>
 class index_trial {
 public:
@@ -65,7 +65,7 @@ private:
         law(broken_, !state_.contains(page) && state_.run(page).empty(), "an erased page is forgotten");
     }
 
-    // A random run, most often one that begins like another.
+    // Returns a random run, most often with the prefix of an existing one.
     [[nodiscard]] tokens any_run(choices& choose, std::size_t longest) {
         tokens run;
         if (const held& like = truth_[choose.below(truth_.size())]; like.known && !choose.one_in(3))
@@ -80,7 +80,7 @@ private:
     void insert(page_id page, choices& choose) {
         tokens run = any_run(choose, tokens_);
         std::optional<page_id> parent;
-        if (known(page)) { // its own rows, and more
+        if (known(page)) { // the page's own run, extended
             parent = truth_[index_of(page)].parent;
             tokens longer = run_of(page);
             if (run.size() > longer.size())
@@ -150,7 +150,7 @@ private:
 
         const tokens query = chain_of(choose);
         std::size_t longest = 0;
-        std::vector<token_id> next; // what is stored behind the longest
+        std::vector<token_id> next; // the token stored after the longest match
         for (std::uint32_t i = 0; i < truth_.size(); ++i) {
             if (!truth_[i].known)
                 continue;
@@ -190,7 +190,7 @@ private:
     violations& broken_;
 };
 
-// Thousands of siblings whose runs begin with one token.
+// Inserts thousands of siblings whose runs begin with the same token.
 template <index_policy Policy>
 void hostile_siblings(const Policy& policy, violations& broken) {
     constexpr std::uint32_t siblings = 3000, length = 16;
@@ -213,7 +213,7 @@ void hostile_siblings(const Policy& policy, violations& broken) {
 
 } // namespace detail
 
-/// The laws of an index, tried against a plain list of pages.
+/// Checks the laws of an index against a plain list of pages.
 template <index_policy Policy>
 [[nodiscard]] violations index_laws(const Policy& policy, std::uint64_t seed) {
     violations broken;

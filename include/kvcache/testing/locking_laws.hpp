@@ -11,7 +11,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::testing {
 
-/// The laws of a locking policy that promises to keep threads apart.
+/// Checks the laws of a locking policy that provides mutual exclusion.
 template <locking_policy Policy>
 [[nodiscard]] violations locking_laws(const Policy&, std::size_t threads) {
     violations broken;

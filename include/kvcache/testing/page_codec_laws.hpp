@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/codec/concept.hpp>
-#include <kvcache/codec/exact_page.hpp>
+#include <kvcache/codec/residual_page.hpp>
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/testing/violations.hpp>
 
@@ -19,7 +19,7 @@ namespace kvcache::inline KVCACHE_ABI::testing {
 
 namespace detail {
 
-// A page that is written and coded, and the numbers it should hold.
+// A page that is written and quantized, and its expected values.
 template <codec_policy Policy>
 class page_codec_trial {
 public:
@@ -38,9 +38,9 @@ public:
         for (float& number : truth_)
             number = static_cast<float>(static_cast<std::int32_t>(choose.bits() >> 40) - (1 << 23)) * 0x1p-21f;
         turns();
-        const auto page = coded(choose, std::byte{0});
+        const auto page = quantized(choose, std::byte{0});
         compare(page);
-        law(broken_, coded(choose, std::byte{0xff}) == page,
+        law(broken_, quantized(choose, std::byte{0xff}) == page,
             "the bytes of a page depend on its rows alone, written in any order");
         one_head(page);
     }
@@ -49,17 +49,18 @@ private:
     static constexpr std::byte guard{0xa5};
     using bytes = aligned_vector<std::byte>;
 
-    // (2, head_dim): the key and the value of a row.
+    // Returns the key and the value of a row. (2, head_dim)
     [[nodiscard]] std::span<const float> row(std::uint32_t layer, std::uint32_t head, std::uint32_t at) const {
         const std::size_t width = std::size_t{2} * shape_.head_dim;
         return std::span(truth_).subspan(((std::size_t{layer} * shape_.kv_heads + head) * shape_.tokens + at) * width,
                                          width);
     }
 
-    // Exact rows, written in a random order, and the page that they are coded into behind a filler.
-    [[nodiscard]] bytes coded(choices& choose, std::byte filler) {
+    // Writes full-precision rows in random order and returns the page they are quantized into, which was filled with
+    // `filler`.
+    [[nodiscard]] bytes quantized(choices& choose, std::byte filler) {
         rows_.emplace_back(shape_);
-        exact_page& rows = rows_.back();
+        codec::residual_page& rows = rows_.back();
         rows.begin(0);
         bytes page(state_.page_bytes() + 64, guard);
         const auto own = std::span(page).first(state_.page_bytes());
@@ -84,9 +85,9 @@ private:
         return page;
     }
 
-    // What a page gives back is what was turned, but for the tolerance; `Keys`: of keys, else of values.
+    // Checks that a page decodes to the transformed keys and values, within the tolerance.
     void compare(const bytes& page) {
-        const std::size_t dim = shape_.head_dim, width = value_width(dim);
+        const std::size_t dim = shape_.head_dim, width = padded_head_dim(dim);
         aligned_vector<float> keys(dim * tile_tokens), values(tile_tokens * width);
         std::vector<float> key(dim), value(dim);
         double size[2] = {}, error[2] = {};
@@ -99,8 +100,8 @@ private:
                     const auto numbers = row(layer, head, at);
                     std::ranges::copy(numbers.first(dim), key.begin());
                     std::ranges::copy(numbers.last(dim), value.begin());
-                    state_.turn_key(key);
-                    state_.turn_value(value);
+                    state_.transform_key(key);
+                    state_.transform_value(value);
                     for (std::size_t d = 0; d < dim; ++d) {
                         const double got[] = {k[d * tile_tokens + at % tile_tokens], v[at % tile_tokens * width + d]};
                         const double wanted[] = {key[d], value[d]};
@@ -115,7 +116,7 @@ private:
                 "what is coded is read, within the tolerance");
     }
 
-    // Turning keeps products of queries and keys, and is undone for values.
+    // Checks that the transform preserves dot products of queries and keys, and is inverted for values.
     void turns() {
         const std::size_t dim = shape_.head_dim;
         const auto numbers = row(0, 0, 0);
@@ -124,26 +125,26 @@ private:
         const std::vector<float> value = b;
         const auto product = [&] { return std::inner_product(a.begin(), a.end(), b.begin(), 0.0); };
         const double before = product();
-        state_.turn_key(a);
-        state_.turn_key(b);
+        state_.transform_key(a);
+        state_.transform_key(b);
         law(broken_, std::abs(product() - before) <= 1e-4 * static_cast<double>(dim),
             "turned queries and keys have the product they had");
         b = value;
-        state_.turn_value(b);
-        state_.turn_back(b);
+        state_.transform_value(b);
+        state_.inverse_transform(b);
         bool same = true;
         for (std::size_t d = 0; d < dim; ++d)
             same = same && std::abs(b[d] - value[d]) <= 1e-5f;
         law(broken_, same, "turned values are turned back");
     }
 
-    // Coding one head again leaves the others as they are.
+    // Checks that quantizing one head again leaves the others unchanged.
     void one_head(const bytes& page) {
         bytes other = page;
         const auto head = head_id{shape_.kv_heads - 1};
         state_.encode(other, layer_id{0}, head, rows_.front().bytes());
         law(broken_, other == page, "coding the same rows again changes nothing");
-        const exact_page none(shape_);
+        const codec::residual_page none(shape_);
         state_.encode(other, layer_id{0}, head, none.bytes());
         const std::size_t each = state_.page_bytes() / (std::size_t{shape_.layers} * shape_.kv_heads);
         bool same = true;
@@ -156,7 +157,7 @@ private:
     decltype(std::declval<const Policy&>().open(page_shape{})) state_;
     double tolerance_;
     std::vector<float> truth_; // (layers, kv_heads, tokens, 2, head_dim)
-    std::vector<exact_page> rows_;
+    std::vector<codec::residual_page> rows_;
     violations& broken_;
 };
 

@@ -24,13 +24,14 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Seeded weights in memory for any configuration: a model to test with, no checkpoint needed. A weight is an integer
-/// hash of (seed, name, index) times a power of two, so it is the same bits from every compiler and on every machine.
-/// Matrices have a deviation near 1 / sqrt(inputs), so that logits and scores have one near 1; norms are near 1.
+/// Seeded weights in memory for any configuration: a model for tests, without a checkpoint. A weight is an integer
+/// hash of (seed, name, index) times a power of two, so it has the same bits with every compiler and on every
+/// machine. The standard deviation of a matrix is near 1 / sqrt(inputs), so that of logits and scores is near 1;
+/// norms are near 1.
 class random_weights {
 public:
-    /// Makes every weight `config` asks for. Requires: config.check(), and `format` is f32 or bf16.
-    /// Cost: about 2 ns a weight; holds them all until it goes.
+    /// Generates every weight that `config` requires. Requires: config.check() succeeds, and `format` is f32 or bf16.
+    /// Cost: about 2 ns per weight; all weights stay in memory.
     random_weights(const model_config& config, std::uint64_t seed, dtype format) : format_(format) {
         expects(config.check().has_value(), "random weights are made for a configuration that can exist");
         expects(format != dtype::f16, "random weights are f32 or bf16");
@@ -38,8 +39,8 @@ public:
             tensors_.emplace(weight.name, make(weight, seed));
     }
 
-    /// A weight of the model, which lives as long as this source.
-    /// Errors: not_found for a name the model does not have, mismatched for another shape.
+    /// Returns a weight of the model, valid as long as this source. Errors: not_found for a name the model does not
+    /// have, mismatched for another shape.
     [[nodiscard]] result<tensor_view> tensor(std::string_view name, std::initializer_list<std::size_t> shape) const {
         const auto found = tensors_.find(name);
         if (found == tensors_.end())
@@ -56,14 +57,14 @@ private:
         std::vector<std::byte> bytes;
     };
 
-    // What the numbers of a tensor are: (offset + noise) * 2^-shift.
+    // The distribution of a tensor's values: (offset + noise) * 2^-shift.
     struct spread {
         std::int32_t offset = 0;
-        int quieter = 0; // noise / 2^quieter
+        int quieter = 0; // the noise is divided by 2^quieter
         int shift = 0;
     };
 
-    // The finaliser of splitmix64 (Steele, Lea & Flood 2014).
+    // The finalizer of splitmix64 (Steele, Lea & Flood 2014).
     [[nodiscard]] static std::uint64_t mix(std::uint64_t x) noexcept {
         x += 0x9e3779b97f4a7c15u;
         x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -71,7 +72,8 @@ private:
         return x ^ (x >> 31);
     }
 
-    // Nearly normal: the sum of four uniform 16-bit numbers, centred. Deviation 37837, within +-131070.
+    // Approximately normal: the centered sum of four uniform 16-bit integers. Standard deviation 37837, within
+    // +-131070.
     [[nodiscard]] static std::int32_t noise(std::uint64_t bits) noexcept {
         std::int32_t sum = -131070;
         for (int part = 0; part < 4; ++part)
@@ -81,9 +83,9 @@ private:
 
     [[nodiscard]] static spread spread_of(std::span<const std::size_t> shape, std::string_view name) {
         if (shape.size() == 1)                                      // a vector:
-            return name.ends_with(".bias") ? spread{0, 0, 17}       // deviation 0.29
-                                           : spread{131072, 1, 17}; // 1, deviation 0.14
-        // The power of two that brings the deviation closest to 1 / sqrt(inputs).
+            return name.ends_with(".bias") ? spread{0, 0, 17}       // standard deviation 0.29
+                                           : spread{131072, 1, 17}; // 1, standard deviation 0.14
+        // The power of two that brings the standard deviation closest to 1 / sqrt(inputs).
         const std::uint64_t variance = 1431655765u * static_cast<std::uint64_t>(shape[1]);
         int shift = 0;
         while ((std::uint64_t{1} << (2 * shift + 1)) <= variance)
@@ -109,7 +111,7 @@ private:
         return made;
     }
 
-    // Little-endian, as tensor_view reads; bfloat16 rounds to the nearest, ties to even.
+    // Little-endian, as tensor_view reads it; bfloat16 rounds to nearest, ties to even.
     void put(std::span<std::byte> bytes, std::size_t index, float number) const {
         std::uint32_t bits = std::bit_cast<std::uint32_t>(number);
         if (format_ == dtype::bf16)
@@ -125,7 +127,7 @@ private:
 
 static_assert(weight_source<random_weights>);
 
-/// A transformer of random weights: the same bits on every build. Requires: as random_weights.
+/// A transformer with random weights: the same bits in every build. Requires: as random_weights.
 [[nodiscard]] inline transformer make_random_model(const model_config& config, std::uint64_t seed, dtype format) {
     auto weights = load_weights(config, random_weights(config, seed, format), [](std::size_t, std::size_t) {});
     expects(weights.has_value(), "random weights are complete");

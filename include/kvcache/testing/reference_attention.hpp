@@ -13,18 +13,19 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A sequence as plain arrays, nothing rotated: rows that ask, and the keys and values of positions 0, 1, 2, ...
+/// A sequence as plain arrays, before RoPE: queries, and the keys and values of positions 0, 1, 2, ...
 struct dense_attention {
     std::span<const float> queries = {}; ///< (rows, heads, head_dim)
     std::span<const float> keys = {};    ///< (tokens, kv_heads, head_dim)
     std::span<const float> values = {};  ///< (tokens, kv_heads, head_dim)
-    std::size_t position = 0;            ///< Of the first row; each row attends to [0, its position].
+    std::size_t position = 0;            ///< Position of the first query; each query attends to [0, its position].
 };
 
 namespace detail {
 
 // A head in double, turned by position * frequency(i), pair (i, i + half).
-inline void turn_dense(const rope* rotation, std::size_t position, std::span<const float> head, std::span<double> out) {
+inline void rotate_dense(const rope* rotation, std::size_t position, std::span<const float> head,
+                         std::span<double> out) {
     std::ranges::copy(head, out.begin());
     if (rotation == nullptr)
         return;
@@ -39,9 +40,9 @@ inline void turn_dense(const rope* rotation, std::size_t position, std::span<con
 
 } // namespace detail
 
-/// What attention should give, in double precision and the plainest way: softmax(scale * q k) v over all positions a
-/// row sees, keys and queries rotated by their positions. The oracle of every attention kernel. (rows, heads, head_dim)
-/// Requires: heads is a multiple of kv_heads, and the arrays hold the rows' positions.
+/// Returns attention in double precision by the definition: softmax(scale * q k) v over all positions a query attends
+/// to, with keys and queries rotated by their positions. It is the reference for every attention kernel. (rows,
+/// heads, head_dim) Requires: heads is a multiple of kv_heads, and the arrays hold the rows' positions.
 [[nodiscard]] inline std::vector<double> reference_attention(const attention_shape& shape,
                                                              const dense_attention& dense) {
     const std::size_t dim = shape.head_dim, key_row = std::size_t{shape.kv_heads} * dim;
@@ -53,14 +54,14 @@ inline void turn_dense(const rope* rotation, std::size_t position, std::span<con
 
     std::vector<double> keys(tokens * key_row), out(rows * query_row), query(dim), weights(tokens);
     for (std::size_t head = 0; head < tokens * shape.kv_heads; ++head)
-        detail::turn_dense(shape.rotation, head / shape.kv_heads, dense.keys.subspan(head * dim, dim),
-                           std::span(keys).subspan(head * dim, dim));
+        detail::rotate_dense(shape.rotation, head / shape.kv_heads, dense.keys.subspan(head * dim, dim),
+                             std::span(keys).subspan(head * dim, dim));
 
     for (std::size_t row = 0; row < rows; ++row)
         for (std::size_t head = 0; head < shape.heads; ++head) {
             const std::size_t seen = dense.position + row + 1, at = row * query_row + head * dim;
-            const std::size_t kv = head / shape.group() * dim; // where its key head lies in a row
-            detail::turn_dense(shape.rotation, seen - 1, dense.queries.subspan(at, dim), query);
+            const std::size_t kv = head / shape.group() * dim; // offset of its KV head in a row
+            detail::rotate_dense(shape.rotation, seen - 1, dense.queries.subspan(at, dim), query);
             double largest = -INFINITY, total = 0.0;
             for (std::size_t t = 0; t < seen; ++t) {
                 double score = 0.0;

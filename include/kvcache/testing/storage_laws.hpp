@@ -14,7 +14,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::testing {
 
-/// The laws of a storage. Pages that it refuses are left alone: to refuse is its right.
+/// Checks the laws of a storage. A storage may refuse any page.
 template <storage_policy Policy>
 [[nodiscard]] violations storage_laws(const Policy& policy, std::uint64_t seed) {
     violations broken;

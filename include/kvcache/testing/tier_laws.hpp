@@ -18,7 +18,7 @@ namespace kvcache::inline KVCACHE_ABI::testing {
 
 namespace detail {
 
-/// A made-up record, the same whenever it is asked for.
+/// Returns a generated record, the same for every call with this number.
 [[nodiscard]] inline std::vector<std::byte> tier_record(std::uint64_t number) {
     choices choose(number);
     std::vector<std::byte> made(1 + choose.below(9000));
@@ -32,7 +32,7 @@ namespace detail {
             .depth = static_cast<std::uint32_t>(number % 50)};
 }
 
-/// Hands a record over in three pieces, one of them empty.
+/// Puts a record in three pieces, one of them empty.
 template <class State>
 [[nodiscard]] bool put_record(State& state, std::uint64_t number) {
     const auto record = tier_record(number);
@@ -59,8 +59,8 @@ template <class State>
 
 } // namespace detail
 
-/// The laws of a tier that is asked for no faults: what it gives back is what it was given, or nothing. A tier may have
-/// room for few records, or for none. It is opened once, and begins empty.
+/// Checks the laws of a tier without injected faults: a read returns what was written, or nothing. The tier may have
+/// room for few records, or for none. It is opened once, and is empty at first.
 template <tier_policy Policy>
 [[nodiscard]] violations tier_laws(const Policy& policy, std::uint64_t seed) {
     using detail::law, detail::tier_answer;
@@ -69,7 +69,7 @@ template <tier_policy Policy>
     auto born = policy.open();
     law(broken, born.status().has_value(), "a tier that could open says so");
     auto state = std::move(born);
-    std::map<std::uint64_t, bool> put; // whether it may be there
+    std::map<std::uint64_t, bool> put; // the record may be present
     std::uint64_t reads = 0;
     for (std::size_t round = 0; round < 60; ++round) {
         const std::uint64_t number = choose.below(20);
@@ -106,7 +106,7 @@ template <tier_policy Policy>
     law(broken, now.written >= now.records && now.written - now.records >= now.evicted,
         "records that are there were written");
 
-    // Threads that read and write the same names.
+    // Several threads read and write the same names.
     std::vector<std::thread> threads;
     std::vector<std::uint64_t> wrong(4, 0);
     for (std::size_t t = 0; t < wrong.size(); ++t)

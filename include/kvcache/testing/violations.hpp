@@ -11,7 +11,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::testing {
 
-/// The laws that a policy has broken, each named once. Empty: all hold.
+/// The laws that a policy has violated, each named once. Empty if all hold.
 using violations = std::vector<std::string>;
 
 namespace detail {
@@ -21,21 +21,21 @@ inline void law(violations& broken, bool holds, const char* words) {
         broken.emplace_back(words);
 }
 
-// Choices from a seed (splitmix64).
+// A random generator with a seed (splitmix64).
 class choices {
 public:
     explicit choices(std::uint64_t seed) : state_(seed) {}
 
-    /// 64 bits.
+    /// Returns 64 random bits.
     [[nodiscard]] std::uint64_t bits() {
         std::uint64_t x = state_ += 0x9e3779b97f4a7c15ull;
         x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
         x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
         return x ^ (x >> 31);
     }
-    /// A number below `bound`; zero if that is zero.
+    /// Returns an integer below `bound`; zero if `bound` is zero.
     [[nodiscard]] std::size_t below(std::size_t bound) { return bound == 0 ? 0 : bits() % bound; }
-    /// One time in n.
+    /// Returns true with probability 1/n.
     [[nodiscard]] bool one_in(std::size_t n) { return below(n) == 0; }
 
 private:

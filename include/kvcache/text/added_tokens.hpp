@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/text/marked_text.hpp>
 #include <kvcache/text/normalizer.hpp>
 #include <kvcache/text/regex.hpp>
+#include <kvcache/text/tagged_text.hpp>
 #include <kvcache/text/unicode.hpp>
 #include <kvcache/text/vocabulary.hpp>
 
@@ -21,16 +21,16 @@
 
 namespace kvcache::inline KVCACHE_ABI::text {
 
-/// A token that is found in the text before the model sees it.
+/// A token that is matched in the text before the model encodes it.
 struct added_token {
     std::string content = {};
     std::int32_t id = 0;
-    bool special = false;     ///< Left out of decoded text on request.
-    bool single_word = false; ///< Found only between two characters that are no letters, digits or _.
-    bool lstrip = false;      ///< Takes the white space before it along.
-    bool rstrip = false;      ///< Takes the white space after it along.
-    bool normalized = false;  ///< Looked for in normalised text, not in the text as it is.
-    bool control = false;     ///< Never read from text that is marked plain.
+    bool special = false;     ///< Omitted from decoded text on request.
+    bool single_word = false; ///< Matches only between characters that are not letters, digits or _.
+    bool lstrip = false;      ///< The match includes the white space before it.
+    bool rstrip = false;      ///< The match includes the white space after it.
+    bool normalized = false;  ///< Matches in normalized text, not in the original text.
+    bool control = false;     ///< Never parsed from text that is marked plain.
 };
 
 /// A part of a text: an added token, or text for the model.
@@ -40,7 +40,7 @@ struct added_span {
     std::size_t end = 0;
 };
 
-/// Finds one set of added tokens: at each place the longest, from the left, none overlapping.
+/// Finds one set of added tokens: the longest at each position, from left to right, without overlaps.
 template <class...>
 class basic_added_token_finder {
 public:
@@ -60,8 +60,8 @@ public:
 
     [[nodiscard]] bool empty() const noexcept { return edges_.empty(); }
 
-    /// The longest token at `at` that may stand there, and its end.
-    [[nodiscard]] std::pair<const added_token*, std::size_t> longest(const marked_text& text, std::size_t at) const {
+    /// Returns the longest token that matches at `at`, and the end of the match.
+    [[nodiscard]] std::pair<const added_token*, std::size_t> longest(const tagged_text& text, std::size_t at) const {
         std::pair<const added_token*, std::size_t> best{nullptr, at};
         if (!begins_[static_cast<unsigned char>(text.bytes[at])])
             return best;
@@ -90,7 +90,7 @@ private:
 };
 using added_token_finder = basic_added_token_finder<>;
 
-/// The `added_tokens` of tokenizer.json. Not copied or moved: its finders point into it.
+/// The `added_tokens` of tokenizer.json. Neither copied nor moved, because its finders refer to it.
 template <class...>
 class basic_added_tokens {
 public:
@@ -98,7 +98,7 @@ public:
     basic_added_tokens(const basic_added_tokens&) = delete;
     basic_added_tokens& operator=(const basic_added_tokens&) = delete;
 
-    /// Reads the tokens. Refuses one whose id the model gives to another string, or whose string has another id.
+    /// Reads the tokens. Errors: a token whose id or string the model assigns differently.
     void read(const json_reader& at, const vocabulary& model) {
         at.each([&](const json_reader& one) {
             added_token t;
@@ -133,7 +133,8 @@ public:
         });
     }
 
-    /// Builds the finders; afterwards no token is added. `is_control(token)` says which are never read from plain text.
+    /// Builds the finders; no token is added afterwards. `is_control(token)` selects the tokens that are never parsed
+    /// from plain text.
     template <class IsControl>
     [[nodiscard]] result<void> index(const normalizer& rules, IsControl is_control) {
         if (needs_words_) {
@@ -144,7 +145,7 @@ public:
         }
         for (added_token& t : tokens_) {
             t.control = is_control(std::as_const(t));
-            marked_text written{t.content, {}};
+            tagged_text written{t.content, {}};
             if (t.normalized)
                 if (auto done = rules.apply(written); !done)
                     return done;
@@ -163,8 +164,8 @@ public:
         return found == by_content_.end() ? nullptr : try_find(found->second);
     }
 
-    /// Cuts `text` at the tokens that are looked for in normalised text, or in the text as it is.
-    [[nodiscard]] std::vector<added_span> split(const marked_text& text, bool normalized) const {
+    /// Splits `text` at the tokens that match in normalized text, or at those that match in the original text.
+    [[nodiscard]] std::vector<added_span> split(const tagged_text& text, bool normalized) const {
         const added_token_finder& finder = normalized ? in_normalized_ : in_raw_;
         std::vector<added_span> spans;
         std::size_t done = 0;

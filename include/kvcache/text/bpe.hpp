@@ -18,15 +18,16 @@
 
 namespace kvcache::inline KVCACHE_ABI::text {
 
-/// Byte-pair encoding: the `model` of tokenizer.json. A piece starts as its characters (unknown ones as their bytes or
-/// as the unknown token); then the pair of neighbours that was learnt first merges, the leftmost of equals, until none
-/// is left. Cost: O(n log n) for a piece of n bytes; a piece seen before in one `run` (bpe_run.hpp) costs a look-up.
+/// Byte-pair encoding: the `model` of tokenizer.json. A piece starts as its characters (unknown ones as bytes or as
+/// the unknown token). Then the adjacent pair with the lowest rank is merged, the leftmost of equals, until no merge
+/// is left. Cost: O(n log n) for a piece of n bytes; a look-up for a piece seen before in the same `run`
+/// (bpe_run.hpp).
 template <class...>
 class basic_bpe {
 public:
     class run;
 
-    /// Reads the model. Refuses a merge of unknown tokens, dropout, and every model type but BPE.
+    /// Reads the model. Errors: a merge of unknown tokens, dropout, or a model type other than BPE.
     [[nodiscard]] static basic_bpe open(const json_reader& at) {
         basic_bpe made;
         const std::string type = at.text_or("type", "BPE");
@@ -139,7 +140,7 @@ private:
 
     vocabulary vocabulary_;
     merge_table merges_;
-    std::unordered_set<std::uint64_t> neighbours_; ///< Characters that stand side by side in what merges make.
+    std::unordered_set<std::uint64_t> neighbours_; ///< Pairs of adjacent characters in the tokens that merges make.
     std::array<std::int32_t, 2048> narrow_{};
     std::unordered_map<char32_t, std::int32_t> wide_;
     std::array<std::int32_t, 256> byte_tokens_ = [] {

@@ -17,14 +17,15 @@
 
 namespace kvcache::inline KVCACHE_ABI::text {
 
-/// The working state of one encoding: memory that is used again, and the pieces already seen.
+/// The working state of one encoding: reused buffers, and a cache of the pieces already encoded.
 template <class... Any>
 class basic_bpe<Any...>::run {
 public:
-    /// `forbidden`, if given, has one entry an id: a token that text must not become, but by being unknown.
+    /// `forbidden`, if given, has one entry per id: true for a token that text must not become (the unknown token
+    /// excepted).
     run(const basic_bpe& model, const std::vector<bool>* forbidden) : model_(&model), forbidden_(forbidden) {}
 
-    /// Appends the tokens of one piece. Requires: UTF-8.
+    /// Appends the tokens of one piece. Requires: piece is UTF-8.
     void encode(std::string_view piece, std::vector<std::int32_t>& out) {
         if (piece.empty())
             return;
@@ -37,7 +38,8 @@ public:
         }
         if (!model_->prefix_.empty() || !model_->suffix_.empty())
             return encode_remembered(piece, out);
-        // Where no merge makes a token with these two neighbours, none ever crosses: the sides are apart for good.
+        // If no token made by a merge contains these two adjacent characters, no merge spans them, and the sides are
+        // independent.
         std::size_t begin = 0;
         auto before = code_point_at(piece, 0);
         for (std::size_t i = before.bytes; i < piece.size();) {
@@ -64,7 +66,7 @@ private:
         std::uint32_t rank = 0;
         std::int32_t at = 0;
         std::int32_t made = 0;
-        friend bool operator<(const candidate& a, const candidate& b) noexcept { // the greatest leaves a queue first
+        friend bool operator<(const candidate& a, const candidate& b) noexcept { // for a max-heap
             return a.rank != b.rank ? a.rank > b.rank : a.at > b.at;
         }
     };
@@ -83,7 +85,7 @@ private:
     }
 
     void encode_remembered(std::string_view piece, std::vector<std::int32_t>& out) {
-        constexpr std::size_t longest = 128; // longer pieces hardly ever come twice
+        constexpr std::size_t longest = 128; // longer pieces rarely repeat
         constexpr std::size_t most = 1u << 17;
         if (piece.size() > longest)
             return encode_afresh(piece, out);
@@ -117,7 +119,7 @@ private:
         symbols_.push_back({token, at - 1, -1, false});
     }
 
-    /// The piece as single characters.
+    /// Splits the piece into single characters.
     void start(std::string_view piece) {
         std::int32_t pending_unknown = -1;
         for (std::size_t i = 0; i < piece.size();) {
@@ -186,7 +188,7 @@ private:
                 continue;
             symbol& right = at(left.next);
             const merge* m = try_merge(left.token, right.token);
-            if (!m || m->made != best.made) // an entry of a pair that is no more
+            if (!m || m->made != best.made) // a stale queue entry
                 continue;
             left.token = best.made;
             right.gone = true;

@@ -13,11 +13,11 @@
 
 namespace kvcache::inline KVCACHE_ABI::text {
 
-/// The 256 characters by which byte-level tokenizers write bytes: a printable byte of Latin-1 as itself, the others
-/// as U+0100 and upwards in their order.
+/// The 256 characters that represent bytes in byte-level tokenizers. A printable Latin-1 byte represents itself; the
+/// others map to U+0100 and up, in order.
 struct byte_alphabet {
     std::array<char32_t, 256> character_of{};
-    std::array<std::int16_t, 0x144> byte_of{}; ///< -1 where the character writes no byte.
+    std::array<std::int16_t, 0x144> byte_of{}; ///< -1 if the character represents no byte.
 
     constexpr byte_alphabet() {
         byte_of.fill(-1);
@@ -32,13 +32,14 @@ struct byte_alphabet {
 
 inline constexpr byte_alphabet the_byte_alphabet;
 
-/// Appends the characters that write `bytes`.
+/// Appends the characters that represent `bytes`.
 KVCACHE_LAZY inline void append_byte_characters(std::string& out, std::string_view bytes) {
     for (const char b : bytes)
         append_utf8(out, the_byte_alphabet.character_of[static_cast<unsigned char>(b)]);
 }
 
-/// Appends the bytes that the characters of `token` write; a token with any other character stands for itself.
+/// Appends the bytes that the characters of `token` represent. A token with any other character is appended
+/// unchanged.
 KVCACHE_LAZY inline void append_written_bytes(std::string& out, std::string_view token) {
     const std::size_t before = out.size();
     for (std::size_t i = 0; i < token.size();) {

@@ -18,7 +18,7 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The common ways to write a chat, by the marks that a template writes around a message.
+/// The common chat formats, by the marks that a template writes around a message.
 enum class chat_family {
     chatml,  ///< <|im_start|>role ... <|im_end|>: Qwen, SmolLM, many others.
     llama2,  ///< [INST] <<SYS>> ... <</SYS>> ... [/INST]
@@ -36,18 +36,18 @@ struct chat_message {
     std::string content = {};
 };
 
-/// How a chat is rendered.
+/// Options of rendering.
 struct chat_options {
     bool add_generation_prompt = true;
-    std::optional<std::tm> now = {}; ///< The date that some templates write; without it they take their fixed one.
-    json variables = json::object(); ///< More names for the template: "tools", "enable_thinking".
+    std::optional<std::tm> now = {}; ///< The date for templates that write one; without it they use their fixed date.
+    json variables = json::object(); ///< Further variables of the template: "tools", "enable_thinking".
 };
 
-/// A chat as text, in parts that know who wrote them.
+/// A rendered chat, in segments by origin.
 struct rendered_chat {
     std::vector<text_segment> segments = {};
 
-    /// All parts in one.
+    /// Returns the concatenated text.
     KVCACHE_LAZY [[nodiscard]] std::string text() const {
         std::string out;
         for (const text_segment& s : segments)
@@ -56,27 +56,26 @@ struct rendered_chat {
     }
 };
 
-/// Writes chats as a model expects them, by carrying out its own template (the part of Jinja that chat templates use).
-/// What the messages hold stays marked as theirs through every operation, so that tokenizer::encode never reads control
-/// tokens from it. A cheap copy of one immutable state.
+/// Renders chats in the format a model expects, by interpreting its own template (the subset of Jinja that chat
+/// templates use). Message contents stay marked as user text through every operation, so tokenizer::encode never
+/// reads control tokens from them. A cheap copy of one immutable state.
 class chat_template {
 public:
-    /// Takes the template that stands in the tokenizer's directory. `name` is "default" for the usual one.
+    /// Returns the template in the tokenizer's directory. The usual `name` is "default".
     KVCACHE_ONCE [[nodiscard]] static result<chat_template> open(const tokenizer& words, const std::string& name);
 
-    /// Takes the text of a template. `special_tokens` gives "bos_token", "eos_token" and their like.
-    /// Returns: an error where the template is of no known family, or uses what this library does not run.
+    /// Parses a template. `special_tokens` defines "bos_token", "eos_token" and so on. Errors: the template belongs
+    /// to no known family, or uses an unsupported feature.
     KVCACHE_ONCE [[nodiscard]] static result<chat_template>
     parse(std::string_view source, const std::map<std::string, std::string>& special_tokens);
 
-    /// As parse, for a template of any family.
+    /// Like parse, for a template of any family.
     KVCACHE_ONCE [[nodiscard]] static result<chat_template>
     parse_any(std::string_view source, const std::map<std::string, std::string>& special_tokens);
 
     KVCACHE_ONCE [[nodiscard]] chat_family family() const noexcept;
 
-    /// Renders messages. Returns: an error where the template refuses them (a role, an order), or cannot be carried
-    /// out.
+    /// Renders messages. Errors: the template rejects them (a role, an order) or fails.
     KVCACHE_ONCE [[nodiscard]] result<rendered_chat> render(std::span<const chat_message> messages,
                                                             const chat_options& options) const;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Longer than 300 lines: each step takes tokens and ends a text in a way of its own.
+// Longer than 300 lines: every kind of step decodes a token and ends a text in its own way.
 
 #include <kvcache/text/byte_alphabet.hpp>
 #include <kvcache/text/json_reader.hpp>
@@ -18,8 +18,8 @@
 
 namespace kvcache::inline KVCACHE_ABI::text {
 
-/// Turns tokens back into text: the `decoder` of tokenizer.json, as the steps of one sequence. It works token by token
-/// (see run), so that text read as a stream is the text read at once.
+/// Converts tokens to text: the `decoder` of tokenizer.json, as one sequence of steps. It works token by token (see
+/// run), so streamed text equals text decoded at once.
 template <class...>
 class basic_decoder {
 public:
@@ -27,7 +27,7 @@ public:
 
     basic_decoder() = default;
 
-    /// Reads a decoder; null joins tokens by spaces. What is unknown is refused by name.
+    /// Reads a decoder; null joins tokens with spaces. An unknown type is an error that names it.
     [[nodiscard]] static basic_decoder open(const json_reader& at) {
         basic_decoder made;
         made.joins_by_space_ = at.value().is_null();
@@ -39,9 +39,9 @@ private:
     enum class kind { byte_level, byte_fallback, fuse, replace, strip, spaces };
     struct step {
         kind is = kind::fuse;
-        pattern what = {}; // is replaced by the content
+        pattern what = {}; // replace: the pattern to replace by the content
         std::string content = {};
-        std::size_t start = 0; // how often the content is stripped
+        std::size_t start = 0; // strip: how often the content is removed at the start
         std::size_t stop = 0;
         metaspace spaces = {};
     };
@@ -85,7 +85,7 @@ private:
 };
 using decoder = basic_decoder<>;
 
-/// The working state of one decoding. Text leaves it once no later token can change it.
+/// The working state of one decoding. Text is output as soon as no later token can change it.
 template <class... Any>
 class basic_decoder<Any...>::run {
 public:
@@ -98,17 +98,17 @@ public:
         }
     }
 
-    /// Takes the next token and appends the text that is complete.
+    /// Decodes the next token and appends the text that is complete.
     void push(std::string_view token, std::string& out) {
         if (rules_->joins_by_space_) {
             if (started_)
                 out.push_back(' ');
             started_ = true;
         }
-        feed(0, std::string(token), out);
+        pass_on(0, std::string(token), out);
     }
 
-    /// Appends what was held back, bytes that are no text as U+FFFD; a new text may follow.
+    /// Appends the text held back, with invalid bytes as U+FFFD. A new text may follow.
     void finish(std::string& out) {
         for (std::size_t i = 0; i < stages_.size(); ++i)
             end(rules_->steps_[i], i, out);
@@ -116,15 +116,15 @@ public:
     }
 
 private:
-    /// After a step that fuses, what follows sees the one token in fragments.
+    /// The state of a step. After a fuse step, the later steps receive one token in fragments (`fused`).
     struct stage {
         bool fused = false;
         std::string held = {};
-        std::size_t count = 0; ///< Tokens seen, or characters stripped.
+        std::size_t count = 0; ///< Tokens seen, or strings stripped.
         bool past_start = false;
     };
 
-    void feed(std::size_t i, std::string token, std::string& out) {
+    void pass_on(std::size_t i, std::string token, std::string& out) {
         if (i == stages_.size())
             out.append(token);
         else
@@ -138,7 +138,7 @@ private:
         case kind::byte_fallback:
             return take_byte(i, std::move(token), out);
         case kind::fuse:
-            return feed(i + 1, std::move(token), out);
+            return pass_on(i + 1, std::move(token), out);
         case kind::replace:
             return take_replaced(one, i, token, out);
         case kind::strip:
@@ -155,11 +155,11 @@ private:
             return end_bytes(i, out);
         case kind::replace:
             if (stages_[i].fused)
-                feed(i + 1, replaced(one, stages_[i].held), out);
+                pass_on(i + 1, replaced(one, stages_[i].held), out);
             return;
         case kind::strip:
             strip_stop(one, stages_[i].held);
-            return feed(i + 1, std::move(stages_[i].held), out);
+            return pass_on(i + 1, std::move(stages_[i].held), out);
         case kind::fuse:
         case kind::spaces:
             return;
@@ -168,7 +168,7 @@ private:
 
     void take_characters(std::size_t i, std::string_view token, std::string& out) {
         stage& at = stages_[i];
-        if (at.fused) { // whether it writes bytes is known when all of it is
+        if (at.fused) { // only the whole token shows whether it represents bytes
             at.held += token;
             return;
         }
@@ -176,7 +176,7 @@ private:
         std::string complete;
         take_complete_utf8(at.held, complete);
         if (!complete.empty())
-            feed(i + 1, std::move(complete), out);
+            pass_on(i + 1, std::move(complete), out);
     }
     void end_characters(std::size_t i, std::string& out) {
         stage& at = stages_[i];
@@ -185,9 +185,9 @@ private:
             append_written_bytes(bytes, at.held);
         std::string complete;
         take_complete_utf8(bytes, complete);
-        if (!bytes.empty()) // the beginning of one code point
+        if (!bytes.empty()) // an incomplete code point
             complete += replacement_character;
-        feed(i + 1, std::move(complete), out);
+        pass_on(i + 1, std::move(complete), out);
     }
 
     void take_byte(std::size_t i, std::string token, std::string& out) {
@@ -201,7 +201,7 @@ private:
             return;
         }
         release_bytes(i, out);
-        feed(i + 1, std::move(token), out);
+        pass_on(i + 1, std::move(token), out);
     }
     void end_bytes(std::size_t i, std::string& out) {
         stage& at = stages_[i];
@@ -213,18 +213,18 @@ private:
             at.held.push_back(*byte);
             return release_bytes(i, out);
         }
-        feed(i + 1, std::move(token), out);
+        pass_on(i + 1, std::move(token), out);
     }
-    /// A run of bytes is text as a whole, or not at all.
+    /// Outputs the held bytes: as text if all of them are valid UTF-8, else one U+FFFD per byte.
     void release_bytes(std::size_t i, std::string& out) {
         std::string bytes = std::move(stages_[i].held);
         stages_[i].held.clear();
         if (bytes.empty())
             return;
         if (!first_invalid_utf8(bytes))
-            return feed(i + 1, std::move(bytes), out);
+            return pass_on(i + 1, std::move(bytes), out);
         for (std::size_t n = 0; n < bytes.size(); ++n)
-            feed(i + 1, std::string(replacement_character), out);
+            pass_on(i + 1, std::string(replacement_character), out);
     }
     [[nodiscard]] static std::optional<char> try_byte(std::string_view token) {
         if (token.size() != 6 || !token.starts_with("<0x") || !token.ends_with('>'))
@@ -244,7 +244,7 @@ private:
         if (stages_[i].fused) // a match may span fragments
             stages_[i].held += token;
         else
-            feed(i + 1, replaced(one, token), out);
+            pass_on(i + 1, replaced(one, token), out);
     }
     [[nodiscard]] static std::string replaced(const step& one, std::string_view token) {
         std::string made;
@@ -253,7 +253,7 @@ private:
             made.append(token.substr(done, begin - done)).append(one.content);
             done = match_end;
         });
-        if (!searched) // a token on which the pattern exceeds its limits stays as it is
+        if (!searched) // a token stays unchanged if the pattern exceeds its limits
             return std::string(token);
         return made.append(token.substr(done));
     }
@@ -264,18 +264,18 @@ private:
             std::size_t taken = 0;
             strip_start(one, token, taken);
             strip_stop(one, token);
-            return feed(i + 1, std::move(token), out);
+            return pass_on(i + 1, std::move(token), out);
         }
         if (!at.past_start)
             at.past_start = strip_start(one, token, at.count);
         at.held += token;
         std::string kept = at.held;
-        strip_stop(one, kept); // what may be the end is held back
+        strip_stop(one, kept); // text that may be the end is held back
         at.held.erase(0, kept.size());
         if (!kept.empty())
-            feed(i + 1, std::move(kept), out);
+            pass_on(i + 1, std::move(kept), out);
     }
-    /// Whether the start is over.
+    /// Strips the start of a token. Returns whether the start of the text is complete.
     static bool strip_start(const step& one, std::string& token, std::size_t& taken) {
         while (taken < one.start && token.starts_with(one.content)) {
             token.erase(0, one.content.size());
@@ -303,7 +303,7 @@ private:
                 made.push_back(token[c++]);
             }
         }
-        feed(i + 1, std::move(made), out);
+        pass_on(i + 1, std::move(made), out);
     }
     const basic_decoder* rules_;
     std::vector<stage> stages_;

@@ -15,11 +15,11 @@
 
 namespace kvcache::inline KVCACHE_ABI::text {
 
-/// A JSON value with objects that look up a key in O(log n): what tokenizer.json is read into.
+/// A JSON value whose objects look up a key in O(log n); tokenizer.json is read into it.
 using json_document = nlohmann::json;
 
-/// A place in a JSON document that knows its path. The first field that is missing, of a wrong type or unknown is kept
-/// as an error which all places of one document share; what is read after it has default values.
+/// A position in a JSON document that knows its path. The first field that is missing, unknown or of a wrong type is
+/// kept as an error, which all positions of the document share. Fields read after it have default values.
 template <class...>
 class basic_json_reader {
 public:
@@ -30,10 +30,10 @@ public:
     [[nodiscard]] const std::string& path() const noexcept { return path_; }
     [[nodiscard]] bool failed() const noexcept { return problem_->has_value(); }
 
-    /// Where errors are kept.
+    /// The first error of the document, if there is one.
     [[nodiscard]] std::optional<error>& problem() const noexcept { return *problem_; }
 
-    /// Keeps an error that names `key` of this place, or this place where `key` is empty.
+    /// Keeps an error that names the field `key`, or this position if `key` is empty.
     void refuse(error_code code, std::string_view key, std::string message) const {
         if (!*problem_)
             *problem_ = error{code, field(key), std::move(message)};
@@ -41,18 +41,18 @@ public:
     void refuse(error_code code, std::string_view key, std::initializer_list<std::string_view> words) const {
         refuse(code, key, kvcache::detail::joined(words));
     }
-    /// Keeps an error as it is.
+    /// Keeps an error unchanged.
     void refuse(error reason) const {
         if (!*problem_)
             *problem_ = std::move(reason);
     }
 
-    /// Whether the key is there and not null.
+    /// Returns whether the key is present and not null.
     [[nodiscard]] bool has(std::string_view key) const {
         const json_document* found = find(key);
         return found != nullptr && !found->is_null();
     }
-    /// The member `key`; an error where it is missing.
+    /// Returns the member `key`; a missing one is an error.
     [[nodiscard]] basic_json_reader member(std::string_view key) const {
         static const json_document nothing;
         if (!value_->is_object()) {
@@ -66,7 +66,7 @@ public:
         }
         return {*found, field(key), *problem_};
     }
-    /// Calls `use(place)` for each element; an error where this is no array.
+    /// Calls `use(position)` for each element; anything but an array is an error.
     template <class Use>
     void each(Use use) const {
         for (std::size_t i = 0, n = length(); i < n && !failed(); ++i)
@@ -85,7 +85,7 @@ public:
         refuse(error_code::mismatched, "", {"is ", value_->type_name(), ", not true or false"});
         return false;
     }
-    /// A whole number from 0 to `greatest`.
+    /// Returns an integer from 0 to `greatest`.
     [[nodiscard]] std::uint64_t number(std::uint64_t greatest) const {
         if (value_->is_number_unsigned()) {
             const auto n = value_->get<std::uint64_t>();
@@ -107,7 +107,7 @@ public:
         return has(key) ? member(key).flag() : otherwise;
     }
 
-    /// A number as JSON writes it.
+    /// Returns a number as JSON text.
     [[nodiscard]] static std::string shown(const json_document& number) {
         if (number.is_number_float())
             return json_text(number.get<double>());
@@ -122,7 +122,7 @@ private:
         const auto found = value_->find(key);
         return found == value_->end() ? nullptr : &*found;
     }
-    /// How many elements there are; an error where this is no array.
+    /// Returns the number of elements; anything but an array is an error.
     [[nodiscard]] std::size_t length() const {
         if (value_->is_array())
             return value_->size();

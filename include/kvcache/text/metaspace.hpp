@@ -9,7 +9,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::text {
 
-/// SentencePiece's way with spaces: a visible character stands for each, and one may be put before the text.
+/// SentencePiece's handling of spaces: each is replaced by a visible character, and one may be added before the text.
 template <class...>
 class basic_metaspace {
 public:
@@ -39,7 +39,7 @@ public:
     [[nodiscard]] bool split() const noexcept { return split_; }
     [[nodiscard]] bool prepends() const noexcept { return prepends_ != when::never; }
 
-    /// Appends `part` with its spaces replaced; `opens` says whether it begins where the input begins.
+    /// Appends `part` with its spaces replaced. `opens` tells whether it begins at the start of the input.
     void append(std::string_view part, bool opens, std::string& out) const {
         const bool begins_with_one = part.starts_with(' ') || part.starts_with(replacement_);
         if (!begins_with_one && (prepends_ == when::always || (prepends_ == when::first && opens)))

@@ -3,8 +3,8 @@
 
 #include <kvcache/text/byte_alphabet.hpp>
 #include <kvcache/text/json_reader.hpp>
-#include <kvcache/text/marked_text.hpp>
 #include <kvcache/text/pattern.hpp>
+#include <kvcache/text/tagged_text.hpp>
 #include <kvcache/text/unicode.hpp>
 
 #include <cstddef>
@@ -15,14 +15,14 @@
 
 namespace kvcache::inline KVCACHE_ABI::text {
 
-/// Rewrites text before it is split: the `normalizer` of tokenizer.json, as the steps of one sequence. Marks travel
-/// with their bytes; a byte made from plain and other bytes is plain.
+/// Rewrites text before it is split: the `normalizer` of tokenizer.json, as one sequence of steps. Marks move with
+/// their bytes; a byte made from both plain and other bytes is plain.
 template <class...>
 class basic_normalizer {
 public:
     basic_normalizer() = default;
 
-    /// Reads a normalizer; null is none. What is unknown is refused by name.
+    /// Reads a normalizer; null is none. An unknown type is an error that names it.
     [[nodiscard]] static basic_normalizer open(const json_reader& at) {
         basic_normalizer made;
         made.add(at);
@@ -31,8 +31,8 @@ public:
 
     [[nodiscard]] bool empty() const noexcept { return steps_.empty(); }
 
-    /// Rewrites `text` in place. Requires: UTF-8. Returns: an error where a pattern exceeds its limits.
-    [[nodiscard]] result<void> apply(marked_text& text) const {
+    /// Rewrites `text` in place. Requires: text is UTF-8. Errors: a pattern exceeds its limits.
+    [[nodiscard]] result<void> apply(tagged_text& text) const {
         for (const step& one : steps_)
             if (auto done = run(one, text); !done)
                 return done;
@@ -44,9 +44,9 @@ private:
     struct step {
         kind is = kind::form;
         normal_form form = normal_form::nfc;
-        bool left = true; // what is stripped
+        bool left = true; // strip: the sides to strip
         bool right = true;
-        pattern what = {}; // is replaced by the content
+        pattern what = {}; // replace: the pattern to replace by the content
         std::string content = {};
     };
 
@@ -82,10 +82,10 @@ private:
             at.refuse(error_code::unsupported, "type", {"the normalizer \"", type, "\" is not known"});
     }
 
-    /// Rebuilds `text` code point by code point; `write(out, c)` appends what replaces c.
+    /// Rebuilds `text` code point by code point; `write(out, c)` appends the replacement of c.
     template <class Write>
-    static void map(marked_text& text, Write write) {
-        marked_text out;
+    static void map(tagged_text& text, Write write) {
+        tagged_text out;
         out.bytes.reserve(text.bytes.size());
         for (std::size_t i = 0; i < text.bytes.size();) {
             const auto c = code_point_at(text.bytes, i);
@@ -97,7 +97,7 @@ private:
         text = std::move(out);
     }
 
-    static result<void> run(const step& one, marked_text& text) {
+    static result<void> run(const step& one, tagged_text& text) {
         switch (one.is) {
         case kind::form:
             apply_form(one.form, text);
@@ -130,7 +130,7 @@ private:
         return {};
     }
 
-    static void apply_form(normal_form form, marked_text& text) {
+    static void apply_form(normal_form form, tagged_text& text) {
         auto made = normalized(text.bytes, form);
         if (made == text.bytes)
             return;
@@ -138,8 +138,8 @@ private:
             text.bytes = std::move(made);
             return;
         }
-        // Runs of one mark each: nothing a user writes may melt into the text beside it.
-        marked_text out;
+        // Each run of equal marks is normalized by itself, so that user text never composes with the text next to it.
+        tagged_text out;
         for (std::size_t i = 0, end = 0; i < text.bytes.size(); i = end) {
             end = text.plain.find(text.plain[i] == '\0' ? '\1' : '\0', i);
             end = end == std::string::npos ? text.bytes.size() : end;
@@ -148,7 +148,7 @@ private:
         text = std::move(out);
     }
 
-    static void strip(const step& one, marked_text& text) {
+    static void strip(const step& one, tagged_text& text) {
         std::size_t begin = 0;
         std::size_t end = text.bytes.size();
         while (one.left && begin < end) {
@@ -166,8 +166,8 @@ private:
         text = text.sub(begin, end);
     }
 
-    static result<void> replace(const step& one, marked_text& text) {
-        marked_text out;
+    static result<void> replace(const step& one, tagged_text& text) {
+        tagged_text out;
         out.bytes.reserve(text.bytes.size());
         std::size_t done = 0;
         const auto copy = [&](std::size_t end) {
@@ -189,7 +189,7 @@ private:
         return {};
     }
 
-    static void prepend(const std::string& content, marked_text& text) {
+    static void prepend(const std::string& content, tagged_text& text) {
         if (text.bytes.empty())
             return;
         if (text.marked())

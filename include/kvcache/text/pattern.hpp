@@ -11,7 +11,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::text {
 
-/// What a Replace or Split looks for: a literal string or a regular expression. Copies share the expression.
+/// The pattern of a Replace or Split: a literal string or a regular expression. Copies share the expression.
 template <class...>
 class basic_pattern {
 public:
@@ -40,7 +40,8 @@ public:
         return made;
     }
 
-    /// Calls `found(begin, end)` for every match, from the left, none overlapping. An empty literal is never found.
+    /// Calls `found(begin, end)` for every match, from left to right, without overlaps. An empty literal never
+    /// matches.
     template <class Found>
     [[nodiscard]] result<void> each_match(std::string_view text, Found found) const {
         if (expression_)

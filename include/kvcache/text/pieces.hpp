@@ -19,21 +19,21 @@ struct piece {
     std::size_t end = 0;
 };
 
-/// A text cut into pieces, in order; what lies between two pieces is gone. No piece is empty.
+/// A text split into pieces, in order. Text between two pieces is dropped. No piece is empty.
 struct pieces {
     std::string text = {};
     std::vector<piece> parts = {};
-    bool opens_input = false; ///< Whether the first piece begins where the whole input begins.
+    bool opens_input = false; ///< The first piece begins at the start of the whole input.
 
     [[nodiscard]] std::string_view view(const piece& p) const {
         return std::string_view(text).substr(p.begin, p.end - p.begin);
     }
 };
 
-/// What becomes of the matches when a piece is split at them.
+/// What happens to the matches when a piece is split at them.
 enum class split_behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
-/// Reads a behaviour as tokenizer.json writes it.
+/// Reads a behavior in the spelling of tokenizer.json.
 KVCACHE_LAZY [[nodiscard]] inline split_behavior read_split_behavior(const json_reader& at) {
     const std::string name = at.text();
     if (name == "Removed")
@@ -49,7 +49,7 @@ KVCACHE_LAZY [[nodiscard]] inline split_behavior read_split_behavior(const json_
     return split_behavior::contiguous;
 }
 
-/// Collects the matches of one piece and cuts it by them.
+/// Collects the matches in one piece and splits it at them.
 template <class...>
 class basic_piece_splitter {
 public:
@@ -60,14 +60,14 @@ public:
         whole_ = whole;
         done_ = whole.begin;
     }
-    /// A match, in bytes of the text.
+    /// Adds a match, in bytes of the text.
     void match(std::size_t begin, std::size_t end) {
         if (done_ != begin)
             spans_.push_back({{done_, begin}, inverted_});
         spans_.push_back({{begin, end}, !inverted_});
         done_ = end;
     }
-    /// Appends the piece's parts to `out`.
+    /// Appends the parts of the piece to `out`.
     void finish(std::vector<piece>& out) {
         if (done_ != whole_.end)
             spans_.push_back({{done_, whole_.end}, inverted_});

@@ -11,13 +11,13 @@
 
 namespace kvcache::inline KVCACHE_ABI::text {
 
-/// Puts special tokens around the tokens of one text: the `post_processor` of tokenizer.json.
+/// Adds special tokens around the tokens of one text: the `post_processor` of tokenizer.json.
 template <class...>
 class basic_post_processor {
 public:
     basic_post_processor() = default;
 
-    /// Reads a post-processor for single texts; null is none. `size` bounds the identifiers it may name.
+    /// Reads a post-processor for single texts; null is none. Token ids in it are less than `size`.
     [[nodiscard]] static basic_post_processor open(const json_reader& at, std::size_t size) {
         basic_post_processor made;
         made.add(at, size);
@@ -38,7 +38,7 @@ private:
             add_template(at, size);
         else if (type == "BertProcessing" || type == "RobertaProcessing")
             wrap({pair_id(at.member("cls"), size)}, {pair_id(at.member("sep"), size)});
-        else if (type != "ByteLevel") // which only moves offsets
+        else if (type != "ByteLevel") // it only changes offsets
             at.refuse(error_code::unsupported, "type", {"the post-processor \"", type, "\" is not known"});
     }
 

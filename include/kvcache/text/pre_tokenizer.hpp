@@ -15,21 +15,21 @@
 
 namespace kvcache::inline KVCACHE_ABI::text {
 
-/// Cuts normalised text into the pieces that the model encodes one by one: the `pre_tokenizer` of tokenizer.json, as
-/// the steps of one sequence.
+/// Splits normalized text into the pieces that the model encodes one by one: the `pre_tokenizer` of tokenizer.json,
+/// as one sequence of steps.
 template <class...>
 class basic_pre_tokenizer {
 public:
     basic_pre_tokenizer() = default;
 
-    /// Reads a pre-tokenizer; null is none. What is unknown is refused by name.
+    /// Reads a pre-tokenizer; null is none. An unknown type is an error that names it.
     [[nodiscard]] static basic_pre_tokenizer open(const json_reader& at) {
         basic_pre_tokenizer made;
         made.add(at);
         return made;
     }
 
-    /// Cuts `text`. Requires: UTF-8. Returns: an error where a pattern exceeds its limits.
+    /// Splits `text`. Requires: text is UTF-8. Errors: a pattern exceeds its limits.
     [[nodiscard]] result<void> apply(pieces& text) const {
         for (const step& one : steps_)
             if (auto done = run(one, text); !done)
@@ -39,8 +39,8 @@ public:
 
 private:
     enum class kind {
-        split,       ///< At the matches of a pattern.
-        split_class, ///< At the characters of a class.
+        split,       ///< Splits at the matches of a pattern.
+        split_class, ///< Splits at the characters of a class.
         add_space,
         to_byte_alphabet,
         spaces,
@@ -176,7 +176,8 @@ private:
         replace(text, std::move(parts));
     }
 
-    /// Rewrites every piece by `write(part, whether it opens the input, out)`.
+    /// Rewrites every piece with `write(part, opens_input, out)`, where opens_input is true for a piece at the start
+    /// of the input.
     template <class Write>
     static void rewrite(pieces& text, Write write) {
         std::string out;
@@ -192,7 +193,7 @@ private:
     }
 
     static void replace(pieces& text, std::vector<piece> parts) {
-        // A first piece that was removed leaves no piece at the beginning.
+        // If the first piece was removed, no piece is at the start of the input.
         text.opens_input = text.opens_input && !parts.empty() && parts[0].begin == text.parts[0].begin;
         text.parts = std::move(parts);
     }

@@ -18,12 +18,12 @@
 
 namespace kvcache::inline KVCACHE_ABI::text {
 
-/// A compiled regular expression over UTF-8, with Unicode properties. Matching never recurses on the machine's stack
-/// and is bounded: a hostile pattern or text ends in an error. One expression may be used by many threads at once.
+/// A compiled regular expression over UTF-8, with Unicode properties. Matching never recurses on the call stack and
+/// is bounded: a hostile pattern or text ends in an error. Several threads may use one expression at once.
 template <class...>
 class basic_regex {
 public:
-    /// Compiles a pattern of tokenizer.json (Oniguruma's dialect). `field` is what an error names.
+    /// Compiles a pattern of tokenizer.json (Oniguruma's dialect). Errors name `field`.
     [[nodiscard]] static result<basic_regex> open(std::string_view pattern, const std::string& field) {
         constexpr std::size_t longest = 16384;
         if (pattern.size() > longest)
@@ -35,7 +35,7 @@ public:
             return translated.error();
         const std::unique_ptr<pcre2_compile_context, releaser> context(pcre2_compile_context_create(nullptr));
         pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
-        // Ruby's ^ and $ are those of lines.
+        // In Ruby ^ and $ match at line boundaries.
         constexpr std::uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
         int code = 0;
         PCRE2_SIZE offset = 0;
@@ -46,14 +46,14 @@ public:
             return error{
                 error_code::malformed, field,
                 kvcache::detail::joined({"the pattern \"", pattern, "\" is no regular expression: ", words(code)})};
-        // Without a compiler for this machine the interpreter does the same work.
+        // If PCRE2 has no JIT for this machine, its interpreter is used.
         (void)pcre2_jit_compile(made.code_.get(), PCRE2_JIT_COMPLETE);
         return made;
     }
 
-    /// Calls `found(begin, end)` for every match in `text`, from the left, none overlapping; an empty match is not
-    /// reported where the match before it ended. Requires: text is UTF-8.
-    /// Returns: an error where the expression needs more steps or memory than it is given.
+    /// Calls `found(begin, end)` for every match in `text`, from left to right, without overlaps. An empty match at
+    /// the end of the previous match is not reported. Requires: text is UTF-8. Errors: the expression exceeds its
+    /// limits of steps or memory.
     template <class Found>
     [[nodiscard]] result<void> each_match(std::string_view text, Found found) const {
         const std::unique_ptr<pcre2_match_data, releaser> data(

@@ -16,7 +16,7 @@ namespace kvcache::inline KVCACHE_ABI::text {
 
 namespace detail {
 
-/// Rewrites one pattern; a step looks at what stands at `at_` and appends what PCRE2 says for it.
+/// Rewrites one pattern. Each step reads the construct at `at_` and appends its PCRE2 equivalent.
 template <class...>
 class basic_dialect_rewriter {
 public:
@@ -64,7 +64,7 @@ private:
         }
         if (follows("(*"))
             return refuse("(*");
-        // In Ruby's dialect x{1,3}+ repeats the whole, in PCRE2's it never gives back.
+        // In Ruby x{1,3}+ repeats the group; in PCRE2 it is possessive.
         if (c == '}' && at_ + 1 < pattern_.size() && pattern_[at_ + 1] == '+' && interval())
             return refuse("{...}+");
         take(1);
@@ -83,12 +83,12 @@ private:
             return take(1);
         constexpr std::string_view word = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
         switch (pattern_[at_ + 1]) {
-        case 's': // PCRE2's \s has U+180E, Unicode's White_Space has not
+        case 's': // PCRE2's \s contains U+180E, Unicode's White_Space does not
             return write(R"(\p{White_Space})", 2);
         case 'S':
             return write(R"(\P{White_Space})", 2);
         case 'w':
-            // Outside a set, Oniguruma counts the superscript digits and fractions of Latin-1 in.
+            // Outside a set, Oniguruma includes the superscript digits and fractions of Latin-1.
             return write(
                 in_class_ ? std::string(word) : kvcache::detail::joined({"[", word, R"(\xb2\xb3\xb9\xbc-\xbe])"}), 2);
         case 'W':
@@ -105,7 +105,7 @@ private:
             return property();
         case 'b':
         case 'B':
-            return in_class_ ? take(2) : refuse("\\b"); // its notion of a word differs
+            return in_class_ ? take(2) : refuse("\\b"); // its definition of a word differs
         case 'K':
         case 'g':
         case 'k':
@@ -153,7 +153,7 @@ private:
         if (category != categories.end())
             said = category->second;
         else if (name.size() > 2 && std::ranges::find(binary, name) == binary.end())
-            said = "sc:" + said; // a bare script means script extensions to PCRE2
+            said = "sc:" + said; // PCRE2 reads a bare script name as script extensions
         write(kvcache::detail::joined({pattern_.substr(at_, 2), negated ? "{^" : "{", said, "}"}), close + 1 - at_);
     }
 
@@ -171,8 +171,8 @@ using dialect_rewriter = basic_dialect_rewriter<>;
 
 } // namespace detail
 
-/// A pattern of tokenizer.json, which is in Oniguruma's (Ruby's) dialect, as PCRE2 says it. What the two read
-/// differently is rewritten, and refused with an error naming `field` where that is not possible.
+/// Translates a pattern of tokenizer.json from Oniguruma's (Ruby's) dialect to PCRE2's. Constructs with a different
+/// meaning are rewritten. Errors: a construct that cannot be rewritten; the error names `field`.
 KVCACHE_LAZY [[nodiscard]] inline result<std::string> pcre2_dialect(std::string_view pattern,
                                                                     const std::string& field) {
     return detail::dialect_rewriter(pattern, field).run();

@@ -10,16 +10,16 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Decodes tokens as they come. What push and flush return, put together, is what tokenizer::decode returns for the
-/// same tokens; no part ends inside a code point, and no U+FFFD stands for bytes that a next token completes.
-/// SentencePiece-style tokenizers drop the space before a text's first word: to go on after a prompt, push the prompt's
-/// tokens first and leave their text.
+/// Decodes tokens one at a time. The concatenated results of push and flush equal the result of tokenizer::decode for
+/// the same tokens. No part ends inside a code point, and no U+FFFD replaces bytes that a later token completes.
+/// SentencePiece-style tokenizers drop the space before the first word of a text; to continue after a prompt, push
+/// the prompt's tokens first and discard their text.
 class stream_decoder {
 public:
     KVCACHE_LAZY stream_decoder(tokenizer words, const decode_options& options)
         : words_(std::move(words)), options_(options), run_(words_.decoder()) {}
 
-    /// Takes the next token. Returns: the text that is now complete, often empty. Cost: O(bytes).
+    /// Decodes the next token. Returns: the text that is now complete, often empty. Cost: O(bytes).
     KVCACHE_LAZY [[nodiscard]] std::string push(token_id token) {
         std::string out;
         if (const std::string* piece = words_.try_piece(token);
@@ -28,7 +28,7 @@ public:
         return out;
     }
 
-    /// Ends the text. Returns: what was held back. A new text may follow.
+    /// Ends the text. Returns: the text held back. A new text may follow.
     KVCACHE_LAZY [[nodiscard]] std::string flush() {
         std::string out;
         run_.finish(out);

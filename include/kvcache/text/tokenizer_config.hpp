@@ -15,31 +15,31 @@ namespace text {
 struct added_token;
 }
 
-/// What stands beside tokenizer.json: the names of the special tokens, and the chat templates.
+/// The files next to tokenizer.json: the names of the special tokens, and the chat templates.
 class tokenizer_config {
 public:
     tokenizer_config() = default;
 
-    /// Reads tokenizer_config.json, special_tokens_map.json and chat_template.jinja, each where it is there.
-    /// Returns: an error that names the field where one is broken.
+    /// Reads tokenizer_config.json, special_tokens_map.json and chat_template.jinja, each if present. Errors: a file
+    /// is malformed; the error names the field.
     KVCACHE_ONCE [[nodiscard]] static result<tokenizer_config> open(const std::filesystem::path& directory);
 
-    /// The string of "bos_token", "eos_token", "unk_token", "pad_token" and their like, or null where there is none.
+    /// Returns the string of "bos_token", "eos_token", "unk_token", "pad_token" and so on, or null.
     [[nodiscard]] const std::string* try_special(const std::string& name) const {
         const auto found = special_.find(name);
         return found == special_.end() ? nullptr : &found->second;
     }
-    /// All of them, by name.
+    /// All special tokens, by name.
     [[nodiscard]] const std::map<std::string, std::string>& special_tokens() const noexcept { return special_; }
     void set_special(std::string name, std::string token) { special_[std::move(name)] = std::move(token); }
 
-    /// The Jinja text of a chat template, or null. The usual name is "default".
+    /// Returns the Jinja text of a chat template, or null. The usual name is "default".
     [[nodiscard]] const std::string* try_chat_template(const std::string& name) const {
         const auto found = templates_.find(name);
         return found == templates_.end() ? nullptr : &found->second;
     }
 
-    /// Whether an added token steers the model, so that a user's text must not become it.
+    /// Returns whether an added token controls the model, so that user text must not become it.
     KVCACHE_ONCE [[nodiscard]] bool is_control(const text::added_token& token) const;
 
 private:

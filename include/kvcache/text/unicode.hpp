@@ -15,17 +15,17 @@
 
 namespace kvcache::inline KVCACHE_ABI::text {
 
-/// One step through UTF-8: the code point and the bytes it takes.
+/// A decoded code point and its length in bytes.
 struct code_point {
     char32_t value = 0;
     std::size_t bytes = 1;
 };
 
-/// What stands at one place of a byte string that should be UTF-8.
+/// The classification of a position in a byte string that should be UTF-8.
 struct utf8_sequence {
     enum class kind { whole, cut_short, invalid };
     kind is = kind::whole;
-    std::size_t bytes = 1; ///< Of the code point, of its beginning, or of the bytes that one U+FFFD replaces.
+    std::size_t bytes = 1; ///< Length of the code point, of its beginning, or of the bytes that one U+FFFD replaces.
 };
 
 namespace detail {
@@ -34,7 +34,7 @@ namespace detail {
     return static_cast<std::uint8_t>(text[i]);
 }
 
-/// The allowed second bytes after `lead`, which excludes overlong forms, surrogates and values past U+10FFFF.
+/// The allowed second bytes after `lead`. They exclude overlong forms, surrogates and values past U+10FFFF.
 struct second_byte_range {
     std::uint8_t first = 0x80;
     std::uint8_t last = 0xbf;
@@ -56,8 +56,8 @@ struct second_byte_range {
 
 } // namespace detail
 
-/// Classifies the bytes at `at` strictly: no overlong form, no surrogate, nothing past U+10FFFF. An invalid run is the
-/// longest that one U+FFFD stands for (Unicode's "maximal subpart"). Requires: at < text.size().
+/// Classifies the bytes at `at` strictly: overlong forms, surrogates and values past U+10FFFF are invalid. An invalid
+/// run is the longest that one U+FFFD replaces (Unicode's "maximal subpart"). Requires: at < text.size().
 [[nodiscard]] constexpr utf8_sequence utf8_at(std::string_view text, std::size_t at) noexcept {
     using kind = utf8_sequence::kind;
     const std::uint8_t lead = detail::byte_at(text, at);
@@ -80,7 +80,7 @@ struct second_byte_range {
     return {kind::whole, length};
 }
 
-/// The offset of the first byte that is not UTF-8, if there is one. Cost: O(bytes).
+/// Returns the offset of the first byte that is not valid UTF-8, if there is one. Cost: O(bytes).
 [[nodiscard]] constexpr std::optional<std::size_t> first_invalid_utf8(std::string_view text) noexcept {
     for (std::size_t i = 0; i < text.size();) {
         const auto found = utf8_at(text, i);
@@ -91,7 +91,7 @@ struct second_byte_range {
     return std::nullopt;
 }
 
-/// The code point at `at`. Requires: text is UTF-8 and `at` is where a code point begins.
+/// Returns the code point at `at`. Requires: text is UTF-8 and a code point begins at `at`.
 [[nodiscard]] constexpr code_point code_point_at(std::string_view text, std::size_t at) noexcept {
     const auto tail = [&](std::size_t i) { return static_cast<char32_t>(detail::byte_at(text, at + i) & 0x3f); };
     const std::uint8_t lead = detail::byte_at(text, at);
@@ -104,7 +104,8 @@ struct second_byte_range {
     return {(static_cast<char32_t>(lead & 0x07) << 18) | (tail(1) << 12) | (tail(2) << 6) | tail(3), 4};
 }
 
-/// The code point that ends just before `end`. Requires: as code_point_at, and end > 0.
+/// Returns the code point that ends just before `end`. Requires: text is UTF-8, a code point ends at `end`, and end >
+/// 0.
 [[nodiscard]] constexpr code_point code_point_before(std::string_view text, std::size_t end) noexcept {
     std::size_t at = end - 1;
     while (at > 0 && (detail::byte_at(text, at) & 0xc0) == 0x80)
@@ -132,11 +133,11 @@ constexpr void append_utf8(std::string& out, char32_t value) {
     }
 }
 
-/// U+FFFD, which stands for bytes that are no text.
+/// U+FFFD, the replacement for invalid bytes.
 inline constexpr std::string_view replacement_character = "\xef\xbf\xbd";
 
-/// Moves everything of `bytes` that is decided to `out`, invalid runs as U+FFFD; what a next byte may still complete
-/// stays in `bytes`.
+/// Moves the decided part of `bytes` to `out`, with invalid runs as U+FFFD. Bytes that later ones may complete stay
+/// in `bytes`.
 inline void take_complete_utf8(std::string& bytes, std::string& out) {
     std::size_t i = 0;
     while (i < bytes.size()) {
@@ -152,19 +153,19 @@ inline void take_complete_utf8(std::string& bytes, std::string& out) {
     bytes.erase(0, i);
 }
 
-/// Whether Unicode's White_Space property holds.
+/// Returns whether c has Unicode's White_Space property.
 [[nodiscard]] constexpr bool is_white_space(char32_t c) noexcept {
     return (c >= 0x09 && c <= 0x0d) || c == 0x20 || c == 0x85 || c == 0xa0 || c == 0x1680 ||
            (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
-/// Whether the general category is Nd, Nl or No.
+/// Returns whether the general category is Nd, Nl or No.
 [[nodiscard]] inline bool is_number(char32_t c) noexcept {
     const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
     return category == UTF8PROC_CATEGORY_ND || category == UTF8PROC_CATEGORY_NL || category == UTF8PROC_CATEGORY_NO;
 }
 
-/// Whether the general category is P*, or the character is one of ASCII's punctuation signs and symbols.
+/// Returns whether the general category is P*, or c is an ASCII punctuation sign or symbol.
 [[nodiscard]] inline bool is_punctuation(char32_t c) noexcept {
     if (c < 0x80)
         return (c >= '!' && c <= '/') || (c >= ':' && c <= '@') || (c >= '[' && c <= '`') || (c >= '{' && c <= '~');
@@ -172,15 +173,15 @@ inline void take_complete_utf8(std::string& bytes, std::string& out) {
     return category >= UTF8PROC_CATEGORY_PC && category <= UTF8PROC_CATEGORY_PO;
 }
 
-/// Whether the general category is M*.
+/// Returns whether the general category is M*.
 [[nodiscard]] inline bool is_mark(char32_t c) noexcept {
     const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
     return category >= UTF8PROC_CATEGORY_MN && category <= UTF8PROC_CATEGORY_ME;
 }
 
-/// Appends the lower case of `c`, as Unicode maps it without context.
+/// Appends the lower case of `c`, mapped without context.
 inline void append_lower_case(std::string& out, char32_t c) {
-    if (c == 0x130) { // the one code point whose lower case is two
+    if (c == 0x130) { // the only code point whose lower case has two code points
         out.append("i\xcc\x87");
         return;
     }
@@ -190,9 +191,9 @@ inline void append_lower_case(std::string& out, char32_t c) {
 /// The four normal forms of Unicode.
 enum class normal_form { nfc, nfd, nfkc, nfkd };
 
-/// `text` in a normal form. Requires: text is UTF-8. Throws: std::bad_alloc. Cost: O(bytes).
+/// Returns `text` in a normal form. Requires: text is UTF-8. Throws: std::bad_alloc. Cost: O(bytes).
 [[nodiscard]] inline std::string normalized(std::string_view text, normal_form form) {
-    // Below U+0300 nothing composes; below U+00A0 nothing decomposes either.
+    // Nothing composes below U+0300, and nothing decomposes below U+00A0.
     const unsigned char settled = form == normal_form::nfc ? 0xcc : 0xc2;
     bool unchanged = true;
     for (const char c : text)
@@ -207,7 +208,7 @@ enum class normal_form { nfc, nfd, nfkc, nfkd };
         utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
                      &made, static_cast<utf8proc_option_t>(options));
     if (size < 0)
-        throw std::bad_alloc(); // valid UTF-8 leaves no other reason
+        throw std::bad_alloc(); // the only error that valid UTF-8 allows
     std::string out(reinterpret_cast<const char*>(made), static_cast<std::size_t>(size));
     std::free(made);
     return out;

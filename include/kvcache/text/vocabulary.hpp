@@ -16,7 +16,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::text {
 
-/// The strings of a model's tokens by their ids, and back. Ids may leave holes, which mean no token.
+/// The strings of a model's tokens by id, and the inverse. Unused ids have no token.
 template <class...>
 class basic_vocabulary {
 public:
@@ -24,14 +24,14 @@ public:
     basic_vocabulary(basic_vocabulary&&) = default;
     basic_vocabulary& operator=(basic_vocabulary&&) = default;
 
-    /// Reads an object of string to id. Refuses an id that two strings have, and one far past their number.
+    /// Reads an object of string to id. Errors: two strings with one id; an id far larger than the number of tokens.
     [[nodiscard]] static basic_vocabulary open(const json_reader& at) {
         basic_vocabulary made;
         if (!at.value().is_object()) {
             at.refuse(error_code::mismatched, "", {"is ", at.value().type_name(), ", not an object"});
             return made;
         }
-        // A sparse id costs memory; real files leave few holes.
+        // A sparse id costs memory; real files leave few gaps.
         const std::uint64_t greatest = 4 * at.value().size() + 65536;
         for (const auto& entry : at.value().template get_ref<const json_document::object_t&>()) {
             const std::string& token = entry.first;
@@ -64,7 +64,7 @@ public:
 
     /// One more than the greatest id.
     [[nodiscard]] std::size_t size() const noexcept { return tokens_.size(); }
-    /// How many tokens there are.
+    /// Number of tokens.
     [[nodiscard]] std::size_t count() const noexcept { return ids_.size(); }
 
     [[nodiscard]] std::optional<std::int32_t> try_id(std::string_view token) const {

@@ -3,16 +3,17 @@
 
 #include <kvcache/tier/chain.hpp>
 #include <kvcache/tier/concept.hpp>
-#include <kvcache/tier/faulty.hpp>
-#include <kvcache/tier/if_faster.hpp>
+#include <kvcache/tier/cost_gated.hpp>
+#include <kvcache/tier/fault_injecting.hpp>
 #include <kvcache/tier/memory.hpp>
-#include <kvcache/tier/no_tier.hpp>
+#include <kvcache/tier/none.hpp>
 
 #include <tuple>
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Every tier that needs no library of its own, with its standard options.
-using tier_policies = std::tuple<no_tier, memory<>, faulty<>, tiers<>, if_faster<>>;
+/// Every tier that needs no external library, with its default options.
+using tier_policies =
+    std::tuple<tier::none, tier::memory<>, tier::fault_injecting<>, tier::chain<>, tier::cost_gated<>>;
 
 } // namespace kvcache

@@ -15,41 +15,42 @@
 #include <span>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::tier {
 
-/// When the second tier of two gets a record.
+/// When the second tier of a chain gets a record.
 enum class chain_write {
-    through,      ///< With the first.
-    back,         ///< Later, from the first, off the request path: after a while, at a flush and at the end.
-    second_touch, ///< Once it is read from the first, off the request path: what is asked for once stays here.
+    through,      ///< With the first tier.
+    back,         ///< Later, copied from the first tier in the background: after a delay, at a flush and at the end.
+    second_touch, ///< In the background, after its first read from the first tier.
 };
 
-/// Two tiers, the first asked first: a disk before a server, say. What only the second has is handed to the first when
-/// it is read. A tier that fails is passed over. Longer chains nest: tiers{memory<>{}, tiers{lmdb<>{}, redis{}}}.
+/// Two tiers, read in order: for example a disk before a server. A record found only in the second is put into the
+/// first when it is read. A tier that fails is skipped. Longer chains nest: chain{memory<>{}, chain{lmdb<>{},
+/// redis{}}}.
 template <tier_policy First = memory<>, tier_policy Second = memory<>>
-struct tiers {
+struct chain {
     using role = tier_role;
     First first = {};
     Second second = {};
     chain_write write = chain_write::through;
-    std::chrono::milliseconds delay = std::chrono::seconds(1); ///< `back`: how long a record waits.
-    std::size_t waiting = 4096; ///< Records that may wait for the second; more are dropped there.
+    std::chrono::milliseconds delay = std::chrono::seconds(1); ///< `back`: delay before a record is copied.
+    std::size_t waiting = 4096; ///< Maximum records that wait for the second tier; more are dropped.
     class state;
     [[nodiscard]] state open() const { return state(*this); }
 };
 
 template <tier_policy First, tier_policy Second>
-tiers(First, Second) -> tiers<First, Second>;
+chain(First, Second) -> chain<First, Second>;
 template <tier_policy First, tier_policy Second>
-tiers(First, Second, chain_write) -> tiers<First, Second>;
+chain(First, Second, chain_write) -> chain<First, Second>;
 
 template <tier_policy First, tier_policy Second>
-class tiers<First, Second>::state {
+class chain<First, Second>::state {
 public:
-    explicit state(const tiers& how) : held_(std::make_unique<held>(how)) {}
+    explicit state(const chain& how) : held_(std::make_unique<held>(how)) {}
 
     template <class Use>
-    [[nodiscard]] result<bool> read(const digest256& name, Use&& use) {
+    [[nodiscard]] result<bool> read(const sha256_digest& name, Use&& use) {
         const auto given = read_run(std::span(&name, 1), [&](std::size_t, std::span<const std::byte> bytes) {
             use(bytes);
             return true;
@@ -59,17 +60,17 @@ public:
         return *given == 1;
     }
 
-    /// As read_run of a tier that is asked for runs; wherever each record is. Errors: the first tier's, or the
-    /// second's, if neither gave one.
+    /// Like read_run of a run tier; each record may be in either tier. Errors: the error of the tier that failed
+    /// last, if neither passed a record.
     template <class Use>
-    [[nodiscard]] result<std::size_t> read_run(std::span<const digest256> names, Use&& use) {
+    [[nodiscard]] result<std::size_t> read_run(std::span<const sha256_digest> names, Use&& use) {
         std::size_t at = 0;
         bool more = true;
         result<void> fault;
         const auto go_on = [&](auto& tier, bool first) {
-            const std::size_t there = leading_in(tier, names.subspan(at));
+            const std::size_t there = tier::count_prefix_hits(tier, names.subspan(at));
             const auto given =
-                kvcache::read_run(tier, names.subspan(at, there), [&](std::size_t i, std::span<const std::byte> bytes) {
+                tier::read_run(tier, names.subspan(at, there), [&](std::size_t i, std::span<const std::byte> bytes) {
                     more = use(at + i, bytes);
                     if (first)
                         held_->copies.touch(names[at + i]);
@@ -93,12 +94,12 @@ public:
             return fault.error();
         return at;
     }
-    [[nodiscard]] std::size_t leading(std::span<const digest256> names) {
+    [[nodiscard]] std::size_t count_prefix_hits(std::span<const sha256_digest> names) {
         std::size_t at = 0;
         for (std::size_t before = names.size(); before != at && at < names.size();) {
             before = at;
-            at += leading_in(held_->first, names.subspan(at));
-            at += leading_in(held_->second, names.subspan(at));
+            at += tier::count_prefix_hits(held_->first, names.subspan(at));
+            at += tier::count_prefix_hits(held_->second, names.subspan(at));
         }
         return at;
     }
@@ -112,10 +113,10 @@ public:
         const auto second = held_->second.put(entry, pieces);
         return first ? second : first;
     }
-    [[nodiscard]] bool contains(const digest256& name) {
+    [[nodiscard]] bool contains(const sha256_digest& name) {
         return held_->first.contains(name) || held_->second.contains(name);
     }
-    [[nodiscard]] result<void> erase(const digest256& name) {
+    [[nodiscard]] result<void> erase(const sha256_digest& name) {
         held_->copies.forget(name);
         const auto first = held_->first.erase(name), second = held_->second.erase(name);
         return first ? second : first;
@@ -126,12 +127,13 @@ public:
         const auto second = held_->second.flush();
         return first ? second : first;
     }
-    /// What is wrong with both, if neither can be used.
+    /// Returns what is wrong if neither tier can be used.
     [[nodiscard]] result<void> status() const {
         const auto first = held_->first.status();
         return first ? first : held_->second.status();
     }
-    /// Of both together, but for hits and misses, which are the chain's; see first() and second().
+    /// Returns the sums of both tiers, except for hits and misses, which are those of the chain; see first() and
+    /// second().
     [[nodiscard]] tier_counts counts() const {
         tier_counts all = held_->first.counts();
         const tier_counts more = held_->second.counts();
@@ -143,11 +145,11 @@ public:
         return all;
     }
 
-    [[nodiscard]] bool holds_nothing() const noexcept {
-        return kvcache::holds_nothing(held_->first) && kvcache::holds_nothing(held_->second);
+    [[nodiscard]] bool is_null() const noexcept {
+        return kvcache::is_null(held_->first) && kvcache::is_null(held_->second);
     }
-    [[nodiscard]] std::size_t readers() const noexcept {
-        return std::min(readers_of(held_->first), readers_of(held_->second));
+    [[nodiscard]] std::size_t parallel_reads() const noexcept {
+        return std::min(max_parallel_reads(held_->first), max_parallel_reads(held_->second));
     }
 
     [[nodiscard]] auto& first() noexcept { return held_->first; }
@@ -157,21 +159,21 @@ private:
     using first_state = decltype(std::declval<const First&>().open());
     using second_state = decltype(std::declval<const Second&>().open());
 
-    // A record of the second tier goes to the first too.
-    void promote(const digest256& name, std::span<const std::byte> bytes) {
+    // Copies a record of the second tier to the first.
+    void promote(const sha256_digest& name, std::span<const std::byte> bytes) {
         const std::span<const std::byte> pieces[] = {bytes};
-        static_cast<void>(held_->first.put(held_->copies.entry_of(name), pieces)); // it counts what it refuses
+        static_cast<void>(held_->first.put(held_->copies.entry_of(name), pieces)); // the first tier counts rejections
     }
 
     struct held {
-        explicit held(const tiers& options)
+        explicit held(const chain& options)
             : how(options),
               first(options.first.open()),
               second(options.second.open()),
               copies(first, second, options.write == chain_write::through ? 0 : options.waiting,
                      options.write == chain_write::back ? options.delay : std::chrono::milliseconds(0),
                      options.write == chain_write::second_touch) {}
-        const tiers how;
+        const chain how;
         first_state first;
         second_state second;
         std::atomic<std::uint64_t> hits{0}, misses{0};
@@ -180,6 +182,6 @@ private:
     std::unique_ptr<held> held_;
 };
 
-static_assert(tier_policy<tiers<>>);
+static_assert(tier_policy<chain<>>);
 
-} // namespace kvcache
+} // namespace kvcache::tier

@@ -3,7 +3,7 @@
 
 #include <kvcache/core/exceptions.hpp>
 #include <kvcache/tier/concept.hpp>
-#include <kvcache/tier/record_ranks.hpp>
+#include <kvcache/tier/record_eviction.hpp>
 
 #include <chrono>
 #include <condition_variable>
@@ -17,13 +17,14 @@
 #include <unordered_map>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::tier {
 
-/// The records of one tier that a second one is to get later, and the thread that carries them there.
+/// The records to be copied later from one tier to a second one, and the thread that copies them.
 template <tier_state First, tier_state Second>
 class chain_copies {
 public:
-    /// As many as `room` records wait, each for `delay` before it is carried; 0: there is no thread, and none does.
+    /// At most `room` records wait, each for `delay` before it is copied. With room 0 there is no thread, and nothing
+    /// is copied.
     chain_copies(First& first, Second& second, std::size_t room, std::chrono::milliseconds delay, bool on_touch)
         : first_(first), second_(second), room_(room), delay_(delay), on_touch_(on_touch) {
         if (room_ > 0)
@@ -36,13 +37,14 @@ public:
         }
         wake_.notify_all();
         if (carrier_.joinable())
-            carrier_.join(); // what waits is carried first
+            carrier_.join(); // copies the waiting records first
     }
 
     chain_copies(const chain_copies&) = delete;
     chain_copies& operator=(const chain_copies&) = delete;
 
-    /// The first tier was handed a record: it is carried after the delay, or once it is touched. Throws: bad_alloc.
+    /// Registers a record that was put into the first tier. It is copied after the delay, or once it is touched.
+    /// Throws: bad_alloc.
     void put(const tier_entry& entry) {
         if (room_ == 0)
             return;
@@ -56,8 +58,8 @@ public:
         wake_.notify_all();
     }
 
-    /// A record was read from the first tier. Throws: bad_alloc.
-    void touch(const digest256& name) {
+    /// Registers a read of a record from the first tier. Throws: bad_alloc.
+    void touch(const sha256_digest& name) {
         if (room_ == 0 || !on_touch_)
             return;
         {
@@ -67,8 +69,8 @@ public:
         wake_.notify_all();
     }
 
-    /// A record is erased from both tiers, right after this: it is carried no more.
-    void forget(const digest256& name) noexcept {
+    /// Cancels the copy of a record. The caller then erases it from both tiers.
+    void forget(const sha256_digest& name) noexcept {
         if (room_ == 0)
             return;
         const std::lock_guard guard(lock_);
@@ -77,14 +79,14 @@ public:
         forgotten_ = forgotten_ || (busy_ && carried_ == name);
     }
 
-    /// What is known of a record.
-    [[nodiscard]] tier_entry entry_of(const digest256& name) const {
+    /// Returns the known metadata of a record.
+    [[nodiscard]] tier_entry entry_of(const sha256_digest& name) const {
         const std::lock_guard guard(lock_);
         const auto found = known_.find(name);
         return found == known_.end() ? tier_entry{.name = name} : found->second.entry;
     }
 
-    /// Waits until all that waits has been carried.
+    /// Waits until all waiting records are copied.
     void flush() {
         std::unique_lock guard(lock_);
         hurry_ = true;
@@ -93,7 +95,7 @@ public:
         hurry_ = false;
     }
 
-    /// Records that found no room, or were gone when their turn came.
+    /// Records that found no room in the queue, or were absent when they were to be copied.
     [[nodiscard]] std::uint64_t dropped() const {
         const std::lock_guard guard(lock_);
         return dropped_;
@@ -104,14 +106,14 @@ private:
 
     struct known {
         tier_entry entry = {};
-        bool queued = false; // now, or once
+        bool queued = false; // is queued, or was once
     };
     struct job {
         tier_entry entry = {};
         clock::time_point due = {};
     };
 
-    [[nodiscard]] known& note(const digest256& name) {
+    [[nodiscard]] known& note(const sha256_digest& name) {
         if (known_.size() >= most_known && !known_.contains(name))
             known_.clear();
         known& one = known_[name];
@@ -144,7 +146,7 @@ private:
             guard.unlock();
             bool done = carry(entry);
             guard.lock();
-            if (std::exchange(forgotten_, false)) { // meanwhile
+            if (std::exchange(forgotten_, false)) { // erased while it was copied
                 guard.unlock();
                 done = second_.erase(entry.name).has_value();
                 guard.lock();
@@ -161,7 +163,7 @@ private:
             const std::span<const std::byte> pieces[] = {bytes};
             taken = second_.put(entry, pieces).has_value();
         };
-        return detail::completes<std::bad_alloc>([&] {
+        return kvcache::detail::completes<std::bad_alloc>([&] {
                    const auto there = first_.read(entry.name, use);
                    if (there && !*there && first_.flush()) // it may not be written yet
                        static_cast<void>(first_.read(entry.name, use));
@@ -177,14 +179,14 @@ private:
     const std::chrono::milliseconds delay_;
     const bool on_touch_;
 
-    mutable std::mutex lock_; // of all that follows
+    mutable std::mutex lock_; // guards the members below
     std::condition_variable wake_, idle_;
-    std::unordered_map<digest256, known, name_hash> known_;
+    std::unordered_map<sha256_digest, known, name_hash> known_;
     std::deque<job> queue_;
-    digest256 carried_ = {};
+    sha256_digest carried_ = {};
     bool stop_ = false, hurry_ = false, busy_ = false, forgotten_ = false;
     std::uint64_t dropped_ = 0;
     std::thread carrier_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::tier

@@ -8,7 +8,8 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The tiers that need the component lmdb, behind those that do not.
-using all_tier_policies = std::tuple<no_tier, memory<>, faulty<>, tiers<>, if_faster<>, lmdb<>>;
+/// All tiers, including those that need the component lmdb.
+using all_tier_policies =
+    std::tuple<tier::none, tier::memory<>, tier::fault_injecting<>, tier::chain<>, tier::cost_gated<>, tier::lmdb<>>;
 
 } // namespace kvcache

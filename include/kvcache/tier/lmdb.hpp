@@ -3,7 +3,7 @@
 
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/tier/concept.hpp>
-#include <kvcache/tier/lmdb_ranks.hpp>
+#include <kvcache/tier/lmdb_eviction.hpp>
 #include <kvcache/tier/lmdb_store.hpp>
 
 #include <algorithm>
@@ -22,29 +22,29 @@
 
 #include <lmdb.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::tier {
 
-/// When what was committed is on the disk. A killed process loses no commit under any of them.
+/// When a commit reaches the disk. A killed process loses no commit under any of them.
 enum class sync_policy {
-    every_commit,  ///< Before the next commit: a machine that loses its power loses nothing that was committed.
-    all_but_last,  ///< It may lose the last commit, and stays whole (MDB_NOMETASYNC).
-    by_the_system, ///< Whenever the system writes (MDB_NOSYNC): file systems that reorder may then lose the store.
+    every_commit,  ///< Before the next commit: a power failure loses no committed record.
+    all_but_last,  ///< A power failure may lose the last commit; the store stays consistent (MDB_NOMETASYNC).
+    by_the_system, ///< Whenever the system writes (MDB_NOSYNC): it may corrupt a store whose writes are reordered.
 };
 
-/// Records on the disk, in an LMDB store (Chu, "MDB", LDAPCon 2011): read where they lie in its map, written in batches
-/// by a thread of its own, committed so that a killed process leaves a whole store, shared by several processes, each
-/// within its own budget. The order of use is kept there too, for the next start. A process opens a directory once.
-template <eviction_policy Eviction = lru>
+/// Records on disk, in an LMDB store (Chu, "MDB", LDAPCon 2011). They are read in place from its memory map and written
+/// in batches by a background thread. A killed process leaves a consistent store. Processes may share it, each within
+/// its own limits. The order of use is stored too, for the next start. A process opens a directory once.
+template <eviction_policy Eviction = eviction::lru>
 struct lmdb {
     using role = tier_role;
-    std::filesystem::path directory = {};             ///< Where the store is, or will be made.
-    std::size_t bytes = std::size_t{1} << 30;         ///< Of all records together, whole disk pages.
-    std::size_t records = std::size_t{1} << 16;       ///< How many there may be.
-    std::size_t queue_bytes = std::size_t{256} << 20; ///< Records that wait to be written; more are dropped.
-    sync_policy sync = sync_policy::all_but_last;     ///< When commits are on the disk.
-    std::chrono::milliseconds gather{200};            ///< How long uses are gathered before they are noted.
-    std::size_t readers = 2;                          ///< Threads that read one long prompt.
-    Eviction eviction = {};                           ///< Which record leaves when room is needed.
+    std::filesystem::path directory = {};             ///< Directory of the store, created if absent.
+    std::size_t bytes = std::size_t{1} << 30;         ///< Maximum bytes of all records, in whole disk pages.
+    std::size_t records = std::size_t{1} << 16;       ///< Maximum number of records.
+    std::size_t queue_bytes = std::size_t{256} << 20; ///< Limit of the write queue; more records are dropped.
+    sync_policy sync = sync_policy::all_but_last;     ///< When a commit reaches the disk.
+    std::chrono::milliseconds gather{200};            ///< How long touches are gathered before they are written.
+    std::size_t parallel_reads = 2;                   ///< Threads that read one long prompt.
+    Eviction eviction = {};                           ///< Selects the record to evict when room is needed.
     class state;
     [[nodiscard]] state open() const;
 };
@@ -52,35 +52,35 @@ struct lmdb {
 template <eviction_policy Eviction>
 class lmdb<Eviction>::state {
 public:
-    explicit state(const lmdb& how) : readers_(how.readers), work_(std::make_unique<work>(how)) {}
+    explicit state(const lmdb& how) : parallel_reads_(how.parallel_reads), work_(std::make_unique<work>(how)) {}
 
     template <class Use>
-    [[nodiscard]] result<bool> read(const digest256& name, Use&& use) {
+    [[nodiscard]] result<bool> read(const sha256_digest& name, Use&& use) {
         return work_->read(name, use);
     }
     [[nodiscard]] result<void> put(const tier_entry& entry, std::span<const std::span<const std::byte>> pieces) {
         return work_->put(entry, pieces);
     }
-    [[nodiscard]] bool contains(const digest256& name) { return work_->contains(name); }
-    [[nodiscard]] result<void> erase(const digest256& name) { return work_->erase(name); }
+    [[nodiscard]] bool contains(const sha256_digest& name) { return work_->contains(name); }
+    [[nodiscard]] result<void> erase(const sha256_digest& name) { return work_->erase(name); }
     [[nodiscard]] result<void> flush() { return work_->flush(); }
     [[nodiscard]] result<void> status() const { return work_->status(); }
     [[nodiscard]] tier_counts counts() const { return work_->counts(); }
-    [[nodiscard]] std::size_t readers() const noexcept { return readers_; }
+    [[nodiscard]] std::size_t parallel_reads() const noexcept { return parallel_reads_; }
 
 private:
     class work;
-    std::size_t readers_;
+    std::size_t parallel_reads_;
     std::unique_ptr<work> work_;
 };
 
-/// The store, the queue before it and the thread that empties it.
+/// The store, its write queue and the writer thread.
 template <eviction_policy Eviction>
 class lmdb<Eviction>::state::work {
 public:
     explicit work(const lmdb& how) : how_(how), ranks_(how.eviction, how.records, how.bytes) {
         static constexpr unsigned flags[] = {0, MDB_NOMETASYNC, MDB_NOSYNC};
-        // What leaves in a transaction has its room back after it, and free pages do not always lie together.
+        // Pages freed in a transaction are reusable only after it, and free pages are not always contiguous.
         status_ = store_.open(how.directory, 2 * how.bytes + 2 * how.queue_bytes + (std::size_t{16} << 20),
                               flags[static_cast<std::size_t>(how.sync)]);
         if (status_)
@@ -93,11 +93,11 @@ public:
         }
         wake_.notify_all();
         if (writer_.joinable())
-            writer_.join(); // what is queued is written first
+            writer_.join(); // writes the queue first
     }
 
     template <class Use>
-    [[nodiscard]] result<bool> read(const digest256& name, Use& use) {
+    [[nodiscard]] result<bool> read(const sha256_digest& name, Use& use) {
         if (!status_)
             return count_failure(status_.error());
         const auto found = in_store([&](auto& view) -> int {
@@ -143,12 +143,12 @@ public:
         }
     }
 
-    [[nodiscard]] bool contains(const digest256& name) {
+    [[nodiscard]] bool contains(const sha256_digest& name) {
         const std::lock_guard guard(lock_);
         return status_ && std::ranges::count(leaving_, name) == 0 &&
                in_store([&](auto& view) { return view.place_of(name) ? 0 : MDB_NOTFOUND; }) == 0;
     }
-    [[nodiscard]] result<void> erase(const digest256& name) {
+    [[nodiscard]] result<void> erase(const sha256_digest& name) {
         if (!status_)
             return status_;
         return enqueue({{.name = name}, {}, true});
@@ -186,7 +186,7 @@ private:
         return what;
     }
 
-    // Runs `look` in a transaction that reads. Returns LMDB's code.
+    // Runs `look` in a read transaction. Returns LMDB's code.
     template <class Look>
     [[nodiscard]] int in_store(Look&& look) {
         for (bool again : {true, false}) {
@@ -231,7 +231,7 @@ private:
                 continue;
             }
             std::vector<lmdb_job> jobs = std::exchange(queue_, {});
-            std::vector<digest256> touched = std::exchange(touched_, {});
+            std::vector<sha256_digest> touched = std::exchange(touched_, {});
             busy_ = true;
             guard.unlock();
             const int code = write(jobs, touched);
@@ -249,8 +249,8 @@ private:
         }
     }
 
-    // Does a batch, or none of it. Returns LMDB's code.
-    [[nodiscard]] int write(std::span<const lmdb_job> jobs, std::span<const digest256> touched) {
+    // Applies a batch in full or not at all. Returns LMDB's code.
+    [[nodiscard]] int write(std::span<const lmdb_job> jobs, std::span<const sha256_digest> touched) {
         tier_counts done;
         int code = MDB_MAP_RESIZED;
         for (int tries = 0; code == MDB_MAP_RESIZED && tries < 2; ++tries) {
@@ -274,19 +274,19 @@ private:
     const lmdb how_;
     lmdb_store store_;
     result<void> status_;
-    std::shared_mutex map_; // alone: the map changes its size
+    std::shared_mutex map_; // exclusive: the map is resized
 
-    std::mutex lock_; // of all that follows
+    std::mutex lock_; // guards the members below
     std::condition_variable wake_, idle_;
     std::vector<lmdb_job> queue_;
-    std::vector<digest256> touched_, leaving_; // the latter: not there any more, for who asks
+    std::vector<sha256_digest> touched_, leaving_; // leaving_: records to be erased, which contains() reports as absent
     std::size_t queued_bytes_ = 0;
     bool stop_ = false, flush_ = false, busy_ = false;
     result<void> last_;
     tier_counts counts_;
 
-    // The writer's own.
-    lmdb_ranks<Eviction> ranks_;
+    // Used only by the writer thread.
+    lmdb_eviction<Eviction> ranks_;
     std::thread writer_;
 };
 
@@ -297,4 +297,4 @@ typename lmdb<Eviction>::state lmdb<Eviction>::open() const {
 
 static_assert(tier_policy<lmdb<>>);
 
-} // namespace kvcache
+} // namespace kvcache::tier

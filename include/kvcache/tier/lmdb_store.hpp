@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/digest256.hpp>
 #include <kvcache/core/little_endian.hpp>
 #include <kvcache/core/result.hpp>
+#include <kvcache/core/sha256_digest.hpp>
 #include <kvcache/tier/concept.hpp>
 
 #include <algorithm>
@@ -21,20 +21,20 @@
 
 #include <lmdb.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::tier {
 
 /// An LMDB environment with the tables of a tier:
 ///
 ///     records   name -> the record
 ///     places    name -> its place in the order
 ///     order     place -> name, bytes, cost, depth; the last used comes last
-///     books     "format", "bytes" of all records, "end" of the order, "erased": how many ever left
+///     books     "format", "bytes" of all records, "end" of the order, "erased": records ever removed
 ///
-/// Numbers are little-endian, places big-endian, so that they sort. A path is opened once in a process: LMDB's locks
-/// are the process's.
+/// Integers are little-endian; places are big-endian so that they sort. A process opens a path once, because LMDB's
+/// locks belong to the process.
 class lmdb_store {
 public:
-    /// Where a record stands in the order.
+    /// The place of a record in the order, and its metadata.
     struct listed {
         std::uint64_t place = 0;
         std::size_t bytes = 0;
@@ -49,7 +49,8 @@ public:
             ::mdb_env_close(env_);
     }
 
-    /// Opens or makes the store in a directory. Errors: io, with LMDB's words; unsupported, another format's store.
+    /// Opens the store in a directory, and creates it if absent. Errors: io, with LMDB's message; unsupported, for a
+    /// store of another format.
     [[nodiscard]] result<void> open(const std::filesystem::path& directory, std::size_t map_bytes, unsigned flags) {
         std::error_code reason;
         std::filesystem::create_directories(directory, reason);
@@ -65,7 +66,7 @@ public:
         if (auto fine = done(::mdb_env_open(env_, directory.c_str(), flags | MDB_NOTLS, 0600)); !fine)
             return fine;
         int dead = 0;
-        ::mdb_reader_check(env_, &dead); // readers that were killed
+        ::mdb_reader_check(env_, &dead); // frees the slots of killed readers
         transaction changes(*this, 0);
         if (!changes)
             return failure(changes.code());
@@ -82,7 +83,7 @@ public:
         return done(changes.commit());
     }
 
-    /// A transaction, taken back at the end of its scope unless it was committed.
+    /// A transaction, aborted at the end of its scope unless it was committed.
     class transaction {
     public:
         transaction(lmdb_store& store, unsigned flags) : store_(store) {
@@ -102,19 +103,19 @@ public:
         [[nodiscard]] MDB_txn* get() const noexcept { return txn_; }
         [[nodiscard]] int commit() { return ::mdb_txn_commit(std::exchange(txn_, nullptr)); }
 
-        /// The record of this name, where it lies in the map; it stays until the transaction ends.
-        [[nodiscard]] int find(const digest256& name, std::span<const std::byte>& record) const {
+        /// Finds a record by name, in place in the memory map; it is valid until the transaction ends.
+        [[nodiscard]] int find(const sha256_digest& name, std::span<const std::byte>& record) const {
             return look(store_.records_, name.bytes, record);
         }
-        /// The record's place in the order.
-        [[nodiscard]] std::optional<std::uint64_t> place_of(const digest256& name) const {
+        /// Returns the place of a record in the order.
+        [[nodiscard]] std::optional<std::uint64_t> place_of(const sha256_digest& name) const {
             std::span<const std::byte> found;
             if (look(store_.places_, name.bytes, found) != 0 || found.size() != 8)
                 return std::nullopt;
             return load_little<std::uint64_t>(found, 0);
         }
 
-        /// What comes at a place or behind it; none at the end.
+        /// Returns the first entry at a place or after it; none at the end.
         [[nodiscard]] std::optional<listed> listed_from(std::uint64_t place) const {
             MDB_cursor* raw = nullptr;
             if (::mdb_cursor_open(txn_, store_.order_, &raw) != 0)
@@ -133,18 +134,18 @@ public:
             return made;
         }
 
-        /// Behind the last place that was ever taken.
+        /// Returns the place after the last one ever used.
         [[nodiscard]] std::uint64_t end() const { return number("end").value_or(1); }
 
-        /// Puts a record at the end of the order. Returns LMDB's code.
+        /// Adds a record at the end of the order. Returns LMDB's code.
         [[nodiscard]] int add(const tier_entry& entry, std::span<const std::byte> record, std::size_t weight) {
             int code = put(store_.records_, entry.name.bytes, record);
             if (code == 0)
                 code = list({end(), weight, entry});
             return code != 0 ? code : set_number("bytes", number("bytes").value_or(0) + weight);
         }
-        /// Moves a record to the end of the order, if it is there.
-        [[nodiscard]] int touch(const digest256& name) {
+        /// Moves a record to the end of the order, if it is present.
+        [[nodiscard]] int touch(const sha256_digest& name) {
             const auto place = place_of(name);
             auto found = place ? listed_from(*place) : std::nullopt;
             if (!found || found->entry.name != name)
@@ -154,8 +155,8 @@ public:
             found->place = end();
             return list(*found);
         }
-        /// Takes a record out, if it is there.
-        [[nodiscard]] int erase(const digest256& name) {
+        /// Removes a record, if it is present.
+        [[nodiscard]] int erase(const sha256_digest& name) {
             const auto place = place_of(name);
             if (!place)
                 return 0;
@@ -239,7 +240,7 @@ public:
         int code_ = 0;
     };
 
-    /// Takes the map's size anew, after another process has made it larger. Requires: no transaction is open.
+    /// Adopts the map size after another process has enlarged it. Requires: no transaction is open.
     void follow_size() noexcept {
         if (env_ != nullptr)
             ::mdb_env_set_mapsize(env_, 0);
@@ -254,4 +255,4 @@ private:
     MDB_dbi records_ = 0, places_ = 0, order_ = 0, books_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::tier

@@ -6,22 +6,22 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::tier {
 
-/// What reading a run of records takes on this machine, learned from the reads that were timed: a wait, and a time for
-/// each record. The two are fitted by least squares, in which old measurements fade. Before the first, a read takes
-/// nothing, so that one is tried.
+/// A cost model of reading runs of records on this machine, learned from timed reads: a latency, and a time per
+/// record. Both are fitted by least squares with exponentially decaying weights. Before the first measurement the
+/// estimate is zero, so that a read is tried.
 ///
 ///     seconds(records) = wait + each * records
 ///
-/// Cost: O(1) each.
+/// Cost: O(1) per call.
 class load_cost {
 public:
-    /// So many records took so long. Requires: records > 0 and seconds >= 0.
+    /// Adds a measurement. Requires: records > 0 and seconds >= 0.
     void measure(std::size_t records, double seconds) {
         expects(records > 0 && seconds >= 0.0, "a measurement has records, and a time that is not negative");
         const double n = static_cast<double>(records);
-        const auto fade = [n](double& sum, double product) { sum = 0.9 * sum + product / n; }; // noise grows with them
+        const auto fade = [n](double& sum, double product) { sum = 0.9 * sum + product / n; }; // noise grows with n
         fade(one_, 1.0);
         fade(n_, n);
         fade(nn_, n * n);
@@ -31,16 +31,16 @@ public:
         fit();
     }
 
-    /// What so many records take.
+    /// Returns the estimated seconds to read this many records.
     [[nodiscard]] double seconds(std::size_t records) const noexcept {
         return doubt_ * (wait_ + each_ * static_cast<double>(records));
     }
 
-    /// What was measured is held a little less likely, until something is measured anew.
+    /// Lowers the estimate by 5 % until the next measurement.
     void doubt() noexcept { doubt_ *= 0.95; }
 
 private:
-    // The best pair of which neither is negative; a time for each record alone where all measurements were alike.
+    // Fits the best pair with no negative value; only a time per record if all measurements had the same size.
     void fit() noexcept {
         const double independent = one_ * nn_ - n_ * n_;
         wait_ = 0.0;
@@ -59,4 +59,4 @@ private:
     double one_ = 0.0, n_ = 0.0, nn_ = 0.0, s_ = 0.0, ns_ = 0.0; // sums over records and seconds
 };
 
-} // namespace kvcache
+} // namespace kvcache::tier

@@ -5,7 +5,7 @@
 #include <kvcache/core/exceptions.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/tier/concept.hpp>
-#include <kvcache/tier/record_ranks.hpp>
+#include <kvcache/tier/record_eviction.hpp>
 
 #include <cstddef>
 #include <memory>
@@ -15,17 +15,17 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::tier {
 
-/// Records in the memory of this process: what a host's tests need where a disk would stand, and a second chance for
-/// pages that a small cache evicts. Written at once.
-template <eviction_policy Eviction = lru>
+/// Records in the memory of this process, written at once. It replaces a disk in tests, and gives pages evicted from
+/// a small cache a second chance.
+template <eviction_policy Eviction = eviction::lru>
 struct memory {
     using role = tier_role;
-    std::size_t bytes = std::size_t{64} << 20; ///< Of all records together.
-    std::size_t records = 1024;                ///< How many there may be.
-    Eviction eviction = {};                    ///< Which record leaves when room is needed.
-    std::size_t readers = 2;                   ///< Threads that read one long prompt.
+    std::size_t bytes = std::size_t{64} << 20; ///< Maximum bytes of all records.
+    std::size_t records = 1024;                ///< Maximum number of records.
+    Eviction eviction = {};                    ///< Selects the record to evict when room is needed.
+    std::size_t parallel_reads = 2;            ///< Threads that read one long prompt.
     class state;
     [[nodiscard]] state open() const;
 };
@@ -36,7 +36,7 @@ public:
     explicit state(const memory& how) : held_(std::make_unique<held>(how)) {}
 
     template <class Use>
-    [[nodiscard]] result<bool> read(const digest256& name, Use&& use) {
+    [[nodiscard]] result<bool> read(const sha256_digest& name, Use&& use) {
         std::shared_ptr<const std::vector<std::byte>> found;
         {
             const std::lock_guard guard(held_->lock);
@@ -60,7 +60,7 @@ public:
             ++held_->counts.dropped;
             return {};
         }
-        const bool stored = detail::completes<std::bad_alloc>([&] {
+        const bool stored = kvcache::detail::completes<std::bad_alloc>([&] {
             auto whole = std::make_shared<std::vector<std::byte>>();
             whole->reserve(size);
             for (const auto piece : pieces)
@@ -71,7 +71,7 @@ public:
                 ++held_->counts.evicted;
             }
             const auto at = held_->content.emplace(entry.name, std::move(whole)).first;
-            detail::scope_guard undo([&] { held_->content.erase(at); });
+            kvcache::detail::scope_guard undo([&] { held_->content.erase(at); });
             held_->ranks.admit(entry, size);
             undo.dismiss();
         });
@@ -84,12 +84,12 @@ public:
         return {};
     }
 
-    [[nodiscard]] bool contains(const digest256& name) const {
+    [[nodiscard]] bool contains(const sha256_digest& name) const {
         const std::lock_guard guard(held_->lock);
         return held_->ranks.contains(name);
     }
 
-    [[nodiscard]] result<void> erase(const digest256& name) {
+    [[nodiscard]] result<void> erase(const sha256_digest& name) {
         const std::lock_guard guard(held_->lock);
         held_->ranks.leave(name, false);
         held_->content.erase(name);
@@ -98,7 +98,7 @@ public:
 
     [[nodiscard]] result<void> flush() { return {}; }
     [[nodiscard]] result<void> status() const { return {}; }
-    [[nodiscard]] std::size_t readers() const noexcept { return held_->readers; }
+    [[nodiscard]] std::size_t parallel_reads() const noexcept { return held_->parallel_reads; }
     [[nodiscard]] tier_counts counts() const {
         const std::lock_guard guard(held_->lock);
         tier_counts now = held_->counts;
@@ -109,12 +109,13 @@ public:
 
 private:
     struct held {
-        explicit held(const memory& how) : readers(how.readers), ranks(how.eviction, how.records, how.bytes) {}
+        explicit held(const memory& how)
+            : parallel_reads(how.parallel_reads), ranks(how.eviction, how.records, how.bytes) {}
 
-        const std::size_t readers;
+        const std::size_t parallel_reads;
         std::mutex lock;
-        record_ranks<Eviction> ranks;
-        std::unordered_map<digest256, std::shared_ptr<const std::vector<std::byte>>, name_hash> content;
+        record_eviction<Eviction> ranks;
+        std::unordered_map<sha256_digest, std::shared_ptr<const std::vector<std::byte>>, name_hash> content;
         tier_counts counts;
     };
     std::unique_ptr<held> held_;
@@ -127,4 +128,4 @@ typename memory<Eviction>::state memory<Eviction>::open() const {
 
 static_assert(tier_policy<memory<>>);
 
-} // namespace kvcache
+} // namespace kvcache::tier

@@ -17,23 +17,23 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::tier {
 
-/// A connection on which commands are written ahead of their replies, which are read where they arrived.
+/// A connection with pipelined commands; replies are read in place.
 class redis_channel {
 public:
     redis_channel(redis_link link, const resp_limits& limits) : link_(std::move(link)), limits_(limits) {}
 
-    /// Where the next command is written, in words; see resp.hpp. It is sent by send().
+    /// The buffer for the text of the next command; see resp.hpp. send() sends it.
     [[nodiscard]] std::string& words() noexcept { return words_; }
-    /// Bytes that follow the words so far, and stay where they are until they are sent.
+    /// Appends bytes after the text so far, without a copy. They must stay valid until send().
     void append(std::span<const std::byte> bytes) { aside_.push_back({words_.size(), bytes}); }
-    /// The command that was written has a reply of its own.
+    /// Counts one more expected reply.
     void expect() noexcept { ++expected_; }
     [[nodiscard]] std::size_t expected() const noexcept { return expected_; }
 
-    /// Sends what was written since. Errors: io.
-    [[nodiscard]] result<void> send(redis_patience& patience) {
+    /// Sends the commands written since the last call. Errors: io.
+    [[nodiscard]] result<void> send(redis_deadline& patience) {
         const auto words = std::as_bytes(std::span(words_));
         std::size_t at = 0;
         for (const auto& [before, bytes] : aside_) {
@@ -50,8 +50,8 @@ public:
         return {};
     }
 
-    /// The next reply, which lies here until the next is asked for. Errors: io; malformed, for what is no reply.
-    [[nodiscard]] result<resp_value> reply(redis_patience& patience) {
+    /// Returns the next reply, which is valid until the next call. Errors: io; malformed, if it is not a reply.
+    [[nodiscard]] result<resp_value> reply(redis_deadline& patience) {
         for (;;) {
             resp_read read = read_resp({room_.get() + begin_, end_ - begin_}, limits_);
             if (read.now == resp_read::state::wrong)
@@ -73,8 +73,8 @@ public:
         }
     }
 
-    /// Says one command and waits for its reply. Requires: no reply is expected.
-    [[nodiscard]] result<resp_value> ask(std::initializer_list<std::string_view> arguments, redis_patience& patience) {
+    /// Sends one command and waits for its reply. Requires: no reply is expected.
+    [[nodiscard]] result<resp_value> ask(std::initializer_list<std::string_view> arguments, redis_deadline& patience) {
         write_command(words_, arguments);
         expect();
         if (auto sent = send(patience); !sent)
@@ -83,7 +83,7 @@ public:
     }
 
 private:
-    // So many bytes from begin_ on fit, and one more.
+    // Makes room for `wanted` bytes from begin_ on, and one more.
     void make_room(std::size_t wanted) {
         if (begin_ == end_)
             begin_ = end_ = 0;
@@ -105,7 +105,7 @@ private:
     }
 
     struct apart {
-        std::size_t before; // of the words
+        std::size_t before; // offset in the text
         std::span<const std::byte> bytes;
     };
 
@@ -118,4 +118,4 @@ private:
     std::size_t size_ = 0, begin_ = 0, end_ = 0;
 };
 
-} // namespace kvcache
+} // namespace kvcache::tier

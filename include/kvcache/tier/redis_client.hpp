@@ -2,9 +2,9 @@
 #pragma once
 
 #include <kvcache/tier/concept.hpp>
-#include <kvcache/tier/redis_loans.hpp>
 #include <kvcache/tier/redis_nodes.hpp>
 #include <kvcache/tier/redis_queue.hpp>
+#include <kvcache/tier/redis_session.hpp>
 
 #include <cstddef>
 #include <new>
@@ -13,24 +13,24 @@
 #include <string_view>
 #include <utility>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::tier {
 
-/// The servers, and the queue before them.
+/// The servers of a store and the write queue in front of them.
 class redis_client {
 public:
-    redis_client(redis_access how, redis_keeping keeping)
+    redis_client(redis_connect_options how, redis_write_options keeping)
         : how_(std::move(how)), prefix_(keeping.prefix), nodes_(how_), queue_(nodes_, how_, std::move(keeping)) {}
 
     [[nodiscard]] const redis_nodes& nodes() const noexcept { return nodes_; }
     [[nodiscard]] redis_queue& queue() noexcept { return queue_; }
 
     template <class Use>
-    [[nodiscard]] result<std::size_t> read_run(std::span<const digest256> names, Use& use) {
+    [[nodiscard]] result<std::size_t> read_run(std::span<const sha256_digest> names, Use& use) {
         std::size_t given = 0;
         tier_counts seen;
         const auto done = ask("GET", 16, names, [&](std::size_t i, const resp_value& said) {
             const bool is = said.what == resp_value::kind::bytes;
-            queue_.hear(names[i], is);
+            queue_.remember(names[i], is);
             if (!is) {
                 ++seen.misses;
                 seen.failures += said.what != resp_value::kind::nothing;
@@ -47,7 +47,7 @@ public:
         return given;
     }
 
-    [[nodiscard]] std::size_t leading(std::span<const digest256> names) {
+    [[nodiscard]] std::size_t count_prefix_hits(std::span<const sha256_digest> names) {
         std::size_t there = 0;
         const auto done = ask("EXISTS", 256, names, [&](std::size_t, const resp_value& said) {
             const bool is = said.what == resp_value::kind::number && said.number == 1;
@@ -61,7 +61,7 @@ public:
 
 private:
     template <class Take>
-    [[nodiscard]] result<void> ask(std::string_view verb, std::size_t ahead, std::span<const digest256> names,
+    [[nodiscard]] result<void> ask(std::string_view verb, std::size_t ahead, std::span<const sha256_digest> names,
                                    Take take) {
         try {
             return ask_redis(
@@ -76,10 +76,10 @@ private:
         }
     }
 
-    const redis_access how_;
+    const redis_connect_options how_;
     const std::string prefix_;
     redis_nodes nodes_;
     redis_queue queue_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::tier

@@ -24,26 +24,26 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::tier {
 
-/// How long a call may still wait for a server: a time from when it is made, and what the bytes that have gone either
-/// way since take at the slowest pace that is put up with. A server that trickles does not hold anybody up.
-class redis_patience {
+/// The deadline of a call to a server: a fixed time, extended for every byte transferred at the minimum throughput. A
+/// server that sends slowly therefore cannot stall a call.
+class redis_deadline {
 public:
     using clock = std::chrono::steady_clock;
 
-    redis_patience(std::chrono::milliseconds longest, std::size_t slowest)
+    redis_deadline(std::chrono::milliseconds longest, std::size_t slowest)
         : end_(clock::now() + longest), second_(static_cast<double>(std::max<std::size_t>(slowest, 1))) {}
 
     void moved(std::size_t bytes) {
         end_ += std::chrono::duration_cast<clock::duration>(
             std::chrono::duration<double>(static_cast<double>(bytes) / second_));
     }
-    /// Time that was not the server's.
+    /// Excludes time that the server did not use.
     void rested(clock::duration time) { end_ += time; }
 
     [[nodiscard]] clock::time_point end() const noexcept { return end_; }
-    /// For poll: rounded up, 0 once it is over.
+    /// Returns the remaining time for poll, rounded up; 0 after the deadline.
     [[nodiscard]] int milliseconds() const {
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(end_ - clock::now()).count();
         return static_cast<int>(std::clamp<long long>(left, 0, 1 << 30));
@@ -51,15 +51,16 @@ public:
 
 private:
     clock::time_point end_;
-    double second_; // bytes
+    double second_; // bytes per second
 };
 
-/// A connection to a Redis server, secured or not, which never waits longer than it is told.
+/// A connection to a Redis server, with or without TLS. No call waits beyond its deadline.
 class redis_link {
 public:
-    /// Errors: io, if there is no such host, nobody listens, or time is up; unsupported, if TLS finds no agreement.
+    /// Opens a connection. Errors: io if the host is unknown, nothing listens there, or the deadline passes;
+    /// unsupported if the TLS handshake finds no agreement.
     [[nodiscard]] static result<redis_link> open(const redis_address& to, const redis_security& how,
-                                                 redis_patience& patience) {
+                                                 redis_deadline& patience) {
         addrinfo wanted{};
         wanted.ai_socktype = SOCK_STREAM;
         wanted.ai_flags = AI_ADDRCONFIG;
@@ -98,11 +99,11 @@ public:
             ::close(socket_);
     }
 
-    /// Sends all of it. Errors: io.
-    [[nodiscard]] result<void> send(std::span<const std::byte> bytes, redis_patience& patience) {
+    /// Sends all bytes. Errors: io.
+    [[nodiscard]] result<void> send(std::span<const std::byte> bytes, redis_deadline& patience) {
         if (!tls_)
             return push(bytes, patience);
-        while (!bytes.empty()) { // by pieces: what is encrypted does not pile up
+        while (!bytes.empty()) { // in pieces, so that encrypted bytes do not accumulate
             const auto piece = bytes.first(std::min<std::size_t>(bytes.size(), 64 << 10));
             if (auto done = tls_->write(piece); !done)
                 return done;
@@ -113,15 +114,16 @@ public:
         return {};
     }
 
-    /// Waits for bytes. Returns how many came, at least one. Errors: io, also when the server has closed.
-    [[nodiscard]] result<std::size_t> receive(std::span<std::byte> to, redis_patience& patience) {
+    /// Waits for bytes. Returns the number received, at least one. Errors: io, also if the server has closed the
+    /// connection.
+    [[nodiscard]] result<std::size_t> receive(std::span<std::byte> to, redis_deadline& patience) {
         if (!tls_)
             return pull(to, patience);
         for (;;) {
             const auto read = tls_->read(to);
             if (!read || *read > 0)
                 return read;
-            if (auto came = feed(patience); !came)
+            if (auto came = receive_tls(patience); !came)
                 return came.error();
         }
     }
@@ -133,8 +135,8 @@ private:
         return {error_code::io, "redis", "redis: " + where + ": " + std::strerror(code)};
     }
 
-    // 0, or the system's code.
-    [[nodiscard]] int connect(const addrinfo& to, redis_patience& patience) {
+    // Returns 0, or errno.
+    [[nodiscard]] int connect(const addrinfo& to, redis_deadline& patience) {
         const int yes = 1;
         ::setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
         if (::connect(socket_, to.ai_addr, to.ai_addrlen) == 0)
@@ -148,7 +150,7 @@ private:
         return ::getsockopt(socket_, SOL_SOCKET, SO_ERROR, &code, &size) == 0 ? code : errno;
     }
 
-    [[nodiscard]] bool ready(short what, redis_patience& patience) const {
+    [[nodiscard]] bool ready(short what, redis_deadline& patience) const {
         for (;;) {
             pollfd one{socket_, what, 0};
             const int found = ::poll(&one, 1, patience.milliseconds());
@@ -157,7 +159,7 @@ private:
         }
     }
 
-    [[nodiscard]] result<void> push(std::span<const std::byte> bytes, redis_patience& patience) {
+    [[nodiscard]] result<void> push(std::span<const std::byte> bytes, redis_deadline& patience) {
         while (!bytes.empty()) {
             const auto sent = ::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
             if (sent > 0) {
@@ -173,7 +175,7 @@ private:
         return {};
     }
 
-    [[nodiscard]] result<std::size_t> pull(std::span<std::byte> to, redis_patience& patience) {
+    [[nodiscard]] result<std::size_t> pull(std::span<std::byte> to, redis_deadline& patience) {
         for (;;) {
             const auto came = ::recv(socket_, to.data(), to.size(), 0);
             if (came > 0) {
@@ -191,32 +193,32 @@ private:
         }
     }
 
-    [[nodiscard]] result<void> secure(const redis_security& how, const std::string& host, redis_patience& patience) {
+    [[nodiscard]] result<void> secure(const redis_security& how, const std::string& host, redis_deadline& patience) {
         auto made = redis_tls::open(how, host);
         if (!made)
             return made.error();
         tls_.emplace(std::move(*made));
         for (;;) {
             const auto over = tls_->shake();
-            if (auto gone = drain(patience); !gone) // also what says why it failed
+            if (auto gone = drain(patience); !gone) // sends the TLS alert too if the step failed
                 return gone;
             if (!over)
                 return over.error();
             if (*over)
                 return {};
-            if (auto came = feed(patience); !came)
+            if (auto came = receive_tls(patience); !came)
                 return error{came.error().code, "redis", came.error().message + ", in the TLS handshake"};
         }
     }
 
-    [[nodiscard]] result<void> drain(redis_patience& patience) {
+    [[nodiscard]] result<void> drain(redis_deadline& patience) {
         std::array<std::byte, 16384> piece;
         while (const std::size_t size = tls_->take_out(piece))
             if (auto gone = push(std::span(piece).first(size), patience); !gone)
                 return gone;
         return {};
     }
-    [[nodiscard]] result<void> feed(redis_patience& patience) {
+    [[nodiscard]] result<void> receive_tls(redis_deadline& patience) {
         std::array<std::byte, 16384> piece;
         const auto came = pull(piece, patience);
         if (!came)
@@ -230,4 +232,4 @@ private:
     std::optional<redis_tls> tls_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::tier

@@ -3,7 +3,7 @@
 
 #include <kvcache/core/result.hpp>
 #include <kvcache/tier/redis_channel.hpp>
-#include <kvcache/tier/redis_greeting.hpp>
+#include <kvcache/tier/redis_handshake.hpp>
 #include <kvcache/tier/redis_slots.hpp>
 
 #include <algorithm>
@@ -21,16 +21,16 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::tier {
 
-/// The servers of a store and the connections to them, which are lent out. A thread of its own connects; who asks for a
-/// server that is not connected is told so at once. A server that fails is out until it has been connected anew, first
-/// after `retry`, then after twice as long, and so on. If it is of a cluster, the others are found by what it says.
+/// The servers of a store and their connection pools. A background thread connects; a caller that needs a server that
+/// is not connected gets a miss at once. A server that fails is disconnected and reconnected after `retry`, then
+/// after twice as long, and so on. The other servers of a cluster are discovered from its replies.
 class redis_nodes {
 public:
-    using clock = redis_patience::clock;
+    using clock = redis_deadline::clock;
 
-    explicit redis_nodes(redis_access how) : how_(std::move(how)) {
+    explicit redis_nodes(redis_connect_options how) : how_(std::move(how)) {
         nodes_.push_back(std::make_unique<node>(how_.seed));
         keeper_ = std::thread([this] { keep(); });
         std::unique_lock guard(lock_);
@@ -48,7 +48,7 @@ public:
     redis_nodes(const redis_nodes&) = delete;
     redis_nodes& operator=(const redis_nodes&) = delete;
 
-    /// The server that has a key, if one is known.
+    /// Returns the server that owns a key, if it is known.
     [[nodiscard]] std::optional<std::size_t> of(std::string_view key) const {
         const std::lock_guard guard(lock_);
         if (owners_.empty())
@@ -57,14 +57,14 @@ public:
         return owner == nobody ? std::nullopt : std::optional(owner);
     }
 
-    /// A connection that nobody else has, and the server's `epoch`, with which it is given back; none while the server
-    /// is out, or if all are lent for longer than there is patience.
+    /// Borrows a connection, and returns the server's `epoch`, which give_back() needs. Returns null if the server is
+    /// disconnected, or if no connection is returned before the deadline.
     [[nodiscard]] std::unique_ptr<redis_channel> borrow(std::size_t server, std::uint64_t& epoch,
-                                                        const redis_patience& patience) {
+                                                        const redis_deadline& patience) {
         std::unique_lock guard(lock_);
         node& one = *nodes_[server];
-        const auto settled = [&] { return !one.up || !one.idle.empty(); };
-        if (!given_.wait_until(guard, patience.end(), settled) || !one.up)
+        const auto ready = [&] { return !one.up || !one.idle.empty(); };
+        if (!given_.wait_until(guard, patience.end(), ready) || !one.up)
             return nullptr;
         auto channel = std::move(one.idle.back());
         one.idle.pop_back();
@@ -72,18 +72,18 @@ public:
         return channel;
     }
 
-    /// Requires: no reply is expected on it.
+    /// Returns a connection to the pool. Requires: no reply is expected on it.
     void give_back(std::size_t server, std::uint64_t epoch, std::unique_ptr<redis_channel> channel) noexcept {
         {
             const std::lock_guard guard(lock_);
             node& one = *nodes_[server];
             if (one.up && one.epoch == epoch)
-                one.idle.push_back(std::move(channel)); // it has room for all
+                one.idle.push_back(std::move(channel)); // cannot throw: the capacity suffices for all connections
         }
         given_.notify_all();
     }
 
-    /// A server did not answer, or not as it should: it is out, at once for everybody.
+    /// Disconnects a server for all callers after a missing or invalid reply.
     void out(std::size_t server, std::uint64_t epoch, error why) {
         channels closed;
         {
@@ -98,7 +98,7 @@ public:
         wake_.notify_all();
     }
 
-    /// Learns where a cluster has sent somebody. Returns that server, if it is connected.
+    /// Notes the redirection of a cluster. Returns its target, if that is connected.
     [[nodiscard]] std::optional<std::size_t> redirected(const redis_redirect& where, std::size_t by) {
         std::size_t server = nobody;
         bool up = false;
@@ -123,7 +123,7 @@ public:
         return up ? std::optional(server) : std::nullopt;
     }
 
-    /// What is wrong with the first server that is out.
+    /// Returns the error of the first disconnected server.
     [[nodiscard]] result<void> status() const {
         const std::lock_guard guard(lock_);
         for (const auto& one : nodes_)
@@ -132,7 +132,7 @@ public:
         return {};
     }
 
-    /// How many servers are connected, and how many times one was tried.
+    /// Returns the number of connected servers; attempts() the number of connection attempts.
     [[nodiscard]] std::size_t connected() const {
         const std::lock_guard guard(lock_);
         return static_cast<std::size_t>(std::ranges::count_if(nodes_, [](const auto& one) { return one->up; }));
@@ -150,7 +150,7 @@ private:
         explicit node(redis_address where) : at(std::move(where)) {}
         redis_address at;
         bool up = false, wanted = true;
-        std::uint64_t epoch = 0; // connections of earlier ones are not taken back
+        std::uint64_t epoch = 0; // connections of an earlier epoch are not taken back
         channels idle = {};
         clock::time_point due = {};
         std::chrono::milliseconds pause = {};
@@ -170,7 +170,7 @@ private:
         stale_ = !owners_.empty();
     }
 
-    // Of a server that may be new; nobody, if there are too many.
+    // Returns the index of a server, which may be new; the constant for none if there are too many.
     [[nodiscard]] std::size_t place_of(const redis_address& at) {
         const auto found = std::ranges::find_if(nodes_, [&](const auto& one) { return one->at == at; });
         if (found != nodes_.end())
@@ -199,7 +199,7 @@ private:
                     closed.push_back(std::move(channel));
     }
 
-    // The thread.
+    // The background thread.
     void keep() {
         std::unique_lock guard(lock_);
         while (!stop_) {
@@ -238,7 +238,7 @@ private:
         std::optional<std::vector<redis_range>> ranges;
         result<void> done;
         try {
-            done = greet_redis(at, how_, made, ranges);
+            done = redis_shake_hands(at, how_, made, ranges);
         } catch (const std::bad_alloc&) {
             done = error{error_code::out_of_memory, "redis", "redis: there is no memory for a connection"};
         }
@@ -263,7 +263,7 @@ private:
         stale_ = false;
         refresh_ = clock::now() + std::chrono::milliseconds(100);
         guard.unlock();
-        redis_patience patience(how_.timeout, how_.slowest);
+        redis_deadline patience(how_.timeout, how_.slowest);
         std::uint64_t epoch = 0;
         channels closed;
         std::optional<std::vector<redis_range>> ranges;
@@ -281,15 +281,15 @@ private:
             learn(*ranges, closed);
     }
 
-    const redis_access how_;
-    mutable std::mutex lock_; // of all that follows
+    const redis_connect_options how_;
+    mutable std::mutex lock_; // guards the members below
     std::condition_variable wake_, given_, opened_;
-    std::vector<std::unique_ptr<node>> nodes_; // never fewer
-    std::vector<std::size_t> owners_;          // by slot; empty without a cluster
+    std::vector<std::unique_ptr<node>> nodes_; // never shrinks
+    std::vector<std::size_t> owners_;          // indexed by slot; empty without a cluster
     bool stale_ = false, stop_ = false, tried_ = false;
     clock::time_point refresh_ = {};
     std::uint64_t attempts_ = 0;
     std::thread keeper_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::tier

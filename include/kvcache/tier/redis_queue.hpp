@@ -2,9 +2,9 @@
 #pragma once
 
 #include <kvcache/tier/concept.hpp>
-#include <kvcache/tier/record_ranks.hpp>
-#include <kvcache/tier/redis_loans.hpp>
+#include <kvcache/tier/record_eviction.hpp>
 #include <kvcache/tier/redis_nodes.hpp>
+#include <kvcache/tier/redis_session.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -20,19 +20,19 @@
 #include <utility>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::tier {
 
-/// How records are kept on Redis servers.
-struct redis_keeping {
+/// Options for writing records to Redis servers.
+struct redis_write_options {
     std::string prefix = {};
     std::chrono::milliseconds ttl = {};
     std::size_t queue_bytes = 0;
 };
 
-/// What waits to be written to Redis servers, the thread that writes it, and what was heard of the records there.
+/// The write queue of Redis servers, its writer thread, and the records known to be there.
 class redis_queue {
 public:
-    redis_queue(redis_nodes& nodes, const redis_access& access, redis_keeping how)
+    redis_queue(redis_nodes& nodes, const redis_connect_options& access, redis_write_options how)
         : nodes_(nodes), access_(access), how_(std::move(how)), ttl_(std::to_string(how_.ttl.count())), writer_([this] {
               run();
           }) {}
@@ -42,14 +42,14 @@ public:
             stop_ = true;
         }
         wake_.notify_all();
-        writer_.join(); // what is queued is written first, or dropped where there is nobody
+        writer_.join(); // writes the queue first; records for a server that is not connected are dropped
     }
 
     redis_queue(const redis_queue&) = delete;
     redis_queue& operator=(const redis_queue&) = delete;
 
-    /// Errors: out_of_memory. What finds no room is dropped.
-    [[nodiscard]] result<void> put(const digest256& name, std::span<const std::span<const std::byte>> pieces) {
+    /// Queues a record. A record that finds no room is dropped. Errors: out_of_memory.
+    [[nodiscard]] result<void> put(const sha256_digest& name, std::span<const std::span<const std::byte>> pieces) {
         std::size_t size = 0;
         for (const auto piece : pieces)
             size += piece.size();
@@ -71,33 +71,33 @@ public:
             return ++counts_.failures, error{error_code::out_of_memory, "redis", "there is no memory for a record"};
         }
     }
-    [[nodiscard]] result<void> erase(const digest256& name) {
-        hear(name, false); // a new one may be put at once
+    [[nodiscard]] result<void> erase(const sha256_digest& name) {
+        remember(name, false); // the record may be put again at once
         return enqueue({name, {}, true});
     }
 
-    /// Waits until nothing waits. Errors: the last since the flush before.
+    /// Waits until the queue is empty. Errors: the last one since the previous flush.
     [[nodiscard]] result<void> flush() {
         std::unique_lock guard(lock_);
         idle_.wait(guard, [this] { return queue_.empty() && !busy_; });
         return std::exchange(last_, {});
     }
 
-    /// A record is there, or not.
-    void hear(const digest256& name, bool there) {
+    /// Notes that a record is present or absent.
+    void remember(const sha256_digest& name, bool there) {
         const std::lock_guard guard(lock_);
         if (!there)
-            heard_.erase(name);
-        else if (heard_.size() < most_heard || heard_.contains(name))
-            heard_[name] = redis_patience::clock::now();
+            known_.erase(name);
+        else if (known_.size() < most_heard || known_.contains(name))
+            known_[name] = redis_deadline::clock::now();
         else
-            heard_.clear();
+            known_.clear();
     }
-    /// Whether a record was there within the last minute.
-    [[nodiscard]] bool heard_of(const digest256& name) const {
+    /// Returns whether a record was present within the last minute.
+    [[nodiscard]] bool known(const sha256_digest& name) const {
         const std::lock_guard guard(lock_);
-        const auto found = heard_.find(name);
-        return found != heard_.end() && redis_patience::clock::now() - found->second < std::chrono::minutes(1);
+        const auto found = known_.find(name);
+        return found != known_.end() && redis_deadline::clock::now() - found->second < std::chrono::minutes(1);
     }
 
     void count(const tier_counts& more) {
@@ -113,7 +113,7 @@ public:
 
 private:
     struct job {
-        digest256 name = {};
+        sha256_digest name = {};
         std::vector<std::byte> record = {};
         bool erases = false;
     };
@@ -145,9 +145,9 @@ private:
         }
     }
 
-    // Does what was asked for, in its order. What cannot be done is dropped.
+    // Writes a batch in order. Jobs that fail are dropped.
     void write(std::span<const job> jobs) {
-        std::vector<bool> there(jobs.size(), false); // written by another host already: kept for longer, not sent
+        std::vector<bool> there(jobs.size(), false); // present already: its time to live is renewed, and it is not sent
         if (std::ranges::none_of(jobs, &job::erases))
             static_cast<void>(perform(
                 jobs, 256,
@@ -162,7 +162,7 @@ private:
                 }));
         for (std::size_t i = 0; i < jobs.size();) {
             if (there[i]) {
-                settle(jobs[i], true, &tier_counts::dropped);
+                handle_reply(jobs[i], true, &tier_counts::dropped);
                 ++i;
                 continue;
             }
@@ -172,7 +172,7 @@ private:
             const auto done = perform(
                 jobs.subspan(i, end - i), 16,
                 [&](const job& one, const std::string& key, redis_channel& to) { write_job(one, key, to); },
-                [&](std::size_t, const resp_value& said) { settle(jobs[i++], said); });
+                [&](std::size_t, const resp_value& said) { handle_reply(jobs[i++], said); });
             if (!done) {
                 const std::lock_guard guard(lock_);
                 ++counts_.failures;
@@ -212,24 +212,24 @@ private:
             write_arguments(to.words(), {"PX", ttl_});
     }
 
-    // What a server has said to a job.
-    void settle(const job& one, const resp_value& said) {
+    // Handles the reply to a job.
+    void handle_reply(const job& one, const resp_value& said) {
         if (said.what == resp_value::kind::error) {
             const bool full = said.words.starts_with("OOM");
-            settle(one, false, full ? &tier_counts::dropped : &tier_counts::failures);
+            handle_reply(one, false, full ? &tier_counts::dropped : &tier_counts::failures);
             const std::lock_guard guard(lock_);
             if (!full)
                 last_ = error{error_code::io, "redis", "redis: the server says: " + std::string(said.words)};
         } else if (one.erases) {
-            hear(one.name, false);
+            remember(one.name, false);
         } else {
-            settle(one, true, &tier_counts::written);
+            handle_reply(one, true, &tier_counts::written);
             const std::lock_guard guard(lock_);
             counts_.bytes_written += one.record.size();
         }
     }
-    void settle(const job& one, bool there, std::uint64_t tier_counts::*count) {
-        hear(one.name, there);
+    void handle_reply(const job& one, bool there, std::uint64_t tier_counts::*count) {
+        remember(one.name, there);
         const std::lock_guard guard(lock_);
         ++(counts_.*count);
     }
@@ -237,20 +237,20 @@ private:
     static constexpr std::size_t most_heard = std::size_t{1} << 16;
 
     redis_nodes& nodes_;
-    const redis_access access_;
-    const redis_keeping how_;
+    const redis_connect_options access_;
+    const redis_write_options how_;
     const std::string ttl_;
 
-    mutable std::mutex lock_; // of all that follows
+    mutable std::mutex lock_; // guards the members below
     std::condition_variable wake_, idle_;
     std::vector<job> queue_;
     std::size_t queued_bytes_ = 0;
     bool stop_ = false, busy_ = false;
     result<void> last_;
     tier_counts counts_;
-    std::unordered_map<digest256, redis_patience::clock::time_point, name_hash> heard_;
+    std::unordered_map<sha256_digest, redis_deadline::clock::time_point, name_hash> known_;
 
     std::thread writer_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::tier

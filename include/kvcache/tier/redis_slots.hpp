@@ -14,9 +14,9 @@
 #include <system_error>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::tier {
 
-/// Where a Redis server listens.
+/// Address of a Redis server.
 struct redis_address {
     std::string host = {};
     std::uint16_t port = 0;
@@ -24,12 +24,13 @@ struct redis_address {
     friend bool operator==(const redis_address&, const redis_address&) = default;
 };
 
-/// How many parts the keys of a Redis Cluster fall into.
+/// Number of hash slots of a Redis Cluster.
 inline constexpr std::size_t redis_slot_count = 16384;
 
 namespace detail {
 
-/// CRC-16/XMODEM of a text, as Redis Cluster computes it: polynomial 0x1021, from 0, not reflected.
+/// Returns the CRC-16/XMODEM of a text, as Redis Cluster computes it: polynomial 0x1021, initial value 0, not
+/// reflected.
 [[nodiscard]] constexpr std::uint16_t crc16(std::string_view words) noexcept {
     std::uint32_t sum = 0;
     for (const char letter : words) {
@@ -49,7 +50,7 @@ static_assert(crc16("123456789") == 0x31c3); // the check value of the Redis Clu
 
 } // namespace detail
 
-/// The slot of a key: of what stands between its first braces, if there is anything.
+/// Returns the hash slot of a key. If the key has a hash tag in braces, only that is hashed.
 [[nodiscard]] constexpr std::size_t redis_slot(std::string_view key) noexcept {
     const std::size_t open = key.find('{');
     if (open != std::string_view::npos) {
@@ -60,14 +61,14 @@ static_assert(crc16("123456789") == 0x31c3); // the check value of the Redis Clu
     return detail::crc16(key) % redis_slot_count;
 }
 
-/// Where an error of a cluster's node sends its reader.
+/// A redirection from a cluster node.
 struct redis_redirect {
-    bool once = false; ///< ASK: for this key and this time; MOVED: for the slot and from now on.
+    bool once = false; ///< ASK: for this request only; MOVED: for the slot, permanently.
     std::size_t slot = 0;
-    redis_address to = {}; ///< Without a host: on the host of who says so.
+    redis_address to = {}; ///< Without a host: the host of the node that replied.
 };
 
-/// The redirection that an error says, if it is one: "MOVED 3999 127.0.0.1:6381".
+/// Returns the redirection in an error reply, if it is one: "MOVED 3999 127.0.0.1:6381".
 [[nodiscard]] inline std::optional<redis_redirect> redirect_in(std::string_view words) {
     redis_redirect made;
     made.once = words.starts_with("ASK ");
@@ -85,14 +86,13 @@ struct redis_redirect {
     return made;
 }
 
-/// Slots from `first` to `last`, and the server that has them.
+/// The slots from `first` to `last`, and the server that owns them.
 struct redis_range {
     std::size_t first = 0, last = 0;
     redis_address at = {};
 };
 
-/// The ranges of a reply to CLUSTER SLOTS; none if it is anything else. A host that a server does not tell is that of
-/// `from`.
+/// Returns the ranges of a reply to CLUSTER SLOTS; none for any other reply. A host that the reply omits is `from`.
 [[nodiscard]] inline std::optional<std::vector<redis_range>> ranges_in(const resp_value& reply,
                                                                        const std::string& from) {
     using kind = resp_value::kind;
@@ -117,4 +117,4 @@ struct redis_range {
     return made;
 }
 
-} // namespace kvcache
+} // namespace kvcache::tier

@@ -16,21 +16,21 @@
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::tier {
 
-/// How a connection to a Redis server is secured. A server without a certificate for its name is refused.
+/// TLS options of a connection to a Redis server. A server without a certificate for its name is refused.
 struct redis_security {
     bool on = false;
-    std::string authority = {};   ///< File of the certificates that are believed; empty: the system's.
-    std::string certificate = {}; ///< File of this host's own certificate, if the server asks for one,
-    std::string key = {};         ///< and of its key.
-    std::string name = {};        ///< What the server's certificate must be for; empty: its host.
+    std::string authority = {};   ///< File of the trusted CA certificates; empty: those of the system.
+    std::string certificate = {}; ///< File of this host's own certificate, if the server requires one,
+    std::string key = {};         ///< and of its private key.
+    std::string name = {};        ///< Name that the server's certificate must match; empty: the host.
 };
 
-/// TLS 1.2 or later over bytes that somebody else carries: what came in is put in, what must go out is taken out.
+/// TLS 1.2 or later over a transport of the caller: put_in() takes received bytes, take_out() returns bytes to send.
 class redis_tls {
 public:
-    /// Errors: unsupported, for files that OpenSSL does not read.
+    /// Creates a client session. Errors: unsupported, for files that OpenSSL cannot read.
     [[nodiscard]] static result<redis_tls> open(const redis_security& how, const std::string& host) {
         redis_tls made;
         made.rules_.reset(SSL_CTX_new(TLS_client_method()));
@@ -67,13 +67,13 @@ public:
         return made;
     }
 
-    /// Goes on with the handshake. Returns whether it is over.
+    /// Continues the handshake. Returns whether it is complete.
     [[nodiscard]] result<bool> shake() {
         ERR_clear_error();
         return over(SSL_do_handshake(talk_.get()));
     }
 
-    /// Encrypts bytes: what must go out grows.
+    /// Encrypts bytes for take_out().
     [[nodiscard]] result<void> write(std::span<const std::byte> bytes) {
         while (!bytes.empty()) {
             ERR_clear_error();
@@ -88,7 +88,7 @@ public:
         return {};
     }
 
-    /// Decrypts what came in, as far as it goes. Returns how many bytes; 0 if more must come in first.
+    /// Decrypts received bytes. Returns the number of bytes; 0 if more must be received first.
     [[nodiscard]] result<std::size_t> read(std::span<std::byte> to) {
         ERR_clear_error();
         std::size_t done = 0;
@@ -98,12 +98,12 @@ public:
         return done;
     }
 
-    /// What came in.
+    /// Adds received bytes.
     [[nodiscard]] bool put_in(std::span<const std::byte> bytes) {
         const auto size = static_cast<int>(std::min<std::size_t>(bytes.size(), std::numeric_limits<int>::max()));
         return BIO_write(SSL_get_rbio(talk_.get()), bytes.data(), size) == size;
     }
-    /// What must go out. Returns how many bytes were taken.
+    /// Takes bytes to send. Returns their number.
     [[nodiscard]] std::size_t take_out(std::span<std::byte> to) {
         const int taken = BIO_read(SSL_get_wbio(talk_.get()), to.data(), static_cast<int>(to.size()));
         return taken > 0 ? static_cast<std::size_t>(taken) : 0;
@@ -139,4 +139,4 @@ private:
     std::unique_ptr<SSL, closer> talk_;
 };
 
-} // namespace kvcache
+} // namespace kvcache::tier

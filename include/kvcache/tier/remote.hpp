@@ -8,6 +8,6 @@
 namespace kvcache::inline KVCACHE_ABI {
 
 /// The tiers that need the component redis.
-using remote_tier_policies = std::tuple<redis>;
+using remote_tier_policies = std::tuple<tier::redis>;
 
 } // namespace kvcache

@@ -15,29 +15,29 @@
 #include <system_error>
 #include <vector>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::tier {
 
-/// A reply of a Redis server (RESP2, redis.io/docs/reference/protocol-spec), which lies where it was read.
+/// A reply of a Redis server (RESP2, redis.io/docs/reference/protocol-spec), as a view of the receive buffer.
 struct resp_value {
     enum class kind { text, error, number, bytes, nothing, array };
     kind what = kind::nothing;
-    std::string_view words = {};        ///< Of a text, an error, a number and of bytes.
-    std::int64_t number = 0;            ///< Of a number.
-    std::vector<resp_value> items = {}; ///< Of an array.
+    std::string_view words = {};        ///< Value of a text, an error, a number or bytes.
+    std::int64_t number = 0;            ///< Value of a number.
+    std::vector<resp_value> items = {}; ///< Elements of an array.
 
     [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return std::as_bytes(std::span(words)); }
 };
 
-/// What a peer may say before it is not believed.
+/// Limits on a reply; a larger one is rejected.
 struct resp_limits {
-    std::size_t bytes = std::size_t{512} << 20; ///< One value: what Redis itself allows.
-    std::size_t line = std::size_t{64} << 10;   ///< A line: lengths, texts, errors.
-    std::size_t items = std::size_t{1} << 17;   ///< One reply, those of nested arrays counted too.
-    std::size_t depth = 4;                      ///< Of nested arrays.
+    std::size_t bytes = std::size_t{512} << 20; ///< One value; the default is Redis' own limit.
+    std::size_t line = std::size_t{64} << 10;   ///< One line: lengths, texts, errors.
+    std::size_t items = std::size_t{1} << 17;   ///< Elements of one reply, those of nested arrays included.
+    std::size_t depth = 4;                      ///< Depth of nested arrays.
 };
 
-/// What the bytes so far are: a whole reply of `used` bytes, the beginning of one that takes `wanted` bytes or more, or
-/// no reply at all.
+/// The state of a parse: a complete reply of `used` bytes, the beginning of one that needs `wanted` bytes or more, or
+/// an invalid reply.
 struct resp_read {
     enum class state { whole, more, wrong };
     state now = state::more;
@@ -48,7 +48,7 @@ struct resp_read {
 
 namespace detail {
 
-/// Reads a reply from the front of some bytes, and what it is made of.
+/// Parses a reply, with its nested elements, from the front of a buffer.
 class resp_reader {
 public:
     resp_reader(std::string_view from, const resp_limits& limits) : from_(from), limits_(limits) {}
@@ -64,7 +64,7 @@ public:
 private:
     using state = resp_read::state;
 
-    // The next line without its end, which is passed.
+    // Reads the next line, without its end, and skips it.
     [[nodiscard]] state line(std::string_view& words) {
         const std::string_view rest = from_.substr(at_);
         const std::size_t end = rest.substr(0, limits_.line).find('\r');
@@ -110,7 +110,7 @@ private:
         }
         value.words = {};
         if (*number == -1)
-            return state::whole; // nothing
+            return state::whole; // null
         if (*number < 0)
             return state::wrong;
         return sort == '$' ? body(value) : array(value, depth);
@@ -138,7 +138,7 @@ private:
             return state::wrong;
         for (std::int64_t i = 0; i < value.number; ++i)
             if (const state now = next(value.items.emplace_back(), depth + 1); now != state::whole)
-                return now; // a length alone takes no memory
+                return now; // no memory is reserved for a length alone
         return state::whole;
     }
 
@@ -149,20 +149,20 @@ private:
 
 } // namespace detail
 
-/// Reads one reply from the front of some bytes. Nothing is taken on trust: no length makes room before its bytes came.
-/// Cost: O(1) for a value, whatever its size. Throws: bad_alloc, for arrays.
+/// Parses one reply from the front of a buffer. The input is not trusted: no memory is reserved for a length before
+/// its bytes have arrived. Cost: O(1) for a value of any size. Throws: bad_alloc, for arrays.
 [[nodiscard]] inline resp_read read_resp(std::span<const std::byte> from, const resp_limits& limits) {
     return detail::resp_reader({reinterpret_cast<const char*>(from.data()), from.size()}, limits).read();
 }
 
-/// Writes how an argument of so many bytes begins; the bytes and "\r\n" follow.
+/// Writes the header of an argument; its bytes and "\r\n" follow.
 inline void begin_argument(std::string& to, std::size_t bytes) {
     to += '$';
     to += std::to_string(bytes);
     to += "\r\n";
 }
 
-/// Writes how a command of so many arguments begins.
+/// Writes the header of a command.
 inline void begin_command(std::string& to, std::size_t arguments) {
     to += '*';
     to += std::to_string(arguments);
@@ -184,4 +184,4 @@ inline void write_command(std::string& to, std::initializer_list<std::string_vie
     write_arguments(to, arguments);
 }
 
-} // namespace kvcache
+} // namespace kvcache::tier

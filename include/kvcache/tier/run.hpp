@@ -7,28 +7,28 @@
 #include <cstddef>
 #include <span>
 
-namespace kvcache::inline KVCACHE_ABI {
+namespace kvcache::inline KVCACHE_ABI::tier {
 
-/// What `read_run` calls with the place of a record in its run and with its bytes; false: no more. It stands for any
-/// callable of this form.
+/// The callable that `read_run` calls with the index of a record in its run and the record's bytes; it returns false
+/// to stop. It stands for any callable of this form.
 struct tier_run_use {
     bool operator()(std::size_t index, std::span<const std::byte> bytes) const;
 };
 
-/// A tier that is asked for a run of records at once, because every question takes a while. `leading` says how many
-/// leading records are there. `read_run` reads them in turn, as long as they are there and more are wanted, and says
-/// how many it gave; an error, if it gave none.
+/// A tier that reads a run of records in one call, because each request has a high latency. `count_prefix_hits`
+/// returns how many leading records are present. `read_run` reads records in order until one is absent or the
+/// callable returns false, and returns the number of records passed on; it returns an error if there was none.
 template <class S>
-concept run_tier_state = tier_state<S> && requires(S s, std::span<const digest256> names, const tier_run_use& use) {
-    { s.leading(names) } -> std::same_as<std::size_t>;
+concept run_tier_state = tier_state<S> && requires(S s, std::span<const sha256_digest> names, const tier_run_use& use) {
+    { s.count_prefix_hits(names) } -> std::same_as<std::size_t>;
     { s.read_run(names, use) } -> std::same_as<result<std::size_t>>;
 };
 
-/// How many leading records a tier has.
+/// Returns the number of leading records that a tier holds.
 template <tier_state Tier>
-[[nodiscard]] std::size_t leading_in(Tier& tier, std::span<const digest256> names) {
+[[nodiscard]] std::size_t count_prefix_hits(Tier& tier, std::span<const sha256_digest> names) {
     if constexpr (run_tier_state<Tier>) {
-        return names.empty() ? 0 : tier.leading(names);
+        return names.empty() ? 0 : tier.count_prefix_hits(names);
     } else {
         std::size_t there = 0;
         while (there < names.size() && tier.contains(names[there]))
@@ -37,10 +37,10 @@ template <tier_state Tier>
     }
 }
 
-/// Reads records in turn, as long as they are there and `use(index, bytes)` wants more. Returns how many it was given.
-/// Errors: those of the tier, if it was given none.
+/// Reads records in order until one is absent or `use(index, bytes)` returns false. Returns the number of records
+/// passed to `use`. Errors: those of the tier, if no record was passed.
 template <tier_state Tier, class Use>
-[[nodiscard]] result<std::size_t> read_run(Tier& tier, std::span<const digest256> names, Use&& use) {
+[[nodiscard]] result<std::size_t> read_run(Tier& tier, std::span<const sha256_digest> names, Use&& use) {
     if constexpr (run_tier_state<Tier>) {
         if (names.empty())
             return std::size_t{0};
@@ -60,4 +60,4 @@ template <tier_state Tier, class Use>
     }
 }
 
-} // namespace kvcache
+} // namespace kvcache::tier

@@ -38,8 +38,8 @@ TEST_CASE("a replayed lru is a list of objects in the order of use") {
     for (std::uint64_t seed = 0; seed < 40; ++seed) {
         const std::uint64_t capacity = 1 + seed * 3;
         INFO("seed " << seed << ", capacity " << capacity);
-        kv::object_replay<kv::lru> replay({}, capacity, 40);
-        std::list<kv::object_access> present; // the newest first
+        kv::object_replay<kv::eviction::lru> replay({}, capacity, 40);
+        std::list<kv::object_access> present; // newest first
         std::uint64_t used = 0;
         for (const auto& access : random_accesses(seed, 500, 20)) {
             const auto at = std::find_if(present.begin(), present.end(),
@@ -84,7 +84,7 @@ TEMPLATE_LIST_TEST_CASE("with objects of one size no policy hits more than the c
 }
 
 TEST_CASE("what is larger than the cache passes by") {
-    kv::object_replay<kv::lru> replay({}, 10, 4);
+    kv::object_replay<kv::eviction::lru> replay({}, 10, 4);
     kv::object_clairvoyant bound(10);
     for (const kv::object_access& access : {kv::object_access{0, 1, 6}, {1, 2, 11}, {2, 1, 6}, {3, 2, 11}}) {
         const bool hit = replay.run(access);

@@ -16,8 +16,8 @@ using namespace replay_tests;
 
 namespace {
 
-// The most hits that any choice gives, by trying every set of blocks that could stay after each request: those that
-// are present or came with it, parents before children, at most `capacity`.
+// The maximum of hits over all choices, by trying every set of blocks that could stay after each request: blocks
+// present or new, parents before children, at most `capacity`.
 std::size_t most_hits(const std::vector<kv::prefix_request>& requests, std::size_t capacity) {
     std::map<std::set<std::uint64_t>, std::size_t> reached{{{}, 0}};
     std::map<std::uint64_t, std::uint64_t> parents;

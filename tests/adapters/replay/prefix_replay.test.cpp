@@ -17,8 +17,8 @@ using namespace replay_tests;
 
 namespace {
 
-/// LRU over a trie, by definition: each block has the time of its last use, in which a request's deeper blocks were
-/// used before its shallower ones; the oldest childless block that is not of the request leaves.
+/// LRU over a trie, by definition. Each block has the time of its last use; the deeper blocks of a request count as
+/// used before the shallower ones. The victim is the oldest childless block outside the request.
 class naive_lru {
 public:
     explicit naive_lru(std::size_t capacity) : capacity_(capacity) {}
@@ -31,7 +31,7 @@ public:
             used_[request.blocks[depth]] = 0;
             parent_[request.blocks[depth]] = depth == 0 ? 0 : request.blocks[depth - 1];
         }
-        // Room for the whole request is made of what it does not use; what is still too much are its own last blocks.
+        // First evicts blocks that the request does not use, then the request's own last blocks.
         while (used_.size() > capacity_ && drop_oldest(request.blocks)) {
         }
         for (std::size_t kept = request.blocks.size(); used_.size() > capacity_; --kept)
@@ -62,7 +62,7 @@ private:
     std::map<std::uint64_t, std::uint64_t> used_, parent_;
 };
 
-/// Writes down what it is told; evicts the oldest admitted that may leave.
+/// Records its calls; evicts the oldest evictable entry.
 struct diary {
     using role = kv::eviction_role;
     std::vector<std::string>* pages;
@@ -72,8 +72,8 @@ struct diary {
         std::vector<kv::slot_id> order = {};
         std::map<std::uint32_t, std::uint64_t> keys = {};
 
-        void announce(const kv::entry& e) { pages->push_back("announce " + std::to_string(e.key)); }
-        void admit(kv::slot_id slot, const kv::entry& e) {
+        void on_miss(const kv::eviction_entry& e) { pages->push_back("announce " + std::to_string(e.key)); }
+        void admit(kv::slot_id slot, const kv::eviction_entry& e) {
             order.push_back(slot);
             keys[index_of(slot)] = e.key;
             pages->push_back("admit " + std::to_string(e.key) + " after " +
@@ -82,16 +82,16 @@ struct diary {
                              std::to_string(e.bytes) + (e.cost > 0.0 ? "" : " free"));
         }
         void touch(kv::slot_id slot) { write("touch", slot); }
-        void settle(kv::slot_id slot) { write("settle", slot); }
+        void on_released(kv::slot_id slot) { write("settle", slot); }
         void evict(kv::slot_id slot) {
             write("evict", slot);
             std::erase(order, slot);
         }
         void erase(kv::slot_id slot) { std::erase(order, slot); }
         template <class MayLeave>
-        std::optional<kv::slot_id> victim(MayLeave&& may_leave) {
+        std::optional<kv::slot_id> victim(MayLeave&& is_evictable) {
             for (const kv::slot_id slot : order)
-                if (may_leave(slot))
+                if (is_evictable(slot))
                     return slot;
             return std::nullopt;
         }
@@ -99,19 +99,19 @@ struct diary {
             pages->push_back(std::string(what) + " " + std::to_string(keys.at(index_of(slot))));
         }
     };
-    [[nodiscard]] state open(kv::eviction_room) const { return {pages}; }
+    [[nodiscard]] state open(kv::eviction_capacity) const { return {pages}; }
 };
 
 /// Names no victim.
 struct keeper {
     using role = kv::eviction_role;
     struct state {
-        void admit(kv::slot_id, const kv::entry&) {}
+        void admit(kv::slot_id, const kv::eviction_entry&) {}
         void touch(kv::slot_id) {}
         void erase(kv::slot_id) {}
         std::optional<kv::slot_id> victim(auto&&) { return std::nullopt; }
     };
-    [[nodiscard]] state open(kv::eviction_room) const { return {}; }
+    [[nodiscard]] state open(kv::eviction_capacity) const { return {}; }
 };
 
 kv::prefix_request request_of(std::vector<std::uint64_t> blocks) {
@@ -124,7 +124,7 @@ TEST_CASE("a replayed lru keeps what lru over a trie keeps") {
     for (std::uint64_t seed = 0; seed < 60; ++seed) {
         const std::size_t capacity = 1 + seed % 15;
         INFO("seed " << seed << ", capacity " << capacity);
-        kv::prefix_replay<kv::lru> replay({}, capacity, 64, {});
+        kv::prefix_replay<kv::eviction::lru> replay({}, capacity, 64, {});
         naive_lru naive(capacity);
         for (const auto& request : random_requests(seed, 200, 6)) {
             REQUIRE(replay.run(request) == naive.run(request));
@@ -166,7 +166,7 @@ TEST_CASE("a policy hears of a request what it would hear in a cache") {
 }
 
 TEST_CASE("a request longer than the capacity keeps its first blocks") {
-    kv::prefix_replay<kv::lru> replay({}, 2, 64, {});
+    kv::prefix_replay<kv::eviction::lru> replay({}, 2, 64, {});
     CHECK(replay.run(request_of({7, 8})) == 0);
     CHECK(replay.run(request_of({1, 2, 3, 4})) == 0);
     CHECK(replay.run(request_of({1, 2, 3, 4})) == 2);
@@ -184,7 +184,7 @@ TEST_CASE("a policy that lets nothing go keeps what came first") {
 }
 
 TEST_CASE("tokens and work are counted beside blocks") {
-    kv::prefix_replay<kv::lru> replay({}, 10, 64, {.crossover = 8.0});
+    kv::prefix_replay<kv::eviction::lru> replay({}, 10, 64, {.crossover = 8.0});
     replay.run(request_of({1, 2}));
     auto longer = request_of({1, 2, 3});
     longer.input_tokens = 9; // its last block is partial
@@ -198,8 +198,8 @@ TEST_CASE("tokens and work are counted beside blocks") {
 }
 
 TEST_CASE("a block that comes behind others than before is refused") {
-    kv::prefix_replay<kv::lru> replay({}, 10, 64, {});
+    kv::prefix_replay<kv::eviction::lru> replay({}, 10, 64, {});
     replay.run(request_of({1, 2}));
     CHECK_THROWS_AS(replay.run(request_of({2, 1})), kv::contract_violation);
-    CHECK_THROWS_AS(kv::prefix_replay<kv::lru>({}, 0, 64, {}), kv::contract_violation);
+    CHECK_THROWS_AS(kv::prefix_replay<kv::eviction::lru>({}, 0, 64, {}), kv::contract_violation);
 }

@@ -22,14 +22,14 @@ inline std::vector<kvcache::prefix_request> random_requests(std::uint64_t seed, 
         std::uint64_t parent = 0;
         for (std::size_t blocks = choose.below(longest + 1); blocks > 0; --blocks)
             request.blocks.push_back(parent = kvcache::chained_block(parent, choose.below(2)));
-        const std::size_t missing = request.blocks.empty() ? 0 : choose.below(4); // tokens of a partial block
+        const std::size_t missing = request.blocks.empty() ? 0 : choose.below(4); // tokens missing in the last block
         request.input_tokens = request.blocks.size() * 4 - missing;
         requests.push_back(request);
     }
     return requests;
 }
 
-/// By request, when each of its blocks comes again.
+/// Returns, per request, the time of the next use of each block.
 inline std::vector<std::vector<std::uint32_t>> next_of(const std::vector<kvcache::prefix_request>& requests) {
     std::vector<std::vector<std::uint32_t>> all;
     for (std::size_t i = 0; i < requests.size(); ++i) {

@@ -11,7 +11,7 @@ using namespace trace_tests;
 
 namespace {
 
-// The bytes of a source in pieces of `step`, or its error's message behind "!".
+// Returns the bytes of a source, read in pieces of `step`; an error appends "!" and its message.
 std::string drained(kv::byte_source source, std::size_t step) {
     std::string all, piece(step, '\0');
     for (;;) {

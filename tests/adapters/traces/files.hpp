@@ -17,7 +17,7 @@ namespace trace_tests {
 
 namespace kv = kvcache;
 
-/// A trace of the data beside the repository, or a line that says it is missing.
+/// Returns a trace from the external data, or prints that it is missing.
 inline std::optional<std::filesystem::path> shared_trace(const std::string& name) {
     const auto path = std::filesystem::path(KVCACHE_TEST_DATA) / "traces" / name;
     if (std::filesystem::exists(path))
@@ -46,7 +46,7 @@ inline std::string zstd_compressed(const std::string& text) {
     return out;
 }
 
-/// All records of a text, and the error that ended them, if one did.
+/// Returns all records of a text, and the error that ended them, if there was one.
 template <class Trace, class Record>
 std::pair<std::vector<Record>, std::optional<kv::error>> read_all(const std::string& text) {
     Trace trace(kv::byte_source::over(text, "t"));
@@ -61,7 +61,7 @@ std::pair<std::vector<Record>, std::optional<kv::error>> read_all(const std::str
     }
 }
 
-/// The field and the words of the error that reading the text ends with.
+/// Returns the field and the message of the error that ends the reading.
 template <class Trace, class Record>
 std::string refusal(const std::string& text) {
     const auto [records, error] = read_all<Trace, Record>(text);

@@ -67,7 +67,7 @@ TEST_CASE("lru and Belady miss what libCacheSim says they miss") {
     for (std::size_t size = 0; size < lru.size(); ++size) {
         const std::uint64_t capacity = (size + 1) * 128 << 20;
         INFO("capacity " << capacity);
-        kv::object_replay<kv::lru> replay({}, capacity, next.distinct());
+        kv::object_replay<kv::eviction::lru> replay({}, capacity, next.distinct());
         kv::object_clairvoyant bound(capacity);
         for (std::size_t i = 0; i < accesses.size(); ++i) {
             replay.run(accesses[i]);

@@ -89,7 +89,7 @@ TEST_CASE("the Mooncake conversations give what others measured") {
 
     const kv::prefill_work work;
     kv::infinite_replay infinite(work);
-    std::vector<std::pair<kv::prefix_replay<kv::lru>, double>> replays;
+    std::vector<std::pair<kv::prefix_replay<kv::eviction::lru>, double>> replays;
     std::vector<std::pair<kv::prefix_clairvoyant, double>> bounds;
     for (const auto& [blocks, ratio] : {std::pair{1000u, 0.0445},
                                         {3000u, 0.0653},
@@ -97,7 +97,7 @@ TEST_CASE("the Mooncake conversations give what others measured") {
                                         {30000u, 0.3257},
                                         {50000u, 0.3546},
                                         {100000u, 0.3637}})
-        replays.emplace_back(kv::prefix_replay<kv::lru>({}, blocks, 1, work), ratio);
+        replays.emplace_back(kv::prefix_replay<kv::eviction::lru>({}, blocks, 1, work), ratio);
     for (const auto& [blocks, ratio] : {std::pair{1000u, 0.1907}, {3000u, 0.2945}, {10000u, 0.3664}})
         bounds.emplace_back(kv::prefix_clairvoyant(blocks, work), ratio);
     std::span<const std::uint32_t> ahead = next.times();

@@ -36,7 +36,7 @@ std::string subagent(const std::string& t, const std::string& requests) {
 } // namespace
 
 TEST_CASE("sub-agents are read among their session's requests, by either clock") {
-    for (const char* first : {"0.5", "10.5"}) { // its own clock, the session's
+    for (const char* first : {"0.5", "10.5"}) { // relative to its own time, and to the session's
         const auto requests =
             requests_of(session(request("0", "[1, 2]") + "," + subagent("10", request(first, "[1, 3]")) + "," +
                                 request("10.2", "[1, 2, 4]")));
@@ -46,7 +46,7 @@ TEST_CASE("sub-agents are read among their session's requests, by either clock")
         CHECK(requests[1].seconds == 10.2);
         CHECK(requests[1].blocks.size() == 3);
         CHECK(requests[2].seconds == 10.5);
-        CHECK(requests[2].blocks[0] == requests[0].blocks[0]); // ids are the session's, sub-agents included
+        CHECK(requests[2].blocks[0] == requests[0].blocks[0]); // ids belong to the session, sub-agents included
         CHECK(requests[2].blocks[1] != requests[0].blocks[1]);
     }
     const auto nested =

@@ -21,7 +21,7 @@ using testing_files::temporary_directory;
 
 namespace {
 
-/// A shard of one F32 tensor of one number.
+/// A shard of one F32 tensor with one element.
 std::string shard(const std::string& tensor, char byte) {
     return safetensors("{\"" + tensor + "\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}",
                        std::string(4, byte));
@@ -33,7 +33,7 @@ std::string index(const std::string& weight_map) {
 
 constexpr const char* index_file = "model.safetensors.index.json";
 
-/// The field that opening a directory with two good shards and this index is refused for.
+/// Field of the error for a directory with two valid shards and this index.
 std::string refused(const std::string& index_text) {
     const temporary_directory directory;
     directory.write("one", shard("a", 1));
@@ -72,7 +72,7 @@ TEST_CASE("a checkpoint is one file or the shards of an index") {
     CHECK(sharded->tensor("b", {2}).error().field == "b.shape");
     CHECK(sharded->tensor("c", {1}).error().code == kv::error_code::not_found);
 
-    directory.write("model.safetensors", shard("c", 3)); // goes before the index, as in transformers
+    directory.write("model.safetensors", shard("c", 3)); // takes precedence over the index, as in transformers
     const auto single = kv::checkpoint::open(directory.path());
     REQUIRE(single);
     CHECK(single->names() == std::vector<std::string>{"c"});
@@ -137,7 +137,7 @@ TEST_CASE("the digest is of names, dtypes, shapes and bytes, not of files") {
               d.write("two", shard("b", 2));
               d.write(index_file, index(R"({"a":"one","b":"two"})"));
           }) == base);
-    // others
+    // different weights
     std::set<std::string> distinct = {kv::to_string(base)};
     const auto add = [&](const std::string& header, const std::string& buffer) {
         CHECK(distinct.insert(kv::to_string(single(header, buffer))).second);
@@ -170,7 +170,7 @@ TEST_CASE("every golden checkpoint opens, fits its configuration and has logits 
             REQUIRE(tensor);
             std::vector<float> values(tensor->size());
             tensor->read(0, values);
-            double sum = 0; // finite, and not the zeros or ones that transformers starts with
+            double sum = 0; // finite, and not the zeros or ones of an initialized model
             for (const float value : values)
                 sum += std::abs(static_cast<double>(value) - std::round(static_cast<double>(value)));
             CHECK(std::isfinite(sum));
@@ -219,7 +219,8 @@ TEST_CASE("a checkpoint that does not fit its configuration is refused by the te
     CHECK(fit("qwen2", [](config& c) { c.layers = 1; }) == "model.layers.1.input_layernorm.weight");
     CHECK(fit("qwen2", [](config& c) { c.vocabulary = 210; }) == "model.embed_tokens.weight.shape");
     CHECK(fit("qwen2", [](config& c) { c.tied_head = false; }) == "lm_head.weight");
-    CHECK(fit("llama", [](config& c) { c.tied_head = true; }) == "lm_head.weight"); // its bytes are not the embedding's
+    CHECK(fit("llama", [](config& c) { c.tied_head = true; }) ==
+          "lm_head.weight"); // its bytes differ from the embedding's
     CHECK(fit("qwen3", [](config& c) { c.qk_norm = false; }) == "model.layers.0.self_attn.k_norm.weight");
     CHECK(fit("llama-gqa-tied", [](config& c) { c.kv_heads = 4; }) == "model.layers.0.self_attn.k_proj.weight.shape");
 }

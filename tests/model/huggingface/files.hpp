@@ -15,7 +15,7 @@
 
 namespace testing_files {
 
-/// A directory of its own that goes with its contents at the end of the scope.
+/// A temporary directory that is deleted with its contents at the end of the scope.
 class temporary_directory {
 public:
     temporary_directory() {
@@ -44,7 +44,7 @@ private:
     std::filesystem::path path_;
 };
 
-/// The file [ 8 bytes of length ][ header ][ buffer ], whatever the header says.
+/// The file [ 8 bytes of length ][ header ][ buffer ], with any header.
 [[nodiscard]] inline std::string safetensors(std::string_view header, std::string_view buffer) {
     std::string file;
     for (std::size_t i = 0; i != 8; ++i)
@@ -56,7 +56,7 @@ private:
     return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-/// Whether data from outside the tree is there; says so when it is not. A test without it returns before it checks.
+/// Returns whether external test data is present, and prints a line if not. A test without it returns early.
 [[nodiscard]] inline bool has_test_data(const std::filesystem::path& file) {
     if (std::filesystem::exists(file))
         return true;

@@ -26,7 +26,7 @@ namespace {
 
 const fs::path goldens = fs::path(KVCACHE_SOURCE_DIR) / "tests" / "data" / "checkpoints";
 
-/// A golden model's directory, copied to be changed.
+/// A copy of a golden model's directory, to be modified.
 class copied {
 public:
     explicit copied(const char* name) {
@@ -37,7 +37,7 @@ public:
     [[nodiscard]] fs::path path() const { return directory.path(); }
     [[nodiscard]] fs::path packed() const { return kv::packed_path(path()); }
 
-    /// Flips a byte, counted from the end.
+    /// Flips a byte at an offset from the end.
     void flip(const fs::path& file, std::size_t from_end) const {
         std::fstream both(file, std::ios::in | std::ios::out | std::ios::binary);
         both.seekg(-static_cast<std::streamoff>(from_end), std::ios::end);
@@ -53,14 +53,14 @@ public:
 
 std::vector<float> logits(const kv::transformer& model) {
     auto cache = kv::make_cache(model.shape(16), {.bytes = 64u << 20});
-    kv::team threads(1);
-    kv::pipeline through(cache, model, threads, 32);
+    kv::thread_pool threads(1);
+    kv::pipeline pipeline(cache, model, threads, 32);
     std::vector<kv::token_id> prompt;
     for (std::int32_t i = 0; i < 20; ++i)
         prompt.push_back(kv::token_id{i});
-    const auto fed = through.feed(prompt, kv::logits_of::all);
-    REQUIRE(fed);
-    return {fed->logits.data(), fed->logits.data() + fed->logits.size()};
+    const auto filled = pipeline.prefill(prompt, kv::logits_mode::all);
+    REQUIRE(filled);
+    return {filled->logits.data(), filled->logits.data() + filled->logits.size()};
 }
 
 kv::loaded_model load(const fs::path& directory, const kv::load_options& options) {
@@ -114,7 +114,7 @@ TEST_CASE("kept weights that are not the directory's are named, packed again and
         return loaded.weights;
     };
     again("");
-    model.flip(model.path() / "model.safetensors", 2); // a weight, and the file's size stays
+    model.flip(model.path() / "model.safetensors", 2); // a weight; the file size stays the same
     CHECK(again("weights") != before.weights);
     again("");
 
@@ -181,7 +181,7 @@ TEST_CASE("progress is told after each layer, and only where weights are packed"
 
 namespace {
 
-/// Counts the bytes that are out, now and at most, and lends no more than `most`.
+/// Counts the allocated bytes, now and at most, and allocates no more than `most`.
 class counting_resource : public std::pmr::memory_resource {
 public:
     explicit counting_resource(std::size_t most) : most_(most) {}
@@ -204,7 +204,7 @@ private:
     std::size_t most_;
 };
 
-/// The bytes of `file` that lie in this process's memory now; none where the system does not say.
+/// Resident bytes of `file` in this process; 0 if the system does not report them.
 std::size_t resident(const fs::path& file) {
     std::ifstream mappings("/proc/self/smaps");
     std::size_t kilobytes = 0;
@@ -236,7 +236,7 @@ TEST_CASE("a load takes one block for its weights, which goes with the model") {
 }
 
 TEST_CASE("a tensor that has been packed does not stay in memory twice") {
-    // A model whose file is large against a layer: 24 layers, 8 MiB.
+    // A model whose file is large compared with a layer: 24 layers, 8 MiB.
     const testing_files::temporary_directory directory;
     directory.write("config.json", R"({"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_size":128,
         "intermediate_size":64,"num_hidden_layers":24,"num_attention_heads":2,"num_key_value_heads":2,"head_dim":64,

@@ -17,9 +17,9 @@ using testing_files::safetensors;
 
 namespace {
 
-/// Parses, and touches every byte that the header gives out, so that a sanitizer sees a span that is too long.
+/// Parses the file and reads every byte of its entries, so that a sanitizer detects spans that are too long.
 std::string field_of(const std::string& file) {
-    const std::vector<char> exact(file.begin(), file.end()); // no slack behind it
+    const std::vector<char> exact(file.begin(), file.end()); // no slack after it
     const auto bytes = bytes_of({exact.data(), exact.size()});
     const auto header = kv::safetensors_header::parse(bytes, "test.safetensors");
     if (!header) {
@@ -83,7 +83,7 @@ TEST_CASE("a lying safetensors header is refused by the name of its field") {
         {"{\"t\":{\"dtype\":\"F32\",}}", 0, "JSON"},
         {"{\"a\":NaN}", 0, "JSON"},
         {std::string(3, '{') + "}", 0, "JSON"},
-        // the kinds of values
+        // types of values
         {tensor("1"), 0, "t"},
         {tensor("null"), 0, "t"},
         {tensor("[]"), 0, "t"},
@@ -101,19 +101,19 @@ TEST_CASE("a lying safetensors header is refused by the name of its field") {
         {R"({"__metadata__":{"a":1}})", 0, "__metadata__.a"},
         {R"({"__metadata__":{"a":{}}})", 0, "__metadata__.a"},
         {R"({"__metadata__":"a"})", 0, "__metadata__"},
-        // the fields
+        // missing and unknown fields
         {tensor(R"({"dtype":"F32","shape":[1]})"), 4, "t.data_offsets"},
         {tensor(R"({"shape":[1],"data_offsets":[0,4]})"), 4, "t.dtype"},
         {tensor(R"({"dtype":"F32","data_offsets":[0,4]})"), 4, "t.shape"},
         {tensor(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4],"more":1})"), 4, "t.more"},
         {tensor(R"({"dtype":"F33","shape":[1],"data_offsets":[0,4]})"), 4, "t.dtype"},
-        // twice
+        // duplicates
         {R"({"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
          4, "t"},
         {tensor(R"({"dtype":"F32","shape":[1],"shape":[1],"data_offsets":[0,4]})"), 4, "t.shape"},
         {R"({"__metadata__":{},"__metadata__":{}})", 0, "__metadata__"},
         {R"({"__metadata__":{"a":"1","a":"1"}})", 0, "__metadata__.a"},
-        // the arithmetic
+        // sizes and offsets
         {tensor(R"({"dtype":"F32","shape":[2],"data_offsets":[0,4]})"), 4, "t.data_offsets"},
         {tensor(R"({"dtype":"F32","shape":[1],"data_offsets":[4,0]})"), 4, "t.data_offsets"},
         {tensor(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})"), 3, "t.data_offsets"},
@@ -195,7 +195,7 @@ TEST_CASE("a flipped byte leaves the header refused or consistent") {
             damaged[random() % damaged.size()] = static_cast<char>(random());
         if (random() % 8 == 0)
             damaged.resize(random() % (damaged.size() + 1));
-        refused += !field_of(damaged).empty(); // and reads nothing out of bounds
+        refused += !field_of(damaged).empty(); // reads nothing out of bounds
     }
     std::cout << "safetensors corruption: seed " << seed << ", " << refused << " of " << rounds << " refused\n";
     CHECK(refused > rounds / 2);
@@ -248,8 +248,8 @@ TEST_CASE("real small safetensors files open, and only their floats are given ou
     REQUIRE(open("tensor-3d-float32.safetensors"));
     CHECK(open("tensor-3d-float32.safetensors")->tensor("embedding", three));
     CHECK(open("tensor-4d-float32.safetensors")->tensor("embedding", four));
-    // Its writer aligned the buffer without saying so in the header, which leaves five bytes that no tensor covers; the
-    // format's own implementation refuses it too.
+    // Its writer aligned the buffer without recording it in the header, which leaves five bytes outside all tensors;
+    // the format's reference implementation rejects it too.
     const auto shifted = open("weight-inspect-tiny.safetensors");
     REQUIRE_FALSE(shifted);
     CHECK(shifted.error().field == "buffer");

@@ -12,13 +12,12 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A cache that nothing ever leaves, whatever the eviction policy: the most that reuse can give.
-/// Memory: about 40 bytes a distinct block or object.
+/// A cache without eviction: the upper bound of reuse. Memory: about 40 bytes per distinct block or object.
 class infinite_replay {
 public:
     explicit infinite_replay(prefill_work work) : work_(work) {}
 
-    /// Returns: how many of the request's blocks were present.
+    /// Replays one request. Returns: how many of its blocks were present.
     std::size_t run(const prefix_request& request) {
         std::size_t hits = 0;
         while (hits < request.blocks.size() && present_.contains(request.blocks[hits]))
@@ -28,7 +27,7 @@ public:
         return hits;
     }
 
-    /// Returns: whether the object was present.
+    /// Replays one access. Returns: whether the object was present.
     bool run(const object_access& access) {
         const bool hit = !present_.insert(access.key).second;
         ++counts_.requests;

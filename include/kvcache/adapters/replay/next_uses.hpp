@@ -11,16 +11,16 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// When each access of a workload comes again: what a clairvoyant has to know, found in a first pass over the trace.
-/// A time is the number of a request, from 0; all blocks of a prompt have one time.
+/// The next use of each access of a workload, found in a first pass over the trace; the clairvoyant policies need it.
+/// A time is the number of a request, from 0; all blocks of a prompt have the same time.
 ///
-/// Memory: 4 bytes an access, and until forget_keys() about 48 bytes a distinct key.
+/// Memory: 4 bytes per access, and until forget_keys() about 48 bytes per distinct key.
 class next_uses {
 public:
-    /// The time of what never comes again.
+    /// The time of a key that is not used again.
     static constexpr std::uint32_t never = 0xffffffffu;
 
-    /// Adds the next access. Requires: times do not fall, and stay below `never`.
+    /// Adds the next access. Requires: times do not decrease, and are less than `never`.
     void add(std::uint64_t key, std::uint32_t time) {
         expects(time < never, "a workload has fewer than 2^32 - 1 requests");
         const auto [at, fresh] = last_.try_emplace(key, times_.size());
@@ -31,13 +31,13 @@ public:
         times_.push_back(never);
     }
 
-    /// By access, in order: the time of the next access to the same key.
+    /// For each access, in order: the time of the next access to the same key.
     [[nodiscard]] std::span<const std::uint32_t> times() const noexcept { return times_; }
 
-    /// How many keys there are. Requires: forget_keys() has not been called.
+    /// Returns the number of distinct keys. Requires: forget_keys() has not been called.
     [[nodiscard]] std::size_t distinct() const noexcept { return last_.size(); }
 
-    /// Gives back the memory that only add() needs.
+    /// Frees the memory that only add() needs.
     void forget_keys() { last_ = {}; }
 
 private:

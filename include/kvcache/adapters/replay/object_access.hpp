@@ -7,11 +7,11 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// An access of a recorded workload to an object that stands for itself: a block of a disk, a file of a web cache.
+/// An access of a recorded workload to an independent object: a disk block, a file in a web cache.
 struct object_access {
-    double seconds = 0.0;    ///< When it came.
-    std::uint64_t key = 0;   ///< Which object.
-    std::uint64_t bytes = 1; ///< Its size, at least 1.
+    double seconds = 0.0;    ///< Time of the access.
+    std::uint64_t key = 0;   ///< Identifies the object.
+    std::uint64_t bytes = 1; ///< Size of the object, at least 1.
 };
 
 } // namespace kvcache

@@ -14,17 +14,17 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What a cache of plain objects would hit that lets go what is used again last (Belady). Every miss that fits the
-/// capacity is admitted, as by the policies beside it. With objects of one size nothing that admits every miss does
-/// better; with sizes it is the customary yardstick and no proven bound.
+/// A cache of independent objects that evicts the object whose next use is furthest away (Belady). Every miss that
+/// fits the capacity is admitted, as with the policies it is compared with. With objects of one size no policy that
+/// admits every miss does better; with different sizes it is the customary reference, not a proven bound.
 ///
-/// Cost: O(log objects) an access; about 110 bytes an object that is present.
+/// Cost: O(log objects) per access; about 110 bytes per object present.
 class object_clairvoyant {
 public:
     explicit object_clairvoyant(std::uint64_t capacity) : capacity_(capacity) {}
 
-    /// Replays one access; `next` says when the object comes again (next_uses::times()). Returns: whether it was
-    /// present.
+    /// Replays one access; `next` is the time of the object's next access (next_uses::times()). Returns: whether it
+    /// was present.
     bool run(const object_access& access, std::uint32_t next) {
         const auto at = present_.find(access.key);
         const bool hit = at != present_.end();

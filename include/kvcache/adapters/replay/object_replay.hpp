@@ -15,16 +15,16 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A cache of plain objects without their bytes. A hit touches the object, which keeps the size that it was admitted
-/// with. A miss announces it, lets victims go until it fits, and admits it; what is larger than the whole cache passes
-/// by and the policy does not hear of it.
+/// A cache of independent objects, without their contents. A hit touches the object, which keeps the size it was
+/// admitted with. A miss is reported with on_miss, evicts victims until the object fits, and admits it. An object
+/// larger than the whole cache is skipped, and the policy is not told.
 ///
-/// Cost: a hash look-up and the policy's work an access; 40 bytes an object of room beside the policy.
+/// Cost: a hash look-up and the policy's work per access; 40 bytes per object of capacity, plus the policy.
 template <eviction_policy Policy>
 class object_replay {
 public:
-    /// Requires: capacity, in bytes, is at least 1; `objects`, which bounds how many are present at once, is 1 to 2^32
-    /// - 2.
+    /// Requires: capacity, in bytes, is at least 1; `objects`, the maximum number of objects present, is 1 to 2^32 -
+    /// 2.
     object_replay(const Policy& policy, std::uint64_t capacity, std::size_t objects)
         : state_(policy.open({.slots = objects, .bytes = capacity})), capacity_(capacity), objects_(objects) {
         expects(capacity > 0, "a replay has room for a byte");
@@ -52,7 +52,7 @@ public:
 
     [[nodiscard]] const replay_counts& counts() const noexcept { return counts_; }
 
-    /// Objects that are present, and their bytes.
+    /// Number of objects present; bytes() is their total size.
     [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
     [[nodiscard]] std::uint64_t bytes() const noexcept { return used_; }
 
@@ -63,10 +63,10 @@ private:
     };
 
     void admit(const object_access& access) {
-        // Objects are not recomputed: each is worth one access, whatever its size.
-        const entry newcomer{
+        // Objects have no recompute cost: each is worth one access, whatever its size.
+        const eviction_entry newcomer{
             .key = access.key, .bytes = access.bytes, .cost = 1.0, .parent = std::nullopt, .length = 1};
-        announce(state_, newcomer);
+        on_miss(state_, newcomer);
         while (free_.empty() || access.bytes > capacity_ - used_)
             if (!make_room())
                 return;
@@ -90,10 +90,10 @@ private:
         return true;
     }
 
-    decltype(std::declval<const Policy&>().open(eviction_room{})) state_;
+    decltype(std::declval<const Policy&>().open(eviction_capacity{})) state_;
     std::uint64_t capacity_;
     std::uint64_t used_ = 0;
-    std::vector<object> objects_; // by slot
+    std::vector<object> objects_; // indexed by slot
     std::unordered_map<std::uint64_t, std::uint32_t> slots_;
     std::vector<std::uint32_t> free_;
     replay_counts counts_;

@@ -9,26 +9,27 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The work of a prefill, counted in the projections of one token. A token's projections cost the same wherever it
-/// stands; its attention reads everything before it, and so costs position / crossover on top. What a hit on a block
-/// saves, given that its parent is present, is the work of its tokens: constant, and a part linear in its depth.
+/// The work of a prefill, in units of the projections of one token. The projections of a token cost the same at every
+/// position; its attention reads everything before it and adds position / crossover. A hit on a block whose parent is
+/// present saves the work of its tokens: a constant part, and a part linear in its depth.
 struct prefill_work {
-    /// The position at which attention costs as much as the projections: with P weights and a query width d a layer,
-    /// 2 P operations meet 4 d a position, so it is P / (2 d). This is Llama 3.1 8B: P = 218 M, d = 4096.
+    /// The position at which attention costs as much as the projections. With P weights and a query width d per
+    /// layer, the projections take 2 P operations and attention 4 d per position, so it is P / (2 d). The default is
+    /// Llama 3.1 8B: P = 218 M, d = 4096.
     double crossover = 26624.0;
 
-    /// The work of a prompt's first `tokens` tokens.
+    /// Returns the work of a prompt's first `tokens` tokens.
     [[nodiscard]] constexpr double up_to(std::uint64_t tokens) const noexcept {
         const auto n = static_cast<double>(tokens);
         return n + n * (n + 1.0) / (2.0 * crossover); // positions count from 1: a token attends to itself
     }
 
-    /// What a hit on block `depth` of the request saves, given that the blocks before it are present.
+    /// Returns the work that a hit on block `depth` of the request saves, if the blocks before it are present.
     [[nodiscard]] double of_block(const prefix_request& request, std::size_t depth) const noexcept {
         return up_to(request.tokens_in(depth + 1)) - up_to(request.tokens_in(depth));
     }
 
-    /// Adds a request of which the first `hits` blocks were present.
+    /// Adds a request whose first `hits` blocks were present.
     void count(replay_counts& counts, const prefix_request& request, std::size_t hits) const noexcept {
         ++counts.requests;
         counts.accesses += request.blocks.size();

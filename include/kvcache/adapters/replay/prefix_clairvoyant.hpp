@@ -17,18 +17,18 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The most blocks that any eviction policy could have hit, knowing the future (Belady's MIN). At the end of a request
-/// whichever blocks are used again last leave, the deeper first among equals, newcomers included; what is never used
-/// again does not stay. A block is used again no later than what continues it, so leaves leave first by themselves, and
-/// with blocks of one size the rule is optimal.
+/// The maximum of block hits over all eviction policies, with knowledge of the future (Belady's MIN). At the end of a
+/// request it evicts the blocks whose next use is furthest away, deeper ones first among equals, the new blocks
+/// included; blocks never used again do not stay. The next use of a block is never later than that of its children,
+/// so leaves are evicted before their parents, and with blocks of one size the rule is optimal.
 ///
-/// Cost: O(log capacity) a block; about 120 bytes a block of capacity.
+/// Cost: O(log capacity) per block; about 120 bytes per block of capacity.
 class prefix_clairvoyant {
 public:
     prefix_clairvoyant(std::size_t capacity, prefill_work work) : capacity_(capacity), work_(work) {}
 
-    /// Replays one request; `next` says when each of its blocks comes again (next_uses::times()).
-    /// Returns: how many of its blocks were present.
+    /// Replays one request; `next` holds the time of the next use of each block (next_uses::times()). Returns: how
+    /// many of its blocks were present.
     std::size_t run(const prefix_request& request, std::span<const std::uint32_t> next) {
         expects(next.size() == request.blocks.size(), "each block of a request has its next use");
         std::size_t hits = 0;
@@ -64,7 +64,7 @@ private:
     std::size_t capacity_;
     prefill_work work_;
     std::set<rank> order_;
-    std::unordered_map<std::uint64_t, std::uint32_t> present_; // the next use of each
+    std::unordered_map<std::uint64_t, std::uint32_t> present_; // the next use of each block
     replay_counts counts_;
 };
 

@@ -16,15 +16,16 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A prefix cache without its bytes: what an eviction policy would have kept of a workload of prompts.
+/// A prefix cache without page contents: it replays a workload of prompts through an eviction policy.
 ///
-/// A hit is the leading run of a request's blocks that are present. The policy hears what it hears in a cache: hits are
-/// touched tail first; each missing block is announced, makes room and is admitted, its parent before it; and when the
-/// request ends all its blocks settle tail first. A block may leave while no request is in flight over it and no block
-/// continues it. A request longer than the capacity keeps its first blocks: everything else has left for it by then,
-/// and trimming it at its end would take the last, which alone have no continuation.
+/// A hit is the longest prefix of a request's blocks that is present. The policy receives the same calls as in a
+/// cache: hits are touched tail first; each missing block is reported with on_miss, evicts a victim if necessary, and
+/// is admitted after its parent; when the request ends, on_released is called for all its blocks, tail first. A block
+/// is evictable while the current request does not use it and it has no child. A request longer than the capacity
+/// keeps its first blocks: all other blocks have been evicted for it by then, and trimming the request would remove the
+/// same last blocks, the only ones without a child.
 ///
-/// Cost: a hash look-up and the policy's work a block; 40 bytes a block of capacity beside the policy.
+/// Cost: a hash look-up and the policy's work per block; 40 bytes per block of capacity, plus the policy.
 template <eviction_policy Policy>
 class prefix_replay {
 public:
@@ -40,7 +41,7 @@ public:
             free_.push_back(static_cast<std::uint32_t>(slot - 1));
     }
 
-    /// Replays one request. Requires: no block of it comes twice, and each always comes behind the same blocks.
+    /// Replays one request. Requires: no block occurs twice in it, and a block is always preceded by the same blocks.
     /// Returns: how many of its blocks were present.
     std::size_t run(const prefix_request& request) {
         ++now_;
@@ -61,19 +62,19 @@ public:
         while (chain_.size() < request.blocks.size() && admit(request, chain_.size())) {
         }
         for (std::size_t i = chain_.size(); i > 0; --i)
-            settle(state_, slot_id{chain_[i - 1]});
+            on_released(state_, slot_id{chain_[i - 1]});
         return hits;
     }
 
     [[nodiscard]] const replay_counts& counts() const noexcept { return counts_; }
 
-    /// Blocks that are present.
+    /// Number of blocks present.
     [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
     [[nodiscard]] bool contains(std::uint64_t block) const { return slots_.contains(block); }
 
 private:
     static constexpr std::uint32_t no_slot = 0xffffffffu;
-    static constexpr double seconds_per_token = 1e-4; // a nominal machine: only the proportions matter
+    static constexpr double seconds_per_token = 1e-4; // a nominal machine: only the ratios matter
 
     struct resident {
         std::uint64_t key = 0;
@@ -82,18 +83,18 @@ private:
         std::uint32_t children = 0;
     };
 
-    // False: everything present is in use by this request, or the policy lets nothing go.
+    // Returns false if everything present is in use by this request, or the policy names no victim.
     bool admit(const prefix_request& request, std::size_t depth) {
         if (free_.empty() && chain_.size() == blocks_.size())
             return false;
         const std::uint32_t parent = chain_.empty() ? no_slot : chain_.back();
-        const entry newcomer{.key = request.blocks[depth],
-                             .bytes = block_bytes_,
-                             .cost = work_.of_block(request, depth) * seconds_per_token,
-                             .parent = chain_.empty() ? std::nullopt : std::optional(slot_id{parent}),
-                             .depth = static_cast<std::uint32_t>(depth),
-                             .length = static_cast<std::uint32_t>(request.blocks.size())};
-        announce(state_, newcomer);
+        const eviction_entry newcomer{.key = request.blocks[depth],
+                                      .bytes = block_bytes_,
+                                      .cost = work_.of_block(request, depth) * seconds_per_token,
+                                      .parent = chain_.empty() ? std::nullopt : std::optional(slot_id{parent}),
+                                      .depth = static_cast<std::uint32_t>(depth),
+                                      .length = static_cast<std::uint32_t>(request.blocks.size())};
+        on_miss(state_, newcomer);
         if (free_.empty() && !make_room())
             return false;
         const std::uint32_t slot = free_.back();
@@ -103,36 +104,36 @@ private:
         blocks_[slot] = {newcomer.key, now_, parent, 0};
         state_.admit(slot_id{slot}, newcomer);
         if (parent != no_slot && ++blocks_[parent].children == 1)
-            cover(state_, slot_id{parent});
+            on_child_added(state_, slot_id{parent});
         chain_.push_back(slot);
         return true;
     }
 
     bool make_room() {
-        const auto may_leave = [this](slot_id slot) {
+        const auto is_evictable = [this](slot_id slot) {
             const resident& candidate = blocks_[index_of(slot)];
             return candidate.held != now_ && candidate.children == 0;
         };
-        const std::optional<slot_id> victim = state_.victim(may_leave);
+        const std::optional<slot_id> victim = state_.victim(is_evictable);
         if (!victim)
             return false;
-        expects(may_leave(*victim), "a victim may leave");
+        expects(is_evictable(*victim), "a victim may leave");
         evict(state_, *victim);
         const resident& gone = blocks_[index_of(*victim)];
         slots_.erase(gone.key);
         if (gone.parent != no_slot && --blocks_[gone.parent].children == 0)
-            uncover(state_, slot_id{gone.parent});
+            on_last_child_removed(state_, slot_id{gone.parent});
         free_.push_back(index_of(*victim));
         return true;
     }
 
-    decltype(std::declval<const Policy&>().open(eviction_room{})) state_;
+    decltype(std::declval<const Policy&>().open(eviction_capacity{})) state_;
     std::size_t block_bytes_;
     prefill_work work_;
-    std::vector<resident> blocks_; // by slot
+    std::vector<resident> blocks_; // indexed by slot
     std::unordered_map<std::uint64_t, std::uint32_t> slots_;
     std::vector<std::uint32_t> free_;
-    std::vector<std::uint32_t> chain_; // the slots of the request in flight
+    std::vector<std::uint32_t> chain_; // the slots of the current request
     std::uint64_t now_ = 0;
     replay_counts counts_;
 };

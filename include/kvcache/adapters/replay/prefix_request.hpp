@@ -10,24 +10,25 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A request of a recorded workload: a prompt as a chain of blocks of tokens.
+/// A request of a recorded workload: a prompt as a chain of token blocks.
 struct prefix_request {
-    double seconds = 0.0;                   ///< When it came, from the start of the trace.
-    std::uint64_t input_tokens = 0;         ///< Of the prompt; the last block may be partial, or not recorded.
-    std::uint64_t output_tokens = 0;        ///< Of the answer.
-    std::uint32_t block_tokens = 0;         ///< Tokens of a whole block.
-    std::vector<std::uint64_t> blocks = {}; ///< From the first. Each names all of the prompt up to its end.
+    double seconds = 0.0;                   ///< Time of arrival, from the start of the trace.
+    std::uint64_t input_tokens = 0;         ///< Tokens of the prompt; the last block may be partial, or not recorded.
+    std::uint64_t output_tokens = 0;        ///< Tokens of the answer.
+    std::uint32_t block_tokens = 0;         ///< Tokens of a full block.
+    std::vector<std::uint64_t> blocks = {}; ///< Block names in order; each names the prompt up to its end.
 
-    /// Tokens of the prompt in its first `count` blocks.
+    /// Returns the number of prompt tokens in its first `count` blocks.
     [[nodiscard]] std::uint64_t tokens_in(std::size_t count) const noexcept {
         return std::min<std::uint64_t>(std::uint64_t{count} * block_tokens, input_tokens);
     }
 };
 
-/// The name of a block behind all that comes before it, so that equal names mean equal prefixes whether or not the
-/// trace named its blocks so. The first block's parent is the name space: blocks of two of them are never the same.
+/// Returns the name of a block after all blocks before it. Equal names mean equal prefixes, even if the trace's own
+/// block ids do not. The parent of the first block is the name space; blocks of different name spaces have different
+/// names.
 [[nodiscard]] constexpr std::uint64_t chained_block(std::uint64_t parent, std::uint64_t block) noexcept {
-    // splitmix64 over both: distinct inputs collide as seldom as random numbers of 64 bits.
+    // splitmix64 over both: distinct inputs collide as rarely as random 64-bit numbers.
     const auto mix = [](std::uint64_t x) {
         x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
         x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;

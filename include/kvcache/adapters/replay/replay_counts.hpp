@@ -7,19 +7,19 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What a replayed workload came to.
+/// The results of a replayed workload.
 struct replay_counts {
-    std::uint64_t requests = 0;   ///< Prompts; for objects, accesses.
-    std::uint64_t accesses = 0;   ///< Blocks or objects asked for.
-    std::uint64_t hits = 0;       ///< Of these, present: of a prompt, the leading run.
-    std::uint64_t tokens = 0;     ///< Of the prompts; for objects, bytes asked for.
-    std::uint64_t hit_tokens = 0; ///< Of these, in hits.
-    double work = 0.0;            ///< Prefilling every prompt, in `prefill_work`; for objects, 0.
-    double saved_work = 0.0;      ///< Of this, what hits saved.
+    std::uint64_t requests = 0;   ///< Number of prompts; for objects, accesses.
+    std::uint64_t accesses = 0;   ///< Blocks or objects requested.
+    std::uint64_t hits = 0;       ///< Requested blocks or objects that were present; of a prompt, the longest prefix.
+    std::uint64_t tokens = 0;     ///< Tokens of the prompts; for objects, bytes requested.
+    std::uint64_t hit_tokens = 0; ///< Tokens (or bytes) in hits.
+    double work = 0.0;            ///< Work of prefilling every prompt, in units of `prefill_work`; for objects, 0.
+    double saved_work = 0.0;      ///< Work saved by hits.
 
     [[nodiscard]] std::uint64_t misses() const noexcept { return accesses - hits; }
 
-    /// Shares from 0 to 1; 0 where nothing was asked for.
+    /// Ratios from 0 to 1; 0 if nothing was requested.
     [[nodiscard]] double hit_ratio() const noexcept {
         return ratio(static_cast<double>(hits), static_cast<double>(accesses));
     }

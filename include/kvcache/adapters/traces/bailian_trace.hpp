@@ -12,21 +12,21 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Requests in the form of the Qwen-Bailian traces (ATC'25): a JSON object a line,
+/// Requests in the format of the Qwen-Bailian traces (ATC'25): one JSON object per line,
 ///
 ///     {"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.114, "input_length": 521, "output_length": 132,
 ///      "type": "text", "turn": 2, "hash_ids": [1089, 1090, 6326]}
 ///
-/// with seconds, and an id for each block of 16 tokens. chat_id, parent_chat_id (-1 for none), type and turn are not
-/// needed for a replay; where they are present they have to be whole numbers and a string.
+/// with times in seconds, and one id per block of 16 tokens. chat_id, parent_chat_id (-1 for none), type and turn are
+/// not needed for a replay; if present they must be integers and a string.
 class bailian_trace {
 public:
     static constexpr std::uint32_t block_tokens = 16;
-    static constexpr std::uint64_t most_tokens = 0xffffffffu; // of a prompt: what is longer is a mistake
+    static constexpr std::uint64_t most_tokens = 0xffffffffu; // maximum of a prompt
 
     explicit bailian_trace(byte_source source) : values_(std::move(source)) {}
 
-    /// Errors: those of byte_source::open.
+    /// Opens a trace. Errors: those of byte_source::open.
     [[nodiscard]] static result<bailian_trace> open(const std::filesystem::path& file) {
         auto source = byte_source::open(file);
         if (!source)
@@ -34,8 +34,8 @@ public:
         return bailian_trace(*std::move(source));
     }
 
-    /// Reads the next request. Returns: false at the end.
-    /// Errors: those of the source, and of the first field that is not as it should be, by file and line.
+    /// Reads the next request. Returns: false at the end. Errors: those of the source; the first invalid field, with
+    /// file and line.
     [[nodiscard]] result<bool> next(prefix_request& request) {
         const auto more = values_.next(value_);
         if (!more || !*more)
@@ -59,7 +59,7 @@ public:
         return true;
     }
 
-    /// How much of the file has been read, from 0 to 1.
+    /// Returns the fraction of the file that has been read, from 0 to 1.
     [[nodiscard]] double share() const noexcept { return values_.source().share(); }
 
 private:

@@ -19,8 +19,8 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The bytes of a file, one after the other, decompressed where the file is gzip or zstd, which its first bytes say and
-/// not its name. A file of any size passes through 256 KiB, and zstd's window of at most 128 MiB.
+/// The bytes of a file in order, decompressed if its first bytes are those of gzip or zstd; the file name does not
+/// matter. Memory: 256 KiB, and zstd's window of at most 128 MiB, for a file of any size.
 class byte_source {
 public:
     /// Opens `file`. Errors: not_found; io, also for a directory.
@@ -41,7 +41,7 @@ public:
         return source;
     }
 
-    /// Bytes that are in memory already; `name` is what errors call them.
+    /// A source over bytes in memory; errors use `name`.
     [[nodiscard]] static byte_source over(std::string bytes, std::string name) {
         byte_source source;
         source.name_ = std::move(name);
@@ -52,8 +52,8 @@ public:
         return source;
     }
 
-    /// Fills the front of `into`. Returns: how many bytes, 0 at the end only. Requires: into is not empty.
-    /// Errors: io; truncated or malformed, where compressed data are.
+    /// Fills the front of `into`. Returns: the number of bytes, 0 only at the end. Requires: into is not empty.
+    /// Errors: io; truncated or malformed, for compressed data.
     [[nodiscard]] result<std::size_t> read(std::span<char> into) {
         expects(!into.empty(), "bytes are read into something");
         if (!sniffed_)
@@ -82,10 +82,10 @@ public:
 
     [[nodiscard]] const std::string& name() const noexcept { return name_; }
 
-    /// Bytes that were read, decompressed.
+    /// Number of bytes returned so far, after decompression.
     [[nodiscard]] std::uint64_t produced() const noexcept { return produced_; }
 
-    /// How much of the file has been read, from 0 to 1; 0 if its size is not known.
+    /// Returns the fraction of the file that has been read, from 0 to 1; 0 if its size is unknown.
     [[nodiscard]] double share() const noexcept {
         return size_ == 0 ? 0.0 : std::min(1.0, static_cast<double>(consumed_) / static_cast<double>(size_));
     }
@@ -146,7 +146,7 @@ private:
 
     std::string name_;
     std::ifstream file_;
-    std::string buffer_; // what was read and not yet decoded lies from in_begin_ to in_end_
+    std::string buffer_; // bytes read but not yet decoded are from in_begin_ to in_end_
     std::size_t in_begin_ = 0, in_end_ = 0;
     std::uint64_t size_ = 0, consumed_ = 0, produced_ = 0;
     bool in_memory_ = false, sniffed_ = false;

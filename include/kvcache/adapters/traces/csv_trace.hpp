@@ -21,17 +21,17 @@ namespace kvcache::inline KVCACHE_ABI {
 ///
 ///     time,key,size
 ///
-/// A header, known by a time that is no number, may name these three columns in any order, and others beside them:
-/// time or timestamp; key, id or obj_id; size, bytes or obj_size. The time is a number of seconds, the size a whole
-/// number of bytes up to 2^40. A key is a whole number of at most 64 bits or any other text. Spaces around a value go;
-/// there are no quotes. Blank lines, and accesses to objects of no bytes, are passed over.
+/// A header is a first line whose time is not a number. It may name these three columns in any order, and other
+/// columns too: time or timestamp; key, id or obj_id; size, bytes or obj_size. The time is in seconds; the size is an
+/// integer number of bytes up to 2^40. A key is an integer of at most 64 bits or any other text. Spaces around a
+/// value are removed; quotes have no meaning. Blank lines, and accesses to objects of zero bytes, are skipped.
 class csv_trace {
 public:
-    static constexpr std::uint64_t largest = std::uint64_t{1} << 40; // bytes of an object
+    static constexpr std::uint64_t largest = std::uint64_t{1} << 40; // maximum bytes of an object
 
     explicit csv_trace(byte_source source) : lines_(std::move(source)) {}
 
-    /// Errors: those of byte_source::open.
+    /// Opens a trace. Errors: those of byte_source::open.
     [[nodiscard]] static result<csv_trace> open(const std::filesystem::path& file) {
         auto source = byte_source::open(file);
         if (!source)
@@ -39,8 +39,8 @@ public:
         return csv_trace(*std::move(source));
     }
 
-    /// Reads the next access. Returns: false at the end.
-    /// Errors: those of the source; malformed or out_of_range, by file and line, for a value.
+    /// Reads the next access. Returns: false at the end. Errors: those of the source; malformed or out_of_range, for
+    /// an invalid value, with file and line.
     [[nodiscard]] result<bool> next(object_access& access) {
         for (std::string_view line;;) {
             const auto more = lines_.next(line);
@@ -70,7 +70,7 @@ public:
         }
     }
 
-    /// How much of the file has been read, from 0 to 1.
+    /// Returns the fraction of the file that has been read, from 0 to 1.
     [[nodiscard]] double share() const noexcept { return lines_.source().share(); }
 
 private:
@@ -94,7 +94,7 @@ private:
     }
 
     void split(std::string_view line) {
-        constexpr std::size_t most = 1024; // columns: a line of commas alone should not cost a gigabyte
+        constexpr std::size_t most = 1024; // maximum columns: limits the memory for a line of commas
         values_.clear();
         for (std::size_t begin = 0; begin <= line.size() && values_.size() <= most;) {
             const std::size_t comma = std::min(line.find(',', begin), line.size());
@@ -121,7 +121,7 @@ private:
     }
 
     line_reader lines_;
-    std::vector<std::string_view> values_;         // of the line that was read last
+    std::vector<std::string_view> values_;         // values of the last line read
     std::array<std::size_t, 3> place_ = {0, 1, 2}; // the columns of time, key and size
     std::size_t columns_ = 3;
     bool first_ = true;

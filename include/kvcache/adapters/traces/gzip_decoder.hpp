@@ -14,23 +14,23 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Decompresses gzip, member after member, as far as input and room reach.
+/// Decompresses gzip incrementally, including files with several members.
 class gzip_decoder {
 public:
     /// Throws: bad_alloc.
     gzip_decoder() : stream_(new z_stream{}) {
-        constexpr int window = 15, with_gzip_header = 16; // as zlib.h says
+        constexpr int window = 15, with_gzip_header = 16; // constants of zlib.h
         if (inflateInit2(stream_.get(), window + with_gzip_header) != Z_OK)
             throw std::bad_alloc();
     }
 
-    /// Whether `begin` opens a gzip file: the magic and the only method there is.
+    /// Returns whether `begin` is the start of a gzip file: the magic bytes and the only compression method.
     [[nodiscard]] static bool recognises(std::span<const char> begin) noexcept {
         return begin.size() >= 3 && begin[0] == '\x1f' && begin[1] == '\x8b' && begin[2] == '\x08';
     }
 
-    /// Takes from the front of `in`, which it shortens, and writes to `out`. Returns: how many bytes were written.
-    /// Errors: malformed, without a place.
+    /// Consumes the front of `in`, which it shortens, and writes to `out`. Returns: the number of bytes written.
+    /// Errors: malformed, without a position.
     [[nodiscard]] result<std::size_t> decode(std::span<const char>& in, std::span<char> out) {
         constexpr std::size_t most = std::numeric_limits<uInt>::max();
         if (whole_ && !in.empty()) {
@@ -41,7 +41,7 @@ public:
             return std::size_t{0};
         const auto taken = static_cast<uInt>(in.size() < most ? in.size() : most);
         const auto room = static_cast<uInt>(out.size() < most ? out.size() : most);
-        // zlib reads through a pointer that is not const and does not write.
+        // zlib takes a non-const pointer but does not write through it.
         stream_->next_in = reinterpret_cast<Bytef*>(const_cast<char*>(in.data()));
         stream_->avail_in = taken;
         stream_->next_out = reinterpret_cast<Bytef*>(out.data());
@@ -59,7 +59,7 @@ public:
         return std::size_t{room - stream_->avail_out};
     }
 
-    /// Whether the input so far ends where a member does.
+    /// Returns whether the input so far ends at the end of a member.
     [[nodiscard]] bool whole() const noexcept { return whole_; }
 
 private:
@@ -70,7 +70,7 @@ private:
         }
     };
 
-    std::unique_ptr<z_stream, close> stream_; // zlib keeps its address
+    std::unique_ptr<z_stream, close> stream_; // zlib keeps the address of the stream
     bool whole_ = true;
 };
 

@@ -13,18 +13,17 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The JSON objects of a source, one after the other with white space between, each over as many lines as it likes: a
-/// file of one object, or one with an object a line. Memory: the largest object, parsed.
+/// The JSON objects of a source, separated by white space: a file with a single object, or one object per line, or
+/// objects over several lines. Memory: the largest object, parsed.
 class json_documents {
 public:
-    /// What is larger is refused.
+    /// Maximum size of an object.
     static constexpr std::size_t largest = std::size_t{128} << 20; // bytes
 
     explicit json_documents(byte_source source) : source_(std::move(source)) {}
 
-    /// Reads the next object. Returns: false at the end.
-    /// Errors: those of the source; malformed, by file and line, for what is no JSON; truncated, for an object that
-    /// does not end; out_of_range, for one larger than `largest`.
+    /// Reads the next object. Returns: false at the end. Errors: those of the source; malformed, for invalid JSON,
+    /// with file and line; truncated, for an incomplete object; out_of_range, for one larger than `largest`.
     [[nodiscard]] result<bool> next(nlohmann::json& value) {
         text_.clear();
         int depth = 0;
@@ -72,7 +71,7 @@ public:
         return true;
     }
 
-    /// The object that was read last, as errors name it, and its number from 1.
+    /// Returns the position of the last object read, for errors; number() is its number, from 1.
     [[nodiscard]] std::string where() const { return source_.name() + ", line " + std::to_string(first_line_); }
     [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
 
@@ -85,7 +84,7 @@ private:
 
     byte_source source_;
     std::array<char, std::size_t{64} << 10> chunk_ = {};
-    std::size_t begin_ = 0, end_ = 0; // of what of the chunk has not been looked at
+    std::size_t begin_ = 0, end_ = 0; // unread part of the chunk
     std::string text_;
     std::uint64_t line_ = 1, first_line_ = 1, number_ = 0;
 };

@@ -11,13 +11,13 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The JSON values of a source that has one a line; blank lines are passed over. Memory: the longest line, parsed.
+/// The JSON values of a source with one value per line; blank lines are skipped. Memory: the longest line, parsed.
 class json_lines {
 public:
     explicit json_lines(byte_source source) : lines_(std::move(source)) {}
 
-    /// Reads the next value. Returns: false at the end.
-    /// Errors: those of the source, and malformed, by file and line, for what is no JSON.
+    /// Reads the next value. Returns: false at the end. Errors: those of the source; malformed, for invalid JSON,
+    /// with file and line.
     [[nodiscard]] result<bool> next(nlohmann::json& value) {
         std::string_view line;
         do {
@@ -32,7 +32,7 @@ public:
         return true;
     }
 
-    /// The value that was read last, as errors name it.
+    /// Returns the position of the last value read, for errors.
     [[nodiscard]] std::string where() const {
         return lines_.source().name() + ", line " + std::to_string(lines_.number());
     }

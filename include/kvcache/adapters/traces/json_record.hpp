@@ -15,8 +15,8 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A JSON object of a trace, whose fields are read one by one. The first that is not as it should be is kept as the
-/// error, and what is read after it means nothing: a reader asks once, at the end.
+/// A JSON object of a trace, with typed access to its fields. The first invalid field is kept as the error; values
+/// read after it are meaningless. A reader checks error() once, at the end.
 class json_record {
 public:
     /// `where` names the object in errors: "trace.jsonl, line 7". Requires: `object` outlives the record.
@@ -25,13 +25,13 @@ public:
             fail(error_code::malformed, "", std::string("is ") + object.type_name() + " and no object");
     }
 
-    /// A whole number from 0 to `limit`.
+    /// Returns an integer from 0 to `limit`.
     [[nodiscard]] std::uint64_t count(const char* field, std::uint64_t limit) {
         const auto* value = find(field);
         return value == nullptr ? 0 : whole(*value, field, limit);
     }
 
-    /// A number of seconds or milliseconds, not negative and below 10^15.
+    /// Returns a number of seconds or milliseconds, at least 0 and below 10^15.
     [[nodiscard]] double time(const char* field) {
         const auto* value = find(field);
         if (value == nullptr)
@@ -45,7 +45,7 @@ public:
         return number;
     }
 
-    /// Whole numbers of at most 64 bits, into `ids`, whose memory is used again.
+    /// Reads integers of at most 64 bits into `ids`, whose memory is reused.
     void numbers(const char* field, std::vector<std::uint64_t>& ids) {
         ids.clear();
         const auto* value = find(field);
@@ -55,14 +55,14 @@ public:
             return fail(error_code::malformed, field, std::string("is ") + value->type_name() + " and no array");
         for (std::size_t i = 0; i < value->size() && !error_; ++i) {
             const auto& one = (*value)[i];
-            if (one.is_number_unsigned()) // the name of an element is made for errors only
+            if (one.is_number_unsigned()) // the element's name is built for errors only
                 ids.push_back(one.get<std::uint64_t>());
             else
                 ids.push_back(whole(one, std::string(field) + "[" + std::to_string(i) + "]", ~std::uint64_t{0}));
         }
     }
 
-    /// Text; "" where the field is missing and may be.
+    /// Returns a text; "" if the field is missing and not `needed`.
     [[nodiscard]] std::string text(const char* field, bool needed) {
         const auto at = object_->is_object() ? object_->find(field) : object_->end();
         if (at == object_->end() && !needed)
@@ -73,7 +73,7 @@ public:
         return value != nullptr && value->is_string() ? value->get<std::string>() : "";
     }
 
-    /// An array of the object; null if it is none.
+    /// Returns an array field; null if it is not an array.
     [[nodiscard]] const nlohmann::json* array(const char* field) {
         const auto* value = find(field);
         if (value != nullptr && !value->is_array())
@@ -83,7 +83,7 @@ public:
 
     [[nodiscard]] bool has(const char* field) const { return object_->is_object() && object_->contains(field); }
 
-    /// Says that a field is wrong.
+    /// Records that a field is invalid.
     void fail(error_code code, const std::string& field, const std::string& words) {
         if (!error_)
             error_ = kvcache::error{code, field.empty() ? where_ : field,

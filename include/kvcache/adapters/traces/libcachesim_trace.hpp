@@ -16,16 +16,16 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Accesses in libCacheSim's form oracleGeneral: records of 24 bytes, little-endian,
+/// Accesses in libCacheSim's format oracleGeneral: records of 24 bytes, little-endian,
 ///
-///     u32 time in seconds, u64 object, u32 size in bytes, i64 next access (not used: a replay finds it itself)
+///     u32 time in seconds, u64 object, u32 size in bytes, i64 next access (unused: a replay computes it)
 ///
-/// An access to an object of no bytes is passed over, as libCacheSim does.
+/// Accesses to objects of zero bytes are skipped, as libCacheSim does.
 class libcachesim_trace {
 public:
     explicit libcachesim_trace(byte_source source) : source_(std::move(source)) {}
 
-    /// Errors: those of byte_source::open.
+    /// Opens a trace. Errors: those of byte_source::open.
     [[nodiscard]] static result<libcachesim_trace> open(const std::filesystem::path& file) {
         auto source = byte_source::open(file);
         if (!source)
@@ -33,8 +33,8 @@ public:
         return libcachesim_trace(*std::move(source));
     }
 
-    /// Reads the next access. Returns: false at the end.
-    /// Errors: those of the source; truncated, for a file that ends inside a record.
+    /// Reads the next access. Returns: false at the end. Errors: those of the source; truncated, for a file that ends
+    /// inside a record.
     [[nodiscard]] result<bool> next(object_access& access) {
         do {
             if (end_ - begin_ < record_size) {
@@ -50,7 +50,7 @@ public:
         return true;
     }
 
-    /// How much of the file has been read, from 0 to 1.
+    /// Returns the fraction of the file that has been read, from 0 to 1.
     [[nodiscard]] double share() const noexcept { return source_.share(); }
 
 private:
@@ -63,7 +63,7 @@ private:
         return value;
     }
 
-    // Reads until a record is there. False at the end.
+    // Reads until a whole record is buffered. Returns false at the end.
     [[nodiscard]] result<bool> refill() {
         std::copy(buffer_.begin() + static_cast<std::ptrdiff_t>(begin_),
                   buffer_.begin() + static_cast<std::ptrdiff_t>(end_), buffer_.begin());
@@ -87,7 +87,7 @@ private:
 
     byte_source source_;
     std::array<char, 2048 * record_size> buffer_ = {};
-    std::size_t begin_ = 0, end_ = 0; // of what has not been given yet
+    std::size_t begin_ = 0, end_ = 0; // records not yet returned
 };
 
 } // namespace kvcache

@@ -13,16 +13,16 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The lines of a source, one after the other, without what ends them (LF or CR LF). Memory: the longest line.
+/// The lines of a source, without their line ends (LF or CR LF). Memory: the longest line.
 class line_reader {
 public:
-    /// What is longer is no line of a trace.
+    /// Maximum length of a line.
     static constexpr std::size_t longest = std::size_t{16} << 20;
 
     explicit line_reader(byte_source source) : source_(std::move(source)) {}
 
-    /// Reads the next line; it stays until the next call. Returns: false at the end.
-    /// Errors: those of the source; malformed, for a NUL byte; out_of_range, for a line longer than `longest`.
+    /// Reads the next line, which is valid until the next call. Returns: false at the end. Errors: those of the
+    /// source; malformed, for a NUL byte; out_of_range, for a line longer than `longest`.
     [[nodiscard]] result<bool> next(std::string_view& line) {
         ++number_;
         for (std::size_t searched = begin_;;) {
@@ -42,10 +42,10 @@ public:
         }
     }
 
-    /// The number of the line that was read last, from 1.
+    /// The number of the last line read, from 1.
     [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
 
-    /// An error of that line.
+    /// Returns an error of that line.
     [[nodiscard]] kvcache::error failure(error_code code, const std::string& words) const {
         return {code, source_.name(), source_.name() + ", line " + std::to_string(number_) + ": " + words};
     }
@@ -63,7 +63,7 @@ private:
         return true;
     }
 
-    // Reads more behind what is there, which moves to the front. False at the end.
+    // Moves the unread bytes to the front and reads more after them. Returns false at the end.
     result<bool> grow() {
         constexpr std::size_t least = std::size_t{64} << 10;
         std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
@@ -79,7 +79,7 @@ private:
     }
 
     byte_source source_;
-    std::string buffer_; // what was read and not yet given lies from begin_ to end_
+    std::string buffer_; // bytes read but not yet returned are from begin_ to end_
     std::size_t begin_ = 0, end_ = 0;
     std::uint64_t number_ = 0;
 };

@@ -13,13 +13,13 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Accesses in the form of the LIRS authors' traces: the number of a block a line. Blank lines, and a `*` between the
-/// parts of a trace, are passed over. A block's size is 1, and its time the number of the access.
+/// Accesses in the format of the LIRS authors' traces: one block number per line. Blank lines, and a `*` between the
+/// parts of a trace, are skipped. The size of a block is 1; the time of an access is its number.
 class lirs_trace {
 public:
     explicit lirs_trace(byte_source source) : lines_(std::move(source)) {}
 
-    /// Errors: those of byte_source::open.
+    /// Opens a trace. Errors: those of byte_source::open.
     [[nodiscard]] static result<lirs_trace> open(const std::filesystem::path& file) {
         auto source = byte_source::open(file);
         if (!source)
@@ -27,8 +27,8 @@ public:
         return lirs_trace(*std::move(source));
     }
 
-    /// Reads the next access. Returns: false at the end.
-    /// Errors: those of the source; malformed, by file and line, for what is no whole number of at most 64 bits.
+    /// Reads the next access. Returns: false at the end. Errors: those of the source; malformed, for anything but an
+    /// integer of at most 64 bits, with file and line.
     [[nodiscard]] result<bool> next(object_access& access) {
         for (std::string_view line;;) {
             const auto more = lines_.next(line);
@@ -49,7 +49,7 @@ public:
         }
     }
 
-    /// How much of the file has been read, from 0 to 1.
+    /// Returns the fraction of the file that has been read, from 0 to 1.
     [[nodiscard]] double share() const noexcept { return lines_.source().share(); }
 
 private:

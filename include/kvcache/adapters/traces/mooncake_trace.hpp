@@ -11,20 +11,20 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Requests in the form of the Mooncake traces (FAST'25): a JSON object a line,
+/// Requests in the format of the Mooncake traces (FAST'25): one JSON object per line,
 ///
 ///     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353, 2354]}
 ///
-/// with milliseconds, and an id for each block of 512 tokens, the last of which may be partial. Other fields are let
-/// be.
+/// with times in milliseconds, and one id per block of 512 tokens, the last of which may be partial. Other fields are
+/// ignored.
 class mooncake_trace {
 public:
     static constexpr std::uint32_t block_tokens = 512;
-    static constexpr std::uint64_t most_tokens = 0xffffffffu; // of a prompt: what is longer is a mistake
+    static constexpr std::uint64_t most_tokens = 0xffffffffu; // maximum of a prompt
 
     explicit mooncake_trace(byte_source source) : values_(std::move(source)) {}
 
-    /// Errors: those of byte_source::open.
+    /// Opens a trace. Errors: those of byte_source::open.
     [[nodiscard]] static result<mooncake_trace> open(const std::filesystem::path& file) {
         auto source = byte_source::open(file);
         if (!source)
@@ -32,8 +32,8 @@ public:
         return mooncake_trace(*std::move(source));
     }
 
-    /// Reads the next request. Returns: false at the end.
-    /// Errors: those of the source, and of the first field that is not as it should be, by file and line.
+    /// Reads the next request. Returns: false at the end. Errors: those of the source; the first invalid field, with
+    /// file and line.
     [[nodiscard]] result<bool> next(prefix_request& request) {
         const auto more = values_.next(value_);
         if (!more || !*more)
@@ -52,7 +52,7 @@ public:
         return true;
     }
 
-    /// How much of the file has been read, from 0 to 1.
+    /// Returns the fraction of the file that has been read, from 0 to 1.
     [[nodiscard]] double share() const noexcept { return values_.source().share(); }
 
 private:

@@ -16,24 +16,25 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Requests in the form of the agentic traces of kv-cache-tester: a JSON object a coding session,
+/// Requests in the format of the agentic traces of kv-cache-tester: one JSON object per coding session,
 ///
 ///     {"id": "trace_0037", "block_size": 64, "hash_id_scope": "local", "requests": [
 ///         {"t": 0.0, "type": "n", "in": 1284, "out": 211, "hash_ids": [1, 2, 3]},
 ///         {"t": 9.5, "type": "subagent", "requests": [{"t": 0.0, "type": "s", "in": 70, "out": 5, "hash_ids": [9]}]}]}
 ///
-/// one after the other in a file, pretty or one a line. The ids of a session of scope "local" are its own, sub-agents
-/// included; those of scope "global" are the whole file's. A session's requests come in the order of their times, and
-/// sessions in the order of the file. The times of a sub-agent count from its own where its first is the earlier one,
-/// and from the session's otherwise; both are in use. Which model was asked is let be: the replay has one.
+/// separated by white space, on one or several lines each. The ids of a session with scope "local" are unique to it,
+/// sub-agents included; those of scope "global" are shared by the whole file. The requests of a session are in the
+/// order of their times, and sessions are in the order of the file. The times of a sub-agent are relative to its own
+/// time if its first request has an earlier time, otherwise to the session; both occur in traces. The model of a
+/// request is ignored.
 class weka_trace {
 public:
-    static constexpr std::uint64_t most_tokens = 0xffffffffu; // of a prompt: what is longer is a mistake
-    static constexpr int deepest = 64;                        // sub-agents of sub-agents
+    static constexpr std::uint64_t most_tokens = 0xffffffffu; // maximum of a prompt
+    static constexpr int deepest = 64;                        // maximum nesting of sub-agents
 
     explicit weka_trace(byte_source source) : sessions_(std::move(source)) {}
 
-    /// Errors: those of byte_source::open.
+    /// Opens a trace. Errors: those of byte_source::open.
     [[nodiscard]] static result<weka_trace> open(const std::filesystem::path& file) {
         auto source = byte_source::open(file);
         if (!source)
@@ -41,8 +42,8 @@ public:
         return weka_trace(*std::move(source));
     }
 
-    /// Reads the next request. Returns: false at the end.
-    /// Errors: those of the source, and of the first field that is not as it should be, by file, line and request.
+    /// Reads the next request. Returns: false at the end. Errors: those of the source; the first invalid field, with
+    /// file, line and request.
     [[nodiscard]] result<bool> next(prefix_request& request) {
         while (taken_ == requests_.size()) {
             nlohmann::json session;
@@ -56,7 +57,7 @@ public:
         return true;
     }
 
-    /// How much of the file has been read, from 0 to 1.
+    /// Returns the fraction of the file that has been read, from 0 to 1.
     [[nodiscard]] double share() const noexcept { return sessions_.source().share(); }
 
 private:
@@ -85,7 +86,7 @@ private:
 
     struct nesting {
         std::string where;
-        double start = 0.0; // what the times count from
+        double start = 0.0; // origin of the times
         std::uint64_t space = 0;
         std::uint32_t block_tokens = 0;
         int depth = 0;
@@ -129,7 +130,7 @@ private:
         return {};
     }
 
-    // FNV-1a of the file's and the session's name, and the session's number in the file.
+    // FNV-1a of the names of the file and the session, chained with the session's number in the file.
     [[nodiscard]] static std::uint64_t name_space(std::string_view name, std::uint64_t number) noexcept {
         std::uint64_t hash = 0xcbf29ce484222325ull;
         for (const char c : name)
@@ -138,7 +139,7 @@ private:
     }
 
     json_documents sessions_;
-    std::vector<prefix_request> requests_; // of the session that was read last
+    std::vector<prefix_request> requests_; // requests of the last session read
     std::size_t taken_ = 0;
 };
 

@@ -13,8 +13,8 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Decompresses zstd, frame after frame, as far as input and room reach. A frame whose window is over 128 MiB is
-/// refused, so that memory stays bounded.
+/// Decompresses zstd incrementally, including files with several frames. A frame with a window over 128 MiB is
+/// refused, so that memory is bounded.
 class zstd_decoder {
 public:
     /// Throws: bad_alloc.
@@ -23,14 +23,14 @@ public:
             throw std::bad_alloc();
     }
 
-    /// Whether `begin` opens a zstd file.
+    /// Returns whether `begin` is the start of a zstd file.
     [[nodiscard]] static bool recognises(std::span<const char> begin) noexcept {
         return begin.size() >= 4 && begin[0] == '\x28' && begin[1] == '\xb5' && begin[2] == '\x2f' &&
                begin[3] == '\xfd';
     }
 
-    /// Takes from the front of `in`, which it shortens, and writes to `out`. Returns: how many bytes were written.
-    /// Errors: malformed or unsupported, without a place.
+    /// Consumes the front of `in`, which it shortens, and writes to `out`. Returns: the number of bytes written.
+    /// Errors: malformed or unsupported, without a position.
     [[nodiscard]] result<std::size_t> decode(std::span<const char>& in, std::span<char> out) {
         if (whole_ && in.empty())
             return std::size_t{0};
@@ -49,7 +49,7 @@ public:
         return to.pos;
     }
 
-    /// Whether the input so far ends where a frame does.
+    /// Returns whether the input so far ends at the end of a frame.
     [[nodiscard]] bool whole() const noexcept { return whole_; }
 
 private:

@@ -5,7 +5,7 @@
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/joined.hpp>
 #include <kvcache/core/result.hpp>
-#include <kvcache/kernel/team.hpp>
+#include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/model/config.hpp>
 #include <kvcache/model/huggingface/safetensors.hpp>
 #include <kvcache/model/huggingface/shown.hpp>
@@ -25,21 +25,20 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The weights of a Hugging Face model directory: model.safetensors, or the shards that model.safetensors.index.json
-/// names. Move-only; the views it gives last as long as it does.
+/// Weights of a Hugging Face model directory: model.safetensors, or the shards listed in model.safetensors.index.json.
+/// Move-only; the views that it returns are valid as long as it lives.
 ///
 ///     auto weights = kvcache::checkpoint::open("SmolLM2-135M");
 ///     auto norm = weights->tensor("model.norm.weight", {config.hidden_size});
 class checkpoint {
 public:
-    /// Maps the files of `directory` and checks their headers, and the index against them. A lone model.safetensors
-    /// goes before an index.
-    /// Errors: not_found, for a missing file or a tensor that its shard lacks; malformed, for a shard name that leaves
-    /// the directory or a tensor found in two shards; and those of safetensors_file::open.
-    /// Cost: the headers'; no weight is read.
+    /// Maps the files of `directory` and checks their headers, and the index against them. A single model.safetensors
+    /// takes precedence over an index. Errors: not_found, for a missing file or a tensor missing in its shard;
+    /// malformed, for a shard name outside the directory or a tensor found in two shards; and those of
+    /// safetensors_file::open. Cost: reads the headers, no weights.
     KVCACHE_ONCE [[nodiscard]] static result<checkpoint> open(const std::filesystem::path& directory);
 
-    /// The names of all tensors, in order.
+    /// Names of all tensors, in order.
     KVCACHE_LAZY [[nodiscard]] std::vector<std::string> names() const {
         std::vector<std::string> all;
         all.reserve(shard_of_.size());
@@ -50,8 +49,8 @@ public:
 
     [[nodiscard]] bool contains(std::string_view name) const { return shard_of_.find(name) != shard_of_.end(); }
 
-    /// The tensor `name`, which must have this shape, outermost first, and be F32, F16 or BF16.
-    /// Errors: not_found; mismatched, for the shape; unsupported, for the dtype; truncated, when the file shrank.
+    /// Returns the tensor `name`. It must have this shape, outermost first, and be F32, F16 or BF16. Errors: not_found;
+    /// mismatched, for the shape; unsupported, for the dtype; truncated, when the file shrank.
     KVCACHE_LAZY [[nodiscard]] result<tensor_view> tensor(std::string_view name,
                                                           std::span<const std::size_t> shape) const {
         const auto at = shard_of_.find(name);
@@ -66,28 +65,28 @@ public:
         return tensor(name, std::span<const std::size_t>(shape.begin(), shape.size()));
     }
 
-    /// Whether these are exactly the weights of `config`: each there, of its shape and of a dtype that is read, and
-    /// none beside them, since a bias or norm that nobody asks for would be left out in silence. Two kinds more are
-    /// allowed: rotary_emb.inv_freq, which follows from the configuration, and a tied head whose bytes are the
-    /// embedding's. Errors: tensor()'s; mismatched, for a tensor too many or a tied head that differs. Cost: no weight
-    /// is read, except the two of a tied head.
+    /// Checks that these are exactly the weights of `config`: every weight is present, with its shape and a supported
+    /// dtype, and there are no others, since an unknown bias or norm would be ignored silently. Two exceptions are
+    /// allowed: rotary_emb.inv_freq, which follows from the configuration, and a tied head whose bytes equal the
+    /// embedding's. Errors: those of tensor(); mismatched, for an extra tensor or a tied head that differs. Cost: reads
+    /// no weights except the two of a tied head.
     KVCACHE_ONCE [[nodiscard]] result<void> holds(const model_config& config) const;
 
-    /// Digests of tensors' bytes, by name.
+    /// Digests of tensors' bytes, by tensor name.
     using contents = std::map<std::string, kvcache::digest, std::less<>>;
 
-    /// XXH3-128 over every tensor's name, dtype, shape and piecewise_digest() of its bytes, in the order of names; each
-    /// part length-prefixed. The split into shards, the metadata and the order inside the files do not count. Whoever
-    /// reads tensors anyway takes their piecewise digests meanwhile and gives them as `known`.
-    /// Errors: truncated, when a file shrank. Cost: reads every weight that is not known once, by all threads.
-    KVCACHE_ONCE [[nodiscard]] result<kvcache::digest> digest(team& threads, const contents& known) const;
+    /// Digest of the checkpoint: XXH3-128 over every tensor's name, dtype, shape and tree_hash() of its bytes, in the
+    /// order of names, each part length-prefixed. Independent of the split into shards, the metadata and the order
+    /// inside the files. `known`: tree hashes already computed, for callers that read the tensors anyway. Errors:
+    /// truncated, when a file shrank. Cost: reads every weight that is not in `known` once, with all threads.
+    KVCACHE_ONCE [[nodiscard]] result<kvcache::digest> digest(thread_pool& threads, const contents& known) const;
     KVCACHE_LAZY [[nodiscard]] result<kvcache::digest> digest() const {
-        team alone;
+        thread_pool alone;
         return digest(alone, {});
     }
 
-    /// Of what the system says of the files, mapped_file::description(); none if it does not know of one.
-    /// Cost: no weight is read.
+    /// Digest of the files' metadata (mapped_file::description()); none if it is unknown for a file. Cost: reads no
+    /// weights.
     KVCACHE_LAZY [[nodiscard]] std::optional<kvcache::digest>
     description(std::chrono::system_clock::time_point now) const {
         digest_builder builder;
@@ -101,13 +100,13 @@ public:
         return builder.finish();
     }
 
-    /// Begins to read all files from the disk; returns at once.
+    /// Starts reading all files from the disk; returns at once.
     KVCACHE_LAZY void read_ahead() const noexcept {
         for (const safetensors_file& shard : shards_)
             shard.file().read_ahead();
     }
 
-    /// Takes a tensor that has been read out of this process's memory: mapped_file::forget().
+    /// Drops the pages of a tensor that has been read from this process's memory: mapped_file::forget().
     KVCACHE_LAZY void forget(const tensor_view& tensor) const noexcept {
         for (const safetensors_file& shard : shards_) {
             const std::span<const std::byte> all = shard.file().bytes();

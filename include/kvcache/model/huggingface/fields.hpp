@@ -21,8 +21,8 @@
 
 namespace kvcache::inline KVCACHE_ABI::detail {
 
-/// Whether two values are equal, numbers whatever their type. To compile == of two values, every == of std is tried on
-/// all that JSON converts to.
+/// Compares two JSON values; numbers compare across types. Avoids == of the JSON library, for which the compiler tries
+/// every operator== in std on all conversions of JSON.
 KVCACHE_LAZY [[nodiscard]] inline bool same_json(const json& a, const json& b) {
     if (a.is_number_float() || b.is_number_float())
         return a.is_number() && b.is_number() && a.get<double>() == b.get<double>();
@@ -40,18 +40,18 @@ KVCACHE_LAZY [[nodiscard]] inline bool same_json(const json& a, const json& b) {
     return true;
 }
 
-/// The fields of one JSON object, read with their types checked. After the first refusal every answer is a default, so
-/// that a reader asks for all it needs and looks at problem() once. Null counts as absent, except for present().
+/// Type-checked reader of the fields of one JSON object. After the first error every getter returns a default, so that
+/// a caller reads all fields and checks problem() once. Null counts as absent, except for present().
 template <class...>
 class basic_json_fields {
 public:
-    /// `prefix` goes before a field's name in errors: "rope_scaling.".
+    /// `prefix`: precedes a field's name in errors, such as "rope_scaling.".
     basic_json_fields(const json& object, std::string file, std::string prefix)
         : object_(object), file_(std::move(file)), prefix_(std::move(prefix)) {}
 
     [[nodiscard]] const std::optional<kvcache::error>& problem() const noexcept { return problem_; }
 
-    /// Keeps the first reason.
+    /// Records an error, unless there is one already.
     void refuse(error_code code, std::string_view field, const std::string& what) {
         if (problem_)
             return;
@@ -66,16 +66,16 @@ public:
             problem_ = reason;
     }
 
-    /// The value, unless it is absent or null.
+    /// Returns the value; null if it is absent or null.
     [[nodiscard]] const json* find(std::string_view name) const {
         const auto at = object_.find(name);
         return at == object_.end() || at->is_null() ? nullptr : &*at;
     }
 
-    /// Whether the key is there, be it null.
+    /// Returns whether the key is present, even if null.
     [[nodiscard]] bool present(std::string_view name) const { return object_.contains(name); }
 
-    /// A whole number from 0 on; without a fallback the field must be there.
+    /// Returns an integer >= 0. Without a fallback the field is required.
     [[nodiscard]] std::size_t count(std::string_view name, std::optional<std::size_t> fallback) {
         const json* value = find(name);
         if (value == nullptr) {
@@ -130,7 +130,7 @@ public:
         return value->get<std::string>();
     }
 
-    /// One token id or a list of them; none when absent or null.
+    /// Returns one token id or a list of them; empty if absent or null.
     [[nodiscard]] std::vector<token_id> ids(std::string_view name) {
         std::vector<token_id> all;
         const auto add = [&](const json& value) {
@@ -150,8 +150,8 @@ public:
         return all;
     }
 
-    /// Refuses the field unless it is absent, null, false, empty or `neutral`: what would change the model's
-    /// mathematics.
+    /// Rejects the field unless it is absent, null, false, empty or `neutral`. For fields that would change the model's
+    /// arithmetic.
     void only(std::string_view name, const json& neutral, std::string_view what) {
         const json* value = find(name);
         const bool off = neutral.is_null() || same_json(neutral, 0);

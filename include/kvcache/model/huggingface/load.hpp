@@ -16,49 +16,49 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// How a model is loaded.
+/// Options of loading a model.
 struct load_options {
-    std::size_t threads = 0; ///< That read and pack; 0 means as many as the machine has. They end with the loading.
+    std::size_t threads = 0; ///< Threads that read and pack; 0: all hardware threads. They end after loading.
 
-    /// Where the packed weights are kept for the next start, or nothing: they are then packed at every start.
-    /// packed_path() is the usual place.
+    /// File that caches the packed weights for the next start; none: they are packed at every start. packed_path() is
+    /// the usual location.
     std::optional<std::filesystem::path> packed = std::nullopt;
 
-    /// Whether the digest of kept weights is checked before they are used: every one of them is read.
+    /// Whether the digest of cached weights is verified before use, which reads all of them.
     bool check_payload = true;
 
-    /// Whether files that the system describes as it did when the weights were packed (device, inode, size, times) are
-    /// taken for the same; without it, and wherever the description differs, their content is read and compared.
+    /// Whether files with the same metadata as when the weights were packed (device, inode, size, times) count as
+    /// unchanged. Otherwise, and wherever the metadata differs, the content is read and compared.
     bool trust_description = true;
 
-    bool int8 = false; ///< Whether the model computes in int8 (transformer::in_int8): approximate, and its own model.
+    bool int8 = false; ///< Whether to compute in int8 (transformer::in_int8), which is another, approximate model.
 
-    std::pmr::memory_resource* memory = nullptr; ///< Where weights packed now lie; null means new and delete.
+    std::pmr::memory_resource* memory = nullptr; ///< Memory of newly packed weights; null: new and delete.
 };
 
-/// The usual place of a model directory's packed weights: beside them.
+/// Usual location of the packed weights: inside the model directory.
 KVCACHE_LAZY [[nodiscard]] inline std::filesystem::path packed_path(const std::filesystem::path& directory) {
     return directory / "model.kvcache-packed";
 }
 
-/// What became of load_options::packed.
+/// Outcome of load_options::packed.
 struct load_report {
-    bool reused = false;                          ///< The weights are those that an earlier start had packed, mapped.
-    bool kept = false;                            ///< They were packed now, and kept for the next start.
-    std::optional<error> refused = std::nullopt;  ///< Why a file that was there was not used.
-    std::optional<error> not_kept = std::nullopt; ///< Why weights packed now could not be kept.
+    bool reused = false;                          ///< The weights were packed by an earlier start and are mapped.
+    bool kept = false;                            ///< The weights were packed now and written for the next start.
+    std::optional<error> refused = std::nullopt;  ///< Why an existing file was not used.
+    std::optional<error> not_kept = std::nullopt; ///< Why newly packed weights were not written.
 };
 
-/// A model from a directory, and the identity of what it computes.
+/// A loaded model and the digest that identifies its weights.
 struct loaded_model {
     transformer model;
-    digest weights; ///< Of the checkpoint's names, dtypes, shapes and bytes.
+    digest weights; ///< Digest of the checkpoint's names, dtypes, shapes and bytes.
     load_report report = {};
 };
 
 namespace detail {
 
-/// load_model(); `progress` may be empty.
+/// Implementation of load_model(); `progress` may be empty.
 KVCACHE_ONCE [[nodiscard]] result<loaded_model>
 load_and_tell(const std::filesystem::path& directory, const load_options& options,
               const std::function<void(std::size_t, std::size_t)>& progress);
@@ -66,10 +66,10 @@ load_and_tell(const std::filesystem::path& directory, const load_options& option
 } // namespace detail
 
 /// Opens a Hugging Face model directory: config.json and model.safetensors, or shards with an index. Weights are
-/// mapped, packed once by all threads, and the files closed; or, if they were kept packed by an earlier start and are
-/// still those of the directory, mapped as they are. Kept weights that are not used are packed again and replaced, and
-/// the report says why. `progress(done, of)` is called after each layer that is packed.
-/// Errors: what the model cannot run, by the field's name; missing, truncated or lying files; out_of_memory.
+/// mapped, packed once with all threads, and the files closed. If an earlier start wrote packed weights that still
+/// match the directory, they are mapped directly. Packed weights that do not match are packed again and replaced, and
+/// the report gives the reason. `progress(done, of)` is called after each layer that is packed. Errors: unsupported
+/// configurations, by the field's name; missing, truncated or inconsistent files; out_of_memory.
 template <std::invocable<std::size_t, std::size_t> Progress>
 [[nodiscard]] result<loaded_model> load_model(const std::filesystem::path& directory, const load_options& options,
                                               Progress progress) {

@@ -16,12 +16,12 @@
 
 namespace kvcache::inline KVCACHE_ABI::detail {
 
-/// The rotation that config.json describes, in either of its forms:
+/// Reads the RoPE parameters of config.json, in either of its forms:
 ///
 ///     "rope_theta": 10000.0, "rope_scaling": null or {"type" or "rope_type": ..., ...}      transformers 4
 ///     "rope_parameters": {"rope_type": ..., "rope_theta": ..., ...}                          transformers 5
 ///
-/// A type other than default, linear and llama3, and a parameter that none of them knows, are refused in `top`.
+/// Types other than default, linear and llama3, and unknown parameters, are rejected as errors of `top`.
 KVCACHE_LAZY [[nodiscard]] inline rope_config read_rope(json_fields& top, const std::string& file,
                                                         std::size_t max_positions) {
     rope_config rope;
@@ -75,7 +75,7 @@ KVCACHE_LAZY [[nodiscard]] inline rope_config read_rope(json_fields& top, const 
         if (std::find(known.begin(), known.end(), item.first) == known.end())
             fields.only(item.first, json(), "this parameter of a rotation");
 
-    // Readers disagree on which of the two goes first, so they must agree.
+    // Readers disagree on which of the two takes precedence, so they must be equal.
     const double theta = fields.number("rope_theta", rope.theta);
     if (top.find("rope_theta") != nullptr && theta != rope.theta)
         fields.refuse(error_code::mismatched, "rope_theta", "it and the outer rope_theta say different things");

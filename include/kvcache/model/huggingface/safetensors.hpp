@@ -15,24 +15,23 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// One safetensors file, mapped read-only, its header checked.
+/// A safetensors file, mapped read-only, with a checked header.
 class safetensors_file {
 public:
-    /// Maps `file` and checks its header.
-    /// Errors: mapped_file::open's and safetensors_header::parse's.
-    /// Cost: the header's; no weight is read.
+    /// Maps `file` and checks its header. Errors: those of mapped_file::open and safetensors_header::parse. Cost: reads
+    /// the header, no weights.
     KVCACHE_ONCE [[nodiscard]] static result<safetensors_file> open(const std::filesystem::path& file);
 
     [[nodiscard]] const mapped_file& file() const noexcept { return file_; }
     [[nodiscard]] const safetensors_header& header() const noexcept { return header_; }
 
-    /// The bytes of an entry of header(), whatever its dtype.
+    /// Bytes of an entry of header(), whatever its dtype.
     [[nodiscard]] std::span<const std::byte> bytes(const safetensors_entry& entry) const {
         return file_.bytes().subspan(header_.buffer + entry.begin, entry.end - entry.begin);
     }
 
-    /// The tensor `name`, which must have the shape `expected` and one of the dtypes that weights are read from.
-    /// Errors: not_found; mismatched, for the shape; unsupported, for the dtype; truncated, when the file shrank.
+    /// Returns the tensor `name`. It must have the shape `expected` and a supported weight dtype. Errors: not_found;
+    /// mismatched, for the shape; unsupported, for the dtype; truncated, when the file shrank.
     KVCACHE_ONCE [[nodiscard]] result<tensor_view> tensor(std::string_view name,
                                                           std::span<const std::size_t> expected) const;
 

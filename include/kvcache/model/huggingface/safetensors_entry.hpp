@@ -15,17 +15,17 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What a safetensors header says of one tensor.
+/// Entry of one tensor in a safetensors header.
 struct safetensors_entry {
-    std::string dtype = {};              ///< As spelled: "F32", "BF16", "I64".
+    std::string dtype = {};              ///< As spelled in the file: "F32", "BF16", "I64".
     std::vector<std::size_t> shape = {}; ///< Outermost first.
-    std::size_t begin = 0;               ///< The first byte, counted from the start of the buffer.
+    std::size_t begin = 0;               ///< First byte, relative to the start of the buffer.
     std::size_t end = 0;                 ///< One past the last byte.
 };
 
 namespace detail {
 
-/// The bits of one element. Nothing for a dtype that the format does not name.
+/// Bits of one element; none for an unknown dtype.
 [[nodiscard]] constexpr std::optional<std::size_t> safetensors_bits(std::string_view dtype) noexcept {
     constexpr std::array<std::pair<std::string_view, std::size_t>, 22> known = {{
         {"F32", 32},    {"F16", 16},    {"BF16", 16},       {"F64", 64},    {"I64", 64}, {"I32", 32},
@@ -39,9 +39,10 @@ namespace detail {
     return std::nullopt;
 }
 
-/// The bytes that a tensor of this dtype and shape has. Nothing when they overflow or end inside a byte.
+/// Bytes of a tensor with this dtype and shape; none if the size overflows or ends inside a byte.
 KVCACHE_LAZY [[nodiscard]] inline std::optional<std::size_t> safetensors_bytes(const safetensors_entry& entry) {
-    // Extents beside a zero must not overflow either: whoever multiplies them in another order would.
+    // Even if an extent is zero, the product of the others must not overflow, since callers may multiply in another
+    // order.
     std::size_t product = safetensors_bits(entry.dtype).value_or(0);
     bool empty = false;
     for (const std::size_t extent : entry.shape) {

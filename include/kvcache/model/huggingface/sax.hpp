@@ -16,12 +16,12 @@
 
 namespace kvcache::inline KVCACHE_ABI::detail {
 
-/// Strict JSON as a stream of events, in memory that does not grow with its depth and in time that does not grow with
-/// the keys of an object. Every on_ function returns false to stop; fail() says why.
+/// Strict JSON parser that emits events. Its memory does not grow with the nesting depth, and its time does not depend
+/// on the number of keys of an object. Every on_ function returns false to stop; fail() records the reason.
 template <class...>
 class sax_events : private json_events {
 public:
-    /// Parses `text` to its end. Returns: what stopped it, with `name` before the words.
+    /// Parses all of `text`. Returns: the error that stopped it, with `name` before the message.
     [[nodiscard]] result<void> parse(std::span<const std::byte> text, const std::string& name) {
         if (!tell_json({reinterpret_cast<const char*>(text.data()), text.size()}, *this) && !problem_)
             fail(error_code::malformed, "JSON", "the text is not JSON");
@@ -31,7 +31,7 @@ public:
         return *std::move(problem_);
     }
 
-    /// Keeps the first reason. Returns: false.
+    /// Records the first error. Returns: false.
     bool fail(error_code code, std::string field, std::string message) {
         if (!problem_)
             problem_ = kvcache::error{code, std::move(field), std::move(message)};
@@ -45,7 +45,7 @@ public:
     virtual bool on_end_array() = 0;
     virtual bool on_string(std::string& text) = 0;
     virtual bool on_unsigned(std::uint64_t value) = 0;
-    virtual bool on_other(std::string_view what) = 0; ///< Null, booleans, negative and broken numbers.
+    virtual bool on_other(std::string_view what) = 0; ///< All other values: null, booleans, other numbers.
 
 private:
     bool null() final { return on_other("null"); }

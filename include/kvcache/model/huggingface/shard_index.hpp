@@ -13,11 +13,11 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// A model.safetensors.index.json: which shard holds which tensor.
+/// A model.safetensors.index.json: the shard of each tensor.
 struct shard_index {
-    std::map<std::string, std::string, std::less<>> shard_of = {}; ///< Tensor to file name, in the same directory.
+    std::map<std::string, std::string, std::less<>> shard_of = {}; ///< File name by tensor name, in the same directory.
 
-    /// The distinct file names, in order.
+    /// Distinct file names, in order.
     KVCACHE_LAZY [[nodiscard]] std::vector<std::string> shards() const {
         std::set<std::string> distinct;
         for (const auto& [tensor, file] : shard_of)
@@ -25,9 +25,8 @@ struct shard_index {
         return {distinct.begin(), distinct.end()};
     }
 
-    /// Reads and checks an index.
-    /// Errors: mapped_file::open's; malformed, for what is no JSON, a missing or empty "weight_map", a key that is
-    /// there twice, or a file name that is more than a name. The field is "weight_map.<tensor>" and the like.
+    /// Reads and checks an index. Errors: those of mapped_file::open; malformed, for invalid JSON, a missing or empty
+    /// "weight_map", a duplicate key, or a file name with a path. The field is "weight_map.<tensor>" or similar.
     KVCACHE_ONCE [[nodiscard]] static result<shard_index> read(const std::filesystem::path& file);
 };
 

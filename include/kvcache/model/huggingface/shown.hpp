@@ -11,7 +11,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::detail {
 
-/// A name from a file, as an error shows it: at most 80 bytes, control characters as '?', and never empty.
+/// Formats a name from a file for an error: at most 80 bytes, control characters as '?', never empty.
 KVCACHE_LAZY [[nodiscard]] inline std::string shown(std::string_view name) {
     if (name.empty())
         return "\"\"";

@@ -7,7 +7,7 @@
 #include <kvcache/text/chat_template.hpp>
 #include <kvcache/text/jinja/interpreter.hpp>
 #include <kvcache/text/jinja/parser.hpp>
-#include <kvcache/text/marked_text.hpp>
+#include <kvcache/text/tagged_text.hpp>
 #include <kvcache/text/unicode.hpp>
 
 #include <algorithm>
@@ -45,7 +45,8 @@ KVCACHE_LAZY [[nodiscard]] inline chat_family family_of(std::string_view source)
     return chat_family::other;
 }
 
-/// A message whose role, where it is one of the usual, may be part of a control token ("<|" + role + "|>").
+/// Returns a message. A role of the usual set is not marked plain, so that it may be part of a control token ("<|" +
+/// role + "|>").
 KVCACHE_LAZY [[nodiscard]] inline text::jinja::value chat_message_of(const json& m) {
     using text::jinja::value;
     value made = text::jinja::from_user(m);
@@ -57,7 +58,7 @@ KVCACHE_LAZY [[nodiscard]] inline text::jinja::value chat_message_of(const json&
     return made;
 }
 
-KVCACHE_LAZY [[nodiscard]] inline rendered_chat segments_of(const text::marked_text& rendered) {
+KVCACHE_LAZY [[nodiscard]] inline rendered_chat segments_of(const text::tagged_text& rendered) {
     rendered_chat out;
     for (std::size_t i = 0, end = 0; i < rendered.bytes.size(); i = end) {
         const bool plain = rendered.marked() && rendered.plain[i] != '\0';

@@ -29,7 +29,7 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-// What the Hugging Face libraries call clean_up_tokenization_spaces.
+// Implements clean_up_tokenization_spaces of the Hugging Face libraries.
 KVCACHE_LAZY [[nodiscard]] inline std::string without_loose_spaces(std::string text) {
     constexpr std::pair<std::string_view, std::string_view> loose[] = {
         {" .", "."},     {" ?", "?"},   {" !", "!"},   {" ,", ","},     {" ' ", "'"},
@@ -50,7 +50,7 @@ struct tokenizer::state {
     text::post_processor wrap = {};
     text::decoder decode = {};
     text::added_tokens added = {};
-    std::vector<bool> control = {}; ///< By identifier.
+    std::vector<bool> control = {}; ///< Indexed by token id.
     std::size_t size = 0;
     kvcache::digest digest = {};
 
@@ -113,14 +113,14 @@ KVCACHE_BODY result<tokenizer> tokenizer::parse(std::string_view tokenizer_json,
 
 KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(std::string_view text,
                                                              const encode_options& options) const {
-    text::marked_text marked;
+    text::tagged_text marked;
     marked.append(text, !options.parse_special);
     return encode(marked, options.add_special_tokens);
 }
 
 KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(std::span<const text_segment> segments,
                                                              bool add_special_tokens) const {
-    text::marked_text marked;
+    text::tagged_text marked;
     for (const text_segment& s : segments)
         marked.append(s.text, !s.is_control);
     return encode(marked, add_special_tokens);
@@ -164,7 +164,7 @@ KVCACHE_BODY std::optional<token_id> tokenizer::named(const char* name) const {
     return piece ? try_token(*piece) : std::nullopt;
 }
 
-KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(const text::marked_text& input,
+KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(const text::tagged_text& input,
                                                              bool add_special_tokens) const {
     constexpr std::size_t longest = std::size_t{1} << 30;
     if (input.bytes.size() > longest)
@@ -180,7 +180,7 @@ KVCACHE_BODY result<std::vector<token_id>> tokenizer::encode(const text::marked_
             ids.push_back(*raw.token);
             continue;
         }
-        text::marked_text section = input.sub(raw.begin, raw.end);
+        text::tagged_text section = input.sub(raw.begin, raw.end);
         if (auto done = state_->normalize.apply(section); !done)
             return done.error();
         for (const auto& span : state_->added.split(section, true)) {

@@ -57,7 +57,7 @@ struct tokenizer_config::reader {
         return chat == document.end() || chat->is_null() ? result<void>{} : read_templates(*chat);
     }
 
-    /// One template, or a list of {"name", "template"}.
+    /// Reads one template, or a list of {"name", "template"}.
     KVCACHE_LAZY [[nodiscard]] result<void> read_templates(const json& chat) {
         if (chat.is_string()) {
             to.templates_["default"] = chat.get<std::string>();

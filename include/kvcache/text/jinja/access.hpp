@@ -16,7 +16,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
-/// of[key], as Jinja looks it up: undefined where there is nothing.
+/// of[key] in Jinja's semantics: undefined if there is no such item.
 KVCACHE_LAZY [[nodiscard]] inline value item_of(const value& of, const value& key) {
     if (of.is_undefined())
         mistake({"\"", std::get<value::undefined>(of.held()).name, "\" is undefined"});
@@ -41,7 +41,7 @@ KVCACHE_LAZY [[nodiscard]] inline value item_of(const value& of, const value& ke
     return value::undefined{name ? name->bytes : "item"};
 }
 
-/// of.name, as Jinja looks it up: a method before an item.
+/// of.name in Jinja's semantics: a method takes precedence over an item.
 KVCACHE_LAZY [[nodiscard]] inline value attribute_of(const value& of, const std::string& name) {
     if (has_method(of, name))
         return bound_function{name, std::make_shared<const value>(of)};
@@ -74,7 +74,7 @@ KVCACHE_LAZY [[nodiscard]] inline value slice_of(const value& of, const std::arr
     const std::int64_t begin = place(bound(0), step > 0 ? low : high);
     const std::int64_t end = place(bound(1), step > 0 ? high : low);
     if (text && step == 1)
-        return begin < end ? text->sub(offset_of(text->bytes, begin), offset_of(text->bytes, end)) : marked_text{};
+        return begin < end ? text->sub(offset_of(text->bytes, begin), offset_of(text->bytes, end)) : tagged_text{};
     const list items = text ? characters(*text) : *of.as_list();
     list out;
     for (std::int64_t i = begin; step > 0 ? i < end : i > end; i += step)
@@ -82,7 +82,7 @@ KVCACHE_LAZY [[nodiscard]] inline value slice_of(const value& of, const std::arr
     return text ? value(joined(out, {})) : value(std::move(out));
 }
 
-/// The items that a loop goes through: of a list, the names of a mapping, the characters of a text.
+/// Returns the items that a loop iterates over: those of a list, the keys of a mapping, the characters of a text.
 KVCACHE_LAZY [[nodiscard]] inline list items_of(const value& of) {
     if (const auto* items = of.as_list())
         return *items;
@@ -97,7 +97,7 @@ KVCACHE_LAZY [[nodiscard]] inline list items_of(const value& of) {
     return out;
 }
 
-/// Whether `item` is in a list, a mapping's names, or a text.
+/// Returns whether `item` is in a list, the keys of a mapping, or a text.
 KVCACHE_LAZY [[nodiscard]] inline bool contains(const value& in, const value& item) {
     const auto* text = in.as_text();
     const auto* part = item.as_text();
@@ -112,7 +112,7 @@ KVCACHE_LAZY [[nodiscard]] inline bool contains(const value& in, const value& it
     return std::any_of(items.begin(), items.end(), [&](const value& v) { return equal(v, item); });
 }
 
-/// Compares by < as Python does, numbers with numbers and texts with texts.
+/// Compares with < as Python does: numbers with numbers, texts with texts.
 KVCACHE_LAZY [[nodiscard]] inline bool less(const value& a, const value& b) {
     const auto x = a.as_number();
     const auto y = b.as_number();

@@ -15,13 +15,13 @@
 
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
-/// What a function, filter or test is called with.
+/// The arguments of a function, filter or test.
 struct arguments {
-    std::string of = {}; ///< Who is called, for errors.
+    std::string of = {}; ///< Name of the callee, for errors.
     list values = {};
     std::vector<std::pair<std::string, value>> named = {};
 
-    /// The argument at `position` or of this name, or null.
+    /// Returns the argument at `position` or of this name, or null.
     KVCACHE_LAZY [[nodiscard]] const value* find(std::size_t position, std::string_view name) const {
         if (position < values.size())
             return &values[position];
@@ -36,7 +36,7 @@ struct arguments {
             mistake({of, "() lacks its argument ", name});
         return *v;
     }
-    KVCACHE_LAZY [[nodiscard]] const marked_text& text(std::size_t position, std::string_view name) const {
+    KVCACHE_LAZY [[nodiscard]] const tagged_text& text(std::size_t position, std::string_view name) const {
         const auto* t = at(position, name).as_text();
         if (!t)
             mistake({of, "() needs a string as ", name, ", not ", at(position, name).type_name()});
@@ -57,7 +57,7 @@ struct arguments {
             mistake({of, "() needs a number as ", name, ", not ", v->type_name()});
         return *n;
     }
-    /// Refuses more arguments than the callee knows, so that none is ignored.
+    /// Rejects arguments that the callee does not know, so that none is ignored.
     KVCACHE_LAZY void expect(std::size_t most, std::initializer_list<std::string_view> names) const {
         if (values.size() > most)
             refuse({of, "() takes at most ", std::to_string(most), " arguments"});

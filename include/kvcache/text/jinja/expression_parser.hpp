@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Longer than 300 lines: one function for each rule of one grammar.
+// Longer than 300 lines: one function per grammar rule.
 
 #include <kvcache/text/jinja/lexer.hpp>
 #include <kvcache/text/jinja/syntax.hpp>
@@ -20,7 +20,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
-/// Reads expressions from tokens, by Jinja's order of operators.
+/// Parses expressions from tokens, with Jinja's operator precedence.
 template <class...>
 class basic_expression_parser : protected token_cursor {
 public:
@@ -40,7 +40,7 @@ protected:
         }
         return chosen;
     }
-    /// Expressions with commas between them are one list, as Python's tuples are.
+    /// Parses one expression, or several separated by commas as one list, like a Python tuple.
     [[nodiscard]] expression_pointer parse_tuple() {
         auto first = parse_expression();
         if (!is_sign(","))

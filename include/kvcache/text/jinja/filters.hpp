@@ -19,7 +19,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
-/// `v is name(args)`. Throws: failure, where no such test is known.
+/// `v is name(args)`. Throws: failure if the test is unknown.
 KVCACHE_LAZY [[nodiscard]] inline bool passes(const value& v, const arguments& args) {
     const std::string& name = args.of;
     if (name == "equalto" || name == "eq" || name == "==")
@@ -145,7 +145,7 @@ KVCACHE_LAZY [[nodiscard]] inline value to_integer(const value& v, const argumen
     return problem == std::errc{} && end == text.data() + text.size() ? n : args.integer(0, "default", 0);
 }
 
-/// Jinja's indent: every line but the first, and no empty one, unless asked.
+/// Jinja's indent: by default neither the first line nor empty lines are indented.
 KVCACHE_LAZY [[nodiscard]] inline value indented(const value& v, const arguments& args) {
     args.expect(3, {"width", "first", "blank"});
     const value* first = args.find(1, "first");
@@ -155,7 +155,7 @@ KVCACHE_LAZY [[nodiscard]] inline value indented(const value& v, const arguments
     if (width < 0 || width > widest)
         mistake({"indent() by ", std::to_string(width), " is not known"});
     const std::string space(static_cast<std::size_t>(width), ' ');
-    marked_text out;
+    tagged_text out;
     bool is_first = true;
     for (const value& line : split(text_of(v), "\n", std::numeric_limits<std::size_t>::max())) {
         if (!is_first)
@@ -180,7 +180,7 @@ KVCACHE_LAZY [[nodiscard]] inline value length_of(const value& v) {
 
 } // namespace detail
 
-/// `v | name(args)`. Throws: failure, where no such filter is known.
+/// `v | name(args)`. Throws: failure if the filter is unknown.
 KVCACHE_LAZY [[nodiscard]] inline value filtered(const value& v, const arguments& args) {
     const std::string& name = args.of;
     if (name == "trim") {
@@ -189,7 +189,7 @@ KVCACHE_LAZY [[nodiscard]] inline value filtered(const value& v, const arguments
     }
     if (name == "tojson") {
         args.expect(4, {"indent", "ensure_ascii", "separators", "sort_keys"});
-        const value* indent = args.find(1, "indent"); // the first is ensure_ascii
+        const value* indent = args.find(1, "indent"); // position 0 is ensure_ascii
         if (args.values.size() > 0 || args.named.size() > (indent ? 1u : 0u))
             refuse("tojson() with other arguments than indent is not known");
         return json_of(v, indent && !indent->is_none()
@@ -211,7 +211,7 @@ KVCACHE_LAZY [[nodiscard]] inline value filtered(const value& v, const arguments
         for (value& item : items)
             if (attribute)
                 item = detail::path_of(item, text_of(*attribute).bytes);
-        return joined(items, args.find(0, "d") ? text_of(*args.find(0, "d")) : marked_text{});
+        return joined(items, args.find(0, "d") ? text_of(*args.find(0, "d")) : tagged_text{});
     }
     if (name == "replace") {
         args.expect(3, {"count"});

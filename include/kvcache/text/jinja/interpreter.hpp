@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Longer than 300 lines: one function for each kind of statement and expression.
+// Longer than 300 lines: one function per kind of statement and expression.
 
 #include <kvcache/text/jinja/access.hpp>
 #include <kvcache/text/jinja/filters.hpp>
@@ -23,11 +23,11 @@
 
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
-/// Carries out a template. Steps, depth and output are bounded: a hostile template ends in an error.
+/// Renders a template. Steps, depth and output are limited, so a hostile template ends in an error.
 template <class...>
 class basic_interpreter {
 public:
-    /// `now`, if given, is what strftime_now writes; without it the function is undefined.
+    /// `now`, if given, is the date of strftime_now; without it the function is undefined.
     basic_interpreter(std::map<std::string, value, std::less<>> names, std::optional<std::tm> now)
         : scope_(std::make_shared<scope>()), now_(now) {
         scope_->names = std::move(names);
@@ -37,8 +37,8 @@ public:
             scope_->names.emplace("strftime_now", bound_function{"strftime_now", nullptr});
     }
 
-    /// Throws: failure.
-    [[nodiscard]] marked_text run(const block& body) {
+    /// Renders a template body. Throws: failure.
+    [[nodiscard]] tagged_text run(const block& body) {
         run_block(body);
         return std::move(out_);
     }
@@ -46,7 +46,7 @@ public:
 private:
     enum class flow { on, leave, next };
 
-    /// Counts a step and how deep the machine's stack is.
+    /// Counts a step and the depth of the call stack.
     class step {
     public:
         explicit step(basic_interpreter& in) : in_(&in) {
@@ -65,7 +65,7 @@ private:
         basic_interpreter* in_;
     };
 
-    void write(const marked_text& more) { append(out_, more); }
+    void write(const tagged_text& more) { append(out_, more); }
 
     flow run_block(const block& body) {
         for (const auto& one : body)
@@ -110,7 +110,7 @@ private:
     }
 
     [[nodiscard]] value captured(const block& body) {
-        marked_text before = std::exchange(out_, {});
+        tagged_text before = std::exchange(out_, {});
         run_block(body);
         return std::exchange(out_, std::move(before));
     }
@@ -139,7 +139,7 @@ private:
         space->set({targets[0].substr(dot + 1), {}}, std::move(v));
     }
 
-    /// A scope for a while.
+    /// Enters an inner scope for its own lifetime.
     class inner_scope {
     public:
         inner_scope(basic_interpreter& in, std::shared_ptr<scope> around)
@@ -318,7 +318,7 @@ private:
 
     std::shared_ptr<scope> scope_;
     std::optional<std::tm> now_;
-    marked_text out_;
+    tagged_text out_;
     std::size_t steps_ = 0;
     std::size_t depth_ = 0;
 };

@@ -29,15 +29,15 @@ enum class token_kind {
     end
 };
 
-/// A token of a template, with the line it stands on.
+/// A token of a template, and its line.
 struct token {
     token_kind kind = token_kind::end;
     std::string text = {};
     std::size_t line = 1;
 };
 
-/// Cuts the text of a template into tokens, with the white-space rules of chat templates: the newline after a block
-/// and the white space before one on its line are not text (trim_blocks, lstrip_blocks).
+/// Splits the text of a template into tokens. White space follows the rules of chat templates: the newline after a
+/// block and the white space before a block on its line are removed (trim_blocks, lstrip_blocks).
 template <class...>
 class basic_lexer {
 public:
@@ -83,7 +83,7 @@ private:
         at_ += n;
     }
 
-    /// Text up to the next tag, and the tag.
+    /// Reads the text up to the next tag, and the tag.
     void data() {
         std::size_t open = at_;
         while ((open = source_.find('{', open)) != std::string::npos) {
@@ -124,7 +124,8 @@ private:
             text.resize(begin);
     }
 
-    /// Behind a tag's end: `control` is the sign before it, `trims` whether a newline goes with the tag.
+    /// Skips white space after the end of a tag. `control` is the sign before the end; `trims` tells whether one
+    /// newline is removed.
     void after_tag(char control, bool trims) {
         const std::size_t begin = at_;
         if (control == '-')
@@ -144,7 +145,7 @@ private:
         after_tag(control, true);
     }
 
-    /// {% raw %} ... {% endraw %}, whose text is taken as it is.
+    /// Rejects a raw block; this Jinja subset has none. Returns false for any other block. Throws: failure.
     [[nodiscard]] bool raw() {
         std::size_t i = at_;
         while (i < source_.size() && is_space(source_[i]))
@@ -234,7 +235,7 @@ private:
         advance(i + 1 - at_);
     }
 
-    /// An escape whose letter is at `i`, which is left on its last character.
+    /// Reads an escape whose letter is at `i`. Effects: `i` is at its last character afterwards.
     void escape(std::string& out, std::size_t& i) const {
         constexpr std::string_view letters = "nrtabfv\\'\"";
         constexpr std::string_view meanings = "\n\r\t\a\b\f\v\\'\"";

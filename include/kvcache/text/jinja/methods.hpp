@@ -16,7 +16,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
-/// Whether values like `self` have this method, which call_method then knows.
+/// Returns whether values like `self` have this method, which call_method then implements.
 KVCACHE_LAZY [[nodiscard]] inline bool has_method(const value& self, std::string_view name) {
     constexpr std::array<std::string_view, 20> of_text{
         "strip",      "lstrip", "rstrip",       "startswith",   "endswith",   "split",   "rsplit",
@@ -37,8 +37,8 @@ KVCACHE_LAZY [[nodiscard]] inline std::size_t limit_of(std::int64_t n) {
     return n < 0 ? std::numeric_limits<std::size_t>::max() : static_cast<std::size_t>(n);
 }
 
-/// Whether one of the strings given (one, or several in a list) begins or ends the text.
-KVCACHE_LAZY [[nodiscard]] inline bool affixed(const marked_text& self, const value& affixes, bool front) {
+/// Returns whether one of the given strings (one, or a list) is a prefix or suffix of the text.
+KVCACHE_LAZY [[nodiscard]] inline bool affixed(const tagged_text& self, const value& affixes, bool front) {
     const auto one = [&](const value& v) {
         const auto* t = v.as_text();
         if (!t)
@@ -50,7 +50,7 @@ KVCACHE_LAZY [[nodiscard]] inline bool affixed(const marked_text& self, const va
     return one(affixes);
 }
 
-KVCACHE_LAZY [[nodiscard]] inline value call_text_method(const marked_text& self, const arguments& args) {
+KVCACHE_LAZY [[nodiscard]] inline value call_text_method(const tagged_text& self, const arguments& args) {
     const std::string& name = args.of;
     if (name == "strip" || name == "lstrip" || name == "rstrip") {
         args.expect(1, {});
@@ -117,7 +117,7 @@ KVCACHE_LAZY [[nodiscard]] inline value call_text_method(const marked_text& self
 
 } // namespace detail
 
-/// Calls a method of Python's strings, lists or mappings. Throws: failure.
+/// Calls a method of a Python string, list or mapping. Throws: failure.
 KVCACHE_LAZY [[nodiscard]] inline value call_method(const value& self, const arguments& args) {
     if (const auto* t = self.as_text())
         return detail::call_text_method(*t, args);

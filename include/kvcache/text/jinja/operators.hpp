@@ -11,16 +11,16 @@
 #include <string>
 #include <utility>
 
-// The operators of Python that templates use. All throw a failure where they have no value.
+// Python's operators that templates use. All throw a failure if they have no value.
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
-/// What an error calls an operand.
+/// Returns the description of an operand in errors.
 KVCACHE_LAZY [[nodiscard]] inline std::string operand(const value& v) {
     const auto* name = std::get_if<value::undefined>(&v.held());
     return name ? "\"" + name->name + "\", which is undefined," : v.type_name();
 }
 
-/// left sign right, of whole numbers but for /.
+/// left sign right, for integers and any sign but /.
 KVCACHE_LAZY [[nodiscard]] inline value whole_numbers(const std::string& sign, std::int64_t x, std::int64_t y) {
     std::int64_t made = 0;
     if (sign == "//" || sign == "%") {
@@ -42,12 +42,12 @@ KVCACHE_LAZY [[nodiscard]] inline value whole_numbers(const std::string& sign, s
 /// left sign right, for the signs + - * / // % ~.
 KVCACHE_LAZY [[nodiscard]] inline value combined(const std::string& sign, const value& left, const value& right) {
     if (sign == "~") {
-        marked_text made = text_of(left);
+        tagged_text made = text_of(left);
         append(made, text_of(right));
         return made;
     }
     if (sign == "+" && left.as_text() && right.as_text()) {
-        marked_text made = *left.as_text();
+        tagged_text made = *left.as_text();
         append(made, *right.as_text());
         return made;
     }
@@ -83,7 +83,7 @@ KVCACHE_LAZY [[nodiscard]] inline value with_sign(const std::string& sign, const
     mistake({"a value of type ", v.type_name(), " has no sign"});
 }
 
-/// Whether left sign right, for the comparisons and in.
+/// Returns left sign right, for the comparisons and `in`.
 KVCACHE_LAZY [[nodiscard]] inline bool holds(const std::string& sign, const value& left, const value& right) {
     return sign == "=="       ? equal(left, right)
            : sign == "!="     ? !equal(left, right)

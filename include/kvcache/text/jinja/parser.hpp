@@ -13,13 +13,13 @@
 
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
-/// Reads a whole template.
+/// Parses a whole template.
 template <class...>
 class basic_parser : expression_parser {
 public:
     explicit basic_parser(std::string_view source) : expression_parser(lexer(source).run()) {}
 
-    /// Throws: failure.
+    /// Parses the template. Throws: failure.
     [[nodiscard]] block run() {
         block made = parse_until({});
         if (current().kind != token_kind::end)
@@ -28,7 +28,7 @@ public:
     }
 
 private:
-    /// Statements up to a block that one of `ends` begins; its name is the current token then.
+    /// Parses statements up to a block that begins with one of `ends`; its name is the current token then.
     [[nodiscard]] block parse_until(std::initializer_list<std::string_view> ends) {
         const level here = deeper();
         block made;
@@ -95,7 +95,7 @@ private:
             end_block();
             return made;
         }
-        if (name == "generation") { // marks what an assistant wrote; the text is the same
+        if (name == "generation") { // marks text of the assistant; it does not change the text
             auto made = make_statement(statement_kind::group);
             end_block();
             made->bodies.push_back(parse_until({"endgeneration"}));

@@ -16,7 +16,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
-/// What `loop` is for item `i`.
+/// Returns the value of `loop` for item `i`.
 KVCACHE_LAZY [[nodiscard]] inline value loop_state(const list& items, std::size_t i) {
     const auto n = static_cast<std::int64_t>(items.size());
     const auto at = static_cast<std::int64_t>(i);
@@ -34,14 +34,14 @@ KVCACHE_LAZY [[nodiscard]] inline value loop_state(const list& items, std::size_
     return made;
 }
 
-/// Names and their values; what is not here is looked for in the scope around it.
+/// Names and their values; an unknown name is looked up in the enclosing scope.
 struct scope {
     std::shared_ptr<scope> around = {};
     std::map<std::string, value, std::less<>> names = {};
-    const list* items = nullptr; ///< Those of the loop whose body this is, and which of them it is for.
+    const list* items = nullptr; ///< The items of the loop whose body this is, and the index of the current one.
     std::size_t at = 0;
 
-    /// `loop` is made when it is asked for.
+    /// Returns the value of a name, or null. `loop` is created on demand.
     KVCACHE_LAZY [[nodiscard]] const value* find(std::string_view name) {
         for (scope* s = this; s; s = s->around.get()) {
             if (const auto found = s->names.find(name); found != s->names.end())
@@ -53,7 +53,7 @@ struct scope {
     }
 };
 
-/// A macro and where it was made. The scope outlives it: a macro is only called while its template is rendered.
+/// A macro and its scope. The scope outlives it: a macro is only called while its template is rendered.
 struct macro {
     const statement* made_by = nullptr;
     std::weak_ptr<scope> around = {};
@@ -66,7 +66,7 @@ KVCACHE_LAZY [[nodiscard]] inline value range(const arguments& args) {
     const std::int64_t begin = one ? 0 : args.integer(0, "start", 0);
     const std::int64_t end = one ? args.integer(0, "stop", 0) : args.integer(1, "stop", 0);
     const std::int64_t by = args.integer(2, "step", 1);
-    constexpr std::int64_t most = 100'000; // what Jinja's sandbox allows
+    constexpr std::int64_t most = 100'000; // the limit of Jinja's sandbox
     constexpr std::int64_t far = std::int64_t{1} << 40;
     if (by == 0 || begin > far || begin < -far || end > far || end < -far || by > far || by < -far)
         mistake("range() is called with a number out of range");

@@ -31,11 +31,11 @@ enum class expression_kind {
     condition,  ///< parts[1] if parts[0] else parts[2], which may be null
 };
 
-/// A part of a template that has a value.
+/// A node of a template that has a value.
 struct expression {
     expression_kind kind = expression_kind::constant;
     std::size_t line = 0;
-    std::size_t height = 1; ///< Of the tree under it.
+    std::size_t height = 1; ///< Height of the tree under it.
     std::string text = {};
     value constant = {};
     std::vector<expression_pointer> parts = {};
@@ -49,14 +49,14 @@ using block = std::vector<std::unique_ptr<statement>>;
 
 enum class statement_kind { data, print, branch, loop, set, set_block, macro, leave, next, group };
 
-/// A part of a template that is carried out.
+/// A node of a template that is executed.
 struct statement {
     statement_kind kind = statement_kind::data;
     std::size_t line = 0;
-    std::string text = {};                 ///< Text to write, or the name of a macro.
-    std::vector<std::string> targets = {}; ///< Names that a loop or a set gives values to; "a.b" for a namespace.
+    std::string text = {};                 ///< Text to output, or the name of a macro.
+    std::vector<std::string> targets = {}; ///< Names assigned by a loop or a set; "a.b" for a namespace.
     std::vector<expression_pointer> values = {};
-    std::vector<block> bodies = {}; ///< Of each branch; of a loop and its else.
+    std::vector<block> bodies = {}; ///< The bodies of the branches; of a loop and its else.
     std::vector<std::pair<std::string, expression_pointer>> parameters = {};
 };
 

@@ -16,10 +16,10 @@
 #include <utility>
 #include <vector>
 
-// Python's methods of strings, over text whose bytes keep their marks.
+// Python's string methods, on text with marks.
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
-/// Whether a character is stripped: white space, or one of `set` where it is given.
+/// Returns whether a character is stripped: white space, or a character of `set` if it is given.
 KVCACHE_LAZY [[nodiscard]] inline bool strips(char32_t c, const std::optional<std::string>& set) {
     if (!set)
         return is_white_space(c) || (c >= 0x1c && c <= 0x1f);
@@ -32,7 +32,7 @@ KVCACHE_LAZY [[nodiscard]] inline bool strips(char32_t c, const std::optional<st
     return false;
 }
 
-KVCACHE_LAZY [[nodiscard]] inline marked_text stripped(const marked_text& t, bool left, bool right,
+KVCACHE_LAZY [[nodiscard]] inline tagged_text stripped(const tagged_text& t, bool left, bool right,
                                                        const std::optional<std::string>& set) {
     std::size_t begin = 0;
     std::size_t end = t.bytes.size();
@@ -43,15 +43,15 @@ KVCACHE_LAZY [[nodiscard]] inline marked_text stripped(const marked_text& t, boo
     return t.sub(begin, end);
 }
 
-/// Bounds the parts that a text is cut into. Throws: failure.
+/// Limits the number of parts of a split text. Throws: failure.
 KVCACHE_LAZY inline void check_count(std::size_t parts) {
     constexpr std::size_t most = 1'000'000;
     if (parts > most)
         refuse({"it cuts a text into more than ", std::to_string(most), " parts"});
 }
 
-/// str.split: at white space where `separator` is not given; at most `most` cuts.
-KVCACHE_LAZY [[nodiscard]] inline list split(const marked_text& t, const std::optional<std::string>& separator,
+/// str.split: at white space if `separator` is not given; at most `most` cuts.
+KVCACHE_LAZY [[nodiscard]] inline list split(const tagged_text& t, const std::optional<std::string>& separator,
                                              std::size_t most) {
     list parts;
     if (separator) {
@@ -85,8 +85,8 @@ KVCACHE_LAZY [[nodiscard]] inline list split(const marked_text& t, const std::op
     return parts;
 }
 
-/// str.rsplit with a separator: the cuts are taken from the right.
-KVCACHE_LAZY [[nodiscard]] inline list split_right(const marked_text& t, const std::string& separator,
+/// str.rsplit with a separator: the cuts start from the right.
+KVCACHE_LAZY [[nodiscard]] inline list split_right(const tagged_text& t, const std::string& separator,
                                                    std::size_t most) {
     if (separator.empty())
         mistake("rsplit() needs a separator that is not empty");
@@ -105,7 +105,7 @@ KVCACHE_LAZY [[nodiscard]] inline list split_right(const marked_text& t, const s
     return parts;
 }
 
-KVCACHE_LAZY [[nodiscard]] inline list split_lines(const marked_text& t) {
+KVCACHE_LAZY [[nodiscard]] inline list split_lines(const tagged_text& t) {
     list parts;
     for (std::size_t i = 0; i < t.bytes.size();) {
         check_count(parts.size());
@@ -117,9 +117,9 @@ KVCACHE_LAZY [[nodiscard]] inline list split_lines(const marked_text& t) {
     return parts;
 }
 
-KVCACHE_LAZY [[nodiscard]] inline marked_text replaced(const marked_text& t, std::string_view from,
-                                                       const marked_text& to, std::size_t most) {
-    marked_text out;
+KVCACHE_LAZY [[nodiscard]] inline tagged_text replaced(const tagged_text& t, std::string_view from,
+                                                       const tagged_text& to, std::size_t most) {
+    tagged_text out;
     if (from.empty())
         refuse("replace() of nothing is not known");
     std::size_t done = 0;
@@ -134,8 +134,8 @@ KVCACHE_LAZY [[nodiscard]] inline marked_text replaced(const marked_text& t, std
 
 enum class letter_case { lower, upper, title, capitalized };
 
-KVCACHE_LAZY [[nodiscard]] inline marked_text in_case(const marked_text& t, letter_case wanted) {
-    marked_text out;
+KVCACHE_LAZY [[nodiscard]] inline tagged_text in_case(const tagged_text& t, letter_case wanted) {
+    tagged_text out;
     bool inside_word = false;
     for (std::size_t i = 0; i < t.bytes.size();) {
         const auto c = code_point_at(t.bytes, i);
@@ -144,7 +144,7 @@ KVCACHE_LAZY [[nodiscard]] inline marked_text in_case(const marked_text& t, lett
         const bool letter = category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
         if (wanted == letter_case::lower || (wanted != letter_case::upper && inside_word))
             append_lower_case(out.bytes, c.value);
-        else if (c.value == 0xdf) // the letter whose capital is two
+        else if (c.value == 0xdf) // the letter whose upper case has two letters
             out.bytes += wanted == letter_case::upper ? "SS" : "Ss";
         else
             append_utf8(out.bytes, static_cast<char32_t>(wanted == letter_case::upper ? utf8proc_toupper(code)
@@ -157,7 +157,7 @@ KVCACHE_LAZY [[nodiscard]] inline marked_text in_case(const marked_text& t, lett
     return out;
 }
 
-/// Where the character `n` of a text begins; its end where there are fewer.
+/// Returns the offset of character `n` of a text, or its length if it has fewer.
 KVCACHE_LAZY [[nodiscard]] inline std::size_t offset_of(std::string_view bytes, std::int64_t n) {
     std::size_t at = 0;
     for (; n > 0 && at < bytes.size(); --n)
@@ -165,8 +165,8 @@ KVCACHE_LAZY [[nodiscard]] inline std::size_t offset_of(std::string_view bytes, 
     return at;
 }
 
-/// The characters of a text, each a text.
-KVCACHE_LAZY [[nodiscard]] inline list characters(const marked_text& t) {
+/// Returns the characters of a text, each as a text.
+KVCACHE_LAZY [[nodiscard]] inline list characters(const tagged_text& t) {
     list out;
     for (std::size_t i = 0; i < t.bytes.size();) {
         check_count(out.size());
@@ -183,8 +183,8 @@ KVCACHE_LAZY [[nodiscard]] inline std::size_t character_count(std::string_view b
 }
 
 /// Joins the items of a list as text.
-KVCACHE_LAZY [[nodiscard]] inline marked_text joined(const list& items, const marked_text& between) {
-    marked_text out;
+KVCACHE_LAZY [[nodiscard]] inline tagged_text joined(const list& items, const tagged_text& between) {
+    tagged_text out;
     bool first = true;
     for (const value& item : items) {
         if (!std::exchange(first, false))

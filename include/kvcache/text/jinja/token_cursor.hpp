@@ -14,7 +14,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
-/// A place in the tokens of a template, and the making of expressions there.
+/// A position in the tokens of a template, and the factory of its expressions.
 template <class...>
 class basic_token_cursor {
 public:
@@ -61,7 +61,7 @@ protected:
                 " is expected"});
     }
 
-    /// Counts how deep expressions and blocks are nested, so that a hostile template cannot exhaust the stack.
+    /// Counts the nesting depth of expressions and blocks, so that a hostile template cannot exhaust the stack.
     class level {
     public:
         explicit level(std::size_t& depth) : depth_(&depth) {
@@ -91,7 +91,7 @@ protected:
         (hold(*made, made->parts.emplace_back(std::move(parts))), ...);
         return made;
     }
-    /// Bounds the height of the tree, which is walked by recursion.
+    /// Limits the height of the tree, which is walked recursively.
     void hold(expression& parent, const expression_pointer& child) const {
         constexpr std::size_t highest = 400;
         if (child && child->height >= parent.height)

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Longer than 300 lines: values, lists and mappings hold each other.
+// Longer than 300 lines: values, lists and mappings refer to each other.
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/joined.hpp>
 #include <kvcache/core/json.hpp>
 #include <kvcache/core/result.hpp>
-#include <kvcache/text/marked_text.hpp>
+#include <kvcache/text/tagged_text.hpp>
 #include <kvcache/text/unicode.hpp>
 
 #include <algorithm>
@@ -26,7 +26,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
-/// Ends a parse or a rendering; caught where the template is opened or rendered.
+/// Aborts a parse or a rendering; it is caught where the template is opened or rendered.
 struct failure {
     error reason = {};
 };
@@ -48,26 +48,26 @@ class value;
 struct macro;
 using list = std::vector<value>;
 
-/// What bounds values that hold values: how deep they are, so that walking them does not exhaust the stack, and
-/// whether a namespace is inside, so that none can come to hold itself.
+/// Limits on nested values: their depth, so that a recursive walk cannot exhaust the stack, and whether they contain
+/// a namespace, so that none can contain itself.
 struct nesting {
     std::size_t depth = 1;
     bool has_namespace = false;
 
-    /// Throws: failure.
+    /// Accounts for a contained value. Throws: failure.
     KVCACHE_LAZY void add(const value& inner);
 };
 
 struct shared_list;
 struct mapping;
 
-/// A method of a value, or a function of the environment, before it is called.
+/// A method of a value, or a function of the environment, before its call.
 struct bound_function {
     std::string name = {};
     std::shared_ptr<const value> self = {};
 };
 
-/// What a name without a value means.
+/// The value of an undefined name.
 struct undefined_value {
     std::string name = {};
     friend bool operator==(const undefined_value&, const undefined_value&) { return true; }
@@ -78,12 +78,13 @@ struct none_value {
     friend bool operator==(const none_value&, const none_value&) { return true; }
 };
 
-/// What a template computes with. Text knows which of its bytes a user wrote. Copies are cheap; contents are shared.
+/// A value of the template language. Text knows which of its bytes are user text. Copies are cheap; contents are
+/// shared.
 class value {
 public:
     using undefined = undefined_value;
     using none = none_value;
-    using text_pointer = std::shared_ptr<const marked_text>;
+    using text_pointer = std::shared_ptr<const tagged_text>;
     using list_pointer = std::shared_ptr<const shared_list>;
     using mapping_pointer = std::shared_ptr<mapping>;
     using macro_pointer = std::shared_ptr<const macro>;
@@ -97,8 +98,8 @@ public:
     value(bool b) : held_(b) {}
     value(std::int64_t n) : held_(n) {}
     value(double d) : held_(d) {}
-    KVCACHE_LAZY value(marked_text t) : held_(std::make_shared<const marked_text>(std::move(t))) {}
-    KVCACHE_LAZY value(std::string_view t) : value(marked_text{std::string(t), {}}) {}
+    KVCACHE_LAZY value(tagged_text t) : held_(std::make_shared<const tagged_text>(std::move(t))) {}
+    KVCACHE_LAZY value(std::string_view t) : value(tagged_text{std::string(t), {}}) {}
     KVCACHE_LAZY value(const char* t) : value(std::string_view(t)) {}
     KVCACHE_LAZY value(list items);
     KVCACHE_LAZY value(mapping entries);
@@ -113,7 +114,7 @@ public:
     [[nodiscard]] bool is_undefined() const noexcept { return is<undefined>(); }
     [[nodiscard]] bool is_none() const noexcept { return is<none>(); }
 
-    [[nodiscard]] const marked_text* as_text() const noexcept {
+    [[nodiscard]] const tagged_text* as_text() const noexcept {
         const auto* p = std::get_if<text_pointer>(&held_);
         return p ? p->get() : nullptr;
     }
@@ -123,7 +124,7 @@ public:
         return p ? p->get() : nullptr;
     }
     KVCACHE_LAZY [[nodiscard]] nesting inside() const noexcept;
-    /// A whole number, true and false included, as Python counts them.
+    /// Returns the integer value; true and false count, as in Python.
     KVCACHE_LAZY [[nodiscard]] std::optional<std::int64_t> as_integer() const noexcept {
         if (const auto* b = std::get_if<bool>(&held_))
             return *b ? 1 : 0;
@@ -139,7 +140,7 @@ public:
 
     KVCACHE_LAZY [[nodiscard]] bool truth() const;
 
-    /// What Python calls the type.
+    /// Returns Python's name of the type.
     KVCACHE_LAZY [[nodiscard]] std::string type_name() const {
         constexpr std::array<const char*, 10> names{"undefined", "NoneType", "bool", "int",   "float",
                                                     "str",       "list",     "dict", "macro", "function"};
@@ -150,23 +151,23 @@ private:
     held_type held_;
 };
 
-/// A list as a value holds it.
+/// The list inside a value.
 struct shared_list {
     KVCACHE_LAZY explicit shared_list(list made);
     list items = {};
     nesting inside = {};
 };
 
-/// A mapping that keeps its order. A namespace is one that a template may write to.
+/// A mapping that keeps insertion order. A namespace is a mapping that a template may write to.
 struct mapping {
-    std::vector<std::pair<marked_text, value>> entries = {};
+    std::vector<std::pair<tagged_text, value>> entries = {};
     bool is_namespace = false;
     nesting inside = {};
 
     KVCACHE_LAZY [[nodiscard]] const value* find(std::string_view key) const;
-    KVCACHE_LAZY void set(marked_text key, value v);
-    /// As set, for a key that is not there yet.
-    KVCACHE_LAZY void add(marked_text key, value v);
+    KVCACHE_LAZY void set(tagged_text key, value v);
+    /// Like set, for an absent key.
+    KVCACHE_LAZY void add(tagged_text key, value v);
 };
 
 KVCACHE_LAZY inline value::value(list items) : held_(std::make_shared<const shared_list>(std::move(items))) {}
@@ -217,7 +218,7 @@ KVCACHE_LAZY inline const value* mapping::find(std::string_view key) const {
             return &v;
     return nullptr;
 }
-KVCACHE_LAZY inline void mapping::set(marked_text key, value v) {
+KVCACHE_LAZY inline void mapping::set(tagged_text key, value v) {
     for (auto& [name, old] : entries)
         if (name.bytes == key.bytes) {
             inside.add(v);
@@ -226,12 +227,12 @@ KVCACHE_LAZY inline void mapping::set(marked_text key, value v) {
         }
     add(std::move(key), std::move(v));
 }
-KVCACHE_LAZY inline void mapping::add(marked_text key, value v) {
+KVCACHE_LAZY inline void mapping::add(tagged_text key, value v) {
     inside.add(v);
     entries.emplace_back(std::move(key), std::move(v));
 }
 
-/// Whether two values are equal as Python compares them. `budget` bounds how many are compared.
+/// Returns whether two values are equal as Python compares them. `budget` limits the number of comparisons.
 KVCACHE_LAZY [[nodiscard]] inline bool equal(const value& a, const value& b, std::size_t& budget) {
     if (budget-- == 0)
         refuse("it compares values that are too large");
@@ -266,7 +267,7 @@ KVCACHE_LAZY [[nodiscard]] inline bool equal(const value& a, const value& b) {
     return equal(a, b, budget);
 }
 
-/// A floating-point number as Python writes it.
+/// Returns a floating-point number in Python's notation.
 KVCACHE_LAZY [[nodiscard]] inline std::string shown(double d) {
     std::array<char, 64> buffer{};
     const double size = d < 0 ? -d : d;
@@ -280,7 +281,7 @@ KVCACHE_LAZY [[nodiscard]] inline std::string shown(double d) {
     return out;
 }
 
-/// A JSON value whose text is all a user's.
+/// Returns a JSON value whose text is all user text.
 KVCACHE_LAZY [[nodiscard]] inline value from_user(const json& j) {
     if (j.is_boolean())
         return j.get<bool>();
@@ -288,7 +289,7 @@ KVCACHE_LAZY [[nodiscard]] inline value from_user(const json& j) {
         return j.get<double>();
     if (j.is_number())
         return j.get<std::int64_t>();
-    const auto plain = [](const std::string& s) { return marked_text{s, std::string(s.size(), '\1')}; };
+    const auto plain = [](const std::string& s) { return tagged_text{s, std::string(s.size(), '\1')}; };
     if (j.is_string())
         return plain(j.get_ref<const std::string&>());
     if (j.is_array()) {

@@ -13,15 +13,15 @@
 
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
-/// Bounds the texts that a template makes. Throws: failure.
+/// Limits the length of the texts that a template makes. Throws: failure.
 KVCACHE_LAZY inline void check_length(std::size_t bytes) {
     constexpr std::size_t most = std::size_t{1} << 26;
     if (bytes > most)
         refuse({"it makes a text of more than ", std::to_string(most), " bytes"});
 }
 
-/// Appends a text with its marks. Throws: failure, where the whole is too long.
-KVCACHE_LAZY inline void append(marked_text& out, const marked_text& more) {
+/// Appends a text with its marks. Throws: failure if the result is too long.
+KVCACHE_LAZY inline void append(tagged_text& out, const tagged_text& more) {
     check_length(out.bytes.size() + more.bytes.size());
     if (more.marked() && !out.marked())
         out.plain.resize(out.bytes.size(), '\0');
@@ -32,8 +32,8 @@ KVCACHE_LAZY inline void append(marked_text& out, const marked_text& more) {
 
 namespace detail {
 
-/// A string as a literal: Python's, or JSON's. Marked plain where the string is.
-KVCACHE_LAZY inline void append_quoted(marked_text& out, const marked_text& text, bool as_json) {
+/// Appends a string literal of Python or JSON, marked plain if any byte of the string is.
+KVCACHE_LAZY inline void append_quoted(tagged_text& out, const tagged_text& text, bool as_json) {
     const bool plain = text.any_plain(0, text.bytes.size());
     const bool apostrophe = text.bytes.find('\'') != std::string::npos && text.bytes.find('"') == std::string::npos;
     const char quote = as_json || apostrophe ? '"' : '\'';
@@ -64,18 +64,18 @@ KVCACHE_LAZY inline void append_quoted(marked_text& out, const marked_text& text
 
 } // namespace detail
 
-/// How a value is written inside a text: as Python prints it, or as JSON.
+/// Writes a value as text: in Python's notation, or as JSON.
 template <class...>
 class basic_writer {
 public:
-    /// `indent` is that of json.dumps.
+    /// `indent` has the meaning it has in json.dumps.
     basic_writer(bool as_json, std::optional<std::size_t> indent) : as_json_(as_json), indent_(indent) {}
 
-    /// Throws: failure, where JSON cannot say the value.
-    void write(marked_text& out, const value& v) { write(out, v, 0); }
+    /// Writes a value. Throws: failure if JSON cannot represent it.
+    void write(tagged_text& out, const value& v) { write(out, v, 0); }
 
 private:
-    void write(marked_text& out, const value& v, std::size_t depth) {
+    void write(tagged_text& out, const value& v, std::size_t depth) {
         constexpr std::size_t deepest = 400;
         if (depth > deepest)
             mistake({"a value is nested more than ", std::to_string(deepest), " levels deep"});
@@ -117,17 +117,17 @@ private:
         out.append("Undefined", false);
     }
 
-    void separate(marked_text& out, bool& first, std::size_t depth) const {
+    void separate(tagged_text& out, bool& first, std::size_t depth) const {
         if (!first)
             out.append(indent_ ? "," : ", ", false);
         first = false;
         line(out, depth);
     }
-    void close(marked_text& out, bool empty, std::size_t depth) const {
+    void close(tagged_text& out, bool empty, std::size_t depth) const {
         if (!empty)
             line(out, depth);
     }
-    void line(marked_text& out, std::size_t depth) const {
+    void line(tagged_text& out, std::size_t depth) const {
         if (indent_)
             out.append("\n" + std::string(*indent_ * depth, ' '), false);
     }
@@ -137,19 +137,19 @@ private:
 };
 using writer = basic_writer<>;
 
-/// str(v): text as it is, nothing for an undefined value, others as Python prints them.
-KVCACHE_LAZY [[nodiscard]] inline marked_text text_of(const value& v) {
+/// str(v): text unchanged, nothing for an undefined value, other values in Python's notation.
+KVCACHE_LAZY [[nodiscard]] inline tagged_text text_of(const value& v) {
     if (const auto* t = v.as_text())
         return *t;
-    marked_text out;
+    tagged_text out;
     if (!v.is_undefined())
         writer(false, std::nullopt).write(out, v);
     return out;
 }
 
 /// json.dumps(v, ensure_ascii=False, indent=indent).
-KVCACHE_LAZY [[nodiscard]] inline marked_text json_of(const value& v, std::optional<std::size_t> indent) {
-    marked_text out;
+KVCACHE_LAZY [[nodiscard]] inline tagged_text json_of(const value& v, std::optional<std::size_t> indent) {
+    tagged_text out;
     writer(true, indent).write(out, v);
     return out;
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/joined.hpp>
-#include <kvcache/kernel/piecewise_digest.hpp>
+#include <kvcache/kernel/tree_hash.hpp>
 #include <kvcache/model/huggingface/checkpoint.hpp>
 #include <kvcache/model/huggingface/shard_index.hpp>
 #include <kvcache/model/weight_names.hpp>
@@ -95,7 +95,7 @@ KVCACHE_BODY result<void> checkpoint::holds(const model_config& config) const {
     return {};
 }
 
-KVCACHE_BODY result<kvcache::digest> checkpoint::digest(team& threads, const contents& known) const {
+KVCACHE_BODY result<kvcache::digest> checkpoint::digest(thread_pool& threads, const contents& known) const {
     for (const safetensors_file& shard : shards_)
         if (auto whole = shard.file().intact(); !whole)
             return whole.error();
@@ -108,7 +108,7 @@ KVCACHE_BODY result<kvcache::digest> checkpoint::digest(team& threads, const con
             builder.number(extent);
         const auto bytes = shards_[shard].bytes(entry);
         const auto read = known.find(name);
-        builder.nested(read != known.end() ? read->second : piecewise_digest(bytes, threads));
+        builder.nested(read != known.end() ? read->second : tree_hash(bytes, threads));
     }
     return builder.finish();
 }

@@ -21,22 +21,22 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-/// What a model_type means where config.json is silent. Zero: from other fields.
+/// Defaults of a model_type where config.json has no value. 0: derived from other fields.
 struct huggingface_architecture {
     std::string_view model_type;
     std::string_view class_name;
-    std::size_t kv_heads = 0;      ///< Absent num_key_value_heads; 0 is as many as heads.
-    std::size_t head_dim = 0;      ///< Absent head_dim; 0 is hidden_size / heads.
-    std::size_t max_positions = 0; ///< Absent max_position_embeddings.
-    std::size_t window = 0;        ///< Absent sliding_window; 0 is none.
-    bool bos_and_eos = false;      ///< Absent ids are 1 and 2.
-    bool bias_option = false;      ///< attention_bias says whether q, k, v and o have one.
-    bool qkv_bias = false;         ///< q, k and v always have one.
+    std::size_t kv_heads = 0;      ///< Default num_key_value_heads; 0: the number of heads.
+    std::size_t head_dim = 0;      ///< Default head_dim; 0: hidden_size / heads.
+    std::size_t max_positions = 0; ///< Default max_position_embeddings.
+    std::size_t window = 0;        ///< Default sliding_window; 0: none.
+    bool bos_and_eos = false;      ///< Absent ids default to 1 and 2.
+    bool bias_option = false;      ///< attention_bias applies to q, k, v and o.
+    bool qkv_bias = false;         ///< q, k and v always have a bias.
     bool mlp_bias_option = false;
     bool qk_norm = false;
 };
 
-/// The defaults of transformers 5.23, equal to those of the 4.x configurations for these types.
+/// Defaults of transformers 5.23, the same as those of 4.x for these types.
 inline constexpr huggingface_architecture huggingface_architectures[] = {
     {.model_type = "llama",
      .class_name = "LlamaForCausalLM",
@@ -60,7 +60,7 @@ inline constexpr huggingface_architecture huggingface_architectures[] = {
      .qk_norm = true},
 };
 
-/// The entry that "model_type" and "architectures" name together.
+/// Returns the entry for "model_type", checked against "architectures".
 KVCACHE_LAZY [[nodiscard]] inline const huggingface_architecture* find_architecture(json_fields& fields) {
     const auto model_type = fields.text("model_type");
     if (!model_type) {
@@ -76,7 +76,7 @@ KVCACHE_LAZY [[nodiscard]] inline const huggingface_architecture* find_architect
     }
     if (const json* classes = fields.find("architectures")) {
         const auto runs = [&](const json& name) {
-            // The first conversions of Llama 1 spelled it so.
+            // spelling of the first Llama 1 conversions
             return json_fields::says(name, known->class_name) ||
                    (known->model_type == "llama" && json_fields::says(name, "LLaMAForCausalLM"));
         };
@@ -90,7 +90,7 @@ KVCACHE_LAZY [[nodiscard]] inline const huggingface_architecture* find_architect
     return known;
 }
 
-/// Refuses each field that would change the mathematics in a way the reference transformer does not follow.
+/// Rejects every field that would make the model compute something else than the reference transformer.
 KVCACHE_LAZY inline void refuse_foreign_mathematics(json_fields& fields) {
     const json none;
     for (const std::string_view name : {"quantization_config", "quantization", "compression_config"})
@@ -128,7 +128,7 @@ KVCACHE_LAZY inline void refuse_foreign_mathematics(json_fields& fields) {
     fields.only("is_causal", true, "another mask");
 }
 
-/// Refuses a window that hides any position below max_position_embeddings.
+/// Rejects a sliding window that hides any position below max_position_embeddings.
 KVCACHE_LAZY inline void refuse_active_window(json_fields& fields, const huggingface_architecture& known,
                                               const model_config& config) {
     if (fields.flag("use_sliding_window", false))
@@ -146,7 +146,7 @@ KVCACHE_LAZY inline void refuse_active_window(json_fields& fields, const hugging
             fields.refuse(error_code::mismatched, "layer_types",
                           {"it names ", std::to_string(types->size()), " layers of ", std::to_string(config.layers)});
     }
-    // Qwen's window is off unless use_sliding_window says otherwise, whatever its length.
+    // Qwen's window is off unless use_sliding_window is true, whatever its size.
     if (known.model_type == "qwen2" || known.model_type == "qwen3")
         return;
     const bool stated = fields.present("sliding_window");
@@ -160,7 +160,7 @@ KVCACHE_LAZY inline void refuse_active_window(json_fields& fields, const hugging
                        "; a sliding window is not supported"});
 }
 
-/// config.json's name for a field that model_config::check() names.
+/// Maps a field name of model_config::check() to its name in config.json.
 KVCACHE_LAZY [[nodiscard]] inline std::string huggingface_field(const std::string& field,
                                                                 const std::string& rope_prefix) {
     constexpr std::pair<std::string_view, std::string_view> names[] = {
@@ -181,7 +181,7 @@ KVCACHE_LAZY [[nodiscard]] inline std::string huggingface_field(const std::strin
     return field.starts_with("rope.") ? rope_prefix + field.substr(5) : field;
 }
 
-/// Reads the parsed config.json; `file` is what errors call it.
+/// Converts the parsed config.json; `file` is its name in errors.
 KVCACHE_LAZY [[nodiscard]] inline result<model_config> parse_model_config(const json& text, const std::string& file) {
     if (!text.is_object())
         return error{error_code::malformed, "config.json", detail::joined({file, ": it must be a JSON object"})};
@@ -197,12 +197,12 @@ KVCACHE_LAZY [[nodiscard]] inline result<model_config> parse_model_config(const 
     config.layers = fields.count("num_hidden_layers", std::nullopt);
     config.heads = fields.count("num_attention_heads", std::nullopt);
     config.vocabulary = fields.count("vocab_size", std::nullopt);
-    // An absent count of KV heads has the type's default, but null means one for each head.
+    // An absent number of KV heads has the type's default, but null means one for each head.
     const bool own_heads = known->kv_heads == 0 || fields.present("num_key_value_heads");
     config.kv_heads = fields.count("num_key_value_heads", own_heads ? config.heads : known->kv_heads);
     config.max_positions = fields.count("max_position_embeddings", known->max_positions);
     const double eps = fields.number("rms_norm_eps", 1e-6);
-    config.rms_norm_eps = eps > 0 && eps < 1 ? static_cast<float>(eps) : 0.0F; // check() refuses the 0
+    config.rms_norm_eps = eps > 0 && eps < 1 ? static_cast<float>(eps) : 0.0F; // check() rejects 0
 
     const bool explicit_head_dim = fields.find("head_dim") != nullptr || known->head_dim != 0;
     if (!explicit_head_dim && config.heads != 0 && config.hidden_size % config.heads != 0)
@@ -253,7 +253,7 @@ KVCACHE_LAZY [[nodiscard]] inline result<model_config> parse_model_config(const 
 } // namespace detail
 
 KVCACHE_BODY result<model_config> read_model_config(const std::filesystem::path& directory) {
-    constexpr std::size_t limit = 1u << 20; // a hundred times the largest seen
+    constexpr std::size_t limit = 1u << 20; // a hundred times the largest known file
     const auto text = read_json(directory / "config.json", limit);
     if (!text)
         return text.error();
@@ -280,7 +280,7 @@ KVCACHE_BODY result<model_config> read_model_config(const std::filesystem::path&
             if (std::ranges::find(config->eos, id) == config->eos.end())
                 config->eos.push_back(id);
     }
-    // The default of the llama and mistral configurations, where neither file speaks.
+    // The default of the llama and mistral configurations if neither file has the field.
     if (!stated && (config->architecture == "llama" || config->architecture == "mistral"))
         config->eos = {token_id{2}};
     return config;

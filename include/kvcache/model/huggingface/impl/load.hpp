@@ -3,8 +3,8 @@
 
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/joined.hpp>
-#include <kvcache/kernel/piecewise_digest.hpp>
-#include <kvcache/kernel/team.hpp>
+#include <kvcache/kernel/thread_pool.hpp>
+#include <kvcache/kernel/tree_hash.hpp>
 #include <kvcache/model/huggingface/checkpoint.hpp>
 #include <kvcache/model/huggingface/config.hpp>
 #include <kvcache/model/huggingface/load.hpp>
@@ -27,7 +27,7 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-/// Of every field of a configuration. A field that is added and not named here does not compile.
+/// Digest of every field of a configuration. Fails to compile if a field is added and not named here.
 KVCACHE_LAZY [[nodiscard]] inline digest digest_of(const model_config& config) {
     const auto& [architecture, hidden, inner, layers, heads, kv_heads, head_dim, vocabulary, positions, eps, rope, tied,
                  qkv_bias, output_bias, mlp_bias, qk_norm, bos, eos] = config;
@@ -49,26 +49,27 @@ KVCACHE_LAZY [[nodiscard]] inline digest digest_of(const model_config& config) {
     return builder.finish();
 }
 
-/// A team of as many threads as asked for, or as the system has.
-KVCACHE_LAZY [[nodiscard]] inline team loading_team(std::size_t threads) {
+/// Thread pool with the requested number of threads; 0: all hardware threads.
+KVCACHE_LAZY [[nodiscard]] inline thread_pool loading_pool(std::size_t threads) {
     const std::size_t wanted = threads != 0 ? threads : std::max<std::size_t>(std::thread::hardware_concurrency(), 1);
     try {
-        return team(wanted);
-    } catch (const std::system_error&) { // no more threads today
-        return team(1);
+        return thread_pool(wanted);
+    } catch (const std::system_error&) { // the system has no more threads
+        return thread_pool(1);
     }
 }
 
-/// The model in the numbers that the options ask for.
+/// The model in the requested number format.
 KVCACHE_LAZY [[nodiscard]] inline transformer computing(const load_options& options, transformer stored,
-                                                        team& threads) {
+                                                        thread_pool& threads) {
     return options.int8 ? stored.in_int8(threads) : std::move(stored);
 }
 
-/// The weights that an earlier start kept. Errors: packed_file's; mismatched, when they are of another checkpoint.
+/// Opens the packed weights that an earlier start wrote. Errors: those of packed_file; mismatched, if they belong to
+/// another checkpoint.
 KVCACHE_LAZY [[nodiscard]] inline result<packed_file> open_packed(const load_options& options, const checkpoint& files,
                                                                   const packed_origin& origin, std::size_t bytes,
-                                                                  team& threads) {
+                                                                  thread_pool& threads) {
     auto kept = packed_file::open(*options.packed, origin, bytes);
     if (!kept)
         return kept;
@@ -99,7 +100,7 @@ KVCACHE_BODY result<loaded_model> detail::load_and_tell(const std::filesystem::p
     const auto files = checkpoint::open(directory);
     if (!files)
         return files.error();
-    team threads = detail::loading_team(options.threads);
+    thread_pool threads = detail::loading_pool(options.threads);
 
     load_report report;
     packed_origin origin;
@@ -125,11 +126,11 @@ KVCACHE_BODY result<loaded_model> detail::load_and_tell(const std::filesystem::p
     if (auto fits = files->holds(*config); !fits)
         return fits.error();
     files->read_ahead();
-    // While a tensor is in the processor's caches its digest is taken, too; then its pages go.
+    // Hashes a tensor while it is in the processor's caches, then drops its pages.
     checkpoint::contents contents;
     const auto packed = [&](const weight_group& group, std::span<const tensor_view> views) {
         for (std::size_t i = 0; i < views.size(); ++i) {
-            contents.emplace(group.parts[i].name, piecewise_digest(views[i].bytes, threads));
+            contents.emplace(group.parts[i].name, tree_hash(views[i].bytes, threads));
             files->forget(views[i]);
         }
     };
@@ -146,7 +147,7 @@ KVCACHE_BODY result<loaded_model> detail::load_and_tell(const std::filesystem::p
     if (options.packed) {
         origin.weights = *weights;
         if (files->description(std::chrono::system_clock::now()).value_or(digest{}) != origin.files)
-            origin.files = {}; // somebody writes there
+            origin.files = {}; // the files are being modified
         if (auto kept = packed_file::write(*options.packed, origin, image->bytes(), threads); kept)
             report.kept = true;
         else

@@ -19,7 +19,7 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-/// A shape as errors show it: "(2, 3)".
+/// Formats a shape for errors: "(2, 3)".
 KVCACHE_LAZY [[nodiscard]] inline std::string shape_text(std::span<const std::size_t> shape) {
     std::string text = "(";
     for (std::size_t i = 0; i != shape.size() && i != 8; ++i)
@@ -27,7 +27,7 @@ KVCACHE_LAZY [[nodiscard]] inline std::string shape_text(std::span<const std::si
     return text + (shape.size() > 8 ? ", ...)" : ")");
 }
 
-/// The dtype of weights that is spelled so.
+/// Returns the weight dtype with this name.
 KVCACHE_LAZY [[nodiscard]] inline std::optional<dtype> weight_dtype(std::string_view spelled) noexcept {
     for (const dtype type : {dtype::f32, dtype::f16, dtype::bf16})
         if (name_of(type) == spelled)

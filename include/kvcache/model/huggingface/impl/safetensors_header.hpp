@@ -19,7 +19,7 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-/// Takes the header's JSON as events, so that nothing is kept that the format does not name.
+/// Handler for the JSON events of a header. It stores only what the format defines.
 ///
 ///     { "__metadata__": { key: text }, tensor: { "dtype": text, "shape": [n], "data_offsets": [begin, end] } }
 template <class...>

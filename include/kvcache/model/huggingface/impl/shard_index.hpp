@@ -17,7 +17,7 @@ namespace kvcache::inline KVCACHE_ABI {
 
 namespace detail {
 
-/// Takes "weight_map", an object of texts at the top; whatever else the index says is skipped.
+/// Handler that reads the top-level "weight_map", an object of strings, and skips all other fields.
 template <class...>
 class shard_index_events final : public sax_events<> {
 public:
@@ -48,7 +48,7 @@ public:
         if (!inside_)
             return on_other("a text");
         const std::string field = "weight_map." + shown(key_);
-        // A file beside the index and nothing else: no directory, no parent, no empty name, no early end.
+        // Only a plain file name in the same directory: no separator, no parent, not empty, no NUL.
         if (text.empty() || text == "." || text == ".." ||
             text.find_first_of(std::string_view("/\\\0", 3)) != text.npos)
             return fail(error_code::malformed, field,

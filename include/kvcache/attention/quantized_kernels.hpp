@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/attention/quantized_queries.hpp>
+#include <kvcache/attention/tile_kernels.hpp>
+#include <kvcache/codec/packed_quants.hpp>
+#include <kvcache/codec/quantized_operand.hpp>
+#include <kvcache/kernel/column_dot.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+/// Reader of a tile of 16-bit floats in strips of 16: of keys by element of head_dim, of values by 16 adjacent elements
+/// of a row.
+template <class Number>
+struct wide_reader {
+    const Number* numbers;
+    std::size_t columns = 0; ///< Strips in a row of values.
+    [[nodiscard]] KVCACHE_INLINE f32x16 operator()(std::size_t d) const noexcept {
+        return f32x16::load(numbers + d * 16);
+    }
+    [[nodiscard]] KVCACHE_INLINE f32x16 operator()(std::size_t lane, std::size_t column) const noexcept {
+        return f32x16::load(numbers + (lane * columns + column) * 16);
+    }
+};
+
+/// Scores of N queries with Tiles tiles. Each score is one chain of multiply-adds over ascending head_dim, as in
+/// `score`. queries: (head_dim, stride), scores: (N, most_tiles, 16)
+template <std::size_t N, std::size_t Tiles, class Reader>
+inline void score_strips(const float* queries, std::size_t stride, std::size_t head_dim, const Reader (&tiles)[Tiles],
+                         float* scores) noexcept {
+    constexpr std::size_t vectors = Tiles * native_parts;
+    native_floats sums[N * vectors];
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i] = native_floats(0.0f);
+    for (std::size_t d = 0; d < head_dim; ++d, queries += stride)
+        KVCACHE_UNROLL for (std::size_t t = 0; t < Tiles; ++t) {
+            const f32x16 keys = tiles[t](d);
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
+                const native_floats query(queries[i]);
+                KVCACHE_UNROLL for (std::size_t p = 0; p < native_parts; ++p) {
+                    auto& sum = sums[i * vectors + t * native_parts + p];
+                    sum = fused(query, keys.part[p], sum);
+                }
+            }
+        }
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i].store_unaligned(
+        scores + (i / vectors * most_tiles) * tile_tokens + i % vectors * native_lanes);
+}
+
+/// Prefetcher of the quantized tiles that come soon. It alternates cache lines of keys and of values, a few at a time
+/// throughout the kernels: part of the prefetches are dropped if all are issued at once.
+class code_fetch {
+public:
+    /// Steps before a tile's keys are scored, and before the weights of its values are quantized. One more step follows
+    /// with each column of values.
+    static constexpr std::size_t before_scores = 2, before_weights = 2;
+
+    code_fetch() = default; ///< Prefetches nothing.
+    /// Prefetches the tiles that follow these and have their size, in steps for `columns` columns.
+    code_fetch(std::span<const attention_tile> tiles, std::size_t columns) noexcept {
+        const codec::quantized_operand& like = tiles.front().codes.keys;
+        const bool scored_by_dots = like.table != nullptr || like.format == codec::quant_format::int8;
+        first_column_ = scored_by_dots ? before_scores + before_weights : 0;
+        std::size_t most = 0;
+        for (std::size_t t = 0; t < tiles.size() && tiles[t].ahead_key_codes != nullptr; ++t) {
+            const std::size_t keys = tiles[t].codes.keys.bytes, values = tiles[t].codes.values.bytes;
+            of_[t] = {tiles[t].ahead_key_codes, tiles[t].ahead_value_codes,
+                      keys > values ? tiles[t].ahead_key_codes : tiles[t].ahead_value_codes, std::min(keys, values),
+                      std::max(keys, values)};
+            most = std::max(of_[t].most, most);
+        }
+        step_ = (most / (columns + first_column_) + 63) / 64 * 64;
+    }
+
+    /// Byte range of a tile that is prefetched in one step.
+    struct bytes {
+        std::size_t first, last;
+    };
+    [[nodiscard]] bytes before_scoring() const noexcept { return some(0, before_scores); }
+    [[nodiscard]] bytes before_weighing() const noexcept { return some(before_scores, before_weights); }
+    [[nodiscard]] bytes with_column(std::size_t c) const noexcept { return some(first_column_ + c, 1); }
+
+    KVCACHE_INLINE void fetch(std::size_t t, const bytes& some) const noexcept {
+        const one_tile& of = of_[t];
+        std::size_t next = some.first;
+        if (next >= of.most)
+            return;
+        for (const std::size_t last = std::min(some.last, of.both); next < last; next += 64) {
+            prefetch(of.keys, next);
+            prefetch(of.values, next);
+        }
+        for (const std::size_t last = std::min(some.last, of.most); next < last; next += 64)
+            prefetch(of.longer, next);
+    }
+
+private:
+    struct one_tile {
+        const std::byte *keys, *values, *longer;
+        std::size_t both, most; // bytes of both operands, and bytes of the longer one
+    };
+    [[nodiscard]] bytes some(std::size_t step, std::size_t steps) const noexcept {
+        return {step * step_, (step + steps) * step_};
+    }
+
+    one_tile of_[most_tiles] = {};
+    std::size_t step_ = 0, first_column_ = 0;
+};
+
+/// Zero-point correction for N queries: `by` times the sum of the query values between `first` and `last`, which are
+/// running sums.
+template <std::size_t N>
+KVCACHE_INLINE inline void zero_point_terms(const std::int32_t* first, const std::int32_t* last, std::int32_t by,
+                                            std::int32_t (&to)[N]) noexcept {
+    std::int32_t between[N];
+    for (std::size_t i = 0; i < N; ++i)
+        between[i] = last[i] - first[i];
+    for (std::size_t i = 0; i < N; ++i)
+        to[i] = between[i] * by;
+    to_memory(to);
+}
+
+/// Scores of the N queries from `first` on with tiles of quantized keys that share one table: one chain over ascending
+/// groups. scores: (N, most_tiles, 16). Prefetches `ahead` meanwhile.
+template <unsigned Bits, bool Linear, std::size_t N>
+inline void score_dots(quantized_queries<operand_for<Bits>>& queries, std::size_t first,
+                       std::span<const attention_tile> tiles, std::size_t head_dim, float* scores,
+                       const code_fetch& ahead) noexcept {
+    const auto asked = queries.template together<N>(first);
+    const auto bytes = ahead.before_scoring();
+    for (std::size_t t = 0; t < tiles.size(); ++t, scores += tile_tokens) {
+        ahead.fetch(t, bytes);
+        const codec::quantized_operand& keys = tiles[t].codes.keys;
+        const auto codes =
+            codec::detail::packed_quants<Bits>(codec::kv_kind::keys, head_dim).view(keys.codes, keys.table);
+        const std::byte* numbers = asked.codes;
+        const std::int32_t* before = asked.before;
+        const half* scales = keys.scales;
+        const std::size_t group = std::min(keys.group, head_dim);
+        f32x16 sums[N];
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] = f32x16::zero();
+        for (std::size_t quad = 0, left = head_dim; left > 0;) {
+            const std::size_t some = std::min(group, left), quads = (some + 3) / 4, sixteens = (some + 15) / 16;
+            std::int32_t own[N];
+            zero_point_terms(before, before + sixteens * N, first_of<Bits>(codes), own);
+            f32x16 dots[N];
+            products_of<Bits, Linear, N>(codes, quad, quads, numbers, own, dots);
+            const f32x16 scale = f32x16::load(scales);
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] = fma(dots[i], scale, sums[i]);
+            quad += quads, left -= some, scales += tile_tokens;
+            before += sixteens * N, numbers += quads * N * operand_for<Bits>::quad_bytes;
+        }
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i)(sums[i] * f32x16::broadcast(queries.scale(first + i)))
+            .store(scores + i * most_tiles * tile_tokens);
+    }
+}
+
+/// The same for keys with a step and a middle for each element of head_dim. The queries are already multiplied by the
+/// steps; `middle` is their product with the middles. middle: (N)
+template <std::size_t N>
+inline void score_channels(quantized_queries<int8_operand>& queries, const codec::quantized_operand& keys,
+                           std::size_t head_dim, const float* middle, float* scores) noexcept {
+    const auto codes = codec::detail::packed_quants<4>(codec::kv_kind::keys, head_dim).view(keys.codes, keys.table);
+    const auto asked = queries.template together<N>(0);
+    std::int32_t own[N];
+    zero_point_terms(asked.before, asked.before + (head_dim + 15) / 16 * N, first_of<4>(codes), own);
+    f32x16 dots[N];
+    products_of<4, true, N>(codes, 0, (head_dim + 3) / 4, asked.codes, own, dots);
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i)
+        fma(dots[i], f32x16::broadcast(queries.scale(i)), f32x16::broadcast(middle[i]))
+            .store(scores + i * most_tiles * tile_tokens);
+}
+
+/// Softmax weights of a tile's values, for each query. Lanes that a query does not see have weight zero.
+struct code_weights {
+    const float* lanes;   ///< (N, most_tiles, 16)
+    const float* rescale; ///< Factor of the sums before the tile is added. (N, most_tiles)
+    bool rescaled;
+
+    [[nodiscard]] const float* of(std::size_t query) const noexcept { return lanes + query * most_tiles * tile_tokens; }
+    [[nodiscard]] float rescale_of(std::size_t query) const noexcept { return rescale[query * most_tiles]; }
+};
+
+/// Adds weighted values to the sums of N queries, for 16 * Columns elements: one chain over ascending lanes.
+template <std::size_t N, std::size_t Columns, class Reader>
+inline void add_strips(const Reader& values, std::size_t column, const code_weights& weights, float* to,
+                       std::size_t stride, const code_fetch& ahead, std::size_t t) noexcept {
+    KVCACHE_UNROLL for (std::size_t c = 0; c < Columns; ++c) ahead.fetch(t, ahead.with_column(column + c));
+    constexpr std::size_t vectors = Columns * native_parts;
+    native_floats sums[N * vectors];
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i] =
+        native_floats::load_unaligned(to + i / vectors * stride + i % vectors * native_lanes);
+    if (weights.rescaled)
+        KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i] =
+            sums[i] * native_floats(weights.rescale_of(i / vectors));
+    for (std::size_t lane = 0; lane < tile_tokens; ++lane)
+        KVCACHE_UNROLL for (std::size_t c = 0; c < Columns; ++c) {
+            const f32x16 numbers = values(lane, column + c);
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
+                const native_floats weight(weights.of(i)[lane]);
+                KVCACHE_UNROLL for (std::size_t p = 0; p < native_parts; ++p) {
+                    auto& sum = sums[i * vectors + c * native_parts + p];
+                    sum = fused(weight, numbers.part[p], sum);
+                }
+            }
+        }
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i].store_unaligned(to + i / vectors * stride +
+                                                                                         i % vectors * native_lanes);
+}
+
+/// The same for columns [column, last), Columns at a time, then in halves.
+template <std::size_t N, std::size_t Columns, class Reader>
+inline void add_columns_of(const Reader& values, std::size_t column, std::size_t last, const code_weights& weights,
+                           float* to, std::size_t stride, const code_fetch& ahead, std::size_t t) noexcept {
+    for (; column + Columns <= last; column += Columns)
+        add_strips<N, Columns>(values, column, weights, to + column * 16, stride, ahead, t);
+    if constexpr (Columns > 1)
+        add_columns_of<N, Columns / 2>(values, column, last, weights, to, stride, ahead, t);
+}
+
+} // namespace kvcache::detail

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/attention/quantized_kernels.hpp>
+#include <kvcache/attention/quantized_queries.hpp>
+#include <kvcache/attention/tile_kernels.hpp>
+#include <kvcache/attention/weighted_tile.hpp>
+#include <kvcache/codec/concept.hpp>
+#include <kvcache/codec/quantized_operand.hpp>
+#include <kvcache/core/aligned.hpp>
+#include <kvcache/core/compiled.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <type_traits>
+
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+/// Whether keys in a format are multiplied with quantized queries, unscaled or scaled by channel steps.
+[[nodiscard]] constexpr bool wants_quantized_queries(codec::quant_format format) noexcept {
+    return format == codec::quant_format::int8 || format == codec::quant_format::four ||
+           format == codec::quant_format::three || format == codec::quant_format::two ||
+           format == codec::quant_format::channels;
+}
+
+/// Maximum number of queries that are multiplied with codes together.
+inline constexpr std::size_t queries_of_codes = 4;
+
+/// Attention arithmetic on tiles that are read in quantized form. The bits of a query depend on no other query and not
+/// on the number of tiles in a call. Formats of 16-bit floats give the same bits as the decoded tile. `Most`: maximum
+/// number of queries that are multiplied with codes together.
+template <std::size_t Most>
+class quantized_tiles {
+public:
+    quantized_tiles(std::size_t head_dim, std::size_t capacity)
+        : head_dim_(head_dim),
+          width_(padded_head_dim(head_dim)),
+          plain_(capacity * width_),
+          whole_(head_dim, capacity),
+          bytes_(head_dim, capacity),
+          scaled_(head_dim, Most) {}
+
+    /// Sets the values of query `q`, times `scale`. (head_dim)
+    void place(std::size_t q, const float* numbers, float scale) noexcept {
+        float* const own = plain_.data() + q * width_;
+        for (std::size_t d = 0; d < head_dim_; ++d)
+            own[d] = numbers[d] * scale;
+        whole_.place(q, own);
+        bytes_.place(q, own);
+    }
+
+    /// Scores of `count` queries from `first` on, up to Most at a time, with tiles that all have the key format and
+    /// table of the first one. queries: (head_dim, count), scores: (count, most_tiles, 16). Prefetches `ahead`
+    /// meanwhile.
+    void score(std::span<const attention_tile> tiles, const float* queries, std::size_t first, std::size_t count,
+               float* scores, const code_fetch& ahead);
+
+    /// Returns whether the values of two tiles can be added in one call.
+    [[nodiscard]] static bool go_together(const codec::quantized_operand& a,
+                                          const codec::quantized_operand& b) noexcept {
+        return a.format == b.format && a.table == b.table && a.group == b.group;
+    }
+
+    /// Adds the weighted values of tiles [begin, end), whose values go together, to the sums of `count` queries, up to
+    /// Most at a time. `q`: index of the first query among the weights. `stride`: floats from one query's sums to the
+    /// next. Lanes that a query does not see have weight zero. Prefetches `ahead` meanwhile.
+    void add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end, const tile_weights& weights,
+             std::size_t q, std::size_t count, float* to, std::size_t stride, const code_fetch& ahead) const;
+
+private:
+    template <class Number>
+    void by_numbers(std::span<const attention_tile> tiles, const float* queries, std::size_t count, float* scores);
+    template <unsigned Bits>
+    void by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
+                 const code_fetch& ahead);
+    void by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count, float* scores,
+                     const code_fetch& ahead);
+    template <std::size_t N, class Some>
+    static void together(std::size_t first, std::size_t count, const Some& some);
+
+    std::size_t head_dim_;
+    std::size_t width_;
+    aligned_vector<float> plain_; // queries (capacity, width)
+    quantized_queries<int16_operand> whole_;
+    quantized_queries<int8_operand> bytes_;
+    quantized_queries<int8_operand> scaled_; // queries times the steps of the channels
+};
+
+[[nodiscard]] inline float* scores_of(float* scores, std::size_t q, std::size_t t) noexcept {
+    return scores + (q * most_tiles + t) * tile_tokens;
+}
+
+// Calls some.operator()<N>(first) for queries [first, count), N at a time, the rest with N halved.
+template <std::size_t Most>
+template <std::size_t N, class Some>
+void quantized_tiles<Most>::together(std::size_t first, std::size_t count, const Some& some) {
+    for (; first + N <= count; first += N)
+        some.template operator()<N>(first);
+    if constexpr (N > 1)
+        together<N / 2>(first, count, some);
+}
+
+// Fewer queries take more tiles at once.
+template <std::size_t Most>
+template <class Number>
+void quantized_tiles<Most>::by_numbers(std::span<const attention_tile> tiles, const float* queries, std::size_t count,
+                                       float* scores) {
+    const auto reads = [&](std::size_t t) {
+        return wide_reader<Number>{reinterpret_cast<const Number*>(tiles[t].codes.keys.codes)};
+    };
+    together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
+        constexpr std::size_t many = tiles_together(N);
+        std::size_t t = 0;
+        for (; t + many <= tiles.size(); t += many) {
+            wide_reader<Number> some[many];
+            for (std::size_t i = 0; i < many; ++i)
+                some[i] = reads(t + i);
+            score_strips<N, many>(queries + q, count, head_dim_, some, scores_of(scores, q, t));
+        }
+        for (; many > 1 && t < tiles.size(); ++t) {
+            const wide_reader<Number> alone[] = {reads(t)};
+            score_strips<N, 1>(queries + q, count, head_dim_, alone, scores_of(scores, q, t));
+        }
+    });
+}
+
+template <std::size_t Most>
+template <unsigned Bits>
+void quantized_tiles<Most>::by_dots(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
+                                    float* scores, const code_fetch& ahead) {
+    auto& queries = [&]() -> auto& {
+        if constexpr (Bits == 8)
+            return whole_;
+        else
+            return bytes_;
+    }
+    ();
+    const bool linear = Bits == 4 && is_linear<Bits>(tiles.front().codes.keys.table);
+    together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
+        const code_fetch fetched = q == 0 ? ahead : code_fetch();
+        if (linear)
+            score_dots<Bits, Bits == 4, N>(queries, first + q, tiles, head_dim_, scores_of(scores, q, 0), fetched);
+        else
+            score_dots<Bits, false, N>(queries, first + q, tiles, head_dim_, scores_of(scores, q, 0), fetched);
+    });
+}
+
+// Queries are multiplied by the steps once for all tiles that share the steps.
+template <std::size_t Most>
+void quantized_tiles<Most>::by_channels(std::span<const attention_tile> tiles, std::size_t first, std::size_t count,
+                                        float* scores, const code_fetch& ahead) {
+    for (std::size_t t = 0, last; t < tiles.size(); t = last) {
+        const half* const steps = tiles[t].codes.keys.scales;
+        for (last = t + 1; last < tiles.size() && tiles[last].codes.keys.scales == steps;)
+            ++last;
+        together<Most>(0, count, [&]<std::size_t N>(std::size_t q) {
+            f32x16 sums[N];
+            KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] = f32x16::zero();
+            const std::size_t width = width_;
+            const float* const own = plain_.data() + (first + q) * width;
+            scaled_.template place_together<N>(0, [&](std::size_t d, f32x16(&x)[N]) KVCACHE_INLINE {
+                const f32x16 step = f32x16::load(steps + d);
+                const f32x16 middle = fma(step, f32x16::broadcast(8.0f), f32x16::load(steps + width + d));
+                KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
+                    x[i] = f32x16::load(own + i * width + d);
+                    sums[i] = fma(x[i], middle, sums[i]);
+                    x[i] = x[i] * step;
+                }
+            });
+            float middle[N];
+            sum(sums, middle);
+            for (std::size_t each = t; each < last; ++each) {
+                if (q == 0)
+                    ahead.fetch(each, ahead.before_scoring());
+                score_channels<N>(scaled_, tiles[each].codes.keys, head_dim_, middle, scores_of(scores, q, each));
+            }
+        });
+    }
+}
+
+template <std::size_t Most>
+void quantized_tiles<Most>::score(std::span<const attention_tile> tiles, const float* queries, std::size_t first,
+                                  std::size_t count, float* scores, const code_fetch& ahead) {
+    switch (tiles.front().codes.keys.format) {
+    case codec::quant_format::none:
+        break;
+    case codec::quant_format::bf16:
+        by_numbers<bfloat16>(tiles, queries, count, scores);
+        break;
+    case codec::quant_format::f16:
+        by_numbers<half>(tiles, queries, count, scores);
+        break;
+    case codec::quant_format::channels:
+        by_channels(tiles, first, count, scores, ahead);
+        break;
+    case codec::quant_format::int8:
+        by_dots<8>(tiles, first, count, scores, ahead);
+        break;
+    case codec::quant_format::four:
+        by_dots<4>(tiles, first, count, scores, ahead);
+        break;
+    case codec::quant_format::three:
+        by_dots<3>(tiles, first, count, scores, ahead);
+        break;
+    case codec::quant_format::two:
+        by_dots<2>(tiles, first, count, scores, ahead);
+        break;
+    }
+}
+
+template <std::size_t Most>
+void quantized_tiles<Most>::add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
+                                const tile_weights& weights, std::size_t q, std::size_t count, float* to,
+                                std::size_t stride, const code_fetch& ahead) const {
+    const auto for_some = [&](const auto& body) {
+        together<Most>(0, count, [&]<std::size_t N>(std::size_t i) {
+            body(
+                [&weights, first = q + i](std::size_t t) {
+                    return code_weights{weights.lanes[first][t], weights.rescale[first] + t, weights.rescaled[t]};
+                },
+                to + i * stride, std::integral_constant<std::size_t, N>{});
+        });
+    };
+    const auto by_numbers = [&]<class Number>(const Number*) {
+        for_some([&](const auto& own, float* sums, auto n) {
+            constexpr std::size_t some = decltype(n)::value;
+            for (std::size_t t = begin; t < end; ++t)
+                add_columns_of<some, columns_together(some)>(
+                    wide_reader<Number>{reinterpret_cast<const Number*>(tiles[t].codes.values.codes), width_ / 16}, 0,
+                    width_ / 16, own(t), sums, stride, ahead, t);
+        });
+    };
+    const auto by_dots = [&](auto bits, auto linear, auto channels) {
+        for_some([&](const auto& own, float* sums, auto n) {
+            add_dots<decltype(bits)::value, decltype(linear)::value, decltype(channels)::value, decltype(n)::value>(
+                begin, end, [&](std::size_t t) -> const codec::quantized_operand& { return tiles[t].codes.values; },
+                own, head_dim_, sums, stride, ahead);
+        });
+    };
+    const codec::quantized_operand& values = tiles[begin].codes.values;
+    switch (values.format) {
+    case codec::quant_format::none:
+        break;
+    case codec::quant_format::bf16:
+        by_numbers(static_cast<const bfloat16*>(nullptr));
+        break;
+    case codec::quant_format::f16:
+        by_numbers(static_cast<const half*>(nullptr));
+        break;
+    case codec::quant_format::int8:
+        by_dots(std::integral_constant<unsigned, 8>{}, std::false_type{}, std::false_type{});
+        break;
+    case codec::quant_format::channels:
+        by_dots(std::integral_constant<unsigned, 4>{}, std::true_type{}, std::true_type{});
+        break;
+    case codec::quant_format::four:
+        if (is_linear<4>(values.table))
+            by_dots(std::integral_constant<unsigned, 4>{}, std::true_type{}, std::false_type{});
+        else
+            by_dots(std::integral_constant<unsigned, 4>{}, std::false_type{}, std::false_type{});
+        break;
+    case codec::quant_format::three:
+        by_dots(std::integral_constant<unsigned, 3>{}, std::false_type{}, std::false_type{});
+        break;
+    case codec::quant_format::two:
+        by_dots(std::integral_constant<unsigned, 2>{}, std::false_type{}, std::false_type{});
+        break;
+    }
+}
+
+#if KVCACHE_COMPILED
+extern template void quantized_tiles<queries_of_codes>::score(std::span<const attention_tile>, const float*,
+                                                              std::size_t, std::size_t, float*, const code_fetch&);
+extern template void quantized_tiles<queries_of_codes>::add(std::span<const attention_tile>, std::size_t, std::size_t,
+                                                            const tile_weights&, std::size_t, std::size_t, float*,
+                                                            std::size_t, const code_fetch&) const;
+#endif
+
+} // namespace kvcache::detail

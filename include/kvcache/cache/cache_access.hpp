@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/sequence_state.hpp>
+#include <kvcache/core/contract.hpp>
+#include <kvcache/core/id.hpp>
+#include <kvcache/core/identity.hpp>
+#include <kvcache/core/page_table.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/index/concept.hpp>
+#include <kvcache/observer/concept.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The cache as its tier, its tenants, its sequences and its leases see it. Not for hosts: the only class that a cache
+/// opens its private members to. Each function takes the cache's lock.
+class cache_access {
+public:
+    // For the tier.
+
+    /// Matches a prompt against the pages in memory. `loaded` of its tokens came from the tier just now. The observer
+    /// gets the match event now if `emits`, otherwise by emit_match().
+    template <class Cache>
+    [[nodiscard]] static auto match_resident(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens,
+                                             bool emits, std::size_t loaded) {
+        const std::lock_guard guard(cache.lock_);
+        const std::size_t page_tokens = cache.shape_.tokens;
+        const index_match found = cache.pages_.index().match(tenant, tokens);
+        auto known = std::make_unique<sequence_state>();
+        known->tenant = tenant;
+        known->prompt = tokens.size();
+        known->tokens.assign(tokens.data(), tokens.data() + found.tokens);
+        std::size_t left = found.tokens;
+        for (const page_id page : found.pages) {
+            const std::size_t rows = std::min(left, page_tokens);
+            known->table.push_back({.page = page, .count = static_cast<std::uint32_t>(rows)});
+            left -= rows;
+        }
+        const std::size_t kept = cache.sequences_.residual().kept(*known, found.tokens);
+        known->tokens.erase(known->tokens.begin() + static_cast<std::ptrdiff_t>(kept), known->tokens.end());
+        known->drop_entries(known->cut(kept));
+        const auto pages = std::span(found.pages).first(known->table.size());
+        if (emits)
+            cache.pages_.tell({event_kind::matched, kept, tokens.size(), pages.size(), pages});
+        typename Cache::match_type made{make_sequence(cache, std::move(known)), tokens.size(), found};
+        made.loaded_ = std::min(loaded, kept);
+        return made;
+    }
+
+    /// Sends the observer the event of a match that was made without one.
+    template <class Cache, class Match>
+    [[nodiscard]] static Match emit_match(Cache& cache, Match found) {
+        std::vector<page_id> pages;
+        for (const page_entry& entry : found.known_.table())
+            pages.push_back(entry.page);
+        const std::lock_guard guard(cache.lock_);
+        cache.pages_.tell({event_kind::matched, found.tokens(), found.of(), pages.size(), pages});
+        return found;
+    }
+
+    /// Expected seconds to compute `rows` rows from position `first` on, from the leases committed so far.
+    template <class Cache>
+    [[nodiscard]] static double prefill_seconds(const Cache& cache, std::size_t first, std::size_t rows) {
+        const std::lock_guard guard(cache.lock_);
+        return cache.pages_.seconds(first, rows);
+    }
+
+    // For tenants. Tenant 0 is the cache's own.
+
+    template <class Cache>
+    static std::uint32_t add_tenant(Cache& cache, const std::string& salt, std::size_t quota) {
+        const std::lock_guard guard(cache.lock_);
+        identity own = cache.identity_;
+        own.tenant = salt;
+        cache.salts_.reserve(cache.salts_.size() + 1);
+        std::string kept = salt;
+        cache.tier_.set(cache.pages_.tenants().size() + 1, own);
+        const std::uint32_t number = cache.pages_.add_tenant(cache.hash_.open(own).root(), quota);
+        cache.salts_.push_back(std::move(kept));
+        return number;
+    }
+
+    template <class Cache>
+    static void set_quota(Cache& cache, std::uint32_t tenant, std::size_t quota) {
+        const std::lock_guard guard(cache.lock_);
+        cache.pages_.set_quota(tenant, quota);
+    }
+
+    template <class Cache>
+    [[nodiscard]] static auto usage(const Cache& cache, std::uint32_t tenant) {
+        const std::lock_guard guard(cache.lock_);
+        return cache.pages_.tenants().usage(tenant);
+    }
+
+    /// The identity of what a tenant stores.
+    template <class Cache>
+    [[nodiscard]] static identity id(const Cache& cache, std::uint32_t tenant) {
+        const std::lock_guard guard(cache.lock_);
+        identity own = cache.identity_;
+        if (tenant > 0)
+            own.tenant = cache.salts_[tenant - 1];
+        return own;
+    }
+
+    template <class Cache>
+    [[nodiscard]] static auto match(Cache& cache, std::uint32_t tenant, std::span<const token_id> tokens) {
+        return cache.tier_.match(cache, tenant, tokens);
+    }
+
+    /// An empty sequence of a tenant.
+    template <class Cache>
+    [[nodiscard]] static auto open(Cache& cache, std::uint32_t tenant) {
+        const std::lock_guard guard(cache.lock_);
+        auto state = std::make_unique<sequence_state>();
+        state->tenant = tenant;
+        return make_sequence(cache, std::move(state));
+    }
+
+    // For sequences.
+
+    template <class Cache>
+    static void release(Cache& cache, sequence_state& state) noexcept {
+        const std::lock_guard guard(cache.lock_);
+        cache.sequences_.leave(state);
+    }
+
+    template <class Cache>
+    [[nodiscard]] static auto fork(Cache& cache, const sequence_state& from, std::size_t tokens) {
+        expects(tokens <= from.tokens.size() && !from.has_lease, "a fork lies inside a sequence without a lease");
+        const std::lock_guard guard(cache.lock_);
+        return make_sequence(cache, from.begin(cache.sequences_.residual().kept(from, tokens), cache.shape_.tokens));
+    }
+
+    template <class Cache>
+    static void truncate(Cache& cache, sequence_state& state, std::size_t tokens) {
+        expects(tokens <= state.tokens.size() && !state.has_lease,
+                "a truncation lies inside a sequence without a lease");
+        const std::lock_guard guard(cache.lock_);
+        cache.sequences_.truncate(state, cache.sequences_.residual().kept(state, tokens));
+    }
+
+    template <class Cache>
+    [[nodiscard]] static result<typename Cache::sequence> erase_range(Cache& cache, const sequence_state& from,
+                                                                      std::size_t first, std::size_t count) {
+        expects(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.has_lease,
+                "an erased range lies inside a sequence without a lease");
+        const std::lock_guard guard(cache.lock_);
+        auto kept = from.begin(first, cache.shape_.tokens);
+        const auto after = kept->leave_out(from, first, count);
+        cache.sequences_.enter(*kept);
+        if (after.size() > cache.pages_.room(from.tenant) || !cache.sequences_.copy_rows(*kept, cache.codec_, after)) {
+            cache.sequences_.leave(*kept);
+            return cache.sequences_.refuse(from, from.tokens.size() - first - count, after.size(),
+                                           cache.codec_.page_bytes());
+        }
+        typename Cache::sequence made{cache, std::move(kept)};
+        return made;
+    }
+
+    /// The sequence of a state, which holds its pages from now on. Requires: the cache is locked.
+    template <class Cache>
+    [[nodiscard]] static auto make_sequence(Cache& cache, std::unique_ptr<sequence_state> state) noexcept {
+        cache.sequences_.enter(*state);
+        return typename Cache::sequence{cache, std::move(state)};
+    }
+
+    // For leases.
+
+    template <class Cache>
+    static void commit(Cache& cache, sequence_state& state, std::span<const token_id> tokens) {
+        {
+            const std::lock_guard guard(cache.lock_);
+            cache.sequences_.commit(state, tokens);
+            cache.pages_.tell({event_kind::stored, tokens.size(), 0, 0});
+        }
+        cache.tier_.store(cache, state);
+    }
+
+    template <class Cache>
+    static void commit_in_place(Cache& cache, sequence_state& state, std::span<const token_id> tokens) {
+        const std::lock_guard guard(cache.lock_);
+        cache.sequences_.commit_unmeasured(state, tokens);
+        cache.pages_.tell({event_kind::stored, tokens.size(), 0, 0});
+    }
+
+    template <class Cache>
+    static void rollback(Cache& cache, sequence_state& state) noexcept {
+        const std::lock_guard guard(cache.lock_);
+        cache.sequences_.undo(state);
+    }
+
+    /// Full-precision rows that a lease will attach to the page of a table entry; empty if it attaches none.
+    template <class Cache>
+    [[nodiscard]] static std::span<std::byte> residual_bytes(const Cache& cache, const sequence_state& state,
+                                                             std::size_t entry) {
+        auto* rows = cache.sequences_.residual().given(state, entry);
+        return rows != nullptr ? rows->bytes() : std::span<std::byte>();
+    }
+};
+
+} // namespace kvcache

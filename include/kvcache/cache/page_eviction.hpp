@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/prefill_cost.hpp>
+#include <kvcache/core/digest.hpp>
+#include <kvcache/core/identity.hpp>
+#include <kvcache/core/shape.hpp>
+#include <kvcache/eviction/concept.hpp>
+#include <kvcache/hash/concept.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Adapts the pages of an index to the eviction policy: their keys, the cost that a hit saves, and their children.
+template <hash_state Hash, eviction_state Eviction>
+class page_eviction {
+public:
+    /// `roots` are pages of the index in addition to those of the pool: they have names and are never ranked.
+    template <class Hashes, class Evictions>
+    page_eviction(page_shape shape, std::size_t pages, std::size_t page_bytes, std::size_t roots, const identity& id,
+                  const Hashes& hashes, const Evictions& evictions)
+        : page_tokens_(shape.tokens),
+          page_bytes_(page_bytes),
+          hash_(hashes.open(id)),
+          eviction_(evictions.open({.slots = pages, .bytes = pages * page_bytes})),
+          prefixes_(pages + roots),
+          depths_(pages),
+          flags_(pages, 0) {}
+
+    /// By page: the digest of all tokens up to the end of a ranked page, or of a root.
+    [[nodiscard]] std::span<const digest> prefixes() const noexcept { return prefixes_; }
+    void name_root(page_id root, const digest& name) { prefixes_[index_of(root)] = name; }
+
+    [[nodiscard]] bool ranked(page_id page) const noexcept { return (flags_[index_of(page)] & is_ranked) != 0; }
+
+    /// Records that computing `rows` rows from position `first` on took `seconds`.
+    void measure(std::size_t first, std::size_t rows, double seconds) noexcept { cost_.measure(first, rows, seconds); }
+
+    /// The estimated time to compute `rows` rows from position `first` on.
+    [[nodiscard]] double seconds(std::size_t first, std::size_t rows) const noexcept {
+        return cost_.seconds(first, rows);
+    }
+
+    /// Ranks a page of the index. `length` is the number of pages of its request; if zero, the request ends with this
+    /// page.
+    /// Throws: bad_alloc; the page is then not ranked.
+    template <class Index>
+    void rank(const Index& index, page_id page, std::size_t length) {
+        if (ranked(page))
+            return;
+        const auto parent = index.parent(page), above = index.above(page);
+        const auto run = index.run(page);
+        const std::uint32_t depth = parent ? depths_[index_of(*parent)] + 1 : 0;
+        depths_[index_of(page)] = depth;
+        prefixes_[index_of(page)] = hash_.chain(above ? prefixes_[index_of(*above)] : hash_.root(), run);
+        const eviction_entry newcomer{.key = prefixes_[index_of(page)].low,
+                                      .bytes = page_bytes_,
+                                      .cost = cost_.seconds(depth * page_tokens_, run.size()),
+                                      .parent = parent ? std::optional(slot_of(*parent)) : std::nullopt,
+                                      .depth = depth,
+                                      .length = length > depth ? static_cast<std::uint32_t>(length) : depth + 1};
+        on_miss(eviction_, newcomer);
+        eviction_.admit(slot_of(page), newcomer);
+        flags_[index_of(page)] = is_ranked;
+        follow(index, page);
+    }
+
+    /// Reports to the policy whether a page has children, after that may have changed.
+    template <class Index>
+    void follow(const Index& index, std::optional<page_id> page) noexcept {
+        if (page && ranked(*page))
+            set_has_children(*page, !index.leaf(*page));
+    }
+
+    void unrank(page_id page) noexcept {
+        if (!ranked(page))
+            return;
+        set_has_children(page, false);
+        eviction_.erase(slot_of(page));
+        flags_[index_of(page)] = 0;
+    }
+
+    void touch(page_id page) noexcept {
+        if (ranked(page))
+            eviction_.touch(slot_of(page));
+    }
+
+    /// Requires: the page is ranked, as in `evict`.
+    void on_released(page_id page) noexcept { kvcache::on_released(eviction_, slot_of(page)); }
+
+    /// The page to evict among those for which `is_evictable(page)` holds.
+    template <class MayLeave>
+    [[nodiscard]] std::optional<page_id> victim(MayLeave&& is_evictable) {
+        const std::optional<slot_id> slot =
+            eviction_.victim([&](slot_id candidate) { return is_evictable(page_id{index_of(candidate)}); });
+        return slot ? std::optional(page_id{index_of(*slot)}) : std::nullopt;
+    }
+
+    void evict(page_id page) noexcept {
+        kvcache::evict(eviction_, slot_of(page));
+        flags_[index_of(page)] = 0;
+    }
+
+private:
+    static constexpr std::uint8_t is_ranked = 1, has_children = 2;
+
+    [[nodiscard]] static slot_id slot_of(page_id page) noexcept { return slot_id{index_of(page)}; }
+
+    void set_has_children(page_id page, bool covered) noexcept {
+        std::uint8_t& flags = flags_[index_of(page)];
+        if (covered == ((flags & has_children) != 0))
+            return;
+        if (covered)
+            on_child_added(eviction_, slot_of(page));
+        else
+            on_last_child_removed(eviction_, slot_of(page));
+        flags ^= has_children;
+    }
+
+    std::size_t page_tokens_, page_bytes_;
+    Hash hash_;
+    Eviction eviction_;
+    prefill_cost cost_;
+    std::vector<digest> prefixes_;
+    std::vector<std::uint32_t> depths_; // by page: full pages before it
+    std::vector<std::uint8_t> flags_;   // by page
+};
+
+} // namespace kvcache

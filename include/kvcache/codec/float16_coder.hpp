@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/codec/kv_kind.hpp>
+#include <kvcache/kernel/number_format.hpp>
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <type_traits>
+
+namespace kvcache::inline KVCACHE_ABI::codec::detail {
+
+/// Coder of a tile in 16-bit floats, in the tile's own order: keys (head_dim, 16), values (16, padded_head_dim).
+template <class Number>
+class float16_coder {
+public:
+    float16_coder(kv_kind side, std::size_t head_dim) : numbers_(tile_numbers(side, head_dim)) {}
+
+    [[nodiscard]] std::size_t tokens() const noexcept { return tile_tokens; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return numbers_ * sizeof(Number); }
+    [[nodiscard]] std::string name() const { return std::is_same_v<Number, half> ? "f16" : "bf16"; }
+    void transform(std::span<float>) const noexcept {}
+    void inverse_transform(std::span<float>) const noexcept {}
+
+    void encode(const float* from, std::byte* to) const noexcept {
+        auto* const numbers = reinterpret_cast<Number*>(to);
+        for (std::size_t i = 0; i < numbers_; ++i)
+            if constexpr (std::is_same_v<Number, half>)
+                numbers[i] = to_half(from[i]);
+            else
+                numbers[i] = to_bfloat16(from[i]);
+    }
+
+    void decode(const std::byte* from, std::size_t, float* to) const noexcept {
+        const auto* const numbers = reinterpret_cast<const Number*>(from);
+        for (std::size_t i = 0; i < numbers_; i += 16)
+            f32x16::load(numbers + i).store(to + i);
+    }
+
+    /// Returns the operand that describes the encoded tile.
+    [[nodiscard]] quantized_operand codes(const std::byte* from, std::size_t) const noexcept {
+        return {.format = std::is_same_v<Number, half> ? quant_format::f16 : quant_format::bf16,
+                .codes = from,
+                .bytes = bytes()};
+    }
+
+private:
+    std::size_t numbers_;
+};
+
+} // namespace kvcache::codec::detail

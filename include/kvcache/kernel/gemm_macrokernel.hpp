@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/aligned.hpp>
+#include <kvcache/kernel/gemm_microkernel.hpp>
+#include <kvcache/kernel/packed_matrix.hpp>
+#include <kvcache/kernel/packed_microkernel.hpp>
+#include <kvcache/kernel/simd.hpp>
+#include <kvcache/kernel/strided_rows.hpp>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <utility>
+
+namespace kvcache::inline KVCACHE_ABI {
+
+namespace detail {
+
+// GEMM of a block of rows with some strips of weights.
+template <weight_format Weight>
+class gemm_macrokernel {
+public:
+    gemm_macrokernel(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y) : x_(x), w_(w), y_(y) {}
+
+    // Few rows: each weight is read once, by tiles as wide as the registers allow.
+    void run_few(std::size_t strip, std::size_t last) const {
+        with_rows<tallest_tile>(x_.rows, [&]<std::size_t Rows> { run_few<Rows, strips_at_once(Rows)>(strip, last); });
+    }
+
+    // Unpacked rows, for the inputs from `k` on: the up to three inputs left over by packing. Without inputs it writes
+    // zeros.
+    void run_rest(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last, std::size_t k) const {
+        for (; strip < last; ++strip)
+            run_strip(row, last_row, strip, k, w_.inputs() - k);
+    }
+
+    // Number of input blocks of packed rows; blocks are multiples of 4 inputs.
+    [[nodiscard]] std::size_t packed_blocks() const { return (w_.inputs() / 4 * 4 + block_inputs - 1) / block_inputs; }
+    [[nodiscard]] std::size_t packed_input(std::size_t block) const {
+        return w_.inputs() / 4 * block / packed_blocks() * 4;
+    }
+
+    // Packs the rows of a tile for one block of inputs.
+    void pack_tile(std::size_t row, std::size_t last_row, std::size_t tile, std::size_t block, float* packed) const {
+        const row_tiles tiles(last_row - row);
+        const std::size_t k = packed_input(block), inputs = packed_input(block + 1) - k;
+        if (tile < tiles.count)
+            pack_a(x_.data + (row + tiles.row(tile)) * x_.stride + k, x_.stride, tiles.rows(tile), inputs,
+                   packed + tile * inputs * packed_rows);
+    }
+    // Unpacked rows of a block of inputs, to prefetch; null if there are no such rows.
+    [[nodiscard]] const float* unpacked(std::size_t row, std::size_t block) const {
+        return row < x_.rows ? x_.data + row * x_.stride + packed_input(block) : nullptr;
+    }
+    // Packed rows with some strips. The first and the last strip may be partial: `cut` pieces a strip, by rows. `soon`:
+    // rows that are packed next, or null.
+    void run_packed(std::size_t row, std::size_t last_row, std::size_t piece, std::size_t last, std::size_t cut,
+                    std::size_t block, const float* packed, const float* soon) const {
+        const std::size_t k = packed_input(block);
+        const packed_block rows{packed, soon, row, row_tiles(last_row - row), k, packed_input(block + 1) - k};
+        for (std::size_t next; piece < last; piece = next) {
+            const std::size_t strip = piece / cut;
+            next = std::min(last, (strip + 1) * cut);
+            run_packed_strip(rows, strip, rows.tiles.count * (piece - strip * cut) / cut,
+                             rows.tiles.count * (next - strip * cut) / cut);
+        }
+    }
+
+private:
+    using matrix = packed_matrix<Weight>;
+
+    // Weights of a strip, from input `k` on.
+    [[nodiscard]] const Weight* weights(std::size_t strip, std::size_t k) const {
+        return w_.strip(strip) + k * w_.width(strip);
+    }
+
+    // `Strips` strips at a time, then the rest with fewer; the last strip may have fewer panels.
+    template <std::size_t Rows, std::size_t Strips>
+    void run_few(std::size_t strip, std::size_t last) const {
+        const std::size_t whole = std::min(last, w_.panels() / matrix::strip_panels);
+        for (; strip + Strips <= whole; strip += Strips)
+            run_few<Rows, Strips, matrix::strip_panels>(strip);
+        if constexpr (Strips > 1)
+            run_few<Rows, Strips / 2>(strip, last);
+        else if (strip < last)
+            with_rows<matrix::strip_panels>(w_.width(strip) / matrix::panel_width,
+                                            [&]<std::size_t Width> { run_few<Rows, 1, Width>(strip); });
+    }
+    template <std::size_t Rows, std::size_t Strips, std::size_t Width>
+    void run_few(std::size_t strip) const {
+        const std::size_t output = strip * matrix::strip_width;
+        gemm_microkernel<Rows, Strips, Width>(x_.data, x_.stride, w_.strip(strip), w_.inputs() * matrix::strip_width,
+                                              w_.inputs(), y_.data + output, y_.stride, w_.outputs() - output, true);
+    }
+
+    // Buffer for a strip's weights of a block of inputs, widened to float32.
+    struct wide_weights {
+        alignas(line_bytes) float data[std::same_as<Weight, float> ? 1 : block_inputs * matrix::strip_width];
+    };
+
+    // Packed rows from `row` on, for a block of inputs from `k` on; and the rows that are packed next, or null.
+    struct packed_block {
+        const float* numbers;
+        const float* soon;
+        std::size_t row;
+        row_tiles tiles;
+        std::size_t k, inputs;
+    };
+
+    // Some tiles with one strip. Prefetches meanwhile: the weights of the next strip in memory, which usually runs
+    // next, or after the last strip the next rows.
+    void run_packed_strip(const packed_block& rows, std::size_t strip, std::size_t first_tile,
+                          std::size_t last_tile) const {
+        const std::size_t output = strip * matrix::strip_width, width = w_.width(strip), inputs = rows.inputs;
+        const bool more = strip + 1 < w_.strips();
+        bytes_ahead ahead = more ? weights_behind(rows, strip) : rows_behind(rows);
+        const std::size_t asked = asks_of(rows) * ahead.times * ahead.step; // bytes prefetched by a tile
+        wide_weights wide;
+        for (std::size_t t = first_tile; t < last_tile; ++t) {
+            ahead.at = more ? t * asked : rows.tiles.row(t) * x_.stride * sizeof(float);
+            with_rows<packed_rows, fewest_rows>(rows.tiles.rows(t), [&]<std::size_t Rows> {
+                with_rows<matrix::strip_panels>(width / matrix::panel_width, [&]<std::size_t Panels> {
+                    const auto run = [&](const auto* from) {
+                        packed_microkernel<Rows, Panels>(rows.numbers + t * inputs * packed_rows, from, wide.data,
+                                                         inputs,
+                                                         y_.data + (rows.row + rows.tiles.row(t)) * y_.stride + output,
+                                                         y_.stride, w_.outputs() - output, rows.k == 0, ahead);
+                    };
+                    std::same_as<Weight, float> || t == first_tile ? run(weights(strip, rows.k))
+                                                                   : run(std::as_const(wide).data);
+                });
+            });
+        }
+    }
+
+    [[nodiscard]] static std::size_t asks_of(const packed_block& rows) { // prefetch points of a tile
+        return (rows.inputs + asked_every - 1) / asked_every;
+    }
+    // The next strip's weights; each tile prefetches a share.
+    [[nodiscard]] bytes_ahead weights_behind(const packed_block& rows, std::size_t strip) const {
+        const std::size_t bytes = rows.inputs * w_.width(strip + 1) * sizeof(Weight);
+        const std::size_t asks = asks_of(rows) * rows.tiles.count, times = (bytes / line_bytes + asks - 1) / asks;
+        return {weights(strip + 1, rows.k), 0, bytes / std::max<std::size_t>(1, asks * times), times};
+    }
+    // The rows that are packed next; each tile prefetches those in its place.
+    [[nodiscard]] bytes_ahead rows_behind(const packed_block& rows) const {
+        if (rows.soon == nullptr)
+            return {};
+        const std::size_t bytes = rows.inputs * sizeof(float);
+        return {rows.soon, 0, line_bytes, packed_rows * asked_every / 16, bytes, x_.stride * sizeof(float) - bytes};
+    }
+
+    // The same with unpacked rows.
+    void run_strip(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t k, std::size_t inputs) const {
+        const std::size_t output = strip * matrix::strip_width;
+        const row_tiles tiles(last_row - row);
+        for (std::size_t t = 0; t < tiles.count; ++t) {
+            const std::size_t at = row + tiles.row(t);
+            with_rows<packed_rows, fewest_rows>(tiles.rows(t), [&]<std::size_t Rows> {
+                with_rows<matrix::strip_panels>(w_.width(strip) / matrix::panel_width, [&]<std::size_t Panels> {
+                    gemm_microkernel<Rows, 1, Panels>(x_.data + at * x_.stride + k, x_.stride, weights(strip, k), 0,
+                                                      inputs, y_.data + at * y_.stride + output, y_.stride,
+                                                      w_.outputs() - output, k == 0);
+                });
+            });
+        }
+    }
+
+    const rows_in& x_;
+    const packed_matrix<Weight>& w_;
+    const rows_out& y_;
+};
+
+} // namespace detail
+
+} // namespace kvcache

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/observer/concept.hpp>
+
+namespace kvcache::inline KVCACHE_ABI::observer {
+
+/// No observer; it has no cost.
+struct none {
+    using role = observer_role;
+    struct state {
+        void on(const event&) noexcept {}
+    };
+    [[nodiscard]] state open() const { return {}; }
+};
+
+static_assert(observer_policy<none>);
+
+} // namespace kvcache::observer

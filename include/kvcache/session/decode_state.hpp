@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/compiled.hpp>
+#include <kvcache/core/id.hpp>
+#include <kvcache/core/result.hpp>
+#include <kvcache/session/sampler.hpp>
+#include <kvcache/session/token_counts.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Conditions that end an answer.
+struct stop_criteria {
+    std::size_t max_tokens = 256;    ///< Maximum tokens; the positions of the model are a further limit.
+    std::vector<token_id> stop = {}; ///< Each ends the answer, and is its last token.
+};
+
+/// Draws the tokens of an answer and detects its end. The caller runs each token but the last. Requires: `draw` and
+/// `until` outlive it.
+class decode_state {
+public:
+    /// Of a prompt for which the model has `positions` positions in all.
+    decode_state(const sampler& draw, const stop_criteria& until, std::span<const token_id> prompt,
+                 std::size_t positions)
+        : draw_(draw), until_(until), most_(std::min(until.max_tokens, positions - prompt.size() + 1)) {
+        if (draw.penalises())
+            counts_ = token_counts(prompt);
+    }
+
+    /// Returns whether no further token is to be drawn.
+    [[nodiscard]] bool over() const noexcept { return stopped_ || drawn_ >= most_; }
+    /// Returns whether a stop token ended the answer.
+    [[nodiscard]] bool stopped() const noexcept { return stopped_; }
+
+    /// Draws the next token from the logits of the token before it, (vocabulary). Requires: !over(). Errors:
+    /// malformed for a logit that is not finite. Cost: O(vocabulary).
+    KVCACHE_LAZY [[nodiscard]] result<token_id> next(std::span<const float> logits) {
+        if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); }))
+            return error{error_code::malformed, "logits",
+                         "the model gave a logit that is no finite number; its weights are damaged"};
+        const token_id token = draw_.draw(logits, drawn_++, counts_);
+        if (draw_.penalises())
+            counts_.add(token);
+        stopped_ = std::ranges::find(until_.stop, token) != until_.stop.end();
+        return token;
+    }
+
+private:
+    const sampler& draw_;
+    const stop_criteria& until_;
+    std::size_t most_;
+    std::size_t drawn_ = 0;
+    bool stopped_ = false;
+    token_counts counts_;
+};
+
+} // namespace kvcache

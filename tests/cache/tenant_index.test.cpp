@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/cache/tenant_index.hpp>
+#include <kvcache/index/radix.hpp>
+
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+TEST_CASE("the same tokens under two roots are two pages that do not know of each other") {
+    kv::tenant_index<kv::index::radix::state> index(kv::index::radix{}, {.tokens = 16}, 4, 2);
+    index.add_root(1);
+    index.add_root(2);
+    const std::vector<kv::token_id> run(16, kv::token_id{2});
+    CHECK(index.match(1, run).tokens == 0);
+    CHECK(index.insert(index.root_of(1), run, kv::page_id{0}).what == kv::insertion::outcome::inserted);
+    CHECK(index.match(1, run).pages == std::vector{kv::page_id{0}});
+    CHECK(index.match(2, run).pages.empty());
+    CHECK(index.insert(index.root_of(2), run, kv::page_id{1}).what == kv::insertion::outcome::inserted);
+    CHECK(index.parent(kv::page_id{1}) == std::nullopt);
+    CHECK(index.above(kv::page_id{1}) == index.root_of(2));
+    CHECK(index.root_of(0) == std::nullopt);
+}

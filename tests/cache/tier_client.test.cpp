@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: MIT
+// A cache with a tier, whose rows are a function of all tokens before them: whatever the tier does, no row is wrong.
+#include <kvcache/cache/compose.hpp>
+#include <kvcache/cache/tenant_cache.hpp>
+#include <kvcache/codec/int8.hpp>
+#include <kvcache/core/mix64.hpp>
+#include <kvcache/storage/fault_injecting.hpp>
+#include <kvcache/tier/all.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "past_rows.hpp"
+#include <catch2/catch.hpp>
+
+namespace kv = kvcache;
+
+namespace {
+
+using namespace testing_rows;
+
+// One store for several caches, like a disk.
+struct shared {
+    using role = kv::tier_role;
+    kv::tier::memory<>::state* store = nullptr;
+    struct state {
+        kv::tier::memory<>::state* store;
+        template <class Use>
+        kv::result<bool> read(const kv::sha256_digest& name, Use&& use) {
+            return store->read(name, use);
+        }
+        kv::result<void> put(const kv::tier_entry& e, std::span<const std::span<const std::byte>> p) {
+            return store->put(e, p);
+        }
+        bool contains(const kv::sha256_digest& name) { return store->contains(name); }
+        kv::result<void> erase(const kv::sha256_digest& name) { return store->erase(name); }
+        kv::result<void> flush() { return store->flush(); }
+        kv::result<void> status() const { return {}; }
+        kv::tier_counts counts() const { return store->counts(); }
+    };
+    state open() const { return {store}; }
+};
+static_assert(kv::tier_policy<shared>);
+
+} // namespace
+
+TEST_CASE("a cache that begins anew finds in the tier what another has stored") {
+    auto store = kv::tier::memory<>{}.open();
+    const tokens prompt = some(100, 1);
+    {
+        auto first = made(20, shared{&store});
+        CHECK(prefill(first, prompt).known == 0);
+        CHECK(first.tier_stats().handed_over == 6);
+        CHECK(prefill(first, prompt).loaded == 0); // cached in memory
+        CHECK(first.tier_stats().handed_over == 6);
+    }
+    auto second = made(20, shared{&store});
+    const answer again = prefill(second, prompt);
+    CHECK(again.known == 96);
+    CHECK(again.loaded == 96);
+    CHECK(again.words == "96 of 100 tokens known, 96 of them from the tier; nothing is stored behind them");
+    CHECK(second.tier_stats().hits == 1);
+    CHECK(second.tier_stats().handed_over == 0);
+    CHECK(prefill(second, prompt).loaded == 0);
+    tokens longer = prompt;
+    longer.resize(60);
+    auto third = made(3, shared{&store}); // memory for three pages, and the prompt needs four
+    auto found = third.match(longer);
+    CHECK(found.loaded() <= 48);
+    CHECK(third.check());
+    CHECK(second.check());
+}
+
+namespace {
+
+// A null tier; any other call to it is counted.
+struct hollow {
+    using role = kv::tier_role;
+    int* asked = nullptr;
+    struct state {
+        int* asked;
+        template <class Use>
+        kv::result<bool> read(const kv::sha256_digest&, Use&&) {
+            return ++*asked, false;
+        }
+        kv::result<void> put(const kv::tier_entry&, std::span<const std::span<const std::byte>>) {
+            return ++*asked, kv::result<void>();
+        }
+        bool contains(const kv::sha256_digest&) { return ++*asked, false; }
+        kv::result<void> erase(const kv::sha256_digest&) { return ++*asked, kv::result<void>(); }
+        kv::result<void> flush() { return {}; }
+        kv::result<void> status() const { return {}; }
+        kv::tier_counts counts() const { return {}; }
+        bool is_null() const noexcept { return true; }
+    };
+    state open() const { return {asked}; }
+};
+
+} // namespace
+
+TEST_CASE("a tier that holds nothing is asked nothing, through others too") {
+    int asked = 0;
+    const auto quiet = [&](auto tier) {
+        auto cache = made(20, tier);
+        CHECK(prefill(cache, some(100, 1)).known == 0);
+        CHECK(prefill(cache, some(100, 1)).known == 100);
+        CHECK_FALSE(cache.tier_may_know(some(100, 2)));
+        CHECK(cache.prefetch(some(100, 2)) == 0);
+        CHECK(cache.tier_stats().asked == 0);
+        CHECK(cache.tier_stats().handed_over == 0);
+        CHECK(asked == 0);
+        CHECK(cache.check());
+    };
+    quiet(hollow{&asked});
+    quiet(kv::tier::fault_injecting<hollow>{.inner = {&asked}});
+    quiet(kv::tier::cost_gated<hollow>{.inner = {&asked}});
+    quiet(kv::tier::chain<hollow, kv::tier::none>{.first = {&asked}, .second = {}});
+}
+
+TEST_CASE("what was cut and said otherwise is stored under its own past") {
+    auto store = kv::tier::memory<>{}.open();
+    auto first = made(40, shared{&store});
+    const tokens a = some(64, 2), b = some(64, 3);
+    auto sequence = first.open();
+    REQUIRE(extend(first, sequence, a));
+    sequence.truncate(20);
+    REQUIRE(extend(first, sequence, b));
+    sequence.truncate(16);
+    REQUIRE(extend(first, sequence, std::span(a).subspan(16)));
+    auto fork = sequence.fork(40);
+    REQUIRE(extend(first, fork, b));
+    for (const auto* said : {&sequence, &fork}) {
+        auto second = made(40, shared{&store});
+        const tokens all(said->tokens().begin(), said->tokens().end());
+        CHECK(prefill(second, all).loaded == all.size() / 16 * 16);
+    }
+    CHECK(first.check());
+}
+
+TEST_CASE("other identities, tenants and keys find nothing") {
+    auto store = kv::tier::memory<>{}.open();
+    const tokens prompt = some(64, 4);
+    auto own = made(20, shared{&store});
+    prefill(own, prompt);
+    auto other = kv::make_cache(kv::identity{.weights = {1, 3}}, shape, pages(20), shared{&store});
+    CHECK(prefill(other, prompt).known == 0);
+    auto tenants = kv::make_tenant_cache(2, kv::identity{.weights = {1, 2}}, shape, pages(40), shared{&store});
+    auto alice = *tenants.open(kv::tenant_salt("alice"), 20), bob = *tenants.open(kv::tenant_salt("bob"), 20);
+    CHECK(prefill(alice, prompt).known == 0);
+    CHECK(prefill(bob, prompt).known == 0);
+    CHECK(tenants.check());
+    auto anew = kv::make_tenant_cache(2, kv::identity{.weights = {1, 2}}, shape, pages(40), shared{&store});
+    auto bob_again = *anew.open(kv::tenant_salt("bob"), 20);
+    CHECK(prefill(bob_again, prompt).loaded == 64);
+    CHECK(anew.check());
+}
+
+TEST_CASE("ten thousand faults of a tier are no wrong row and no lost page") {
+    const auto stress = [](kv::tier::fault_injecting<> how, std::size_t rounds, std::uint64_t seed) {
+        how.seed = seed;
+        how.inner = {.bytes = 60000, .records = 40};
+        std::mt19937 dice(static_cast<unsigned>(seed));
+        auto cache = made(6, how);
+        std::uint64_t struck = 0;
+        for (std::size_t round = 0; round < rounds; ++round) {
+            tokens prompt = some(64, static_cast<unsigned>(dice() % 12));
+            prompt.resize(33 + dice() % 32);
+            prefill(cache, prompt);
+        }
+        CHECK(cache.check());
+        CHECK(cache.stats().in_use == 0);
+        const auto now = cache.tier_stats();
+        struck += now.refused + now.failed;
+        CHECK((struck == 0 || now.last));
+        return struck;
+    };
+    std::uint64_t struck = 0;
+    for (std::uint64_t seed = 0; seed < 8; ++seed) {
+        struck += stress({.flip = 1}, 800, seed);
+        struck += stress({.cut = 1}, 800, seed);
+        struck += stress({.confuse = 1}, 400, seed);
+        struck += stress({.flip = 3, .confuse = 2}, 300, seed);
+        struck += stress({.fail = 2}, 300, seed);
+        struck += stress({.lose = 2, .repeat = 3, .flip = 2}, 300, seed);
+        struck += stress({.disconnect = 100}, 300, seed);
+    }
+    INFO(struck);
+    CHECK(struck >= 10000);
+}
+
+TEST_CASE("a storage that fails and a small pool lose nothing under a tier") {
+    auto store = kv::tier::memory<>{}.open();
+    auto whole = made(20, shared{&store});
+    prefill(whole, some(100, 5));
+    for (std::uint64_t every = 1; every < 9; ++every) {
+        auto cache = made(8, shared{&store}, kv::storage::fault_injecting<>{.every = every});
+        for (int i = 0; i < 5; ++i) {
+            auto found = cache.match(some(100, 5));
+            CHECK(cache.check());
+        }
+        CHECK(cache.stats().in_use == 0);
+    }
+}
+
+namespace {
+
+// A store that confuses names: any read returns the stored records in turn.
+struct mixed_up {
+    using role = kv::tier_role;
+    std::vector<std::vector<std::byte>>* records = nullptr;
+    struct state {
+        std::vector<std::vector<std::byte>>* records;
+        std::size_t next = 0;
+        template <class Use>
+        kv::result<bool> read(const kv::sha256_digest&, Use&& use) {
+            use(std::span<const std::byte>((*records)[next++ % records->size()]));
+            return true;
+        }
+        kv::result<void> put(const kv::tier_entry&, std::span<const std::span<const std::byte>> pieces) {
+            auto& all = records->emplace_back();
+            for (const auto piece : pieces)
+                all.insert(all.end(), piece.begin(), piece.end());
+            return {};
+        }
+        bool contains(const kv::sha256_digest&) { return !records->empty(); }
+        kv::result<void> erase(const kv::sha256_digest&) { return {}; }
+        kv::result<void> flush() { return {}; }
+        kv::result<void> status() const { return {}; }
+        kv::tier_counts counts() const { return {}; }
+    };
+    state open() const { return {records}; }
+};
+
+} // namespace
+
+TEST_CASE("records of wrong neighbours are refused by the field that differs") {
+    std::vector<std::vector<std::byte>> records;
+    const kv::identity own{.weights = {1, 2}, .tokenizer = {3, 4}, .config = "c", .rope = "r", .weight_format = "f32"};
+    const tokens prompt = some(16, 6);
+    auto first = kv::make_cache(own, shape, pages(4), mixed_up{&records});
+    prefill(first, prompt);
+    REQUIRE(records.size() == 1);
+    unsigned asked = 6;
+    const auto refusal = [&](kv::identity id, kv::page_shape with, const auto&... policies) {
+        auto kept = records;
+        auto cache = kv::make_cache(id, with, pages(8), mixed_up{&kept}, policies...);
+        CHECK(cache.match(some(64, asked)).tokens() == 0);
+        CHECK(cache.tier_stats().refused == 1);
+        CHECK(cache.check());
+        return cache.tier_stats().last ? cache.tier_stats().last->field : std::string();
+    };
+    const auto other = [&](auto change) {
+        kv::identity id = own;
+        change(id);
+        return refusal(id, shape);
+    };
+    CHECK(other([](auto& id) { id.weights = {1, 3}; }) == "weights");
+    CHECK(other([](auto& id) { id.adapter = "lora"; }) == "adapter");
+    CHECK(other([](auto& id) { id.tokenizer = {3, 5}; }) == "tokenizer");
+    CHECK(other([](auto& id) { id.config = "d"; }) == "config");
+    CHECK(other([](auto& id) { id.rope = "other base"; }) == "rope");
+    CHECK(other([](auto& id) { id.weight_format = "int8"; }) == "weight_format");
+    CHECK(other([](auto& id) { ++id.numeric_contract; }) == "numeric_contract");
+    CHECK(other([](auto& id) { id.backend = "cuda 1"; }) == "backend");
+    CHECK(other([](auto& id) { id.lineage = "approximate"; }) == "lineage");
+    CHECK(other([](auto& id) { id.tenant = "bob"; }) == "tenant");
+    CHECK(other([](auto& id) { ++id.format; }) == "format");
+    auto wider = shape, deeper = shape;
+    wider.tokens = 32;
+    CHECK(refusal(own, wider) == "page_tokens");
+    deeper.layers = 3;
+    CHECK(refusal(own, deeper) == "layout");
+    CHECK(refusal(own, shape, kv::codec::int8{}) == "codec");
+
+    // The cache's own identity, but other tokens or an older format.
+    asked = 7;
+    CHECK(refusal(own, shape) == "name");
+    records.front()[kv::record_layout::format] = {};
+    CHECK(refusal(own, shape) == "format");
+}

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/core/secure_zero.hpp>
+
+#include <algorithm>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+TEST_CASE("wiped bytes are zero, those beside them are not") {
+    std::vector<std::byte> bytes(100, std::byte{5});
+    kvcache::secure_zero(std::span(bytes).subspan(10, 80));
+    CHECK(std::ranges::count(bytes, std::byte{}) == 80);
+    CHECK(bytes[9] == std::byte{5});
+    CHECK(bytes[90] == std::byte{5});
+    kvcache::secure_zero({});
+}

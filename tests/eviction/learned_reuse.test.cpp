@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+#include <kvcache/adapters/replay/prefix_replay.hpp>
+#include <kvcache/eviction/arc.hpp>
+#include <kvcache/eviction/learned_reuse.hpp>
+#include <kvcache/eviction/lru.hpp>
+#include <kvcache/eviction/s3_fifo.hpp>
+
+#include <algorithm>
+#include <numeric>
+
+#include "model.hpp"
+
+using namespace eviction_model;
+
+namespace {
+
+constexpr auto anyone = [](kv::slot_id) { return true; };
+
+// The hit ratio of these prompts' blocks in a cache of `capacity` blocks with this policy.
+template <class Policy>
+double hit_ratio(const Policy& policy, std::size_t capacity, const std::vector<std::vector<std::uint64_t>>& prompts) {
+    kv::prefix_replay<Policy> replay(policy, capacity, 1, {});
+    std::size_t hits = 0, all = 0;
+    for (const auto& prompt : prompts) {
+        hits += replay.run({.input_tokens = 16 * prompt.size(), .block_tokens = 16, .blocks = prompt});
+        all += prompt.size();
+    }
+    return static_cast<double>(hits) / static_cast<double>(all);
+}
+
+// `length` blocks of a new chain.
+std::vector<std::uint64_t> chain(std::uint64_t name, std::size_t length) {
+    std::vector<std::uint64_t> blocks(length);
+    std::iota(blocks.begin(), blocks.end(), name << 32);
+    return blocks;
+}
+
+} // namespace
+
+TEST_CASE("before it has learned, learned_reuse is lru") {
+    for (std::uint64_t seed = 0; seed < 10; ++seed) {
+        INFO("seed " << seed);
+        kv::testing::detail::choices choose(seed);
+        constexpr std::uint32_t slots = 12;
+        auto state = kv::eviction::learned_reuse{}.open({.slots = slots, .bytes = slots});
+        queue order;
+        for (int round = 0; round < 1500; ++round) { // it learns after 2000 uses
+            const kv::slot_id slot{static_cast<std::uint32_t>(choose.below(slots))};
+            if (!in(order, slot)) {
+                state.admit(slot, {.key = choose.below(1000), .bytes = 1});
+                order.push_front(slot);
+            } else if (choose.one_in(4)) {
+                state.erase(slot);
+                order.remove(slot);
+            } else {
+                state.touch(slot);
+                to_front(order, slot);
+            }
+            const auto victim = state.victim(anyone);
+            CHECK(victim == (order.empty() ? std::nullopt : std::optional(order.back())));
+        }
+    }
+    says_what_a_caller_does_wrong(kv::eviction::learned_reuse{});
+}
+
+TEST_CASE("one history of learned_reuse, one victim") {
+    same_victims(kv::eviction::learned_reuse{},
+                 [](kv::eviction_capacity room) { return kv::eviction::learned_reuse{}.open(room); });
+}
+
+TEST_CASE("of a loop that is larger than the cache, learned_reuse keeps a part") {
+    std::vector<std::vector<std::uint64_t>> prompts;
+    for (std::uint64_t i = 0; i < 4000; ++i)
+        prompts.push_back(chain(i % 100, 10));
+    CHECK(hit_ratio(kv::eviction::lru{}, 700, prompts) == 0.0);
+    CHECK(hit_ratio(kv::eviction::learned_reuse{}, 700, prompts) > 0.5);
+}
+
+TEST_CASE("what is used again outlives what is used once, also beyond its stay") {
+    // Every fifth prompt is the next of 40 in a cycle, which return after 4000 blocks; the others occur once.
+    std::vector<std::vector<std::uint64_t>> prompts;
+    for (std::uint64_t i = 0; i < 8000; ++i)
+        prompts.push_back(chain(i % 5 == 0 ? i / 5 % 40 : 1000 + i, 20));
+    CHECK(hit_ratio(kv::eviction::lru{}, 2000, prompts) == 0.0);
+    CHECK(hit_ratio(kv::eviction::learned_reuse{}, 2000, prompts) > 0.15); // of at most 0.2
+}
+
+TEST_CASE("on conversations learned_reuse is never far behind the best of lru, arc and s3_fifo") {
+    for (const std::uint64_t seed : {1u, 2u}) {
+        INFO("seed " << seed);
+        kv::testing::detail::choices choose(seed);
+        std::vector<std::vector<std::uint64_t>> live, prompts;
+        for (std::uint64_t n = 0; n < 6000; ++n) {
+            if (live.size() < 200 || choose.one_in(8))
+                live.push_back(chain(n + 1, 1 + choose.below(20)));
+            auto& talk = live[live.size() - 1 - choose.below(std::min<std::size_t>(live.size(), 200))];
+            prompts.push_back(talk);
+            const auto more = chain(1000000 + n, 1 + choose.below(4));
+            talk.insert(talk.end(), more.begin(), more.end());
+        }
+        for (const std::size_t capacity : {1000u, 3000u, 10000u}) {
+            INFO("capacity " << capacity);
+            const double best = std::max({hit_ratio(kv::eviction::lru{}, capacity, prompts),
+                                          hit_ratio(kv::eviction::arc{}, capacity, prompts),
+                                          hit_ratio(kv::eviction::s3_fifo{}, capacity, prompts)});
+            CHECK(hit_ratio(kv::eviction::learned_reuse{}, capacity, prompts) >= 0.98 * best);
+        }
+    }
+}
