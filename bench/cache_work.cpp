@@ -19,16 +19,16 @@
 #include <CLI/CLI.hpp>
 
 // The functions are in no namespace, so that callgrind can select them by a simple name pattern.
-[[gnu::noinline]] void prompt_through_the_cache(bench::pipeline& pipeline, const bench::tokens& prompt) {
+[[gnu::noinline]] void prompt_through_the_cache(bench::pipeline_type& pipeline, const bench::tokens& prompt) {
     static_cast<void>(bench::detail::ask(pipeline, prompt));
 }
 [[gnu::noinline]] void prompt_past_the_cache(bench::uncached& alone, const bench::tokens& prompt) {
     static_cast<void>(alone.ask(prompt));
 }
-[[gnu::noinline]] void next_turn(bench::pipeline& pipeline, const bench::tokens& history) {
+[[gnu::noinline]] void next_turn(bench::pipeline_type& pipeline, const bench::tokens& history) {
     static_cast<void>(bench::detail::ask(pipeline, history));
 }
-[[gnu::noinline]] void new_tokens_alone(bench::pipeline& pipeline, bench::sequence& said, const bench::tokens& fresh) {
+[[gnu::noinline]] void new_tokens_alone(bench::pipeline_type& pipeline, bench::sequence& said, const bench::tokens& fresh) {
     static_cast<void>(bench::detail::run_alone(pipeline, said, fresh));
 }
 
@@ -48,7 +48,7 @@ void run(std::size_t layers, std::size_t length, std::size_t fresh) {
                                                   1);
     kvcache::thread_pool alone;
     bench::subject of(model, 8 * (length + fresh), 256);
-    bench::pipeline pipeline(of.pages(), model, alone, of.split());
+    bench::pipeline_type pipeline(of.pages(), model, alone, of.split());
     bench::uncached past(of, alone);
     for (int round = 0; round < 2; ++round) { // the first round allocates buffers
         prompt_through_the_cache(pipeline, of.fresh(length));

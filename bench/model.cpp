@@ -62,7 +62,7 @@ void progress(std::size_t done, std::size_t of) {
 int say(const kvcache::transformer& model, const flags& f) {
     bench::subject subject(model, f.ids.size() + f.steps + 64, f.split);
     kvcache::thread_pool pool(f.threads.front());
-    bench::pipeline runner(subject.pages(), model, pool, f.split);
+    bench::pipeline_type runner(subject.pages(), model, pool, f.split);
     bench::tokens prompt;
     for (const std::int32_t id : f.ids)
         prompt.push_back(kvcache::token_id{id});
@@ -83,7 +83,7 @@ int run(const flags& f) {
         return say(model, f);
     if (f.paced) {
         bench::subject paced(model, f.depths.back(), f.split);
-        bench::pipeline runner(paced.pages(), model, all, f.split);
+        bench::pipeline_type runner(paced.pages(), model, all, f.split);
         bench::paced_bound(paced, runner);
         return 0;
     }
@@ -94,7 +94,7 @@ int run(const flags& f) {
     bench::subject subject(model, rows, f.split);
 
     std::deque<kvcache::thread_pool> thread_pools;
-    std::deque<bench::pipeline> pipelines;
+    std::deque<bench::pipeline_type> pipelines;
     std::deque<bench::machine_limits> limits;
     for (const std::size_t n : f.threads) {
         thread_pools.emplace_back(n);

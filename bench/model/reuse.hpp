@@ -25,7 +25,7 @@ struct first_token {
     double seconds = 0.0;
     kvcache::prefill_result<cache> filled;
 };
-inline first_token ask(pipeline& runner, const tokens& prompt) {
+inline first_token ask(pipeline_type& runner, const tokens& prompt) {
     const kvcache::sampler likeliest;
     const stopwatch watch;
     auto filled = must(runner.prefill(prompt));
@@ -34,7 +34,7 @@ inline first_token ask(pipeline& runner, const tokens& prompt) {
 }
 
 // Extends an existing sequence by the same number of tokens, without an index lookup. Returns seconds.
-inline double run_alone(pipeline& runner, sequence& behind, std::span<const kvcache::token_id> prompt) {
+inline double run_alone(pipeline_type& runner, sequence& behind, std::span<const kvcache::token_id> prompt) {
     const kvcache::sampler likeliest;
     const stopwatch watch;
     const auto logits = must(runner.extend(behind, prompt));
@@ -87,7 +87,7 @@ inline void chat(const visit& at, const conversation& talk) {
 /// Measures the bound of a chat that another program runs, turn by turn. Reads `NEW REPLY` from standard input, writes
 /// the milliseconds from NEW new tokens to the first token, then appends a reply of REPLY tokens. `0 0` starts a new
 /// conversation.
-inline void paced_bound(subject& of, pipeline& runner) {
+inline void paced_bound(subject& of, pipeline_type& runner) {
     sequence alone = of.pages().open();
     for (std::size_t fresh = 0, reply = 0; std::scanf("%zu %zu", &fresh, &reply) == 2;) {
         if (fresh == 0) {
