@@ -28,7 +28,8 @@
 [[gnu::noinline]] void next_turn(bench::pipeline_type& pipeline, const bench::tokens& history) {
     static_cast<void>(bench::detail::ask(pipeline, history));
 }
-[[gnu::noinline]] void new_tokens_alone(bench::pipeline_type& pipeline, bench::sequence& said, const bench::tokens& fresh) {
+[[gnu::noinline]] void new_tokens_alone(bench::pipeline_type& pipeline, bench::sequence& said,
+                                        const bench::tokens& fresh) {
     static_cast<void>(bench::detail::run_alone(pipeline, said, fresh));
 }
 

@@ -3,10 +3,10 @@
 // copies within the device counted in bytes read and written. Also checks that attention gives a sequence the same bits
 // alone, with half of the others, and in another order. bench/cuda/run builds it. It writes JSON to the first file
 // given and a table to the second, and exits with 1 if an aim is missed or bits differ.
-#include <kvcache/cuda/quantize_rows.hpp>
 #include <kvcache/cuda/cuda_device.cuh>
 #include <kvcache/cuda/device_storage.hpp>
 #include <kvcache/cuda/paged_attention.hpp>
+#include <kvcache/cuda/quantize_rows.hpp>
 
 #include <algorithm>
 #include <cstdint>

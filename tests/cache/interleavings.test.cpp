@@ -147,7 +147,8 @@ std::string outcome(Cache& cache, const Actors& actors, const std::array<part, t
     for (const auto& one : actors)
         all += one.log + (one.sound() ? "\n" : "and other rows than its tokens say\n");
     const auto now = cache.stats();
-    all += std::to_string(now.free) + " free, " + std::to_string(now.in_use) + " held, " + std::to_string(now.evictable);
+    all +=
+        std::to_string(now.free) + " free, " + std::to_string(now.in_use) + " held, " + std::to_string(now.evictable);
     for (const part& script : parts)
         all += ", " + cache.match(script.prompt).explain();
     return all + (cache.check() ? "" : ", and the books are broken");

@@ -17,8 +17,8 @@ namespace kvcache::inline KVCACHE_ABI::hash {
 /// Chained SHA-256 under a secret key, for names that leave the process or that tenants must not be able to make
 /// collide. Every message begins with one block that holds its purpose and the digest of the key; the rest is
 /// length-prefixed. A name is the first 128 bits of the hash. Truncation prevents length extension, and without the key
-/// no one without the key can search for collisions. FIPS 180-4; the key as a prefix block: the objections of RFC 6151 do not apply to
-/// a truncated digest (as SHA-512/256).
+/// no one without the key can search for collisions. FIPS 180-4; the key as a prefix block: the objections of RFC 6151
+/// do not apply to a truncated digest (as SHA-512/256).
 ///
 ///     name(past, run) = SHA-256( "kvcache chain 1" 0.. | SHA-256(key) || past | tokens | run )[0, 16)
 ///
