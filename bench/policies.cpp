@@ -233,7 +233,7 @@ void add_pages(bench::suite& suite) {
                          decltype(kv::eviction::lru{}.open({})), decltype(kv::observer::none{}.open()), false>;
     auto kept = std::make_shared<books>(shape, pages, bytes, 1, kv::identity{}, kv::storage::heap{}, kv::hash::xxh3{},
                                         kv::index::radix{}, kv::eviction::lru{}, kv::observer::none{});
-    suite.add({.name = "page_books",
+    suite.add({.name = "page_manager",
                .unit = "ns",
                .take =
                    [kept, held = std::vector<kv::page_id>(pages)]() mutable {

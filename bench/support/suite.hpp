@@ -32,7 +32,7 @@ struct measurement {
     std::function<sample()> take;    ///< Takes one sample; called repeatedly until the time is used up.
     std::function<void()> open = {}; ///< Slow setup, called once before; if empty, `take` is called instead.
     std::string limited_by = {};     ///< The name of the row, with as many threads, that is the limit.
-    double limit = 0.0;              ///< A constant limit, in place of a measured one.
+    double limit = 0.0;              ///< A constant limit, instead of a measured one.
     double aim = 0.0;                ///< The target ratio; 0: none.
     bool scored = false;             ///< Whether the row counts toward the score.
     int repetitions = 5;

@@ -2010,7 +2010,7 @@ public:
     void commit(std::span<const token_id> tokens) {
         expects(state_ != nullptr, "a lease is committed once");
         expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
-        expects(state_->spliced.empty() || tokens.size() == rows(), "a woven lease is committed whole");
+        expects(state_->spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
         cache_access::commit(*cache_, *state_, tokens);
         state_ = nullptr;
     }
@@ -3109,9 +3109,9 @@ public:
                 return broken(page, "has a parent that is gone, childless or not held with it");
         }
         if (idle != idle_)
-            return error{
-                error_code::malformed, "pages",
-                detail::joined({std::to_string(idle), " pages are idle, the books say ", std::to_string(idle_)})};
+            return error{error_code::malformed, "pages",
+                         detail::joined({std::to_string(idle), " pages are evictable, the page manager counts ",
+                                         std::to_string(idle_)})};
         return {};
     }
 
@@ -3536,7 +3536,7 @@ namespace kvcache::inline KVCACHE_ABI {
 template <class PageManager>
 class sequence_manager {
 public:
-    /// Requires: the pages' books outlive it. It does not move.
+    /// Requires: the page manager outlives it. It cannot be moved.
     sequence_manager(PageManager& pages, std::size_t page_tokens, std::optional<residual_window> quantized)
         : pages_(pages),
           page_tokens_(page_tokens),
@@ -4685,7 +4685,7 @@ public:
 
     void on_released(slot_id slot) {
         apply_touches();
-        expects(queues_.contains(slot), "an entry that settles was admitted");
+        expects(queues_.contains(slot), "a released entry was admitted");
         queues_.move_to_front(slot, class_of(entries_[index_of(slot)]));
     }
 
@@ -5736,7 +5736,7 @@ public:
     }
 
     void on_released(slot_id slot) {
-        expects(queues_.contains(slot), "a settled entry was admitted");
+        expects(queues_.contains(slot), "a released entry was admitted");
         queues_.move_to_front(slot, places_[index_of(slot)]);
     }
 
@@ -5859,7 +5859,7 @@ public:
     }
 
     void on_released(slot_id slot) {
-        expects(queue_.contains(slot), "a settled entry was admitted");
+        expects(queue_.contains(slot), "a released entry was admitted");
         if ((counts_[index_of(slot)] & fresh) != 0) // its first release: a chain queues tail first
             queue_.move_to_front(slot, 0);
         counts_[index_of(slot)] &= uses;
@@ -6114,16 +6114,16 @@ public:
     }
 
     void on_released(slot_id slot) {
-        expects(ranks_.contains(slot), "a settled entry was admitted");
+        expects(ranks_.contains(slot), "a released entry was admitted");
         ranks_.rank(slot, worth(slot));
     }
 
     void on_child_added(slot_id slot) {
-        expects(ranks_.contains(slot), "a covered entry was admitted");
+        expects(ranks_.contains(slot), "an entry that gains a child was admitted");
         ranks_.on_child_added(slot);
     }
     void on_last_child_removed(slot_id slot) {
-        expects(ranks_.contains(slot), "an uncovered entry was admitted");
+        expects(ranks_.contains(slot), "an entry that lost its last child was admitted");
         ranks_.on_last_child_removed(slot);
     }
 
@@ -6335,7 +6335,7 @@ public:
     void touch([[maybe_unused]] slot_id slot) { expects(queue_.contains(slot), "a touched entry was admitted"); }
 
     void on_released(slot_id slot) {
-        expects(queue_.contains(slot), "a settled entry was admitted");
+        expects(queue_.contains(slot), "a released entry was admitted");
         if (settled_[index_of(slot)] == 0)
             queue_.move_to_front(slot, 0);
         settled_[index_of(slot)] = 1;
@@ -6403,16 +6403,16 @@ public:
     }
 
     void on_released(slot_id slot) {
-        expects(ranks_.contains(slot), "a settled entry was admitted");
+        expects(ranks_.contains(slot), "a released entry was admitted");
         ranks_.rank(slot, worth(slot));
     }
 
     void on_child_added(slot_id slot) {
-        expects(ranks_.contains(slot), "a covered entry was admitted");
+        expects(ranks_.contains(slot), "an entry that gains a child was admitted");
         ranks_.on_child_added(slot);
     }
     void on_last_child_removed(slot_id slot) {
-        expects(ranks_.contains(slot), "an uncovered entry was admitted");
+        expects(ranks_.contains(slot), "an entry that lost its last child was admitted");
         ranks_.on_last_child_removed(slot);
     }
 
@@ -6498,7 +6498,7 @@ public:
     }
 
     void on_released(slot_id slot) {
-        expects(queues_.contains(slot), "a settled entry was admitted");
+        expects(queues_.contains(slot), "a released entry was admitted");
         queues_.move_to_front(slot, counts_[index_of(slot)]);
     }
 
@@ -6743,13 +6743,13 @@ public:
     }
 
     void on_child_added(slot_id slot) {
-        expects(places_[index_of(slot)] != nowhere, "a covered entry was admitted");
+        expects(places_[index_of(slot)] != nowhere, "an entry that gains a child was admitted");
         take_out(index_of(slot));
         places_[index_of(slot)] = covered;
     }
 
     void on_last_child_removed(slot_id slot) {
-        expects(places_[index_of(slot)] != nowhere, "an uncovered entry was admitted");
+        expects(places_[index_of(slot)] != nowhere, "an entry that lost its last child was admitted");
         if (places_[index_of(slot)] == covered)
             enter(index_of(slot));
     }
@@ -6968,7 +6968,7 @@ public:
     }
 
     void on_released(slot_id slot) {
-        expects(queues_.contains(slot), "a settled entry was admitted");
+        expects(queues_.contains(slot), "a released entry was admitted");
         if (is_kept(slot))
             renew(slot);
         else
@@ -7331,7 +7331,7 @@ public:
     }
 
     void on_released(slot_id slot) {
-        expects(queues_.contains(slot), "a settled entry was admitted");
+        expects(queues_.contains(slot), "a released entry was admitted");
         if ((marks_[index_of(slot)] & fresh) != 0) // its first release: a chain queues tail first
             queues_.move_to_front(slot, queue_of(slot));
         marks_[index_of(slot)] &= static_cast<std::uint8_t>(~fresh);
@@ -7478,7 +7478,7 @@ public:
     }
 
     void on_released(slot_id slot) {
-        expects(queue_.contains(slot), "a settled entry was admitted");
+        expects(queue_.contains(slot), "a released entry was admitted");
         if ((marks_[index_of(slot)] & fresh) != 0) { // its first release: a chain queues tail first
             step_off(slot);
             queue_.move_to_front(slot, 0);
@@ -7586,7 +7586,7 @@ public:
 
     void on_released(slot_id slot) {
         apply_touches();
-        expects(queues_.contains(slot), "a settled entry was admitted");
+        expects(queues_.contains(slot), "a released entry was admitted");
         queues_.move_to_front(slot, segment_of(slot));
     }
 
@@ -7930,7 +7930,7 @@ public:
     }
 
     void on_released(slot_id slot) {
-        expects(queues_.contains(slot), "a settled entry was admitted");
+        expects(queues_.contains(slot), "a released entry was admitted");
         queues_.move_to_front(slot, places_[index_of(slot)]);
     }
 

@@ -151,7 +151,7 @@ std::string outcome(Cache& cache, const Actors& actors, const std::array<part, t
         std::to_string(now.free) + " free, " + std::to_string(now.in_use) + " held, " + std::to_string(now.evictable);
     for (const part& script : parts)
         all += ", " + cache.match(script.prompt).explain();
-    return all + (cache.check() ? "" : ", and the books are broken");
+    return all + (cache.check() ? "" : ", and an invariant is broken");
 }
 
 /// Runs all orders. Returns their number, or throws for the first whose outcome differs from the sequential one.

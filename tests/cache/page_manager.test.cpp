@@ -119,21 +119,21 @@ TEST_CASE("in a cache, tail-safe lru keeps of each conversation what its next tu
     CHECK(known(kv::eviction::lru{}, 1000) == 96);
 }
 
-TEST_CASE("books that do not add up are found") {
+TEST_CASE("counts that disagree are found") {
     kv::page_manager<kv::storage::heap::state, kv::hash::xxh3::state, kv::index::radix::state, kv::eviction::lru::state,
                      kv::observer::none::state, false>
-        books(shape, 4, 64, 0, {}, kv::storage::heap{}, kv::hash::xxh3{}, kv::index::radix{}, kv::eviction::lru{},
-              kv::observer::none{});
-    const auto page = books.allocate(0);
+        manager(shape, 4, 64, 0, {}, kv::storage::heap{}, kv::hash::xxh3{}, kv::index::radix{}, kv::eviction::lru{},
+                kv::observer::none{});
+    const auto page = manager.allocate(0);
     REQUIRE(page);
     std::vector<std::uint32_t> held(4, 0);
-    CHECK(books.check(held).error().message == "the page counts 1 holders and has 0");
+    CHECK(manager.check(held).error().message == "the page counts 1 holders and has 0");
     held[kv::index_of(*page)] = 1;
-    CHECK(books.check(held));
-    CHECK(books.publish({}, counted(0, 16), *page, 1) == *page);
-    books.drop(*page);
+    CHECK(manager.check(held));
+    CHECK(manager.publish({}, counted(0, 16), *page, 1) == *page);
+    manager.drop(*page);
     held[kv::index_of(*page)] = 0;
-    CHECK(books.check(held));
-    CHECK(books.idle() == 1);
-    CHECK(books.available() == 4);
+    CHECK(manager.check(held));
+    CHECK(manager.idle() == 1);
+    CHECK(manager.available() == 4);
 }

@@ -93,7 +93,7 @@ TEST_CASE("an event that was never recorded has passed, and asking lets a stream
     CHECK(f.held() == 3);
 }
 
-TEST_CASE("memory runs out typed and the books come back to nothing") {
+TEST_CASE("out of memory is a typed error, and all memory is freed at the end") {
     cuda::emulated_device device({.bytes = 1000, .pinned_bytes = 100});
     const auto one = device.allocate(600);
     REQUIRE(one);

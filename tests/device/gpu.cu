@@ -134,7 +134,7 @@ void check(report& to, const char* name, cuda::cuda_device& device, bool quick) 
     to.expect(ran && same_tail(kv::matrix(both.topRows(1)), of_other) &&
                   same_tail(kv::matrix(both.bottomRows(1)), want),
               "a fork and its trunk in one batch", name);
-    to.expect(here.store.check().has_value(), "the books add up", name);
+    to.expect(here.store.check().has_value(), "the invariants hold", name);
 }
 
 } // namespace

@@ -94,7 +94,7 @@ TEST_CASE("a next turn extends what was said, token for token") {
     CHECK(chat.info().messages == 9);
 }
 
-TEST_CASE("whatever happens to a turn, the books are right and the logits are those of a fresh prefill") {
+TEST_CASE("whatever happens to a turn, the invariants hold and the logits are those of a fresh prefill") {
     for (const unsigned seed : {1u, 2u, 3u}) {
         INFO("seed " << seed);
         std::mt19937 dice(seed);

@@ -436,7 +436,7 @@ TEST_CASE("a chunk that was encoded behind its text's first tokens is stored wit
     CHECK(warned->warning.find("7 of 55") == 0);
 }
 
-TEST_CASE("under random prompts the books stay sound, and the exact world stays exact") {
+TEST_CASE("under random prompts the invariants hold, and exact sequences stay exact") {
     const unsigned seed = GENERATE(21u, 22u);
     INFO("seed " << seed);
     std::mt19937 dice(seed);

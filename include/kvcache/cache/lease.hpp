@@ -127,7 +127,7 @@ public:
     void commit(std::span<const token_id> tokens) {
         expects(state_ != nullptr, "a lease is committed once");
         expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
-        expects(state_->spliced.empty() || tokens.size() == rows(), "a woven lease is committed whole");
+        expects(state_->spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
         cache_access::commit(*cache_, *state_, tokens);
         state_ = nullptr;
     }

@@ -215,9 +215,9 @@ public:
                 return broken(page, "has a parent that is gone, childless or not held with it");
         }
         if (idle != idle_)
-            return error{
-                error_code::malformed, "pages",
-                detail::joined({std::to_string(idle), " pages are idle, the books say ", std::to_string(idle_)})};
+            return error{error_code::malformed, "pages",
+                         detail::joined({std::to_string(idle), " pages are evictable, the page manager counts ",
+                                         std::to_string(idle_)})};
         return {};
     }
 

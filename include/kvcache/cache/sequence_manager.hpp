@@ -31,7 +31,7 @@ namespace kvcache::inline KVCACHE_ABI {
 template <class PageManager>
 class sequence_manager {
 public:
-    /// Requires: the pages' books outlive it. It does not move.
+    /// Requires: the page manager outlives it. It cannot be moved.
     sequence_manager(PageManager& pages, std::size_t page_tokens, std::optional<residual_window> quantized)
         : pages_(pages),
           page_tokens_(page_tokens),

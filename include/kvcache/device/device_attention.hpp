@@ -24,7 +24,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// Attention of a forward pass over pages on a device, in place of `work_items`. For each layer, rows are copied to the
+/// Attention of a forward pass over pages on a device, instead of `work_items`. For each layer, rows are copied to the
 /// device, a kernel writes them into the pages, others compute attention, and the host waits for the output. Each row
 /// of a prompt is a sequence of its own that ends with it, so that its bits depend only on its own past, however the
 /// prompt is split and batched. A demonstration: the host waits for each layer.

@@ -46,7 +46,7 @@ public:
     }
 
     void on_released(slot_id slot) {
-        expects(queue_.contains(slot), "a settled entry was admitted");
+        expects(queue_.contains(slot), "a released entry was admitted");
         if ((counts_[index_of(slot)] & fresh) != 0) // its first release: a chain queues tail first
             queue_.move_to_front(slot, 0);
         counts_[index_of(slot)] &= uses;

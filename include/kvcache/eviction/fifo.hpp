@@ -33,7 +33,7 @@ public:
     void touch([[maybe_unused]] slot_id slot) { expects(queue_.contains(slot), "a touched entry was admitted"); }
 
     void on_released(slot_id slot) {
-        expects(queue_.contains(slot), "a settled entry was admitted");
+        expects(queue_.contains(slot), "a released entry was admitted");
         if (settled_[index_of(slot)] == 0)
             queue_.move_to_front(slot, 0);
         settled_[index_of(slot)] = 1;

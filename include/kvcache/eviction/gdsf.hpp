@@ -44,16 +44,16 @@ public:
     }
 
     void on_released(slot_id slot) {
-        expects(ranks_.contains(slot), "a settled entry was admitted");
+        expects(ranks_.contains(slot), "a released entry was admitted");
         ranks_.rank(slot, worth(slot));
     }
 
     void on_child_added(slot_id slot) {
-        expects(ranks_.contains(slot), "a covered entry was admitted");
+        expects(ranks_.contains(slot), "an entry that gains a child was admitted");
         ranks_.on_child_added(slot);
     }
     void on_last_child_removed(slot_id slot) {
-        expects(ranks_.contains(slot), "an uncovered entry was admitted");
+        expects(ranks_.contains(slot), "an entry that lost its last child was admitted");
         ranks_.on_last_child_removed(slot);
     }
 

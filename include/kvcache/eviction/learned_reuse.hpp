@@ -69,7 +69,7 @@ public:
 
     void on_released(slot_id slot) {
         apply_touches();
-        expects(queues_.contains(slot), "an entry that settles was admitted");
+        expects(queues_.contains(slot), "a released entry was admitted");
         queues_.move_to_front(slot, class_of(entries_[index_of(slot)]));
     }
 

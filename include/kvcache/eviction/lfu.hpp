@@ -55,7 +55,7 @@ public:
     }
 
     void on_released(slot_id slot) {
-        expects(queues_.contains(slot), "a settled entry was admitted");
+        expects(queues_.contains(slot), "a released entry was admitted");
         queues_.move_to_front(slot, counts_[index_of(slot)]);
     }
 

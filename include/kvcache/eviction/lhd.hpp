@@ -61,13 +61,13 @@ public:
     }
 
     void on_child_added(slot_id slot) {
-        expects(places_[index_of(slot)] != nowhere, "a covered entry was admitted");
+        expects(places_[index_of(slot)] != nowhere, "an entry that gains a child was admitted");
         take_out(index_of(slot));
         places_[index_of(slot)] = covered;
     }
 
     void on_last_child_removed(slot_id slot) {
-        expects(places_[index_of(slot)] != nowhere, "an uncovered entry was admitted");
+        expects(places_[index_of(slot)] != nowhere, "an entry that lost its last child was admitted");
         if (places_[index_of(slot)] == covered)
             enter(index_of(slot));
     }

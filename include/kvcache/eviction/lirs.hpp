@@ -92,7 +92,7 @@ public:
     }
 
     void on_released(slot_id slot) {
-        expects(queues_.contains(slot), "a settled entry was admitted");
+        expects(queues_.contains(slot), "a released entry was admitted");
         if (is_kept(slot))
             renew(slot);
         else

@@ -68,7 +68,7 @@ public:
     }
 
     void on_released(slot_id slot) {
-        expects(queues_.contains(slot), "a settled entry was admitted");
+        expects(queues_.contains(slot), "a released entry was admitted");
         if ((marks_[index_of(slot)] & fresh) != 0) // its first release: a chain queues tail first
             queues_.move_to_front(slot, queue_of(slot));
         marks_[index_of(slot)] &= static_cast<std::uint8_t>(~fresh);

@@ -41,7 +41,7 @@ public:
     }
 
     void on_released(slot_id slot) {
-        expects(queue_.contains(slot), "a settled entry was admitted");
+        expects(queue_.contains(slot), "a released entry was admitted");
         if ((marks_[index_of(slot)] & fresh) != 0) { // its first release: a chain queues tail first
             step_off(slot);
             queue_.move_to_front(slot, 0);

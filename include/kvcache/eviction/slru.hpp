@@ -64,7 +64,7 @@ public:
 
     void on_released(slot_id slot) {
         apply_touches();
-        expects(queues_.contains(slot), "a settled entry was admitted");
+        expects(queues_.contains(slot), "a released entry was admitted");
         queues_.move_to_front(slot, segment_of(slot));
     }
 

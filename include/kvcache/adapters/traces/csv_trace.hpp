@@ -56,7 +56,7 @@ public:
             }
             if (values_.size() != columns_)
                 return lines_.failure(error_code::malformed, "there are " + std::to_string(values_.size()) +
-                                                                 " values in place of " + std::to_string(columns_));
+                                                                 " values instead of " + std::to_string(columns_));
             if (!number(value(place_[0]), access.seconds) || !(access.seconds >= 0.0 && access.seconds < 1e15))
                 return lines_.failure(error_code::malformed, "the time is no number of seconds since a start");
             if (value(place_[1]).empty())
