@@ -16,7 +16,6 @@
 #include <kvcache/cache/stats.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/exceptions.hpp>
-#include <kvcache/core/identity.hpp>
 #include <kvcache/core/joined.hpp>
 #include <kvcache/locking/concept.hpp>
 #include <kvcache/recompute/concept.hpp>
