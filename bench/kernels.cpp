@@ -298,17 +298,14 @@ double attend(const past& p, const page_tables& tables, std::uint32_t heads, std
         const std::size_t at = sequence * rows * width;
         return kv::query_rows{queries.data() + at, rotations.data(), out.data() + at, width, width, first, rows};
     };
-    const auto pages = [&](std::size_t sequence) {
-        return kv::paged_rows<kv::codec::f32::state, kv::storage::heap::state>{&p.codec, &p.storage, tables[sequence]};
-    };
     using attention = kv::batch_attention<kv::codec::f32::state, kv::storage::heap::state>;
     static std::map<kv::thread_pool*, attention> attentions; // kept, so that their memory is allocated once
-    std::vector<attention::part> parts;
+    std::vector<kv::attention_part> parts;
     for (std::size_t sequence = 0; sequence < tables.size(); ++sequence)
-        parts.push_back({pages(sequence), asked(sequence)});
+        parts.push_back({{tables[sequence]}, asked(sequence)});
     attention& all = attentions[&threads];
     const bench::stopwatch watch;
-    all.plan(shape, parts, threads);
+    all.plan(shape, kv::page_source(p.codec, p.storage), parts, threads);
     for (std::uint32_t layer = 0; layer < p.layers; ++layer)
         all.run(kv::layer_id{layer}, threads);
     return watch.seconds();

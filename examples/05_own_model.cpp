@@ -28,14 +28,14 @@ public:
                 vector[static_cast<std::size_t>(kvcache::index_of(part.tokens[row]))] = 1.0f;
                 part.lease->write(layer, part.row + row, zeros, vector);
 
-                const kvcache::query_rows asked{.queries = zeros.data(),
+                const kvcache::query_rows asked{.data = zeros.data(),
                                                 .out = vector.data(),
                                                 .stride = letters,
                                                 .out_stride = letters,
                                                 .position = part.lease->first() + part.row + row,
                                                 .rows = 1};
-                kvcache::paged_attention({.head_dim = letters}, part.lease->pages(), layer, kvcache::head_id{0}, asked,
-                                         0, 1);
+                kvcache::paged_attention({.head_dim = letters}, kvcache::page_source(*part.lease),
+                                         {part.lease->pages(), asked}, layer, kvcache::head_id{0});
                 heard_.insert(heard_.end(), vector.begin(), vector.end());
             }
     }

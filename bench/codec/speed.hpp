@@ -56,13 +56,13 @@ public:
 
     /// Runs the attention once. Returns seconds.
     [[nodiscard]] double operator()() {
-        const kvcache::paged_rows<state, kvcache::storage::heap::state> pages{&state_, &storage_, table_, exact_};
         const std::size_t position = (table_.size() - 1) * page_tokens;
         const kvcache::query_rows asked{queries_.data(), nullptr, out_.data(), queries_.size(), queries_.size(),
                                         position,        1};
         const stopwatch watch;
         for (std::uint32_t head = 0; head < shape_.kv_heads; ++head)
-            kvcache::paged_attention(asks_, pages, kvcache::layer_id{0}, kvcache::head_id{head}, asked, 0, 1, scratch_);
+            kvcache::paged_attention(asks_, kvcache::page_source(state_, storage_), {{table_, exact_}, asked},
+                                     kvcache::layer_id{0}, kvcache::head_id{head}, scratch_);
         return watch.seconds();
     }
 

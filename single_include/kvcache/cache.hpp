@@ -662,6 +662,99 @@ struct page_entry {
 
 } // namespace kvcache
 
+// ---- kvcache/cache/lease_state.hpp --------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The location of a row of a spliced lease.
+struct spliced_row {
+    page_id page = {};
+    std::uint32_t row = 0;
+    bool kept = false;     ///< Computed elsewhere, and not to be written.
+    std::int64_t base = 0; ///< RoPE offset of its keys, as page_entry::base.
+};
+
+/// The lease of a sequence: rows after its tokens that are already in its page table, and the state to roll back to.
+struct lease_state {
+    bool open = false;
+    std::size_t rows = 0;
+    std::chrono::steady_clock::time_point began = {};
+    std::size_t pages_before = 0;
+    std::optional<page_entry> tail_before = {}; ///< The last entry before the lease; still referenced if copied.
+
+    // For codecs that encode whole pages.
+    residual_ring ring = {};                          ///< The residual rows of the pages that the lease adds.
+    std::vector<codec::residual_page*> residual = {}; ///< By entry: the residual rows that queries may read.
+
+    // For chunk reuse.
+    std::vector<spliced_row> spliced = {}; ///< By row of the lease, if it is spliced.
+
+    /// Returns whether the lease has replaced the last page of its table by a copy.
+    [[nodiscard]] bool has_copied_tail(std::span<const page_entry> table) const noexcept {
+        return tail_before && tail_before->page != table[pages_before - 1].page;
+    }
+
+    /// Ends the lease; its vectors keep their memory.
+    void end() noexcept {
+        open = false;
+        rows = 0;
+        tail_before.reset();
+        residual.clear();
+        spliced.clear();
+    }
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/token_buffer.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The tokens of a sequence, with room made before they are appended, so that appending cannot fail. A span of the
+/// tokens stays readable until the `reserve` after an append, even where the tokens have moved.
+class token_buffer {
+public:
+    [[nodiscard]] std::size_t size() const noexcept { return tokens_.size(); }
+    [[nodiscard]] const token_id* data() const noexcept { return tokens_.data(); }
+    [[nodiscard]] const token_id* begin() const noexcept { return tokens_.data(); }
+    [[nodiscard]] const token_id* end() const noexcept { return tokens_.data() + tokens_.size(); }
+
+    /// Replaces the tokens. Throws: bad_alloc.
+    void assign(std::span<const token_id> tokens) { tokens_.assign(tokens.data(), tokens.data() + tokens.size()); }
+
+    /// Keeps the first `count` tokens.
+    void truncate(std::size_t count) noexcept { tokens_.resize(count); }
+
+    /// Makes room for `more` tokens. Throws: bad_alloc; nothing has changed then.
+    void reserve(std::size_t more) {
+        const std::size_t needed = tokens_.size() + more;
+        const bool grows = needed > tokens_.capacity();
+        if (grows && spare_.capacity() >= needed)
+            return;
+        spare_ = std::vector<token_id>();
+        if (grows)
+            spare_.reserve(std::max(needed, 2 * tokens_.capacity()));
+    }
+
+    /// Appends tokens for which there is room. They may be this buffer's own, or those of another buffer that moved
+    /// them after its own `reserve`.
+    void append(std::span<const token_id> more) noexcept {
+        const std::size_t old = tokens_.size(), needed = old + more.size();
+        if (needed > tokens_.capacity()) {
+            spare_.assign(tokens_.data(), tokens_.data() + old);
+            spare_.swap(tokens_);
+        }
+        tokens_.resize(needed);
+        std::copy(more.begin(), more.end(), tokens_.data() + old);
+    }
+
+private:
+    std::vector<token_id> tokens_;
+    std::vector<token_id> spare_; // where the tokens move as they grow; then where they were, until the next reserve
+};
+
+} // namespace kvcache
+
 // ---- kvcache/core/sha256_digest.hpp -------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -697,20 +790,12 @@ struct sha256_digest {
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The location of a row of a spliced lease.
-struct spliced_row {
-    page_id page = {};
-    std::uint32_t row = 0;
-    bool kept = false;     ///< Computed elsewhere, and not to be written.
-    std::int64_t base = 0; ///< RoPE offset of its keys, as page_entry::base.
-};
-
-/// The state of one sequence: its tokens, their pages, and its open lease. Every live sequence is in a circular list of
-/// its cache, so that `check` can recount all references.
+/// The state of one sequence: its tokens, their pages, and its lease. Every live sequence is in a circular list of its
+/// cache, so that `check` can recount all references.
 struct sequence_state {
     static constexpr std::size_t all = static_cast<std::size_t>(-1);
 
-    std::vector<token_id> tokens = {};
+    token_buffer tokens = {};
     std::vector<page_entry> table = {};
     std::size_t published_pages = 0; ///< Leading pages that are full and in the index.
     std::size_t prompt = 0;          ///< Tokens of the request that it is opened for, until it has them; 0 if unknown.
@@ -719,26 +804,17 @@ struct sequence_state {
     std::size_t cacheable = all;     ///< Leading tokens that may become known to others.
     bool publishable = true; ///< False once the index had no memory for its pages: from there on they are its own.
 
-    std::size_t offloaded_pages = 0; ///< Leading pages that were handed to the tier.
-    sha256_digest stored_name = {};  ///< What leaves the process calls them.
+    lease_state lease = {};
 
-    /// Where the tokens move as they grow; then where they were, until the next lease: a caller may still read there.
-    std::vector<token_id> spare_tokens = {};
+    // For tiers.
+    struct {
+        std::size_t pages = 0;     ///< Leading pages that were handed to the tier.
+        sha256_digest record = {}; ///< The record name of the last of them.
+    } offloaded = {};
 
-    /// Referenced in addition to the table: the pages that approximate rows were taken from, and what those continue,
-    /// first.
+    // For chunk reuse: pages referenced in addition to the table, namely those that approximate rows were taken from
+    // and their ancestors.
     std::vector<page_id> pinned_sources = {};
-
-    // The lease: rows after `tokens` that are already in the table, and the state to roll back to.
-    bool has_lease = false;
-    std::size_t leased = 0;
-    std::chrono::steady_clock::time_point leased_at = {};
-    std::size_t pages_before = 0;
-    std::vector<spliced_row> spliced = {};      ///< By row of the lease, if it is spliced.
-    std::optional<page_entry> tail_before = {}; ///< The last entry before the lease; still referenced if copied.
-
-    residual_ring ring = {}; ///< For a codec of whole pages: the residual rows of the pages that the lease adds.
-    std::vector<codec::residual_page*> residual_rows = {}; ///< By entry: the residual rows that queries may read.
 
     sequence_state* previous = nullptr;
     sequence_state* next = nullptr;
@@ -772,15 +848,10 @@ struct sequence_state {
             table.pop_back();
     }
 
-    /// Returns whether a lease has replaced the last page by a copy.
-    [[nodiscard]] bool has_copied_tail() const noexcept {
-        return tail_before && tail_before->page != table[pages_before - 1].page;
-    }
-
     /// The state of a new sequence that starts with the first `count` tokens and pages of this one.
     [[nodiscard]] std::unique_ptr<sequence_state> begin(std::size_t count, std::size_t page_tokens) const {
         auto copy = std::make_unique<sequence_state>();
-        copy->tokens.assign(tokens.data(), tokens.data() + count);
+        copy->tokens.assign({tokens.data(), count});
         copy->table.assign(table.data(), table.data() + table.size());
         copy->drop_entries(copy->cut(count));
         copy->published_pages = std::min(published_pages, copy->full_entries(page_tokens));
@@ -798,7 +869,7 @@ struct sequence_state {
     /// `from` up to `first`. Returns: the locations of their rows, moved down; the table has capacity for as many. From
     /// `first` on the sequence is approximate and private.
     [[nodiscard]] std::vector<page_entry> leave_out(const sequence_state& from, std::size_t first, std::size_t count) {
-        std::vector<page_entry> behind;
+        std::vector<page_entry> after;
         std::size_t row = 0;
         for (page_entry entry : from.table) {
             const std::size_t skipped = std::clamp(first + count, row, row + entry.count) - row;
@@ -808,51 +879,24 @@ struct sequence_state {
             entry.first += static_cast<std::uint32_t>(skipped);
             entry.count -= static_cast<std::uint32_t>(skipped);
             entry.base -= static_cast<std::int64_t>(count);
-            behind.push_back(entry);
+            after.push_back(entry);
         }
-        table.reserve(table.size() + behind.size());
-        tokens.insert(tokens.end(), from.tokens.data() + first + count, from.tokens.data() + from.tokens.size());
-        if (!behind.empty()) {
+        const auto kept = std::span<const token_id>(from.tokens).subspan(first + count);
+        reserve(after.size(), kept.size());
+        tokens.append(kept);
+        if (!after.empty()) {
             exact = std::min(exact, first);
             publishable = false;
         }
-        return behind;
+        return after;
     }
 
     /// Reserves capacity for more pages and tokens, so that adding them cannot fail. Throws: bad_alloc; the sequence is
     /// then unchanged.
-    void prepare(std::size_t pages, std::size_t rows) {
+    void reserve(std::size_t pages, std::size_t rows) {
         if (table.capacity() - table.size() < pages)
             table.reserve(std::max(table.size() + pages, 2 * table.capacity()));
-        const std::size_t needed = tokens.size() + rows;
-        const bool grows = needed > tokens.capacity();
-        if (grows && spare_tokens.capacity() >= needed)
-            return;
-        spare_tokens = std::vector<token_id>();
-        if (grows)
-            spare_tokens.reserve(std::max(needed, 2 * tokens.capacity()));
-    }
-
-    /// Appends tokens for which `prepare` reserved capacity. They may be the sequence's own tokens, or those of another
-    /// sequence whose tokens moved after its own lease began.
-    void append(std::span<const token_id> more) noexcept {
-        const std::size_t old = tokens.size(), needed = old + more.size();
-        if (needed > tokens.capacity()) {
-            const token_id* const own = tokens.data();
-            spare_tokens.assign(own, own + old);
-            spare_tokens.swap(tokens);
-        }
-        tokens.resize(needed);
-        std::copy(more.begin(), more.end(), tokens.data() + old);
-    }
-
-    /// Clears the state of the lease.
-    void end_lease() noexcept {
-        has_lease = false;
-        spliced.clear();
-        leased = 0;
-        tail_before.reset();
-        residual_rows.clear();
+        tokens.reserve(rows);
     }
 };
 
@@ -1276,7 +1320,7 @@ public:
         auto known = std::make_unique<sequence_state>();
         known->tenant = tenant;
         known->prompt = tokens.size();
-        known->tokens.assign(tokens.data(), tokens.data() + found.tokens);
+        known->tokens.assign(tokens.first(found.tokens));
         std::size_t left = found.tokens;
         for (const page_id page : found.pages) {
             const std::size_t rows = std::min(left, page_tokens);
@@ -1284,7 +1328,7 @@ public:
             left -= rows;
         }
         const std::size_t kept = cache.sequences_.residual().kept(*known, found.tokens);
-        known->tokens.erase(known->tokens.begin() + static_cast<std::ptrdiff_t>(kept), known->tokens.end());
+        known->tokens.truncate(kept);
         known->drop_entries(known->cut(kept));
         const auto pages = std::span(found.pages).first(known->table.size());
         if (emits)
@@ -1363,6 +1407,30 @@ public:
         return make_sequence(cache, std::move(state));
     }
 
+    // For chunk reuse, which locks the cache itself.
+
+    /// The cache, from itself or from a tenant of it.
+    template <class Cache>
+    [[nodiscard]] static auto& cache_of(Cache& of) noexcept {
+        if constexpr (requires { of.cache_->shape(); })
+            return *of.cache_;
+        else
+            return of;
+    }
+
+    template <class Cache>
+    [[nodiscard]] static auto& lock(Cache& cache) noexcept {
+        return cache.lock_;
+    }
+    template <class Cache>
+    [[nodiscard]] static auto& pages(Cache& cache) noexcept {
+        return cache.pages_;
+    }
+    template <class Sequence>
+    [[nodiscard]] static sequence_state& state(const Sequence& of) noexcept {
+        return *of.state_;
+    }
+
     // For sequences.
 
     template <class Cache>
@@ -1373,14 +1441,14 @@ public:
 
     template <class Cache>
     [[nodiscard]] static auto fork(Cache& cache, const sequence_state& from, std::size_t tokens) {
-        expects(tokens <= from.tokens.size() && !from.has_lease, "a fork lies inside a sequence without a lease");
+        expects(tokens <= from.tokens.size() && !from.lease.open, "a fork lies inside a sequence without a lease");
         const std::lock_guard guard(cache.lock_);
         return make_sequence(cache, from.begin(cache.sequences_.residual().kept(from, tokens), cache.shape_.tokens));
     }
 
     template <class Cache>
     static void truncate(Cache& cache, sequence_state& state, std::size_t tokens) {
-        expects(tokens <= state.tokens.size() && !state.has_lease,
+        expects(tokens <= state.tokens.size() && !state.lease.open,
                 "a truncation lies inside a sequence without a lease");
         const std::lock_guard guard(cache.lock_);
         cache.sequences_.truncate(state, cache.sequences_.residual().kept(state, tokens));
@@ -1389,7 +1457,7 @@ public:
     template <class Cache>
     [[nodiscard]] static result<typename Cache::sequence> erase_range(Cache& cache, const sequence_state& from,
                                                                       std::size_t first, std::size_t count) {
-        expects(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.has_lease,
+        expects(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.lease.open,
                 "an erased range lies inside a sequence without a lease");
         const std::lock_guard guard(cache.lock_);
         auto kept = from.begin(first, cache.shape_.tokens);
@@ -1434,6 +1502,18 @@ public:
     static void rollback(Cache& cache, sequence_state& state) noexcept {
         const std::lock_guard guard(cache.lock_);
         cache.sequences_.undo(state);
+    }
+
+    /// A lease of rows that a sequence's state already has. Requires: the cache is locked.
+    template <class Cache>
+    [[nodiscard]] static auto make_lease(Cache& cache, sequence_state& state) {
+        return typename Cache::lease{cache, state};
+    }
+
+    /// The error for rows that need more pages than there are. Requires: the cache is locked.
+    template <class Cache>
+    [[nodiscard]] static error refuse(Cache& cache, const sequence_state& state, std::size_t rows, std::size_t pages) {
+        return cache.sequences_.refuse(state, rows, pages, cache.codec_.page_bytes());
     }
 
     /// Full-precision rows that a lease will attach to the page of a table entry; empty if it attaches none.
@@ -1489,6 +1569,166 @@ template <class Hash>
 }
 
 } // namespace kvcache::detail
+
+// ---- kvcache/codec/sequence_pages.hpp -----------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The pages of one sequence, as attention reads them.
+struct sequence_pages {
+    std::span<const page_entry> table = {};
+    /// Residual pages by table entry, for a codec of whole pages: the full-precision rows where a query of this
+    /// sequence may read them. Null elsewhere; entries past its end count as null.
+    std::span<const codec::residual_page* const> residual = {};
+    bool spliced = false; ///< Rows of one page may be in several entries, and bases change often (see spliced_tiles).
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/lease.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Rows reserved after the end of a sequence, to be written layer by layer and then committed. Destruction without a
+/// commit rolls the sequence back. Requires: the sequence outlives the lease; at most one lease a sequence.
+template <class Cache>
+class basic_lease {
+public:
+    basic_lease(basic_lease&& other) noexcept
+        : cache_(other.cache_), state_(std::exchange(other.state_, nullptr)), first_(other.first_) {}
+    /// Rolls back the lease that it held before.
+    basic_lease& operator=(basic_lease&& other) noexcept {
+        basic_lease taken(std::move(other));
+        std::swap(cache_, taken.cache_);
+        std::swap(state_, taken.state_);
+        std::swap(first_, taken.first_);
+        return *this;
+    }
+    ~basic_lease() { rollback(); }
+
+    /// The position of the first reserved row.
+    [[nodiscard]] std::size_t first() const noexcept { return first_; }
+    /// The number of reserved rows; zero once the lease has ended.
+    [[nodiscard]] std::size_t rows() const noexcept { return state_ != nullptr ? state_->lease.rows : 0; }
+
+    /// The location of a reserved row: a row of a page, and the index of its page-table entry (if the lease is not
+    /// spliced).
+    struct place {
+        page_id page = {};
+        std::uint32_t row = 0;
+        std::size_t entry = 0;
+    };
+    [[nodiscard]] place place_of(std::size_t row) const {
+        expects(row < rows(), "a row that has a place was reserved");
+        if (!state_->lease.spliced.empty())
+            return {state_->lease.spliced[row].page, state_->lease.spliced[row].row, 0};
+        const std::size_t tokens = cache_->shape().tokens;
+        const std::size_t tail = state_->lease.pages_before - (state_->lease.tail_before ? 1 : 0);
+        const std::size_t used =
+            state_->lease.tail_before ? state_->lease.tail_before->first + state_->lease.tail_before->count : 0;
+        const std::size_t entry = tail + (used + row) / tokens;
+        return {state_->table[entry].page, static_cast<std::uint32_t>((used + row) % tokens), entry};
+    }
+
+    /// Writes the keys (rotated by the position if the model uses RoPE) and values of one row.
+    /// keys, values: (kv_heads, head_dim). Several threads may write rows of one lease. If the codec encodes whole
+    /// pages, each row is written once per layer, in ascending order except among the rows that run at once.
+    void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
+        const page_shape& shape = cache_->shape();
+        expects(row < rows(), "a written row was reserved");
+        expects(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
+        expects(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
+                "a row of keys or values has head_dim numbers for each KV head");
+        expects(!keeps(row), "a row that is kept from elsewhere is not written");
+        const place to = place_of(row);
+        const page_id page = to.page;
+        const auto bytes = cache_->bytes(page);
+        const std::uint32_t at = to.row;
+        if constexpr (page_writer<typename Cache::codec_type>) {
+            state_->lease.residual[to.entry]->write(cache_->codec(), bytes, layer, at, keys, values);
+        } else {
+            for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
+                cache_->codec().encode(bytes, {layer, head_id{head}, at},
+                                       keys.subspan(std::size_t{head} * shape.head_dim, shape.head_dim),
+                                       values.subspan(std::size_t{head} * shape.head_dim, shape.head_dim));
+        }
+    }
+
+    [[nodiscard]] const page_shape& shape() const noexcept { return cache_->shape(); }
+
+    /// Returns whether a row is kept as it was computed elsewhere.
+    [[nodiscard]] bool keeps(std::size_t row) const noexcept {
+        return state_ != nullptr && row < state_->lease.spliced.size() && state_->lease.spliced[row].kept;
+    }
+    /// The locations of the rows of a spliced lease; empty for other leases.
+    [[nodiscard]] std::span<const spliced_row> spliced() const noexcept {
+        return state_ != nullptr ? std::span<const spliced_row>(state_->lease.spliced) : std::span<const spliced_row>();
+    }
+
+    /// The sequence's pages, reserved rows included, in the form that attention reads.
+    [[nodiscard]] sequence_pages pages() const {
+        expects(state_ != nullptr, "a lease shows its pages until it ends");
+        return {state_->table, state_->lease.residual, state_->exact != sequence_state::all};
+    }
+    /// The codec and the storage of the cache, to read the pages with.
+    [[nodiscard]] const auto& codec() const noexcept { return cache_->codec(); }
+    [[nodiscard]] const auto& storage() const noexcept { return cache_->storage(); }
+
+    /// The number of pages that the lease has allocated, for rows that were computed elsewhere and are copied in as
+    /// whole pages, in the codec's format. Requires: the sequence ended at a page boundary.
+    [[nodiscard]] std::size_t taken_pages() const {
+        expects(state_ != nullptr && !state_->lease.tail_before && state_->lease.spliced.empty(),
+                "whole pages are put in place");
+        return state_->table.size() - state_->lease.pages_before;
+    }
+    /// The bytes of one of these pages.
+    [[nodiscard]] std::span<std::byte> page_bytes(std::size_t page) const {
+        expects(page < taken_pages(), "a page that is put in place was taken");
+        return cache_->bytes(state_->table[state_->lease.pages_before + page].page);
+    }
+    /// The memory for the page's residual rows, in the format of the f32 codec; empty if none are kept once all rows
+    /// are committed.
+    [[nodiscard]] std::span<std::byte> residual_bytes(std::size_t page) const {
+        expects(page < taken_pages(), "a page that is put in place was taken");
+        return cache_access::residual_bytes(*cache_, *state_, state_->lease.pages_before + page);
+    }
+
+    /// Commits all rows, as commit does, for rows that were copied in: they do not count as measurements of the prefill
+    /// cost.
+    void commit_in_place(std::span<const token_id> tokens) {
+        expects(tokens.size() == rows(), "all rows that are put in place are committed");
+        cache_access::commit_in_place(*cache_, *state_, tokens);
+        state_ = nullptr;
+    }
+
+    /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.
+    /// It cannot fail: the lease has already allocated all necessary memory.
+    /// Requires: tokens.size() <= rows().
+    void commit(std::span<const token_id> tokens) {
+        expects(state_ != nullptr, "a lease is committed once");
+        expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
+        expects(state_->lease.spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
+        cache_access::commit(*cache_, *state_, tokens);
+        state_ = nullptr;
+    }
+
+    /// Cancels the reservation: the sequence is as it was before. No effect if the lease has ended.
+    void rollback() noexcept {
+        if (state_ != nullptr)
+            cache_access::rollback(*cache_, *std::exchange(state_, nullptr));
+    }
+
+private:
+    friend Cache;
+    friend class cache_access;
+    basic_lease(Cache& cache, sequence_state& state) : cache_(&cache), state_(&state), first_(state.tokens.size()) {}
+
+    Cache* cache_;
+    sequence_state* state_;
+    std::size_t first_;
+};
+
+} // namespace kvcache
 
 // ---- kvcache/cache/sequence.hpp -----------------------------------------------------------------------------------
 
@@ -1553,481 +1793,6 @@ private:
 
     Cache* cache_;
     std::unique_ptr<sequence_state> state_;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
-struct compute_range {
-    std::size_t first = 0;
-    std::size_t count = 0;
-};
-
-/// Tokens of a prompt whose cached keys and values were computed after a different prefix.
-struct reused_span {
-    std::size_t first = 0; ///< Position in the prompt.
-    std::size_t count = 0;
-    std::uint32_t row = 0; ///< Row of the first token in its page.
-
-    friend bool operator==(const reused_span&, const reused_span&) = default;
-};
-
-/// The working state of a recompute policy. `first_computed(hit, total)` returns the first token to compute, of `total`
-/// tokens whose first `hit` are cached.
-template <class S>
-concept recompute_state = requires(const S s, std::size_t tokens) {
-    { s.first_computed(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
-};
-
-/// A state that also reuses chunks cached after other prefixes. `select` appends the positions to recompute, ascending,
-/// to `positions`.
-template <class S>
-concept chunk_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_span> runs, std::vector<std::size_t>& positions) {
-    s.select(runs, positions);
-};
-
-/// The vectors compared to measure a reused token's deviation.
-enum class deviation_metric { keys, values };
-
-/// A state that selects by deviation: the squared distance between the correct and the cached keys or values of a token
-/// in one early layer. `deviations` holds one value per reused token, span by span. All tokens go through the layers
-/// before that one.
-template <class S>
-concept deviation_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_span> runs, std::span<const float> deviations,
-             std::vector<std::size_t>& positions) {
-    s.select(runs, deviations, positions);
-    { s.compared() } -> std::same_as<deviation_metric>;
-    { s.check_layer() } -> std::convertible_to<std::size_t>;
-};
-
-/// A state that filters its selection in the layers after the check layer, one layer per filter. `filter` receives the
-/// deviation of each of `positions` in that layer, once the selected tokens have been computed up to it, and keeps
-/// some.
-template <class S>
-concept filtering_recompute_state = deviation_recompute_state<S> &&
-    requires(const S s, std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
-             std::vector<std::size_t>& positions) {
-    { s.filters() } -> std::convertible_to<std::size_t>;
-    s.filter(number, runs, deviations, positions);
-};
-
-/// A policy that selects the reused tokens to recompute.
-template <class P>
-concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
-    p.open(shape);
-} && recompute_state<opened_by<P, page_shape>>;
-
-} // namespace kvcache
-
-// ---- kvcache/cache/reuse.hpp --------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The provenance of the cached keys and values of a span of tokens.
-enum class reuse_kind {
-    exact,       ///< Computed after the same prefix.
-    approximate, ///< Computed after a different prefix.
-    missing,     ///< Not cached.
-};
-
-/// A span of a prompt's tokens of one kind.
-struct prompt_span {
-    reuse_kind kind = reuse_kind::missing;
-    std::size_t first = 0;
-    std::size_t count = 0;
-
-    friend bool operator==(const prompt_span&, const prompt_span&) = default;
-};
-
-/// The reusable spans of a prompt. The spans are contiguous and cover the prompt; adjacent approximate spans come from
-/// different places.
-struct reuse_map {
-    std::vector<prompt_span> spans = {};
-    std::vector<reused_span> runs = {};   ///< The approximate spans.
-    std::vector<page_entry> entries = {}; ///< Where their tokens lie, in order.
-
-    [[nodiscard]] std::size_t end() const noexcept {
-        return spans.empty() ? 0 : spans.back().first + spans.back().count;
-    }
-
-    /// The number of tokens of a kind.
-    [[nodiscard]] std::size_t tokens(reuse_kind kind) const noexcept {
-        std::size_t all = 0;
-        for (const prompt_span& one : spans)
-            all += one.kind == kind ? one.count : 0;
-        return all;
-    }
-
-    /// Appends a span that is not approximate.
-    void add(reuse_kind kind, std::size_t count) {
-        if (count > 0)
-            spans.push_back({kind, end(), count});
-    }
-
-    /// Appends the tokens of these page-table entries, which were computed elsewhere. If `goes_on`, they continue the
-    /// last span where it was computed, and extend it.
-    template <class Pages>
-    void add_run(const Pages& pages, bool goes_on) {
-        std::size_t count = 0;
-        for (const page_entry& entry : pages)
-            count += entry.count;
-        if (count == 0)
-            return;
-        if (goes_on) {
-            spans.back().count += count;
-            runs.back().count += count;
-        } else {
-            runs.push_back({end(), count, pages.front().first});
-            add(reuse_kind::approximate, count);
-        }
-        entries.insert(entries.end(), pages.begin(), pages.end());
-    }
-};
-
-/// A reuse map whose pages are pinned.
-template <class Cache>
-class basic_reuse {
-public:
-    [[nodiscard]] const reuse_map& map() const noexcept { return map_; }
-
-private:
-    friend Cache;
-    basic_reuse(basic_sequence<Cache> pins, reuse_map map) : pins_(std::move(pins)), map_(std::move(map)) {}
-
-    basic_sequence<Cache> pins_; // an empty sequence that references the pages and their ancestors
-    reuse_map map_;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/cache/chunk_search.hpp -------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The reusable tokens of a prompt, and the pages to pin for them: the pages of the chunks and all their ancestors.
-struct chunk_search {
-    reuse_map found = {};
-    std::vector<page_id> sources = {};
-
-    /// Searches for chunks after the first `known` tokens, which are exact. The last token is never reused.
-    template <class Index>
-    chunk_search(const Index& index, std::uint32_t tenant, std::size_t page_tokens, std::span<const token_id> tokens,
-                 std::size_t known) {
-        found.add(reuse_kind::exact, known);
-        std::optional<page_entry> before; // the last entry of the previous chunk, before cut()
-        for (const chunk_match& chunk : index.chunks(tenant, tokens, known)) {
-            const auto path = pages_of(index, chunk.last);
-            auto entries = entries_of(path, page_tokens, chunk);
-            const bool goes_on = before && chunk.first == found.end() && follows(path, *before, entries.front());
-            before = entries.back();
-            cut(entries, chunk.first, std::max(found.end(), chunk.first), tokens.size() - 1);
-            found.add(reuse_kind::missing, std::max(found.end(), chunk.first) - found.end());
-            if (entries.empty())
-                continue;
-            found.add_run(entries, goes_on && !found.runs.empty());
-            for (const page_id page : path)
-                if (std::find(sources.begin(), sources.end(), page) == sources.end())
-                    sources.push_back(page);
-        }
-        found.add(reuse_kind::missing, tokens.size() - found.end());
-    }
-
-private:
-    // The path from the root to a page.
-    template <class Index>
-    [[nodiscard]] static std::vector<page_id> pages_of(const Index& index, page_id last) {
-        std::vector<page_id> path{last};
-        while (const auto parent = index.parent(path.back()))
-            path.push_back(*parent);
-        std::reverse(path.begin(), path.end());
-        return path;
-    }
-
-    template <class Path>
-    [[nodiscard]] static std::vector<page_entry> entries_of(const Path& path, std::size_t page_tokens,
-                                                            const chunk_match& chunk) {
-        const std::size_t behind = (path.size() - 1) * page_tokens + chunk.end, begin = behind - chunk.count;
-        const auto base = static_cast<std::int64_t>(chunk.first) - static_cast<std::int64_t>(begin);
-        std::vector<page_entry> made;
-        for (std::size_t at = begin; at < behind;) {
-            const std::size_t row = at % page_tokens, count = std::min(page_tokens - row, behind - at);
-            made.push_back(
-                {path[at / page_tokens], base, static_cast<std::uint32_t>(row), static_cast<std::uint32_t>(count)});
-            at += count;
-        }
-        return made;
-    }
-
-    // Whether the first row of `next` directly followed the last row of `before` where both were computed.
-    template <class Path>
-    [[nodiscard]] static bool follows(const Path& path, const page_entry& before, const page_entry& next) {
-        if (before.base != next.base)
-            return false;
-        if (before.page == next.page)
-            return before.first + before.count == next.first;
-        const auto at = std::find(path.begin(), path.end(), next.page);
-        return next.first == 0 && at != path.begin() && *std::prev(at) == before.page;
-    }
-
-    // Cuts entries that start at `position` to the positions [first, last).
-    template <class Entries>
-    static void cut(Entries& entries, std::size_t position, std::size_t first, std::size_t last) {
-        Entries kept;
-        for (page_entry entry : entries) {
-            const std::size_t begin = std::max(position, first), end = std::min(position + entry.count, last);
-            entry.first += static_cast<std::uint32_t>(begin - position);
-            position += entry.count;
-            if (begin < end) {
-                entry.count = static_cast<std::uint32_t>(end - begin);
-                kept.push_back(entry);
-            }
-        }
-        entries = std::move(kept);
-    }
-};
-
-} // namespace kvcache
-
-// ---- kvcache/storage/concept.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-namespace detail {
-
-template <class S>
-concept keeps_pages = std::movable<S> && requires(S s, page_id page) {
-    { s.acquire(page) } -> std::same_as<bool>;
-    { s.release(page) }
-    noexcept;
-};
-
-} // namespace detail
-
-/// A storage whose pages the host can access: `bytes` returns the memory of an acquired page.
-template <class S>
-concept host_storage_state = detail::keeps_pages<S> && requires(const S c, page_id page) {
-    { c.bytes(page) } -> std::same_as<std::span<std::byte>>;
-};
-
-/// A storage whose pages the host cannot address. `copy` copies one acquired page to another and returns whether it
-/// succeeded. `status` returns the reason of the last refused page or copy.
-template <class S>
-concept device_storage_state = detail::keeps_pages<S> && !host_storage_state<S> && requires(const S c, page_id page) {
-    { c.copy(page, page) } -> std::same_as<bool>;
-    { c.status() } -> std::same_as<result<void>>;
-};
-
-/// The working state of a storage: the memory of each page. `acquire` makes a page's memory usable and returns whether
-/// it succeeded. `release` declares its content no longer needed.
-template <class S>
-concept storage_state = host_storage_state<S> || device_storage_state<S>;
-
-/// A policy that decides where the bytes of pages live.
-template <class P>
-concept storage_policy = plays<P, storage_role> && requires(const P p, std::size_t n) {
-    p.open(n, n); // pages, bytes a page
-} && storage_state<opened_by<P, std::size_t, std::size_t>>;
-
-} // namespace kvcache
-
-// ---- kvcache/attention/paged_rows.hpp -----------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-class rope;
-
-/// Pages of one sequence, as attention reads them.
-template <codec_state Codec, storage_state Storage>
-struct paged_rows {
-    const Codec* codec = nullptr;
-    const Storage* storage = nullptr;
-    std::span<const page_entry> table = {};
-    /// Residual pages by table entry, for a codec of whole pages: the full-precision rows where a query of this
-    /// sequence may read them. Null elsewhere; entries past its end count as null.
-    std::span<const codec::residual_page* const> exact = {};
-    bool spliced = false; ///< Rows of one page may be in several entries, and bases change often (see spliced_tiles).
-};
-
-/// Attention parameters of a model: its heads, and its rotation (null without RoPE).
-struct attention_shape {
-    std::uint32_t heads = 1;
-    std::uint32_t kv_heads = 1;
-    std::uint32_t head_dim = 64;
-    float scale = 1.0f; ///< Factor of the scores, usually 1 / sqrt(head_dim).
-    const rope* rotation = nullptr;
-
-    /// Query heads for each KV head.
-    [[nodiscard]] constexpr std::uint32_t group() const noexcept { return heads / kv_heads; }
-};
-
-/// Consecutive query rows of one sequence. (rows, heads, head_dim)
-struct query_rows {
-    const float* queries = nullptr;   ///< Before RoPE.
-    const float* rotations = nullptr; ///< `rope::fill` of each row, for pages of base 0. (rows, 2, head_dim / 2)
-    float* out = nullptr;             ///< Output. (rows, heads, head_dim)
-    std::size_t stride = 0;           ///< Floats from one row of queries to the next.
-    std::size_t out_stride = 0;
-    std::size_t position = 0; ///< Position of the first row; each row attends to [0, its position].
-    std::size_t rows = 0;
-    const std::size_t* positions = nullptr; ///< Positions of the rows, ascending; null if consecutive.
-
-    [[nodiscard]] std::size_t position_of(std::size_t row) const noexcept {
-        return positions != nullptr ? positions[row] : position + row;
-    }
-};
-
-/// Query rows and the pages they attend to.
-template <codec_state Codec, storage_state Storage>
-struct attention_part {
-    paged_rows<Codec, Storage> pages;
-    query_rows asked;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/cache/lease.hpp --------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Rows reserved after the end of a sequence, to be written layer by layer and then committed. Destruction without a
-/// commit rolls the sequence back. Requires: the sequence outlives the lease; at most one lease a sequence.
-template <class Cache>
-class basic_lease {
-public:
-    basic_lease(basic_lease&& other) noexcept
-        : cache_(other.cache_), state_(std::exchange(other.state_, nullptr)), first_(other.first_) {}
-    /// Rolls back the lease that it held before.
-    basic_lease& operator=(basic_lease&& other) noexcept {
-        basic_lease taken(std::move(other));
-        std::swap(cache_, taken.cache_);
-        std::swap(state_, taken.state_);
-        std::swap(first_, taken.first_);
-        return *this;
-    }
-    ~basic_lease() { rollback(); }
-
-    /// The position of the first reserved row.
-    [[nodiscard]] std::size_t first() const noexcept { return first_; }
-    /// The number of reserved rows; zero once the lease has ended.
-    [[nodiscard]] std::size_t rows() const noexcept { return state_ != nullptr ? state_->leased : 0; }
-
-    /// The location of a reserved row: a row of a page, and the index of its page-table entry (if the lease is not
-    /// spliced).
-    struct place {
-        page_id page = {};
-        std::uint32_t row = 0;
-        std::size_t entry = 0;
-    };
-    [[nodiscard]] place place_of(std::size_t row) const {
-        expects(row < rows(), "a row that has a place was reserved");
-        if (!state_->spliced.empty())
-            return {state_->spliced[row].page, state_->spliced[row].row, 0};
-        const std::size_t tokens = cache_->shape().tokens;
-        const std::size_t tail = state_->pages_before - (state_->tail_before ? 1 : 0);
-        const std::size_t used = state_->tail_before ? state_->tail_before->first + state_->tail_before->count : 0;
-        const std::size_t entry = tail + (used + row) / tokens;
-        return {state_->table[entry].page, static_cast<std::uint32_t>((used + row) % tokens), entry};
-    }
-
-    /// Writes the keys (rotated by the position if the model uses RoPE) and values of one row.
-    /// keys, values: (kv_heads, head_dim). Several threads may write rows of one lease. If the codec encodes whole
-    /// pages, each row is written once per layer, in ascending order except among the rows that run at once.
-    void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
-        const page_shape& shape = cache_->shape();
-        expects(row < rows(), "a written row was reserved");
-        expects(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
-        expects(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
-                "a row of keys or values has head_dim numbers for each KV head");
-        expects(!keeps(row), "a row that is kept from elsewhere is not written");
-        const place to = place_of(row);
-        const page_id page = to.page;
-        const auto bytes = cache_->bytes(page);
-        const std::uint32_t at = to.row;
-        if constexpr (page_writer<typename Cache::codec_type>) {
-            state_->residual_rows[to.entry]->write(cache_->codec(), bytes, layer, at, keys, values);
-        } else {
-            for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
-                cache_->codec().encode(bytes, {layer, head_id{head}, at},
-                                       keys.subspan(std::size_t{head} * shape.head_dim, shape.head_dim),
-                                       values.subspan(std::size_t{head} * shape.head_dim, shape.head_dim));
-        }
-    }
-
-    [[nodiscard]] const page_shape& shape() const noexcept { return cache_->shape(); }
-
-    /// Returns whether a row is kept as it was computed elsewhere.
-    [[nodiscard]] bool keeps(std::size_t row) const noexcept {
-        return state_ != nullptr && row < state_->spliced.size() && state_->spliced[row].kept;
-    }
-    /// The locations of the rows of a spliced lease; empty for other leases.
-    [[nodiscard]] std::span<const spliced_row> spliced() const noexcept {
-        return state_ != nullptr ? std::span<const spliced_row>(state_->spliced) : std::span<const spliced_row>();
-    }
-
-    /// The sequence's pages, reserved rows included, in the form that attention reads.
-    [[nodiscard]] auto pages() const {
-        expects(state_ != nullptr, "a lease shows its pages until it ends");
-        return paged_rows<typename Cache::codec_type, typename Cache::storage_type>{
-            &cache_->codec(), &cache_->storage(), state_->table, state_->residual_rows,
-            state_->exact != sequence_state::all};
-    }
-
-    /// The number of pages that the lease has allocated, for rows that were computed elsewhere and are copied in as
-    /// whole pages, in the codec's format. Requires: the sequence ended at a page boundary.
-    [[nodiscard]] std::size_t taken_pages() const {
-        expects(state_ != nullptr && !state_->tail_before && state_->spliced.empty(), "whole pages are put in place");
-        return state_->table.size() - state_->pages_before;
-    }
-    /// The bytes of one of these pages.
-    [[nodiscard]] std::span<std::byte> page_bytes(std::size_t page) const {
-        expects(page < taken_pages(), "a page that is put in place was taken");
-        return cache_->bytes(state_->table[state_->pages_before + page].page);
-    }
-    /// The memory for the page's residual rows, in the format of the f32 codec; empty if none are kept once all rows
-    /// are committed.
-    [[nodiscard]] std::span<std::byte> residual_bytes(std::size_t page) const {
-        expects(page < taken_pages(), "a page that is put in place was taken");
-        return cache_access::residual_bytes(*cache_, *state_, state_->pages_before + page);
-    }
-
-    /// Commits all rows, as commit does, for rows that were copied in: they do not count as measurements of the prefill
-    /// cost.
-    void commit_in_place(std::span<const token_id> tokens) {
-        expects(tokens.size() == rows(), "all rows that are put in place are committed");
-        cache_access::commit_in_place(*cache_, *state_, tokens);
-        state_ = nullptr;
-    }
-
-    /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.
-    /// It cannot fail: the lease has already allocated all necessary memory.
-    /// Requires: tokens.size() <= rows().
-    void commit(std::span<const token_id> tokens) {
-        expects(state_ != nullptr, "a lease is committed once");
-        expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
-        expects(state_->spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
-        cache_access::commit(*cache_, *state_, tokens);
-        state_ = nullptr;
-    }
-
-    /// Cancels the reservation: the sequence is as it was before. No effect if the lease has ended.
-    void rollback() noexcept {
-        if (state_ != nullptr)
-            cache_access::rollback(*cache_, *std::exchange(state_, nullptr));
-    }
-
-private:
-    friend Cache;
-    basic_lease(Cache& cache, sequence_state& state) : cache_(&cache), state_(&state), first_(state.tokens.size()) {}
-
-    Cache* cache_;
-    sequence_state* state_;
-    std::size_t first_;
 };
 
 } // namespace kvcache
@@ -2553,6 +2318,48 @@ private:
     std::vector<std::uint32_t> depths_; // by page: full pages before it
     std::vector<std::uint8_t> flags_;   // by page
 };
+
+} // namespace kvcache
+
+// ---- kvcache/storage/concept.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+namespace detail {
+
+template <class S>
+concept keeps_pages = std::movable<S> && requires(S s, page_id page) {
+    { s.acquire(page) } -> std::same_as<bool>;
+    { s.release(page) }
+    noexcept;
+};
+
+} // namespace detail
+
+/// A storage whose pages the host can access: `bytes` returns the memory of an acquired page.
+template <class S>
+concept host_storage_state = detail::keeps_pages<S> && requires(const S c, page_id page) {
+    { c.bytes(page) } -> std::same_as<std::span<std::byte>>;
+};
+
+/// A storage whose pages the host cannot address. `copy` copies one acquired page to another and returns whether it
+/// succeeded. `status` returns the reason of the last refused page or copy.
+template <class S>
+concept device_storage_state = detail::keeps_pages<S> && !host_storage_state<S> && requires(const S c, page_id page) {
+    { c.copy(page, page) } -> std::same_as<bool>;
+    { c.status() } -> std::same_as<result<void>>;
+};
+
+/// The working state of a storage: the memory of each page. `acquire` makes a page's memory usable and returns whether
+/// it succeeded. `release` declares its content no longer needed.
+template <class S>
+concept storage_state = host_storage_state<S> || device_storage_state<S>;
+
+/// A policy that decides where the bytes of pages live.
+template <class P>
+concept storage_policy = plays<P, storage_role> && requires(const P p, std::size_t n) {
+    p.open(n, n); // pages, bytes a page
+} && storage_state<opened_by<P, std::size_t, std::size_t>>;
 
 } // namespace kvcache
 
@@ -3242,12 +3049,12 @@ public:
         }
         for (const page_id page : state.pinned_sources)
             ++held_[index_of(page)];
-        if (state.has_copied_tail())
-            ++held_[index_of(state.tail_before->page)];
-        if (rows != state.tokens.size() + state.leased)
+        if (state.lease.has_copied_tail(state.table))
+            ++held_[index_of(state.lease.tail_before->page)];
+        if (rows != state.tokens.size() + state.lease.rows)
             return broken(
                 detail::joined({"has ", std::to_string(rows), " rows for ", std::to_string(state.tokens.size()),
-                                " tokens and ", std::to_string(state.leased), " reserved ones"}));
+                                " tokens and ", std::to_string(state.lease.rows), " reserved ones"}));
         return {};
     }
 
@@ -3356,49 +3163,49 @@ private:
 
     [[nodiscard]] bool open_residual(sequence_state& state, std::uint32_t used, std::size_t at_once) {
         const bool made = detail::completes<std::bad_alloc>([&] {
-            if (state.has_copied_tail()) {
-                const page_id own = state.table[state.pages_before - 1].page;
+            if (state.lease.has_copied_tail(state.table)) {
+                const page_id own = state.table[state.lease.pages_before - 1].page;
                 pages_.residual().give(own, pages_.residual().make());
-                pages_.residual().of(own)->take(*pages_.residual().of(state.tail_before->page), used);
+                pages_.residual().of(own)->take(*pages_.residual().of(state.lease.tail_before->page), used);
             }
-            residual_ring& ring = state.ring;
-            const std::size_t fresh = state.table.size() - state.pages_before;
-            ring.first = state.pages_before;
-            ring.own = own_places(state.pages_before, fresh);
-            for (std::size_t n = places(state.pages_before, fresh, at_once); n > 0; --n) {
+            residual_ring& ring = state.lease.ring;
+            const std::size_t fresh = state.table.size() - state.lease.pages_before;
+            ring.first = state.lease.pages_before;
+            ring.own = own_places(state.lease.pages_before, fresh);
+            for (std::size_t n = places(state.lease.pages_before, fresh, at_once); n > 0; --n) {
                 ring.places.emplace_back();
                 ring.places.back() = pages_.residual().make();
                 ring.places.back()->begin(0);
             }
-            state.residual_rows.resize(state.table.size());
+            state.lease.residual.resize(state.table.size());
         });
         if (!made) {
-            std::erase(state.ring.places, nullptr);
+            std::erase(state.lease.ring.places, nullptr);
             return false;
         }
         for (std::size_t i = 0; i < state.table.size(); ++i)
-            state.residual_rows[i] =
-                i < state.pages_before ? pages_.residual().of(state.table[i].page) : state.ring.at(i);
-        if (state.tail_before)
-            state.residual_rows[state.pages_before - 1]->begin(used);
+            state.lease.residual[i] =
+                i < state.lease.pages_before ? pages_.residual().of(state.table[i].page) : state.lease.ring.at(i);
+        if (state.lease.tail_before)
+            state.lease.residual[state.lease.pages_before - 1]->begin(used);
         return pages_.keep_free(pages_.residual().aside());
     }
 
     [[nodiscard]] codec::residual_page* given_residual(const sequence_state& state, std::size_t entry) const noexcept {
-        const std::size_t tokens = state.tokens.size() + state.leased, last = tokens / page_tokens_;
+        const std::size_t tokens = state.tokens.size() + state.lease.rows, last = tokens / page_tokens_;
         const bool gives = stays(entry, last) && (entry < last || tokens % page_tokens_ != 0) &&
-                           state.ring.keeps(entry, state.table.size());
-        return gives ? state.ring.at(entry) : nullptr;
+                           state.lease.ring.keeps(entry, state.table.size());
+        return gives ? state.lease.ring.at(entry) : nullptr;
     }
 
     [[nodiscard]] std::size_t finalize_residual(sequence_state& state) noexcept {
         const std::size_t entries = state.table.size(), tokens = state.tokens.size();
         const std::size_t last = tokens / page_tokens_; // the partial page, or the one that would come next
-        const std::size_t before = std::min(state.pages_before, entries);
+        const std::size_t before = std::min(state.lease.pages_before, entries);
         for (std::size_t i = before; i < entries && i <= last; ++i)
-            if (stays(i, last) && (i < last || tokens % page_tokens_ != 0) && state.ring.keeps(i, entries))
-                pages_.residual().give(state.table[i].page, state.ring.take(i));
-        end(state.ring);
+            if (stays(i, last) && (i < last || tokens % page_tokens_ != 0) && state.lease.ring.keeps(i, entries))
+                pages_.residual().give(state.table[i].page, state.lease.ring.take(i));
+        end(state.lease.ring);
         const std::size_t stay = kept(state, tokens);
         // Pages that left the residual window. A page that other sequences reference may be in theirs.
         const std::size_t first = before - std::min(before, quantized_->recent + 1);
@@ -3432,98 +3239,6 @@ private:
     std::size_t page_tokens_;
     std::optional<residual_window> quantized_;
 };
-
-} // namespace kvcache
-
-// ---- kvcache/cache/splice_plan.hpp --------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// A plan that appends rows of a prompt to a sequence. Rows of reused spans stay in their pages, which are shared, not
-/// copied. The other rows get new pages, at the row in the page that their position has in any sequence.
-///
-///     span      [c0 c1 c2 c3 c4 c5 c6 c7]  in pages A B of 4, from position 40 on; c0 and c5 are recomputed
-///     table     P[0,1) A[1,4) B[0,1) Q[1,2) B[2,4)             P, Q: own pages
-template <class Row>
-class basic_splice_plan {
-public:
-    /// Plans rows [0, rows) of a lease whose first row has position `first`. Rows of `recomputed` positions, and those
-    /// of no span, get new pages. Requires: spans and positions ascend; `entries` are the spans' pages in order.
-    basic_splice_plan(std::size_t first, std::size_t rows, std::span<const reused_span> runs,
-                      std::span<const page_entry> entries, std::span<const std::size_t> recomputed)
-        : first_(first), rows_(rows) {
-        std::size_t of_entry = 0;
-        for (const reused_span& run : runs)
-            for (std::size_t i = 0; i < run.count; ++i) {
-                expects(!entries.empty(), "every reused token lies in a page");
-                const page_entry& entry = entries.front();
-                if (run.first + i >= first && run.first + i < first + rows)
-                    rows_[run.first + i - first] = {entry.page, static_cast<std::uint32_t>(entry.first + of_entry),
-                                                    true, entry.base};
-                if (++of_entry == entry.count) {
-                    entries = entries.subspan(1);
-                    of_entry = 0;
-                }
-            }
-        for (const std::size_t position : recomputed)
-            if (position >= first && position < first + rows)
-                rows_[position - first] = {};
-    }
-
-    /// The position of the first row that is kept; the position after the last row if none is.
-    [[nodiscard]] std::size_t first_kept() const {
-        return first_ +
-               static_cast<std::size_t>(
-                   std::find_if(rows_.begin(), rows_.end(), [](const Row& one) { return one.kept; }) - rows_.begin());
-    }
-
-    /// The number of new pages for the other rows.
-    [[nodiscard]] std::size_t own_pages(std::size_t page_tokens) const {
-        std::size_t pages = 0, block = 0;
-        for (std::size_t row = 0; row < rows_.size(); ++row)
-            if (!rows_[row].kept && (pages == 0 || (first_ + row) / page_tokens != block)) {
-                block = (first_ + row) / page_tokens;
-                ++pages;
-            }
-        return pages;
-    }
-
-    /// Assigns the new pages to rows, one page for each block of positions that has such rows.
-    void take(std::span<const page_id> pages, std::size_t page_tokens) {
-        std::size_t block = 0;
-        const page_id* own = nullptr;
-        for (std::size_t row = 0; row < rows_.size(); ++row) {
-            if (rows_[row].kept)
-                continue;
-            const std::size_t position = first_ + row;
-            if (own == nullptr || position / page_tokens != block) {
-                block = position / page_tokens;
-                own = own == nullptr ? pages.data() : own + 1;
-            }
-            rows_[row] = {*own, static_cast<std::uint32_t>(position % page_tokens), false, 0};
-        }
-    }
-
-    /// The page table of the rows. (entries)
-    [[nodiscard]] std::vector<page_entry> table() const {
-        std::vector<page_entry> made;
-        for (const Row& one : rows_)
-            if (!made.empty() && made.back().page == one.page && made.back().base == one.base &&
-                made.back().first + made.back().count == one.row)
-                ++made.back().count;
-            else
-                made.push_back({one.page, one.base, one.row, 1});
-        return made;
-    }
-
-    [[nodiscard]] std::vector<Row>& rows() noexcept { return rows_; }
-
-private:
-    std::size_t first_;
-    std::vector<Row> rows_;
-};
-
-using splice_plan = basic_splice_plan<spliced_row>;
 
 } // namespace kvcache
 
@@ -3585,14 +3300,14 @@ public:
 
     /// Keeps the first `tokens` tokens.
     void truncate(sequence_state& state, std::size_t tokens) noexcept {
-        state.tokens.erase(state.tokens.begin() + static_cast<std::ptrdiff_t>(tokens), state.tokens.end());
+        state.tokens.truncate(tokens);
         const std::size_t kept = state.cut(tokens);
         for (; state.table.size() > kept; state.table.pop_back())
             pages_.drop(state.table.back().page);
         state.published_pages = std::min(state.published_pages, state.full_entries(page_tokens_));
-        if (state.offloaded_pages > state.published_pages)
-            state.offloaded_pages = 0; // pages after the cut get other names
-        if (tokens <= state.exact && !state.has_lease) {
+        if (state.offloaded.pages > state.published_pages)
+            state.offloaded.pages = 0; // pages after the cut get other names
+        if (tokens <= state.exact && !state.lease.open) {
             state.exact = sequence_state::all; // all approximate rows are gone
             forget_sources(state);
         }
@@ -3647,49 +3362,6 @@ public:
         return true;
     }
 
-    /// Appends spliced rows to a sequence, as a lease, and references their source pages. Returns false if the storage
-    /// refuses; nothing has changed then. Throws: bad_alloc, likewise.
-    [[nodiscard]] bool splice(sequence_state& state, splice_plan& spliced, std::span<const page_id> sources) {
-        std::vector<page_id> own;
-        const std::size_t needed = spliced.own_pages(page_tokens_);
-        own.reserve(needed);
-        const auto give_back = [&] {
-            for (const page_id page : own)
-                pages_.drop(page);
-        };
-        while (own.size() < needed) {
-            const auto page = pages_.allocate(state.tenant);
-            if (!page) {
-                give_back();
-                return false;
-            }
-            own.push_back(*page);
-            pages_.pool().clear(*page);
-        }
-        detail::scope_guard undo([&] {
-            state.pinned_sources.clear();
-            give_back();
-        });
-        spliced.take(own, page_tokens_);
-        const std::vector<page_entry> table = spliced.table();
-        state.prepare(table.size(), spliced.rows().size());
-        state.pinned_sources.assign(sources.data(), sources.data() + sources.size());
-        state.pages_before = state.table.size();
-        state.table.insert(state.table.end(), table.begin(), table.end());
-        undo.dismiss();
-        for (const page_id page : state.pinned_sources)
-            pages_.hold(page);
-        for (std::size_t i = state.pages_before; i < state.table.size(); ++i)
-            pages_.hold(state.table[i].page);
-        give_back(); // the entries reference them now
-        state.tail_before.reset();
-        state.spliced = std::move(spliced.rows());
-        state.leased = state.spliced.size();
-        state.exact = state.tokens.size();
-        state.has_lease = true;
-        return true;
-    }
-
     /// Reports rows for which there are no pages. Returns the error.
     [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages,
                                std::size_t page_bytes) {
@@ -3702,52 +3374,41 @@ public:
                                 " of ", std::to_string(all), " can be had"})};
     }
 
-    /// Makes tokens of a sequence known as a chunk. False if they lie in no known page, or the index has no memory.
-    bool register_chunk(const sequence_state& state, std::size_t first, std::size_t count) {
-        const std::size_t last = first + count - 1;
-        bool known = false;
-        return detail::completes<std::bad_alloc>([&] {
-                   known = pages_.chunks().note(state.tenant, state.table[last / page_tokens_].page,
-                                                static_cast<std::uint32_t>(last % page_tokens_ + 1), count);
-               }) &&
-               known;
-    }
-
     /// Commits a lease: its first rows are these tokens, the others are released. If the codec encodes whole pages,
     /// rows of a page whose residual buffer was reused are released too. It cannot fail: all necessary memory was
     /// allocated with the lease.
     void commit(sequence_state& state, std::span<const token_id> tokens) {
-        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - state.leased_at;
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - state.lease.began;
         pages_.measure(state.tokens.size(), tokens.size(), took.count());
         commit_unmeasured(state, tokens);
     }
 
     /// The same for rows that were not computed here.
     void commit_unmeasured(sequence_state& state, std::span<const token_id> tokens) {
-        state.append(tokens);
-        if (state.has_copied_tail()) {
+        state.tokens.append(tokens);
+        if (state.lease.has_copied_tail(state.table)) {
             if (tokens.empty())
-                std::swap(state.tail_before->page, state.table[state.pages_before - 1].page);
-            pages_.drop(state.tail_before->page);
+                std::swap(state.lease.tail_before->page, state.table[state.lease.pages_before - 1].page);
+            pages_.drop(state.lease.tail_before->page);
         }
         const std::size_t kept = residual_.finalize(state);
-        state.end_lease();
+        state.lease.end();
         truncate(state, kept);
         publish(state);
     }
 
     /// Rolls back an open lease: the sequence is as it was before.
     void undo(sequence_state& state) noexcept {
-        if (!state.has_lease)
+        if (!state.lease.open)
             return;
-        for (; state.table.size() > state.pages_before; state.table.pop_back())
+        for (; state.table.size() > state.lease.pages_before; state.table.pop_back())
             pages_.drop(state.table.back().page);
-        if (state.has_copied_tail())
+        if (state.lease.has_copied_tail(state.table))
             pages_.drop(state.table.back().page);
-        if (state.tail_before)
-            state.table.back() = *state.tail_before;
-        residual_.end(state.ring);
-        state.end_lease();
+        if (state.lease.tail_before)
+            state.table.back() = *state.lease.tail_before;
+        residual_.end(state.lease.ring);
+        state.lease.end();
         truncate(state, state.tokens.size());
     }
 
@@ -3758,7 +3419,7 @@ public:
         for (const sequence_state* s = ring_.next; s != &ring_; s = s->next) {
             if (auto sound = holders.count(*s); !sound)
                 return sound;
-            leased += s->ring.places.size();
+            leased += s->lease.ring.places.size();
         }
         if (!pages_.residual().add_up(leased))
             return error{error_code::malformed, "exact rows", "exact rows are kept that no page and no lease has"};
@@ -3868,6 +3529,74 @@ concept locking_policy =
 
 } // namespace kvcache
 
+// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
+struct compute_range {
+    std::size_t first = 0;
+    std::size_t count = 0;
+};
+
+/// Tokens of a prompt whose cached keys and values were computed after a different prefix.
+struct reused_span {
+    std::size_t first = 0; ///< Position in the prompt.
+    std::size_t count = 0;
+    std::uint32_t row = 0; ///< Row of the first token in its page.
+
+    friend bool operator==(const reused_span&, const reused_span&) = default;
+};
+
+/// The working state of a recompute policy. `first_computed(hit, total)` returns the first token to compute, of `total`
+/// tokens whose first `hit` are cached.
+template <class S>
+concept recompute_state = requires(const S s, std::size_t tokens) {
+    { s.first_computed(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
+};
+
+/// A state that also reuses chunks cached after other prefixes. `select` appends the positions to recompute, ascending,
+/// to `positions`.
+template <class S>
+concept chunk_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_span> runs, std::vector<std::size_t>& positions) {
+    s.select(runs, positions);
+};
+
+/// The vectors compared to measure a reused token's deviation.
+enum class deviation_metric { keys, values };
+
+/// A state that selects by deviation: the squared distance between the correct and the cached keys or values of a token
+/// in one early layer. `deviations` holds one value per reused token, span by span. All tokens go through the layers
+/// before that one.
+template <class S>
+concept deviation_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_span> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    s.select(runs, deviations, positions);
+    { s.compared() } -> std::same_as<deviation_metric>;
+    { s.check_layer() } -> std::convertible_to<std::size_t>;
+};
+
+/// A state that filters its selection in the layers after the check layer, one layer per filter. `filter` receives the
+/// deviation of each of `positions` in that layer, once the selected tokens have been computed up to it, and keeps
+/// some.
+template <class S>
+concept filtering_recompute_state = deviation_recompute_state<S> &&
+    requires(const S s, std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    { s.filters() } -> std::convertible_to<std::size_t>;
+    s.filter(number, runs, deviations, positions);
+};
+
+/// A policy that selects the reused tokens to recompute.
+template <class P>
+concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
+    p.open(shape);
+} && recompute_state<opened_by<P, page_shape>>;
+
+} // namespace kvcache
+
 // ---- kvcache/cache/basic_cache.hpp --------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -3883,7 +3612,6 @@ public:
     using sequence = basic_sequence<basic_cache>;
     using match_type = basic_match<basic_cache>;
     using lease = basic_lease<basic_cache>;
-    using reuse_type = basic_reuse<basic_cache>;
     using locking_type = typename Locking::state;
     using tier_type = decltype(std::declval<const Tier&>().open());
 
@@ -3897,7 +3625,7 @@ public:
 
     /// Whether the codec writes single rows, not whole pages.
     static constexpr bool writes_rows = row_writer<codec_type> || device_codec_state<codec_type>;
-    /// Whether the cache can reuse chunks at other positions: the index finds them by content, the codec writes rows.
+    /// Whether chunk_reuse works on this cache: the index finds chunks by content, and the codec writes rows.
     static constexpr bool knows_chunks =
         row_writer<codec_type> && chunk_index_state<decltype(std::declval<const Index&>().open(page_shape{}, 0))>;
 
@@ -3958,7 +3686,7 @@ public:
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, reserve_options options = {}) {
         const std::lock_guard guard(lock_);
         sequence_state& state = *to.state_;
-        expects(!state.has_lease, "a sequence has one lease at a time");
+        expects(!state.lease.open, "a sequence has one lease at a time");
         const auto open_rows = state.open_rows(shape_.tokens);
         const std::uint32_t used = open_rows.value_or(shape_.tokens);
         const bool copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, used);
@@ -3971,12 +3699,12 @@ public:
         if (needed > pages_.room(state.tenant))
             return sequences_.refuse(state, rows, needed, codec_.page_bytes());
 
-        state.prepare(fresh, rows);
-        state.pages_before = state.table.size();
-        state.tail_before = open_rows ? std::optional(state.table.back()) : std::nullopt;
-        state.leased = rows;
-        state.has_lease = true;
-        state.leased_at = std::chrono::steady_clock::now();
+        state.reserve(fresh, rows);
+        state.lease.pages_before = state.table.size();
+        state.lease.tail_before = open_rows ? std::optional(state.table.back()) : std::nullopt;
+        state.lease.rows = rows;
+        state.lease.open = true;
+        state.lease.began = std::chrono::steady_clock::now();
         const bool taken = [&] {
             detail::scope_guard undo([&] { sequences_.undo(state); });
             if (!sequences_.take_rows(state, codec_, in_tail, in_new, copies ? used : 0) ||
@@ -3988,43 +3716,6 @@ public:
         if (taken)
             return lease(*this, state);
         return storage_error(sequences_.refuse(state, rows, needed, codec_.page_bytes()));
-    }
-
-    /// Finds registered chunks anywhere in the part of a prompt that follows the tokens of `prefix`, and pins their
-    /// pages. Requires: the prompt starts with the tokens of `prefix`. Cost: O(tokens).
-    [[nodiscard]] reuse_type match_chunks(const sequence& prefix,
-                                          std::span<const token_id> tokens) requires knows_chunks {
-        const std::lock_guard guard(lock_);
-        chunk_search search(pages_.index(), prefix.state_->tenant, shape_.tokens, tokens, prefix.size());
-        auto pins = std::make_unique<sequence_state>();
-        pins->tenant = prefix.state_->tenant;
-        pins->pinned_sources = std::move(search.sources);
-        return {cache_access::make_sequence(*this, std::move(pins)), std::move(search.found)};
-    }
-
-    /// Registers the exact tokens [first, first + count) of a sequence as a chunk; it lasts as long as their pages.
-    /// Returns false if the chunk is shorter than the index's minimum or its pages are not in the index.
-    bool register_chunk(const sequence& of, std::size_t first, std::size_t count) requires knows_chunks {
-        expects(count > 0 && first + count <= of.exact(), "a chunk is of exact tokens");
-        const std::lock_guard guard(lock_);
-        return sequences_.register_chunk(*of.state_, first, count);
-    }
-
-    /// Reserves `rows` rows of which some are spliced in from cached chunks: the rows of the approximate spans of
-    /// `found`, except the positions in `recomputed`, which ascend. The caller writes the other rows through the lease.
-    /// Errors: as reserve. Requires: the sequence is exact, and is a prefix of the prompt given to match_chunks.
-    [[nodiscard]] result<lease> reserve_spliced(sequence& to, std::size_t rows, const reuse_type& found,
-                                                std::span<const std::size_t> recomputed) {
-        const std::lock_guard guard(lock_);
-        sequence_state& state = *to.state_;
-        expects(!state.has_lease && state.exact == sequence_state::all, "rows are spliced after an exact sequence");
-        splice_plan spliced(state.tokens.size(), rows, found.map().runs, found.map().entries, recomputed);
-        const std::size_t needed = spliced.own_pages(shape_.tokens);
-        if (needed > pages_.room(state.tenant))
-            return sequences_.refuse(state, rows, needed, codec_.page_bytes());
-        if (sequences_.splice(state, spliced, found.pins_.state_->pinned_sources))
-            return lease(*this, state);
-        return sequences_.refuse(state, rows, needed, codec_.page_bytes());
     }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }

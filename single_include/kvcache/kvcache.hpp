@@ -123,6 +123,716 @@
 #define KVCACHE_ABI_TEXT_OF(name) KVCACHE_ABI_QUOTED(name)
 #define KVCACHE_ABI_TEXT KVCACHE_ABI_TEXT_OF(KVCACHE_ABI)
 
+// ---- kvcache/core/id.hpp ------------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// A page of keys and values in a page pool.
+enum class page_id : std::uint32_t {};
+
+/// A slot that an eviction policy ranks: a page, a session or a record of a tier.
+enum class slot_id : std::uint32_t {};
+
+/// A token of a tokenizer's vocabulary.
+enum class token_id : std::int32_t {};
+
+/// A layer of a model, counted from the input.
+enum class layer_id : std::uint32_t {};
+
+/// A KV head.
+enum class head_id : std::uint32_t {};
+
+/// The integer value of an identifier.
+[[nodiscard]] constexpr std::uint32_t index_of(page_id page) noexcept {
+    return static_cast<std::uint32_t>(page);
+}
+[[nodiscard]] constexpr std::uint32_t index_of(slot_id slot) noexcept {
+    return static_cast<std::uint32_t>(slot);
+}
+[[nodiscard]] constexpr std::int32_t index_of(token_id token) noexcept {
+    return static_cast<std::int32_t>(token);
+}
+[[nodiscard]] constexpr std::uint32_t index_of(layer_id layer) noexcept {
+    return static_cast<std::uint32_t>(layer);
+}
+[[nodiscard]] constexpr std::uint32_t index_of(head_id head) noexcept {
+    return static_cast<std::uint32_t>(head);
+}
+
+} // namespace kvcache
+
+// ---- kvcache/core/role.hpp ----------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+struct codec_role;
+struct storage_role;
+struct hash_role;
+struct index_role;
+struct eviction_role;
+struct recompute_role;
+struct tier_role;
+struct observer_role;
+struct locking_role;
+
+namespace detail {
+
+template <class Role, class... Roles>
+inline constexpr bool one_of_roles = (std::same_as<Role, Roles> || ...);
+
+template <class P>
+concept names_its_role = requires {
+    typename P::role;
+};
+
+} // namespace detail
+
+/// The type that a policy's `open` returns for arguments of these types.
+template <class P, class... Arguments>
+using opened_by = decltype(std::declval<const P&>().open(std::declval<const Arguments&>()...));
+
+/// The role of a policy: `P::role`, unless specialized for a type you do not own.
+template <class P>
+struct role_of {};
+
+template <detail::names_its_role P>
+struct role_of<P> {
+    using type = typename P::role;
+};
+
+/// One of the roles of a cache.
+template <class Role>
+concept known_role = detail::one_of_roles<Role, codec_role, storage_role, hash_role, index_role, eviction_role,
+                                          recompute_role, tier_role, observer_role, locking_role>;
+
+/// A type that names the role it plays.
+template <class P>
+concept policy = known_role<typename role_of<P>::type>;
+
+/// A policy with the given role.
+template <class P, class Role>
+concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
+
+} // namespace kvcache
+
+// ---- kvcache/core/contract.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// A violated precondition, thrown where contract checks are on.
+class contract_violation : public std::logic_error {
+public:
+    using std::logic_error::logic_error;
+};
+
+namespace detail {
+
+/// Throws contract_violation. Without exceptions it calls std::terminate, whose handler the program may set.
+#if defined(__GNUC__)
+[[gnu::cold, gnu::noinline]]
+#endif
+[[noreturn]] inline void
+violate([[maybe_unused]] const char* what) {
+#if defined(__cpp_exceptions)
+    throw contract_violation(what);
+#else
+    std::terminate();
+#endif
+}
+
+} // namespace detail
+
+/// Checks a precondition. Off in release builds unless KVCACHE_CONTRACTS is 1.
+/// Throws: contract_violation, with `what` as its message.
+constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char* what) {
+#if KVCACHE_CONTRACTS
+    if (!holds)
+        detail::violate(what);
+#endif
+}
+
+} // namespace kvcache
+
+// ---- kvcache/core/shape.hpp ---------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Tokens of one tile, which is one SIMD vector of scores.
+inline constexpr std::uint32_t tile_tokens = 16;
+
+/// The extents of one page of keys and values.
+struct page_shape {
+    std::uint32_t layers = 1;
+    std::uint32_t kv_heads = 1;
+    std::uint32_t head_dim = 64;
+    std::uint32_t tokens = 64; ///< Tokens per page; a multiple of 16.
+
+    friend constexpr bool operator==(const page_shape&, const page_shape&) = default;
+
+    /// Whether the shape is valid.
+    [[nodiscard]] constexpr bool valid() const noexcept {
+        return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && tokens % tile_tokens == 0;
+    }
+};
+
+/// The memory limit of a cache's pages.
+struct cache_limits {
+    std::size_t bytes = 0;
+};
+
+inline namespace literals {
+[[nodiscard]] constexpr std::size_t operator""_KiB(unsigned long long n) {
+    return std::size_t{n} << 10;
+}
+[[nodiscard]] constexpr std::size_t operator""_MiB(unsigned long long n) {
+    return std::size_t{n} << 20;
+}
+[[nodiscard]] constexpr std::size_t operator""_GiB(unsigned long long n) {
+    return std::size_t{n} << 30;
+}
+} // namespace literals
+
+} // namespace kvcache
+
+// ---- kvcache/codec/concept.hpp ------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Position of one row of keys and values inside a page.
+struct page_row {
+    layer_id layer = {};
+    head_id head = {};
+    std::uint32_t row = 0;
+};
+
+/// Position of a tile of 16 rows inside a page.
+struct page_tile {
+    layer_id layer = {};
+    head_id head = {};
+    std::uint32_t tile = 0;
+};
+
+/// Pages that a query reads in full precision instead of quantized, in addition to its own page.
+struct residual_window {
+    std::size_t first = 0;  ///< First pages of the sequence.
+    std::size_t recent = 0; ///< Pages directly before the query's own page.
+
+    /// Returns whether a query in page `own` reads page `page` in full precision. True for its own page.
+    [[nodiscard]] constexpr bool covers(std::size_t page, std::size_t own) const noexcept {
+        return page + recent >= own || page < first;
+    }
+
+    friend constexpr bool operator==(const residual_window&, const residual_window&) = default;
+};
+
+/// Floats of one row of values in a tile: head_dim, rounded up to whole vectors of 16.
+[[nodiscard]] constexpr std::size_t padded_head_dim(std::size_t head_dim) noexcept {
+    return (head_dim + 15) / 16 * 16;
+}
+
+/// Reader of a page's keys and values in tiles of 16 rows. `keys` and `values` return the tile in place or decoded into
+/// `scratch`: keys as (head_dim, 16), values as (16, padded_head_dim(head_dim)).
+template <class S>
+concept page_reader = requires(const S s, std::span<const std::byte> bytes, page_tile tile, std::span<float> scratch) {
+    { s.page_bytes() } -> std::same_as<std::size_t>;
+    { s.name() } -> std::same_as<std::string>;
+    { s.keys(bytes, tile, scratch) } -> std::same_as<const float*>;
+    { s.values(bytes, tile, scratch) } -> std::same_as<const float*>;
+};
+
+/// Lossless writer of single rows of keys and values into a page. `copy` copies the first `rows` rows to another page.
+/// It reads no byte of later rows, which another thread may be writing.
+template <class S>
+concept row_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> bytes, page_row row,
+                              std::span<const float> numbers, std::size_t rows) {
+    s.encode(page, row, numbers, numbers);
+    s.copy(bytes, page, rows);
+};
+
+/// Writes a layer's head of a page once all its rows are there, as the plain codec lays them out; what it keeps may
+/// differ from what was computed. `transform_key` and `transform_value` turn a row before it is kept, exact or coded:
+/// queries are turned as keys, and what attention gives is turned back as values.
+template <class S>
+concept page_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> rows, layer_id layer,
+                               head_id head, std::span<float> row) {
+    s.encode(page, layer, head, rows);
+    s.transform_key(row);
+    s.transform_value(row);
+    s.inverse_transform(row);
+    { s.exact() } -> std::same_as<residual_window>;
+    { s.shape() } -> std::same_as<page_shape>;
+};
+
+/// Codec whose pages only a backend of its own reads and writes. It names the backend and the layout, both of which are
+/// part of the cache's identity.
+template <class S>
+concept device_codec_state = requires(const S s) {
+    { s.page_bytes() } -> std::same_as<std::size_t>;
+    { s.name() } -> std::same_as<std::string>;
+    { s.layout_name() } -> std::same_as<std::string>;
+    { s.backend() } -> std::same_as<std::string>;
+};
+
+/// State of an opened codec.
+template <class S>
+concept codec_state = (page_reader<S> && (row_writer<S> || page_writer<S>)) || device_codec_state<S>;
+
+namespace detail {
+
+/// Whether a codec gives attention the quantized operands of a tile, without decoding it.
+template <class Codec>
+inline constexpr bool gives_codes = requires(const Codec c, std::span<const std::byte> bytes, page_tile at) {
+    c.codes(bytes, at);
+};
+
+} // namespace detail
+
+/// Policy for the storage format of keys and values in a page.
+template <class P>
+concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape shape) {
+    p.open(shape);
+} && codec_state<opened_by<P, page_shape>>;
+
+} // namespace kvcache
+
+// ---- kvcache/codec/f32.hpp ----------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI::codec {
+
+/// Stores keys and values as float32, unchanged: reads return the computed values bit for bit. Keys are transposed in
+/// tiles of 16 tokens, so that one vector holds 16 scores. Values are row-major, padded with zeros to whole vectors:
+///
+///     layer, head:  [ keys: (tokens / 16, head_dim, 16) ][ values: (tokens, padded_head_dim) ]
+struct f32 {
+    using role = codec_role;
+    class state;
+    [[nodiscard]] state open(page_shape shape) const;
+};
+
+class f32::state {
+public:
+    static constexpr bool in_place = true; ///< Tiles are read in place, without decoding.
+
+    explicit state(page_shape shape) : shape_(shape) {}
+
+    [[nodiscard]] std::size_t page_bytes() const noexcept {
+        return std::size_t{shape_.layers} * shape_.kv_heads * head_numbers() * sizeof(float);
+    }
+
+    [[nodiscard]] std::string name() const { return "plain f32"; }
+
+    /// Writes one row. key, value: (head_dim)
+    void encode(std::span<std::byte> page, page_row at, std::span<const float> key,
+                std::span<const float> value) const {
+        float* keys = reinterpret_cast<float*>(page.data()) + offset(at.layer, at.head);
+        float* column = keys + std::size_t{at.row / tile_tokens} * shape_.head_dim * tile_tokens + at.row % tile_tokens;
+        for (std::size_t d = 0; d < shape_.head_dim; ++d)
+            column[d * tile_tokens] = key[d];
+        float* row = keys + key_numbers() + at.row * padded_head_dim(shape_.head_dim);
+        std::memcpy(row, value.data(), shape_.head_dim * sizeof(float));
+    }
+
+    /// Copies the first rows to another page: whole tiles at once, the last partial tile lane by lane.
+    void copy(std::span<const std::byte> from, std::span<std::byte> to, std::size_t rows) const {
+        const std::size_t whole = rows / tile_tokens * tile_tokens, rest = rows % tile_tokens;
+        for (std::size_t head = 0; head < std::size_t{shape_.layers} * shape_.kv_heads; ++head) {
+            const float* source = reinterpret_cast<const float*>(from.data()) + head * head_numbers();
+            float* target = reinterpret_cast<float*>(to.data()) + head * head_numbers();
+            std::copy_n(source, whole * shape_.head_dim, target);
+            for (std::size_t d = 0; rest > 0 && d < shape_.head_dim; ++d) {
+                const std::size_t lane = whole * shape_.head_dim + d * tile_tokens;
+                std::copy_n(source + lane, rest, target + lane);
+            }
+            std::copy_n(source + key_numbers(), rows * padded_head_dim(shape_.head_dim), target + key_numbers());
+        }
+    }
+
+    /// The keys of a tile, in place. (head_dim, 16)
+    [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float>) const noexcept {
+        return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) +
+               std::size_t{at.tile} * shape_.head_dim * tile_tokens;
+    }
+
+    /// The values of a tile, in place. (16, padded_head_dim)
+    [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at, std::span<float>) const noexcept {
+        return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) + key_numbers() +
+               std::size_t{at.tile} * tile_tokens * padded_head_dim(shape_.head_dim);
+    }
+
+private:
+    [[nodiscard]] std::size_t key_numbers() const noexcept { return std::size_t{shape_.tokens} * shape_.head_dim; }
+    [[nodiscard]] std::size_t head_numbers() const noexcept {
+        return key_numbers() + std::size_t{shape_.tokens} * padded_head_dim(shape_.head_dim);
+    }
+    [[nodiscard]] std::size_t offset(layer_id layer, head_id head) const noexcept {
+        return (std::size_t{index_of(layer)} * shape_.kv_heads + index_of(head)) * head_numbers();
+    }
+
+    page_shape shape_;
+};
+
+inline f32::state f32::open(page_shape shape) const {
+    return state{shape};
+}
+
+static_assert(codec_policy<f32>);
+
+} // namespace kvcache::codec
+
+// ---- kvcache/core/huge_pages.hpp ----------------------------------------------------------------------------------
+
+#include <sys/mman.h>
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The larger page size of most 64-bit systems (2 MiB): one TLB entry instead of 512.
+inline constexpr std::size_t huge_page_bytes = std::size_t{1} << 21;
+
+/// Advises the system to back the whole huge pages inside [at, at + bytes) with huge pages: at once for memory not
+/// touched yet, gradually for the rest. Returns whether the system accepts the advice; where it does not, nothing
+/// happens. bytes_on_huge_pages() reports the outcome.
+inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::size_t bytes) noexcept {
+#if defined(MADV_HUGEPAGE)
+    const auto from = reinterpret_cast<std::uintptr_t>(at);
+    const std::uintptr_t first = (from + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes;
+    const std::uintptr_t last = (from + bytes) / huge_page_bytes * huge_page_bytes;
+    return first < last && ::madvise(static_cast<std::byte*>(at) + (first - from), last - first, MADV_HUGEPAGE) == 0;
+#else
+    return false;
+#endif
+}
+
+} // namespace kvcache
+
+// ---- kvcache/core/aligned.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Bytes of a cache line, and of an AVX-512 vector.
+inline constexpr std::size_t line_bytes = 64;
+
+/// The alignment of an allocation of `bytes`: a huge page if it spans at least two of them, a cache line otherwise.
+[[nodiscard]] constexpr std::size_t alignment_for(std::size_t bytes) noexcept {
+    return bytes >= 2 * huge_page_bytes ? huge_page_bytes : line_bytes;
+}
+
+/// An allocator that aligns to cache lines, and puts large allocations on huge pages where the system has them.
+template <class T>
+struct line_allocator {
+    using value_type = T;
+
+    line_allocator() = default;
+    template <class U>
+    line_allocator(const line_allocator<U>&) noexcept {}
+
+    [[nodiscard]] T* allocate(std::size_t n) {
+        const std::size_t bytes = n * sizeof(T), alignment = alignment_for(bytes);
+        void* const at = ::operator new (bytes, std::align_val_t{alignment});
+        if (alignment == huge_page_bytes)
+            want_huge_pages(at, bytes);
+        return static_cast<T*>(at);
+    }
+    void deallocate(T* at, std::size_t n) noexcept {
+        ::operator delete (at, std::align_val_t{alignment_for(n * sizeof(T))});
+    }
+
+    friend bool operator==(const line_allocator&, const line_allocator&) { return true; }
+};
+
+/// A vector whose data begins on a cache line.
+template <class T>
+using aligned_vector = std::vector<T, line_allocator<T>>;
+
+} // namespace kvcache
+
+// ---- kvcache/codec/residual_page.hpp ------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI::codec {
+
+/// Rows of one page in full precision, transformed by its codec. They are kept until the page is quantized and no query
+/// reads them any more. `Rows` defines their layout.
+template <class Rows>
+class basic_residual_page {
+public:
+    /// Throws: bad_alloc.
+    explicit basic_residual_page(page_shape shape)
+        : shape_(shape), rows_(shape), bytes_(rows_.page_bytes()), written_(shape.layers) {}
+
+    /// Bytes of one residual page.
+    [[nodiscard]] static std::size_t bytes_for(page_shape shape) noexcept { return Rows(shape).page_bytes(); }
+
+    [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
+    /// Writable bytes, for rows that were computed elsewhere.
+    [[nodiscard]] std::span<std::byte> bytes() noexcept { return bytes_; }
+
+    /// Marks the first `rows` rows as present in all layers, and no others.
+    void begin(std::uint32_t rows) noexcept {
+        for (auto& written : written_)
+            written.store(rows, std::memory_order_relaxed);
+    }
+
+    /// Copies the first rows of another residual page.
+    void take(const basic_residual_page& other, std::size_t rows) { rows_.copy(other.bytes_, bytes_, rows); }
+
+    /// Writes a row of a layer, and quantizes the layer into `page` when its last missing row arrives. Several threads
+    /// may write rows, each row once a layer. keys, values: (kv_heads, head_dim)
+    template <page_writer Codec>
+    void write(const Codec& codec, std::span<std::byte> page, layer_id layer, std::uint32_t row,
+               std::span<const float> keys, std::span<const float> values) {
+        const std::size_t dim = shape_.head_dim;
+        for (std::uint32_t head = 0; head < shape_.kv_heads; ++head) {
+            const page_tile at{layer, head_id{head}, row / tile_tokens};
+            // The memory of the value serves as scratch for transforming the key.
+            float* const own =
+                const_cast<float*>(rows_.values(bytes_, at, {})) + row % tile_tokens * padded_head_dim(dim);
+            float* const column = const_cast<float*>(rows_.keys(bytes_, at, {})) + row % tile_tokens;
+            std::copy_n(keys.data() + head * dim, dim, own);
+            codec.transform_key({own, dim});
+            for (std::size_t d = 0; d < dim; ++d)
+                column[d * tile_tokens] = own[d];
+            std::copy_n(values.data() + head * dim, dim, own);
+            codec.transform_value({own, dim});
+        }
+        auto& written = written_[index_of(layer)];
+        if (written.fetch_add(1, std::memory_order_acq_rel) + 1 < shape_.tokens)
+            return;
+        for (std::uint32_t head = 0; head < shape_.kv_heads; ++head)
+            codec.encode(page, layer, head_id{head}, bytes_);
+        written.store(0, std::memory_order_relaxed); // reset for the next page that uses this memory
+    }
+
+private:
+    page_shape shape_;
+    Rows rows_;
+    aligned_vector<std::byte> bytes_;
+    std::vector<std::atomic<std::uint32_t>> written_; // rows written, by layer
+};
+
+/// Residual rows in the layout of the f32 codec.
+using residual_page = basic_residual_page<f32::state>;
+
+} // namespace kvcache::codec
+
+// ---- kvcache/core/page_table.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// One entry of a sequence's page table: the rows [first, first + count) of a page, in the sequence's order.
+struct page_entry {
+    page_id page = {};
+    std::int64_t base = 0; ///< RoPE offset: keys are rotated by (position - base); zero for a prefix computed in place.
+    std::uint32_t first = 0; ///< First row in use.
+    std::uint32_t count = 0; ///< Number of rows in use.
+
+    friend bool operator==(const page_entry&, const page_entry&) = default;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/codec/sequence_pages.hpp -----------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The pages of one sequence, as attention reads them.
+struct sequence_pages {
+    std::span<const page_entry> table = {};
+    /// Residual pages by table entry, for a codec of whole pages: the full-precision rows where a query of this
+    /// sequence may read them. Null elsewhere; entries past its end count as null.
+    std::span<const codec::residual_page* const> residual = {};
+    bool spliced = false; ///< Rows of one page may be in several entries, and bases change often (see spliced_tiles).
+};
+
+} // namespace kvcache
+
+// ---- kvcache/core/result.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The kind of an error.
+enum class error_code {
+    not_found,     ///< A file, tensor or field does not exist.
+    io,            ///< The system refused to open, read, map or write.
+    truncated,     ///< The data is shorter than its own header says.
+    malformed,     ///< The data is invalid: syntax, offsets, encodings.
+    mismatched,    ///< Well formed, but not what was expected: dtype, shape, identity.
+    unsupported,   ///< Well formed, but not supported by this library.
+    out_of_memory, ///< No page or memory is left, and no page can be evicted.
+    out_of_range,  ///< A token, position or length is past its limit.
+    cancelled,     ///< Stopped on the caller's request.
+};
+
+/// A typed error: its kind, the name of the failing field or file, and a message a user can act on.
+struct error {
+    error_code code = error_code::malformed;
+    std::string field = {};   ///< What failed: "rope_scaling.type", "model.safetensors", "pages".
+    std::string message = {}; ///< One sentence, with the values.
+
+    friend bool operator==(const error&, const error&) = default;
+};
+
+/// A value, or the error that prevented it.
+template <class T>
+class [[nodiscard]] result {
+public:
+    using value_type = T;
+
+    result(T value) : held_(std::in_place_index<0>, std::move(value)) {}
+    result(kvcache::error reason) : held_(std::in_place_index<1>, std::move(reason)) {}
+
+    [[nodiscard]] bool has_value() const noexcept { return held_.index() == 0; }
+    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
+
+    /// Requires: has_value().
+    [[nodiscard]] T& operator*() & { return value(); }
+    [[nodiscard]] const T& operator*() const& { return value(); }
+    [[nodiscard]] T&& operator*() && { return std::move(value()); }
+    [[nodiscard]] T* operator->() { return &value(); }
+    [[nodiscard]] const T* operator->() const { return &value(); }
+
+    /// Requires: !has_value().
+    [[nodiscard]] const kvcache::error& error() const {
+        expects(!has_value(), "a result is asked for its error only when it has no value");
+        return *std::get_if<1>(&held_);
+    }
+
+private:
+    [[nodiscard]] T& value() {
+        expects(has_value(), "a result is read only when it has a value");
+        return *std::get_if<0>(&held_);
+    }
+    [[nodiscard]] const T& value() const {
+        expects(has_value(), "a result is read only when it has a value");
+        return *std::get_if<0>(&held_);
+    }
+
+    std::variant<T, kvcache::error> held_;
+};
+
+/// Success, or the error that prevented it.
+template <>
+class [[nodiscard]] result<void> {
+public:
+    using value_type = void;
+
+    result() = default;
+    result(kvcache::error reason) : reason_(std::move(reason)) {}
+
+    [[nodiscard]] bool has_value() const noexcept { return !reason_; }
+    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
+
+    /// Requires: !has_value().
+    [[nodiscard]] const kvcache::error& error() const {
+        expects(!has_value(), "a result is asked for its error only when it has no value");
+        return *reason_;
+    }
+
+private:
+    std::optional<kvcache::error> reason_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/storage/concept.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+namespace detail {
+
+template <class S>
+concept keeps_pages = std::movable<S> && requires(S s, page_id page) {
+    { s.acquire(page) } -> std::same_as<bool>;
+    { s.release(page) }
+    noexcept;
+};
+
+} // namespace detail
+
+/// A storage whose pages the host can access: `bytes` returns the memory of an acquired page.
+template <class S>
+concept host_storage_state = detail::keeps_pages<S> && requires(const S c, page_id page) {
+    { c.bytes(page) } -> std::same_as<std::span<std::byte>>;
+};
+
+/// A storage whose pages the host cannot address. `copy` copies one acquired page to another and returns whether it
+/// succeeded. `status` returns the reason of the last refused page or copy.
+template <class S>
+concept device_storage_state = detail::keeps_pages<S> && !host_storage_state<S> && requires(const S c, page_id page) {
+    { c.copy(page, page) } -> std::same_as<bool>;
+    { c.status() } -> std::same_as<result<void>>;
+};
+
+/// The working state of a storage: the memory of each page. `acquire` makes a page's memory usable and returns whether
+/// it succeeded. `release` declares its content no longer needed.
+template <class S>
+concept storage_state = host_storage_state<S> || device_storage_state<S>;
+
+/// A policy that decides where the bytes of pages live.
+template <class P>
+concept storage_policy = plays<P, storage_role> && requires(const P p, std::size_t n) {
+    p.open(n, n); // pages, bytes a page
+} && storage_state<opened_by<P, std::size_t, std::size_t>>;
+
+} // namespace kvcache
+
+// ---- kvcache/attention/attention_part.hpp -------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+class rope;
+
+/// Attention parameters of a model: its heads, and its rotation (null without RoPE).
+struct attention_shape {
+    std::uint32_t heads = 1;
+    std::uint32_t kv_heads = 1;
+    std::uint32_t head_dim = 64;
+    float scale = 1.0f; ///< Factor of the scores, usually 1 / sqrt(head_dim).
+    const rope* rotation = nullptr;
+
+    /// Query heads for each KV head.
+    [[nodiscard]] constexpr std::uint32_t group() const noexcept { return heads / kv_heads; }
+};
+
+/// The storage that holds the pages of a batch, and the codec that reads them. One for all sequences of a cache, since
+/// they share pages by id.
+template <codec_state Codec, storage_state Storage>
+struct page_source {
+    const Codec* codec = nullptr;
+    const Storage* storage = nullptr;
+
+    page_source() = default;
+    page_source(const Codec& by, const Storage& in) noexcept : codec(&by), storage(&in) {}
+    /// The source of a cache's pages, from the cache or a lease of it.
+    template <class Cache>
+    explicit page_source(const Cache& of) noexcept : page_source(of.codec(), of.storage()) {}
+};
+template <class Cache>
+page_source(const Cache&) -> page_source<std::remove_cvref_t<decltype(std::declval<const Cache&>().codec())>,
+                                         std::remove_cvref_t<decltype(std::declval<const Cache&>().storage())>>;
+
+/// Consecutive query rows of one sequence. (rows, heads, head_dim)
+struct query_rows {
+    const float* data = nullptr;      ///< Before RoPE.
+    const float* rotations = nullptr; ///< `rope::fill` of each row, for pages of base 0. (rows, 2, head_dim / 2)
+    float* out = nullptr;             ///< Output. (rows, heads, head_dim)
+    std::size_t stride = 0;           ///< Floats from one row of queries to the next.
+    std::size_t out_stride = 0;
+    std::size_t position = 0; ///< Position of the first row; each row attends to [0, its position].
+    std::size_t rows = 0;
+    const std::size_t* positions = nullptr; ///< Positions of the rows, ascending; null if consecutive.
+
+    [[nodiscard]] std::size_t position_of(std::size_t row) const noexcept {
+        return positions != nullptr ? positions[row] : position + row;
+    }
+};
+
+/// One sequence of a batch: its query rows, and the pages they attend to.
+struct attention_part {
+    sequence_pages pages;
+    query_rows queries;
+};
+
+} // namespace kvcache
+
 // ---- kvcache/kernel/number_format.hpp -----------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -235,85 +945,6 @@ struct quantized_tile {
 };
 
 } // namespace kvcache::codec
-
-// ---- kvcache/core/contract.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// A violated precondition, thrown where contract checks are on.
-class contract_violation : public std::logic_error {
-public:
-    using std::logic_error::logic_error;
-};
-
-namespace detail {
-
-/// Throws contract_violation. Without exceptions it calls std::terminate, whose handler the program may set.
-#if defined(__GNUC__)
-[[gnu::cold, gnu::noinline]]
-#endif
-[[noreturn]] inline void
-violate([[maybe_unused]] const char* what) {
-#if defined(__cpp_exceptions)
-    throw contract_violation(what);
-#else
-    std::terminate();
-#endif
-}
-
-} // namespace detail
-
-/// Checks a precondition. Off in release builds unless KVCACHE_CONTRACTS is 1.
-/// Throws: contract_violation, with `what` as its message.
-constexpr void expects([[maybe_unused]] bool holds, [[maybe_unused]] const char* what) {
-#if KVCACHE_CONTRACTS
-    if (!holds)
-        detail::violate(what);
-#endif
-}
-
-} // namespace kvcache
-
-// ---- kvcache/core/shape.hpp ---------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Tokens of one tile, which is one SIMD vector of scores.
-inline constexpr std::uint32_t tile_tokens = 16;
-
-/// The extents of one page of keys and values.
-struct page_shape {
-    std::uint32_t layers = 1;
-    std::uint32_t kv_heads = 1;
-    std::uint32_t head_dim = 64;
-    std::uint32_t tokens = 64; ///< Tokens per page; a multiple of 16.
-
-    friend constexpr bool operator==(const page_shape&, const page_shape&) = default;
-
-    /// Whether the shape is valid.
-    [[nodiscard]] constexpr bool valid() const noexcept {
-        return layers > 0 && kv_heads > 0 && head_dim > 0 && tokens > 0 && tokens % tile_tokens == 0;
-    }
-};
-
-/// The memory limit of a cache's pages.
-struct cache_limits {
-    std::size_t bytes = 0;
-};
-
-inline namespace literals {
-[[nodiscard]] constexpr std::size_t operator""_KiB(unsigned long long n) {
-    return std::size_t{n} << 10;
-}
-[[nodiscard]] constexpr std::size_t operator""_MiB(unsigned long long n) {
-    return std::size_t{n} << 20;
-}
-[[nodiscard]] constexpr std::size_t operator""_GiB(unsigned long long n) {
-    return std::size_t{n} << 30;
-}
-} // namespace literals
-
-} // namespace kvcache
 
 // ---- kvcache/core/inline.hpp --------------------------------------------------------------------------------------
 
@@ -989,72 +1620,6 @@ inline void add_values(const attention_tile* tiles, std::size_t begin, std::size
 }
 
 } // namespace detail
-
-} // namespace kvcache
-
-// ---- kvcache/core/huge_pages.hpp ----------------------------------------------------------------------------------
-
-#include <sys/mman.h>
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The larger page size of most 64-bit systems (2 MiB): one TLB entry instead of 512.
-inline constexpr std::size_t huge_page_bytes = std::size_t{1} << 21;
-
-/// Advises the system to back the whole huge pages inside [at, at + bytes) with huge pages: at once for memory not
-/// touched yet, gradually for the rest. Returns whether the system accepts the advice; where it does not, nothing
-/// happens. bytes_on_huge_pages() reports the outcome.
-inline bool want_huge_pages([[maybe_unused]] void* at, [[maybe_unused]] std::size_t bytes) noexcept {
-#if defined(MADV_HUGEPAGE)
-    const auto from = reinterpret_cast<std::uintptr_t>(at);
-    const std::uintptr_t first = (from + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes;
-    const std::uintptr_t last = (from + bytes) / huge_page_bytes * huge_page_bytes;
-    return first < last && ::madvise(static_cast<std::byte*>(at) + (first - from), last - first, MADV_HUGEPAGE) == 0;
-#else
-    return false;
-#endif
-}
-
-} // namespace kvcache
-
-// ---- kvcache/core/aligned.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Bytes of a cache line, and of an AVX-512 vector.
-inline constexpr std::size_t line_bytes = 64;
-
-/// The alignment of an allocation of `bytes`: a huge page if it spans at least two of them, a cache line otherwise.
-[[nodiscard]] constexpr std::size_t alignment_for(std::size_t bytes) noexcept {
-    return bytes >= 2 * huge_page_bytes ? huge_page_bytes : line_bytes;
-}
-
-/// An allocator that aligns to cache lines, and puts large allocations on huge pages where the system has them.
-template <class T>
-struct line_allocator {
-    using value_type = T;
-
-    line_allocator() = default;
-    template <class U>
-    line_allocator(const line_allocator<U>&) noexcept {}
-
-    [[nodiscard]] T* allocate(std::size_t n) {
-        const std::size_t bytes = n * sizeof(T), alignment = alignment_for(bytes);
-        void* const at = ::operator new (bytes, std::align_val_t{alignment});
-        if (alignment == huge_page_bytes)
-            want_huge_pages(at, bytes);
-        return static_cast<T*>(at);
-    }
-    void deallocate(T* at, std::size_t n) noexcept {
-        ::operator delete (at, std::align_val_t{alignment_for(n * sizeof(T))});
-    }
-
-    friend bool operator==(const line_allocator&, const line_allocator&) { return true; }
-};
-
-/// A vector whose data begins on a cache line.
-template <class T>
-using aligned_vector = std::vector<T, line_allocator<T>>;
 
 } // namespace kvcache
 
@@ -2280,199 +2845,6 @@ private:
 
 } // namespace kvcache::detail
 
-// ---- kvcache/core/id.hpp ------------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// A page of keys and values in a page pool.
-enum class page_id : std::uint32_t {};
-
-/// A slot that an eviction policy ranks: a page, a session or a record of a tier.
-enum class slot_id : std::uint32_t {};
-
-/// A token of a tokenizer's vocabulary.
-enum class token_id : std::int32_t {};
-
-/// A layer of a model, counted from the input.
-enum class layer_id : std::uint32_t {};
-
-/// A KV head.
-enum class head_id : std::uint32_t {};
-
-/// The integer value of an identifier.
-[[nodiscard]] constexpr std::uint32_t index_of(page_id page) noexcept {
-    return static_cast<std::uint32_t>(page);
-}
-[[nodiscard]] constexpr std::uint32_t index_of(slot_id slot) noexcept {
-    return static_cast<std::uint32_t>(slot);
-}
-[[nodiscard]] constexpr std::int32_t index_of(token_id token) noexcept {
-    return static_cast<std::int32_t>(token);
-}
-[[nodiscard]] constexpr std::uint32_t index_of(layer_id layer) noexcept {
-    return static_cast<std::uint32_t>(layer);
-}
-[[nodiscard]] constexpr std::uint32_t index_of(head_id head) noexcept {
-    return static_cast<std::uint32_t>(head);
-}
-
-} // namespace kvcache
-
-// ---- kvcache/core/role.hpp ----------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-struct codec_role;
-struct storage_role;
-struct hash_role;
-struct index_role;
-struct eviction_role;
-struct recompute_role;
-struct tier_role;
-struct observer_role;
-struct locking_role;
-
-namespace detail {
-
-template <class Role, class... Roles>
-inline constexpr bool one_of_roles = (std::same_as<Role, Roles> || ...);
-
-template <class P>
-concept names_its_role = requires {
-    typename P::role;
-};
-
-} // namespace detail
-
-/// The type that a policy's `open` returns for arguments of these types.
-template <class P, class... Arguments>
-using opened_by = decltype(std::declval<const P&>().open(std::declval<const Arguments&>()...));
-
-/// The role of a policy: `P::role`, unless specialized for a type you do not own.
-template <class P>
-struct role_of {};
-
-template <detail::names_its_role P>
-struct role_of<P> {
-    using type = typename P::role;
-};
-
-/// One of the roles of a cache.
-template <class Role>
-concept known_role = detail::one_of_roles<Role, codec_role, storage_role, hash_role, index_role, eviction_role,
-                                          recompute_role, tier_role, observer_role, locking_role>;
-
-/// A type that names the role it plays.
-template <class P>
-concept policy = known_role<typename role_of<P>::type>;
-
-/// A policy with the given role.
-template <class P, class Role>
-concept plays = policy<P> && std::same_as<typename role_of<P>::type, Role>;
-
-} // namespace kvcache
-
-// ---- kvcache/codec/concept.hpp ------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Position of one row of keys and values inside a page.
-struct page_row {
-    layer_id layer = {};
-    head_id head = {};
-    std::uint32_t row = 0;
-};
-
-/// Position of a tile of 16 rows inside a page.
-struct page_tile {
-    layer_id layer = {};
-    head_id head = {};
-    std::uint32_t tile = 0;
-};
-
-/// Pages that a query reads in full precision instead of quantized, in addition to its own page.
-struct residual_window {
-    std::size_t first = 0;  ///< First pages of the sequence.
-    std::size_t recent = 0; ///< Pages directly before the query's own page.
-
-    /// Returns whether a query in page `own` reads page `page` in full precision. True for its own page.
-    [[nodiscard]] constexpr bool covers(std::size_t page, std::size_t own) const noexcept {
-        return page + recent >= own || page < first;
-    }
-
-    friend constexpr bool operator==(const residual_window&, const residual_window&) = default;
-};
-
-/// Floats of one row of values in a tile: head_dim, rounded up to whole vectors of 16.
-[[nodiscard]] constexpr std::size_t padded_head_dim(std::size_t head_dim) noexcept {
-    return (head_dim + 15) / 16 * 16;
-}
-
-/// Reader of a page's keys and values in tiles of 16 rows. `keys` and `values` return the tile in place or decoded into
-/// `scratch`: keys as (head_dim, 16), values as (16, padded_head_dim(head_dim)).
-template <class S>
-concept page_reader = requires(const S s, std::span<const std::byte> bytes, page_tile tile, std::span<float> scratch) {
-    { s.page_bytes() } -> std::same_as<std::size_t>;
-    { s.name() } -> std::same_as<std::string>;
-    { s.keys(bytes, tile, scratch) } -> std::same_as<const float*>;
-    { s.values(bytes, tile, scratch) } -> std::same_as<const float*>;
-};
-
-/// Lossless writer of single rows of keys and values into a page. `copy` copies the first `rows` rows to another page.
-/// It reads no byte of later rows, which another thread may be writing.
-template <class S>
-concept row_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> bytes, page_row row,
-                              std::span<const float> numbers, std::size_t rows) {
-    s.encode(page, row, numbers, numbers);
-    s.copy(bytes, page, rows);
-};
-
-/// Writes a layer's head of a page once all its rows are there, as the plain codec lays them out; what it keeps may
-/// differ from what was computed. `transform_key` and `transform_value` turn a row before it is kept, exact or coded:
-/// queries are turned as keys, and what attention gives is turned back as values.
-template <class S>
-concept page_writer = requires(const S s, std::span<std::byte> page, std::span<const std::byte> rows, layer_id layer,
-                               head_id head, std::span<float> row) {
-    s.encode(page, layer, head, rows);
-    s.transform_key(row);
-    s.transform_value(row);
-    s.inverse_transform(row);
-    { s.exact() } -> std::same_as<residual_window>;
-    { s.shape() } -> std::same_as<page_shape>;
-};
-
-/// Codec whose pages only a backend of its own reads and writes. It names the backend and the layout, both of which are
-/// part of the cache's identity.
-template <class S>
-concept device_codec_state = requires(const S s) {
-    { s.page_bytes() } -> std::same_as<std::size_t>;
-    { s.name() } -> std::same_as<std::string>;
-    { s.layout_name() } -> std::same_as<std::string>;
-    { s.backend() } -> std::same_as<std::string>;
-};
-
-/// State of an opened codec.
-template <class S>
-concept codec_state = (page_reader<S> && (row_writer<S> || page_writer<S>)) || device_codec_state<S>;
-
-namespace detail {
-
-/// Whether a codec gives attention the quantized operands of a tile, without decoding it.
-template <class Codec>
-inline constexpr bool gives_codes = requires(const Codec c, std::span<const std::byte> bytes, page_tile at) {
-    c.codes(bytes, at);
-};
-
-} // namespace detail
-
-/// Policy for the storage format of keys and values in a page.
-template <class P>
-concept codec_policy = plays<P, codec_role> && requires(const P p, page_shape shape) {
-    p.open(shape);
-} && codec_state<opened_by<P, page_shape>>;
-
-} // namespace kvcache
-
 // ---- kvcache/codec/kv_kind.hpp ------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI::codec {
@@ -3418,27 +3790,27 @@ public:
     /// Memory for up to `capacity` queries, with values of `width` floats.
     query_states(std::size_t width, std::size_t capacity)
         : width_(width), stride_(softmax_state::numbers(width)), capacity_(capacity), states_(2 * capacity * stride_) {
-        asked_.reserve(capacity);
+        queries_.reserve(capacity);
     }
 
     [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
-    [[nodiscard]] std::size_t size() const noexcept { return asked_.size(); }
+    [[nodiscard]] std::size_t size() const noexcept { return queries_.size(); }
     /// Floats from one query's running softmax to the next.
     [[nodiscard]] std::size_t stride() const noexcept { return stride_; }
 
-    void clear() noexcept { asked_.clear(); }
+    void clear() noexcept { queries_.clear(); }
 
     /// Adds a query that sees the positions up to `limit`. Its partials are written to `partials`, or merged here if
     /// that is null. (splits, stride)
     void add(std::size_t limit, float* partials) {
-        expects(asked_.size() < capacity_, "a block holds as many queries as its capacity");
-        asked_.push_back({.limit = limit, .partials = partials});
-        running(asked_.size() - 1).clear();
-        merged(asked_.size() - 1).forget();
+        expects(queries_.size() < capacity_, "a block holds as many queries as its capacity");
+        queries_.push_back({.limit = limit, .partials = partials});
+        running(queries_.size() - 1).clear();
+        merged(queries_.size() - 1).forget();
     }
 
     /// The last position that a query sees.
-    [[nodiscard]] std::size_t limit(std::size_t q) const noexcept { return asked_[q].limit; }
+    [[nodiscard]] std::size_t limit(std::size_t q) const noexcept { return queries_[q].limit; }
 
     /// Smallest and largest visibility limit of some queries.
     struct limits {
@@ -3462,10 +3834,10 @@ public:
         }
     };
     [[nodiscard]] limits limits_of(std::size_t q, std::size_t count) const noexcept {
-        limits all{asked_[q].limit, asked_[q].limit};
+        limits all{queries_[q].limit, queries_[q].limit};
         for (std::size_t i = 1; i < count; ++i) {
-            all.least = std::min(all.least, asked_[q + i].limit);
-            all.most = std::max(all.most, asked_[q + i].limit);
+            all.least = std::min(all.least, queries_[q + i].limit);
+            all.most = std::max(all.most, queries_[q + i].limit);
         }
         return all;
     }
@@ -3474,10 +3846,10 @@ public:
 
     /// Moves a query to a split; its running softmax starts anew if the split changes.
     void enter(std::size_t q, std::size_t split) {
-        if (asked_[q].split == split)
+        if (queries_[q].split == split)
             return;
         leave(q);
-        asked_[q].split = split;
+        queries_[q].split = split;
     }
 
     /// Ends the current partial softmax of a query.
@@ -3485,8 +3857,8 @@ public:
         const softmax_state from = running(q);
         if (from.empty())
             return;
-        if (float* partials = asked_[q].partials)
-            std::copy_n(from.sums(), stride_, partials + asked_[q].split * stride_);
+        if (float* partials = queries_[q].partials)
+            std::copy_n(from.sums(), stride_, partials + queries_[q].split * stride_);
         else
             merged(q).merge(from);
         from.clear();
@@ -3499,7 +3871,7 @@ public:
     }
 
 private:
-    struct question {
+    struct query {
         std::size_t limit = 0;
         std::size_t split = 0;     // split of its running softmax
         float* partials = nullptr; // (splits, stride)
@@ -3512,7 +3884,7 @@ private:
     std::size_t width_;
     std::size_t stride_; // floats of a softmax state
     std::size_t capacity_;
-    std::vector<question> asked_;
+    std::vector<query> queries_;
     aligned_vector<float> states_; // running, then merged: (2, capacity, stride)
 };
 
@@ -3858,41 +4230,12 @@ extern template void query_block::dispatch<detail::max_queries>(std::span<const 
 
 } // namespace kvcache
 
-// ---- kvcache/core/page_table.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// One entry of a sequence's page table: the rows [first, first + count) of a page, in the sequence's order.
-struct page_entry {
-    page_id page = {};
-    std::int64_t base = 0; ///< RoPE offset: keys are rotated by (position - base); zero for a prefix computed in place.
-    std::uint32_t first = 0; ///< First row in use.
-    std::uint32_t count = 0; ///< Number of rows in use.
-
-    friend bool operator==(const page_entry&, const page_entry&) = default;
-};
-
-} // namespace kvcache
-
 // ---- kvcache/attention/work_item.hpp ------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Consecutive query rows of one sequence, as a plan needs them: its page table and the positions of the rows.
-struct planned_queries {
-    std::span<const page_entry> table = {};
-    std::size_t position = 0; ///< Position of the first row; each row attends to [0, its position].
-    std::size_t rows = 0;
-    const std::size_t* positions = nullptr; ///< Of each row, ascending, where they are not consecutive.
-    bool spliced = false;                   ///< As paged_rows says.
-
-    [[nodiscard]] std::size_t position_of(std::size_t row) const noexcept {
-        return positions != nullptr ? positions[row] : position + row;
-    }
-};
-
 /// Consecutive rows of one part that are scheduled together, with all query heads of a KV head.
-struct query_group {
+struct query_tile {
     static constexpr std::size_t none = static_cast<std::size_t>(-1);
 
     std::uint32_t part = 0;
@@ -3904,22 +4247,23 @@ struct query_group {
     std::size_t same_entries = 0; ///< Leading page-table entries equal to those of the group before.
 };
 
-/// Page-table entries that the query groups [first_run, last_run) have in common.
+/// Page-table entries that the query tiles [first_query_tile, last_query_tile) have in common.
 struct page_range {
     std::uint32_t part = 0; ///< Part whose table holds the entries.
     std::size_t first = 0;  ///< Entries [first, last).
     std::size_t last = 0;
     std::size_t position = 0; ///< Position of the first row of the first entry.
-    std::size_t first_run = 0;
-    std::size_t last_run = 0;
+    std::size_t first_query_tile = 0;
+    std::size_t last_query_tile = 0;
 };
 
-/// Query groups [first_run, last_run) over the splits [first_split, last_split), range by range, for one thread.
+/// Query tiles [first_query_tile, last_query_tile) over the splits [first_split, last_split), range by range, for one
+/// thread.
 struct work_item {
-    std::size_t first_segment = 0;
-    std::size_t last_segment = 0;
-    std::size_t first_run = 0;
-    std::size_t last_run = 0;
+    std::size_t first_range = 0;
+    std::size_t last_range = 0;
+    std::size_t first_query_tile = 0;
+    std::size_t last_query_tile = 0;
     std::size_t first_split = 0;
     std::size_t last_split = 0;
     std::size_t cost = 0; ///< Approximate cost, in queries times positions.
@@ -3948,18 +4292,18 @@ public:
     static constexpr std::size_t most_queries = 72;
 
     /// Rebuilds the plan and reuses its memory. Cost: O(parts log parts + work items) walks along page tables.
-    void build(std::span<const planned_queries> parts, std::size_t group, std::size_t kv_heads, std::size_t threads) {
+    void build(std::span<const attention_part> parts, std::size_t group, std::size_t kv_heads, std::size_t threads) {
         parts_ = parts;
         group_ = group;
-        jobs_.clear();
-        segments_.clear();
+        work_items_.clear();
+        page_ranges_.clear();
         partials_ = 0;
-        make_runs(kv_heads, threads);
-        target_ = query_group::none;
+        make_query_tiles(kv_heads, threads);
+        target_ = query_tile::none;
         if (threads > 1) {
             const std::size_t all = for_roots([&](std::size_t first, std::size_t last) {
                 const std::size_t cost = place(first, last, {0, splits(first, last)});
-                segments_.clear();
+                page_ranges_.clear();
                 return cost;
             });
             target_ = std::max<std::size_t>(1, all * kv_heads / (4 * threads));
@@ -3971,14 +4315,14 @@ public:
             return std::size_t{0};
         });
         // Longest first, so that the threads finish together.
-        std::ranges::sort(jobs_, [](const work_item& a, const work_item& b) {
-            return a.cost != b.cost ? a.cost > b.cost : a.first_segment < b.first_segment;
+        std::ranges::sort(work_items_, [](const work_item& a, const work_item& b) {
+            return a.cost != b.cost ? a.cost > b.cost : a.first_range < b.first_range;
         });
     }
 
-    [[nodiscard]] std::span<const query_group> runs() const noexcept { return runs_; }
-    [[nodiscard]] std::span<const page_range> segments() const noexcept { return segments_; }
-    [[nodiscard]] std::span<const work_item> jobs() const noexcept { return jobs_; }
+    [[nodiscard]] std::span<const query_tile> query_tiles() const noexcept { return query_tiles_; }
+    [[nodiscard]] std::span<const page_range> page_ranges() const noexcept { return page_ranges_; }
+    [[nodiscard]] std::span<const work_item> work_items() const noexcept { return work_items_; }
 
     /// Softmax partials of one KV head that the work items write for a later merge: for each query of a group, one for
     /// each split of the group's positions.
@@ -3993,41 +4337,40 @@ public:
     }
 
 private:
-    struct range {
+    struct split_range {
         std::size_t first, last;
     };
 
     // Reading a key and a value costs as much as computing this many queries with them.
     static constexpr std::size_t cost_of_reading = 4;
 
-    void make_runs(std::size_t kv_heads, std::size_t threads) {
+    void make_query_tiles(std::size_t kv_heads, std::size_t threads) {
         order_.resize(parts_.size());
         for (std::size_t p = 0; p < parts_.size(); ++p)
             order_[p] = static_cast<std::uint32_t>(p);
         std::ranges::sort(order_, [&](std::uint32_t a, std::uint32_t b) {
-            const std::size_t same = common(parts_[a].table, parts_[b].table);
-            if (same == std::min(parts_[a].table.size(), parts_[b].table.size()))
-                return parts_[a].table.size() != parts_[b].table.size()
-                           ? parts_[a].table.size() < parts_[b].table.size()
-                           : a < b;
-            return before(parts_[a].table[same], parts_[b].table[same]);
+            const auto left = parts_[a].pages.table, right = parts_[b].pages.table;
+            const std::size_t same = common(left, right);
+            if (same == std::min(left.size(), right.size()))
+                return left.size() != right.size() ? left.size() < right.size() : a < b;
+            return before(left[same], right[same]);
         });
-        runs_.clear();
+        query_tiles_.clear();
         std::size_t queries = 0;
         for (std::size_t i = 0; i < order_.size(); ++i) {
-            const planned_queries& part = parts_[order_[i]];
+            const attention_part& part = parts_[order_[i]];
             std::size_t same = i == 0 ? 0 : shared(parts_[order_[i - 1]], part);
-            const std::size_t at_once = rows_together(part.rows, kv_heads, threads);
-            for (std::size_t row = 0; row < part.rows; row += at_once) {
-                const std::size_t rows = std::min(at_once, part.rows - row);
-                runs_.push_back({.part = order_[i],
-                                 .first = row,
-                                 .rows = rows,
-                                 .end = part.position_of(row + rows - 1) + 1,
-                                 .queries = queries,
-                                 .same_entries = same});
+            const std::size_t at_once = rows_together(part.queries.rows, kv_heads, threads);
+            for (std::size_t row = 0; row < part.queries.rows; row += at_once) {
+                const std::size_t rows = std::min(at_once, part.queries.rows - row);
+                query_tiles_.push_back({.part = order_[i],
+                                        .first = row,
+                                        .rows = rows,
+                                        .end = part.queries.position_of(row + rows - 1) + 1,
+                                        .queries = queries,
+                                        .same_entries = same});
                 queries += rows * group_;
-                same = part.table.size();
+                same = part.pages.table.size();
             }
         }
     }
@@ -4039,8 +4382,8 @@ private:
             return most;
         const std::size_t least = std::max<std::size_t>(1, 24 / group_), shares = 4 * threads;
         const std::size_t some = std::clamp((rows * kv_heads + shares - 1) / shares, least, most);
-        const std::size_t runs = (rows + some - 1) / some;
-        return (rows + runs - 1) / runs;
+        const std::size_t tiles = (rows + some - 1) / some;
+        return (rows + tiles - 1) / tiles;
     }
 
     [[nodiscard]] static std::size_t common(std::span<const page_entry> a, std::span<const page_entry> b) {
@@ -4048,13 +4391,13 @@ private:
     }
     // Leading table entries that two parts read together. A spliced table is read a block at a time, so the common
     // prefix ends at a block boundary.
-    [[nodiscard]] static std::size_t shared(const planned_queries& a, const planned_queries& b) {
-        const std::size_t same = common(a.table, b.table);
-        if (!a.spliced && !b.spliced)
+    [[nodiscard]] static std::size_t shared(const attention_part& a, const attention_part& b) {
+        const std::size_t same = common(a.pages.table, b.pages.table);
+        if (!a.pages.spliced && !b.pages.spliced)
             return same;
         std::size_t whole = 0, position = 0;
         for (std::size_t e = 0; e < same; ++e)
-            if ((position += a.table[e].count) % spliced_block == 0)
+            if ((position += a.pages.table[e].count) % spliced_block == 0)
                 whole = e + 1;
         return whole;
     }
@@ -4066,31 +4409,32 @@ private:
     [[nodiscard]] std::size_t splits(std::size_t first, std::size_t last) const {
         std::size_t end = 0;
         for (std::size_t r = first; r < last; ++r)
-            end = std::max(end, runs_[r].end);
+            end = std::max(end, query_tiles_[r].end);
         return splits(end);
     }
 
-    // Calls body(first, last) for the query groups of each tree, and returns the sum of the results.
+    // Calls body(first, last) for the query tiles of each tree, and returns the sum of the results.
     template <class Body>
     std::size_t for_roots(Body body) {
         std::size_t all = 0;
-        for (std::size_t first = 0, last; first < runs_.size(); first = last) {
-            for (last = first + 1; last < runs_.size() && runs_[last].same_entries > 0;)
+        for (std::size_t first = 0, last; first < query_tiles_.size(); first = last) {
+            for (last = first + 1; last < query_tiles_.size() && query_tiles_[last].same_entries > 0;)
                 ++last;
             all += body(first, last);
         }
         return all;
     }
 
-    // Appends the page ranges of a work item, in ascending position for each query group. Returns their cost.
-    std::size_t place(std::size_t first, std::size_t last, range of, std::size_t entry = 0, std::size_t position = 0) {
-        std::size_t shared = parts_[runs_[first].part].table.size(), end = runs_[first].end;
+    // Appends the page ranges of a work item, in ascending position for each query tile. Returns their cost.
+    std::size_t place(std::size_t first, std::size_t last, split_range of, std::size_t entry = 0,
+                      std::size_t position = 0) {
+        std::size_t shared = parts_[query_tiles_[first].part].pages.table.size(), end = query_tiles_[first].end;
         for (std::size_t r = first + 1; r < last; ++r) {
-            shared = std::min(shared, runs_[r].same_entries);
-            end = std::max(end, runs_[r].end);
+            shared = std::min(shared, query_tiles_[r].same_entries);
+            end = std::max(end, query_tiles_[r].end);
         }
-        const auto table = parts_[runs_[first].part].table;
-        page_range made{runs_[first].part, entry, entry, position, first, last};
+        const auto table = parts_[query_tiles_[first].part].pages.table;
+        page_range made{query_tiles_[first].part, entry, entry, position, first, last};
         const std::size_t from = of.first * query_block::split, to = std::min(end, of.last * query_block::split);
         if (to <= from)
             return 0;
@@ -4103,13 +4447,13 @@ private:
         made.last = entry;
         std::size_t cost = 0;
         if (made.first < made.last) {
-            segments_.push_back(made);
+            page_ranges_.push_back(made);
             cost = cost_of(made, std::max(from, made.position), std::min(at, to));
         }
         if (at >= to)
             return cost;
         for (std::size_t next = first, fork; next < last; next = fork) {
-            for (fork = next + 1; fork < last && runs_[fork].same_entries > shared;)
+            for (fork = next + 1; fork < last && query_tiles_[fork].same_entries > shared;)
                 ++fork;
             if (last - first > 1)
                 cost += place(next, fork, of, entry, at);
@@ -4117,10 +4461,10 @@ private:
         return cost;
     }
 
-    [[nodiscard]] std::size_t cost_of(const page_range& segment, std::size_t from, std::size_t to) const {
+    [[nodiscard]] std::size_t cost_of(const page_range& range, std::size_t from, std::size_t to) const {
         std::size_t cost = cost_of_reading * (to - from);
-        for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
-            cost += runs_[r].rows * group_ * (std::clamp(runs_[r].end, from, to) - from);
+        for (std::size_t r = range.first_query_tile; r < range.last_query_tile; ++r)
+            cost += query_tiles_[r].rows * group_ * (std::clamp(query_tiles_[r].end, from, to) - from);
         return cost;
     }
 
@@ -4128,14 +4472,15 @@ private:
     // unequal speed finish together.
     [[nodiscard]] std::size_t target() const noexcept { return cost_ < coarse_ ? target_ : target_ / 4; }
 
-    // Makes work items of query groups over splits: one item, or several if it is too large.
-    void cut(std::size_t first, std::size_t last, range of) {
-        const std::size_t mark = segments_.size();
+    // Makes work items of query tiles over splits: one item, or several if it is too large.
+    void cut(std::size_t first, std::size_t last, split_range of) {
+        const std::size_t mark = page_ranges_.size();
         const std::size_t cost = place(first, last, of);
-        const std::size_t queries = runs_[last - 1].queries + runs_[last - 1].rows * group_ - runs_[first].queries;
+        const std::size_t queries =
+            query_tiles_[last - 1].queries + query_tiles_[last - 1].rows * group_ - query_tiles_[first].queries;
         const bool crowded = last - first > 1 && queries > most_queries;
         if (!crowded && cost > target() && of.last - of.first > 1) {
-            segments_.resize(mark);
+            page_ranges_.resize(mark);
             const std::size_t middle = (of.first + of.last) / 2;
             keep_partials(first, last);
             cut(first, last, {of.first, middle});
@@ -4143,10 +4488,10 @@ private:
             return;
         }
         if (crowded || (last - first > 1 && cost > 2 * target())) {
-            segments_.resize(mark);
+            page_ranges_.resize(mark);
             const std::size_t middle = fork(first, last);
             const std::size_t apart = place(first, middle, of) + place(middle, last, of);
-            segments_.resize(mark);
+            page_ranges_.resize(mark);
             if (crowded || apart <= cost + cost / 8) {
                 cut(first, middle, of);
                 cut(middle, last, of);
@@ -4155,40 +4500,40 @@ private:
             place(first, last, of);
         }
         cost_ += cost;
-        jobs_.push_back({mark, segments_.size(), first, last, of.first, of.last, cost});
+        work_items_.push_back({mark, page_ranges_.size(), first, last, of.first, of.last, cost});
     }
 
-    // The query group where the common prefix is shortest; the most central one of several.
+    // The query tile where the common prefix is shortest; the most central one of several.
     [[nodiscard]] std::size_t fork(std::size_t first, std::size_t last) const {
         const auto off = [&](std::size_t r) {
             return r > first + last - r ? 2 * r - first - last : first + last - 2 * r;
         };
         std::size_t best = first + 1;
         for (std::size_t r = first + 2; r < last; ++r)
-            if (runs_[r].same_entries < runs_[best].same_entries ||
-                (runs_[r].same_entries == runs_[best].same_entries && off(r) < off(best)))
+            if (query_tiles_[r].same_entries < query_tiles_[best].same_entries ||
+                (query_tiles_[r].same_entries == query_tiles_[best].same_entries && off(r) < off(best)))
                 best = r;
         return best;
     }
 
     void keep_partials(std::size_t first, std::size_t last) {
         for (std::size_t r = first; r < last; ++r)
-            if (runs_[r].partials == query_group::none) {
-                runs_[r].partials = partials_;
-                partials_ += runs_[r].rows * group_ * splits(runs_[r].end);
+            if (query_tiles_[r].partials == query_tile::none) {
+                query_tiles_[r].partials = partials_;
+                partials_ += query_tiles_[r].rows * group_ * splits(query_tiles_[r].end);
             }
     }
 
-    std::span<const planned_queries> parts_;
+    std::span<const attention_part> parts_;
     std::size_t group_ = 1;
     std::size_t target_ = 0; // target cost of a work item on one head, for the first items
     std::size_t coarse_ = 0; // total cost of the items that use target_; later ones use a quarter
     std::size_t cost_ = 0;   // total cost of the items made
     std::size_t partials_ = 0;
     std::vector<std::uint32_t> order_; // indices of parts, sorted by page table
-    std::vector<query_group> runs_;
-    std::vector<page_range> segments_;
-    std::vector<work_item> jobs_;
+    std::vector<query_tile> query_tiles_;
+    std::vector<page_range> page_ranges_;
+    std::vector<work_item> work_items_;
 };
 
 } // namespace kvcache
@@ -4227,12 +4572,12 @@ class spliced_tiles {
 public:
     spliced_tiles() { tiles_.reserve(attention_plan::spliced_block); }
 
-    /// Calls body(tile) for all tiles of a segment before position `end` that begin in the work item's splits.
+    /// Calls body(tile) for all tiles of a range before position `end` that begin in the work item's splits.
     template <class Body>
-    void for_each(std::span<const page_entry> table, const page_range& segment, const work_item& job, std::size_t end,
+    void for_each(std::span<const page_entry> table, const page_range& range, const work_item& item, std::size_t end,
                   const Body& body) {
-        std::size_t start = segment.position, block = 0;
-        for (std::size_t e = segment.first; e < segment.last && start < end; start += table[e++].count) {
+        std::size_t start = range.position, block = 0;
+        for (std::size_t e = range.first; e < range.last && start < end; start += table[e++].count) {
             const page_entry& entry = table[e];
             const std::size_t count = std::min<std::size_t>(entry.count, end - start), last = entry.first + count;
             for (std::size_t row = entry.first; row < last;) {
@@ -4243,7 +4588,7 @@ public:
                     block = position / attention_plan::spliced_block;
                 }
                 const std::size_t split = position / query_block::split;
-                if (split >= job.first_split && split < job.last_split)
+                if (split >= item.first_split && split < item.last_split)
                     add(entry, tile, row % tile_tokens, behind - row, position);
                 row = behind;
             }
@@ -4304,342 +4649,86 @@ struct attention_scratch {
 
 } // namespace kvcache
 
-// ---- kvcache/codec/f32.hpp ----------------------------------------------------------------------------------------
+// ---- kvcache/attention/tile_queue.hpp -----------------------------------------------------------------------------
 
-namespace kvcache::inline KVCACHE_ABI::codec {
+namespace kvcache::inline KVCACHE_ABI::detail {
 
-/// Stores keys and values as float32, unchanged: reads return the computed values bit for bit. Keys are transposed in
-/// tiles of 16 tokens, so that one vector holds 16 scores. Values are row-major, padded with zeros to whole vectors:
-///
-///     layer, head:  [ keys: (tokens / 16, head_dim, 16) ][ values: (tokens, padded_head_dim) ]
-struct f32 {
-    using role = codec_role;
-    class state;
-    [[nodiscard]] state open(page_shape shape) const;
+/// Whether a codec's tiles are read in place, so that reading them needs no decoding.
+template <class Codec>
+inline constexpr bool reads_in_place = requires {
+    requires Codec::in_place;
 };
 
-class f32::state {
+/// Queue of tiles that the queries of a block attend to next. A batch of tiles waits until the next batch is queued, so
+/// that the next batch can be prefetched meanwhile.
+template <class Codec>
+class tile_queue {
 public:
-    static constexpr bool in_place = true; ///< Tiles are read in place, without decoding.
+    explicit tile_queue(attention_scratch& scratch) noexcept : scratch_(scratch) {}
 
-    explicit state(page_shape shape) : shape_(shape) {}
-
-    [[nodiscard]] std::size_t page_bytes() const noexcept {
-        return std::size_t{shape_.layers} * shape_.kv_heads * head_numbers() * sizeof(float);
+    /// Returns the slot of the next tile, to be filled in place: copying a tile would stall on the stores that just
+    /// wrote it. If the queue is full, it processes the oldest batch first to free its memory.
+    [[nodiscard]] attention_tile& next() {
+        if (waiting_ == tiles_.size()) {
+            run(oldest_, at_once);
+            oldest_ = at_once - oldest_;
+            waiting_ -= at_once;
+        }
+        return tiles_[place()];
     }
 
-    [[nodiscard]] std::string name() const { return "plain f32"; }
-
-    /// Writes one row. key, value: (head_dim)
-    void encode(std::span<std::byte> page, page_row at, std::span<const float> key,
-                std::span<const float> value) const {
-        float* keys = reinterpret_cast<float*>(page.data()) + offset(at.layer, at.head);
-        float* column = keys + std::size_t{at.row / tile_tokens} * shape_.head_dim * tile_tokens + at.row % tile_tokens;
-        for (std::size_t d = 0; d < shape_.head_dim; ++d)
-            column[d * tile_tokens] = key[d];
-        float* row = keys + key_numbers() + at.row * padded_head_dim(shape_.head_dim);
-        std::memcpy(row, value.data(), shape_.head_dim * sizeof(float));
+    /// Memory for the decoded floats of the tile that `next` returned. (keys and values of a tile)
+    [[nodiscard]] std::span<float> numbers() noexcept {
+        const std::size_t each = scratch_.tiles.size() / tiles_.size();
+        return std::span(scratch_.tiles).subspan(place() * each, each);
     }
+    /// Memory for the mask of that tile. (16)
+    [[nodiscard]] float* mask() noexcept { return scratch_.mask.data() + place() * tile_tokens; }
 
-    /// Copies the first rows to another page: whole tiles at once, the last partial tile lane by lane.
-    void copy(std::span<const std::byte> from, std::span<std::byte> to, std::size_t rows) const {
-        const std::size_t whole = rows / tile_tokens * tile_tokens, rest = rows % tile_tokens;
-        for (std::size_t head = 0; head < std::size_t{shape_.layers} * shape_.kv_heads; ++head) {
-            const float* source = reinterpret_cast<const float*>(from.data()) + head * head_numbers();
-            float* target = reinterpret_cast<float*>(to.data()) + head * head_numbers();
-            std::copy_n(source, whole * shape_.head_dim, target);
-            for (std::size_t d = 0; rest > 0 && d < shape_.head_dim; ++d) {
-                const std::size_t lane = whole * shape_.head_dim + d * tile_tokens;
-                std::copy_n(source + lane, rest, target + lane);
+    /// Appends the tile that `next` returned.
+    void push() noexcept {
+        attention_tile& tile = tiles_[place()];
+        tile.ahead_keys = tile.ahead_values = nullptr;
+        tile.ahead_key_codes = tile.ahead_value_codes = nullptr;
+        if (waiting_ >= at_once) {
+            attention_tile& before = tiles_[oldest_ + waiting_ - at_once];
+            if (reads_in_place<Codec>) {
+                before.ahead_keys = tile.keys;
+                before.ahead_values = tile.values;
+                tile_fetch::prefetch_tile(tile.keys, tile.values);
             }
-            std::copy_n(source + key_numbers(), rows * padded_head_dim(shape_.head_dim), target + key_numbers());
+            if (gives_codes<Codec> && tile.codes.keys.format != codec::quant_format::none) {
+                before.ahead_key_codes = tile.codes.keys.codes;
+                before.ahead_value_codes = tile.codes.values.codes;
+            }
         }
+        ++waiting_;
     }
 
-    /// The keys of a tile, in place. (head_dim, 16)
-    [[nodiscard]] const float* keys(std::span<const std::byte> page, page_tile at, std::span<float>) const noexcept {
-        return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) +
-               std::size_t{at.tile} * shape_.head_dim * tile_tokens;
-    }
-
-    /// The values of a tile, in place. (16, padded_head_dim)
-    [[nodiscard]] const float* values(std::span<const std::byte> page, page_tile at, std::span<float>) const noexcept {
-        return reinterpret_cast<const float*>(page.data()) + offset(at.layer, at.head) + key_numbers() +
-               std::size_t{at.tile} * tile_tokens * padded_head_dim(shape_.head_dim);
+    /// Processes all waiting tiles.
+    void flush() {
+        const std::size_t first = std::min(waiting_, at_once);
+        run(oldest_, first);
+        run(at_once - oldest_, waiting_ - first);
+        waiting_ = oldest_ = 0;
     }
 
 private:
-    [[nodiscard]] std::size_t key_numbers() const noexcept { return std::size_t{shape_.tokens} * shape_.head_dim; }
-    [[nodiscard]] std::size_t head_numbers() const noexcept {
-        return key_numbers() + std::size_t{shape_.tokens} * padded_head_dim(shape_.head_dim);
-    }
-    [[nodiscard]] std::size_t offset(layer_id layer, head_id head) const noexcept {
-        return (std::size_t{index_of(layer)} * shape_.kv_heads + index_of(head)) * head_numbers();
-    }
+    static constexpr std::size_t at_once = query_block::most_tiles;
 
-    page_shape shape_;
-};
+    [[nodiscard]] std::size_t place() const noexcept { return (oldest_ + waiting_) % tiles_.size(); }
 
-inline f32::state f32::open(page_shape shape) const {
-    return state{shape};
-}
-
-static_assert(codec_policy<f32>);
-
-} // namespace kvcache::codec
-
-// ---- kvcache/codec/residual_page.hpp ------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::codec {
-
-/// Rows of one page in full precision, transformed by its codec. They are kept until the page is quantized and no query
-/// reads them any more. `Rows` defines their layout.
-template <class Rows>
-class basic_residual_page {
-public:
-    /// Throws: bad_alloc.
-    explicit basic_residual_page(page_shape shape)
-        : shape_(shape), rows_(shape), bytes_(rows_.page_bytes()), written_(shape.layers) {}
-
-    /// Bytes of one residual page.
-    [[nodiscard]] static std::size_t bytes_for(page_shape shape) noexcept { return Rows(shape).page_bytes(); }
-
-    [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
-    /// Writable bytes, for rows that were computed elsewhere.
-    [[nodiscard]] std::span<std::byte> bytes() noexcept { return bytes_; }
-
-    /// Marks the first `rows` rows as present in all layers, and no others.
-    void begin(std::uint32_t rows) noexcept {
-        for (auto& written : written_)
-            written.store(rows, std::memory_order_relaxed);
+    void run(std::size_t first, std::size_t count) {
+        scratch_.block.template run<gives_codes<Codec>>(std::span<const attention_tile>(tiles_).subspan(first, count));
     }
 
-    /// Copies the first rows of another residual page.
-    void take(const basic_residual_page& other, std::size_t rows) { rows_.copy(other.bytes_, bytes_, rows); }
-
-    /// Writes a row of a layer, and quantizes the layer into `page` when its last missing row arrives. Several threads
-    /// may write rows, each row once a layer. keys, values: (kv_heads, head_dim)
-    template <page_writer Codec>
-    void write(const Codec& codec, std::span<std::byte> page, layer_id layer, std::uint32_t row,
-               std::span<const float> keys, std::span<const float> values) {
-        const std::size_t dim = shape_.head_dim;
-        for (std::uint32_t head = 0; head < shape_.kv_heads; ++head) {
-            const page_tile at{layer, head_id{head}, row / tile_tokens};
-            // The memory of the value serves as scratch for transforming the key.
-            float* const own =
-                const_cast<float*>(rows_.values(bytes_, at, {})) + row % tile_tokens * padded_head_dim(dim);
-            float* const column = const_cast<float*>(rows_.keys(bytes_, at, {})) + row % tile_tokens;
-            std::copy_n(keys.data() + head * dim, dim, own);
-            codec.transform_key({own, dim});
-            for (std::size_t d = 0; d < dim; ++d)
-                column[d * tile_tokens] = own[d];
-            std::copy_n(values.data() + head * dim, dim, own);
-            codec.transform_value({own, dim});
-        }
-        auto& written = written_[index_of(layer)];
-        if (written.fetch_add(1, std::memory_order_acq_rel) + 1 < shape_.tokens)
-            return;
-        for (std::uint32_t head = 0; head < shape_.kv_heads; ++head)
-            codec.encode(page, layer, head_id{head}, bytes_);
-        written.store(0, std::memory_order_relaxed); // reset for the next page that uses this memory
-    }
-
-private:
-    page_shape shape_;
-    Rows rows_;
-    aligned_vector<std::byte> bytes_;
-    std::vector<std::atomic<std::uint32_t>> written_; // rows written, by layer
+    attention_scratch& scratch_;
+    std::array<attention_tile, 2 * at_once> tiles_; // two halves, used alternately; `waiting_` tiles from oldest_ on
+    std::size_t oldest_ = 0;                        // first tile of either half
+    std::size_t waiting_ = 0;
 };
 
-/// Residual rows in the layout of the f32 codec.
-using residual_page = basic_residual_page<f32::state>;
-
-} // namespace kvcache::codec
-
-// ---- kvcache/core/result.hpp --------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The kind of an error.
-enum class error_code {
-    not_found,     ///< A file, tensor or field does not exist.
-    io,            ///< The system refused to open, read, map or write.
-    truncated,     ///< The data is shorter than its own header says.
-    malformed,     ///< The data is invalid: syntax, offsets, encodings.
-    mismatched,    ///< Well formed, but not what was expected: dtype, shape, identity.
-    unsupported,   ///< Well formed, but not supported by this library.
-    out_of_memory, ///< No page or memory is left, and no page can be evicted.
-    out_of_range,  ///< A token, position or length is past its limit.
-    cancelled,     ///< Stopped on the caller's request.
-};
-
-/// A typed error: its kind, the name of the failing field or file, and a message a user can act on.
-struct error {
-    error_code code = error_code::malformed;
-    std::string field = {};   ///< What failed: "rope_scaling.type", "model.safetensors", "pages".
-    std::string message = {}; ///< One sentence, with the values.
-
-    friend bool operator==(const error&, const error&) = default;
-};
-
-/// A value, or the error that prevented it.
-template <class T>
-class [[nodiscard]] result {
-public:
-    using value_type = T;
-
-    result(T value) : held_(std::in_place_index<0>, std::move(value)) {}
-    result(kvcache::error reason) : held_(std::in_place_index<1>, std::move(reason)) {}
-
-    [[nodiscard]] bool has_value() const noexcept { return held_.index() == 0; }
-    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
-
-    /// Requires: has_value().
-    [[nodiscard]] T& operator*() & { return value(); }
-    [[nodiscard]] const T& operator*() const& { return value(); }
-    [[nodiscard]] T&& operator*() && { return std::move(value()); }
-    [[nodiscard]] T* operator->() { return &value(); }
-    [[nodiscard]] const T* operator->() const { return &value(); }
-
-    /// Requires: !has_value().
-    [[nodiscard]] const kvcache::error& error() const {
-        expects(!has_value(), "a result is asked for its error only when it has no value");
-        return *std::get_if<1>(&held_);
-    }
-
-private:
-    [[nodiscard]] T& value() {
-        expects(has_value(), "a result is read only when it has a value");
-        return *std::get_if<0>(&held_);
-    }
-    [[nodiscard]] const T& value() const {
-        expects(has_value(), "a result is read only when it has a value");
-        return *std::get_if<0>(&held_);
-    }
-
-    std::variant<T, kvcache::error> held_;
-};
-
-/// Success, or the error that prevented it.
-template <>
-class [[nodiscard]] result<void> {
-public:
-    using value_type = void;
-
-    result() = default;
-    result(kvcache::error reason) : reason_(std::move(reason)) {}
-
-    [[nodiscard]] bool has_value() const noexcept { return !reason_; }
-    [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
-
-    /// Requires: !has_value().
-    [[nodiscard]] const kvcache::error& error() const {
-        expects(!has_value(), "a result is asked for its error only when it has no value");
-        return *reason_;
-    }
-
-private:
-    std::optional<kvcache::error> reason_;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/storage/concept.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-namespace detail {
-
-template <class S>
-concept keeps_pages = std::movable<S> && requires(S s, page_id page) {
-    { s.acquire(page) } -> std::same_as<bool>;
-    { s.release(page) }
-    noexcept;
-};
-
-} // namespace detail
-
-/// A storage whose pages the host can access: `bytes` returns the memory of an acquired page.
-template <class S>
-concept host_storage_state = detail::keeps_pages<S> && requires(const S c, page_id page) {
-    { c.bytes(page) } -> std::same_as<std::span<std::byte>>;
-};
-
-/// A storage whose pages the host cannot address. `copy` copies one acquired page to another and returns whether it
-/// succeeded. `status` returns the reason of the last refused page or copy.
-template <class S>
-concept device_storage_state = detail::keeps_pages<S> && !host_storage_state<S> && requires(const S c, page_id page) {
-    { c.copy(page, page) } -> std::same_as<bool>;
-    { c.status() } -> std::same_as<result<void>>;
-};
-
-/// The working state of a storage: the memory of each page. `acquire` makes a page's memory usable and returns whether
-/// it succeeded. `release` declares its content no longer needed.
-template <class S>
-concept storage_state = host_storage_state<S> || device_storage_state<S>;
-
-/// A policy that decides where the bytes of pages live.
-template <class P>
-concept storage_policy = plays<P, storage_role> && requires(const P p, std::size_t n) {
-    p.open(n, n); // pages, bytes a page
-} && storage_state<opened_by<P, std::size_t, std::size_t>>;
-
-} // namespace kvcache
-
-// ---- kvcache/attention/paged_rows.hpp -----------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-class rope;
-
-/// Pages of one sequence, as attention reads them.
-template <codec_state Codec, storage_state Storage>
-struct paged_rows {
-    const Codec* codec = nullptr;
-    const Storage* storage = nullptr;
-    std::span<const page_entry> table = {};
-    /// Residual pages by table entry, for a codec of whole pages: the full-precision rows where a query of this
-    /// sequence may read them. Null elsewhere; entries past its end count as null.
-    std::span<const codec::residual_page* const> exact = {};
-    bool spliced = false; ///< Rows of one page may be in several entries, and bases change often (see spliced_tiles).
-};
-
-/// Attention parameters of a model: its heads, and its rotation (null without RoPE).
-struct attention_shape {
-    std::uint32_t heads = 1;
-    std::uint32_t kv_heads = 1;
-    std::uint32_t head_dim = 64;
-    float scale = 1.0f; ///< Factor of the scores, usually 1 / sqrt(head_dim).
-    const rope* rotation = nullptr;
-
-    /// Query heads for each KV head.
-    [[nodiscard]] constexpr std::uint32_t group() const noexcept { return heads / kv_heads; }
-};
-
-/// Consecutive query rows of one sequence. (rows, heads, head_dim)
-struct query_rows {
-    const float* queries = nullptr;   ///< Before RoPE.
-    const float* rotations = nullptr; ///< `rope::fill` of each row, for pages of base 0. (rows, 2, head_dim / 2)
-    float* out = nullptr;             ///< Output. (rows, heads, head_dim)
-    std::size_t stride = 0;           ///< Floats from one row of queries to the next.
-    std::size_t out_stride = 0;
-    std::size_t position = 0; ///< Position of the first row; each row attends to [0, its position].
-    std::size_t rows = 0;
-    const std::size_t* positions = nullptr; ///< Positions of the rows, ascending; null if consecutive.
-
-    [[nodiscard]] std::size_t position_of(std::size_t row) const noexcept {
-        return positions != nullptr ? positions[row] : position + row;
-    }
-};
-
-/// Query rows and the pages they attend to.
-template <codec_state Codec, storage_state Storage>
-struct attention_part {
-    paged_rows<Codec, Storage> pages;
-    query_rows asked;
-};
-
-} // namespace kvcache
+} // namespace kvcache::detail
 
 // ---- kvcache/kernel/portable_math.hpp -----------------------------------------------------------------------------
 
@@ -4773,206 +4862,124 @@ inline void rotate_head(std::span<const float> head, std::span<const float> rota
 
 } // namespace kvcache
 
-// ---- kvcache/attention/job_queries.hpp ----------------------------------------------------------------------------
+// ---- kvcache/attention/work_item_queries.hpp ----------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI::detail {
 
-/// Queries of one work item on one KV head: those of its query groups, in the query block of a thread.
-template <codec_state Codec, storage_state Storage>
-class job_queries {
+/// Queries of one work item on one KV head: those of its query tiles, in the query block of a thread.
+template <codec_state Codec>
+class work_item_queries {
 public:
-    using part = attention_part<Codec, Storage>;
-
-    /// Range of queries, from a row of one query group to before a row of another, for pages with one base.
-    struct choice {
-        std::size_t first_run = 0, first_row = 0;
-        std::size_t last_run = 0, last_row = 0;
+    /// Range of queries, from a row of one query tile to before a row of another, for pages with one base.
+    struct selection {
+        std::size_t first_tile = 0, first_row = 0;
+        std::size_t last_tile = 0, last_row = 0;
         std::int64_t base = 0;
-        friend bool operator==(const choice&, const choice&) = default;
+        friend bool operator==(const selection&, const selection&) = default;
     };
 
-    job_queries(const attention_shape& shape, std::span<const part> parts, std::span<const query_group> runs,
-                attention_scratch& scratch)
-        : shape_(shape), parts_(parts), runs_(runs), scratch_(scratch) {}
+    work_item_queries(const attention_shape& shape, const Codec& codec, std::span<const attention_part> parts,
+                      std::span<const query_tile> tiles, attention_scratch& scratch)
+        : shape_(shape), codec_(codec), parts_(parts), query_tiles_(tiles), scratch_(scratch) {}
 
     /// Fills the block with the queries of a work item. `partials`: destination of the partials that are merged later.
     /// (query of the head, split, state)
-    void take(const work_item& job, head_id kv_head, float* partials) {
-        job_ = job;
+    void take(const work_item& item, head_id kv_head, float* partials) {
+        item_ = item;
         head_ = kv_head;
         scratch_.block.clear();
         const std::size_t state = softmax_state::numbers(padded_head_dim(shape_.head_dim));
-        for (std::size_t r = job.first_run; r < job.last_run; ++r) {
-            const query_group& run = runs_[r];
-            const std::size_t splits = attention_plan::splits(run.end);
-            for (std::size_t i = 0; i < run.rows * shape_.group(); ++i) {
+        for (std::size_t r = item.first_query_tile; r < item.last_query_tile; ++r) {
+            const query_tile& tile = query_tiles_[r];
+            const std::size_t splits = attention_plan::splits(tile.end);
+            for (std::size_t i = 0; i < tile.rows * shape_.group(); ++i) {
                 float* own = nullptr;
-                if (run.partials != query_group::none) {
-                    own = partials + (run.partials + i * splits) * state;
-                    for (std::size_t s = job.first_split; s < std::min(job.last_split, splits); ++s)
+                if (tile.partials != query_tile::none) {
+                    own = partials + (tile.partials + i * splits) * state;
+                    for (std::size_t s = item.first_split; s < std::min(item.last_split, splits); ++s)
                         softmax_state(own + s * state, padded_head_dim(shape_.head_dim)).clear();
                 }
-                scratch_.block.add(parts_[run.part].asked.position_of(run.first + i / shape_.group()), own);
+                scratch_.block.add(parts_[tile.part].queries.position_of(tile.first + i / shape_.group()), own);
             }
         }
     }
 
-    /// Position of the first row of a query group.
-    [[nodiscard]] std::size_t position_of(std::size_t run) const noexcept {
-        return parts_[runs_[run].part].asked.position_of(runs_[run].first);
+    /// Position of the first row of a query tile.
+    [[nodiscard]] std::size_t position_of(std::size_t tile) const noexcept {
+        return parts_[query_tiles_[tile].part].queries.position_of(query_tiles_[tile].first);
     }
 
     /// Selects the queries that attend next, rotated by (position - base) and scaled. They are rotated to their
     /// positions first, then back by the base.
-    void load(const choice& some) {
+    void load(const selection& some) {
         const std::size_t group = shape_.group();
-        const std::size_t first = query_of(some.first_run) + some.first_row * group;
-        const std::size_t last = query_of(some.last_run) + some.last_row * group;
+        const std::size_t first = query_of(some.first_tile) + some.first_row * group;
+        const std::size_t last = query_of(some.last_tile) + some.last_row * group;
         const bool moved = shape_.rotation != nullptr && some.base != 0;
         scratch_.block.select(first, last);
         if (moved)
             shape_.rotation->fill(-some.base, scratch_.rotation);
         for_queries(
-            some.first_run, some.last_run + 1,
-            [&](std::size_t q, const query_group& run, std::size_t row, std::size_t head) {
+            some.first_tile, some.last_tile + 1,
+            [&](std::size_t q, const query_tile& tile, std::size_t row, std::size_t head) {
                 if (q < first || q >= last)
                     return;
-                const query_rows& asked = parts_[run.part].asked;
-                const std::span from(asked.queries + row * asked.stride + head * shape_.head_dim, shape_.head_dim);
+                const query_rows& queries = parts_[tile.part].queries;
+                const std::span from(queries.data + row * queries.stride + head * shape_.head_dim, shape_.head_dim);
                 if (shape_.rotation == nullptr)
                     std::ranges::copy(from, scratch_.query.begin());
                 else
-                    rotate_head(from, {asked.rotations + row * shape_.head_dim, shape_.head_dim}, scratch_.query);
+                    rotate_head(from, {queries.rotations + row * shape_.head_dim, shape_.head_dim}, scratch_.query);
                 if (moved)
                     rotate_head(scratch_.query, scratch_.rotation, scratch_.query);
                 if constexpr (page_writer<Codec>)
-                    parts_.front().pages.codec->transform_key(scratch_.query);
+                    codec_.transform_key(scratch_.query);
                 scratch_.block.template place<gives_codes<Codec>>(q, scratch_.query, shape_.scale);
             });
     }
 
     /// Finishes the queries: writes outputs, or leaves partials for the merge.
     void finish() {
-        for_queries(job_.first_run, job_.last_run,
-                    [&](std::size_t q, const query_group& run, std::size_t row, std::size_t head) {
-                        if (run.partials != query_group::none) {
+        for_queries(item_.first_query_tile, item_.last_query_tile,
+                    [&](std::size_t q, const query_tile& tile, std::size_t row, std::size_t head) {
+                        if (tile.partials != query_tile::none) {
                             scratch_.block.leave(q);
                             return;
                         }
-                        const query_rows& asked = parts_[run.part].asked;
-                        float* const out = asked.out + row * asked.out_stride + head * shape_.head_dim;
+                        const query_rows& queries = parts_[tile.part].queries;
+                        float* const out = queries.out + row * queries.out_stride + head * shape_.head_dim;
                         scratch_.block.finish(q, out);
                         if constexpr (page_writer<Codec>)
-                            parts_.front().pages.codec->inverse_transform({out, shape_.head_dim});
+                            codec_.inverse_transform({out, shape_.head_dim});
                     });
     }
 
 private:
-    // Calls body(query of the block, query group, row, head).
+    // Calls body(query of the block, query tile, row, head).
     template <class Body>
-    void for_queries(std::size_t first_run, std::size_t last_run, Body body) {
+    void for_queries(std::size_t first_query_tile, std::size_t last_query_tile, Body body) {
         const std::size_t group = shape_.group(), first_head = index_of(head_) * group;
-        for (std::size_t r = first_run; r < last_run; ++r) {
-            const query_group& run = runs_[r];
+        for (std::size_t r = first_query_tile; r < last_query_tile; ++r) {
+            const query_tile& tile = query_tiles_[r];
             std::size_t q = query_of(r);
-            for (std::size_t row = run.first; row < run.first + run.rows; ++row)
+            for (std::size_t row = tile.first; row < tile.first + tile.rows; ++row)
                 for (std::size_t head = first_head; head < first_head + group; ++head)
-                    body(q++, run, row, head);
+                    body(q++, tile, row, head);
         }
     }
 
-    // First query of a query group, as an index into the block.
-    [[nodiscard]] std::size_t query_of(std::size_t run) const noexcept {
-        return runs_[run].queries - runs_[job_.first_run].queries;
+    // First query of a query tile, as an index into the block.
+    [[nodiscard]] std::size_t query_of(std::size_t tile) const noexcept {
+        return query_tiles_[tile].queries - query_tiles_[item_.first_query_tile].queries;
     }
 
     const attention_shape& shape_;
-    std::span<const part> parts_;
-    std::span<const query_group> runs_;
+    const Codec& codec_;
+    std::span<const attention_part> parts_;
+    std::span<const query_tile> query_tiles_;
     attention_scratch& scratch_;
-    work_item job_;
+    work_item item_;
     head_id head_ = {};
-};
-
-} // namespace kvcache::detail
-
-// ---- kvcache/attention/tile_queue.hpp -----------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI::detail {
-
-/// Whether a codec's tiles are read in place, so that reading them needs no decoding.
-template <class Codec>
-inline constexpr bool reads_in_place = requires {
-    requires Codec::in_place;
-};
-
-/// Queue of tiles that the queries of a block attend to next. A batch of tiles waits until the next batch is queued, so
-/// that the next batch can be prefetched meanwhile.
-template <class Codec>
-class tile_queue {
-public:
-    explicit tile_queue(attention_scratch& scratch) noexcept : scratch_(scratch) {}
-
-    /// Returns the slot of the next tile, to be filled in place: copying a tile would stall on the stores that just
-    /// wrote it. If the queue is full, it processes the oldest batch first to free its memory.
-    [[nodiscard]] attention_tile& next() {
-        if (waiting_ == tiles_.size()) {
-            run(oldest_, at_once);
-            oldest_ = at_once - oldest_;
-            waiting_ -= at_once;
-        }
-        return tiles_[place()];
-    }
-
-    /// Memory for the decoded floats of the tile that `next` returned. (keys and values of a tile)
-    [[nodiscard]] std::span<float> numbers() noexcept {
-        const std::size_t each = scratch_.tiles.size() / tiles_.size();
-        return std::span(scratch_.tiles).subspan(place() * each, each);
-    }
-    /// Memory for the mask of that tile. (16)
-    [[nodiscard]] float* mask() noexcept { return scratch_.mask.data() + place() * tile_tokens; }
-
-    /// Appends the tile that `next` returned.
-    void push() noexcept {
-        attention_tile& tile = tiles_[place()];
-        tile.ahead_keys = tile.ahead_values = nullptr;
-        tile.ahead_key_codes = tile.ahead_value_codes = nullptr;
-        if (waiting_ >= at_once) {
-            attention_tile& before = tiles_[oldest_ + waiting_ - at_once];
-            if (reads_in_place<Codec>) {
-                before.ahead_keys = tile.keys;
-                before.ahead_values = tile.values;
-                tile_fetch::prefetch_tile(tile.keys, tile.values);
-            }
-            if (gives_codes<Codec> && tile.codes.keys.format != codec::quant_format::none) {
-                before.ahead_key_codes = tile.codes.keys.codes;
-                before.ahead_value_codes = tile.codes.values.codes;
-            }
-        }
-        ++waiting_;
-    }
-
-    /// Processes all waiting tiles.
-    void flush() {
-        const std::size_t first = std::min(waiting_, at_once);
-        run(oldest_, first);
-        run(at_once - oldest_, waiting_ - first);
-        waiting_ = oldest_ = 0;
-    }
-
-private:
-    static constexpr std::size_t at_once = query_block::most_tiles;
-
-    [[nodiscard]] std::size_t place() const noexcept { return (oldest_ + waiting_) % tiles_.size(); }
-
-    void run(std::size_t first, std::size_t count) {
-        scratch_.block.template run<gives_codes<Codec>>(std::span<const attention_tile>(tiles_).subspan(first, count));
-    }
-
-    attention_scratch& scratch_;
-    std::array<attention_tile, 2 * at_once> tiles_; // two halves, used alternately; `waiting_` tiles from oldest_ on
-    std::size_t oldest_ = 0;                        // first tile of either half
-    std::size_t waiting_ = 0;
 };
 
 } // namespace kvcache::detail
@@ -4985,116 +4992,115 @@ namespace kvcache::inline KVCACHE_ABI::detail {
 template <codec_state Codec, storage_state Storage>
 class attention_worker {
 public:
-    using part = attention_part<Codec, Storage>;
-
-    attention_worker(const attention_shape& shape, std::span<const part> parts, std::span<const query_group> runs,
+    attention_worker(const attention_shape& shape, page_source<Codec, Storage> source,
+                     std::span<const attention_part> parts, std::span<const query_tile> query_tiles,
                      attention_scratch& scratch)
         : head_dim_(shape.head_dim),
+          source_(source),
           parts_(parts),
-          runs_(runs),
+          query_tiles_(query_tiles),
           scratch_(scratch),
-          queries_(shape, parts, runs, scratch),
+          queries_(shape, *source.codec, parts, query_tiles, scratch),
           queue_(scratch) {}
 
     /// Runs one work item. `partials`: destination of the partials that are merged later. (query of the head, split,
     /// state)
-    void run(const work_item& job, std::span<const page_range> segments, layer_id layer, head_id kv_head,
+    void run(const work_item& item, std::span<const page_range> page_ranges, layer_id layer, head_id kv_head,
              float* partials) {
         layer_ = layer;
         head_ = kv_head;
-        job_ = job;
-        queries_.take(job, kv_head, partials);
-        for (std::size_t s = job.first_segment; s < job.last_segment; ++s)
-            walk(segments[s]);
+        item_ = item;
+        queries_.take(item, kv_head, partials);
+        for (std::size_t s = item.first_range; s < item.last_range; ++s)
+            walk(page_ranges[s]);
         queries_.finish();
     }
 
 private:
-    using choice = typename job_queries<Codec, Storage>::choice;
-    using rows = paged_rows<Codec, Storage>;
+    using selection = typename work_item_queries<Codec>::selection;
 
-    void walk(const page_range& segment) {
+    void walk(const page_range& range) {
         chosen_ = {};
         std::size_t end = 0; // largest number of positions that any of its queries sees
-        for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
-            end = std::max(end, runs_[r].end);
-        const rows& pages = parts_[segment.part].pages;
+        for (std::size_t r = range.first_query_tile; r < range.last_query_tile; ++r)
+            end = std::max(end, query_tiles_[r].end);
+        const sequence_pages& pages = parts_[range.part].pages;
         if constexpr (page_writer<Codec>)
-            walk_apart(pages, segment, end);
+            walk_apart(pages, range, end);
         else if (pages.spliced)
-            scratch_.spliced.for_each(pages.table, segment, job_, end, [&](const spliced_tile& one) {
-                choose(all_of(segment, one.base));
-                add(pages, one);
+            scratch_.spliced.for_each(pages.table, range, item_, end, [&](const spliced_tile& one) {
+                choose(all_of(range, one.base));
+                add(one);
             });
         else
-            walk_together(pages, segment, end);
+            walk_together(pages, range, end);
         queue_.flush();
     }
 
-    void walk_together(const rows& pages, const page_range& segment, std::size_t end) {
-        std::size_t start = segment.position;
-        for (std::size_t e = segment.first; e < segment.last && start < end; start += pages.table[e++].count) {
+    void walk_together(const sequence_pages& pages, const page_range& range, std::size_t end) {
+        std::size_t start = range.position;
+        for (std::size_t e = range.first; e < range.last && start < end; start += pages.table[e++].count) {
             const page_entry& entry = pages.table[e];
-            if (e == segment.first || entry.base != pages.table[e - 1].base)
-                choose(all_of(segment, entry.base));
-            add(pages, entry, start, std::min<std::size_t>(entry.count, end - start), nullptr);
+            if (e == range.first || entry.base != pages.table[e - 1].base)
+                choose(all_of(range, entry.base));
+            add(entry, start, std::min<std::size_t>(entry.count, end - start), nullptr);
         }
     }
 
     // For codecs that quantize whole pages: the rows before `quantized_from` read the page in full precision, the later
     // rows read it quantized.
-    void walk_apart(const rows& pages, const page_range& segment, std::size_t end) {
-        const std::size_t page_tokens = pages.codec->shape().tokens;
-        const residual_window exact = pages.codec->exact();
+    void walk_apart(const sequence_pages& pages, const page_range& range, std::size_t end) {
+        const std::size_t page_tokens = source_.codec->shape().tokens;
+        const residual_window exact = source_.codec->exact();
         if constexpr (gives_codes<Codec>)
             scratch_.block.set_quantize_queries(wants_quantized_queries(
-                pages.codec->codes(pages.storage->bytes(pages.table[segment.first].page), {}).keys.format));
+                source_.codec->codes(source_.storage->bytes(pages.table[range.first].page), {}).keys.format));
         std::size_t least = end; // smallest position of its rows
-        for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
+        for (std::size_t r = range.first_query_tile; r < range.last_query_tile; ++r)
             least = std::min(least, queries_.position_of(r));
-        std::size_t start = segment.position;
-        for (std::size_t e = segment.first; e < segment.last; start += pages.table[e++].count) {
+        std::size_t start = range.position;
+        for (std::size_t e = range.first; e < range.last; start += pages.table[e++].count) {
             const page_entry& entry = pages.table[e];
             const std::size_t quantized_from = start / page_tokens < exact.first
                                                    ? std::numeric_limits<std::size_t>::max()
                                                    : (start / page_tokens + exact.recent + 1) * page_tokens;
             if (least >= quantized_from) {
-                choose(all_of(segment, entry.base));
-                add(pages, entry, start, std::min<std::size_t>(entry.count, end - start), nullptr);
+                choose(all_of(range, entry.base));
+                add(entry, start, std::min<std::size_t>(entry.count, end - start), nullptr);
             } else {
-                for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
+                for (std::size_t r = range.first_query_tile; r < range.last_query_tile; ++r)
                     add_apart(r, e, start, quantized_from);
             }
         }
     }
 
-    // One table entry for one query group, some of whose rows may read the page in full precision and others quantized.
+    // One table entry for one query tile, some of whose rows may read the page in full precision and others quantized.
     void add_apart(std::size_t r, std::size_t e, std::size_t start, std::size_t quantized_from) {
-        const query_group& run = runs_[r];
-        const rows& pages = parts_[run.part].pages;
+        const query_tile& tile = query_tiles_[r];
+        const sequence_pages& pages = parts_[tile.part].pages;
         const page_entry& entry = pages.table[e];
-        if (run.end <= start)
+        if (tile.end <= start)
             return;
-        const std::size_t count = std::min<std::size_t>(entry.count, run.end - start), first = queries_.position_of(r);
-        const std::size_t exactly = std::min(run.rows, quantized_from - std::min(quantized_from, first));
+        const std::size_t count = std::min<std::size_t>(entry.count, tile.end - start), first = queries_.position_of(r);
+        const std::size_t exactly = std::min(tile.rows, quantized_from - std::min(quantized_from, first));
         if (exactly > 0) {
-            expects(e < pages.exact.size() && pages.exact[e] != nullptr, "what a query reads exactly is there");
+            expects(e < pages.residual.size() && pages.residual[e] != nullptr, "what a query reads exactly is there");
             choose({r, 0, r, exactly, entry.base});
-            add(pages, entry, start, count, pages.exact[e]);
+            add(entry, start, count, pages.residual[e]);
         }
-        if (exactly < run.rows) {
-            choose({r, exactly, r, run.rows, entry.base});
-            add(pages, entry, start, count, nullptr);
+        if (exactly < tile.rows) {
+            choose({r, exactly, r, tile.rows, entry.base});
+            add(entry, start, count, nullptr);
         }
     }
 
-    [[nodiscard]] choice all_of(const page_range& segment, std::int64_t base) const noexcept {
-        const std::size_t last = segment.last_run - 1;
-        return {segment.first_run, 0, last, runs_[last].rows, base};
+    [[nodiscard]] selection all_of(const page_range& range, std::int64_t base) const noexcept {
+        const std::size_t last = range.last_query_tile - 1;
+        return {range.first_query_tile, 0, last, query_tiles_[last].rows, base};
     }
 
     // Selects the queries that attend to the tiles added from now on.
-    void choose(const choice& wanted) {
+    void choose(const selection& wanted) {
         if (wanted == chosen_)
             return;
         queue_.flush();
@@ -5104,40 +5110,38 @@ private:
 
     // Adds the tiles of an entry's first `count` rows that begin in the work item's splits. Reads them from `exact` if
     // it is not null.
-    void add(const rows& pages, const page_entry& entry, std::size_t start, std::size_t count,
-             const codec::residual_page* exact) {
-        const std::span<const std::byte> bytes = pages.storage->bytes(entry.page);
+    void add(const page_entry& entry, std::size_t start, std::size_t count, const codec::residual_page* exact) {
+        const std::span<const std::byte> bytes = source_.storage->bytes(entry.page);
         const std::size_t last = entry.first + count; // end of the rows in use
         for (std::uint32_t tile = entry.first / tile_tokens; tile * tile_tokens < last; ++tile) {
             const std::size_t origin = std::size_t{tile} * tile_tokens;
             const std::size_t first_lane = origin < entry.first ? entry.first - origin : 0;
             const std::size_t position = start + origin + first_lane - entry.first;
             if (const std::size_t split = position / query_block::split;
-                split < job_.first_split || split >= job_.last_split)
+                split < item_.first_split || split >= item_.last_split)
                 continue;
             attention_tile& made = queue_.next();
             made.first = first_lane;
             made.last = std::min<std::size_t>(tile_tokens, last - origin);
             made.position = position;
             made.mask = nullptr;
-            read(pages, bytes, {layer_, head_, tile}, exact, made);
+            read(bytes, {layer_, head_, tile}, exact, made);
             queue_.push();
         }
     }
 
-    void add(const rows& pages, const spliced_tile& one) {
+    void add(const spliced_tile& one) {
         attention_tile& made = queue_.next();
         one.put(made, queue_.mask());
-        decode(pages, pages.storage->bytes(one.page), {layer_, head_, one.tile}, made);
+        decode(source_.storage->bytes(one.page), {layer_, head_, one.tile}, made);
         queue_.push();
     }
 
     // Sets a tile's floats or its quantized operands.
-    void read(const rows& pages, std::span<const std::byte> bytes, page_tile at, const codec::residual_page* exact,
-              attention_tile& to) {
+    void read(std::span<const std::byte> bytes, page_tile at, const codec::residual_page* exact, attention_tile& to) {
         if constexpr (page_writer<Codec>)
             if (exact != nullptr) {
-                const codec::f32::state computed(pages.codec->shape());
+                const codec::f32::state computed(source_.codec->shape());
                 to.codes = {};
                 to.keys = computed.keys(exact->bytes(), at, {});
                 to.values = computed.values(exact->bytes(), at, {});
@@ -5145,31 +5149,32 @@ private:
             }
         if constexpr (gives_codes<Codec>) {
             to.keys = to.values = nullptr;
-            to.codes = pages.codec->codes(bytes, at);
+            to.codes = source_.codec->codes(bytes, at);
             if (to.codes.keys.format != codec::quant_format::none &&
                 to.codes.values.format != codec::quant_format::none)
                 return;
         }
-        decode(pages, bytes, at, to);
+        decode(bytes, at, to);
     }
 
-    void decode(const rows& pages, std::span<const std::byte> bytes, page_tile at, attention_tile& to) {
+    void decode(std::span<const std::byte> bytes, page_tile at, attention_tile& to) {
         const std::size_t keys = head_dim_ * tile_tokens;
         const std::span<float> numbers = queue_.numbers();
         to.codes = {};
-        to.keys = pages.codec->keys(bytes, at, numbers.first(keys));
-        to.values = pages.codec->values(bytes, at, numbers.subspan(keys));
+        to.keys = source_.codec->keys(bytes, at, numbers.first(keys));
+        to.values = source_.codec->values(bytes, at, numbers.subspan(keys));
     }
 
     std::size_t head_dim_;
-    std::span<const part> parts_;
-    std::span<const query_group> runs_;
+    page_source<Codec, Storage> source_;
+    std::span<const attention_part> parts_;
+    std::span<const query_tile> query_tiles_;
     attention_scratch& scratch_;
     layer_id layer_ = {};
     head_id head_ = {};
-    work_item job_;
-    job_queries<Codec, Storage> queries_;
-    choice chosen_;
+    work_item item_;
+    work_item_queries<Codec> queries_;
+    selection chosen_;
     tile_queue<Codec> queue_;
 };
 
@@ -5412,30 +5417,20 @@ namespace kvcache::inline KVCACHE_ABI {
 template <codec_state Codec, storage_state Storage>
 class batch_attention {
 public:
-    using part = attention_part<Codec, Storage>;
-
-    /// Plans the attention of a batch, for any number of layers. Reuses the memory of earlier batches. Requires: all
-    /// parts have one codec and one storage, since pages are shared by their ids; page tables and the objects that the
-    /// parts point to stay unchanged until the next `plan`.
-    void plan(const attention_shape& shape, std::span<const part> parts, const thread_pool& threads) {
-        expects(std::ranges::all_of(parts,
-                                    [&](const part& one) {
-                                        return one.pages.codec == parts.front().pages.codec &&
-                                               one.pages.storage == parts.front().pages.storage;
-                                    }),
-                "the parts of a batch have one codec and one storage");
+    /// Plans the attention of a batch, for any number of layers. Reuses the memory of earlier batches. Requires: the
+    /// codec, the storage, the page tables and what the parts point to stay unchanged until the next `plan`.
+    void plan(const attention_shape& shape, page_source<Codec, Storage> source, std::span<const attention_part> parts,
+              const thread_pool& threads) {
         shape_ = shape;
+        source_ = source;
         parts_.assign(parts.begin(), parts.end());
-        planned_.clear();
         work_ = 0;
-        for (const part& one : parts_) {
-            planned_.push_back(
-                {one.pages.table, one.asked.position, one.asked.rows, one.asked.positions, one.pages.spliced});
-            const std::size_t seen = one.asked.rows > 0 ? one.asked.position_of(one.asked.rows - 1) + 1 : 0;
-            work_ += one.asked.rows * seen * shape.heads * shape.head_dim;
+        for (const attention_part& one : parts_) {
+            const std::size_t seen = one.queries.rows > 0 ? one.queries.position_of(one.queries.rows - 1) + 1 : 0;
+            work_ += one.queries.rows * seen * shape.heads * shape.head_dim;
         }
         const bool alone = work_ < thread_pool::min_parallel_work;
-        plan_.build(planned_, shape.group(), shape.kv_heads, alone ? 1 : threads.threads());
+        plan_.build(parts_, shape.group(), shape.kv_heads, alone ? 1 : threads.threads());
         partials_.resize(plan_.partials() * shape.kv_heads * state());
         const std::size_t capacity = attention_plan::capacity(shape.group());
         if (head_dim_ != shape.head_dim || (!scratch_.empty() && scratch_.front().block.capacity() < capacity))
@@ -5447,21 +5442,22 @@ public:
 
     /// Computes all rows of the batch in one layer. Requires: their keys and values are in the pages.
     void run(layer_id layer, thread_pool& threads) {
-        const auto jobs = plan_.jobs();
-        threads.parallel_for_worker(
-            jobs.size() * shape_.kv_heads, work_, [&](std::size_t worker, std::size_t begin, std::size_t end) {
-                detail::attention_worker<Codec, Storage> walk(shape_, parts_, plan_.runs(), scratch_[worker]);
-                for (std::size_t j = begin; j < end; ++j) {
-                    const std::size_t head = j % shape_.kv_heads;
-                    walk.run(jobs[j / shape_.kv_heads], plan_.segments(), layer,
-                             head_id{static_cast<std::uint32_t>(head)}, partials_of(head));
-                }
-            });
+        const auto items = plan_.work_items();
+        threads.parallel_for_worker(items.size() * shape_.kv_heads, work_,
+                                    [&](std::size_t worker, std::size_t begin, std::size_t end) {
+                                        detail::attention_worker<Codec, Storage> walk(
+                                            shape_, source_, parts_, plan_.query_tiles(), scratch_[worker]);
+                                        for (std::size_t j = begin; j < end; ++j) {
+                                            const std::size_t head = j % shape_.kv_heads;
+                                            walk.run(items[j / shape_.kv_heads], plan_.page_ranges(), layer,
+                                                     head_id{static_cast<std::uint32_t>(head)}, partials_of(head));
+                                        }
+                                    });
         if (plan_.partials() > 0)
-            threads.parallel_for(plan_.runs().size() * shape_.kv_heads, partials_.size(),
+            threads.parallel_for(plan_.query_tiles().size() * shape_.kv_heads, partials_.size(),
                                  [&](std::size_t begin, std::size_t end) {
                                      for (std::size_t j = begin; j < end; ++j)
-                                         merge(plan_.runs()[j / shape_.kv_heads], j % shape_.kv_heads);
+                                         merge(plan_.query_tiles()[j / shape_.kv_heads], j % shape_.kv_heads);
                                  });
     }
 
@@ -5471,27 +5467,27 @@ private:
     [[nodiscard]] float* partials_of(std::size_t head) { return partials_.data() + head * plan_.partials() * state(); }
 
     // Merges the partials of work items over several splits, in ascending order.
-    void merge(const query_group& run, std::size_t kv_head) {
-        if (run.partials == query_group::none)
+    void merge(const query_tile& tile, std::size_t kv_head) {
+        if (tile.partials == query_tile::none)
             return;
-        const query_rows& asked = parts_[run.part].asked;
-        const std::size_t group = shape_.group(), splits = attention_plan::splits(run.end);
-        for (std::size_t i = 0; i < run.rows * group; ++i) {
-            float* partials = partials_of(kv_head) + (run.partials + i * splits) * state();
+        const query_rows& queries = parts_[tile.part].queries;
+        const std::size_t group = shape_.group(), splits = attention_plan::splits(tile.end);
+        for (std::size_t i = 0; i < tile.rows * group; ++i) {
+            float* partials = partials_of(kv_head) + (tile.partials + i * splits) * state();
             const softmax_state all(partials, width());
             for (std::size_t s = 1; s < splits; ++s)
                 all.merge({partials + s * state(), width()});
-            float* const out = asked.out + (run.first + i / group) * asked.out_stride +
+            float* const out = queries.out + (tile.first + i / group) * queries.out_stride +
                                (kv_head * group + i % group) * shape_.head_dim;
             all.finish(shape_.head_dim, out);
             if constexpr (page_writer<Codec>)
-                parts_.front().pages.codec->inverse_transform({out, shape_.head_dim});
+                source_.codec->inverse_transform({out, shape_.head_dim});
         }
     }
 
     attention_shape shape_;
-    std::vector<part> parts_;
-    std::vector<planned_queries> planned_;
+    page_source<Codec, Storage> source_;
+    std::vector<attention_part> parts_;
     attention_plan plan_;
     std::size_t work_ = 0; // approximate number of multiply-adds
     std::size_t head_dim_ = 0;
@@ -5505,34 +5501,31 @@ private:
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// Causal attention of one KV head over pages, for the rows [first, last) of `asked`: softmax(q k) v, each row over the
+/// Causal attention of one KV head over pages, for all query rows of `part`: softmax(q k) v, each row over the
 /// positions up to its own (Vaswani et al. 2017; online softmax, Milakov & Gimelshein 2018). Tiles are processed in
 /// table order, and long contexts are split at fixed positions. The bits of a row depend only on its own past, never on
-/// neighboring rows, the page size or the thread.
-/// Requires: `scratch` has the shape's head_dim and a capacity of at least one group of queries. Cost: O(rows *
-/// positions * head_dim * group).
+/// neighboring rows, the page size or the thread. Requires: `scratch` has the shape's head_dim and a capacity of at
+/// least one group of queries. Cost: O(rows * positions * head_dim * group).
 template <codec_state Codec, storage_state Storage>
-void paged_attention(const attention_shape& shape, const paged_rows<Codec, Storage>& pages, layer_id layer,
-                     head_id kv_head, const query_rows& asked, std::size_t first, std::size_t last,
-                     attention_scratch& scratch) {
-    const attention_part<Codec, Storage> part{pages, asked};
-    const std::size_t at_once = scratch.block.capacity() / shape.group();
-    for (std::size_t row = first; row < last; row += at_once) {
-        const std::size_t rows = std::min(at_once, last - row);
-        const query_group run{.first = row, .rows = rows, .end = asked.position_of(row + rows - 1) + 1};
-        const page_range segment{.last = pages.table.size(), .last_run = 1};
-        detail::attention_worker<Codec, Storage> walk(shape, {&part, 1}, {&run, 1}, scratch);
-        walk.run({.last_segment = 1, .last_run = 1, .last_split = attention_plan::splits(run.end)}, {&segment, 1},
-                 layer, kv_head, nullptr);
+void paged_attention(const attention_shape& shape, page_source<Codec, Storage> source, const attention_part& part,
+                     layer_id layer, head_id kv_head, attention_scratch& scratch) {
+    const std::size_t at_once = scratch.block.capacity() / shape.group(), all = part.queries.rows;
+    for (std::size_t row = 0; row < all; row += at_once) {
+        const std::size_t rows = std::min(at_once, all - row);
+        const query_tile tile{.first = row, .rows = rows, .end = part.queries.position_of(row + rows - 1) + 1};
+        const page_range range{.last = part.pages.table.size(), .last_query_tile = 1};
+        detail::attention_worker<Codec, Storage> worker(shape, source, {&part, 1}, {&tile, 1}, scratch);
+        worker.run({.last_range = 1, .last_query_tile = 1, .last_split = attention_plan::splits(tile.end)}, {&range, 1},
+                   layer, kv_head, nullptr);
     }
 }
 
 /// The same with its own working memory, allocated for this call.
 template <codec_state Codec, storage_state Storage>
-void paged_attention(const attention_shape& shape, const paged_rows<Codec, Storage>& pages, layer_id layer,
-                     head_id kv_head, const query_rows& asked, std::size_t first, std::size_t last) {
+void paged_attention(const attention_shape& shape, page_source<Codec, Storage> source, const attention_part& part,
+                     layer_id layer, head_id kv_head) {
     attention_scratch scratch(shape.head_dim, attention_plan::capacity(shape.group()));
-    paged_attention(shape, pages, layer, kv_head, asked, first, last, scratch);
+    paged_attention(shape, source, part, layer, kv_head, scratch);
 }
 
 } // namespace kvcache
@@ -5577,6 +5570,99 @@ struct residual_ring {
 
 } // namespace kvcache
 
+// ---- kvcache/cache/lease_state.hpp --------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The location of a row of a spliced lease.
+struct spliced_row {
+    page_id page = {};
+    std::uint32_t row = 0;
+    bool kept = false;     ///< Computed elsewhere, and not to be written.
+    std::int64_t base = 0; ///< RoPE offset of its keys, as page_entry::base.
+};
+
+/// The lease of a sequence: rows after its tokens that are already in its page table, and the state to roll back to.
+struct lease_state {
+    bool open = false;
+    std::size_t rows = 0;
+    std::chrono::steady_clock::time_point began = {};
+    std::size_t pages_before = 0;
+    std::optional<page_entry> tail_before = {}; ///< The last entry before the lease; still referenced if copied.
+
+    // For codecs that encode whole pages.
+    residual_ring ring = {};                          ///< The residual rows of the pages that the lease adds.
+    std::vector<codec::residual_page*> residual = {}; ///< By entry: the residual rows that queries may read.
+
+    // For chunk reuse.
+    std::vector<spliced_row> spliced = {}; ///< By row of the lease, if it is spliced.
+
+    /// Returns whether the lease has replaced the last page of its table by a copy.
+    [[nodiscard]] bool has_copied_tail(std::span<const page_entry> table) const noexcept {
+        return tail_before && tail_before->page != table[pages_before - 1].page;
+    }
+
+    /// Ends the lease; its vectors keep their memory.
+    void end() noexcept {
+        open = false;
+        rows = 0;
+        tail_before.reset();
+        residual.clear();
+        spliced.clear();
+    }
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/token_buffer.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The tokens of a sequence, with room made before they are appended, so that appending cannot fail. A span of the
+/// tokens stays readable until the `reserve` after an append, even where the tokens have moved.
+class token_buffer {
+public:
+    [[nodiscard]] std::size_t size() const noexcept { return tokens_.size(); }
+    [[nodiscard]] const token_id* data() const noexcept { return tokens_.data(); }
+    [[nodiscard]] const token_id* begin() const noexcept { return tokens_.data(); }
+    [[nodiscard]] const token_id* end() const noexcept { return tokens_.data() + tokens_.size(); }
+
+    /// Replaces the tokens. Throws: bad_alloc.
+    void assign(std::span<const token_id> tokens) { tokens_.assign(tokens.data(), tokens.data() + tokens.size()); }
+
+    /// Keeps the first `count` tokens.
+    void truncate(std::size_t count) noexcept { tokens_.resize(count); }
+
+    /// Makes room for `more` tokens. Throws: bad_alloc; nothing has changed then.
+    void reserve(std::size_t more) {
+        const std::size_t needed = tokens_.size() + more;
+        const bool grows = needed > tokens_.capacity();
+        if (grows && spare_.capacity() >= needed)
+            return;
+        spare_ = std::vector<token_id>();
+        if (grows)
+            spare_.reserve(std::max(needed, 2 * tokens_.capacity()));
+    }
+
+    /// Appends tokens for which there is room. They may be this buffer's own, or those of another buffer that moved
+    /// them after its own `reserve`.
+    void append(std::span<const token_id> more) noexcept {
+        const std::size_t old = tokens_.size(), needed = old + more.size();
+        if (needed > tokens_.capacity()) {
+            spare_.assign(tokens_.data(), tokens_.data() + old);
+            spare_.swap(tokens_);
+        }
+        tokens_.resize(needed);
+        std::copy(more.begin(), more.end(), tokens_.data() + old);
+    }
+
+private:
+    std::vector<token_id> tokens_;
+    std::vector<token_id> spare_; // where the tokens move as they grow; then where they were, until the next reserve
+};
+
+} // namespace kvcache
+
 // ---- kvcache/core/sha256_digest.hpp -------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -5612,20 +5698,12 @@ struct sha256_digest {
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The location of a row of a spliced lease.
-struct spliced_row {
-    page_id page = {};
-    std::uint32_t row = 0;
-    bool kept = false;     ///< Computed elsewhere, and not to be written.
-    std::int64_t base = 0; ///< RoPE offset of its keys, as page_entry::base.
-};
-
-/// The state of one sequence: its tokens, their pages, and its open lease. Every live sequence is in a circular list of
-/// its cache, so that `check` can recount all references.
+/// The state of one sequence: its tokens, their pages, and its lease. Every live sequence is in a circular list of its
+/// cache, so that `check` can recount all references.
 struct sequence_state {
     static constexpr std::size_t all = static_cast<std::size_t>(-1);
 
-    std::vector<token_id> tokens = {};
+    token_buffer tokens = {};
     std::vector<page_entry> table = {};
     std::size_t published_pages = 0; ///< Leading pages that are full and in the index.
     std::size_t prompt = 0;          ///< Tokens of the request that it is opened for, until it has them; 0 if unknown.
@@ -5634,26 +5712,17 @@ struct sequence_state {
     std::size_t cacheable = all;     ///< Leading tokens that may become known to others.
     bool publishable = true; ///< False once the index had no memory for its pages: from there on they are its own.
 
-    std::size_t offloaded_pages = 0; ///< Leading pages that were handed to the tier.
-    sha256_digest stored_name = {};  ///< What leaves the process calls them.
+    lease_state lease = {};
 
-    /// Where the tokens move as they grow; then where they were, until the next lease: a caller may still read there.
-    std::vector<token_id> spare_tokens = {};
+    // For tiers.
+    struct {
+        std::size_t pages = 0;     ///< Leading pages that were handed to the tier.
+        sha256_digest record = {}; ///< The record name of the last of them.
+    } offloaded = {};
 
-    /// Referenced in addition to the table: the pages that approximate rows were taken from, and what those continue,
-    /// first.
+    // For chunk reuse: pages referenced in addition to the table, namely those that approximate rows were taken from
+    // and their ancestors.
     std::vector<page_id> pinned_sources = {};
-
-    // The lease: rows after `tokens` that are already in the table, and the state to roll back to.
-    bool has_lease = false;
-    std::size_t leased = 0;
-    std::chrono::steady_clock::time_point leased_at = {};
-    std::size_t pages_before = 0;
-    std::vector<spliced_row> spliced = {};      ///< By row of the lease, if it is spliced.
-    std::optional<page_entry> tail_before = {}; ///< The last entry before the lease; still referenced if copied.
-
-    residual_ring ring = {}; ///< For a codec of whole pages: the residual rows of the pages that the lease adds.
-    std::vector<codec::residual_page*> residual_rows = {}; ///< By entry: the residual rows that queries may read.
 
     sequence_state* previous = nullptr;
     sequence_state* next = nullptr;
@@ -5687,15 +5756,10 @@ struct sequence_state {
             table.pop_back();
     }
 
-    /// Returns whether a lease has replaced the last page by a copy.
-    [[nodiscard]] bool has_copied_tail() const noexcept {
-        return tail_before && tail_before->page != table[pages_before - 1].page;
-    }
-
     /// The state of a new sequence that starts with the first `count` tokens and pages of this one.
     [[nodiscard]] std::unique_ptr<sequence_state> begin(std::size_t count, std::size_t page_tokens) const {
         auto copy = std::make_unique<sequence_state>();
-        copy->tokens.assign(tokens.data(), tokens.data() + count);
+        copy->tokens.assign({tokens.data(), count});
         copy->table.assign(table.data(), table.data() + table.size());
         copy->drop_entries(copy->cut(count));
         copy->published_pages = std::min(published_pages, copy->full_entries(page_tokens));
@@ -5713,7 +5777,7 @@ struct sequence_state {
     /// `from` up to `first`. Returns: the locations of their rows, moved down; the table has capacity for as many. From
     /// `first` on the sequence is approximate and private.
     [[nodiscard]] std::vector<page_entry> leave_out(const sequence_state& from, std::size_t first, std::size_t count) {
-        std::vector<page_entry> behind;
+        std::vector<page_entry> after;
         std::size_t row = 0;
         for (page_entry entry : from.table) {
             const std::size_t skipped = std::clamp(first + count, row, row + entry.count) - row;
@@ -5723,51 +5787,24 @@ struct sequence_state {
             entry.first += static_cast<std::uint32_t>(skipped);
             entry.count -= static_cast<std::uint32_t>(skipped);
             entry.base -= static_cast<std::int64_t>(count);
-            behind.push_back(entry);
+            after.push_back(entry);
         }
-        table.reserve(table.size() + behind.size());
-        tokens.insert(tokens.end(), from.tokens.data() + first + count, from.tokens.data() + from.tokens.size());
-        if (!behind.empty()) {
+        const auto kept = std::span<const token_id>(from.tokens).subspan(first + count);
+        reserve(after.size(), kept.size());
+        tokens.append(kept);
+        if (!after.empty()) {
             exact = std::min(exact, first);
             publishable = false;
         }
-        return behind;
+        return after;
     }
 
     /// Reserves capacity for more pages and tokens, so that adding them cannot fail. Throws: bad_alloc; the sequence is
     /// then unchanged.
-    void prepare(std::size_t pages, std::size_t rows) {
+    void reserve(std::size_t pages, std::size_t rows) {
         if (table.capacity() - table.size() < pages)
             table.reserve(std::max(table.size() + pages, 2 * table.capacity()));
-        const std::size_t needed = tokens.size() + rows;
-        const bool grows = needed > tokens.capacity();
-        if (grows && spare_tokens.capacity() >= needed)
-            return;
-        spare_tokens = std::vector<token_id>();
-        if (grows)
-            spare_tokens.reserve(std::max(needed, 2 * tokens.capacity()));
-    }
-
-    /// Appends tokens for which `prepare` reserved capacity. They may be the sequence's own tokens, or those of another
-    /// sequence whose tokens moved after its own lease began.
-    void append(std::span<const token_id> more) noexcept {
-        const std::size_t old = tokens.size(), needed = old + more.size();
-        if (needed > tokens.capacity()) {
-            const token_id* const own = tokens.data();
-            spare_tokens.assign(own, own + old);
-            spare_tokens.swap(tokens);
-        }
-        tokens.resize(needed);
-        std::copy(more.begin(), more.end(), tokens.data() + old);
-    }
-
-    /// Clears the state of the lease.
-    void end_lease() noexcept {
-        has_lease = false;
-        spliced.clear();
-        leased = 0;
-        tail_before.reset();
-        residual_rows.clear();
+        tokens.reserve(rows);
     }
 };
 
@@ -6082,7 +6119,7 @@ public:
         auto known = std::make_unique<sequence_state>();
         known->tenant = tenant;
         known->prompt = tokens.size();
-        known->tokens.assign(tokens.data(), tokens.data() + found.tokens);
+        known->tokens.assign(tokens.first(found.tokens));
         std::size_t left = found.tokens;
         for (const page_id page : found.pages) {
             const std::size_t rows = std::min(left, page_tokens);
@@ -6090,7 +6127,7 @@ public:
             left -= rows;
         }
         const std::size_t kept = cache.sequences_.residual().kept(*known, found.tokens);
-        known->tokens.erase(known->tokens.begin() + static_cast<std::ptrdiff_t>(kept), known->tokens.end());
+        known->tokens.truncate(kept);
         known->drop_entries(known->cut(kept));
         const auto pages = std::span(found.pages).first(known->table.size());
         if (emits)
@@ -6169,6 +6206,30 @@ public:
         return make_sequence(cache, std::move(state));
     }
 
+    // For chunk reuse, which locks the cache itself.
+
+    /// The cache, from itself or from a tenant of it.
+    template <class Cache>
+    [[nodiscard]] static auto& cache_of(Cache& of) noexcept {
+        if constexpr (requires { of.cache_->shape(); })
+            return *of.cache_;
+        else
+            return of;
+    }
+
+    template <class Cache>
+    [[nodiscard]] static auto& lock(Cache& cache) noexcept {
+        return cache.lock_;
+    }
+    template <class Cache>
+    [[nodiscard]] static auto& pages(Cache& cache) noexcept {
+        return cache.pages_;
+    }
+    template <class Sequence>
+    [[nodiscard]] static sequence_state& state(const Sequence& of) noexcept {
+        return *of.state_;
+    }
+
     // For sequences.
 
     template <class Cache>
@@ -6179,14 +6240,14 @@ public:
 
     template <class Cache>
     [[nodiscard]] static auto fork(Cache& cache, const sequence_state& from, std::size_t tokens) {
-        expects(tokens <= from.tokens.size() && !from.has_lease, "a fork lies inside a sequence without a lease");
+        expects(tokens <= from.tokens.size() && !from.lease.open, "a fork lies inside a sequence without a lease");
         const std::lock_guard guard(cache.lock_);
         return make_sequence(cache, from.begin(cache.sequences_.residual().kept(from, tokens), cache.shape_.tokens));
     }
 
     template <class Cache>
     static void truncate(Cache& cache, sequence_state& state, std::size_t tokens) {
-        expects(tokens <= state.tokens.size() && !state.has_lease,
+        expects(tokens <= state.tokens.size() && !state.lease.open,
                 "a truncation lies inside a sequence without a lease");
         const std::lock_guard guard(cache.lock_);
         cache.sequences_.truncate(state, cache.sequences_.residual().kept(state, tokens));
@@ -6195,7 +6256,7 @@ public:
     template <class Cache>
     [[nodiscard]] static result<typename Cache::sequence> erase_range(Cache& cache, const sequence_state& from,
                                                                       std::size_t first, std::size_t count) {
-        expects(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.has_lease,
+        expects(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.lease.open,
                 "an erased range lies inside a sequence without a lease");
         const std::lock_guard guard(cache.lock_);
         auto kept = from.begin(first, cache.shape_.tokens);
@@ -6240,6 +6301,18 @@ public:
     static void rollback(Cache& cache, sequence_state& state) noexcept {
         const std::lock_guard guard(cache.lock_);
         cache.sequences_.undo(state);
+    }
+
+    /// A lease of rows that a sequence's state already has. Requires: the cache is locked.
+    template <class Cache>
+    [[nodiscard]] static auto make_lease(Cache& cache, sequence_state& state) {
+        return typename Cache::lease{cache, state};
+    }
+
+    /// The error for rows that need more pages than there are. Requires: the cache is locked.
+    template <class Cache>
+    [[nodiscard]] static error refuse(Cache& cache, const sequence_state& state, std::size_t rows, std::size_t pages) {
+        return cache.sequences_.refuse(state, rows, pages, cache.codec_.page_bytes());
     }
 
     /// Full-precision rows that a lease will attach to the page of a table entry; empty if it attaches none.
@@ -6295,6 +6368,151 @@ template <class Hash>
 }
 
 } // namespace kvcache::detail
+
+// ---- kvcache/cache/lease.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Rows reserved after the end of a sequence, to be written layer by layer and then committed. Destruction without a
+/// commit rolls the sequence back. Requires: the sequence outlives the lease; at most one lease a sequence.
+template <class Cache>
+class basic_lease {
+public:
+    basic_lease(basic_lease&& other) noexcept
+        : cache_(other.cache_), state_(std::exchange(other.state_, nullptr)), first_(other.first_) {}
+    /// Rolls back the lease that it held before.
+    basic_lease& operator=(basic_lease&& other) noexcept {
+        basic_lease taken(std::move(other));
+        std::swap(cache_, taken.cache_);
+        std::swap(state_, taken.state_);
+        std::swap(first_, taken.first_);
+        return *this;
+    }
+    ~basic_lease() { rollback(); }
+
+    /// The position of the first reserved row.
+    [[nodiscard]] std::size_t first() const noexcept { return first_; }
+    /// The number of reserved rows; zero once the lease has ended.
+    [[nodiscard]] std::size_t rows() const noexcept { return state_ != nullptr ? state_->lease.rows : 0; }
+
+    /// The location of a reserved row: a row of a page, and the index of its page-table entry (if the lease is not
+    /// spliced).
+    struct place {
+        page_id page = {};
+        std::uint32_t row = 0;
+        std::size_t entry = 0;
+    };
+    [[nodiscard]] place place_of(std::size_t row) const {
+        expects(row < rows(), "a row that has a place was reserved");
+        if (!state_->lease.spliced.empty())
+            return {state_->lease.spliced[row].page, state_->lease.spliced[row].row, 0};
+        const std::size_t tokens = cache_->shape().tokens;
+        const std::size_t tail = state_->lease.pages_before - (state_->lease.tail_before ? 1 : 0);
+        const std::size_t used =
+            state_->lease.tail_before ? state_->lease.tail_before->first + state_->lease.tail_before->count : 0;
+        const std::size_t entry = tail + (used + row) / tokens;
+        return {state_->table[entry].page, static_cast<std::uint32_t>((used + row) % tokens), entry};
+    }
+
+    /// Writes the keys (rotated by the position if the model uses RoPE) and values of one row.
+    /// keys, values: (kv_heads, head_dim). Several threads may write rows of one lease. If the codec encodes whole
+    /// pages, each row is written once per layer, in ascending order except among the rows that run at once.
+    void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
+        const page_shape& shape = cache_->shape();
+        expects(row < rows(), "a written row was reserved");
+        expects(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
+        expects(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
+                "a row of keys or values has head_dim numbers for each KV head");
+        expects(!keeps(row), "a row that is kept from elsewhere is not written");
+        const place to = place_of(row);
+        const page_id page = to.page;
+        const auto bytes = cache_->bytes(page);
+        const std::uint32_t at = to.row;
+        if constexpr (page_writer<typename Cache::codec_type>) {
+            state_->lease.residual[to.entry]->write(cache_->codec(), bytes, layer, at, keys, values);
+        } else {
+            for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
+                cache_->codec().encode(bytes, {layer, head_id{head}, at},
+                                       keys.subspan(std::size_t{head} * shape.head_dim, shape.head_dim),
+                                       values.subspan(std::size_t{head} * shape.head_dim, shape.head_dim));
+        }
+    }
+
+    [[nodiscard]] const page_shape& shape() const noexcept { return cache_->shape(); }
+
+    /// Returns whether a row is kept as it was computed elsewhere.
+    [[nodiscard]] bool keeps(std::size_t row) const noexcept {
+        return state_ != nullptr && row < state_->lease.spliced.size() && state_->lease.spliced[row].kept;
+    }
+    /// The locations of the rows of a spliced lease; empty for other leases.
+    [[nodiscard]] std::span<const spliced_row> spliced() const noexcept {
+        return state_ != nullptr ? std::span<const spliced_row>(state_->lease.spliced) : std::span<const spliced_row>();
+    }
+
+    /// The sequence's pages, reserved rows included, in the form that attention reads.
+    [[nodiscard]] sequence_pages pages() const {
+        expects(state_ != nullptr, "a lease shows its pages until it ends");
+        return {state_->table, state_->lease.residual, state_->exact != sequence_state::all};
+    }
+    /// The codec and the storage of the cache, to read the pages with.
+    [[nodiscard]] const auto& codec() const noexcept { return cache_->codec(); }
+    [[nodiscard]] const auto& storage() const noexcept { return cache_->storage(); }
+
+    /// The number of pages that the lease has allocated, for rows that were computed elsewhere and are copied in as
+    /// whole pages, in the codec's format. Requires: the sequence ended at a page boundary.
+    [[nodiscard]] std::size_t taken_pages() const {
+        expects(state_ != nullptr && !state_->lease.tail_before && state_->lease.spliced.empty(),
+                "whole pages are put in place");
+        return state_->table.size() - state_->lease.pages_before;
+    }
+    /// The bytes of one of these pages.
+    [[nodiscard]] std::span<std::byte> page_bytes(std::size_t page) const {
+        expects(page < taken_pages(), "a page that is put in place was taken");
+        return cache_->bytes(state_->table[state_->lease.pages_before + page].page);
+    }
+    /// The memory for the page's residual rows, in the format of the f32 codec; empty if none are kept once all rows
+    /// are committed.
+    [[nodiscard]] std::span<std::byte> residual_bytes(std::size_t page) const {
+        expects(page < taken_pages(), "a page that is put in place was taken");
+        return cache_access::residual_bytes(*cache_, *state_, state_->lease.pages_before + page);
+    }
+
+    /// Commits all rows, as commit does, for rows that were copied in: they do not count as measurements of the prefill
+    /// cost.
+    void commit_in_place(std::span<const token_id> tokens) {
+        expects(tokens.size() == rows(), "all rows that are put in place are committed");
+        cache_access::commit_in_place(*cache_, *state_, tokens);
+        state_ = nullptr;
+    }
+
+    /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.
+    /// It cannot fail: the lease has already allocated all necessary memory.
+    /// Requires: tokens.size() <= rows().
+    void commit(std::span<const token_id> tokens) {
+        expects(state_ != nullptr, "a lease is committed once");
+        expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
+        expects(state_->lease.spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
+        cache_access::commit(*cache_, *state_, tokens);
+        state_ = nullptr;
+    }
+
+    /// Cancels the reservation: the sequence is as it was before. No effect if the lease has ended.
+    void rollback() noexcept {
+        if (state_ != nullptr)
+            cache_access::rollback(*cache_, *std::exchange(state_, nullptr));
+    }
+
+private:
+    friend Cache;
+    friend class cache_access;
+    basic_lease(Cache& cache, sequence_state& state) : cache_(&cache), state_(&state), first_(state.tokens.size()) {}
+
+    Cache* cache_;
+    sequence_state* state_;
+    std::size_t first_;
+};
+
+} // namespace kvcache
 
 // ---- kvcache/cache/sequence.hpp -----------------------------------------------------------------------------------
 
@@ -6359,384 +6577,6 @@ private:
 
     Cache* cache_;
     std::unique_ptr<sequence_state> state_;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
-struct compute_range {
-    std::size_t first = 0;
-    std::size_t count = 0;
-};
-
-/// Tokens of a prompt whose cached keys and values were computed after a different prefix.
-struct reused_span {
-    std::size_t first = 0; ///< Position in the prompt.
-    std::size_t count = 0;
-    std::uint32_t row = 0; ///< Row of the first token in its page.
-
-    friend bool operator==(const reused_span&, const reused_span&) = default;
-};
-
-/// The working state of a recompute policy. `first_computed(hit, total)` returns the first token to compute, of `total`
-/// tokens whose first `hit` are cached.
-template <class S>
-concept recompute_state = requires(const S s, std::size_t tokens) {
-    { s.first_computed(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
-};
-
-/// A state that also reuses chunks cached after other prefixes. `select` appends the positions to recompute, ascending,
-/// to `positions`.
-template <class S>
-concept chunk_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_span> runs, std::vector<std::size_t>& positions) {
-    s.select(runs, positions);
-};
-
-/// The vectors compared to measure a reused token's deviation.
-enum class deviation_metric { keys, values };
-
-/// A state that selects by deviation: the squared distance between the correct and the cached keys or values of a token
-/// in one early layer. `deviations` holds one value per reused token, span by span. All tokens go through the layers
-/// before that one.
-template <class S>
-concept deviation_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_span> runs, std::span<const float> deviations,
-             std::vector<std::size_t>& positions) {
-    s.select(runs, deviations, positions);
-    { s.compared() } -> std::same_as<deviation_metric>;
-    { s.check_layer() } -> std::convertible_to<std::size_t>;
-};
-
-/// A state that filters its selection in the layers after the check layer, one layer per filter. `filter` receives the
-/// deviation of each of `positions` in that layer, once the selected tokens have been computed up to it, and keeps
-/// some.
-template <class S>
-concept filtering_recompute_state = deviation_recompute_state<S> &&
-    requires(const S s, std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
-             std::vector<std::size_t>& positions) {
-    { s.filters() } -> std::convertible_to<std::size_t>;
-    s.filter(number, runs, deviations, positions);
-};
-
-/// A policy that selects the reused tokens to recompute.
-template <class P>
-concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
-    p.open(shape);
-} && recompute_state<opened_by<P, page_shape>>;
-
-} // namespace kvcache
-
-// ---- kvcache/cache/reuse.hpp --------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The provenance of the cached keys and values of a span of tokens.
-enum class reuse_kind {
-    exact,       ///< Computed after the same prefix.
-    approximate, ///< Computed after a different prefix.
-    missing,     ///< Not cached.
-};
-
-/// A span of a prompt's tokens of one kind.
-struct prompt_span {
-    reuse_kind kind = reuse_kind::missing;
-    std::size_t first = 0;
-    std::size_t count = 0;
-
-    friend bool operator==(const prompt_span&, const prompt_span&) = default;
-};
-
-/// The reusable spans of a prompt. The spans are contiguous and cover the prompt; adjacent approximate spans come from
-/// different places.
-struct reuse_map {
-    std::vector<prompt_span> spans = {};
-    std::vector<reused_span> runs = {};   ///< The approximate spans.
-    std::vector<page_entry> entries = {}; ///< Where their tokens lie, in order.
-
-    [[nodiscard]] std::size_t end() const noexcept {
-        return spans.empty() ? 0 : spans.back().first + spans.back().count;
-    }
-
-    /// The number of tokens of a kind.
-    [[nodiscard]] std::size_t tokens(reuse_kind kind) const noexcept {
-        std::size_t all = 0;
-        for (const prompt_span& one : spans)
-            all += one.kind == kind ? one.count : 0;
-        return all;
-    }
-
-    /// Appends a span that is not approximate.
-    void add(reuse_kind kind, std::size_t count) {
-        if (count > 0)
-            spans.push_back({kind, end(), count});
-    }
-
-    /// Appends the tokens of these page-table entries, which were computed elsewhere. If `goes_on`, they continue the
-    /// last span where it was computed, and extend it.
-    template <class Pages>
-    void add_run(const Pages& pages, bool goes_on) {
-        std::size_t count = 0;
-        for (const page_entry& entry : pages)
-            count += entry.count;
-        if (count == 0)
-            return;
-        if (goes_on) {
-            spans.back().count += count;
-            runs.back().count += count;
-        } else {
-            runs.push_back({end(), count, pages.front().first});
-            add(reuse_kind::approximate, count);
-        }
-        entries.insert(entries.end(), pages.begin(), pages.end());
-    }
-};
-
-/// A reuse map whose pages are pinned.
-template <class Cache>
-class basic_reuse {
-public:
-    [[nodiscard]] const reuse_map& map() const noexcept { return map_; }
-
-private:
-    friend Cache;
-    basic_reuse(basic_sequence<Cache> pins, reuse_map map) : pins_(std::move(pins)), map_(std::move(map)) {}
-
-    basic_sequence<Cache> pins_; // an empty sequence that references the pages and their ancestors
-    reuse_map map_;
-};
-
-} // namespace kvcache
-
-// ---- kvcache/cache/chunk_search.hpp -------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The reusable tokens of a prompt, and the pages to pin for them: the pages of the chunks and all their ancestors.
-struct chunk_search {
-    reuse_map found = {};
-    std::vector<page_id> sources = {};
-
-    /// Searches for chunks after the first `known` tokens, which are exact. The last token is never reused.
-    template <class Index>
-    chunk_search(const Index& index, std::uint32_t tenant, std::size_t page_tokens, std::span<const token_id> tokens,
-                 std::size_t known) {
-        found.add(reuse_kind::exact, known);
-        std::optional<page_entry> before; // the last entry of the previous chunk, before cut()
-        for (const chunk_match& chunk : index.chunks(tenant, tokens, known)) {
-            const auto path = pages_of(index, chunk.last);
-            auto entries = entries_of(path, page_tokens, chunk);
-            const bool goes_on = before && chunk.first == found.end() && follows(path, *before, entries.front());
-            before = entries.back();
-            cut(entries, chunk.first, std::max(found.end(), chunk.first), tokens.size() - 1);
-            found.add(reuse_kind::missing, std::max(found.end(), chunk.first) - found.end());
-            if (entries.empty())
-                continue;
-            found.add_run(entries, goes_on && !found.runs.empty());
-            for (const page_id page : path)
-                if (std::find(sources.begin(), sources.end(), page) == sources.end())
-                    sources.push_back(page);
-        }
-        found.add(reuse_kind::missing, tokens.size() - found.end());
-    }
-
-private:
-    // The path from the root to a page.
-    template <class Index>
-    [[nodiscard]] static std::vector<page_id> pages_of(const Index& index, page_id last) {
-        std::vector<page_id> path{last};
-        while (const auto parent = index.parent(path.back()))
-            path.push_back(*parent);
-        std::reverse(path.begin(), path.end());
-        return path;
-    }
-
-    template <class Path>
-    [[nodiscard]] static std::vector<page_entry> entries_of(const Path& path, std::size_t page_tokens,
-                                                            const chunk_match& chunk) {
-        const std::size_t behind = (path.size() - 1) * page_tokens + chunk.end, begin = behind - chunk.count;
-        const auto base = static_cast<std::int64_t>(chunk.first) - static_cast<std::int64_t>(begin);
-        std::vector<page_entry> made;
-        for (std::size_t at = begin; at < behind;) {
-            const std::size_t row = at % page_tokens, count = std::min(page_tokens - row, behind - at);
-            made.push_back(
-                {path[at / page_tokens], base, static_cast<std::uint32_t>(row), static_cast<std::uint32_t>(count)});
-            at += count;
-        }
-        return made;
-    }
-
-    // Whether the first row of `next` directly followed the last row of `before` where both were computed.
-    template <class Path>
-    [[nodiscard]] static bool follows(const Path& path, const page_entry& before, const page_entry& next) {
-        if (before.base != next.base)
-            return false;
-        if (before.page == next.page)
-            return before.first + before.count == next.first;
-        const auto at = std::find(path.begin(), path.end(), next.page);
-        return next.first == 0 && at != path.begin() && *std::prev(at) == before.page;
-    }
-
-    // Cuts entries that start at `position` to the positions [first, last).
-    template <class Entries>
-    static void cut(Entries& entries, std::size_t position, std::size_t first, std::size_t last) {
-        Entries kept;
-        for (page_entry entry : entries) {
-            const std::size_t begin = std::max(position, first), end = std::min(position + entry.count, last);
-            entry.first += static_cast<std::uint32_t>(begin - position);
-            position += entry.count;
-            if (begin < end) {
-                entry.count = static_cast<std::uint32_t>(end - begin);
-                kept.push_back(entry);
-            }
-        }
-        entries = std::move(kept);
-    }
-};
-
-} // namespace kvcache
-
-// ---- kvcache/cache/lease.hpp --------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Rows reserved after the end of a sequence, to be written layer by layer and then committed. Destruction without a
-/// commit rolls the sequence back. Requires: the sequence outlives the lease; at most one lease a sequence.
-template <class Cache>
-class basic_lease {
-public:
-    basic_lease(basic_lease&& other) noexcept
-        : cache_(other.cache_), state_(std::exchange(other.state_, nullptr)), first_(other.first_) {}
-    /// Rolls back the lease that it held before.
-    basic_lease& operator=(basic_lease&& other) noexcept {
-        basic_lease taken(std::move(other));
-        std::swap(cache_, taken.cache_);
-        std::swap(state_, taken.state_);
-        std::swap(first_, taken.first_);
-        return *this;
-    }
-    ~basic_lease() { rollback(); }
-
-    /// The position of the first reserved row.
-    [[nodiscard]] std::size_t first() const noexcept { return first_; }
-    /// The number of reserved rows; zero once the lease has ended.
-    [[nodiscard]] std::size_t rows() const noexcept { return state_ != nullptr ? state_->leased : 0; }
-
-    /// The location of a reserved row: a row of a page, and the index of its page-table entry (if the lease is not
-    /// spliced).
-    struct place {
-        page_id page = {};
-        std::uint32_t row = 0;
-        std::size_t entry = 0;
-    };
-    [[nodiscard]] place place_of(std::size_t row) const {
-        expects(row < rows(), "a row that has a place was reserved");
-        if (!state_->spliced.empty())
-            return {state_->spliced[row].page, state_->spliced[row].row, 0};
-        const std::size_t tokens = cache_->shape().tokens;
-        const std::size_t tail = state_->pages_before - (state_->tail_before ? 1 : 0);
-        const std::size_t used = state_->tail_before ? state_->tail_before->first + state_->tail_before->count : 0;
-        const std::size_t entry = tail + (used + row) / tokens;
-        return {state_->table[entry].page, static_cast<std::uint32_t>((used + row) % tokens), entry};
-    }
-
-    /// Writes the keys (rotated by the position if the model uses RoPE) and values of one row.
-    /// keys, values: (kv_heads, head_dim). Several threads may write rows of one lease. If the codec encodes whole
-    /// pages, each row is written once per layer, in ascending order except among the rows that run at once.
-    void write(layer_id layer, std::size_t row, std::span<const float> keys, std::span<const float> values) const {
-        const page_shape& shape = cache_->shape();
-        expects(row < rows(), "a written row was reserved");
-        expects(index_of(layer) < shape.layers, "a written layer is one of the page shape's");
-        expects(keys.size() == std::size_t{shape.kv_heads} * shape.head_dim && values.size() == keys.size(),
-                "a row of keys or values has head_dim numbers for each KV head");
-        expects(!keeps(row), "a row that is kept from elsewhere is not written");
-        const place to = place_of(row);
-        const page_id page = to.page;
-        const auto bytes = cache_->bytes(page);
-        const std::uint32_t at = to.row;
-        if constexpr (page_writer<typename Cache::codec_type>) {
-            state_->residual_rows[to.entry]->write(cache_->codec(), bytes, layer, at, keys, values);
-        } else {
-            for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
-                cache_->codec().encode(bytes, {layer, head_id{head}, at},
-                                       keys.subspan(std::size_t{head} * shape.head_dim, shape.head_dim),
-                                       values.subspan(std::size_t{head} * shape.head_dim, shape.head_dim));
-        }
-    }
-
-    [[nodiscard]] const page_shape& shape() const noexcept { return cache_->shape(); }
-
-    /// Returns whether a row is kept as it was computed elsewhere.
-    [[nodiscard]] bool keeps(std::size_t row) const noexcept {
-        return state_ != nullptr && row < state_->spliced.size() && state_->spliced[row].kept;
-    }
-    /// The locations of the rows of a spliced lease; empty for other leases.
-    [[nodiscard]] std::span<const spliced_row> spliced() const noexcept {
-        return state_ != nullptr ? std::span<const spliced_row>(state_->spliced) : std::span<const spliced_row>();
-    }
-
-    /// The sequence's pages, reserved rows included, in the form that attention reads.
-    [[nodiscard]] auto pages() const {
-        expects(state_ != nullptr, "a lease shows its pages until it ends");
-        return paged_rows<typename Cache::codec_type, typename Cache::storage_type>{
-            &cache_->codec(), &cache_->storage(), state_->table, state_->residual_rows,
-            state_->exact != sequence_state::all};
-    }
-
-    /// The number of pages that the lease has allocated, for rows that were computed elsewhere and are copied in as
-    /// whole pages, in the codec's format. Requires: the sequence ended at a page boundary.
-    [[nodiscard]] std::size_t taken_pages() const {
-        expects(state_ != nullptr && !state_->tail_before && state_->spliced.empty(), "whole pages are put in place");
-        return state_->table.size() - state_->pages_before;
-    }
-    /// The bytes of one of these pages.
-    [[nodiscard]] std::span<std::byte> page_bytes(std::size_t page) const {
-        expects(page < taken_pages(), "a page that is put in place was taken");
-        return cache_->bytes(state_->table[state_->pages_before + page].page);
-    }
-    /// The memory for the page's residual rows, in the format of the f32 codec; empty if none are kept once all rows
-    /// are committed.
-    [[nodiscard]] std::span<std::byte> residual_bytes(std::size_t page) const {
-        expects(page < taken_pages(), "a page that is put in place was taken");
-        return cache_access::residual_bytes(*cache_, *state_, state_->pages_before + page);
-    }
-
-    /// Commits all rows, as commit does, for rows that were copied in: they do not count as measurements of the prefill
-    /// cost.
-    void commit_in_place(std::span<const token_id> tokens) {
-        expects(tokens.size() == rows(), "all rows that are put in place are committed");
-        cache_access::commit_in_place(*cache_, *state_, tokens);
-        state_ = nullptr;
-    }
-
-    /// Publishes the first tokens.size() rows as these tokens, releases the others, and ends the lease.
-    /// It cannot fail: the lease has already allocated all necessary memory.
-    /// Requires: tokens.size() <= rows().
-    void commit(std::span<const token_id> tokens) {
-        expects(state_ != nullptr, "a lease is committed once");
-        expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
-        expects(state_->spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
-        cache_access::commit(*cache_, *state_, tokens);
-        state_ = nullptr;
-    }
-
-    /// Cancels the reservation: the sequence is as it was before. No effect if the lease has ended.
-    void rollback() noexcept {
-        if (state_ != nullptr)
-            cache_access::rollback(*cache_, *std::exchange(state_, nullptr));
-    }
-
-private:
-    friend Cache;
-    basic_lease(Cache& cache, sequence_state& state) : cache_(&cache), state_(&state), first_(state.tokens.size()) {}
-
-    Cache* cache_;
-    sequence_state* state_;
-    std::size_t first_;
 };
 
 } // namespace kvcache
@@ -7951,12 +7791,12 @@ public:
         }
         for (const page_id page : state.pinned_sources)
             ++held_[index_of(page)];
-        if (state.has_copied_tail())
-            ++held_[index_of(state.tail_before->page)];
-        if (rows != state.tokens.size() + state.leased)
+        if (state.lease.has_copied_tail(state.table))
+            ++held_[index_of(state.lease.tail_before->page)];
+        if (rows != state.tokens.size() + state.lease.rows)
             return broken(
                 detail::joined({"has ", std::to_string(rows), " rows for ", std::to_string(state.tokens.size()),
-                                " tokens and ", std::to_string(state.leased), " reserved ones"}));
+                                " tokens and ", std::to_string(state.lease.rows), " reserved ones"}));
         return {};
     }
 
@@ -8065,49 +7905,49 @@ private:
 
     [[nodiscard]] bool open_residual(sequence_state& state, std::uint32_t used, std::size_t at_once) {
         const bool made = detail::completes<std::bad_alloc>([&] {
-            if (state.has_copied_tail()) {
-                const page_id own = state.table[state.pages_before - 1].page;
+            if (state.lease.has_copied_tail(state.table)) {
+                const page_id own = state.table[state.lease.pages_before - 1].page;
                 pages_.residual().give(own, pages_.residual().make());
-                pages_.residual().of(own)->take(*pages_.residual().of(state.tail_before->page), used);
+                pages_.residual().of(own)->take(*pages_.residual().of(state.lease.tail_before->page), used);
             }
-            residual_ring& ring = state.ring;
-            const std::size_t fresh = state.table.size() - state.pages_before;
-            ring.first = state.pages_before;
-            ring.own = own_places(state.pages_before, fresh);
-            for (std::size_t n = places(state.pages_before, fresh, at_once); n > 0; --n) {
+            residual_ring& ring = state.lease.ring;
+            const std::size_t fresh = state.table.size() - state.lease.pages_before;
+            ring.first = state.lease.pages_before;
+            ring.own = own_places(state.lease.pages_before, fresh);
+            for (std::size_t n = places(state.lease.pages_before, fresh, at_once); n > 0; --n) {
                 ring.places.emplace_back();
                 ring.places.back() = pages_.residual().make();
                 ring.places.back()->begin(0);
             }
-            state.residual_rows.resize(state.table.size());
+            state.lease.residual.resize(state.table.size());
         });
         if (!made) {
-            std::erase(state.ring.places, nullptr);
+            std::erase(state.lease.ring.places, nullptr);
             return false;
         }
         for (std::size_t i = 0; i < state.table.size(); ++i)
-            state.residual_rows[i] =
-                i < state.pages_before ? pages_.residual().of(state.table[i].page) : state.ring.at(i);
-        if (state.tail_before)
-            state.residual_rows[state.pages_before - 1]->begin(used);
+            state.lease.residual[i] =
+                i < state.lease.pages_before ? pages_.residual().of(state.table[i].page) : state.lease.ring.at(i);
+        if (state.lease.tail_before)
+            state.lease.residual[state.lease.pages_before - 1]->begin(used);
         return pages_.keep_free(pages_.residual().aside());
     }
 
     [[nodiscard]] codec::residual_page* given_residual(const sequence_state& state, std::size_t entry) const noexcept {
-        const std::size_t tokens = state.tokens.size() + state.leased, last = tokens / page_tokens_;
+        const std::size_t tokens = state.tokens.size() + state.lease.rows, last = tokens / page_tokens_;
         const bool gives = stays(entry, last) && (entry < last || tokens % page_tokens_ != 0) &&
-                           state.ring.keeps(entry, state.table.size());
-        return gives ? state.ring.at(entry) : nullptr;
+                           state.lease.ring.keeps(entry, state.table.size());
+        return gives ? state.lease.ring.at(entry) : nullptr;
     }
 
     [[nodiscard]] std::size_t finalize_residual(sequence_state& state) noexcept {
         const std::size_t entries = state.table.size(), tokens = state.tokens.size();
         const std::size_t last = tokens / page_tokens_; // the partial page, or the one that would come next
-        const std::size_t before = std::min(state.pages_before, entries);
+        const std::size_t before = std::min(state.lease.pages_before, entries);
         for (std::size_t i = before; i < entries && i <= last; ++i)
-            if (stays(i, last) && (i < last || tokens % page_tokens_ != 0) && state.ring.keeps(i, entries))
-                pages_.residual().give(state.table[i].page, state.ring.take(i));
-        end(state.ring);
+            if (stays(i, last) && (i < last || tokens % page_tokens_ != 0) && state.lease.ring.keeps(i, entries))
+                pages_.residual().give(state.table[i].page, state.lease.ring.take(i));
+        end(state.lease.ring);
         const std::size_t stay = kept(state, tokens);
         // Pages that left the residual window. A page that other sequences reference may be in theirs.
         const std::size_t first = before - std::min(before, quantized_->recent + 1);
@@ -8141,98 +7981,6 @@ private:
     std::size_t page_tokens_;
     std::optional<residual_window> quantized_;
 };
-
-} // namespace kvcache
-
-// ---- kvcache/cache/splice_plan.hpp --------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// A plan that appends rows of a prompt to a sequence. Rows of reused spans stay in their pages, which are shared, not
-/// copied. The other rows get new pages, at the row in the page that their position has in any sequence.
-///
-///     span      [c0 c1 c2 c3 c4 c5 c6 c7]  in pages A B of 4, from position 40 on; c0 and c5 are recomputed
-///     table     P[0,1) A[1,4) B[0,1) Q[1,2) B[2,4)             P, Q: own pages
-template <class Row>
-class basic_splice_plan {
-public:
-    /// Plans rows [0, rows) of a lease whose first row has position `first`. Rows of `recomputed` positions, and those
-    /// of no span, get new pages. Requires: spans and positions ascend; `entries` are the spans' pages in order.
-    basic_splice_plan(std::size_t first, std::size_t rows, std::span<const reused_span> runs,
-                      std::span<const page_entry> entries, std::span<const std::size_t> recomputed)
-        : first_(first), rows_(rows) {
-        std::size_t of_entry = 0;
-        for (const reused_span& run : runs)
-            for (std::size_t i = 0; i < run.count; ++i) {
-                expects(!entries.empty(), "every reused token lies in a page");
-                const page_entry& entry = entries.front();
-                if (run.first + i >= first && run.first + i < first + rows)
-                    rows_[run.first + i - first] = {entry.page, static_cast<std::uint32_t>(entry.first + of_entry),
-                                                    true, entry.base};
-                if (++of_entry == entry.count) {
-                    entries = entries.subspan(1);
-                    of_entry = 0;
-                }
-            }
-        for (const std::size_t position : recomputed)
-            if (position >= first && position < first + rows)
-                rows_[position - first] = {};
-    }
-
-    /// The position of the first row that is kept; the position after the last row if none is.
-    [[nodiscard]] std::size_t first_kept() const {
-        return first_ +
-               static_cast<std::size_t>(
-                   std::find_if(rows_.begin(), rows_.end(), [](const Row& one) { return one.kept; }) - rows_.begin());
-    }
-
-    /// The number of new pages for the other rows.
-    [[nodiscard]] std::size_t own_pages(std::size_t page_tokens) const {
-        std::size_t pages = 0, block = 0;
-        for (std::size_t row = 0; row < rows_.size(); ++row)
-            if (!rows_[row].kept && (pages == 0 || (first_ + row) / page_tokens != block)) {
-                block = (first_ + row) / page_tokens;
-                ++pages;
-            }
-        return pages;
-    }
-
-    /// Assigns the new pages to rows, one page for each block of positions that has such rows.
-    void take(std::span<const page_id> pages, std::size_t page_tokens) {
-        std::size_t block = 0;
-        const page_id* own = nullptr;
-        for (std::size_t row = 0; row < rows_.size(); ++row) {
-            if (rows_[row].kept)
-                continue;
-            const std::size_t position = first_ + row;
-            if (own == nullptr || position / page_tokens != block) {
-                block = position / page_tokens;
-                own = own == nullptr ? pages.data() : own + 1;
-            }
-            rows_[row] = {*own, static_cast<std::uint32_t>(position % page_tokens), false, 0};
-        }
-    }
-
-    /// The page table of the rows. (entries)
-    [[nodiscard]] std::vector<page_entry> table() const {
-        std::vector<page_entry> made;
-        for (const Row& one : rows_)
-            if (!made.empty() && made.back().page == one.page && made.back().base == one.base &&
-                made.back().first + made.back().count == one.row)
-                ++made.back().count;
-            else
-                made.push_back({one.page, one.base, one.row, 1});
-        return made;
-    }
-
-    [[nodiscard]] std::vector<Row>& rows() noexcept { return rows_; }
-
-private:
-    std::size_t first_;
-    std::vector<Row> rows_;
-};
-
-using splice_plan = basic_splice_plan<spliced_row>;
 
 } // namespace kvcache
 
@@ -8294,14 +8042,14 @@ public:
 
     /// Keeps the first `tokens` tokens.
     void truncate(sequence_state& state, std::size_t tokens) noexcept {
-        state.tokens.erase(state.tokens.begin() + static_cast<std::ptrdiff_t>(tokens), state.tokens.end());
+        state.tokens.truncate(tokens);
         const std::size_t kept = state.cut(tokens);
         for (; state.table.size() > kept; state.table.pop_back())
             pages_.drop(state.table.back().page);
         state.published_pages = std::min(state.published_pages, state.full_entries(page_tokens_));
-        if (state.offloaded_pages > state.published_pages)
-            state.offloaded_pages = 0; // pages after the cut get other names
-        if (tokens <= state.exact && !state.has_lease) {
+        if (state.offloaded.pages > state.published_pages)
+            state.offloaded.pages = 0; // pages after the cut get other names
+        if (tokens <= state.exact && !state.lease.open) {
             state.exact = sequence_state::all; // all approximate rows are gone
             forget_sources(state);
         }
@@ -8356,49 +8104,6 @@ public:
         return true;
     }
 
-    /// Appends spliced rows to a sequence, as a lease, and references their source pages. Returns false if the storage
-    /// refuses; nothing has changed then. Throws: bad_alloc, likewise.
-    [[nodiscard]] bool splice(sequence_state& state, splice_plan& spliced, std::span<const page_id> sources) {
-        std::vector<page_id> own;
-        const std::size_t needed = spliced.own_pages(page_tokens_);
-        own.reserve(needed);
-        const auto give_back = [&] {
-            for (const page_id page : own)
-                pages_.drop(page);
-        };
-        while (own.size() < needed) {
-            const auto page = pages_.allocate(state.tenant);
-            if (!page) {
-                give_back();
-                return false;
-            }
-            own.push_back(*page);
-            pages_.pool().clear(*page);
-        }
-        detail::scope_guard undo([&] {
-            state.pinned_sources.clear();
-            give_back();
-        });
-        spliced.take(own, page_tokens_);
-        const std::vector<page_entry> table = spliced.table();
-        state.prepare(table.size(), spliced.rows().size());
-        state.pinned_sources.assign(sources.data(), sources.data() + sources.size());
-        state.pages_before = state.table.size();
-        state.table.insert(state.table.end(), table.begin(), table.end());
-        undo.dismiss();
-        for (const page_id page : state.pinned_sources)
-            pages_.hold(page);
-        for (std::size_t i = state.pages_before; i < state.table.size(); ++i)
-            pages_.hold(state.table[i].page);
-        give_back(); // the entries reference them now
-        state.tail_before.reset();
-        state.spliced = std::move(spliced.rows());
-        state.leased = state.spliced.size();
-        state.exact = state.tokens.size();
-        state.has_lease = true;
-        return true;
-    }
-
     /// Reports rows for which there are no pages. Returns the error.
     [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages,
                                std::size_t page_bytes) {
@@ -8411,52 +8116,41 @@ public:
                                 " of ", std::to_string(all), " can be had"})};
     }
 
-    /// Makes tokens of a sequence known as a chunk. False if they lie in no known page, or the index has no memory.
-    bool register_chunk(const sequence_state& state, std::size_t first, std::size_t count) {
-        const std::size_t last = first + count - 1;
-        bool known = false;
-        return detail::completes<std::bad_alloc>([&] {
-                   known = pages_.chunks().note(state.tenant, state.table[last / page_tokens_].page,
-                                                static_cast<std::uint32_t>(last % page_tokens_ + 1), count);
-               }) &&
-               known;
-    }
-
     /// Commits a lease: its first rows are these tokens, the others are released. If the codec encodes whole pages,
     /// rows of a page whose residual buffer was reused are released too. It cannot fail: all necessary memory was
     /// allocated with the lease.
     void commit(sequence_state& state, std::span<const token_id> tokens) {
-        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - state.leased_at;
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - state.lease.began;
         pages_.measure(state.tokens.size(), tokens.size(), took.count());
         commit_unmeasured(state, tokens);
     }
 
     /// The same for rows that were not computed here.
     void commit_unmeasured(sequence_state& state, std::span<const token_id> tokens) {
-        state.append(tokens);
-        if (state.has_copied_tail()) {
+        state.tokens.append(tokens);
+        if (state.lease.has_copied_tail(state.table)) {
             if (tokens.empty())
-                std::swap(state.tail_before->page, state.table[state.pages_before - 1].page);
-            pages_.drop(state.tail_before->page);
+                std::swap(state.lease.tail_before->page, state.table[state.lease.pages_before - 1].page);
+            pages_.drop(state.lease.tail_before->page);
         }
         const std::size_t kept = residual_.finalize(state);
-        state.end_lease();
+        state.lease.end();
         truncate(state, kept);
         publish(state);
     }
 
     /// Rolls back an open lease: the sequence is as it was before.
     void undo(sequence_state& state) noexcept {
-        if (!state.has_lease)
+        if (!state.lease.open)
             return;
-        for (; state.table.size() > state.pages_before; state.table.pop_back())
+        for (; state.table.size() > state.lease.pages_before; state.table.pop_back())
             pages_.drop(state.table.back().page);
-        if (state.has_copied_tail())
+        if (state.lease.has_copied_tail(state.table))
             pages_.drop(state.table.back().page);
-        if (state.tail_before)
-            state.table.back() = *state.tail_before;
-        residual_.end(state.ring);
-        state.end_lease();
+        if (state.lease.tail_before)
+            state.table.back() = *state.lease.tail_before;
+        residual_.end(state.lease.ring);
+        state.lease.end();
         truncate(state, state.tokens.size());
     }
 
@@ -8467,7 +8161,7 @@ public:
         for (const sequence_state* s = ring_.next; s != &ring_; s = s->next) {
             if (auto sound = holders.count(*s); !sound)
                 return sound;
-            leased += s->ring.places.size();
+            leased += s->lease.ring.places.size();
         }
         if (!pages_.residual().add_up(leased))
             return error{error_code::malformed, "exact rows", "exact rows are kept that no page and no lease has"};
@@ -8577,6 +8271,74 @@ concept locking_policy =
 
 } // namespace kvcache
 
+// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
+struct compute_range {
+    std::size_t first = 0;
+    std::size_t count = 0;
+};
+
+/// Tokens of a prompt whose cached keys and values were computed after a different prefix.
+struct reused_span {
+    std::size_t first = 0; ///< Position in the prompt.
+    std::size_t count = 0;
+    std::uint32_t row = 0; ///< Row of the first token in its page.
+
+    friend bool operator==(const reused_span&, const reused_span&) = default;
+};
+
+/// The working state of a recompute policy. `first_computed(hit, total)` returns the first token to compute, of `total`
+/// tokens whose first `hit` are cached.
+template <class S>
+concept recompute_state = requires(const S s, std::size_t tokens) {
+    { s.first_computed(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
+};
+
+/// A state that also reuses chunks cached after other prefixes. `select` appends the positions to recompute, ascending,
+/// to `positions`.
+template <class S>
+concept chunk_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_span> runs, std::vector<std::size_t>& positions) {
+    s.select(runs, positions);
+};
+
+/// The vectors compared to measure a reused token's deviation.
+enum class deviation_metric { keys, values };
+
+/// A state that selects by deviation: the squared distance between the correct and the cached keys or values of a token
+/// in one early layer. `deviations` holds one value per reused token, span by span. All tokens go through the layers
+/// before that one.
+template <class S>
+concept deviation_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_span> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    s.select(runs, deviations, positions);
+    { s.compared() } -> std::same_as<deviation_metric>;
+    { s.check_layer() } -> std::convertible_to<std::size_t>;
+};
+
+/// A state that filters its selection in the layers after the check layer, one layer per filter. `filter` receives the
+/// deviation of each of `positions` in that layer, once the selected tokens have been computed up to it, and keeps
+/// some.
+template <class S>
+concept filtering_recompute_state = deviation_recompute_state<S> &&
+    requires(const S s, std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    { s.filters() } -> std::convertible_to<std::size_t>;
+    s.filter(number, runs, deviations, positions);
+};
+
+/// A policy that selects the reused tokens to recompute.
+template <class P>
+concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
+    p.open(shape);
+} && recompute_state<opened_by<P, page_shape>>;
+
+} // namespace kvcache
+
 // ---- kvcache/cache/basic_cache.hpp --------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -8592,7 +8354,6 @@ public:
     using sequence = basic_sequence<basic_cache>;
     using match_type = basic_match<basic_cache>;
     using lease = basic_lease<basic_cache>;
-    using reuse_type = basic_reuse<basic_cache>;
     using locking_type = typename Locking::state;
     using tier_type = decltype(std::declval<const Tier&>().open());
 
@@ -8606,7 +8367,7 @@ public:
 
     /// Whether the codec writes single rows, not whole pages.
     static constexpr bool writes_rows = row_writer<codec_type> || device_codec_state<codec_type>;
-    /// Whether the cache can reuse chunks at other positions: the index finds them by content, the codec writes rows.
+    /// Whether chunk_reuse works on this cache: the index finds chunks by content, and the codec writes rows.
     static constexpr bool knows_chunks =
         row_writer<codec_type> && chunk_index_state<decltype(std::declval<const Index&>().open(page_shape{}, 0))>;
 
@@ -8667,7 +8428,7 @@ public:
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, reserve_options options = {}) {
         const std::lock_guard guard(lock_);
         sequence_state& state = *to.state_;
-        expects(!state.has_lease, "a sequence has one lease at a time");
+        expects(!state.lease.open, "a sequence has one lease at a time");
         const auto open_rows = state.open_rows(shape_.tokens);
         const std::uint32_t used = open_rows.value_or(shape_.tokens);
         const bool copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, used);
@@ -8680,12 +8441,12 @@ public:
         if (needed > pages_.room(state.tenant))
             return sequences_.refuse(state, rows, needed, codec_.page_bytes());
 
-        state.prepare(fresh, rows);
-        state.pages_before = state.table.size();
-        state.tail_before = open_rows ? std::optional(state.table.back()) : std::nullopt;
-        state.leased = rows;
-        state.has_lease = true;
-        state.leased_at = std::chrono::steady_clock::now();
+        state.reserve(fresh, rows);
+        state.lease.pages_before = state.table.size();
+        state.lease.tail_before = open_rows ? std::optional(state.table.back()) : std::nullopt;
+        state.lease.rows = rows;
+        state.lease.open = true;
+        state.lease.began = std::chrono::steady_clock::now();
         const bool taken = [&] {
             detail::scope_guard undo([&] { sequences_.undo(state); });
             if (!sequences_.take_rows(state, codec_, in_tail, in_new, copies ? used : 0) ||
@@ -8697,43 +8458,6 @@ public:
         if (taken)
             return lease(*this, state);
         return storage_error(sequences_.refuse(state, rows, needed, codec_.page_bytes()));
-    }
-
-    /// Finds registered chunks anywhere in the part of a prompt that follows the tokens of `prefix`, and pins their
-    /// pages. Requires: the prompt starts with the tokens of `prefix`. Cost: O(tokens).
-    [[nodiscard]] reuse_type match_chunks(const sequence& prefix,
-                                          std::span<const token_id> tokens) requires knows_chunks {
-        const std::lock_guard guard(lock_);
-        chunk_search search(pages_.index(), prefix.state_->tenant, shape_.tokens, tokens, prefix.size());
-        auto pins = std::make_unique<sequence_state>();
-        pins->tenant = prefix.state_->tenant;
-        pins->pinned_sources = std::move(search.sources);
-        return {cache_access::make_sequence(*this, std::move(pins)), std::move(search.found)};
-    }
-
-    /// Registers the exact tokens [first, first + count) of a sequence as a chunk; it lasts as long as their pages.
-    /// Returns false if the chunk is shorter than the index's minimum or its pages are not in the index.
-    bool register_chunk(const sequence& of, std::size_t first, std::size_t count) requires knows_chunks {
-        expects(count > 0 && first + count <= of.exact(), "a chunk is of exact tokens");
-        const std::lock_guard guard(lock_);
-        return sequences_.register_chunk(*of.state_, first, count);
-    }
-
-    /// Reserves `rows` rows of which some are spliced in from cached chunks: the rows of the approximate spans of
-    /// `found`, except the positions in `recomputed`, which ascend. The caller writes the other rows through the lease.
-    /// Errors: as reserve. Requires: the sequence is exact, and is a prefix of the prompt given to match_chunks.
-    [[nodiscard]] result<lease> reserve_spliced(sequence& to, std::size_t rows, const reuse_type& found,
-                                                std::span<const std::size_t> recomputed) {
-        const std::lock_guard guard(lock_);
-        sequence_state& state = *to.state_;
-        expects(!state.has_lease && state.exact == sequence_state::all, "rows are spliced after an exact sequence");
-        splice_plan spliced(state.tokens.size(), rows, found.map().runs, found.map().entries, recomputed);
-        const std::size_t needed = spliced.own_pages(shape_.tokens);
-        if (needed > pages_.room(state.tenant))
-            return sequences_.refuse(state, rows, needed, codec_.page_bytes());
-        if (sequences_.splice(state, spliced, found.pins_.state_->pinned_sources))
-            return lease(*this, state);
-        return sequences_.refuse(state, rows, needed, codec_.page_bytes());
     }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }
@@ -14352,6 +14076,65 @@ inline result<void> model_config::check() const {
 
 } // namespace kvcache
 
+// ---- kvcache/model/host_attention.hpp -----------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Attention of a forward pass on the CPU, planned once for all layers.
+template <class Lease>
+class host_attention {
+public:
+    /// Plans the attention of a batch. `rows`: all rows of the batch together; its position and row count are ignored.
+    /// Requires: the leases are of one cache; they and the memory that `rows` points to stay unchanged while it runs.
+    /// Planning again reuses memory.
+    void plan(const attention_shape& shape, std::span<const batch_slice<Lease>> batch, const query_rows& rows,
+              const thread_pool& threads) {
+        expects(std::ranges::all_of(batch, [&](const auto& part) {
+                    return &part.lease->storage() == &batch.front().lease->storage();
+                }),
+                "the leases of a batch are of one cache");
+        parts_.clear();
+        limits_.clear();
+        std::size_t scattered = 0;
+        for (const auto& part : batch)
+            scattered += part.rows.empty() ? 0 : part.tokens.size();
+        limits_.reserve(scattered); // so that pointers into it stay valid
+        query_rows queries = rows;
+        for (const auto& part : batch) {
+            queries.position = part.position(0);
+            queries.rows = part.tokens.size();
+            queries.positions = part.rows.empty() ? nullptr : limits_.data() + limits_.size();
+            for (std::size_t i = 0; i < part.rows.size(); ++i)
+                limits_.push_back(part.limit(i));
+            parts_.push_back({part.lease->pages(), queries});
+            queries.data += queries.rows * queries.stride;
+            queries.rotations += queries.rows * shape.head_dim;
+            queries.out += queries.rows * queries.out_stride;
+        }
+        attention_.plan(shape, batch.empty() ? source() : source(*batch.front().lease), parts_, threads);
+    }
+
+    /// Writes the keys and values of a lease's row `to`, which is row `row` of the batch. Thread-safe.
+    void write(const Lease& lease, std::size_t to, std::size_t /*row*/, layer_id layer, std::span<const float> keys,
+               std::span<const float> values) const {
+        lease.write(layer, to, keys, values);
+    }
+
+    /// Computes all rows in one layer. Requires: their keys and values are in the leases.
+    void run(layer_id layer, thread_pool& threads) { attention_.run(layer, threads); }
+
+private:
+    template <class Codec, class Storage>
+    static batch_attention<Codec, Storage> over(const page_source<Codec, Storage>&);
+    using source = decltype(page_source(std::declval<const Lease&>()));
+
+    std::vector<attention_part> parts_;
+    std::vector<std::size_t> limits_; // last visible positions, for slices whose rows are not consecutive
+    decltype(over(std::declval<source>())) attention_;
+};
+
+} // namespace kvcache
+
 // ---- kvcache/core/shared_memory.hpp -------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -16505,61 +16288,6 @@ template <weight_source Source, class Progress>
 
 } // namespace kvcache
 
-// ---- kvcache/model/work_items.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Attention of a forward pass, planned once for all layers.
-template <class Lease>
-class work_items {
-public:
-    /// Plans the attention of a batch. `rows`: all rows of the batch together; its position and row count are ignored.
-    /// Requires: the leases and the memory that `rows` points to stay unchanged while it runs. Planning again reuses
-    /// memory.
-    void plan(const attention_shape& shape, std::span<const batch_slice<Lease>> batch, const query_rows& rows,
-              const thread_pool& threads) {
-        parts_.clear();
-        limits_.clear();
-        std::size_t scattered = 0;
-        for (const auto& part : batch)
-            scattered += part.rows.empty() ? 0 : part.tokens.size();
-        limits_.reserve(scattered); // so that pointers into it stay valid
-        query_rows asked = rows;
-        for (const auto& part : batch) {
-            asked.position = part.position(0);
-            asked.rows = part.tokens.size();
-            asked.positions = part.rows.empty() ? nullptr : limits_.data() + limits_.size();
-            for (std::size_t i = 0; i < part.rows.size(); ++i)
-                limits_.push_back(part.limit(i));
-            parts_.push_back({part.lease->pages(), asked});
-            asked.queries += asked.rows * asked.stride;
-            asked.rotations += asked.rows * shape.head_dim;
-            asked.out += asked.rows * asked.out_stride;
-        }
-        attention_.plan(shape, parts_, threads);
-    }
-
-    /// Writes the keys and values of a lease's row `to`, which is row `row` of the batch. Thread-safe.
-    void write(const Lease& lease, std::size_t to, std::size_t /*row*/, layer_id layer, std::span<const float> keys,
-               std::span<const float> values) const {
-        lease.write(layer, to, keys, values);
-    }
-
-    /// Computes all rows in one layer. Requires: their keys and values are in the leases.
-    void run(layer_id layer, thread_pool& threads) { attention_.run(layer, threads); }
-
-private:
-    template <class Codec, class Storage>
-    static batch_attention<Codec, Storage> over(const paged_rows<Codec, Storage>&);
-    using attention = decltype(over(std::declval<const Lease&>().pages()));
-
-    std::vector<typename attention::part> parts_;
-    std::vector<std::size_t> limits_; // last visible positions, for slices whose rows are not consecutive
-    attention attention_;
-};
-
-} // namespace kvcache
-
 // ---- kvcache/model/forward_pass.hpp -------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -16580,7 +16308,7 @@ concept fallible_attention = requires(const Attention attention) {
 /// Forward passes over ragged batches of sequences: begin, then layer by layer, then logits. Rows of different
 /// sequences share the GEMMs and never meet in a sum. A pass can begin again and reuses its memory: a batch of no more
 /// rows and slices than before allocates nothing. `Attention` writes rows into the pages and computes attention.
-template <class Lease, class Attention = work_items<Lease>>
+template <class Lease, class Attention = host_attention<Lease>>
 class forward_pass {
 public:
     /// Requires: the model and the threads outlive it.
@@ -16610,7 +16338,7 @@ public:
             rotations_ = aligned_vector<float>(rows_.size() * model_.config.head_dim);
         embed();
         attention_.plan(model_.attention, batch_,
-                        {.queries = qkv_.row(0).data(),
+                        {.data = qkv_.row(0).data(),
                          .rotations = rotations_.data(),
                          .out = attended_.row(0).data(),
                          .stride = qkv_.stride(),
@@ -18268,6 +17996,377 @@ template <class Cache, class Model>
 
 } // namespace kvcache
 
+// ---- kvcache/cache/reuse.hpp --------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The provenance of the cached keys and values of a span of tokens.
+enum class reuse_kind {
+    exact,       ///< Computed after the same prefix.
+    approximate, ///< Computed after a different prefix.
+    missing,     ///< Not cached.
+};
+
+/// A span of a prompt's tokens of one kind.
+struct prompt_span {
+    reuse_kind kind = reuse_kind::missing;
+    std::size_t first = 0;
+    std::size_t count = 0;
+
+    friend bool operator==(const prompt_span&, const prompt_span&) = default;
+};
+
+/// The reusable spans of a prompt. The spans are contiguous and cover the prompt; adjacent approximate spans come from
+/// different places.
+struct reuse_map {
+    std::vector<prompt_span> spans = {};
+    std::vector<reused_span> runs = {};   ///< The approximate spans.
+    std::vector<page_entry> entries = {}; ///< Where their tokens lie, in order.
+
+    [[nodiscard]] std::size_t end() const noexcept {
+        return spans.empty() ? 0 : spans.back().first + spans.back().count;
+    }
+
+    /// The number of tokens of a kind.
+    [[nodiscard]] std::size_t tokens(reuse_kind kind) const noexcept {
+        std::size_t all = 0;
+        for (const prompt_span& one : spans)
+            all += one.kind == kind ? one.count : 0;
+        return all;
+    }
+
+    /// Appends a span that is not approximate.
+    void add(reuse_kind kind, std::size_t count) {
+        if (count > 0)
+            spans.push_back({kind, end(), count});
+    }
+
+    /// Appends the tokens of these page-table entries, which were computed elsewhere. If `goes_on`, they continue the
+    /// last span where it was computed, and extend it.
+    template <class Pages>
+    void add_run(const Pages& pages, bool goes_on) {
+        std::size_t count = 0;
+        for (const page_entry& entry : pages)
+            count += entry.count;
+        if (count == 0)
+            return;
+        if (goes_on) {
+            spans.back().count += count;
+            runs.back().count += count;
+        } else {
+            runs.push_back({end(), count, pages.front().first});
+            add(reuse_kind::approximate, count);
+        }
+        entries.insert(entries.end(), pages.begin(), pages.end());
+    }
+};
+
+/// A reuse map whose pages are pinned.
+template <class Sequence>
+class pinned_reuse {
+public:
+    /// `pins`: an empty sequence that references the pages of the map and their ancestors.
+    pinned_reuse(Sequence pins, reuse_map map) : pins_(std::move(pins)), map_(std::move(map)) {}
+
+    [[nodiscard]] const reuse_map& map() const noexcept { return map_; }
+    [[nodiscard]] const Sequence& pins() const noexcept { return pins_; }
+
+private:
+    Sequence pins_;
+    reuse_map map_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/chunk_search.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The reusable tokens of a prompt, and the pages to pin for them: the pages of the chunks and all their ancestors.
+struct chunk_search {
+    reuse_map found = {};
+    std::vector<page_id> sources = {};
+
+    /// Searches for chunks after the first `known` tokens, which are exact. The last token is never reused.
+    template <class Index>
+    chunk_search(const Index& index, std::uint32_t tenant, std::size_t page_tokens, std::span<const token_id> tokens,
+                 std::size_t known) {
+        found.add(reuse_kind::exact, known);
+        std::optional<page_entry> before; // the last entry of the previous chunk, before cut()
+        for (const chunk_match& chunk : index.chunks(tenant, tokens, known)) {
+            const auto path = pages_of(index, chunk.last);
+            auto entries = entries_of(path, page_tokens, chunk);
+            const bool goes_on = before && chunk.first == found.end() && follows(path, *before, entries.front());
+            before = entries.back();
+            cut(entries, chunk.first, std::max(found.end(), chunk.first), tokens.size() - 1);
+            found.add(reuse_kind::missing, std::max(found.end(), chunk.first) - found.end());
+            if (entries.empty())
+                continue;
+            found.add_run(entries, goes_on && !found.runs.empty());
+            for (const page_id page : path)
+                if (std::find(sources.begin(), sources.end(), page) == sources.end())
+                    sources.push_back(page);
+        }
+        found.add(reuse_kind::missing, tokens.size() - found.end());
+    }
+
+private:
+    // The path from the root to a page.
+    template <class Index>
+    [[nodiscard]] static std::vector<page_id> pages_of(const Index& index, page_id last) {
+        std::vector<page_id> path{last};
+        while (const auto parent = index.parent(path.back()))
+            path.push_back(*parent);
+        std::reverse(path.begin(), path.end());
+        return path;
+    }
+
+    template <class Path>
+    [[nodiscard]] static std::vector<page_entry> entries_of(const Path& path, std::size_t page_tokens,
+                                                            const chunk_match& chunk) {
+        const std::size_t behind = (path.size() - 1) * page_tokens + chunk.end, begin = behind - chunk.count;
+        const auto base = static_cast<std::int64_t>(chunk.first) - static_cast<std::int64_t>(begin);
+        std::vector<page_entry> made;
+        for (std::size_t at = begin; at < behind;) {
+            const std::size_t row = at % page_tokens, count = std::min(page_tokens - row, behind - at);
+            made.push_back(
+                {path[at / page_tokens], base, static_cast<std::uint32_t>(row), static_cast<std::uint32_t>(count)});
+            at += count;
+        }
+        return made;
+    }
+
+    // Whether the first row of `next` directly followed the last row of `before` where both were computed.
+    template <class Path>
+    [[nodiscard]] static bool follows(const Path& path, const page_entry& before, const page_entry& next) {
+        if (before.base != next.base)
+            return false;
+        if (before.page == next.page)
+            return before.first + before.count == next.first;
+        const auto at = std::find(path.begin(), path.end(), next.page);
+        return next.first == 0 && at != path.begin() && *std::prev(at) == before.page;
+    }
+
+    // Cuts entries that start at `position` to the positions [first, last).
+    template <class Entries>
+    static void cut(Entries& entries, std::size_t position, std::size_t first, std::size_t last) {
+        Entries kept;
+        for (page_entry entry : entries) {
+            const std::size_t begin = std::max(position, first), end = std::min(position + entry.count, last);
+            entry.first += static_cast<std::uint32_t>(begin - position);
+            position += entry.count;
+            if (begin < end) {
+                entry.count = static_cast<std::uint32_t>(end - begin);
+                kept.push_back(entry);
+            }
+        }
+        entries = std::move(kept);
+    }
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/splice_plan.hpp --------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// A plan that appends rows of a prompt to a sequence. Rows of reused spans stay in their pages, which are shared, not
+/// copied. The other rows get new pages, at the row in the page that their position has in any sequence.
+///
+///     span      [c0 c1 c2 c3 c4 c5 c6 c7]  in pages A B of 4, from position 40 on; c0 and c5 are recomputed
+///     table     P[0,1) A[1,4) B[0,1) Q[1,2) B[2,4)             P, Q: own pages
+template <class Row>
+class basic_splice_plan {
+public:
+    /// Plans rows [0, rows) of a lease whose first row has position `first`. Rows of `recomputed` positions, and those
+    /// of no span, get new pages. Requires: spans and positions ascend; `entries` are the spans' pages in order.
+    basic_splice_plan(std::size_t first, std::size_t rows, std::span<const reused_span> runs,
+                      std::span<const page_entry> entries, std::span<const std::size_t> recomputed)
+        : first_(first), rows_(rows) {
+        std::size_t of_entry = 0;
+        for (const reused_span& run : runs)
+            for (std::size_t i = 0; i < run.count; ++i) {
+                expects(!entries.empty(), "every reused token lies in a page");
+                const page_entry& entry = entries.front();
+                if (run.first + i >= first && run.first + i < first + rows)
+                    rows_[run.first + i - first] = {entry.page, static_cast<std::uint32_t>(entry.first + of_entry),
+                                                    true, entry.base};
+                if (++of_entry == entry.count) {
+                    entries = entries.subspan(1);
+                    of_entry = 0;
+                }
+            }
+        for (const std::size_t position : recomputed)
+            if (position >= first && position < first + rows)
+                rows_[position - first] = {};
+    }
+
+    /// The position of the first row that is kept; the position after the last row if none is.
+    [[nodiscard]] std::size_t first_kept() const {
+        return first_ +
+               static_cast<std::size_t>(
+                   std::find_if(rows_.begin(), rows_.end(), [](const Row& one) { return one.kept; }) - rows_.begin());
+    }
+
+    /// The number of new pages for the other rows.
+    [[nodiscard]] std::size_t own_pages(std::size_t page_tokens) const {
+        std::size_t pages = 0, block = 0;
+        for (std::size_t row = 0; row < rows_.size(); ++row)
+            if (!rows_[row].kept && (pages == 0 || (first_ + row) / page_tokens != block)) {
+                block = (first_ + row) / page_tokens;
+                ++pages;
+            }
+        return pages;
+    }
+
+    /// Assigns the new pages to rows, one page for each block of positions that has such rows.
+    void take(std::span<const page_id> pages, std::size_t page_tokens) {
+        std::size_t block = 0;
+        const page_id* own = nullptr;
+        for (std::size_t row = 0; row < rows_.size(); ++row) {
+            if (rows_[row].kept)
+                continue;
+            const std::size_t position = first_ + row;
+            if (own == nullptr || position / page_tokens != block) {
+                block = position / page_tokens;
+                own = own == nullptr ? pages.data() : own + 1;
+            }
+            rows_[row] = {*own, static_cast<std::uint32_t>(position % page_tokens), false, 0};
+        }
+    }
+
+    /// The page table of the rows. (entries)
+    [[nodiscard]] std::vector<page_entry> table() const {
+        std::vector<page_entry> made;
+        for (const Row& one : rows_)
+            if (!made.empty() && made.back().page == one.page && made.back().base == one.base &&
+                made.back().first + made.back().count == one.row)
+                ++made.back().count;
+            else
+                made.push_back({one.page, one.base, one.row, 1});
+        return made;
+    }
+
+    [[nodiscard]] std::vector<Row>& rows() noexcept { return rows_; }
+
+private:
+    std::size_t first_;
+    std::vector<Row> rows_;
+};
+
+using splice_plan = basic_splice_plan<spliced_row>;
+
+} // namespace kvcache
+
+// ---- kvcache/cache/chunk_reuse.hpp --------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Chunk reuse over a cache, or over a tenant of one: finds registered chunks anywhere in a prompt, and splices their
+/// rows into a sequence. A cache whose users do not include this header has none of it. Requires: the cache outlives
+/// it.
+template <class Cache>
+    requires(Cache::knows_chunks)
+class chunk_reuse {
+public:
+    using sequence = typename Cache::sequence;
+    using lease = typename Cache::lease;
+    using match_type = pinned_reuse<sequence>;
+
+    explicit chunk_reuse(Cache& cache) : cache_(cache_access::cache_of(cache)) {}
+
+    /// Finds registered chunks anywhere in the part of a prompt that follows the tokens of `prefix`, and pins their
+    /// pages. Requires: the prompt starts with the tokens of `prefix`. Cost: O(tokens).
+    [[nodiscard]] match_type match(const sequence& prefix, std::span<const token_id> tokens) {
+        const std::lock_guard guard(cache_access::lock(cache_));
+        const std::uint32_t tenant = state_of(prefix).tenant;
+        chunk_search search(pages().index(), tenant, cache_.shape().tokens, tokens, prefix.size());
+        auto pins = std::make_unique<sequence_state>();
+        pins->tenant = tenant;
+        pins->pinned_sources = std::move(search.sources);
+        return {cache_access::make_sequence(cache_, std::move(pins)), std::move(search.found)};
+    }
+
+    /// Registers the exact tokens [first, first + count) of a sequence as a chunk; it lasts as long as their pages.
+    /// Returns false if the chunk is shorter than the index's minimum or its pages are not in the index.
+    bool add(const sequence& of, std::size_t first, std::size_t count) {
+        expects(count > 0 && first + count <= of.exact(), "a chunk is of exact tokens");
+        const std::lock_guard guard(cache_access::lock(cache_));
+        const std::size_t last = first + count - 1, page_tokens = cache_.shape().tokens;
+        const sequence_state& state = state_of(of);
+        bool known = false;
+        return detail::completes<std::bad_alloc>([&] {
+                   known = pages().chunks().note(state.tenant, state.table[last / page_tokens].page,
+                                                 static_cast<std::uint32_t>(last % page_tokens + 1), count);
+               }) &&
+               known;
+    }
+
+    /// Reserves `rows` rows of which some are spliced in from cached chunks: the rows of the approximate spans of
+    /// `found`, except the positions in `recomputed`, which ascend. The caller writes the other rows through the lease.
+    /// Errors: as the cache's reserve. Requires: the sequence is exact, and is a prefix of the prompt given to match.
+    [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, const match_type& found,
+                                        std::span<const std::size_t> recomputed) {
+        const std::lock_guard guard(cache_access::lock(cache_));
+        sequence_state& state = state_of(to);
+        expects(!state.lease.open && state.exact == sequence_state::all, "rows are spliced after an exact sequence");
+        splice_plan spliced(state.tokens.size(), rows, found.map().runs, found.map().entries, recomputed);
+        const std::size_t needed = spliced.own_pages(cache_.shape().tokens);
+        if (needed <= pages().room(state.tenant) && splice(state, spliced, state_of(found.pins()).pinned_sources))
+            return cache_access::make_lease(cache_, state);
+        return cache_access::refuse(cache_, state, rows, needed);
+    }
+
+private:
+    [[nodiscard]] auto& pages() noexcept { return cache_access::pages(cache_); }
+    [[nodiscard]] static auto& state_of(const sequence& of) noexcept { return cache_access::state(of); }
+
+    // Appends spliced rows to a sequence, as a lease, and references their source pages. Returns false if the storage
+    // refuses; nothing has changed then. Throws: bad_alloc, likewise.
+    [[nodiscard]] bool splice(sequence_state& state, splice_plan& spliced, std::span<const page_id> sources) {
+        const std::size_t page_tokens = cache_.shape().tokens, needed = spliced.own_pages(page_tokens);
+        std::vector<page_id> own;
+        own.reserve(needed);
+        const auto release_own = [&] {
+            for (const page_id page : own)
+                pages().drop(page);
+        };
+        detail::scope_guard undo([&] {
+            state.pinned_sources.clear();
+            release_own();
+        });
+        while (own.size() < needed) {
+            const auto page = pages().allocate(state.tenant);
+            if (!page)
+                return false;
+            own.push_back(*page);
+            pages().pool().clear(*page);
+        }
+        spliced.take(own, page_tokens);
+        const std::vector<page_entry> table = spliced.table();
+        state.reserve(table.size(), spliced.rows().size());
+        state.pinned_sources.assign(sources.data(), sources.data() + sources.size());
+        state.lease.pages_before = state.table.size();
+        state.table.insert(state.table.end(), table.begin(), table.end());
+        undo.dismiss();
+        for (const page_id page : state.pinned_sources)
+            pages().hold(page);
+        for (const page_entry& entry : table)
+            pages().hold(entry.page);
+        release_own(); // the entries reference them now
+        state.lease.tail_before.reset();
+        state.lease.spliced = std::move(spliced.rows());
+        state.lease.rows = state.lease.spliced.size();
+        state.lease.open = true;
+        state.exact = state.tokens.size();
+        return true;
+    }
+
+    decltype(cache_access::cache_of(std::declval<Cache&>())) cache_;
+};
+
+} // namespace kvcache
+
 // ---- kvcache/index/chunking.hpp -----------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI::index {
@@ -18434,7 +18533,6 @@ private:
     // fresh: (kv_heads, head_dim), keys before RoPE.
     [[nodiscard]] float distance(const Lease& lease, std::size_t row, const spliced_row& at, layer_id layer,
                                  std::span<const float> fresh, deviation_metric compared, const rope* rotation) {
-        const auto pages = lease.pages();
         const std::size_t heads = lease.shape().kv_heads, dim = lease.shape().head_dim;
         const std::size_t lane = at.row % tile_tokens;
         scratch_.resize(std::max(dim, padded_head_dim(dim)) * tile_tokens);
@@ -18447,9 +18545,9 @@ private:
         for (std::size_t head = 0; head < heads; ++head) {
             const auto now = fresh.subspan(head * dim, dim);
             const page_tile tile{layer, head_id{static_cast<std::uint32_t>(head)}, at.row / tile_tokens};
-            const auto bytes = std::span<const std::byte>(pages.storage->bytes(at.page));
+            const auto bytes = std::span<const std::byte>(lease.storage().bytes(at.page));
             const float* stored =
-                keys ? pages.codec->keys(bytes, tile, scratch_) : pages.codec->values(bytes, tile, scratch_);
+                keys ? lease.codec().keys(bytes, tile, scratch_) : lease.codec().values(bytes, tile, scratch_);
             if (keys && rotation != nullptr)
                 rotate_head(now, turn_, fresh_);
             else
@@ -18536,6 +18634,7 @@ public:
 
     chunk_pipeline(Cache& cache, const Model& model, thread_pool& threads, options how)
         : cache_(cache),
+          chunks_(cache),
           model_(model),
           how_(std::move(how)),
           exact_(cache, model, threads, how_.rows),
@@ -18587,7 +18686,7 @@ public:
             auto ran = exact_.prefill(prompt);
             if (!ran)
                 return ran.error();
-            if (cache_.register_chunk(ran->sequence, prompt.size() - chunk.count, chunk.count))
+            if (chunks_.add(ran->sequence, prompt.size() - chunk.count, chunk.count))
                 ++done.chunks;
             else
                 done.left_over += chunk.count;
@@ -18634,7 +18733,7 @@ private:
     }
 
     [[nodiscard]] result<void> splice(spliced_prompt<Cache>& made, std::span<const token_id> tokens) {
-        const typename Cache::reuse_type found = cache_.match_chunks(made.sequence, tokens);
+        const typename chunk_reuse<Cache>::match_type found = chunks_.match(made.sequence, tokens);
         const reuse_map& map = found.map();
         made.spans = map.spans;
         if (map.runs.empty())
@@ -18651,7 +18750,7 @@ private:
             return ran;
         if (made.sequence.size() == tokens.size())
             return {};
-        auto lease = cache_.reserve_spliced(made.sequence, tokens.size() - made.sequence.size(), found, again);
+        auto lease = chunks_.reserve(made.sequence, tokens.size() - made.sequence.size(), found, again);
         if (!lease)
             return lease.error();
         made.logits.resize(1, static_cast<Eigen::Index>(model_.vocabulary()));
@@ -18663,7 +18762,8 @@ private:
 
     // Collects from the recompute policy the tokens to recompute.
     [[nodiscard]] result<void> choose(spliced_prompt<Cache>& made, std::span<const token_id> tokens,
-                                      const typename Cache::reuse_type& found, std::vector<std::size_t>& again) {
+                                      const typename chunk_reuse<Cache>::match_type& found,
+                                      std::vector<std::size_t>& again) {
         const auto& policy = cache_.recompute();
         using state = std::remove_cvref_t<decltype(policy)>;
         if constexpr (deviation_recompute_state<state>) {
@@ -18692,10 +18792,10 @@ private:
     // Returns the deviation of reused tokens, `deeper` layers after the policy's check layer. With an empty `again`
     // it covers all reused tokens, otherwise only those in `again`. The first call fills `known`.
     [[nodiscard]] result<std::vector<float>> judge(spliced_prompt<Cache>& made, std::span<const token_id> tokens,
-                                                   const typename Cache::reuse_type& found,
+                                                   const typename chunk_reuse<Cache>::match_type& found,
                                                    std::span<const std::size_t> again, std::size_t deeper,
                                                    std::vector<spliced_row>& known) {
-        auto lease = cache_.reserve_spliced(made.sequence, tokens.size() - made.sequence.size(), found, again);
+        auto lease = chunks_.reserve(made.sequence, tokens.size() - made.sequence.size(), found, again);
         if (!lease)
             return lease.error();
         if (known.empty())
@@ -18719,10 +18819,11 @@ private:
     void store(const typename Cache::sequence& from, std::size_t tokens) {
         for (const index::token_run& chunk : how_.split.split(from.tokens()))
             if (chunk.first + chunk.count <= tokens)
-                static_cast<void>(cache_.register_chunk(from, chunk.first, chunk.count));
+                static_cast<void>(chunks_.add(from, chunk.first, chunk.count));
     }
 
     Cache& cache_;
+    chunk_reuse<Cache> chunks_;
     const Model& model_;
     options how_;
     pipeline<Cache, Model> exact_;
@@ -22316,7 +22417,7 @@ public:
     /// tier has them. If memory runs out, the rest waits for a later call.
     template <class Cache>
     void store(const Cache& cache, sequence_state& state) noexcept {
-        if (state.offloaded_pages < state.published_pages && !is_null(tier()))
+        if (state.offloaded.pages < state.published_pages && !is_null(tier()))
             hand_over(cache, state);
     }
 
@@ -22326,10 +22427,10 @@ private:
         const record_names& names = records_.names_of(state.tenant);
         const std::size_t page_tokens = cache.shape().tokens;
         const bool done = detail::completes<std::bad_alloc>([&] {
-            for (; state.offloaded_pages < state.published_pages; ++state.offloaded_pages) {
-                const std::size_t page = state.offloaded_pages;
+            for (; state.offloaded.pages < state.published_pages; ++state.offloaded.pages) {
+                const std::size_t page = state.offloaded.pages;
                 const auto run = std::span<const token_id>(state.tokens).subspan(page * page_tokens, page_tokens);
-                const sha256_digest before = page == 0 ? names.root() : state.stored_name,
+                const sha256_digest before = page == 0 ? names.root() : state.offloaded.record,
                                     own = names.chain(before, run);
                 if (!tier().contains(own)) {
                     const auto taken = records_.hand_over(cache, state.table[page], page, state.tokens.size(), run,
@@ -22339,7 +22440,7 @@ private:
                     else
                         note([](tier_stats& s) { ++s.handed_over; });
                 }
-                state.stored_name = own;
+                state.offloaded.record = own;
             }
         });
         if (!done)

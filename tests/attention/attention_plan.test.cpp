@@ -28,19 +28,24 @@ table joined(table a, const table& b) {
     return a;
 }
 
-// Calls body(run, entry, position) for each position that a work item reads for a query group.
+// A part of a batch: `rows` query rows from `position` on.
+kv::attention_part part(const table& entries, std::size_t position, std::size_t rows) {
+    return {{entries}, {.position = position, .rows = rows}};
+}
+
+// Calls body(query tile, entry, position) for each position that a work item reads for a query tile.
 template <class Body>
-void for_reads(const kv::attention_plan& plan, const std::vector<kv::planned_queries>& parts, Body body) {
-    for (const kv::work_item& job : plan.jobs())
-        for (std::size_t s = job.first_segment; s < job.last_segment; ++s) {
-            const kv::page_range& segment = plan.segments()[s];
-            std::size_t position = segment.position;
-            for (std::size_t e = segment.first; e < segment.last; ++e) {
-                const kv::page_entry& entry = parts[segment.part].table[e];
+void for_reads(const kv::attention_plan& plan, const std::vector<kv::attention_part>& parts, Body body) {
+    for (const kv::work_item& item : plan.work_items())
+        for (std::size_t s = item.first_range; s < item.last_range; ++s) {
+            const kv::page_range& range = plan.page_ranges()[s];
+            std::size_t position = range.position;
+            for (std::size_t e = range.first; e < range.last; ++e) {
+                const kv::page_entry& entry = parts[range.part].pages.table[e];
                 for (std::size_t at = position; at < position + entry.count; ++at)
-                    for (std::size_t r = segment.first_run; r < segment.last_run; ++r) {
+                    for (std::size_t r = range.first_query_tile; r < range.last_query_tile; ++r) {
                         const std::size_t split = at / kv::query_block::split;
-                        if (at < plan.runs()[r].end && split >= job.first_split && split < job.last_split)
+                        if (at < plan.query_tiles()[r].end && split >= item.first_split && split < item.last_split)
                             body(r, entry, at);
                     }
                 position += entry.count;
@@ -64,28 +69,29 @@ std::vector<table> drawn(std::uint64_t seed, std::size_t count) {
 TEST_CASE("every position that a row sees is read for it once, from its own page") {
     for (std::uint64_t seed = 0; seed < 40; ++seed) {
         const auto tables = drawn(seed, 1 + seed % 9);
-        std::vector<kv::planned_queries> parts;
+        std::vector<kv::attention_part> parts;
         for (std::size_t i = 0; i < tables.size(); ++i) {
             const std::size_t tokens = tables[i].size() * 64;
             const std::size_t rows = 1 + numbers::hashed(seed, 1000 + i) % (i % 2 == 0 ? 1 : tokens);
-            parts.push_back({tables[i], tokens - rows - numbers::hashed(seed, 2000 + i) % (tokens - rows + 1), rows});
+            parts.push_back(
+                part(tables[i], tokens - rows - numbers::hashed(seed, 2000 + i) % (tokens - rows + 1), rows));
         }
         for (const std::size_t group : {1u, 3u, 100u})
             for (const std::size_t threads : {1u, 2u, 8u}) {
                 kv::attention_plan plan;
                 plan.build(parts, group, 2, threads);
-                std::vector<std::vector<int>> seen(plan.runs().size());
+                std::vector<std::vector<int>> seen(plan.query_tiles().size());
                 std::size_t rows = 0, wanted = 0;
                 for (std::size_t r = 0; r < seen.size(); ++r) {
-                    seen[r].resize(plan.runs()[r].end);
-                    rows += plan.runs()[r].rows;
+                    seen[r].resize(plan.query_tiles()[r].end);
+                    rows += plan.query_tiles()[r].rows;
                 }
-                for (const auto& part : parts)
-                    wanted += part.rows;
+                for (const auto& one : parts)
+                    wanted += one.queries.rows;
                 bool own = true;
                 for_reads(plan, parts, [&](std::size_t r, const kv::page_entry& entry, std::size_t at) {
                     ++seen[r][at];
-                    own = own && parts[plan.runs()[r].part].table[at / 64] == entry;
+                    own = own && parts[plan.query_tiles()[r].part].pages.table[at / 64] == entry;
                 });
                 INFO("seed " << seed << ", group " << group << ", " << threads << " threads");
                 CHECK(rows == wanted);
@@ -100,15 +106,15 @@ TEST_CASE("pages that sequences have in common are read once") {
     std::vector<table> tables;
     for (std::uint32_t s = 0; s < 16; ++s)
         tables.push_back(joined(pages(0, 64), pages(100 + s, 101 + s)));
-    std::vector<kv::planned_queries> parts;
+    std::vector<kv::attention_part> parts;
     for (const auto& one : tables)
-        parts.push_back({one, 64 * 64 + 5, 1});
+        parts.push_back(part(one, 64 * 64 + 5, 1));
     kv::attention_plan plan;
     plan.build(parts, 4, 1, 1);
-    CHECK(plan.jobs().size() == 1);
+    CHECK(plan.work_items().size() == 1);
     std::size_t read = 0;
-    for (const auto& segment : plan.segments())
-        read += segment.last - segment.first;
+    for (const auto& range : plan.page_ranges())
+        read += range.last - range.first;
     CHECK(read == 64 + 16);
     CHECK(plan.partials() == 0);
 }
@@ -117,24 +123,24 @@ TEST_CASE("pages that sequences have in common are read once") {
 // second.
 double ends(const kv::attention_plan& plan, std::size_t heads, std::vector<double> paces) {
     std::vector<double> busy(paces.size());
-    for (const auto& job : plan.jobs())
+    for (const auto& item : plan.work_items())
         for (std::size_t head = 0; head < heads; ++head) {
             const auto free = std::min_element(busy.begin(), busy.end());
-            *free += static_cast<double>(job.cost) / paces[static_cast<std::size_t>(free - busy.begin())];
+            *free += static_cast<double>(item.cost) / paces[static_cast<std::size_t>(free - busy.begin())];
         }
     return *std::max_element(busy.begin(), busy.end());
 }
 
 TEST_CASE("threads share a long sequence evenly") {
     const table long_one = pages(0, 128);
-    const std::vector<kv::planned_queries> parts = {{long_one, 128 * 64 - 1, 1}};
+    const std::vector<kv::attention_part> parts = {part(long_one, 128 * 64 - 1, 1)};
     for (const std::size_t threads : {2u, 4u}) {
         kv::attention_plan plan;
         plan.build(parts, 3, 3, threads);
         std::size_t all = 0, most = 0;
-        for (const auto& job : plan.jobs()) {
-            all += job.cost;
-            most = std::max(most, job.cost);
+        for (const auto& item : plan.work_items()) {
+            all += item.cost;
+            most = std::max(most, item.cost);
         }
         CHECK(most * threads * 3 <= all * 3); // an item is at most a thread's share of the three heads
         CHECK(plan.partials() == 3 * 8);
@@ -146,13 +152,13 @@ TEST_CASE("threads share a long sequence evenly") {
 
 TEST_CASE("threads end together, whatever the pace of one of them") {
     const table long_one = pages(0, 512);
-    const std::vector<kv::planned_queries> parts = {{long_one, 512 * 64 - 1, 1}};
+    const std::vector<kv::attention_part> parts = {part(long_one, 512 * 64 - 1, 1)};
     for (const std::size_t threads : {2u, 4u}) {
         kv::attention_plan plan;
         plan.build(parts, 3, 3, threads);
         double work = 0.0, worst = 0.0;
-        for (const auto& job : plan.jobs())
-            work += static_cast<double>(job.cost * 3);
+        for (const auto& item : plan.work_items())
+            work += static_cast<double>(item.cost * 3);
         for (int percent = 50; percent <= 100; ++percent) {
             const double pace = percent / 100.0;
             std::vector<double> paces(threads, 1.0);
@@ -166,13 +172,14 @@ TEST_CASE("threads end together, whatever the pace of one of them") {
 TEST_CASE("a plan dealt again forgets the batch before") {
     const table some = pages(0, 40), other = pages(50, 51);
     kv::attention_plan plan, fresh;
-    const std::vector<kv::planned_queries> before = {{some, 2000, 1}, {other, 3, 60}}, now = {{other, 10, 1}};
+    const std::vector<kv::attention_part> before = {part(some, 2000, 1), part(other, 3, 60)},
+                                          now = {part(other, 10, 1)};
     plan.build(before, 2, 1, 4);
     plan.build(now, 2, 1, 4);
     fresh.build(now, 2, 1, 4);
-    CHECK(plan.jobs().size() == fresh.jobs().size());
-    CHECK(plan.segments().size() == fresh.segments().size());
+    CHECK(plan.work_items().size() == fresh.work_items().size());
+    CHECK(plan.page_ranges().size() == fresh.page_ranges().size());
     CHECK(plan.partials() == fresh.partials());
     plan.build({}, 2, 1, 4);
-    CHECK(plan.jobs().empty());
+    CHECK(plan.work_items().empty());
 }

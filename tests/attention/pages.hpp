@@ -21,6 +21,20 @@ namespace pages {
 
 namespace kv = kvcache;
 
+/// Rows [first, last) of some query rows.
+[[nodiscard]] inline kv::query_rows rows_between(kv::query_rows all, std::size_t first, std::size_t last,
+                                                 std::size_t head_dim) {
+    all.data += first * all.stride;
+    if (all.rotations != nullptr)
+        all.rotations += first * head_dim;
+    all.out += first * all.out_stride;
+    all.position = all.position_of(first);
+    if (all.positions != nullptr)
+        all.positions += first;
+    all.rows = last - first;
+    return all;
+}
+
 /// The f32 codec, except that every tile is copied out of its page, as by a codec that decodes.
 struct copying {
     kv::codec::f32::state inner;
@@ -143,8 +157,7 @@ private:
         for (std::size_t row = first; row < last; ++row)
             of_.rotation.fill(static_cast<std::int64_t>(row), std::span(rotations).subspan((row - first) * dim, dim));
         const kv::attention_shape shape = of_.turned();
-        const kv::paged_rows<Codec, kv::storage::heap::state> rows{&codec, &storage_, table_};
-        const kv::query_rows asked{.queries = of_.queries.data() + first * width,
+        const kv::query_rows asked{.data = of_.queries.data() + first * width,
                                    .rotations = rotations.data(),
                                    .out = out.data(),
                                    .stride = width,
@@ -153,8 +166,9 @@ private:
                                    .rows = last - first};
         for (std::uint32_t head = 0; head < of_.shape.kv_heads; ++head)
             for (std::size_t row = 0; row < last - first; row += at_once)
-                kv::paged_attention(shape, rows, kv::layer_id{0}, kv::head_id{head}, asked, row,
-                                    std::min(row + at_once, last - first));
+                kv::paged_attention(shape, kv::page_source(codec, storage_),
+                                    {{table_}, rows_between(asked, row, std::min(row + at_once, last - first), dim)},
+                                    kv::layer_id{0}, kv::head_id{head});
         return out;
     }
 

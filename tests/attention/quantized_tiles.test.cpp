@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/pages.hpp"
 #include "kernel/numbers.hpp"
 #include <catch2/catch.hpp>
 
@@ -82,12 +83,13 @@ struct past {
     [[nodiscard]] std::vector<float> run(const Codec& by, std::size_t first, std::size_t at_once) const {
         const std::size_t width = std::size_t{asks.heads} * shape.head_dim, count = pages * page_tokens - first;
         std::vector<float> out(count * width);
-        const kv::paged_rows<Codec, kv::storage::heap::state> from{&by, &storage, table, exact};
         const kv::query_rows asked{queries.data() + first * width, nullptr, out.data(), width, width, first, count};
         for (std::uint32_t head = 0; head < 2; ++head)
             for (std::size_t row = 0; row < count; row += at_once)
-                kv::paged_attention(asks, from, kv::layer_id{0}, kv::head_id{head}, asked, row,
-                                    std::min(row + at_once, count));
+                kv::paged_attention(
+                    asks, kv::page_source(by, storage),
+                    {{table, exact}, ::pages::rows_between(asked, row, std::min(row + at_once, count), shape.head_dim)},
+                    kv::layer_id{0}, kv::head_id{head});
         return out;
     }
 };

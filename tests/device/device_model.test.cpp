@@ -47,7 +47,7 @@ public:
         for (std::size_t row = 0; row < rows; ++row) {
             rotation_->fill(static_cast<std::int64_t>(row), rotation);
             for (std::size_t at = 0; at < width; at += shape_.head_dim) {
-                kv::rotate_head({asked_.queries + row * asked_.stride + at, shape_.head_dim}, rotation, turned);
+                kv::rotate_head({asked_.data + row * asked_.stride + at, shape_.head_dim}, rotation, turned);
                 queries.insert(queries.end(), turned.begin(), turned.end());
             }
         }

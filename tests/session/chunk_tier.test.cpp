@@ -4,6 +4,7 @@
 #include <kvcache/index/chunk.hpp>
 #include <kvcache/recompute/chunk_head.hpp>
 #include <kvcache/session/chunk_pipeline.hpp>
+#include <kvcache/tier.hpp>
 #include <kvcache/tier/memory.hpp>
 
 #include <cstddef>

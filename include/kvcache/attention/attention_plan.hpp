@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/attention/attention_part.hpp>
 #include <kvcache/attention/query_block.hpp>
 #include <kvcache/attention/work_item.hpp>
 #include <kvcache/core/page_table.hpp>
@@ -31,18 +32,18 @@ public:
     static constexpr std::size_t most_queries = 72;
 
     /// Rebuilds the plan and reuses its memory. Cost: O(parts log parts + work items) walks along page tables.
-    void build(std::span<const planned_queries> parts, std::size_t group, std::size_t kv_heads, std::size_t threads) {
+    void build(std::span<const attention_part> parts, std::size_t group, std::size_t kv_heads, std::size_t threads) {
         parts_ = parts;
         group_ = group;
-        jobs_.clear();
-        segments_.clear();
+        work_items_.clear();
+        page_ranges_.clear();
         partials_ = 0;
-        make_runs(kv_heads, threads);
-        target_ = query_group::none;
+        make_query_tiles(kv_heads, threads);
+        target_ = query_tile::none;
         if (threads > 1) {
             const std::size_t all = for_roots([&](std::size_t first, std::size_t last) {
                 const std::size_t cost = place(first, last, {0, splits(first, last)});
-                segments_.clear();
+                page_ranges_.clear();
                 return cost;
             });
             target_ = std::max<std::size_t>(1, all * kv_heads / (4 * threads));
@@ -54,14 +55,14 @@ public:
             return std::size_t{0};
         });
         // Longest first, so that the threads finish together.
-        std::ranges::sort(jobs_, [](const work_item& a, const work_item& b) {
-            return a.cost != b.cost ? a.cost > b.cost : a.first_segment < b.first_segment;
+        std::ranges::sort(work_items_, [](const work_item& a, const work_item& b) {
+            return a.cost != b.cost ? a.cost > b.cost : a.first_range < b.first_range;
         });
     }
 
-    [[nodiscard]] std::span<const query_group> runs() const noexcept { return runs_; }
-    [[nodiscard]] std::span<const page_range> segments() const noexcept { return segments_; }
-    [[nodiscard]] std::span<const work_item> jobs() const noexcept { return jobs_; }
+    [[nodiscard]] std::span<const query_tile> query_tiles() const noexcept { return query_tiles_; }
+    [[nodiscard]] std::span<const page_range> page_ranges() const noexcept { return page_ranges_; }
+    [[nodiscard]] std::span<const work_item> work_items() const noexcept { return work_items_; }
 
     /// Softmax partials of one KV head that the work items write for a later merge: for each query of a group, one for
     /// each split of the group's positions.
@@ -76,41 +77,40 @@ public:
     }
 
 private:
-    struct range {
+    struct split_range {
         std::size_t first, last;
     };
 
     // Reading a key and a value costs as much as computing this many queries with them.
     static constexpr std::size_t cost_of_reading = 4;
 
-    void make_runs(std::size_t kv_heads, std::size_t threads) {
+    void make_query_tiles(std::size_t kv_heads, std::size_t threads) {
         order_.resize(parts_.size());
         for (std::size_t p = 0; p < parts_.size(); ++p)
             order_[p] = static_cast<std::uint32_t>(p);
         std::ranges::sort(order_, [&](std::uint32_t a, std::uint32_t b) {
-            const std::size_t same = common(parts_[a].table, parts_[b].table);
-            if (same == std::min(parts_[a].table.size(), parts_[b].table.size()))
-                return parts_[a].table.size() != parts_[b].table.size()
-                           ? parts_[a].table.size() < parts_[b].table.size()
-                           : a < b;
-            return before(parts_[a].table[same], parts_[b].table[same]);
+            const auto left = parts_[a].pages.table, right = parts_[b].pages.table;
+            const std::size_t same = common(left, right);
+            if (same == std::min(left.size(), right.size()))
+                return left.size() != right.size() ? left.size() < right.size() : a < b;
+            return before(left[same], right[same]);
         });
-        runs_.clear();
+        query_tiles_.clear();
         std::size_t queries = 0;
         for (std::size_t i = 0; i < order_.size(); ++i) {
-            const planned_queries& part = parts_[order_[i]];
+            const attention_part& part = parts_[order_[i]];
             std::size_t same = i == 0 ? 0 : shared(parts_[order_[i - 1]], part);
-            const std::size_t at_once = rows_together(part.rows, kv_heads, threads);
-            for (std::size_t row = 0; row < part.rows; row += at_once) {
-                const std::size_t rows = std::min(at_once, part.rows - row);
-                runs_.push_back({.part = order_[i],
-                                 .first = row,
-                                 .rows = rows,
-                                 .end = part.position_of(row + rows - 1) + 1,
-                                 .queries = queries,
-                                 .same_entries = same});
+            const std::size_t at_once = rows_together(part.queries.rows, kv_heads, threads);
+            for (std::size_t row = 0; row < part.queries.rows; row += at_once) {
+                const std::size_t rows = std::min(at_once, part.queries.rows - row);
+                query_tiles_.push_back({.part = order_[i],
+                                        .first = row,
+                                        .rows = rows,
+                                        .end = part.queries.position_of(row + rows - 1) + 1,
+                                        .queries = queries,
+                                        .same_entries = same});
                 queries += rows * group_;
-                same = part.table.size();
+                same = part.pages.table.size();
             }
         }
     }
@@ -122,8 +122,8 @@ private:
             return most;
         const std::size_t least = std::max<std::size_t>(1, 24 / group_), shares = 4 * threads;
         const std::size_t some = std::clamp((rows * kv_heads + shares - 1) / shares, least, most);
-        const std::size_t runs = (rows + some - 1) / some;
-        return (rows + runs - 1) / runs;
+        const std::size_t tiles = (rows + some - 1) / some;
+        return (rows + tiles - 1) / tiles;
     }
 
     [[nodiscard]] static std::size_t common(std::span<const page_entry> a, std::span<const page_entry> b) {
@@ -131,13 +131,13 @@ private:
     }
     // Leading table entries that two parts read together. A spliced table is read a block at a time, so the common
     // prefix ends at a block boundary.
-    [[nodiscard]] static std::size_t shared(const planned_queries& a, const planned_queries& b) {
-        const std::size_t same = common(a.table, b.table);
-        if (!a.spliced && !b.spliced)
+    [[nodiscard]] static std::size_t shared(const attention_part& a, const attention_part& b) {
+        const std::size_t same = common(a.pages.table, b.pages.table);
+        if (!a.pages.spliced && !b.pages.spliced)
             return same;
         std::size_t whole = 0, position = 0;
         for (std::size_t e = 0; e < same; ++e)
-            if ((position += a.table[e].count) % spliced_block == 0)
+            if ((position += a.pages.table[e].count) % spliced_block == 0)
                 whole = e + 1;
         return whole;
     }
@@ -149,31 +149,32 @@ private:
     [[nodiscard]] std::size_t splits(std::size_t first, std::size_t last) const {
         std::size_t end = 0;
         for (std::size_t r = first; r < last; ++r)
-            end = std::max(end, runs_[r].end);
+            end = std::max(end, query_tiles_[r].end);
         return splits(end);
     }
 
-    // Calls body(first, last) for the query groups of each tree, and returns the sum of the results.
+    // Calls body(first, last) for the query tiles of each tree, and returns the sum of the results.
     template <class Body>
     std::size_t for_roots(Body body) {
         std::size_t all = 0;
-        for (std::size_t first = 0, last; first < runs_.size(); first = last) {
-            for (last = first + 1; last < runs_.size() && runs_[last].same_entries > 0;)
+        for (std::size_t first = 0, last; first < query_tiles_.size(); first = last) {
+            for (last = first + 1; last < query_tiles_.size() && query_tiles_[last].same_entries > 0;)
                 ++last;
             all += body(first, last);
         }
         return all;
     }
 
-    // Appends the page ranges of a work item, in ascending position for each query group. Returns their cost.
-    std::size_t place(std::size_t first, std::size_t last, range of, std::size_t entry = 0, std::size_t position = 0) {
-        std::size_t shared = parts_[runs_[first].part].table.size(), end = runs_[first].end;
+    // Appends the page ranges of a work item, in ascending position for each query tile. Returns their cost.
+    std::size_t place(std::size_t first, std::size_t last, split_range of, std::size_t entry = 0,
+                      std::size_t position = 0) {
+        std::size_t shared = parts_[query_tiles_[first].part].pages.table.size(), end = query_tiles_[first].end;
         for (std::size_t r = first + 1; r < last; ++r) {
-            shared = std::min(shared, runs_[r].same_entries);
-            end = std::max(end, runs_[r].end);
+            shared = std::min(shared, query_tiles_[r].same_entries);
+            end = std::max(end, query_tiles_[r].end);
         }
-        const auto table = parts_[runs_[first].part].table;
-        page_range made{runs_[first].part, entry, entry, position, first, last};
+        const auto table = parts_[query_tiles_[first].part].pages.table;
+        page_range made{query_tiles_[first].part, entry, entry, position, first, last};
         const std::size_t from = of.first * query_block::split, to = std::min(end, of.last * query_block::split);
         if (to <= from)
             return 0;
@@ -186,13 +187,13 @@ private:
         made.last = entry;
         std::size_t cost = 0;
         if (made.first < made.last) {
-            segments_.push_back(made);
+            page_ranges_.push_back(made);
             cost = cost_of(made, std::max(from, made.position), std::min(at, to));
         }
         if (at >= to)
             return cost;
         for (std::size_t next = first, fork; next < last; next = fork) {
-            for (fork = next + 1; fork < last && runs_[fork].same_entries > shared;)
+            for (fork = next + 1; fork < last && query_tiles_[fork].same_entries > shared;)
                 ++fork;
             if (last - first > 1)
                 cost += place(next, fork, of, entry, at);
@@ -200,10 +201,10 @@ private:
         return cost;
     }
 
-    [[nodiscard]] std::size_t cost_of(const page_range& segment, std::size_t from, std::size_t to) const {
+    [[nodiscard]] std::size_t cost_of(const page_range& range, std::size_t from, std::size_t to) const {
         std::size_t cost = cost_of_reading * (to - from);
-        for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
-            cost += runs_[r].rows * group_ * (std::clamp(runs_[r].end, from, to) - from);
+        for (std::size_t r = range.first_query_tile; r < range.last_query_tile; ++r)
+            cost += query_tiles_[r].rows * group_ * (std::clamp(query_tiles_[r].end, from, to) - from);
         return cost;
     }
 
@@ -211,14 +212,15 @@ private:
     // unequal speed finish together.
     [[nodiscard]] std::size_t target() const noexcept { return cost_ < coarse_ ? target_ : target_ / 4; }
 
-    // Makes work items of query groups over splits: one item, or several if it is too large.
-    void cut(std::size_t first, std::size_t last, range of) {
-        const std::size_t mark = segments_.size();
+    // Makes work items of query tiles over splits: one item, or several if it is too large.
+    void cut(std::size_t first, std::size_t last, split_range of) {
+        const std::size_t mark = page_ranges_.size();
         const std::size_t cost = place(first, last, of);
-        const std::size_t queries = runs_[last - 1].queries + runs_[last - 1].rows * group_ - runs_[first].queries;
+        const std::size_t queries =
+            query_tiles_[last - 1].queries + query_tiles_[last - 1].rows * group_ - query_tiles_[first].queries;
         const bool crowded = last - first > 1 && queries > most_queries;
         if (!crowded && cost > target() && of.last - of.first > 1) {
-            segments_.resize(mark);
+            page_ranges_.resize(mark);
             const std::size_t middle = (of.first + of.last) / 2;
             keep_partials(first, last);
             cut(first, last, {of.first, middle});
@@ -226,10 +228,10 @@ private:
             return;
         }
         if (crowded || (last - first > 1 && cost > 2 * target())) {
-            segments_.resize(mark);
+            page_ranges_.resize(mark);
             const std::size_t middle = fork(first, last);
             const std::size_t apart = place(first, middle, of) + place(middle, last, of);
-            segments_.resize(mark);
+            page_ranges_.resize(mark);
             if (crowded || apart <= cost + cost / 8) {
                 cut(first, middle, of);
                 cut(middle, last, of);
@@ -238,40 +240,40 @@ private:
             place(first, last, of);
         }
         cost_ += cost;
-        jobs_.push_back({mark, segments_.size(), first, last, of.first, of.last, cost});
+        work_items_.push_back({mark, page_ranges_.size(), first, last, of.first, of.last, cost});
     }
 
-    // The query group where the common prefix is shortest; the most central one of several.
+    // The query tile where the common prefix is shortest; the most central one of several.
     [[nodiscard]] std::size_t fork(std::size_t first, std::size_t last) const {
         const auto off = [&](std::size_t r) {
             return r > first + last - r ? 2 * r - first - last : first + last - 2 * r;
         };
         std::size_t best = first + 1;
         for (std::size_t r = first + 2; r < last; ++r)
-            if (runs_[r].same_entries < runs_[best].same_entries ||
-                (runs_[r].same_entries == runs_[best].same_entries && off(r) < off(best)))
+            if (query_tiles_[r].same_entries < query_tiles_[best].same_entries ||
+                (query_tiles_[r].same_entries == query_tiles_[best].same_entries && off(r) < off(best)))
                 best = r;
         return best;
     }
 
     void keep_partials(std::size_t first, std::size_t last) {
         for (std::size_t r = first; r < last; ++r)
-            if (runs_[r].partials == query_group::none) {
-                runs_[r].partials = partials_;
-                partials_ += runs_[r].rows * group_ * splits(runs_[r].end);
+            if (query_tiles_[r].partials == query_tile::none) {
+                query_tiles_[r].partials = partials_;
+                partials_ += query_tiles_[r].rows * group_ * splits(query_tiles_[r].end);
             }
     }
 
-    std::span<const planned_queries> parts_;
+    std::span<const attention_part> parts_;
     std::size_t group_ = 1;
     std::size_t target_ = 0; // target cost of a work item on one head, for the first items
     std::size_t coarse_ = 0; // total cost of the items that use target_; later ones use a quarter
     std::size_t cost_ = 0;   // total cost of the items made
     std::size_t partials_ = 0;
     std::vector<std::uint32_t> order_; // indices of parts, sorted by page table
-    std::vector<query_group> runs_;
-    std::vector<page_range> segments_;
-    std::vector<work_item> jobs_;
+    std::vector<query_tile> query_tiles_;
+    std::vector<page_range> page_ranges_;
+    std::vector<work_item> work_items_;
 };
 
 } // namespace kvcache

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/attention/attention_part.hpp>
 #include <kvcache/attention/attention_scratch.hpp>
-#include <kvcache/attention/job_queries.hpp>
-#include <kvcache/attention/paged_rows.hpp>
 #include <kvcache/attention/quantized_tiles.hpp>
 #include <kvcache/attention/spliced_tiles.hpp>
 #include <kvcache/attention/tile_queue.hpp>
 #include <kvcache/attention/work_item.hpp>
+#include <kvcache/attention/work_item_queries.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/f32.hpp>
 #include <kvcache/core/contract.hpp>
@@ -24,116 +24,115 @@ namespace kvcache::inline KVCACHE_ABI::detail {
 template <codec_state Codec, storage_state Storage>
 class attention_worker {
 public:
-    using part = attention_part<Codec, Storage>;
-
-    attention_worker(const attention_shape& shape, std::span<const part> parts, std::span<const query_group> runs,
+    attention_worker(const attention_shape& shape, page_source<Codec, Storage> source,
+                     std::span<const attention_part> parts, std::span<const query_tile> query_tiles,
                      attention_scratch& scratch)
         : head_dim_(shape.head_dim),
+          source_(source),
           parts_(parts),
-          runs_(runs),
+          query_tiles_(query_tiles),
           scratch_(scratch),
-          queries_(shape, parts, runs, scratch),
+          queries_(shape, *source.codec, parts, query_tiles, scratch),
           queue_(scratch) {}
 
     /// Runs one work item. `partials`: destination of the partials that are merged later. (query of the head, split,
     /// state)
-    void run(const work_item& job, std::span<const page_range> segments, layer_id layer, head_id kv_head,
+    void run(const work_item& item, std::span<const page_range> page_ranges, layer_id layer, head_id kv_head,
              float* partials) {
         layer_ = layer;
         head_ = kv_head;
-        job_ = job;
-        queries_.take(job, kv_head, partials);
-        for (std::size_t s = job.first_segment; s < job.last_segment; ++s)
-            walk(segments[s]);
+        item_ = item;
+        queries_.take(item, kv_head, partials);
+        for (std::size_t s = item.first_range; s < item.last_range; ++s)
+            walk(page_ranges[s]);
         queries_.finish();
     }
 
 private:
-    using choice = typename job_queries<Codec, Storage>::choice;
-    using rows = paged_rows<Codec, Storage>;
+    using selection = typename work_item_queries<Codec>::selection;
 
-    void walk(const page_range& segment) {
+    void walk(const page_range& range) {
         chosen_ = {};
         std::size_t end = 0; // largest number of positions that any of its queries sees
-        for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
-            end = std::max(end, runs_[r].end);
-        const rows& pages = parts_[segment.part].pages;
+        for (std::size_t r = range.first_query_tile; r < range.last_query_tile; ++r)
+            end = std::max(end, query_tiles_[r].end);
+        const sequence_pages& pages = parts_[range.part].pages;
         if constexpr (page_writer<Codec>)
-            walk_apart(pages, segment, end);
+            walk_apart(pages, range, end);
         else if (pages.spliced)
-            scratch_.spliced.for_each(pages.table, segment, job_, end, [&](const spliced_tile& one) {
-                choose(all_of(segment, one.base));
-                add(pages, one);
+            scratch_.spliced.for_each(pages.table, range, item_, end, [&](const spliced_tile& one) {
+                choose(all_of(range, one.base));
+                add(one);
             });
         else
-            walk_together(pages, segment, end);
+            walk_together(pages, range, end);
         queue_.flush();
     }
 
-    void walk_together(const rows& pages, const page_range& segment, std::size_t end) {
-        std::size_t start = segment.position;
-        for (std::size_t e = segment.first; e < segment.last && start < end; start += pages.table[e++].count) {
+    void walk_together(const sequence_pages& pages, const page_range& range, std::size_t end) {
+        std::size_t start = range.position;
+        for (std::size_t e = range.first; e < range.last && start < end; start += pages.table[e++].count) {
             const page_entry& entry = pages.table[e];
-            if (e == segment.first || entry.base != pages.table[e - 1].base)
-                choose(all_of(segment, entry.base));
-            add(pages, entry, start, std::min<std::size_t>(entry.count, end - start), nullptr);
+            if (e == range.first || entry.base != pages.table[e - 1].base)
+                choose(all_of(range, entry.base));
+            add(entry, start, std::min<std::size_t>(entry.count, end - start), nullptr);
         }
     }
 
     // For codecs that quantize whole pages: the rows before `quantized_from` read the page in full precision, the later
     // rows read it quantized.
-    void walk_apart(const rows& pages, const page_range& segment, std::size_t end) {
-        const std::size_t page_tokens = pages.codec->shape().tokens;
-        const residual_window exact = pages.codec->exact();
+    void walk_apart(const sequence_pages& pages, const page_range& range, std::size_t end) {
+        const std::size_t page_tokens = source_.codec->shape().tokens;
+        const residual_window exact = source_.codec->exact();
         if constexpr (gives_codes<Codec>)
             scratch_.block.set_quantize_queries(wants_quantized_queries(
-                pages.codec->codes(pages.storage->bytes(pages.table[segment.first].page), {}).keys.format));
+                source_.codec->codes(source_.storage->bytes(pages.table[range.first].page), {}).keys.format));
         std::size_t least = end; // smallest position of its rows
-        for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
+        for (std::size_t r = range.first_query_tile; r < range.last_query_tile; ++r)
             least = std::min(least, queries_.position_of(r));
-        std::size_t start = segment.position;
-        for (std::size_t e = segment.first; e < segment.last; start += pages.table[e++].count) {
+        std::size_t start = range.position;
+        for (std::size_t e = range.first; e < range.last; start += pages.table[e++].count) {
             const page_entry& entry = pages.table[e];
             const std::size_t quantized_from = start / page_tokens < exact.first
                                                    ? std::numeric_limits<std::size_t>::max()
                                                    : (start / page_tokens + exact.recent + 1) * page_tokens;
             if (least >= quantized_from) {
-                choose(all_of(segment, entry.base));
-                add(pages, entry, start, std::min<std::size_t>(entry.count, end - start), nullptr);
+                choose(all_of(range, entry.base));
+                add(entry, start, std::min<std::size_t>(entry.count, end - start), nullptr);
             } else {
-                for (std::size_t r = segment.first_run; r < segment.last_run; ++r)
+                for (std::size_t r = range.first_query_tile; r < range.last_query_tile; ++r)
                     add_apart(r, e, start, quantized_from);
             }
         }
     }
 
-    // One table entry for one query group, some of whose rows may read the page in full precision and others quantized.
+    // One table entry for one query tile, some of whose rows may read the page in full precision and others quantized.
     void add_apart(std::size_t r, std::size_t e, std::size_t start, std::size_t quantized_from) {
-        const query_group& run = runs_[r];
-        const rows& pages = parts_[run.part].pages;
+        const query_tile& tile = query_tiles_[r];
+        const sequence_pages& pages = parts_[tile.part].pages;
         const page_entry& entry = pages.table[e];
-        if (run.end <= start)
+        if (tile.end <= start)
             return;
-        const std::size_t count = std::min<std::size_t>(entry.count, run.end - start), first = queries_.position_of(r);
-        const std::size_t exactly = std::min(run.rows, quantized_from - std::min(quantized_from, first));
+        const std::size_t count = std::min<std::size_t>(entry.count, tile.end - start), first = queries_.position_of(r);
+        const std::size_t exactly = std::min(tile.rows, quantized_from - std::min(quantized_from, first));
         if (exactly > 0) {
-            expects(e < pages.exact.size() && pages.exact[e] != nullptr, "what a query reads exactly is there");
+            expects(e < pages.residual.size() && pages.residual[e] != nullptr, "what a query reads exactly is there");
             choose({r, 0, r, exactly, entry.base});
-            add(pages, entry, start, count, pages.exact[e]);
+            add(entry, start, count, pages.residual[e]);
         }
-        if (exactly < run.rows) {
-            choose({r, exactly, r, run.rows, entry.base});
-            add(pages, entry, start, count, nullptr);
+        if (exactly < tile.rows) {
+            choose({r, exactly, r, tile.rows, entry.base});
+            add(entry, start, count, nullptr);
         }
     }
 
-    [[nodiscard]] choice all_of(const page_range& segment, std::int64_t base) const noexcept {
-        const std::size_t last = segment.last_run - 1;
-        return {segment.first_run, 0, last, runs_[last].rows, base};
+    [[nodiscard]] selection all_of(const page_range& range, std::int64_t base) const noexcept {
+        const std::size_t last = range.last_query_tile - 1;
+        return {range.first_query_tile, 0, last, query_tiles_[last].rows, base};
     }
 
     // Selects the queries that attend to the tiles added from now on.
-    void choose(const choice& wanted) {
+    void choose(const selection& wanted) {
         if (wanted == chosen_)
             return;
         queue_.flush();
@@ -143,40 +142,38 @@ private:
 
     // Adds the tiles of an entry's first `count` rows that begin in the work item's splits. Reads them from `exact` if
     // it is not null.
-    void add(const rows& pages, const page_entry& entry, std::size_t start, std::size_t count,
-             const codec::residual_page* exact) {
-        const std::span<const std::byte> bytes = pages.storage->bytes(entry.page);
+    void add(const page_entry& entry, std::size_t start, std::size_t count, const codec::residual_page* exact) {
+        const std::span<const std::byte> bytes = source_.storage->bytes(entry.page);
         const std::size_t last = entry.first + count; // end of the rows in use
         for (std::uint32_t tile = entry.first / tile_tokens; tile * tile_tokens < last; ++tile) {
             const std::size_t origin = std::size_t{tile} * tile_tokens;
             const std::size_t first_lane = origin < entry.first ? entry.first - origin : 0;
             const std::size_t position = start + origin + first_lane - entry.first;
             if (const std::size_t split = position / query_block::split;
-                split < job_.first_split || split >= job_.last_split)
+                split < item_.first_split || split >= item_.last_split)
                 continue;
             attention_tile& made = queue_.next();
             made.first = first_lane;
             made.last = std::min<std::size_t>(tile_tokens, last - origin);
             made.position = position;
             made.mask = nullptr;
-            read(pages, bytes, {layer_, head_, tile}, exact, made);
+            read(bytes, {layer_, head_, tile}, exact, made);
             queue_.push();
         }
     }
 
-    void add(const rows& pages, const spliced_tile& one) {
+    void add(const spliced_tile& one) {
         attention_tile& made = queue_.next();
         one.put(made, queue_.mask());
-        decode(pages, pages.storage->bytes(one.page), {layer_, head_, one.tile}, made);
+        decode(source_.storage->bytes(one.page), {layer_, head_, one.tile}, made);
         queue_.push();
     }
 
     // Sets a tile's floats or its quantized operands.
-    void read(const rows& pages, std::span<const std::byte> bytes, page_tile at, const codec::residual_page* exact,
-              attention_tile& to) {
+    void read(std::span<const std::byte> bytes, page_tile at, const codec::residual_page* exact, attention_tile& to) {
         if constexpr (page_writer<Codec>)
             if (exact != nullptr) {
-                const codec::f32::state computed(pages.codec->shape());
+                const codec::f32::state computed(source_.codec->shape());
                 to.codes = {};
                 to.keys = computed.keys(exact->bytes(), at, {});
                 to.values = computed.values(exact->bytes(), at, {});
@@ -184,31 +181,32 @@ private:
             }
         if constexpr (gives_codes<Codec>) {
             to.keys = to.values = nullptr;
-            to.codes = pages.codec->codes(bytes, at);
+            to.codes = source_.codec->codes(bytes, at);
             if (to.codes.keys.format != codec::quant_format::none &&
                 to.codes.values.format != codec::quant_format::none)
                 return;
         }
-        decode(pages, bytes, at, to);
+        decode(bytes, at, to);
     }
 
-    void decode(const rows& pages, std::span<const std::byte> bytes, page_tile at, attention_tile& to) {
+    void decode(std::span<const std::byte> bytes, page_tile at, attention_tile& to) {
         const std::size_t keys = head_dim_ * tile_tokens;
         const std::span<float> numbers = queue_.numbers();
         to.codes = {};
-        to.keys = pages.codec->keys(bytes, at, numbers.first(keys));
-        to.values = pages.codec->values(bytes, at, numbers.subspan(keys));
+        to.keys = source_.codec->keys(bytes, at, numbers.first(keys));
+        to.values = source_.codec->values(bytes, at, numbers.subspan(keys));
     }
 
     std::size_t head_dim_;
-    std::span<const part> parts_;
-    std::span<const query_group> runs_;
+    page_source<Codec, Storage> source_;
+    std::span<const attention_part> parts_;
+    std::span<const query_tile> query_tiles_;
     attention_scratch& scratch_;
     layer_id layer_ = {};
     head_id head_ = {};
-    work_item job_;
-    job_queries<Codec, Storage> queries_;
-    choice chosen_;
+    work_item item_;
+    work_item_queries<Codec> queries_;
+    selection chosen_;
     tile_queue<Codec> queue_;
 };
 

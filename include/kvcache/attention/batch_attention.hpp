@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/attention/attention_part.hpp>
 #include <kvcache/attention/attention_plan.hpp>
 #include <kvcache/attention/attention_worker.hpp>
 #include <kvcache/attention/softmax_state.hpp>
 #include <kvcache/core/aligned.hpp>
-#include <kvcache/core/contract.hpp>
 #include <kvcache/kernel/thread_pool.hpp>
 
 #include <algorithm>
@@ -21,30 +21,20 @@ namespace kvcache::inline KVCACHE_ABI {
 template <codec_state Codec, storage_state Storage>
 class batch_attention {
 public:
-    using part = attention_part<Codec, Storage>;
-
-    /// Plans the attention of a batch, for any number of layers. Reuses the memory of earlier batches. Requires: all
-    /// parts have one codec and one storage, since pages are shared by their ids; page tables and the objects that the
-    /// parts point to stay unchanged until the next `plan`.
-    void plan(const attention_shape& shape, std::span<const part> parts, const thread_pool& threads) {
-        expects(std::ranges::all_of(parts,
-                                    [&](const part& one) {
-                                        return one.pages.codec == parts.front().pages.codec &&
-                                               one.pages.storage == parts.front().pages.storage;
-                                    }),
-                "the parts of a batch have one codec and one storage");
+    /// Plans the attention of a batch, for any number of layers. Reuses the memory of earlier batches. Requires: the
+    /// codec, the storage, the page tables and what the parts point to stay unchanged until the next `plan`.
+    void plan(const attention_shape& shape, page_source<Codec, Storage> source, std::span<const attention_part> parts,
+              const thread_pool& threads) {
         shape_ = shape;
+        source_ = source;
         parts_.assign(parts.begin(), parts.end());
-        planned_.clear();
         work_ = 0;
-        for (const part& one : parts_) {
-            planned_.push_back(
-                {one.pages.table, one.asked.position, one.asked.rows, one.asked.positions, one.pages.spliced});
-            const std::size_t seen = one.asked.rows > 0 ? one.asked.position_of(one.asked.rows - 1) + 1 : 0;
-            work_ += one.asked.rows * seen * shape.heads * shape.head_dim;
+        for (const attention_part& one : parts_) {
+            const std::size_t seen = one.queries.rows > 0 ? one.queries.position_of(one.queries.rows - 1) + 1 : 0;
+            work_ += one.queries.rows * seen * shape.heads * shape.head_dim;
         }
         const bool alone = work_ < thread_pool::min_parallel_work;
-        plan_.build(planned_, shape.group(), shape.kv_heads, alone ? 1 : threads.threads());
+        plan_.build(parts_, shape.group(), shape.kv_heads, alone ? 1 : threads.threads());
         partials_.resize(plan_.partials() * shape.kv_heads * state());
         const std::size_t capacity = attention_plan::capacity(shape.group());
         if (head_dim_ != shape.head_dim || (!scratch_.empty() && scratch_.front().block.capacity() < capacity))
@@ -56,21 +46,22 @@ public:
 
     /// Computes all rows of the batch in one layer. Requires: their keys and values are in the pages.
     void run(layer_id layer, thread_pool& threads) {
-        const auto jobs = plan_.jobs();
-        threads.parallel_for_worker(
-            jobs.size() * shape_.kv_heads, work_, [&](std::size_t worker, std::size_t begin, std::size_t end) {
-                detail::attention_worker<Codec, Storage> walk(shape_, parts_, plan_.runs(), scratch_[worker]);
-                for (std::size_t j = begin; j < end; ++j) {
-                    const std::size_t head = j % shape_.kv_heads;
-                    walk.run(jobs[j / shape_.kv_heads], plan_.segments(), layer,
-                             head_id{static_cast<std::uint32_t>(head)}, partials_of(head));
-                }
-            });
+        const auto items = plan_.work_items();
+        threads.parallel_for_worker(items.size() * shape_.kv_heads, work_,
+                                    [&](std::size_t worker, std::size_t begin, std::size_t end) {
+                                        detail::attention_worker<Codec, Storage> walk(
+                                            shape_, source_, parts_, plan_.query_tiles(), scratch_[worker]);
+                                        for (std::size_t j = begin; j < end; ++j) {
+                                            const std::size_t head = j % shape_.kv_heads;
+                                            walk.run(items[j / shape_.kv_heads], plan_.page_ranges(), layer,
+                                                     head_id{static_cast<std::uint32_t>(head)}, partials_of(head));
+                                        }
+                                    });
         if (plan_.partials() > 0)
-            threads.parallel_for(plan_.runs().size() * shape_.kv_heads, partials_.size(),
+            threads.parallel_for(plan_.query_tiles().size() * shape_.kv_heads, partials_.size(),
                                  [&](std::size_t begin, std::size_t end) {
                                      for (std::size_t j = begin; j < end; ++j)
-                                         merge(plan_.runs()[j / shape_.kv_heads], j % shape_.kv_heads);
+                                         merge(plan_.query_tiles()[j / shape_.kv_heads], j % shape_.kv_heads);
                                  });
     }
 
@@ -80,27 +71,27 @@ private:
     [[nodiscard]] float* partials_of(std::size_t head) { return partials_.data() + head * plan_.partials() * state(); }
 
     // Merges the partials of work items over several splits, in ascending order.
-    void merge(const query_group& run, std::size_t kv_head) {
-        if (run.partials == query_group::none)
+    void merge(const query_tile& tile, std::size_t kv_head) {
+        if (tile.partials == query_tile::none)
             return;
-        const query_rows& asked = parts_[run.part].asked;
-        const std::size_t group = shape_.group(), splits = attention_plan::splits(run.end);
-        for (std::size_t i = 0; i < run.rows * group; ++i) {
-            float* partials = partials_of(kv_head) + (run.partials + i * splits) * state();
+        const query_rows& queries = parts_[tile.part].queries;
+        const std::size_t group = shape_.group(), splits = attention_plan::splits(tile.end);
+        for (std::size_t i = 0; i < tile.rows * group; ++i) {
+            float* partials = partials_of(kv_head) + (tile.partials + i * splits) * state();
             const softmax_state all(partials, width());
             for (std::size_t s = 1; s < splits; ++s)
                 all.merge({partials + s * state(), width()});
-            float* const out = asked.out + (run.first + i / group) * asked.out_stride +
+            float* const out = queries.out + (tile.first + i / group) * queries.out_stride +
                                (kv_head * group + i % group) * shape_.head_dim;
             all.finish(shape_.head_dim, out);
             if constexpr (page_writer<Codec>)
-                parts_.front().pages.codec->inverse_transform({out, shape_.head_dim});
+                source_.codec->inverse_transform({out, shape_.head_dim});
         }
     }
 
     attention_shape shape_;
-    std::vector<part> parts_;
-    std::vector<planned_queries> planned_;
+    page_source<Codec, Storage> source_;
+    std::vector<attention_part> parts_;
     attention_plan plan_;
     std::size_t work_ = 0; // approximate number of multiply-adds
     std::size_t head_dim_ = 0;

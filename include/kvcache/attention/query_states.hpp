@@ -20,27 +20,27 @@ public:
     /// Memory for up to `capacity` queries, with values of `width` floats.
     query_states(std::size_t width, std::size_t capacity)
         : width_(width), stride_(softmax_state::numbers(width)), capacity_(capacity), states_(2 * capacity * stride_) {
-        asked_.reserve(capacity);
+        queries_.reserve(capacity);
     }
 
     [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
-    [[nodiscard]] std::size_t size() const noexcept { return asked_.size(); }
+    [[nodiscard]] std::size_t size() const noexcept { return queries_.size(); }
     /// Floats from one query's running softmax to the next.
     [[nodiscard]] std::size_t stride() const noexcept { return stride_; }
 
-    void clear() noexcept { asked_.clear(); }
+    void clear() noexcept { queries_.clear(); }
 
     /// Adds a query that sees the positions up to `limit`. Its partials are written to `partials`, or merged here if
     /// that is null. (splits, stride)
     void add(std::size_t limit, float* partials) {
-        expects(asked_.size() < capacity_, "a block holds as many queries as its capacity");
-        asked_.push_back({.limit = limit, .partials = partials});
-        running(asked_.size() - 1).clear();
-        merged(asked_.size() - 1).forget();
+        expects(queries_.size() < capacity_, "a block holds as many queries as its capacity");
+        queries_.push_back({.limit = limit, .partials = partials});
+        running(queries_.size() - 1).clear();
+        merged(queries_.size() - 1).forget();
     }
 
     /// The last position that a query sees.
-    [[nodiscard]] std::size_t limit(std::size_t q) const noexcept { return asked_[q].limit; }
+    [[nodiscard]] std::size_t limit(std::size_t q) const noexcept { return queries_[q].limit; }
 
     /// Smallest and largest visibility limit of some queries.
     struct limits {
@@ -64,10 +64,10 @@ public:
         }
     };
     [[nodiscard]] limits limits_of(std::size_t q, std::size_t count) const noexcept {
-        limits all{asked_[q].limit, asked_[q].limit};
+        limits all{queries_[q].limit, queries_[q].limit};
         for (std::size_t i = 1; i < count; ++i) {
-            all.least = std::min(all.least, asked_[q + i].limit);
-            all.most = std::max(all.most, asked_[q + i].limit);
+            all.least = std::min(all.least, queries_[q + i].limit);
+            all.most = std::max(all.most, queries_[q + i].limit);
         }
         return all;
     }
@@ -76,10 +76,10 @@ public:
 
     /// Moves a query to a split; its running softmax starts anew if the split changes.
     void enter(std::size_t q, std::size_t split) {
-        if (asked_[q].split == split)
+        if (queries_[q].split == split)
             return;
         leave(q);
-        asked_[q].split = split;
+        queries_[q].split = split;
     }
 
     /// Ends the current partial softmax of a query.
@@ -87,8 +87,8 @@ public:
         const softmax_state from = running(q);
         if (from.empty())
             return;
-        if (float* partials = asked_[q].partials)
-            std::copy_n(from.sums(), stride_, partials + asked_[q].split * stride_);
+        if (float* partials = queries_[q].partials)
+            std::copy_n(from.sums(), stride_, partials + queries_[q].split * stride_);
         else
             merged(q).merge(from);
         from.clear();
@@ -101,7 +101,7 @@ public:
     }
 
 private:
-    struct question {
+    struct query {
         std::size_t limit = 0;
         std::size_t split = 0;     // split of its running softmax
         float* partials = nullptr; // (splits, stride)
@@ -114,7 +114,7 @@ private:
     std::size_t width_;
     std::size_t stride_; // floats of a softmax state
     std::size_t capacity_;
-    std::vector<question> asked_;
+    std::vector<query> queries_;
     aligned_vector<float> states_; // running, then merged: (2, capacity, stride)
 };
 

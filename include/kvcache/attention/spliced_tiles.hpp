@@ -49,12 +49,12 @@ class spliced_tiles {
 public:
     spliced_tiles() { tiles_.reserve(attention_plan::spliced_block); }
 
-    /// Calls body(tile) for all tiles of a segment before position `end` that begin in the work item's splits.
+    /// Calls body(tile) for all tiles of a range before position `end` that begin in the work item's splits.
     template <class Body>
-    void for_each(std::span<const page_entry> table, const page_range& segment, const work_item& job, std::size_t end,
+    void for_each(std::span<const page_entry> table, const page_range& range, const work_item& item, std::size_t end,
                   const Body& body) {
-        std::size_t start = segment.position, block = 0;
-        for (std::size_t e = segment.first; e < segment.last && start < end; start += table[e++].count) {
+        std::size_t start = range.position, block = 0;
+        for (std::size_t e = range.first; e < range.last && start < end; start += table[e++].count) {
             const page_entry& entry = table[e];
             const std::size_t count = std::min<std::size_t>(entry.count, end - start), last = entry.first + count;
             for (std::size_t row = entry.first; row < last;) {
@@ -65,7 +65,7 @@ public:
                     block = position / attention_plan::spliced_block;
                 }
                 const std::size_t split = position / query_block::split;
-                if (split >= job.first_split && split < job.last_split)
+                if (split >= item.first_split && split < item.last_split)
                     add(entry, tile, row % tile_tokens, behind - row, position);
                 row = behind;
             }

@@ -3,16 +3,13 @@
 
 #include <kvcache/cache/cache_access.hpp>
 #include <kvcache/cache/cache_identity.hpp>
-#include <kvcache/cache/chunk_search.hpp>
 #include <kvcache/cache/lease.hpp>
 #include <kvcache/cache/match.hpp>
 #include <kvcache/cache/no_tier_client.hpp>
 #include <kvcache/cache/page_manager.hpp>
 #include <kvcache/cache/reserve_options.hpp>
-#include <kvcache/cache/reuse.hpp>
 #include <kvcache/cache/sequence.hpp>
 #include <kvcache/cache/sequence_manager.hpp>
-#include <kvcache/cache/splice_plan.hpp>
 #include <kvcache/cache/stats.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/exceptions.hpp>
@@ -48,7 +45,6 @@ public:
     using sequence = basic_sequence<basic_cache>;
     using match_type = basic_match<basic_cache>;
     using lease = basic_lease<basic_cache>;
-    using reuse_type = basic_reuse<basic_cache>;
     using locking_type = typename Locking::state;
     using tier_type = decltype(std::declval<const Tier&>().open());
 
@@ -62,7 +58,7 @@ public:
 
     /// Whether the codec writes single rows, not whole pages.
     static constexpr bool writes_rows = row_writer<codec_type> || device_codec_state<codec_type>;
-    /// Whether the cache can reuse chunks at other positions: the index finds them by content, the codec writes rows.
+    /// Whether chunk_reuse works on this cache: the index finds chunks by content, and the codec writes rows.
     static constexpr bool knows_chunks =
         row_writer<codec_type> && chunk_index_state<decltype(std::declval<const Index&>().open(page_shape{}, 0))>;
 
@@ -123,7 +119,7 @@ public:
     [[nodiscard]] result<lease> reserve(sequence& to, std::size_t rows, reserve_options options = {}) {
         const std::lock_guard guard(lock_);
         sequence_state& state = *to.state_;
-        expects(!state.has_lease, "a sequence has one lease at a time");
+        expects(!state.lease.open, "a sequence has one lease at a time");
         const auto open_rows = state.open_rows(shape_.tokens);
         const std::uint32_t used = open_rows.value_or(shape_.tokens);
         const bool copies = open_rows && rows > 0 && !pages_.writable(state.table.back().page, used);
@@ -136,12 +132,12 @@ public:
         if (needed > pages_.room(state.tenant))
             return sequences_.refuse(state, rows, needed, codec_.page_bytes());
 
-        state.prepare(fresh, rows);
-        state.pages_before = state.table.size();
-        state.tail_before = open_rows ? std::optional(state.table.back()) : std::nullopt;
-        state.leased = rows;
-        state.has_lease = true;
-        state.leased_at = std::chrono::steady_clock::now();
+        state.reserve(fresh, rows);
+        state.lease.pages_before = state.table.size();
+        state.lease.tail_before = open_rows ? std::optional(state.table.back()) : std::nullopt;
+        state.lease.rows = rows;
+        state.lease.open = true;
+        state.lease.began = std::chrono::steady_clock::now();
         const bool taken = [&] {
             detail::scope_guard undo([&] { sequences_.undo(state); });
             if (!sequences_.take_rows(state, codec_, in_tail, in_new, copies ? used : 0) ||
@@ -153,43 +149,6 @@ public:
         if (taken)
             return lease(*this, state);
         return storage_error(sequences_.refuse(state, rows, needed, codec_.page_bytes()));
-    }
-
-    /// Finds registered chunks anywhere in the part of a prompt that follows the tokens of `prefix`, and pins their
-    /// pages. Requires: the prompt starts with the tokens of `prefix`. Cost: O(tokens).
-    [[nodiscard]] reuse_type match_chunks(const sequence& prefix,
-                                          std::span<const token_id> tokens) requires knows_chunks {
-        const std::lock_guard guard(lock_);
-        chunk_search search(pages_.index(), prefix.state_->tenant, shape_.tokens, tokens, prefix.size());
-        auto pins = std::make_unique<sequence_state>();
-        pins->tenant = prefix.state_->tenant;
-        pins->pinned_sources = std::move(search.sources);
-        return {cache_access::make_sequence(*this, std::move(pins)), std::move(search.found)};
-    }
-
-    /// Registers the exact tokens [first, first + count) of a sequence as a chunk; it lasts as long as their pages.
-    /// Returns false if the chunk is shorter than the index's minimum or its pages are not in the index.
-    bool register_chunk(const sequence& of, std::size_t first, std::size_t count) requires knows_chunks {
-        expects(count > 0 && first + count <= of.exact(), "a chunk is of exact tokens");
-        const std::lock_guard guard(lock_);
-        return sequences_.register_chunk(*of.state_, first, count);
-    }
-
-    /// Reserves `rows` rows of which some are spliced in from cached chunks: the rows of the approximate spans of
-    /// `found`, except the positions in `recomputed`, which ascend. The caller writes the other rows through the lease.
-    /// Errors: as reserve. Requires: the sequence is exact, and is a prefix of the prompt given to match_chunks.
-    [[nodiscard]] result<lease> reserve_spliced(sequence& to, std::size_t rows, const reuse_type& found,
-                                                std::span<const std::size_t> recomputed) {
-        const std::lock_guard guard(lock_);
-        sequence_state& state = *to.state_;
-        expects(!state.has_lease && state.exact == sequence_state::all, "rows are spliced after an exact sequence");
-        splice_plan spliced(state.tokens.size(), rows, found.map().runs, found.map().entries, recomputed);
-        const std::size_t needed = spliced.own_pages(shape_.tokens);
-        if (needed > pages_.room(state.tenant))
-            return sequences_.refuse(state, rows, needed, codec_.page_bytes());
-        if (sequences_.splice(state, spliced, found.pins_.state_->pinned_sources))
-            return lease(*this, state);
-        return sequences_.refuse(state, rows, needed, codec_.page_bytes());
     }
 
     [[nodiscard]] const page_shape& shape() const noexcept { return shape_; }

@@ -39,7 +39,7 @@ public:
         auto known = std::make_unique<sequence_state>();
         known->tenant = tenant;
         known->prompt = tokens.size();
-        known->tokens.assign(tokens.data(), tokens.data() + found.tokens);
+        known->tokens.assign(tokens.first(found.tokens));
         std::size_t left = found.tokens;
         for (const page_id page : found.pages) {
             const std::size_t rows = std::min(left, page_tokens);
@@ -47,7 +47,7 @@ public:
             left -= rows;
         }
         const std::size_t kept = cache.sequences_.residual().kept(*known, found.tokens);
-        known->tokens.erase(known->tokens.begin() + static_cast<std::ptrdiff_t>(kept), known->tokens.end());
+        known->tokens.truncate(kept);
         known->drop_entries(known->cut(kept));
         const auto pages = std::span(found.pages).first(known->table.size());
         if (emits)
@@ -126,6 +126,30 @@ public:
         return make_sequence(cache, std::move(state));
     }
 
+    // For chunk reuse, which locks the cache itself.
+
+    /// The cache, from itself or from a tenant of it.
+    template <class Cache>
+    [[nodiscard]] static auto& cache_of(Cache& of) noexcept {
+        if constexpr (requires { of.cache_->shape(); })
+            return *of.cache_;
+        else
+            return of;
+    }
+
+    template <class Cache>
+    [[nodiscard]] static auto& lock(Cache& cache) noexcept {
+        return cache.lock_;
+    }
+    template <class Cache>
+    [[nodiscard]] static auto& pages(Cache& cache) noexcept {
+        return cache.pages_;
+    }
+    template <class Sequence>
+    [[nodiscard]] static sequence_state& state(const Sequence& of) noexcept {
+        return *of.state_;
+    }
+
     // For sequences.
 
     template <class Cache>
@@ -136,14 +160,14 @@ public:
 
     template <class Cache>
     [[nodiscard]] static auto fork(Cache& cache, const sequence_state& from, std::size_t tokens) {
-        expects(tokens <= from.tokens.size() && !from.has_lease, "a fork lies inside a sequence without a lease");
+        expects(tokens <= from.tokens.size() && !from.lease.open, "a fork lies inside a sequence without a lease");
         const std::lock_guard guard(cache.lock_);
         return make_sequence(cache, from.begin(cache.sequences_.residual().kept(from, tokens), cache.shape_.tokens));
     }
 
     template <class Cache>
     static void truncate(Cache& cache, sequence_state& state, std::size_t tokens) {
-        expects(tokens <= state.tokens.size() && !state.has_lease,
+        expects(tokens <= state.tokens.size() && !state.lease.open,
                 "a truncation lies inside a sequence without a lease");
         const std::lock_guard guard(cache.lock_);
         cache.sequences_.truncate(state, cache.sequences_.residual().kept(state, tokens));
@@ -152,7 +176,7 @@ public:
     template <class Cache>
     [[nodiscard]] static result<typename Cache::sequence> erase_range(Cache& cache, const sequence_state& from,
                                                                       std::size_t first, std::size_t count) {
-        expects(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.has_lease,
+        expects(first <= from.tokens.size() && count <= from.tokens.size() - first && !from.lease.open,
                 "an erased range lies inside a sequence without a lease");
         const std::lock_guard guard(cache.lock_);
         auto kept = from.begin(first, cache.shape_.tokens);
@@ -197,6 +221,18 @@ public:
     static void rollback(Cache& cache, sequence_state& state) noexcept {
         const std::lock_guard guard(cache.lock_);
         cache.sequences_.undo(state);
+    }
+
+    /// A lease of rows that a sequence's state already has. Requires: the cache is locked.
+    template <class Cache>
+    [[nodiscard]] static auto make_lease(Cache& cache, sequence_state& state) {
+        return typename Cache::lease{cache, state};
+    }
+
+    /// The error for rows that need more pages than there are. Requires: the cache is locked.
+    template <class Cache>
+    [[nodiscard]] static error refuse(Cache& cache, const sequence_state& state, std::size_t rows, std::size_t pages) {
+        return cache.sequences_.refuse(state, rows, pages, cache.codec_.page_bytes());
     }
 
     /// Full-precision rows that a lease will attach to the page of a table entry; empty if it attaches none.

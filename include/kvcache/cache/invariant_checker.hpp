@@ -48,12 +48,12 @@ public:
         }
         for (const page_id page : state.pinned_sources)
             ++held_[index_of(page)];
-        if (state.has_copied_tail())
-            ++held_[index_of(state.tail_before->page)];
-        if (rows != state.tokens.size() + state.leased)
+        if (state.lease.has_copied_tail(state.table))
+            ++held_[index_of(state.lease.tail_before->page)];
+        if (rows != state.tokens.size() + state.lease.rows)
             return broken(
                 detail::joined({"has ", std::to_string(rows), " rows for ", std::to_string(state.tokens.size()),
-                                " tokens and ", std::to_string(state.leased), " reserved ones"}));
+                                " tokens and ", std::to_string(state.lease.rows), " reserved ones"}));
         return {};
     }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/attention/paged_rows.hpp>
 #include <kvcache/cache/cache_access.hpp>
 #include <kvcache/cache/sequence_state.hpp>
+#include <kvcache/codec/sequence_pages.hpp>
 #include <kvcache/core/contract.hpp>
 
 #include <cstddef>
@@ -32,7 +32,7 @@ public:
     /// The position of the first reserved row.
     [[nodiscard]] std::size_t first() const noexcept { return first_; }
     /// The number of reserved rows; zero once the lease has ended.
-    [[nodiscard]] std::size_t rows() const noexcept { return state_ != nullptr ? state_->leased : 0; }
+    [[nodiscard]] std::size_t rows() const noexcept { return state_ != nullptr ? state_->lease.rows : 0; }
 
     /// The location of a reserved row: a row of a page, and the index of its page-table entry (if the lease is not
     /// spliced).
@@ -43,11 +43,12 @@ public:
     };
     [[nodiscard]] place place_of(std::size_t row) const {
         expects(row < rows(), "a row that has a place was reserved");
-        if (!state_->spliced.empty())
-            return {state_->spliced[row].page, state_->spliced[row].row, 0};
+        if (!state_->lease.spliced.empty())
+            return {state_->lease.spliced[row].page, state_->lease.spliced[row].row, 0};
         const std::size_t tokens = cache_->shape().tokens;
-        const std::size_t tail = state_->pages_before - (state_->tail_before ? 1 : 0);
-        const std::size_t used = state_->tail_before ? state_->tail_before->first + state_->tail_before->count : 0;
+        const std::size_t tail = state_->lease.pages_before - (state_->lease.tail_before ? 1 : 0);
+        const std::size_t used =
+            state_->lease.tail_before ? state_->lease.tail_before->first + state_->lease.tail_before->count : 0;
         const std::size_t entry = tail + (used + row) / tokens;
         return {state_->table[entry].page, static_cast<std::uint32_t>((used + row) % tokens), entry};
     }
@@ -67,7 +68,7 @@ public:
         const auto bytes = cache_->bytes(page);
         const std::uint32_t at = to.row;
         if constexpr (page_writer<typename Cache::codec_type>) {
-            state_->residual_rows[to.entry]->write(cache_->codec(), bytes, layer, at, keys, values);
+            state_->lease.residual[to.entry]->write(cache_->codec(), bytes, layer, at, keys, values);
         } else {
             for (std::uint32_t head = 0; head < shape.kv_heads; ++head)
                 cache_->codec().encode(bytes, {layer, head_id{head}, at},
@@ -80,37 +81,39 @@ public:
 
     /// Returns whether a row is kept as it was computed elsewhere.
     [[nodiscard]] bool keeps(std::size_t row) const noexcept {
-        return state_ != nullptr && row < state_->spliced.size() && state_->spliced[row].kept;
+        return state_ != nullptr && row < state_->lease.spliced.size() && state_->lease.spliced[row].kept;
     }
     /// The locations of the rows of a spliced lease; empty for other leases.
     [[nodiscard]] std::span<const spliced_row> spliced() const noexcept {
-        return state_ != nullptr ? std::span<const spliced_row>(state_->spliced) : std::span<const spliced_row>();
+        return state_ != nullptr ? std::span<const spliced_row>(state_->lease.spliced) : std::span<const spliced_row>();
     }
 
     /// The sequence's pages, reserved rows included, in the form that attention reads.
-    [[nodiscard]] auto pages() const {
+    [[nodiscard]] sequence_pages pages() const {
         expects(state_ != nullptr, "a lease shows its pages until it ends");
-        return paged_rows<typename Cache::codec_type, typename Cache::storage_type>{
-            &cache_->codec(), &cache_->storage(), state_->table, state_->residual_rows,
-            state_->exact != sequence_state::all};
+        return {state_->table, state_->lease.residual, state_->exact != sequence_state::all};
     }
+    /// The codec and the storage of the cache, to read the pages with.
+    [[nodiscard]] const auto& codec() const noexcept { return cache_->codec(); }
+    [[nodiscard]] const auto& storage() const noexcept { return cache_->storage(); }
 
     /// The number of pages that the lease has allocated, for rows that were computed elsewhere and are copied in as
     /// whole pages, in the codec's format. Requires: the sequence ended at a page boundary.
     [[nodiscard]] std::size_t taken_pages() const {
-        expects(state_ != nullptr && !state_->tail_before && state_->spliced.empty(), "whole pages are put in place");
-        return state_->table.size() - state_->pages_before;
+        expects(state_ != nullptr && !state_->lease.tail_before && state_->lease.spliced.empty(),
+                "whole pages are put in place");
+        return state_->table.size() - state_->lease.pages_before;
     }
     /// The bytes of one of these pages.
     [[nodiscard]] std::span<std::byte> page_bytes(std::size_t page) const {
         expects(page < taken_pages(), "a page that is put in place was taken");
-        return cache_->bytes(state_->table[state_->pages_before + page].page);
+        return cache_->bytes(state_->table[state_->lease.pages_before + page].page);
     }
     /// The memory for the page's residual rows, in the format of the f32 codec; empty if none are kept once all rows
     /// are committed.
     [[nodiscard]] std::span<std::byte> residual_bytes(std::size_t page) const {
         expects(page < taken_pages(), "a page that is put in place was taken");
-        return cache_access::residual_bytes(*cache_, *state_, state_->pages_before + page);
+        return cache_access::residual_bytes(*cache_, *state_, state_->lease.pages_before + page);
     }
 
     /// Commits all rows, as commit does, for rows that were copied in: they do not count as measurements of the prefill
@@ -127,7 +130,7 @@ public:
     void commit(std::span<const token_id> tokens) {
         expects(state_ != nullptr, "a lease is committed once");
         expects(tokens.size() <= rows(), "no more tokens are committed than rows were reserved");
-        expects(state_->spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
+        expects(state_->lease.spliced.empty() || tokens.size() == rows(), "a spliced lease is committed whole");
         cache_access::commit(*cache_, *state_, tokens);
         state_ = nullptr;
     }
@@ -140,6 +143,7 @@ public:
 
 private:
     friend Cache;
+    friend class cache_access;
     basic_lease(Cache& cache, sequence_state& state) : cache_(&cache), state_(&state), first_(state.tokens.size()) {}
 
     Cache* cache_;

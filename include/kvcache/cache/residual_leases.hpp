@@ -93,49 +93,49 @@ private:
 
     [[nodiscard]] bool open_residual(sequence_state& state, std::uint32_t used, std::size_t at_once) {
         const bool made = detail::completes<std::bad_alloc>([&] {
-            if (state.has_copied_tail()) {
-                const page_id own = state.table[state.pages_before - 1].page;
+            if (state.lease.has_copied_tail(state.table)) {
+                const page_id own = state.table[state.lease.pages_before - 1].page;
                 pages_.residual().give(own, pages_.residual().make());
-                pages_.residual().of(own)->take(*pages_.residual().of(state.tail_before->page), used);
+                pages_.residual().of(own)->take(*pages_.residual().of(state.lease.tail_before->page), used);
             }
-            residual_ring& ring = state.ring;
-            const std::size_t fresh = state.table.size() - state.pages_before;
-            ring.first = state.pages_before;
-            ring.own = own_places(state.pages_before, fresh);
-            for (std::size_t n = places(state.pages_before, fresh, at_once); n > 0; --n) {
+            residual_ring& ring = state.lease.ring;
+            const std::size_t fresh = state.table.size() - state.lease.pages_before;
+            ring.first = state.lease.pages_before;
+            ring.own = own_places(state.lease.pages_before, fresh);
+            for (std::size_t n = places(state.lease.pages_before, fresh, at_once); n > 0; --n) {
                 ring.places.emplace_back();
                 ring.places.back() = pages_.residual().make();
                 ring.places.back()->begin(0);
             }
-            state.residual_rows.resize(state.table.size());
+            state.lease.residual.resize(state.table.size());
         });
         if (!made) {
-            std::erase(state.ring.places, nullptr);
+            std::erase(state.lease.ring.places, nullptr);
             return false;
         }
         for (std::size_t i = 0; i < state.table.size(); ++i)
-            state.residual_rows[i] =
-                i < state.pages_before ? pages_.residual().of(state.table[i].page) : state.ring.at(i);
-        if (state.tail_before)
-            state.residual_rows[state.pages_before - 1]->begin(used);
+            state.lease.residual[i] =
+                i < state.lease.pages_before ? pages_.residual().of(state.table[i].page) : state.lease.ring.at(i);
+        if (state.lease.tail_before)
+            state.lease.residual[state.lease.pages_before - 1]->begin(used);
         return pages_.keep_free(pages_.residual().aside());
     }
 
     [[nodiscard]] codec::residual_page* given_residual(const sequence_state& state, std::size_t entry) const noexcept {
-        const std::size_t tokens = state.tokens.size() + state.leased, last = tokens / page_tokens_;
+        const std::size_t tokens = state.tokens.size() + state.lease.rows, last = tokens / page_tokens_;
         const bool gives = stays(entry, last) && (entry < last || tokens % page_tokens_ != 0) &&
-                           state.ring.keeps(entry, state.table.size());
-        return gives ? state.ring.at(entry) : nullptr;
+                           state.lease.ring.keeps(entry, state.table.size());
+        return gives ? state.lease.ring.at(entry) : nullptr;
     }
 
     [[nodiscard]] std::size_t finalize_residual(sequence_state& state) noexcept {
         const std::size_t entries = state.table.size(), tokens = state.tokens.size();
         const std::size_t last = tokens / page_tokens_; // the partial page, or the one that would come next
-        const std::size_t before = std::min(state.pages_before, entries);
+        const std::size_t before = std::min(state.lease.pages_before, entries);
         for (std::size_t i = before; i < entries && i <= last; ++i)
-            if (stays(i, last) && (i < last || tokens % page_tokens_ != 0) && state.ring.keeps(i, entries))
-                pages_.residual().give(state.table[i].page, state.ring.take(i));
-        end(state.ring);
+            if (stays(i, last) && (i < last || tokens % page_tokens_ != 0) && state.lease.ring.keeps(i, entries))
+                pages_.residual().give(state.table[i].page, state.lease.ring.take(i));
+        end(state.lease.ring);
         const std::size_t stay = kept(state, tokens);
         // Pages that left the residual window. A page that other sequences reference may be in theirs.
         const std::size_t first = before - std::min(before, quantized_->recent + 1);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cache/sequence.hpp>
 #include <kvcache/core/page_table.hpp>
 #include <kvcache/recompute/concept.hpp>
 
@@ -74,16 +73,17 @@ struct reuse_map {
 };
 
 /// A reuse map whose pages are pinned.
-template <class Cache>
-class basic_reuse {
+template <class Sequence>
+class pinned_reuse {
 public:
+    /// `pins`: an empty sequence that references the pages of the map and their ancestors.
+    pinned_reuse(Sequence pins, reuse_map map) : pins_(std::move(pins)), map_(std::move(map)) {}
+
     [[nodiscard]] const reuse_map& map() const noexcept { return map_; }
+    [[nodiscard]] const Sequence& pins() const noexcept { return pins_; }
 
 private:
-    friend Cache;
-    basic_reuse(basic_sequence<Cache> pins, reuse_map map) : pins_(std::move(pins)), map_(std::move(map)) {}
-
-    basic_sequence<Cache> pins_; // an empty sequence that references the pages and their ancestors
+    Sequence pins_;
     reuse_map map_;
 };
 

@@ -4,7 +4,6 @@
 #include <kvcache/cache/invariant_checker.hpp>
 #include <kvcache/cache/residual_leases.hpp>
 #include <kvcache/cache/sequence_state.hpp>
-#include <kvcache/cache/splice_plan.hpp>
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/exceptions.hpp>
 #include <kvcache/core/id.hpp>
@@ -80,14 +79,14 @@ public:
 
     /// Keeps the first `tokens` tokens.
     void truncate(sequence_state& state, std::size_t tokens) noexcept {
-        state.tokens.erase(state.tokens.begin() + static_cast<std::ptrdiff_t>(tokens), state.tokens.end());
+        state.tokens.truncate(tokens);
         const std::size_t kept = state.cut(tokens);
         for (; state.table.size() > kept; state.table.pop_back())
             pages_.drop(state.table.back().page);
         state.published_pages = std::min(state.published_pages, state.full_entries(page_tokens_));
-        if (state.offloaded_pages > state.published_pages)
-            state.offloaded_pages = 0; // pages after the cut get other names
-        if (tokens <= state.exact && !state.has_lease) {
+        if (state.offloaded.pages > state.published_pages)
+            state.offloaded.pages = 0; // pages after the cut get other names
+        if (tokens <= state.exact && !state.lease.open) {
             state.exact = sequence_state::all; // all approximate rows are gone
             forget_sources(state);
         }
@@ -142,49 +141,6 @@ public:
         return true;
     }
 
-    /// Appends spliced rows to a sequence, as a lease, and references their source pages. Returns false if the storage
-    /// refuses; nothing has changed then. Throws: bad_alloc, likewise.
-    [[nodiscard]] bool splice(sequence_state& state, splice_plan& spliced, std::span<const page_id> sources) {
-        std::vector<page_id> own;
-        const std::size_t needed = spliced.own_pages(page_tokens_);
-        own.reserve(needed);
-        const auto give_back = [&] {
-            for (const page_id page : own)
-                pages_.drop(page);
-        };
-        while (own.size() < needed) {
-            const auto page = pages_.allocate(state.tenant);
-            if (!page) {
-                give_back();
-                return false;
-            }
-            own.push_back(*page);
-            pages_.pool().clear(*page);
-        }
-        detail::scope_guard undo([&] {
-            state.pinned_sources.clear();
-            give_back();
-        });
-        spliced.take(own, page_tokens_);
-        const std::vector<page_entry> table = spliced.table();
-        state.prepare(table.size(), spliced.rows().size());
-        state.pinned_sources.assign(sources.data(), sources.data() + sources.size());
-        state.pages_before = state.table.size();
-        state.table.insert(state.table.end(), table.begin(), table.end());
-        undo.dismiss();
-        for (const page_id page : state.pinned_sources)
-            pages_.hold(page);
-        for (std::size_t i = state.pages_before; i < state.table.size(); ++i)
-            pages_.hold(state.table[i].page);
-        give_back(); // the entries reference them now
-        state.tail_before.reset();
-        state.spliced = std::move(spliced.rows());
-        state.leased = state.spliced.size();
-        state.exact = state.tokens.size();
-        state.has_lease = true;
-        return true;
-    }
-
     /// Reports rows for which there are no pages. Returns the error.
     [[nodiscard]] error refuse(const sequence_state& state, std::size_t rows, std::size_t pages,
                                std::size_t page_bytes) {
@@ -197,52 +153,41 @@ public:
                                 " of ", std::to_string(all), " can be had"})};
     }
 
-    /// Makes tokens of a sequence known as a chunk. False if they lie in no known page, or the index has no memory.
-    bool register_chunk(const sequence_state& state, std::size_t first, std::size_t count) {
-        const std::size_t last = first + count - 1;
-        bool known = false;
-        return detail::completes<std::bad_alloc>([&] {
-                   known = pages_.chunks().note(state.tenant, state.table[last / page_tokens_].page,
-                                                static_cast<std::uint32_t>(last % page_tokens_ + 1), count);
-               }) &&
-               known;
-    }
-
     /// Commits a lease: its first rows are these tokens, the others are released. If the codec encodes whole pages,
     /// rows of a page whose residual buffer was reused are released too. It cannot fail: all necessary memory was
     /// allocated with the lease.
     void commit(sequence_state& state, std::span<const token_id> tokens) {
-        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - state.leased_at;
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - state.lease.began;
         pages_.measure(state.tokens.size(), tokens.size(), took.count());
         commit_unmeasured(state, tokens);
     }
 
     /// The same for rows that were not computed here.
     void commit_unmeasured(sequence_state& state, std::span<const token_id> tokens) {
-        state.append(tokens);
-        if (state.has_copied_tail()) {
+        state.tokens.append(tokens);
+        if (state.lease.has_copied_tail(state.table)) {
             if (tokens.empty())
-                std::swap(state.tail_before->page, state.table[state.pages_before - 1].page);
-            pages_.drop(state.tail_before->page);
+                std::swap(state.lease.tail_before->page, state.table[state.lease.pages_before - 1].page);
+            pages_.drop(state.lease.tail_before->page);
         }
         const std::size_t kept = residual_.finalize(state);
-        state.end_lease();
+        state.lease.end();
         truncate(state, kept);
         publish(state);
     }
 
     /// Rolls back an open lease: the sequence is as it was before.
     void undo(sequence_state& state) noexcept {
-        if (!state.has_lease)
+        if (!state.lease.open)
             return;
-        for (; state.table.size() > state.pages_before; state.table.pop_back())
+        for (; state.table.size() > state.lease.pages_before; state.table.pop_back())
             pages_.drop(state.table.back().page);
-        if (state.has_copied_tail())
+        if (state.lease.has_copied_tail(state.table))
             pages_.drop(state.table.back().page);
-        if (state.tail_before)
-            state.table.back() = *state.tail_before;
-        residual_.end(state.ring);
-        state.end_lease();
+        if (state.lease.tail_before)
+            state.table.back() = *state.lease.tail_before;
+        residual_.end(state.lease.ring);
+        state.lease.end();
         truncate(state, state.tokens.size());
     }
 
@@ -253,7 +198,7 @@ public:
         for (const sequence_state* s = ring_.next; s != &ring_; s = s->next) {
             if (auto sound = holders.count(*s); !sound)
                 return sound;
-            leased += s->ring.places.size();
+            leased += s->lease.ring.places.size();
         }
         if (!pages_.residual().add_up(leased))
             return error{error_code::malformed, "exact rows", "exact rows are kept that no page and no lease has"};

@@ -44,7 +44,6 @@ public:
     using sequence = typename Cache::sequence;
     using match_type = typename Cache::match_type;
     using lease = typename Cache::lease;
-    using reuse_type = typename Cache::reuse_type;
     static constexpr bool knows_chunks = Cache::knows_chunks;
 
     /// The longest run of `tokens` that this tenant has stored, pinned.
@@ -61,18 +60,6 @@ public:
         return cache_->reserve(to, rows, options);
     }
 
-    /// As the cache's, within what this tenant has stored.
-    [[nodiscard]] reuse_type match_chunks(const sequence& behind,
-                                          std::span<const token_id> tokens) const requires Cache::knows_chunks {
-        return cache_->match_chunks(behind, tokens);
-    }
-    bool register_chunk(const sequence& of, std::size_t first, std::size_t count) const requires Cache::knows_chunks {
-        return cache_->register_chunk(of, first, count);
-    }
-    [[nodiscard]] result<lease> reserve_spliced(sequence& to, std::size_t rows, const reuse_type& found,
-                                                std::span<const std::size_t> recomputed) const {
-        return cache_->reserve_spliced(to, rows, found, recomputed);
-    }
     [[nodiscard]] const auto& recompute() const noexcept { return cache_->recompute(); }
 
     /// The identity of what this tenant stores.
@@ -88,6 +75,7 @@ public:
     [[nodiscard]] tenant_usage usage() const { return cache_access::usage(*cache_, number_); }
 
 private:
+    friend class cache_access;
     template <class>
     friend class basic_tenant_cache;
     basic_tenant(Cache& cache, std::uint32_t number) : cache_(&cache), number_(number) {}

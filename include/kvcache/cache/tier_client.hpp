@@ -79,7 +79,7 @@ public:
     /// tier has them. If memory runs out, the rest waits for a later call.
     template <class Cache>
     void store(const Cache& cache, sequence_state& state) noexcept {
-        if (state.offloaded_pages < state.published_pages && !is_null(tier()))
+        if (state.offloaded.pages < state.published_pages && !is_null(tier()))
             hand_over(cache, state);
     }
 
@@ -89,10 +89,10 @@ private:
         const record_names& names = records_.names_of(state.tenant);
         const std::size_t page_tokens = cache.shape().tokens;
         const bool done = detail::completes<std::bad_alloc>([&] {
-            for (; state.offloaded_pages < state.published_pages; ++state.offloaded_pages) {
-                const std::size_t page = state.offloaded_pages;
+            for (; state.offloaded.pages < state.published_pages; ++state.offloaded.pages) {
+                const std::size_t page = state.offloaded.pages;
                 const auto run = std::span<const token_id>(state.tokens).subspan(page * page_tokens, page_tokens);
-                const sha256_digest before = page == 0 ? names.root() : state.stored_name,
+                const sha256_digest before = page == 0 ? names.root() : state.offloaded.record,
                                     own = names.chain(before, run);
                 if (!tier().contains(own)) {
                     const auto taken = records_.hand_over(cache, state.table[page], page, state.tokens.size(), run,
@@ -102,7 +102,7 @@ private:
                     else
                         note([](tier_stats& s) { ++s.handed_over; });
                 }
-                state.stored_name = own;
+                state.offloaded.record = own;
             }
         });
         if (!done)

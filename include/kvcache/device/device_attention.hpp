@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/attention/paged_rows.hpp>
+#include <kvcache/attention/attention_part.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/cuda/device_array.hpp>
@@ -24,10 +24,10 @@
 
 namespace kvcache::inline KVCACHE_ABI::cuda {
 
-/// Attention of a forward pass over pages on a device, instead of `work_items`. For each layer, rows are copied to the
-/// device, a kernel writes them into the pages, others compute attention, and the host waits for the output. Each row
-/// of a prompt is a sequence of its own that ends with it, so that its bits depend only on its own past, however the
-/// prompt is split and batched. A demonstration: the host waits for each layer.
+/// Attention of a forward pass over pages on a device, instead of `host_attention`. For each layer, rows are copied to
+/// the device, a kernel writes them into the pages, others compute attention, and the host waits for the output. Each
+/// row of a prompt is a sequence of its own that ends with it, so that its bits depend only on its own past, however
+/// the prompt is split and batched. A demonstration: the host waits for each layer.
 ///
 /// Allocates in the first `plan`. Failures there or later do not throw: `status` reports them, and no row of the batch
 /// may be used then.
@@ -37,7 +37,7 @@ public:
     /// `reach`: largest position of the model. Requires: the device outlives it.
     device_attention(Device& device, std::size_t reach) : own_(std::make_unique<working>(device, reach)) {}
 
-    /// As work_items::plan. Requires: the leases belong to one cache, with `device_rows` over a `device_storage` of
+    /// As host_attention::plan. Requires: the leases belong to one cache, with `device_rows` over a `device_storage` of
     /// this device.
     void plan(const attention_shape& shape, std::span<const batch_slice<Lease>> batch, const query_rows& rows,
               const thread_pool&) {
@@ -46,14 +46,14 @@ public:
             own_->note(own_->plan(shape, batch, rows));
     }
 
-    /// As work_items::write.
+    /// As host_attention::write.
     void write(const Lease&, std::size_t, std::size_t row, layer_id, std::span<const float> keys,
                std::span<const float> values) const {
         if (!own_->failed)
             own_->write(row, keys, values);
     }
 
-    /// As work_items::run; first writes the rows into the pages.
+    /// As host_attention::run; first writes the rows into the pages.
     void run(layer_id layer, thread_pool&) {
         if (own_->failed)
             return;
@@ -89,13 +89,12 @@ private:
 
         [[nodiscard]] result<void> plan(const attention_shape& shape, std::span<const batch_slice<Lease>> batch,
                                         const query_rows& rows) {
-            const auto pages = batch.front().lease->pages();
-            storage = pages.storage;
-            layout = pages.codec->layout();
+            storage = &batch.front().lease->storage();
+            layout = batch.front().lease->codec().layout();
             expects(&storage->device() == device, "pages are attended on their own device");
             if (auto ready = open(shape); !ready)
                 return ready;
-            asked = rows;
+            queries = rows;
             heads = shape.heads;
             attention_table table;
             std::vector<row_slot> places;
@@ -128,9 +127,9 @@ private:
         }
 
         [[nodiscard]] result<void> run(std::uint32_t layer) {
-            float* const queries = staged() + 2 * count * side();
+            float* const sent_queries = staged() + 2 * count * side();
             for (std::size_t row = 0; row < count; ++row)
-                std::copy_n(asked.queries + row * asked.stride, width(), queries + row * width());
+                std::copy_n(queries.data + row * queries.stride, width(), sent_queries + row * width());
             const std::size_t sent = count * (2 * side() + width());
             auto* const there = reinterpret_cast<std::byte*>(in.data());
             const copy_piece going{pinned, there, sent * sizeof(float)};
@@ -152,7 +151,7 @@ private:
             if (auto passed = device->synchronise(*stream); !passed)
                 return passed;
             for (std::size_t row = 0; row < count; ++row)
-                std::copy_n(staged() + row * width(), width(), asked.out + row * asked.out_stride);
+                std::copy_n(staged() + row * width(), width(), queries.out + row * queries.out_stride);
             return {};
         }
 
@@ -220,7 +219,7 @@ private:
         std::optional<error> failed;
         const typename device_storage<Device>::state* storage = nullptr;
         page_layout layout = {};
-        query_rows asked = {};
+        query_rows queries = {};
         std::uint32_t heads = 0;
         std::size_t count = 0; // rows of the batch
         std::vector<page_entry> cut;

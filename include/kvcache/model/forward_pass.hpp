@@ -10,8 +10,8 @@
 #include <kvcache/model/activations.hpp>
 #include <kvcache/model/batch_slice.hpp>
 #include <kvcache/model/config.hpp>
+#include <kvcache/model/host_attention.hpp>
 #include <kvcache/model/weights.hpp>
-#include <kvcache/model/work_items.hpp>
 
 #include <algorithm>
 #include <concepts>
@@ -39,7 +39,7 @@ concept fallible_attention = requires(const Attention attention) {
 /// Forward passes over ragged batches of sequences: begin, then layer by layer, then logits. Rows of different
 /// sequences share the GEMMs and never meet in a sum. A pass can begin again and reuses its memory: a batch of no more
 /// rows and slices than before allocates nothing. `Attention` writes rows into the pages and computes attention.
-template <class Lease, class Attention = work_items<Lease>>
+template <class Lease, class Attention = host_attention<Lease>>
 class forward_pass {
 public:
     /// Requires: the model and the threads outlive it.
@@ -69,7 +69,7 @@ public:
             rotations_ = aligned_vector<float>(rows_.size() * model_.config.head_dim);
         embed();
         attention_.plan(model_.attention, batch_,
-                        {.queries = qkv_.row(0).data(),
+                        {.data = qkv_.row(0).data(),
                          .rotations = rotations_.data(),
                          .out = attended_.row(0).data(),
                          .stride = qkv_.stride(),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cache/reuse.hpp>
+#include <kvcache/cache/chunk_reuse.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/index/chunking.hpp>
@@ -76,6 +76,7 @@ public:
 
     chunk_pipeline(Cache& cache, const Model& model, thread_pool& threads, options how)
         : cache_(cache),
+          chunks_(cache),
           model_(model),
           how_(std::move(how)),
           exact_(cache, model, threads, how_.rows),
@@ -127,7 +128,7 @@ public:
             auto ran = exact_.prefill(prompt);
             if (!ran)
                 return ran.error();
-            if (cache_.register_chunk(ran->sequence, prompt.size() - chunk.count, chunk.count))
+            if (chunks_.add(ran->sequence, prompt.size() - chunk.count, chunk.count))
                 ++done.chunks;
             else
                 done.left_over += chunk.count;
@@ -174,7 +175,7 @@ private:
     }
 
     [[nodiscard]] result<void> splice(spliced_prompt<Cache>& made, std::span<const token_id> tokens) {
-        const typename Cache::reuse_type found = cache_.match_chunks(made.sequence, tokens);
+        const typename chunk_reuse<Cache>::match_type found = chunks_.match(made.sequence, tokens);
         const reuse_map& map = found.map();
         made.spans = map.spans;
         if (map.runs.empty())
@@ -191,7 +192,7 @@ private:
             return ran;
         if (made.sequence.size() == tokens.size())
             return {};
-        auto lease = cache_.reserve_spliced(made.sequence, tokens.size() - made.sequence.size(), found, again);
+        auto lease = chunks_.reserve(made.sequence, tokens.size() - made.sequence.size(), found, again);
         if (!lease)
             return lease.error();
         made.logits.resize(1, static_cast<Eigen::Index>(model_.vocabulary()));
@@ -203,7 +204,8 @@ private:
 
     // Collects from the recompute policy the tokens to recompute.
     [[nodiscard]] result<void> choose(spliced_prompt<Cache>& made, std::span<const token_id> tokens,
-                                      const typename Cache::reuse_type& found, std::vector<std::size_t>& again) {
+                                      const typename chunk_reuse<Cache>::match_type& found,
+                                      std::vector<std::size_t>& again) {
         const auto& policy = cache_.recompute();
         using state = std::remove_cvref_t<decltype(policy)>;
         if constexpr (deviation_recompute_state<state>) {
@@ -232,10 +234,10 @@ private:
     // Returns the deviation of reused tokens, `deeper` layers after the policy's check layer. With an empty `again`
     // it covers all reused tokens, otherwise only those in `again`. The first call fills `known`.
     [[nodiscard]] result<std::vector<float>> judge(spliced_prompt<Cache>& made, std::span<const token_id> tokens,
-                                                   const typename Cache::reuse_type& found,
+                                                   const typename chunk_reuse<Cache>::match_type& found,
                                                    std::span<const std::size_t> again, std::size_t deeper,
                                                    std::vector<spliced_row>& known) {
-        auto lease = cache_.reserve_spliced(made.sequence, tokens.size() - made.sequence.size(), found, again);
+        auto lease = chunks_.reserve(made.sequence, tokens.size() - made.sequence.size(), found, again);
         if (!lease)
             return lease.error();
         if (known.empty())
@@ -259,10 +261,11 @@ private:
     void store(const typename Cache::sequence& from, std::size_t tokens) {
         for (const index::token_run& chunk : how_.split.split(from.tokens()))
             if (chunk.first + chunk.count <= tokens)
-                static_cast<void>(cache_.register_chunk(from, chunk.first, chunk.count));
+                static_cast<void>(chunks_.add(from, chunk.first, chunk.count));
     }
 
     Cache& cache_;
+    chunk_reuse<Cache> chunks_;
     const Model& model_;
     options how_;
     pipeline<Cache, Model> exact_;

@@ -108,7 +108,6 @@ private:
     // fresh: (kv_heads, head_dim), keys before RoPE.
     [[nodiscard]] float distance(const Lease& lease, std::size_t row, const spliced_row& at, layer_id layer,
                                  std::span<const float> fresh, deviation_metric compared, const rope* rotation) {
-        const auto pages = lease.pages();
         const std::size_t heads = lease.shape().kv_heads, dim = lease.shape().head_dim;
         const std::size_t lane = at.row % tile_tokens;
         scratch_.resize(std::max(dim, padded_head_dim(dim)) * tile_tokens);
@@ -121,9 +120,9 @@ private:
         for (std::size_t head = 0; head < heads; ++head) {
             const auto now = fresh.subspan(head * dim, dim);
             const page_tile tile{layer, head_id{static_cast<std::uint32_t>(head)}, at.row / tile_tokens};
-            const auto bytes = std::span<const std::byte>(pages.storage->bytes(at.page));
+            const auto bytes = std::span<const std::byte>(lease.storage().bytes(at.page));
             const float* stored =
-                keys ? pages.codec->keys(bytes, tile, scratch_) : pages.codec->values(bytes, tile, scratch_);
+                keys ? lease.codec().keys(bytes, tile, scratch_) : lease.codec().values(bytes, tile, scratch_);
             if (keys && rotation != nullptr)
                 rotate_head(now, turn_, fresh_);
             else

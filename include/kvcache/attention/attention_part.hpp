@@ -2,29 +2,16 @@
 #pragma once
 
 #include <kvcache/codec/concept.hpp>
-#include <kvcache/codec/residual_page.hpp>
-#include <kvcache/core/page_table.hpp>
+#include <kvcache/codec/sequence_pages.hpp>
 #include <kvcache/storage/concept.hpp>
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
+#include <type_traits>
 
 namespace kvcache::inline KVCACHE_ABI {
 
 class rope;
-
-/// Pages of one sequence, as attention reads them.
-template <codec_state Codec, storage_state Storage>
-struct paged_rows {
-    const Codec* codec = nullptr;
-    const Storage* storage = nullptr;
-    std::span<const page_entry> table = {};
-    /// Residual pages by table entry, for a codec of whole pages: the full-precision rows where a query of this
-    /// sequence may read them. Null elsewhere; entries past its end count as null.
-    std::span<const codec::residual_page* const> exact = {};
-    bool spliced = false; ///< Rows of one page may be in several entries, and bases change often (see spliced_tiles).
-};
 
 /// Attention parameters of a model: its heads, and its rotation (null without RoPE).
 struct attention_shape {
@@ -38,9 +25,26 @@ struct attention_shape {
     [[nodiscard]] constexpr std::uint32_t group() const noexcept { return heads / kv_heads; }
 };
 
+/// The storage that holds the pages of a batch, and the codec that reads them. One for all sequences of a cache, since
+/// they share pages by id.
+template <codec_state Codec, storage_state Storage>
+struct page_source {
+    const Codec* codec = nullptr;
+    const Storage* storage = nullptr;
+
+    page_source() = default;
+    page_source(const Codec& by, const Storage& in) noexcept : codec(&by), storage(&in) {}
+    /// The source of a cache's pages, from the cache or a lease of it.
+    template <class Cache>
+    explicit page_source(const Cache& of) noexcept : page_source(of.codec(), of.storage()) {}
+};
+template <class Cache>
+page_source(const Cache&) -> page_source<std::remove_cvref_t<decltype(std::declval<const Cache&>().codec())>,
+                                         std::remove_cvref_t<decltype(std::declval<const Cache&>().storage())>>;
+
 /// Consecutive query rows of one sequence. (rows, heads, head_dim)
 struct query_rows {
-    const float* queries = nullptr;   ///< Before RoPE.
+    const float* data = nullptr;      ///< Before RoPE.
     const float* rotations = nullptr; ///< `rope::fill` of each row, for pages of base 0. (rows, 2, head_dim / 2)
     float* out = nullptr;             ///< Output. (rows, heads, head_dim)
     std::size_t stride = 0;           ///< Floats from one row of queries to the next.
@@ -54,11 +58,10 @@ struct query_rows {
     }
 };
 
-/// Query rows and the pages they attend to.
-template <codec_state Codec, storage_state Storage>
+/// One sequence of a batch: its query rows, and the pages they attend to.
 struct attention_part {
-    paged_rows<Codec, Storage> pages;
-    query_rows asked;
+    sequence_pages pages;
+    query_rows queries;
 };
 
 } // namespace kvcache

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/cache/residual_ring.hpp>
+#include <kvcache/core/id.hpp>
+#include <kvcache/core/page_table.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The location of a row of a spliced lease.
+struct spliced_row {
+    page_id page = {};
+    std::uint32_t row = 0;
+    bool kept = false;     ///< Computed elsewhere, and not to be written.
+    std::int64_t base = 0; ///< RoPE offset of its keys, as page_entry::base.
+};
+
+/// The lease of a sequence: rows after its tokens that are already in its page table, and the state to roll back to.
+struct lease_state {
+    bool open = false;
+    std::size_t rows = 0;
+    std::chrono::steady_clock::time_point began = {};
+    std::size_t pages_before = 0;
+    std::optional<page_entry> tail_before = {}; ///< The last entry before the lease; still referenced if copied.
+
+    // For codecs that encode whole pages.
+    residual_ring ring = {};                          ///< The residual rows of the pages that the lease adds.
+    std::vector<codec::residual_page*> residual = {}; ///< By entry: the residual rows that queries may read.
+
+    // For chunk reuse.
+    std::vector<spliced_row> spliced = {}; ///< By row of the lease, if it is spliced.
+
+    /// Returns whether the lease has replaced the last page of its table by a copy.
+    [[nodiscard]] bool has_copied_tail(std::span<const page_entry> table) const noexcept {
+        return tail_before && tail_before->page != table[pages_before - 1].page;
+    }
+
+    /// Ends the lease; its vectors keep their memory.
+    void end() noexcept {
+        open = false;
+        rows = 0;
+        tail_before.reset();
+        residual.clear();
+        spliced.clear();
+    }
+};
+
+} // namespace kvcache
