@@ -14138,9 +14138,19 @@ struct rows_in {
     std::size_t rows = 0;
     std::size_t stride = 0; ///< Floats from one row to the next.
 };
+
+/// Rows that are written, or sums that are continued, with a fixed stride. (rows, columns)
 struct rows_out {
     float* data = nullptr;
-    std::size_t stride = 0;
+    std::size_t stride = 0; ///< Floats from one row to the next.
+};
+
+/// Consecutive rows [first, last).
+struct row_range {
+    std::size_t first = 0;
+    std::size_t last = 0;
+
+    [[nodiscard]] constexpr std::size_t size() const noexcept { return last - first; }
 };
 
 /// Row stride for `columns` floats with which adjacent rows do not map to the same cache sets.
@@ -14551,6 +14561,8 @@ inline constexpr std::size_t far_ahead = 1536;
 // Computes a tile of Rows x Strips * Width * 16 outputs, each its own chain of fused multiply-adds over ascending
 // inputs, started at zero or continued. The weights of strip s, Width panels wide, begin at w + s * strip. The tile
 // decides only which chains run together, never the order within one.
+// More than six parameters: it is called for each register tile, with other pointers each time; a struct of them is
+// passed in memory, where each call would write and read it.
 template <std::size_t Rows, std::size_t Strips, std::size_t Width, weight_format Weight>
 inline void gemm_microkernel(const float* x, std::size_t x_stride, const Weight* w, std::size_t strip,
                              std::size_t inputs, float* y, std::size_t y_stride, std::size_t outputs, bool begin) {
@@ -14828,6 +14840,8 @@ struct bytes_ahead {
 // AVX-512 they are prefetched four inputs ahead. Weights other than float32 are widened and also written to `wide`,
 // from which later rows read them. Not inlined: inside a larger function GCC runs out of registers. Requires: `inputs`
 // is a multiple of 4.
+// More than six parameters: it is called for each register tile; the pointers and strides that its loops use are passed
+// in registers, and a struct of them would be passed in memory.
 template <std::size_t Rows, std::size_t Panels, weight_format Weight>
 [[gnu::noinline]] inline void packed_microkernel(const float* x, const Weight* w, [[maybe_unused]] float* wide,
                                                  std::size_t inputs, float* y, std::size_t y_stride,
@@ -14898,9 +14912,9 @@ public:
 
     // Unpacked rows, for the inputs from `k` on: the up to three inputs left over by packing. Without inputs it writes
     // zeros.
-    void run_rest(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last, std::size_t k) const {
+    void run_rest(row_range rows, std::size_t strip, std::size_t last, std::size_t k) const {
         for (; strip < last; ++strip)
-            run_strip(row, last_row, strip, k, w_.inputs() - k);
+            run_strip(rows, strip, k, w_.inputs() - k);
     }
 
     // Number of input blocks of packed rows; blocks are multiples of 4 inputs.
@@ -14910,23 +14924,36 @@ public:
     }
 
     // Packs the rows of a tile for one block of inputs.
-    void pack_tile(std::size_t row, std::size_t last_row, std::size_t tile, std::size_t block, float* packed) const {
-        const row_tiles tiles(last_row - row);
+    void pack_tile(row_range rows, std::size_t tile, std::size_t block, float* packed) const {
+        const row_tiles tiles(rows.size());
         const std::size_t k = packed_input(block), inputs = packed_input(block + 1) - k;
         if (tile < tiles.count)
-            pack_a(x_.data + (row + tiles.row(tile)) * x_.stride + k, x_.stride, tiles.rows(tile), inputs,
+            pack_a(x_.data + (rows.first + tiles.row(tile)) * x_.stride + k, x_.stride, tiles.rows(tile), inputs,
                    packed + tile * inputs * packed_rows);
     }
     // Unpacked rows of a block of inputs, to prefetch; null if there are no such rows.
     [[nodiscard]] const float* unpacked(std::size_t row, std::size_t block) const {
         return row < x_.rows ? x_.data + row * x_.stride + packed_input(block) : nullptr;
     }
-    // Packed rows with some strips. The first and the last strip may be partial: `cut` pieces a strip, by rows. `soon`:
-    // rows that are packed next, or null.
-    void run_packed(std::size_t row, std::size_t last_row, std::size_t piece, std::size_t last, std::size_t cut,
-                    std::size_t block, const float* packed, const float* soon) const {
+
+    // Packed rows from `row` on, for a block of inputs from `k` on; and the rows that are packed next, or null.
+    struct packed_block {
+        const float* numbers;
+        const float* soon;
+        std::size_t row;
+        row_tiles tiles;
+        std::size_t k, inputs;
+    };
+
+    // The rows whose tiles pack_tile() wrote to `numbers`. `soon`: rows that are packed next, or null.
+    [[nodiscard]] packed_block packed(row_range rows, std::size_t block, const float* numbers,
+                                      const float* soon) const {
         const std::size_t k = packed_input(block);
-        const packed_block rows{packed, soon, row, row_tiles(last_row - row), k, packed_input(block + 1) - k};
+        return {numbers, soon, rows.first, row_tiles(rows.size()), k, packed_input(block + 1) - k};
+    }
+
+    // Packed rows with some strips. The first and the last strip may be partial: `cut` pieces a strip, by rows.
+    void run_packed(const packed_block& rows, std::size_t piece, std::size_t last, std::size_t cut) const {
         for (std::size_t next; piece < last; piece = next) {
             const std::size_t strip = piece / cut;
             next = std::min(last, (strip + 1) * cut);
@@ -14965,15 +14992,6 @@ private:
     // Buffer for a strip's weights of a block of inputs, widened to float32.
     struct wide_weights {
         alignas(line_bytes) float data[std::same_as<Weight, float> ? 1 : block_inputs * matrix::strip_width];
-    };
-
-    // Packed rows from `row` on, for a block of inputs from `k` on; and the rows that are packed next, or null.
-    struct packed_block {
-        const float* numbers;
-        const float* soon;
-        std::size_t row;
-        row_tiles tiles;
-        std::size_t k, inputs;
     };
 
     // Some tiles with one strip. Prefetches meanwhile: the weights of the next strip in memory, which usually runs
@@ -15020,11 +15038,11 @@ private:
     }
 
     // The same with unpacked rows.
-    void run_strip(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t k, std::size_t inputs) const {
+    void run_strip(row_range rows, std::size_t strip, std::size_t k, std::size_t inputs) const {
         const std::size_t output = strip * matrix::strip_width;
-        const row_tiles tiles(last_row - row);
+        const row_tiles tiles(rows.size());
         for (std::size_t t = 0; t < tiles.count; ++t) {
-            const std::size_t at = row + tiles.row(t);
+            const std::size_t at = rows.first + tiles.row(t);
             with_rows<packed_rows, fewest_rows>(tiles.rows(t), [&]<std::size_t Rows> {
                 with_rows<matrix::strip_panels>(w_.width(strip) / matrix::panel_width, [&]<std::size_t Panels> {
                     gemm_microkernel<Rows, 1, Panels>(x_.data + at * x_.stride + k, x_.stride, weights(strip, k), 0,
@@ -15074,6 +15092,7 @@ void gemm(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, t
         return std::min(x.rows, (x.rows * b / row_blocks + detail::packed_rows - 1) / detail::packed_rows *
                                     detail::packed_rows);
     };
+    const auto rows_of = [&](std::size_t b) { return row_range{block_at(b), block_at(b + 1)}; };
     // Calls body(row block, first, last) for the jobs [begin, end), where each row block has `jobs` jobs.
     const auto each_block = [&](std::size_t jobs, std::size_t begin, std::size_t end, auto body) {
         for (std::size_t last; begin < end; begin = last) {
@@ -15094,16 +15113,14 @@ void gemm(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, t
         for (std::size_t k = 0; k < block.packed_blocks(); ++k) {
             threads.parallel_for(blocks * tiles, x.rows * w.inputs(), [&](std::size_t begin, std::size_t end) {
                 for (std::size_t t = begin; t < end; ++t)
-                    block.pack_tile(block_at(first + t / tiles), block_at(first + t / tiles + 1), t % tiles, k,
-                                    packed + t / tiles * room);
+                    block.pack_tile(rows_of(first + t / tiles), t % tiles, k, packed + t / tiles * room);
             });
             threads.parallel_for_strided(blocks * strips, cut, work, [&](std::size_t begin, std::size_t end) {
                 each_block(strips * cut, begin, end, [&](std::size_t b, std::size_t piece, std::size_t last) {
                     const float* soon = k + 1 < block.packed_blocks()
                                             ? block.unpacked(block_at(first + b), k + 1)
                                             : block.unpacked(block_at(first + b + at_once), 0);
-                    block.run_packed(block_at(first + b), block_at(first + b + 1), piece, last, cut, k,
-                                     packed + b * room, soon);
+                    block.run_packed(block.packed(rows_of(first + b), k, packed + b * room, soon), piece, last, cut);
                 });
             });
         }
@@ -15111,7 +15128,7 @@ void gemm(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, t
     if (const std::size_t k = w.inputs() / 4 * 4; k < w.inputs() || k == 0)
         threads.parallel_for_strided(row_blocks * strips, 1, work, [&](std::size_t begin, std::size_t end) {
             each_block(strips, begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
-                block.run_rest(block_at(b), block_at(b + 1), strip, last, k);
+                block.run_rest(rows_of(b), strip, last, k);
             });
         });
 }
@@ -15656,16 +15673,17 @@ inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w,
         }
 }
 
-// Rows [row, last) with the outputs of up to Wide panels, in tiles of at most Tall rows, as equal as possible.
+// Some rows with the outputs of up to Wide panels, in tiles of at most Tall rows, as equal as possible.
 template <std::size_t Tall, std::size_t Wide>
-void int8_tiles(const int8_rows& x, std::size_t row, std::size_t last, const int8_matrix& w, std::size_t panel,
-                std::size_t panels, const rows_out& y) {
-    for (std::size_t tiles = (last - row + Tall - 1) / Tall; tiles > 0; --tiles) {
-        const std::size_t rows = (last - row + tiles - 1) / tiles;
+void int8_tiles(const int8_rows& x, row_range left, const int8_matrix& w, std::size_t panel, std::size_t panels,
+                const rows_out& y) {
+    for (std::size_t tiles = (left.size() + Tall - 1) / Tall; tiles > 0; --tiles) {
+        const std::size_t rows = (left.size() + tiles - 1) / tiles;
         with_rows<Tall>(rows, [&]<std::size_t Rows> {
-            with_rows<Wide>(panels, [&]<std::size_t Panels> { int8_tile<Rows, Panels>(x, row, w, panel, 1, y); });
+            with_rows<Wide>(panels,
+                            [&]<std::size_t Panels> { int8_tile<Rows, Panels>(x, left.first, w, panel, 1, y); });
         });
-        row += rows;
+        left.first += rows;
     }
 }
 
@@ -15678,7 +15696,7 @@ void int8_streams(const int8_rows& x, const int8_matrix& w, std::size_t panel, s
 }
 
 #if KVCACHE_COMPILED
-extern template void int8_tiles<int8_rows_together, int8_panels_together>(const int8_rows&, std::size_t, std::size_t,
+extern template void int8_tiles<int8_rows_together, int8_panels_together>(const int8_rows&, row_range,
                                                                           const int8_matrix&, std::size_t, std::size_t,
                                                                           const rows_out&);
 extern template void int8_streams<int8_panels_of_one>(const int8_rows&, const int8_matrix&, std::size_t, std::size_t,
@@ -15701,7 +15719,7 @@ inline void int8_blocks(const int8_rows& x, std::size_t rows, const int8_matrix&
         for (std::size_t job = begin; job < end; ++job) {
             const std::size_t first = job / strips * block, strip = job % strips;
             const std::size_t panel = w.panels() * strip / strips, behind = w.panels() * (strip + 1) / strips;
-            int8_tiles<Tall, Wide>(x, first, std::min(first + block, rows), w, panel, behind - panel, y);
+            int8_tiles<Tall, Wide>(x, {first, std::min(first + block, rows)}, w, panel, behind - panel, y);
         }
     });
 }
