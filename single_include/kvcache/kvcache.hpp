@@ -743,6 +743,38 @@ template <class Op>
 
 } // namespace kvcache
 
+// ---- kvcache/kernel/strided_rows.hpp ------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Rows of activations with a fixed stride. (rows, columns)
+struct rows_in {
+    const float* data = nullptr;
+    std::size_t rows = 0;
+    std::size_t stride = 0; ///< Floats from one row to the next.
+};
+
+/// Rows that are written, or sums that are continued, with a fixed stride. (rows, columns)
+struct rows_out {
+    float* data = nullptr;
+    std::size_t stride = 0; ///< Floats from one row to the next.
+};
+
+/// Consecutive rows [first, last).
+struct row_range {
+    std::size_t first = 0;
+    std::size_t last = 0;
+
+    [[nodiscard]] constexpr std::size_t size() const noexcept { return last - first; }
+};
+
+/// Row stride for `columns` floats with which adjacent rows do not map to the same cache sets.
+[[nodiscard]] constexpr std::size_t row_stride(std::size_t columns) noexcept {
+    return ((columns + 15) / 16 | 1) * 16;
+}
+
+} // namespace kvcache
+
 // ---- kvcache/attention/tile_kernels.hpp ---------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -918,39 +950,59 @@ inline void score(const float* queries, std::size_t head_dim, const attention_ti
         scores + (i / vectors * most_tiles) * tile_tokens + i % vectors * native_lanes);
 }
 
+/// Softmax weights of the values for consecutive queries and tiles: a view. Lanes that a query does not see have weight
+/// zero.
+struct query_weights {
+    const float* lanes = nullptr;   ///< (queries, most_tiles, 16)
+    const float* rescale = nullptr; ///< Factor of the sums before a tile is added. (queries, most_tiles)
+    const bool* rescaled = nullptr; ///< Whether any of these factors is not one. (tiles)
+
+    /// The same from query `q` and tile `t` on.
+    [[nodiscard]] query_weights from(std::size_t q, std::size_t t) const noexcept {
+        return {lanes_of(q, t), rescale + q * most_tiles + t, rescaled + t};
+    }
+    [[nodiscard]] const float* lanes_of(std::size_t q, std::size_t t) const noexcept {
+        return lanes + (q * most_tiles + t) * tile_tokens;
+    }
+    [[nodiscard]] float rescale_of(std::size_t q, std::size_t t) const noexcept { return rescale[q * most_tiles + t]; }
+};
+
 /// Softmax weights of the values.
 struct tile_weights {
     static constexpr std::size_t rows = (max_queries + 3) / 4 * 4; ///< Rounded up, so that whole vectors fit.
     alignas(64) float lanes[max_queries][most_tiles][tile_tokens];
     alignas(64) float rescale[rows][most_tiles]; ///< Factor of the sums before a tile is added.
     bool rescaled[most_tiles];                   ///< Whether any of these factors is not one.
+
+    /// The weights from query `q` and tile `t` on.
+    [[nodiscard]] query_weights from(std::size_t q, std::size_t t) const noexcept {
+        return {lanes[q][t], rescale[q] + t, rescaled + t};
+    }
 };
 
-/// Adds the weighted values of tiles [begin, end) to the sums of N queries, in 16 * Columns elements from `column` on:
-/// one chain over ascending lanes. `to`: the first query's sums, `stride` floats from one query to the next. `first`:
-/// index of the first query among the weights.
+/// Adds the weighted values of tiles to the sums of N queries, in 16 * Columns elements from `column` on: one chain
+/// over ascending lanes. `to`: the sums. (N, width)
 template <std::size_t N, std::size_t Columns, bool Ahead>
-inline void add_columns(const attention_tile* tiles, std::size_t begin, std::size_t end, std::size_t width,
-                        std::size_t column, const tile_weights& weights, std::size_t first, float* to,
-                        std::size_t stride, tile_fetch& ahead) {
+inline void add_columns(std::span<const attention_tile> tiles, std::size_t width, std::size_t column,
+                        const query_weights& weights, rows_out to, tile_fetch& ahead) {
     constexpr std::size_t vectors = Columns * native_parts;
     native_floats sums[N * vectors];
-    float* const own = to + column;
+    float* const own = to.data + column;
     KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i] =
-        native_floats::load_unaligned(own + i / vectors * stride + i % vectors * native_lanes);
+        native_floats::load_unaligned(own + i / vectors * to.stride + i % vectors * native_lanes);
     const auto step = [&](const float* values, const float* of_lane) KVCACHE_INLINE {
         add_outer<N, vectors>(
             sums, [&](std::size_t i) KVCACHE_INLINE { return of_lane[i * most_tiles * tile_tokens]; },
             [&](std::size_t j) KVCACHE_INLINE { return native_floats::load_unaligned(values + j * native_lanes); });
     };
-    for (std::size_t t = begin; t < end; ++t) {
+    for (std::size_t t = 0; t < tiles.size(); ++t) {
         if (weights.rescaled[t])
             KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
-                const native_floats rescale(weights.rescale[first + i][t]);
+                const native_floats rescale(weights.rescale_of(i, t));
                 KVCACHE_UNROLL for (std::size_t j = 0; j < vectors; ++j) sums[i * vectors + j] =
                     sums[i * vectors + j] * rescale;
             }
-        const float* of_lane = weights.lanes[first][t] + tiles[t].first;
+        const float* of_lane = weights.lanes_of(0, t) + tiles[t].first;
         const float* values = tiles[t].values + column + tiles[t].first * width;
         std::size_t lanes = tiles[t].last - tiles[t].first;
         if constexpr (Ahead) {
@@ -962,30 +1014,29 @@ inline void add_columns(const attention_tile* tiles, std::size_t begin, std::siz
             }
         } else {
             // Tiles that are contiguous in memory, as their weights are, form one long loop.
-            for (; t + 1 < end && !weights.rescaled[t + 1] && tiles[t].last == tile_tokens && tiles[t + 1].first == 0 &&
-                   tiles[t + 1].values == tiles[t].values + tile_tokens * width;
+            for (; t + 1 < tiles.size() && !weights.rescaled[t + 1] && tiles[t].last == tile_tokens &&
+                   tiles[t + 1].first == 0 && tiles[t + 1].values == tiles[t].values + tile_tokens * width;
                  ++t)
                 lanes += tiles[t + 1].last;
         }
         for (; lanes > 0; --lanes, values += width, ++of_lane)
             step(values, of_lane);
     }
-    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i].store_unaligned(own + i / vectors * stride +
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i].store_unaligned(own + i / vectors * to.stride +
                                                                                          i % vectors * native_lanes);
 }
 
 /// The same for all columns.
 template <std::size_t N, bool Ahead>
-inline void add_values(const attention_tile* tiles, std::size_t begin, std::size_t end, std::size_t width,
-                       const tile_weights& weights, std::size_t first, float* to, std::size_t stride,
-                       tile_fetch& ahead) {
+inline void add_values(std::span<const attention_tile> tiles, std::size_t width, const query_weights& weights,
+                       rows_out to, tile_fetch& ahead) {
     constexpr std::size_t many = columns_together(N);
     std::size_t column = 0;
     for (; column + 16 * many <= width; column += 16 * many)
-        add_columns<N, many, Ahead>(tiles, begin, end, width, column, weights, first, to, stride, ahead);
+        add_columns<N, many, Ahead>(tiles, width, column, weights, to, ahead);
     if constexpr (many > 1)
         for (; column < width; column += 16)
-            add_columns<N, 1, false>(tiles, begin, end, width, column, weights, first, to, stride, ahead);
+            add_columns<N, 1, false>(tiles, width, column, weights, to, ahead);
 }
 
 } // namespace detail
@@ -2752,51 +2803,42 @@ inline void score_channels(quantized_queries<int8_operand>& queries, const codec
             .store(scores + i * most_tiles * tile_tokens);
 }
 
-/// Softmax weights of a tile's values, for each query. Lanes that a query does not see have weight zero.
-struct code_weights {
-    const float* lanes;   ///< (N, most_tiles, 16)
-    const float* rescale; ///< Factor of the sums before the tile is added. (N, most_tiles)
-    bool rescaled;
-
-    [[nodiscard]] const float* of(std::size_t query) const noexcept { return lanes + query * most_tiles * tile_tokens; }
-    [[nodiscard]] float rescale_of(std::size_t query) const noexcept { return rescale[query * most_tiles]; }
-};
-
-/// Adds weighted values to the sums of N queries, for 16 * Columns elements: one chain over ascending lanes.
-template <std::size_t N, std::size_t Columns, class Reader>
-inline void add_strips(const Reader& values, std::size_t column, const code_weights& weights, float* to,
-                       std::size_t stride, const code_fetch& ahead, std::size_t t) noexcept {
-    KVCACHE_UNROLL for (std::size_t c = 0; c < Columns; ++c) ahead.fetch(t, ahead.with_column(column + c));
+/// Adds the weighted values of a tile to the sums of N queries, for 16 * Columns elements: one chain over ascending
+/// lanes. `to`: the sums of the elements. `fetch(column)` prefetches what comes soon.
+template <std::size_t N, std::size_t Columns, class Reader, class Fetch>
+inline void add_strips(const Reader& values, std::size_t column, const query_weights& weights, rows_out to,
+                       const Fetch& fetch) noexcept {
+    KVCACHE_UNROLL for (std::size_t c = 0; c < Columns; ++c) fetch(column + c);
     constexpr std::size_t vectors = Columns * native_parts;
     native_floats sums[N * vectors];
     KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i] =
-        native_floats::load_unaligned(to + i / vectors * stride + i % vectors * native_lanes);
-    if (weights.rescaled)
+        native_floats::load_unaligned(to.data + i / vectors * to.stride + i % vectors * native_lanes);
+    if (*weights.rescaled)
         KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i] =
-            sums[i] * native_floats(weights.rescale_of(i / vectors));
+            sums[i] * native_floats(weights.rescale_of(i / vectors, 0));
     for (std::size_t lane = 0; lane < tile_tokens; ++lane)
         KVCACHE_UNROLL for (std::size_t c = 0; c < Columns; ++c) {
             const f32x16 numbers = values(lane, column + c);
             KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
-                const native_floats weight(weights.of(i)[lane]);
+                const native_floats weight(weights.lanes_of(i, 0)[lane]);
                 KVCACHE_UNROLL for (std::size_t p = 0; p < native_parts; ++p) {
                     auto& sum = sums[i * vectors + c * native_parts + p];
                     sum = fused(weight, numbers.part[p], sum);
                 }
             }
         }
-    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i].store_unaligned(to + i / vectors * stride +
-                                                                                         i % vectors * native_lanes);
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i].store_unaligned(
+        to.data + i / vectors * to.stride + i % vectors * native_lanes);
 }
 
-/// The same for columns [column, last), Columns at a time, then in halves.
-template <std::size_t N, std::size_t Columns, class Reader>
-inline void add_columns_of(const Reader& values, std::size_t column, std::size_t last, const code_weights& weights,
-                           float* to, std::size_t stride, const code_fetch& ahead, std::size_t t) noexcept {
+/// The same for columns [column, last), Columns at a time, then in halves. `to`: the sums of column 0.
+template <std::size_t N, std::size_t Columns, class Reader, class Fetch>
+inline void add_columns_of(const Reader& values, std::size_t column, std::size_t last, const query_weights& weights,
+                           rows_out to, const Fetch& fetch) noexcept {
     for (; column + Columns <= last; column += Columns)
-        add_strips<N, Columns>(values, column, weights, to + column * 16, stride, ahead, t);
+        add_strips<N, Columns>(values, column, weights, rows_out{to.data + column * 16, to.stride}, fetch);
     if constexpr (Columns > 1)
-        add_columns_of<N, Columns / 2>(values, column, last, weights, to, stride, ahead, t);
+        add_columns_of<N, Columns / 2>(values, column, last, weights, to, fetch);
 }
 
 } // namespace kvcache::detail
@@ -2824,11 +2866,11 @@ public:
 
     /// `groups`: groups of head_dim; 1 with channels.
     void take(const codec::quantized_operand& values, std::size_t head_dim, std::size_t groups,
-              const code_weights& weights) noexcept {
+              const query_weights& weights) noexcept {
         codes_ = codec::detail::packed_quants<Bits>(codec::kv_kind::values, head_dim).view(values.codes, values.table);
         scales_ = values.scales;
         columns_ = padded_head_dim(head_dim) / 16;
-        rescaled_ = weights.rescaled;
+        rescaled_ = *weights.rescaled;
         rescale_ = weights.rescale;
         f32x16 most = f32x16::broadcast(1.0f); // largest magnitude of a lane's scales
         if constexpr (!Channels) {
@@ -2838,7 +2880,7 @@ public:
         }
         f32x16 lanes[N], sizes[N];
         KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
-            lanes[i] = f32x16::load(weights.of(i));
+            lanes[i] = f32x16::load(weights.lanes_of(i, 0));
             sizes[i] = lanes[i] * most;
         }
         if constexpr (Channels)
@@ -2900,21 +2942,22 @@ private:
     column_weights<Bits, Linear, N> whole_[at_once];
 };
 
-/// Adds the weighted values of tiles [begin, end) to the sums of N queries, in all columns. The weights of all tiles
-/// are quantized first, so that no tile waits for another's sums. `tile(t)` gives the values, all in one format and
-/// group; `weights(t)` gives the weights. Prefetches `ahead` meanwhile.
-template <unsigned Bits, bool Linear, bool Channels, std::size_t N, class Tile, class Weights>
-inline void add_dots(std::size_t begin, std::size_t end, const Tile& tile, const Weights& weights, std::size_t head_dim,
-                     float* to, std::size_t stride, const code_fetch& ahead) noexcept {
+/// Adds the weighted values of the tiles from `begin` on to the sums of N queries, in all columns. The weights of all
+/// tiles are quantized first, so that no tile waits for another's sums. The values are all in one format and group.
+/// `to`: the sums. (N, padded_head_dim) Prefetches `ahead` meanwhile.
+template <unsigned Bits, bool Linear, bool Channels, std::size_t N>
+inline void add_dots(std::span<const attention_tile> tiles, std::size_t begin, const query_weights& weights,
+                     std::size_t head_dim, rows_out to, const code_fetch& ahead) noexcept {
     using taking = weighted_tile<Bits, Linear, Channels, N>;
-    const codec::quantized_operand& like = tile(begin);
+    const std::size_t end = tiles.size();
+    const codec::quantized_operand& like = tiles[begin].codes.values;
     const std::size_t columns = padded_head_dim(head_dim) / 16;
     const std::size_t each = Channels ? columns : (like.group + 15) / 16; // columns of a group
     const std::size_t groups = (columns + each - 1) / each;
     taking taken[most_tiles];
     for (std::size_t t = begin; t < end; ++t) {
         ahead.fetch(t, ahead.before_weighing());
-        taken[t].take(tile(t), head_dim, groups, weights(t));
+        taken[t].take(tiles[t].codes.values, head_dim, groups, weights.from(0, t));
     }
     for (std::size_t first = 0; first < groups; first += taking::at_once) {
         const std::size_t last = std::min(first + taking::at_once, groups);
@@ -2927,12 +2970,12 @@ inline void add_dots(std::size_t begin, std::size_t end, const Tile& tile, const
                 const auto bytes = ahead.with_column(column);
                 f32x16 sums[N];
                 KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] =
-                    f32x16::load(to + i * stride + column * 16);
+                    f32x16::load(to.data + i * to.stride + column * 16);
                 for (std::size_t t = begin; t < end; ++t) {
                     ahead.fetch(t, bytes);
                     taken[t].add(column, g, sums);
                 }
-                KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i].store(to + i * stride + column * 16);
+                KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i].store(to.data + i * to.stride + column * 16);
             }
     }
 }
@@ -3015,11 +3058,11 @@ public:
         return a.format == b.format && a.table == b.table && a.group == b.group;
     }
 
-    /// Adds the weighted values of tiles [begin, end), whose values go together, to the sums of `count` queries, up to
-    /// Most at a time. `q`: index of the first query among the weights. `stride`: floats from one query's sums to the
-    /// next. Lanes that a query does not see have weight zero. Prefetches `ahead` meanwhile.
-    void add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end, const tile_weights& weights,
-             std::size_t q, std::size_t count, float* to, std::size_t stride, const code_fetch& ahead) const;
+    /// Adds the weighted values of the tiles from `begin` on, whose values go together, to the sums of `count` queries,
+    /// up to Most at a time. `weights`: of these queries and all tiles. `to`: the sums. (count, padded_head_dim)
+    /// Prefetches `ahead` meanwhile.
+    void add(std::span<const attention_tile> tiles, std::size_t begin, const query_weights& weights, std::size_t count,
+             rows_out to, const code_fetch& ahead) const;
 
 private:
     template <class Number>
@@ -3163,32 +3206,28 @@ void quantized_tiles<Most>::score(std::span<const attention_tile> tiles, const f
 }
 
 template <std::size_t Most>
-void quantized_tiles<Most>::add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
-                                const tile_weights& weights, std::size_t q, std::size_t count, float* to,
-                                std::size_t stride, const code_fetch& ahead) const {
+void quantized_tiles<Most>::add(std::span<const attention_tile> tiles, std::size_t begin, const query_weights& weights,
+                                std::size_t count, rows_out to, const code_fetch& ahead) const {
     const auto for_some = [&](const auto& body) {
         together<Most>(0, count, [&]<std::size_t N>(std::size_t i) {
-            body(
-                [&weights, first = q + i](std::size_t t) {
-                    return code_weights{weights.lanes[first][t], weights.rescale[first] + t, weights.rescaled[t]};
-                },
-                to + i * stride, std::integral_constant<std::size_t, N>{});
+            body(weights.from(i, 0), rows_out{to.data + i * to.stride, to.stride},
+                 std::integral_constant<std::size_t, N>{});
         });
     };
     const auto by_numbers = [&]<class Number>(const Number*) {
-        for_some([&](const auto& own, float* sums, auto n) {
+        for_some([&](const query_weights& own, rows_out sums, auto n) {
             constexpr std::size_t some = decltype(n)::value;
-            for (std::size_t t = begin; t < end; ++t)
+            for (std::size_t t = begin; t < tiles.size(); ++t)
                 add_columns_of<some, columns_together(some)>(
                     wide_reader<Number>{reinterpret_cast<const Number*>(tiles[t].codes.values.codes), width_ / 16}, 0,
-                    width_ / 16, own(t), sums, stride, ahead, t);
+                    width_ / 16, own.from(0, t), sums,
+                    [&](std::size_t column) KVCACHE_INLINE { ahead.fetch(t, ahead.with_column(column)); });
         });
     };
     const auto by_dots = [&](auto bits, auto linear, auto channels) {
-        for_some([&](const auto& own, float* sums, auto n) {
+        for_some([&](const query_weights& own, rows_out sums, auto n) {
             add_dots<decltype(bits)::value, decltype(linear)::value, decltype(channels)::value, decltype(n)::value>(
-                begin, end, [&](std::size_t t) -> const codec::quantized_operand& { return tiles[t].codes.values; },
-                own, head_dim_, sums, stride, ahead);
+                tiles, begin, own, head_dim_, sums, ahead);
         });
     };
     const codec::quantized_operand& values = tiles[begin].codes.values;
@@ -3225,9 +3264,9 @@ void quantized_tiles<Most>::add(std::span<const attention_tile> tiles, std::size
 #if KVCACHE_COMPILED
 extern template void quantized_tiles<queries_of_codes>::score(std::span<const attention_tile>, const float*,
                                                               std::size_t, std::size_t, float*, const code_fetch&);
-extern template void quantized_tiles<queries_of_codes>::add(std::span<const attention_tile>, std::size_t, std::size_t,
-                                                            const tile_weights&, std::size_t, std::size_t, float*,
-                                                            std::size_t, const code_fetch&) const;
+extern template void quantized_tiles<queries_of_codes>::add(std::span<const attention_tile>, std::size_t,
+                                                            const query_weights&, std::size_t, rows_out,
+                                                            const code_fetch&) const;
 #endif
 
 } // namespace kvcache::detail
@@ -3748,13 +3787,12 @@ private:
         for (; at_once > 1 && t < count; ++t)
             detail::score<N, 1, false>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], fetch);
 
-        float* const sums = states_.running(q).sums();
         if (ahead) {
             softmax_tile<fetches>(seen, whole, q, N, fetch);
-            detail::add_values<N, fetches>(tiles.data(), 0, whole, width_, weights_, 0, sums, states_.stride(), fetch);
+            detail::add_values<N, fetches>(tiles.first(whole), width_, weights_.from(0, 0), sums_from(q), fetch);
         } else {
             softmax_tile<false>(seen, whole, q, N, fetch);
-            detail::add_values<N, false>(tiles.data(), 0, whole, width_, weights_, 0, sums, states_.stride(), fetch);
+            detail::add_values<N, false>(tiles.first(whole), width_, weights_.from(0, 0), sums_from(q), fetch);
         }
         for (t = whole; t < count; ++t)
             add_ragged<N>(tiles[t], t, q, limits.least);
@@ -3764,7 +3802,7 @@ private:
     template <std::size_t Most>
     void take_quantized(detail::quantized_tiles<Most>& quantized, std::span<const attention_tile> tiles,
                         std::size_t begin, std::size_t group) {
-        const std::size_t q = packed_.first() + begin, stride = states_.stride();
+        const std::size_t q = packed_.first() + begin;
         const auto limits = states_.limits_of(q, group);
         tiles = limits.seen(tiles);
         if (tiles.empty())
@@ -3779,14 +3817,17 @@ private:
                 while (end < tiles.size() && limits.see_whole(tiles[end]) &&
                        detail::quantized_tiles<Most>::go_together(tiles[t].codes.values, tiles[end].codes.values))
                     ++end;
-                quantized.add(tiles, t, end, weights_, 0, group, states_.running(q).sums(), stride, ahead);
+                quantized.add(tiles.first(end), t, weights_.from(0, 0), group, sums_from(q), ahead);
                 continue;
             }
             for (std::size_t i = 0; i < group; ++i)
                 if (detail::seen(tiles[t], states_.limit(q + i)) > tiles[t].first)
-                    quantized.add(tiles, t, end, weights_, i, 1, states_.running(q + i).sums(), stride, ahead);
+                    quantized.add(tiles.first(end), t, weights_.from(i, 0), 1, sums_from(q + i), ahead);
         }
     }
+
+    // The running sums of the queries from `q` on. (queries, width)
+    [[nodiscard]] rows_out sums_from(std::size_t q) noexcept { return {states_.running(q).sums(), states_.stride()}; }
 
     // Whether two tiles are read by the same kernel.
     [[nodiscard]] static bool alike(const attention_tile& a, const attention_tile& b) noexcept {
@@ -3796,19 +3837,17 @@ private:
     // A tile that some queries see only in part: first the lanes that all queries see, then the others query by query.
     template <std::size_t N>
     void add_ragged(const attention_tile& tile, std::size_t t, std::size_t q, std::size_t least) {
-        const std::size_t stride = states_.stride();
-        attention_tile at[most_tiles];
-        detail::tile_fetch ahead({at, 1}, width_); // prefetches nothing
-        at[t] = tile;
-        at[t].last = detail::seen(tile, least);
-        detail::add_values<N, false>(at, t, t + 1, width_, weights_, 0, states_.running(q).sums(), stride, ahead);
-        at[t].first = at[t].last;
+        attention_tile part = tile;
+        const std::span<const attention_tile> alone(&part, 1);
+        detail::tile_fetch ahead(alone, width_); // prefetches nothing
+        part.last = detail::seen(tile, least);
+        detail::add_values<N, false>(alone, width_, weights_.from(0, t), sums_from(q), ahead);
+        part.first = part.last;
         weights_.rescaled[t] = false;
         for (std::size_t i = 0; i < N; ++i) {
-            at[t].last = detail::seen(tile, states_.limit(q + i));
-            if (at[t].last > at[t].first)
-                detail::add_values<1, false>(at, t, t + 1, width_, weights_, i, states_.running(q + i).sums(), stride,
-                                             ahead);
+            part.last = detail::seen(tile, states_.limit(q + i));
+            if (part.last > part.first)
+                detail::add_values<1, false>(alone, width_, weights_.from(i, t), sums_from(q + i), ahead);
         }
     }
 
@@ -14125,38 +14164,6 @@ namespace kvcache::inline KVCACHE_ABI {
 
 /// Every locking policy of the library, with its default options.
 using locking_policies = std::tuple<locking::none, locking::mutex>;
-
-} // namespace kvcache
-
-// ---- kvcache/kernel/strided_rows.hpp ------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Rows of activations with a fixed stride. (rows, columns)
-struct rows_in {
-    const float* data = nullptr;
-    std::size_t rows = 0;
-    std::size_t stride = 0; ///< Floats from one row to the next.
-};
-
-/// Rows that are written, or sums that are continued, with a fixed stride. (rows, columns)
-struct rows_out {
-    float* data = nullptr;
-    std::size_t stride = 0; ///< Floats from one row to the next.
-};
-
-/// Consecutive rows [first, last).
-struct row_range {
-    std::size_t first = 0;
-    std::size_t last = 0;
-
-    [[nodiscard]] constexpr std::size_t size() const noexcept { return last - first; }
-};
-
-/// Row stride for `columns` floats with which adjacent rows do not map to the same cache sets.
-[[nodiscard]] constexpr std::size_t row_stride(std::size_t columns) noexcept {
-    return ((columns + 15) / 16 | 1) * 16;
-}
 
 } // namespace kvcache
 
