@@ -18433,9 +18433,8 @@ public:
             layer_rows_ += part_.tokens.size() * layer;
             for (std::size_t i = 0; i < part_.rows.size(); ++i)
                 if (known[part_.rows[i]].kept)
-                    made.push_back(distance(lease, part_.rows[i], known[part_.rows[i]], model_.layers()[layer],
-                                            compared == deviation_metric::keys ? pass_.keys(i) : pass_.values(i),
-                                            compared, rotation));
+                    made.push_back(
+                        distance(lease, i, known[part_.rows[i]], model_.layers()[layer], compared, rotation));
         }
         return made;
     }
@@ -18456,9 +18455,9 @@ private:
         pass_.begin(std::span(&part_, 1));
     }
 
-    // fresh: (kv_heads, head_dim), keys before RoPE.
-    [[nodiscard]] float distance(const Lease& lease, std::size_t row, const spliced_row& at, layer_id layer,
-                                 std::span<const float> fresh, deviation_metric compared, const rope* rotation) {
+    // The squared distance of row `i` of the pass from the stored row `at`.
+    [[nodiscard]] float distance(const Lease& lease, std::size_t i, const spliced_row& at, layer_id layer,
+                                 deviation_metric compared, const rope* rotation) {
         const auto pages = lease.pages();
         const std::size_t heads = lease.shape().kv_heads, dim = lease.shape().head_dim;
         const std::size_t lane = at.row % tile_tokens;
@@ -18466,8 +18465,9 @@ private:
         turn_.resize(dim);
         fresh_.resize(dim);
         const bool keys = compared == deviation_metric::keys;
+        const std::span<const float> fresh = keys ? pass_.keys(i) : pass_.values(i); // (kv_heads, head_dim), no RoPE
         if (keys && rotation != nullptr)
-            rotation->fill(static_cast<std::int64_t>(lease.first() + row) - at.base, turn_);
+            rotation->fill(static_cast<std::int64_t>(lease.first() + part_.rows[i]) - at.base, turn_);
         float sum = 0.0f;
         for (std::size_t head = 0; head < heads; ++head) {
             const auto now = fresh.subspan(head * dim, dim);
@@ -18770,13 +18770,11 @@ struct answer {
 };
 
 /// Decodes an answer token by token after a sequence whose last logits are `next`, (1, vocabulary). Each token is
-/// drawn, added to `ids`, passed to `say`, and run, unless it is the last. Returns whether a stop token ended the
-/// answer. Errors: those of generate. Requires: `ids` is empty.
+/// drawn, added to `ids`, passed to `say`, and run, unless it is the last. `under_way` is the state after the prompt.
+/// Returns whether a stop token ended the answer. Errors: those of generate. Requires: `ids` is empty.
 template <class Cache, class Model, class Say>
 [[nodiscard]] result<bool> decode_loop(pipeline<Cache, Model>& pipeline, typename Cache::sequence& behind, matrix next,
-                                       const sampler& draw, const stop_criteria& until, std::vector<token_id>& ids,
-                                       Say say) {
-    decode_state under_way(draw, until, behind.tokens(), pipeline.max_positions());
+                                       decode_state under_way, std::vector<token_id>& ids, Say say) {
     while (!under_way.over()) {
         const auto logits = row_of(std::as_const(next), 0);
         const auto token = under_way.next(logits);
@@ -18800,7 +18798,9 @@ template <class Cache, class Model, class Say>
 [[nodiscard]] result<answer<Cache>> generate(pipeline<Cache, Model>& pipeline, prefill_result<Cache> begun,
                                              const sampler& draw, const stop_criteria& until, Say say) {
     answer<Cache> made{std::move(begun)};
-    const auto stopped = decode_loop(pipeline, made.prompt.sequence, made.prompt.logits.bottomRows(1), draw, until,
+    auto& prompt = made.prompt;
+    const auto stopped = decode_loop(pipeline, prompt.sequence, prompt.logits.bottomRows(1),
+                                     decode_state(draw, until, prompt.sequence.tokens(), pipeline.max_positions()),
                                      made.ids, std::move(say));
     if (!stopped)
         return stopped.error();
@@ -18862,8 +18862,9 @@ template <class Cache, class Model, class Say>
             made.first_token = made.total;
         return static_cast<bool>(say(token, logits));
     };
-    const auto stopped =
-        decode_loop(pipeline.exact(), made.prompt.sequence, made.prompt.logits, draw, until, made.ids, timed);
+    const auto stopped = decode_loop(
+        pipeline.exact(), made.prompt.sequence, made.prompt.logits,
+        decode_state(draw, until, made.prompt.sequence.tokens(), pipeline.exact().max_positions()), made.ids, timed);
     if (!stopped)
         return stopped.error();
     made.stopped = *stopped;
