@@ -1374,6 +1374,38 @@ template <class Op>
 
 } // namespace kvcache
 
+// ---- kvcache/kernel/strided_rows.hpp ------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Rows of activations with a fixed stride. (rows, columns)
+struct rows_in {
+    const float* data = nullptr;
+    std::size_t rows = 0;
+    std::size_t stride = 0; ///< Floats from one row to the next.
+};
+
+/// Rows that are written, or sums that are continued, with a fixed stride. (rows, columns)
+struct rows_out {
+    float* data = nullptr;
+    std::size_t stride = 0; ///< Floats from one row to the next.
+};
+
+/// Consecutive rows [first, last).
+struct row_range {
+    std::size_t first = 0;
+    std::size_t last = 0;
+
+    [[nodiscard]] constexpr std::size_t size() const noexcept { return last - first; }
+};
+
+/// Row stride for `columns` floats with which adjacent rows do not map to the same cache sets.
+[[nodiscard]] constexpr std::size_t row_stride(std::size_t columns) noexcept {
+    return ((columns + 15) / 16 | 1) * 16;
+}
+
+} // namespace kvcache
+
 // ---- kvcache/attention/tile_kernels.hpp ---------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -1549,39 +1581,59 @@ inline void score(const float* queries, std::size_t head_dim, const attention_ti
         scores + (i / vectors * most_tiles) * tile_tokens + i % vectors * native_lanes);
 }
 
+/// Softmax weights of the values for consecutive queries and tiles: a view. Lanes that a query does not see have weight
+/// zero.
+struct query_weights {
+    const float* lanes = nullptr;   ///< (queries, most_tiles, 16)
+    const float* rescale = nullptr; ///< Factor of the sums before a tile is added. (queries, most_tiles)
+    const bool* rescaled = nullptr; ///< Whether any of these factors is not one. (tiles)
+
+    /// The same from query `q` and tile `t` on.
+    [[nodiscard]] query_weights from(std::size_t q, std::size_t t) const noexcept {
+        return {lanes_of(q, t), rescale + q * most_tiles + t, rescaled + t};
+    }
+    [[nodiscard]] const float* lanes_of(std::size_t q, std::size_t t) const noexcept {
+        return lanes + (q * most_tiles + t) * tile_tokens;
+    }
+    [[nodiscard]] float rescale_of(std::size_t q, std::size_t t) const noexcept { return rescale[q * most_tiles + t]; }
+};
+
 /// Softmax weights of the values.
 struct tile_weights {
     static constexpr std::size_t rows = (max_queries + 3) / 4 * 4; ///< Rounded up, so that whole vectors fit.
     alignas(64) float lanes[max_queries][most_tiles][tile_tokens];
     alignas(64) float rescale[rows][most_tiles]; ///< Factor of the sums before a tile is added.
     bool rescaled[most_tiles];                   ///< Whether any of these factors is not one.
+
+    /// The weights from query `q` and tile `t` on.
+    [[nodiscard]] query_weights from(std::size_t q, std::size_t t) const noexcept {
+        return {lanes[q][t], rescale[q] + t, rescaled + t};
+    }
 };
 
-/// Adds the weighted values of tiles [begin, end) to the sums of N queries, in 16 * Columns elements from `column` on:
-/// one chain over ascending lanes. `to`: the first query's sums, `stride` floats from one query to the next. `first`:
-/// index of the first query among the weights.
+/// Adds the weighted values of tiles to the sums of N queries, in 16 * Columns elements from `column` on: one chain
+/// over ascending lanes. `to`: the sums. (N, width)
 template <std::size_t N, std::size_t Columns, bool Ahead>
-inline void add_columns(const attention_tile* tiles, std::size_t begin, std::size_t end, std::size_t width,
-                        std::size_t column, const tile_weights& weights, std::size_t first, float* to,
-                        std::size_t stride, tile_fetch& ahead) {
+inline void add_columns(std::span<const attention_tile> tiles, std::size_t width, std::size_t column,
+                        const query_weights& weights, rows_out to, tile_fetch& ahead) {
     constexpr std::size_t vectors = Columns * native_parts;
     native_floats sums[N * vectors];
-    float* const own = to + column;
+    float* const own = to.data + column;
     KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i] =
-        native_floats::load_unaligned(own + i / vectors * stride + i % vectors * native_lanes);
+        native_floats::load_unaligned(own + i / vectors * to.stride + i % vectors * native_lanes);
     const auto step = [&](const float* values, const float* of_lane) KVCACHE_INLINE {
         add_outer<N, vectors>(
             sums, [&](std::size_t i) KVCACHE_INLINE { return of_lane[i * most_tiles * tile_tokens]; },
             [&](std::size_t j) KVCACHE_INLINE { return native_floats::load_unaligned(values + j * native_lanes); });
     };
-    for (std::size_t t = begin; t < end; ++t) {
+    for (std::size_t t = 0; t < tiles.size(); ++t) {
         if (weights.rescaled[t])
             KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
-                const native_floats rescale(weights.rescale[first + i][t]);
+                const native_floats rescale(weights.rescale_of(i, t));
                 KVCACHE_UNROLL for (std::size_t j = 0; j < vectors; ++j) sums[i * vectors + j] =
                     sums[i * vectors + j] * rescale;
             }
-        const float* of_lane = weights.lanes[first][t] + tiles[t].first;
+        const float* of_lane = weights.lanes_of(0, t) + tiles[t].first;
         const float* values = tiles[t].values + column + tiles[t].first * width;
         std::size_t lanes = tiles[t].last - tiles[t].first;
         if constexpr (Ahead) {
@@ -1593,30 +1645,29 @@ inline void add_columns(const attention_tile* tiles, std::size_t begin, std::siz
             }
         } else {
             // Tiles that are contiguous in memory, as their weights are, form one long loop.
-            for (; t + 1 < end && !weights.rescaled[t + 1] && tiles[t].last == tile_tokens && tiles[t + 1].first == 0 &&
-                   tiles[t + 1].values == tiles[t].values + tile_tokens * width;
+            for (; t + 1 < tiles.size() && !weights.rescaled[t + 1] && tiles[t].last == tile_tokens &&
+                   tiles[t + 1].first == 0 && tiles[t + 1].values == tiles[t].values + tile_tokens * width;
                  ++t)
                 lanes += tiles[t + 1].last;
         }
         for (; lanes > 0; --lanes, values += width, ++of_lane)
             step(values, of_lane);
     }
-    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i].store_unaligned(own + i / vectors * stride +
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i].store_unaligned(own + i / vectors * to.stride +
                                                                                          i % vectors * native_lanes);
 }
 
 /// The same for all columns.
 template <std::size_t N, bool Ahead>
-inline void add_values(const attention_tile* tiles, std::size_t begin, std::size_t end, std::size_t width,
-                       const tile_weights& weights, std::size_t first, float* to, std::size_t stride,
-                       tile_fetch& ahead) {
+inline void add_values(std::span<const attention_tile> tiles, std::size_t width, const query_weights& weights,
+                       rows_out to, tile_fetch& ahead) {
     constexpr std::size_t many = columns_together(N);
     std::size_t column = 0;
     for (; column + 16 * many <= width; column += 16 * many)
-        add_columns<N, many, Ahead>(tiles, begin, end, width, column, weights, first, to, stride, ahead);
+        add_columns<N, many, Ahead>(tiles, width, column, weights, to, ahead);
     if constexpr (many > 1)
         for (; column < width; column += 16)
-            add_columns<N, 1, false>(tiles, begin, end, width, column, weights, first, to, stride, ahead);
+            add_columns<N, 1, false>(tiles, width, column, weights, to, ahead);
 }
 
 } // namespace detail
@@ -3124,51 +3175,42 @@ inline void score_channels(quantized_queries<int8_operand>& queries, const codec
             .store(scores + i * most_tiles * tile_tokens);
 }
 
-/// Softmax weights of a tile's values, for each query. Lanes that a query does not see have weight zero.
-struct code_weights {
-    const float* lanes;   ///< (N, most_tiles, 16)
-    const float* rescale; ///< Factor of the sums before the tile is added. (N, most_tiles)
-    bool rescaled;
-
-    [[nodiscard]] const float* of(std::size_t query) const noexcept { return lanes + query * most_tiles * tile_tokens; }
-    [[nodiscard]] float rescale_of(std::size_t query) const noexcept { return rescale[query * most_tiles]; }
-};
-
-/// Adds weighted values to the sums of N queries, for 16 * Columns elements: one chain over ascending lanes.
-template <std::size_t N, std::size_t Columns, class Reader>
-inline void add_strips(const Reader& values, std::size_t column, const code_weights& weights, float* to,
-                       std::size_t stride, const code_fetch& ahead, std::size_t t) noexcept {
-    KVCACHE_UNROLL for (std::size_t c = 0; c < Columns; ++c) ahead.fetch(t, ahead.with_column(column + c));
+/// Adds the weighted values of a tile to the sums of N queries, for 16 * Columns elements: one chain over ascending
+/// lanes. `to`: the sums of the elements. `fetch(column)` prefetches what comes soon.
+template <std::size_t N, std::size_t Columns, class Reader, class Fetch>
+inline void add_strips(const Reader& values, std::size_t column, const query_weights& weights, rows_out to,
+                       const Fetch& fetch) noexcept {
+    KVCACHE_UNROLL for (std::size_t c = 0; c < Columns; ++c) fetch(column + c);
     constexpr std::size_t vectors = Columns * native_parts;
     native_floats sums[N * vectors];
     KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i] =
-        native_floats::load_unaligned(to + i / vectors * stride + i % vectors * native_lanes);
-    if (weights.rescaled)
+        native_floats::load_unaligned(to.data + i / vectors * to.stride + i % vectors * native_lanes);
+    if (*weights.rescaled)
         KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i] =
-            sums[i] * native_floats(weights.rescale_of(i / vectors));
+            sums[i] * native_floats(weights.rescale_of(i / vectors, 0));
     for (std::size_t lane = 0; lane < tile_tokens; ++lane)
         KVCACHE_UNROLL for (std::size_t c = 0; c < Columns; ++c) {
             const f32x16 numbers = values(lane, column + c);
             KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
-                const native_floats weight(weights.of(i)[lane]);
+                const native_floats weight(weights.lanes_of(i, 0)[lane]);
                 KVCACHE_UNROLL for (std::size_t p = 0; p < native_parts; ++p) {
                     auto& sum = sums[i * vectors + c * native_parts + p];
                     sum = fused(weight, numbers.part[p], sum);
                 }
             }
         }
-    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i].store_unaligned(to + i / vectors * stride +
-                                                                                         i % vectors * native_lanes);
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i].store_unaligned(
+        to.data + i / vectors * to.stride + i % vectors * native_lanes);
 }
 
-/// The same for columns [column, last), Columns at a time, then in halves.
-template <std::size_t N, std::size_t Columns, class Reader>
-inline void add_columns_of(const Reader& values, std::size_t column, std::size_t last, const code_weights& weights,
-                           float* to, std::size_t stride, const code_fetch& ahead, std::size_t t) noexcept {
+/// The same for columns [column, last), Columns at a time, then in halves. `to`: the sums of column 0.
+template <std::size_t N, std::size_t Columns, class Reader, class Fetch>
+inline void add_columns_of(const Reader& values, std::size_t column, std::size_t last, const query_weights& weights,
+                           rows_out to, const Fetch& fetch) noexcept {
     for (; column + Columns <= last; column += Columns)
-        add_strips<N, Columns>(values, column, weights, to + column * 16, stride, ahead, t);
+        add_strips<N, Columns>(values, column, weights, rows_out{to.data + column * 16, to.stride}, fetch);
     if constexpr (Columns > 1)
-        add_columns_of<N, Columns / 2>(values, column, last, weights, to, stride, ahead, t);
+        add_columns_of<N, Columns / 2>(values, column, last, weights, to, fetch);
 }
 
 } // namespace kvcache::detail
@@ -3196,11 +3238,11 @@ public:
 
     /// `groups`: groups of head_dim; 1 with channels.
     void take(const codec::quantized_operand& values, std::size_t head_dim, std::size_t groups,
-              const code_weights& weights) noexcept {
+              const query_weights& weights) noexcept {
         codes_ = codec::detail::packed_quants<Bits>(codec::kv_kind::values, head_dim).view(values.codes, values.table);
         scales_ = values.scales;
         columns_ = padded_head_dim(head_dim) / 16;
-        rescaled_ = weights.rescaled;
+        rescaled_ = *weights.rescaled;
         rescale_ = weights.rescale;
         f32x16 most = f32x16::broadcast(1.0f); // largest magnitude of a lane's scales
         if constexpr (!Channels) {
@@ -3210,7 +3252,7 @@ public:
         }
         f32x16 lanes[N], sizes[N];
         KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
-            lanes[i] = f32x16::load(weights.of(i));
+            lanes[i] = f32x16::load(weights.lanes_of(i, 0));
             sizes[i] = lanes[i] * most;
         }
         if constexpr (Channels)
@@ -3272,21 +3314,22 @@ private:
     column_weights<Bits, Linear, N> whole_[at_once];
 };
 
-/// Adds the weighted values of tiles [begin, end) to the sums of N queries, in all columns. The weights of all tiles
-/// are quantized first, so that no tile waits for another's sums. `tile(t)` gives the values, all in one format and
-/// group; `weights(t)` gives the weights. Prefetches `ahead` meanwhile.
-template <unsigned Bits, bool Linear, bool Channels, std::size_t N, class Tile, class Weights>
-inline void add_dots(std::size_t begin, std::size_t end, const Tile& tile, const Weights& weights, std::size_t head_dim,
-                     float* to, std::size_t stride, const code_fetch& ahead) noexcept {
+/// Adds the weighted values of the tiles from `begin` on to the sums of N queries, in all columns. The weights of all
+/// tiles are quantized first, so that no tile waits for another's sums. The values are all in one format and group.
+/// `to`: the sums. (N, padded_head_dim) Prefetches `ahead` meanwhile.
+template <unsigned Bits, bool Linear, bool Channels, std::size_t N>
+inline void add_dots(std::span<const attention_tile> tiles, std::size_t begin, const query_weights& weights,
+                     std::size_t head_dim, rows_out to, const code_fetch& ahead) noexcept {
     using taking = weighted_tile<Bits, Linear, Channels, N>;
-    const codec::quantized_operand& like = tile(begin);
+    const std::size_t end = tiles.size();
+    const codec::quantized_operand& like = tiles[begin].codes.values;
     const std::size_t columns = padded_head_dim(head_dim) / 16;
     const std::size_t each = Channels ? columns : (like.group + 15) / 16; // columns of a group
     const std::size_t groups = (columns + each - 1) / each;
     taking taken[most_tiles];
     for (std::size_t t = begin; t < end; ++t) {
         ahead.fetch(t, ahead.before_weighing());
-        taken[t].take(tile(t), head_dim, groups, weights(t));
+        taken[t].take(tiles[t].codes.values, head_dim, groups, weights.from(0, t));
     }
     for (std::size_t first = 0; first < groups; first += taking::at_once) {
         const std::size_t last = std::min(first + taking::at_once, groups);
@@ -3299,12 +3342,12 @@ inline void add_dots(std::size_t begin, std::size_t end, const Tile& tile, const
                 const auto bytes = ahead.with_column(column);
                 f32x16 sums[N];
                 KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] =
-                    f32x16::load(to + i * stride + column * 16);
+                    f32x16::load(to.data + i * to.stride + column * 16);
                 for (std::size_t t = begin; t < end; ++t) {
                     ahead.fetch(t, bytes);
                     taken[t].add(column, g, sums);
                 }
-                KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i].store(to + i * stride + column * 16);
+                KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i].store(to.data + i * to.stride + column * 16);
             }
     }
 }
@@ -3387,11 +3430,11 @@ public:
         return a.format == b.format && a.table == b.table && a.group == b.group;
     }
 
-    /// Adds the weighted values of tiles [begin, end), whose values go together, to the sums of `count` queries, up to
-    /// Most at a time. `q`: index of the first query among the weights. `stride`: floats from one query's sums to the
-    /// next. Lanes that a query does not see have weight zero. Prefetches `ahead` meanwhile.
-    void add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end, const tile_weights& weights,
-             std::size_t q, std::size_t count, float* to, std::size_t stride, const code_fetch& ahead) const;
+    /// Adds the weighted values of the tiles from `begin` on, whose values go together, to the sums of `count` queries,
+    /// up to Most at a time. `weights`: of these queries and all tiles. `to`: the sums. (count, padded_head_dim)
+    /// Prefetches `ahead` meanwhile.
+    void add(std::span<const attention_tile> tiles, std::size_t begin, const query_weights& weights, std::size_t count,
+             rows_out to, const code_fetch& ahead) const;
 
 private:
     template <class Number>
@@ -3535,32 +3578,28 @@ void quantized_tiles<Most>::score(std::span<const attention_tile> tiles, const f
 }
 
 template <std::size_t Most>
-void quantized_tiles<Most>::add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
-                                const tile_weights& weights, std::size_t q, std::size_t count, float* to,
-                                std::size_t stride, const code_fetch& ahead) const {
+void quantized_tiles<Most>::add(std::span<const attention_tile> tiles, std::size_t begin, const query_weights& weights,
+                                std::size_t count, rows_out to, const code_fetch& ahead) const {
     const auto for_some = [&](const auto& body) {
         together<Most>(0, count, [&]<std::size_t N>(std::size_t i) {
-            body(
-                [&weights, first = q + i](std::size_t t) {
-                    return code_weights{weights.lanes[first][t], weights.rescale[first] + t, weights.rescaled[t]};
-                },
-                to + i * stride, std::integral_constant<std::size_t, N>{});
+            body(weights.from(i, 0), rows_out{to.data + i * to.stride, to.stride},
+                 std::integral_constant<std::size_t, N>{});
         });
     };
     const auto by_numbers = [&]<class Number>(const Number*) {
-        for_some([&](const auto& own, float* sums, auto n) {
+        for_some([&](const query_weights& own, rows_out sums, auto n) {
             constexpr std::size_t some = decltype(n)::value;
-            for (std::size_t t = begin; t < end; ++t)
+            for (std::size_t t = begin; t < tiles.size(); ++t)
                 add_columns_of<some, columns_together(some)>(
                     wide_reader<Number>{reinterpret_cast<const Number*>(tiles[t].codes.values.codes), width_ / 16}, 0,
-                    width_ / 16, own(t), sums, stride, ahead, t);
+                    width_ / 16, own.from(0, t), sums,
+                    [&](std::size_t column) KVCACHE_INLINE { ahead.fetch(t, ahead.with_column(column)); });
         });
     };
     const auto by_dots = [&](auto bits, auto linear, auto channels) {
-        for_some([&](const auto& own, float* sums, auto n) {
+        for_some([&](const query_weights& own, rows_out sums, auto n) {
             add_dots<decltype(bits)::value, decltype(linear)::value, decltype(channels)::value, decltype(n)::value>(
-                begin, end, [&](std::size_t t) -> const codec::quantized_operand& { return tiles[t].codes.values; },
-                own, head_dim_, sums, stride, ahead);
+                tiles, begin, own, head_dim_, sums, ahead);
         });
     };
     const codec::quantized_operand& values = tiles[begin].codes.values;
@@ -3597,9 +3636,9 @@ void quantized_tiles<Most>::add(std::span<const attention_tile> tiles, std::size
 #if KVCACHE_COMPILED
 extern template void quantized_tiles<queries_of_codes>::score(std::span<const attention_tile>, const float*,
                                                               std::size_t, std::size_t, float*, const code_fetch&);
-extern template void quantized_tiles<queries_of_codes>::add(std::span<const attention_tile>, std::size_t, std::size_t,
-                                                            const tile_weights&, std::size_t, std::size_t, float*,
-                                                            std::size_t, const code_fetch&) const;
+extern template void quantized_tiles<queries_of_codes>::add(std::span<const attention_tile>, std::size_t,
+                                                            const query_weights&, std::size_t, rows_out,
+                                                            const code_fetch&) const;
 #endif
 
 } // namespace kvcache::detail
@@ -4120,13 +4159,12 @@ private:
         for (; at_once > 1 && t < count; ++t)
             detail::score<N, 1, false>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], fetch);
 
-        float* const sums = states_.running(q).sums();
         if (ahead) {
             softmax_tile<fetches>(seen, whole, q, N, fetch);
-            detail::add_values<N, fetches>(tiles.data(), 0, whole, width_, weights_, 0, sums, states_.stride(), fetch);
+            detail::add_values<N, fetches>(tiles.first(whole), width_, weights_.from(0, 0), sums_from(q), fetch);
         } else {
             softmax_tile<false>(seen, whole, q, N, fetch);
-            detail::add_values<N, false>(tiles.data(), 0, whole, width_, weights_, 0, sums, states_.stride(), fetch);
+            detail::add_values<N, false>(tiles.first(whole), width_, weights_.from(0, 0), sums_from(q), fetch);
         }
         for (t = whole; t < count; ++t)
             add_ragged<N>(tiles[t], t, q, limits.least);
@@ -4136,7 +4174,7 @@ private:
     template <std::size_t Most>
     void take_quantized(detail::quantized_tiles<Most>& quantized, std::span<const attention_tile> tiles,
                         std::size_t begin, std::size_t group) {
-        const std::size_t q = packed_.first() + begin, stride = states_.stride();
+        const std::size_t q = packed_.first() + begin;
         const auto limits = states_.limits_of(q, group);
         tiles = limits.seen(tiles);
         if (tiles.empty())
@@ -4151,14 +4189,17 @@ private:
                 while (end < tiles.size() && limits.see_whole(tiles[end]) &&
                        detail::quantized_tiles<Most>::go_together(tiles[t].codes.values, tiles[end].codes.values))
                     ++end;
-                quantized.add(tiles, t, end, weights_, 0, group, states_.running(q).sums(), stride, ahead);
+                quantized.add(tiles.first(end), t, weights_.from(0, 0), group, sums_from(q), ahead);
                 continue;
             }
             for (std::size_t i = 0; i < group; ++i)
                 if (detail::seen(tiles[t], states_.limit(q + i)) > tiles[t].first)
-                    quantized.add(tiles, t, end, weights_, i, 1, states_.running(q + i).sums(), stride, ahead);
+                    quantized.add(tiles.first(end), t, weights_.from(i, 0), 1, sums_from(q + i), ahead);
         }
     }
+
+    // The running sums of the queries from `q` on. (queries, width)
+    [[nodiscard]] rows_out sums_from(std::size_t q) noexcept { return {states_.running(q).sums(), states_.stride()}; }
 
     // Whether two tiles are read by the same kernel.
     [[nodiscard]] static bool alike(const attention_tile& a, const attention_tile& b) noexcept {
@@ -4168,19 +4209,17 @@ private:
     // A tile that some queries see only in part: first the lanes that all queries see, then the others query by query.
     template <std::size_t N>
     void add_ragged(const attention_tile& tile, std::size_t t, std::size_t q, std::size_t least) {
-        const std::size_t stride = states_.stride();
-        attention_tile at[most_tiles];
-        detail::tile_fetch ahead({at, 1}, width_); // prefetches nothing
-        at[t] = tile;
-        at[t].last = detail::seen(tile, least);
-        detail::add_values<N, false>(at, t, t + 1, width_, weights_, 0, states_.running(q).sums(), stride, ahead);
-        at[t].first = at[t].last;
+        attention_tile part = tile;
+        const std::span<const attention_tile> alone(&part, 1);
+        detail::tile_fetch ahead(alone, width_); // prefetches nothing
+        part.last = detail::seen(tile, least);
+        detail::add_values<N, false>(alone, width_, weights_.from(0, t), sums_from(q), ahead);
+        part.first = part.last;
         weights_.rescaled[t] = false;
         for (std::size_t i = 0; i < N; ++i) {
-            at[t].last = detail::seen(tile, states_.limit(q + i));
-            if (at[t].last > at[t].first)
-                detail::add_values<1, false>(at, t, t + 1, width_, weights_, i, states_.running(q + i).sums(), stride,
-                                             ahead);
+            part.last = detail::seen(tile, states_.limit(q + i));
+            if (part.last > part.first)
+                detail::add_values<1, false>(alone, width_, weights_.from(i, t), sums_from(q + i), ahead);
         }
     }
 
@@ -13852,28 +13891,6 @@ using locking_policies = std::tuple<locking::none, locking::mutex>;
 
 } // namespace kvcache
 
-// ---- kvcache/kernel/strided_rows.hpp ------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Rows of activations with a fixed stride. (rows, columns)
-struct rows_in {
-    const float* data = nullptr;
-    std::size_t rows = 0;
-    std::size_t stride = 0; ///< Floats from one row to the next.
-};
-struct rows_out {
-    float* data = nullptr;
-    std::size_t stride = 0;
-};
-
-/// Row stride for `columns` floats with which adjacent rows do not map to the same cache sets.
-[[nodiscard]] constexpr std::size_t row_stride(std::size_t columns) noexcept {
-    return ((columns + 15) / 16 | 1) * 16;
-}
-
-} // namespace kvcache
-
 // ---- kvcache/model/activations.hpp --------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -14334,6 +14351,8 @@ inline constexpr std::size_t far_ahead = 1536;
 // Computes a tile of Rows x Strips * Width * 16 outputs, each its own chain of fused multiply-adds over ascending
 // inputs, started at zero or continued. The weights of strip s, Width panels wide, begin at w + s * strip. The tile
 // decides only which chains run together, never the order within one.
+// More than six parameters: it is called for each register tile, with other pointers each time; a struct of them is
+// passed in memory, where each call would write and read it.
 template <std::size_t Rows, std::size_t Strips, std::size_t Width, weight_format Weight>
 inline void gemm_microkernel(const float* x, std::size_t x_stride, const Weight* w, std::size_t strip,
                              std::size_t inputs, float* y, std::size_t y_stride, std::size_t outputs, bool begin) {
@@ -14611,6 +14630,8 @@ struct bytes_ahead {
 // AVX-512 they are prefetched four inputs ahead. Weights other than float32 are widened and also written to `wide`,
 // from which later rows read them. Not inlined: inside a larger function GCC runs out of registers. Requires: `inputs`
 // is a multiple of 4.
+// More than six parameters: it is called for each register tile; the pointers and strides that its loops use are passed
+// in registers, and a struct of them would be passed in memory.
 template <std::size_t Rows, std::size_t Panels, weight_format Weight>
 [[gnu::noinline]] inline void packed_microkernel(const float* x, const Weight* w, [[maybe_unused]] float* wide,
                                                  std::size_t inputs, float* y, std::size_t y_stride,
@@ -14681,9 +14702,9 @@ public:
 
     // Unpacked rows, for the inputs from `k` on: the up to three inputs left over by packing. Without inputs it writes
     // zeros.
-    void run_rest(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last, std::size_t k) const {
+    void run_rest(row_range rows, std::size_t strip, std::size_t last, std::size_t k) const {
         for (; strip < last; ++strip)
-            run_strip(row, last_row, strip, k, w_.inputs() - k);
+            run_strip(rows, strip, k, w_.inputs() - k);
     }
 
     // Number of input blocks of packed rows; blocks are multiples of 4 inputs.
@@ -14693,23 +14714,36 @@ public:
     }
 
     // Packs the rows of a tile for one block of inputs.
-    void pack_tile(std::size_t row, std::size_t last_row, std::size_t tile, std::size_t block, float* packed) const {
-        const row_tiles tiles(last_row - row);
+    void pack_tile(row_range rows, std::size_t tile, std::size_t block, float* packed) const {
+        const row_tiles tiles(rows.size());
         const std::size_t k = packed_input(block), inputs = packed_input(block + 1) - k;
         if (tile < tiles.count)
-            pack_a(x_.data + (row + tiles.row(tile)) * x_.stride + k, x_.stride, tiles.rows(tile), inputs,
+            pack_a(x_.data + (rows.first + tiles.row(tile)) * x_.stride + k, x_.stride, tiles.rows(tile), inputs,
                    packed + tile * inputs * packed_rows);
     }
     // Unpacked rows of a block of inputs, to prefetch; null if there are no such rows.
     [[nodiscard]] const float* unpacked(std::size_t row, std::size_t block) const {
         return row < x_.rows ? x_.data + row * x_.stride + packed_input(block) : nullptr;
     }
-    // Packed rows with some strips. The first and the last strip may be partial: `cut` pieces a strip, by rows. `soon`:
-    // rows that are packed next, or null.
-    void run_packed(std::size_t row, std::size_t last_row, std::size_t piece, std::size_t last, std::size_t cut,
-                    std::size_t block, const float* packed, const float* soon) const {
+
+    // Packed rows from `row` on, for a block of inputs from `k` on; and the rows that are packed next, or null.
+    struct packed_block {
+        const float* numbers;
+        const float* soon;
+        std::size_t row;
+        row_tiles tiles;
+        std::size_t k, inputs;
+    };
+
+    // The rows whose tiles pack_tile() wrote to `numbers`. `soon`: rows that are packed next, or null.
+    [[nodiscard]] packed_block packed(row_range rows, std::size_t block, const float* numbers,
+                                      const float* soon) const {
         const std::size_t k = packed_input(block);
-        const packed_block rows{packed, soon, row, row_tiles(last_row - row), k, packed_input(block + 1) - k};
+        return {numbers, soon, rows.first, row_tiles(rows.size()), k, packed_input(block + 1) - k};
+    }
+
+    // Packed rows with some strips. The first and the last strip may be partial: `cut` pieces a strip, by rows.
+    void run_packed(const packed_block& rows, std::size_t piece, std::size_t last, std::size_t cut) const {
         for (std::size_t next; piece < last; piece = next) {
             const std::size_t strip = piece / cut;
             next = std::min(last, (strip + 1) * cut);
@@ -14748,15 +14782,6 @@ private:
     // Buffer for a strip's weights of a block of inputs, widened to float32.
     struct wide_weights {
         alignas(line_bytes) float data[std::same_as<Weight, float> ? 1 : block_inputs * matrix::strip_width];
-    };
-
-    // Packed rows from `row` on, for a block of inputs from `k` on; and the rows that are packed next, or null.
-    struct packed_block {
-        const float* numbers;
-        const float* soon;
-        std::size_t row;
-        row_tiles tiles;
-        std::size_t k, inputs;
     };
 
     // Some tiles with one strip. Prefetches meanwhile: the weights of the next strip in memory, which usually runs
@@ -14803,11 +14828,11 @@ private:
     }
 
     // The same with unpacked rows.
-    void run_strip(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t k, std::size_t inputs) const {
+    void run_strip(row_range rows, std::size_t strip, std::size_t k, std::size_t inputs) const {
         const std::size_t output = strip * matrix::strip_width;
-        const row_tiles tiles(last_row - row);
+        const row_tiles tiles(rows.size());
         for (std::size_t t = 0; t < tiles.count; ++t) {
-            const std::size_t at = row + tiles.row(t);
+            const std::size_t at = rows.first + tiles.row(t);
             with_rows<packed_rows, fewest_rows>(tiles.rows(t), [&]<std::size_t Rows> {
                 with_rows<matrix::strip_panels>(w_.width(strip) / matrix::panel_width, [&]<std::size_t Panels> {
                     gemm_microkernel<Rows, 1, Panels>(x_.data + at * x_.stride + k, x_.stride, weights(strip, k), 0,
@@ -14857,6 +14882,7 @@ void gemm(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, t
         return std::min(x.rows, (x.rows * b / row_blocks + detail::packed_rows - 1) / detail::packed_rows *
                                     detail::packed_rows);
     };
+    const auto rows_of = [&](std::size_t b) { return row_range{block_at(b), block_at(b + 1)}; };
     // Calls body(row block, first, last) for the jobs [begin, end), where each row block has `jobs` jobs.
     const auto each_block = [&](std::size_t jobs, std::size_t begin, std::size_t end, auto body) {
         for (std::size_t last; begin < end; begin = last) {
@@ -14877,16 +14903,14 @@ void gemm(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, t
         for (std::size_t k = 0; k < block.packed_blocks(); ++k) {
             threads.parallel_for(blocks * tiles, x.rows * w.inputs(), [&](std::size_t begin, std::size_t end) {
                 for (std::size_t t = begin; t < end; ++t)
-                    block.pack_tile(block_at(first + t / tiles), block_at(first + t / tiles + 1), t % tiles, k,
-                                    packed + t / tiles * room);
+                    block.pack_tile(rows_of(first + t / tiles), t % tiles, k, packed + t / tiles * room);
             });
             threads.parallel_for_strided(blocks * strips, cut, work, [&](std::size_t begin, std::size_t end) {
                 each_block(strips * cut, begin, end, [&](std::size_t b, std::size_t piece, std::size_t last) {
                     const float* soon = k + 1 < block.packed_blocks()
                                             ? block.unpacked(block_at(first + b), k + 1)
                                             : block.unpacked(block_at(first + b + at_once), 0);
-                    block.run_packed(block_at(first + b), block_at(first + b + 1), piece, last, cut, k,
-                                     packed + b * room, soon);
+                    block.run_packed(block.packed(rows_of(first + b), k, packed + b * room, soon), piece, last, cut);
                 });
             });
         }
@@ -14894,7 +14918,7 @@ void gemm(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, t
     if (const std::size_t k = w.inputs() / 4 * 4; k < w.inputs() || k == 0)
         threads.parallel_for_strided(row_blocks * strips, 1, work, [&](std::size_t begin, std::size_t end) {
             each_block(strips, begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
-                block.run_rest(block_at(b), block_at(b + 1), strip, last, k);
+                block.run_rest(rows_of(b), strip, last, k);
             });
         });
 }
@@ -15439,16 +15463,17 @@ inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w,
         }
 }
 
-// Rows [row, last) with the outputs of up to Wide panels, in tiles of at most Tall rows, as equal as possible.
+// Some rows with the outputs of up to Wide panels, in tiles of at most Tall rows, as equal as possible.
 template <std::size_t Tall, std::size_t Wide>
-void int8_tiles(const int8_rows& x, std::size_t row, std::size_t last, const int8_matrix& w, std::size_t panel,
-                std::size_t panels, const rows_out& y) {
-    for (std::size_t tiles = (last - row + Tall - 1) / Tall; tiles > 0; --tiles) {
-        const std::size_t rows = (last - row + tiles - 1) / tiles;
+void int8_tiles(const int8_rows& x, row_range left, const int8_matrix& w, std::size_t panel, std::size_t panels,
+                const rows_out& y) {
+    for (std::size_t tiles = (left.size() + Tall - 1) / Tall; tiles > 0; --tiles) {
+        const std::size_t rows = (left.size() + tiles - 1) / tiles;
         with_rows<Tall>(rows, [&]<std::size_t Rows> {
-            with_rows<Wide>(panels, [&]<std::size_t Panels> { int8_tile<Rows, Panels>(x, row, w, panel, 1, y); });
+            with_rows<Wide>(panels,
+                            [&]<std::size_t Panels> { int8_tile<Rows, Panels>(x, left.first, w, panel, 1, y); });
         });
-        row += rows;
+        left.first += rows;
     }
 }
 
@@ -15461,7 +15486,7 @@ void int8_streams(const int8_rows& x, const int8_matrix& w, std::size_t panel, s
 }
 
 #if KVCACHE_COMPILED
-extern template void int8_tiles<int8_rows_together, int8_panels_together>(const int8_rows&, std::size_t, std::size_t,
+extern template void int8_tiles<int8_rows_together, int8_panels_together>(const int8_rows&, row_range,
                                                                           const int8_matrix&, std::size_t, std::size_t,
                                                                           const rows_out&);
 extern template void int8_streams<int8_panels_of_one>(const int8_rows&, const int8_matrix&, std::size_t, std::size_t,
@@ -15484,7 +15509,7 @@ inline void int8_blocks(const int8_rows& x, std::size_t rows, const int8_matrix&
         for (std::size_t job = begin; job < end; ++job) {
             const std::size_t first = job / strips * block, strip = job % strips;
             const std::size_t panel = w.panels() * strip / strips, behind = w.panels() * (strip + 1) / strips;
-            int8_tiles<Tall, Wide>(x, first, std::min(first + block, rows), w, panel, behind - panel, y);
+            int8_tiles<Tall, Wide>(x, {first, std::min(first + block, rows)}, w, panel, behind - panel, y);
         }
     });
 }
@@ -18507,9 +18532,8 @@ public:
             layer_rows_ += part_.tokens.size() * layer;
             for (std::size_t i = 0; i < part_.rows.size(); ++i)
                 if (known[part_.rows[i]].kept)
-                    made.push_back(distance(lease, part_.rows[i], known[part_.rows[i]], model_.layers()[layer],
-                                            compared == deviation_metric::keys ? pass_.keys(i) : pass_.values(i),
-                                            compared, rotation));
+                    made.push_back(
+                        distance(lease, i, known[part_.rows[i]], model_.layers()[layer], compared, rotation));
         }
         return made;
     }
@@ -18530,17 +18554,18 @@ private:
         pass_.begin(std::span(&part_, 1));
     }
 
-    // fresh: (kv_heads, head_dim), keys before RoPE.
-    [[nodiscard]] float distance(const Lease& lease, std::size_t row, const spliced_row& at, layer_id layer,
-                                 std::span<const float> fresh, deviation_metric compared, const rope* rotation) {
+    // The squared distance of row `i` of the pass from the stored row `at`.
+    [[nodiscard]] float distance(const Lease& lease, std::size_t i, const spliced_row& at, layer_id layer,
+                                 deviation_metric compared, const rope* rotation) {
         const std::size_t heads = lease.shape().kv_heads, dim = lease.shape().head_dim;
         const std::size_t lane = at.row % tile_tokens;
         scratch_.resize(std::max(dim, padded_head_dim(dim)) * tile_tokens);
         turn_.resize(dim);
         fresh_.resize(dim);
         const bool keys = compared == deviation_metric::keys;
+        const std::span<const float> fresh = keys ? pass_.keys(i) : pass_.values(i); // (kv_heads, head_dim), no RoPE
         if (keys && rotation != nullptr)
-            rotation->fill(static_cast<std::int64_t>(lease.first() + row) - at.base, turn_);
+            rotation->fill(static_cast<std::int64_t>(lease.first() + part_.rows[i]) - at.base, turn_);
         float sum = 0.0f;
         for (std::size_t head = 0; head < heads; ++head) {
             const auto now = fresh.subspan(head * dim, dim);
@@ -18846,13 +18871,11 @@ struct answer {
 };
 
 /// Decodes an answer token by token after a sequence whose last logits are `next`, (1, vocabulary). Each token is
-/// drawn, added to `ids`, passed to `say`, and run, unless it is the last. Returns whether a stop token ended the
-/// answer. Errors: those of generate. Requires: `ids` is empty.
+/// drawn, added to `ids`, passed to `say`, and run, unless it is the last. `under_way` is the state after the prompt.
+/// Returns whether a stop token ended the answer. Errors: those of generate. Requires: `ids` is empty.
 template <class Cache, class Model, class Say>
 [[nodiscard]] result<bool> decode_loop(pipeline<Cache, Model>& pipeline, typename Cache::sequence& behind, matrix next,
-                                       const sampler& draw, const stop_criteria& until, std::vector<token_id>& ids,
-                                       Say say) {
-    decode_state under_way(draw, until, behind.tokens(), pipeline.max_positions());
+                                       decode_state under_way, std::vector<token_id>& ids, Say say) {
     while (!under_way.over()) {
         const auto logits = row_of(std::as_const(next), 0);
         const auto token = under_way.next(logits);
@@ -18876,7 +18899,9 @@ template <class Cache, class Model, class Say>
 [[nodiscard]] result<answer<Cache>> generate(pipeline<Cache, Model>& pipeline, prefill_result<Cache> begun,
                                              const sampler& draw, const stop_criteria& until, Say say) {
     answer<Cache> made{std::move(begun)};
-    const auto stopped = decode_loop(pipeline, made.prompt.sequence, made.prompt.logits.bottomRows(1), draw, until,
+    auto& prompt = made.prompt;
+    const auto stopped = decode_loop(pipeline, prompt.sequence, prompt.logits.bottomRows(1),
+                                     decode_state(draw, until, prompt.sequence.tokens(), pipeline.max_positions()),
                                      made.ids, std::move(say));
     if (!stopped)
         return stopped.error();
@@ -18938,8 +18963,9 @@ template <class Cache, class Model, class Say>
             made.first_token = made.total;
         return static_cast<bool>(say(token, logits));
     };
-    const auto stopped =
-        decode_loop(pipeline.exact(), made.prompt.sequence, made.prompt.logits, draw, until, made.ids, timed);
+    const auto stopped = decode_loop(
+        pipeline.exact(), made.prompt.sequence, made.prompt.logits,
+        decode_state(draw, until, made.prompt.sequence.tokens(), pipeline.exact().max_positions()), made.ids, timed);
     if (!stopped)
         return stopped.error();
     made.stopped = *stopped;
@@ -22219,6 +22245,35 @@ template <tier_state Tier, class Use>
 
 namespace kvcache::inline KVCACHE_ABI {
 
+/// A whole page of a prompt, as a record names it.
+struct prompt_page {
+    std::size_t index = 0; ///< Index among the pages of the prompt.
+    std::span<const token_id> tokens = {};
+    sha256_digest before = {}; ///< Name of the prefix before the page.
+    sha256_digest name = {};   ///< Name of the prefix that the page ends.
+
+    /// Position of the first token.
+    [[nodiscard]] std::uint64_t first() const noexcept { return index * tokens.size(); }
+};
+
+/// Consecutive whole pages of a prompt.
+struct page_run {
+    std::size_t first = 0;                     ///< Index of the first page in the prompt.
+    std::size_t page_tokens = 0;               ///< Tokens of a page.
+    std::span<const token_id> tokens = {};     ///< Tokens of all pages of the run.
+    std::span<const sha256_digest> chain = {}; ///< Name of the prefix before each page of the prompt, and of the whole.
+
+    [[nodiscard]] std::size_t pages() const noexcept { return tokens.size() / page_tokens; }
+    /// Page `i` of the run.
+    [[nodiscard]] prompt_page page(std::size_t i) const noexcept {
+        return {first + i, tokens.subspan(i * page_tokens, page_tokens), chain[first + i], chain[first + i + 1]};
+    }
+    /// Names of `count` pages from page `i` of the run on.
+    [[nodiscard]] std::span<const sha256_digest> names(std::size_t i, std::size_t count) const noexcept {
+        return chain.subspan(first + i + 1, count);
+    }
+};
+
 /// A contiguous part of a run of pages, filled by one thread.
 struct placed_part {
     std::size_t first = 0;   ///< First page, counted from the start of the run.
@@ -22254,29 +22309,26 @@ public:
         return *names_[tenant];
     }
 
-    /// Hands over page `page` of a sequence of `end` exact tokens. Errors: the tier's. Throws: bad_alloc.
+    /// Hands over a page of a sequence of `end` exact tokens. Errors: the tier's. Throws: bad_alloc.
     template <class Cache>
-    [[nodiscard]] result<void> hand_over(const Cache& cache, const page_entry& entry, std::size_t page, std::size_t end,
-                                         std::span<const token_id> run, const sha256_digest& before,
-                                         const sha256_digest& name, const record_names& names) {
+    [[nodiscard]] result<void> hand_over(const Cache& cache, const page_entry& entry, std::size_t end,
+                                         const prompt_page& page, const record_names& names) {
         page_parts<Cache> parts(cache);
-        parts.add(entry, page, end, 0);
-        const record_writer made({record_kind::page, page * run.size(), run, before, name, parts.parts()}, names,
-                                 seal_);
-        return tier_.put({.name = name,
-                          .cost = cache_access::prefill_seconds(cache, page * run.size(), run.size()),
-                          .depth = static_cast<std::uint32_t>(page)},
+        parts.add(entry, page.index, end, 0);
+        const record_writer made({record_kind::page, page.first(), page.tokens, page.before, page.name, parts.parts()},
+                                 names, seal_);
+        return tier_.put({.name = page.name,
+                          .cost = cache_access::prefill_seconds(cache, page.first(), page.tokens.size()),
+                          .depth = static_cast<std::uint32_t>(page.index)},
                          made.pieces());
     }
 
-    /// Copies the pages of a run into a lease, from page `first` of the prompt on. `chain` has the name of the prefix
-    /// before each page, and of the whole. A long run is divided among as many threads as the tier can use; each copies
-    /// contiguous pages until one is missing or not sound. Throws: bad_alloc.
+    /// Copies the pages of a run into a lease. A long run is divided among as many threads as the tier can use; each
+    /// copies contiguous pages until one is missing or not sound. Throws: bad_alloc.
     template <class Lease, class Cache>
     [[nodiscard]] std::vector<placed_part> place(const Lease& lease, const Cache& cache, const record_names& names,
-                                                 std::span<const sha256_digest> chain, std::size_t first,
-                                                 std::span<const token_id> run) {
-        const std::size_t pages = run.size() / cache.shape().tokens;
+                                                 const page_run& run) {
+        const std::size_t pages = run.pages();
         const std::size_t enough = pages * cache.codec().page_bytes() / worth_a_thread;
         const std::size_t count =
             std::clamp<std::size_t>(enough, 1, std::max<std::size_t>(max_parallel_reads(tier_), 1));
@@ -22286,10 +22338,7 @@ public:
             parts[i].pages = pages * (i + 1) / parts.size() - parts[i].first;
         }
         const auto fill = [&](placed_part& part) noexcept {
-            part.thrown = detail::exception_of([&] {
-                place<typename Cache::codec_type>(part, lease, names, chain.subspan(first + part.first),
-                                                  cache.shape().tokens, first, run);
-            });
+            part.thrown = detail::exception_of([&] { place<typename Cache::codec_type>(part, lease, names, run); });
         };
         {
             std::vector<std::jthread> helpers;
@@ -22313,26 +22362,22 @@ private:
     static constexpr std::size_t worth_a_thread = std::size_t{4} << 20;
 
     template <class Codec, class Lease>
-    void place(placed_part& part, const Lease& lease, const record_names& names, std::span<const sha256_digest> chain,
-               std::size_t page_tokens, std::size_t first, std::span<const token_id> run) {
-        const auto read =
-            tier::read_run(tier_, chain.subspan(1, part.pages), [&](std::size_t i, std::span<const std::byte> bytes) {
-                const std::size_t at = part.first + i;
-                part.sound =
-                    put_in_place<Codec>(lease, names, bytes, chain[i], chain[i + 1], (first + at) * page_tokens, at,
-                                        run.subspan(at * page_tokens, page_tokens));
-                part.placed += part.sound.has_value();
-                return part.sound.has_value();
-            });
+    void place(placed_part& part, const Lease& lease, const record_names& names, const page_run& run) {
+        const auto read = tier::read_run(tier_, run.names(part.first, part.pages),
+                                         [&](std::size_t i, std::span<const std::byte> bytes) {
+                                             const std::size_t at = part.first + i;
+                                             part.sound = put_in_place<Codec>(lease, at, names, bytes, run.page(at));
+                                             part.placed += part.sound.has_value();
+                                             return part.sound.has_value();
+                                         });
         if (!read)
             part.read = read.error();
     }
 
+    // Copies a record into page `at` of a lease, if it is the record of `page`.
     template <class Codec, class Lease>
-    [[nodiscard]] result<void> put_in_place(const Lease& lease, const record_names& names,
-                                            std::span<const std::byte> bytes, const sha256_digest& before,
-                                            const sha256_digest& name, std::uint64_t first, std::size_t at,
-                                            std::span<const token_id> run) const {
+    [[nodiscard]] result<void> put_in_place(const Lease& lease, std::size_t at, const record_names& names,
+                                            std::span<const std::byte> bytes, const prompt_page& page) const {
         const auto read = record::parse(bytes, seal_);
         if (!read)
             return read.error();
@@ -22342,15 +22387,15 @@ private:
             const char* field;
             bool holds;
         } facts[] = {{"kind", read->kind() == record_kind::page},
-                     {"name", read->name() == name},
-                     {"before", read->before() == before},
-                     {"first_token", read->first() == first},
-                     {"tokens", std::ranges::equal(read->tokens(), run)}};
+                     {"name", read->name() == page.name},
+                     {"before", read->before() == page.before},
+                     {"first_token", read->first() == page.first()},
+                     {"tokens", std::ranges::equal(read->tokens(), page.tokens)}};
         for (const auto& [field, holds] : facts)
             if (!holds)
                 return error{error_code::mismatched, field,
                              std::string(field) + ": the record is not the one that was asked for"};
-        return place_page<Codec>(*read, 0, lease, at, static_cast<std::uint32_t>(run.size()), seal_);
+        return place_page<Codec>(*read, 0, lease, at, static_cast<std::uint32_t>(page.tokens.size()), seal_);
     }
 
     Tier tier_;
@@ -22428,19 +22473,19 @@ private:
         const std::size_t page_tokens = cache.shape().tokens;
         const bool done = detail::completes<std::bad_alloc>([&] {
             for (; state.offloaded.pages < state.published_pages; ++state.offloaded.pages) {
-                const std::size_t page = state.offloaded.pages;
-                const auto run = std::span<const token_id>(state.tokens).subspan(page * page_tokens, page_tokens);
-                const sha256_digest before = page == 0 ? names.root() : state.offloaded.record,
-                                    own = names.chain(before, run);
-                if (!tier().contains(own)) {
-                    const auto taken = records_.hand_over(cache, state.table[page], page, state.tokens.size(), run,
-                                                          before, own, names);
+                prompt_page page{.index = state.offloaded.pages};
+                page.tokens = std::span<const token_id>(state.tokens).subspan(page.index * page_tokens, page_tokens);
+                page.before = page.index == 0 ? names.root() : state.offloaded.record;
+                page.name = names.chain(page.before, page.tokens);
+                if (!tier().contains(page.name)) {
+                    const auto taken =
+                        records_.hand_over(cache, state.table[page.index], state.tokens.size(), page, names);
                     if (!taken)
                         fail(taken.error());
                     else
                         note([](tier_stats& s) { ++s.handed_over; });
                 }
-                state.offloaded.record = own;
+                state.offloaded.record = page.name;
             }
         });
         if (!done)
@@ -22512,7 +22557,7 @@ private:
                 continue;
             }
             const std::size_t placed =
-                record_results(records_.place(*lease, cache, names, chain, first, run), chain, first);
+                record_results(records_.place(*lease, cache, names, {first, page_tokens, run, chain}), chain, first);
             if (placed < pages) {
                 pages = placed; // the residual rows of a shorter run differ, so it is read again
                 continue;

@@ -3,9 +3,8 @@
 
 namespace kvcache::detail {
 
-template void int8_tiles<int8_rows_together, int8_panels_together>(const int8_rows&, std::size_t, std::size_t,
-                                                                   const int8_matrix&, std::size_t, std::size_t,
-                                                                   const rows_out&);
+template void int8_tiles<int8_rows_together, int8_panels_together>(const int8_rows&, row_range, const int8_matrix&,
+                                                                   std::size_t, std::size_t, const rows_out&);
 template void int8_streams<int8_panels_of_one>(const int8_rows&, const int8_matrix&, std::size_t, std::size_t,
                                                const rows_out&);
 

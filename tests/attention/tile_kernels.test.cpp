@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -100,7 +101,8 @@ void check_values(const valued& of, const tile_weights& weights, std::size_t beg
     auto found = before;
     const auto soon = tiles_ahead(of.values);
     tile_fetch ahead(soon, of.width);
-    add_values<N, Ahead>(of.tiles.data(), begin, end, of.width, weights, first, found.data(), stride, ahead);
+    add_values<N, Ahead>(std::span(of.tiles).subspan(begin, end - begin), of.width, weights.from(first, begin),
+                         kv::rows_out{found.data(), stride}, ahead);
     std::size_t other_bits = 0, far = 0;
     for (std::size_t i = 0; i < N; ++i)
         for (std::size_t c = 0; c < stride; ++c) {

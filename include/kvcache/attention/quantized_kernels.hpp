@@ -6,6 +6,7 @@
 #include <kvcache/codec/packed_quants.hpp>
 #include <kvcache/codec/quantized_operand.hpp>
 #include <kvcache/kernel/column_dot.hpp>
+#include <kvcache/kernel/strided_rows.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -173,51 +174,42 @@ inline void score_channels(quantized_queries<int8_operand>& queries, const codec
             .store(scores + i * most_tiles * tile_tokens);
 }
 
-/// Softmax weights of a tile's values, for each query. Lanes that a query does not see have weight zero.
-struct code_weights {
-    const float* lanes;   ///< (N, most_tiles, 16)
-    const float* rescale; ///< Factor of the sums before the tile is added. (N, most_tiles)
-    bool rescaled;
-
-    [[nodiscard]] const float* of(std::size_t query) const noexcept { return lanes + query * most_tiles * tile_tokens; }
-    [[nodiscard]] float rescale_of(std::size_t query) const noexcept { return rescale[query * most_tiles]; }
-};
-
-/// Adds weighted values to the sums of N queries, for 16 * Columns elements: one chain over ascending lanes.
-template <std::size_t N, std::size_t Columns, class Reader>
-inline void add_strips(const Reader& values, std::size_t column, const code_weights& weights, float* to,
-                       std::size_t stride, const code_fetch& ahead, std::size_t t) noexcept {
-    KVCACHE_UNROLL for (std::size_t c = 0; c < Columns; ++c) ahead.fetch(t, ahead.with_column(column + c));
+/// Adds the weighted values of a tile to the sums of N queries, for 16 * Columns elements: one chain over ascending
+/// lanes. `to`: the sums of the elements. `fetch(column)` prefetches what comes soon.
+template <std::size_t N, std::size_t Columns, class Reader, class Fetch>
+inline void add_strips(const Reader& values, std::size_t column, const query_weights& weights, rows_out to,
+                       const Fetch& fetch) noexcept {
+    KVCACHE_UNROLL for (std::size_t c = 0; c < Columns; ++c) fetch(column + c);
     constexpr std::size_t vectors = Columns * native_parts;
     native_floats sums[N * vectors];
     KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i] =
-        native_floats::load_unaligned(to + i / vectors * stride + i % vectors * native_lanes);
-    if (weights.rescaled)
+        native_floats::load_unaligned(to.data + i / vectors * to.stride + i % vectors * native_lanes);
+    if (*weights.rescaled)
         KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i] =
-            sums[i] * native_floats(weights.rescale_of(i / vectors));
+            sums[i] * native_floats(weights.rescale_of(i / vectors, 0));
     for (std::size_t lane = 0; lane < tile_tokens; ++lane)
         KVCACHE_UNROLL for (std::size_t c = 0; c < Columns; ++c) {
             const f32x16 numbers = values(lane, column + c);
             KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
-                const native_floats weight(weights.of(i)[lane]);
+                const native_floats weight(weights.lanes_of(i, 0)[lane]);
                 KVCACHE_UNROLL for (std::size_t p = 0; p < native_parts; ++p) {
                     auto& sum = sums[i * vectors + c * native_parts + p];
                     sum = fused(weight, numbers.part[p], sum);
                 }
             }
         }
-    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i].store_unaligned(to + i / vectors * stride +
-                                                                                         i % vectors * native_lanes);
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i].store_unaligned(
+        to.data + i / vectors * to.stride + i % vectors * native_lanes);
 }
 
-/// The same for columns [column, last), Columns at a time, then in halves.
-template <std::size_t N, std::size_t Columns, class Reader>
-inline void add_columns_of(const Reader& values, std::size_t column, std::size_t last, const code_weights& weights,
-                           float* to, std::size_t stride, const code_fetch& ahead, std::size_t t) noexcept {
+/// The same for columns [column, last), Columns at a time, then in halves. `to`: the sums of column 0.
+template <std::size_t N, std::size_t Columns, class Reader, class Fetch>
+inline void add_columns_of(const Reader& values, std::size_t column, std::size_t last, const query_weights& weights,
+                           rows_out to, const Fetch& fetch) noexcept {
     for (; column + Columns <= last; column += Columns)
-        add_strips<N, Columns>(values, column, weights, to + column * 16, stride, ahead, t);
+        add_strips<N, Columns>(values, column, weights, rows_out{to.data + column * 16, to.stride}, fetch);
     if constexpr (Columns > 1)
-        add_columns_of<N, Columns / 2>(values, column, last, weights, to, stride, ahead, t);
+        add_columns_of<N, Columns / 2>(values, column, last, weights, to, fetch);
 }
 
 } // namespace kvcache::detail

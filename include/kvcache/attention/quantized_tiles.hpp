@@ -9,6 +9,7 @@
 #include <kvcache/codec/quantized_operand.hpp>
 #include <kvcache/core/aligned.hpp>
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/kernel/strided_rows.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -62,11 +63,11 @@ public:
         return a.format == b.format && a.table == b.table && a.group == b.group;
     }
 
-    /// Adds the weighted values of tiles [begin, end), whose values go together, to the sums of `count` queries, up to
-    /// Most at a time. `q`: index of the first query among the weights. `stride`: floats from one query's sums to the
-    /// next. Lanes that a query does not see have weight zero. Prefetches `ahead` meanwhile.
-    void add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end, const tile_weights& weights,
-             std::size_t q, std::size_t count, float* to, std::size_t stride, const code_fetch& ahead) const;
+    /// Adds the weighted values of the tiles from `begin` on, whose values go together, to the sums of `count` queries,
+    /// up to Most at a time. `weights`: of these queries and all tiles. `to`: the sums. (count, padded_head_dim)
+    /// Prefetches `ahead` meanwhile.
+    void add(std::span<const attention_tile> tiles, std::size_t begin, const query_weights& weights, std::size_t count,
+             rows_out to, const code_fetch& ahead) const;
 
 private:
     template <class Number>
@@ -210,32 +211,28 @@ void quantized_tiles<Most>::score(std::span<const attention_tile> tiles, const f
 }
 
 template <std::size_t Most>
-void quantized_tiles<Most>::add(std::span<const attention_tile> tiles, std::size_t begin, std::size_t end,
-                                const tile_weights& weights, std::size_t q, std::size_t count, float* to,
-                                std::size_t stride, const code_fetch& ahead) const {
+void quantized_tiles<Most>::add(std::span<const attention_tile> tiles, std::size_t begin, const query_weights& weights,
+                                std::size_t count, rows_out to, const code_fetch& ahead) const {
     const auto for_some = [&](const auto& body) {
         together<Most>(0, count, [&]<std::size_t N>(std::size_t i) {
-            body(
-                [&weights, first = q + i](std::size_t t) {
-                    return code_weights{weights.lanes[first][t], weights.rescale[first] + t, weights.rescaled[t]};
-                },
-                to + i * stride, std::integral_constant<std::size_t, N>{});
+            body(weights.from(i, 0), rows_out{to.data + i * to.stride, to.stride},
+                 std::integral_constant<std::size_t, N>{});
         });
     };
     const auto by_numbers = [&]<class Number>(const Number*) {
-        for_some([&](const auto& own, float* sums, auto n) {
+        for_some([&](const query_weights& own, rows_out sums, auto n) {
             constexpr std::size_t some = decltype(n)::value;
-            for (std::size_t t = begin; t < end; ++t)
+            for (std::size_t t = begin; t < tiles.size(); ++t)
                 add_columns_of<some, columns_together(some)>(
                     wide_reader<Number>{reinterpret_cast<const Number*>(tiles[t].codes.values.codes), width_ / 16}, 0,
-                    width_ / 16, own(t), sums, stride, ahead, t);
+                    width_ / 16, own.from(0, t), sums,
+                    [&](std::size_t column) KVCACHE_INLINE { ahead.fetch(t, ahead.with_column(column)); });
         });
     };
     const auto by_dots = [&](auto bits, auto linear, auto channels) {
-        for_some([&](const auto& own, float* sums, auto n) {
+        for_some([&](const query_weights& own, rows_out sums, auto n) {
             add_dots<decltype(bits)::value, decltype(linear)::value, decltype(channels)::value, decltype(n)::value>(
-                begin, end, [&](std::size_t t) -> const codec::quantized_operand& { return tiles[t].codes.values; },
-                own, head_dim_, sums, stride, ahead);
+                tiles, begin, own, head_dim_, sums, ahead);
         });
     };
     const codec::quantized_operand& values = tiles[begin].codes.values;
@@ -272,9 +269,9 @@ void quantized_tiles<Most>::add(std::span<const attention_tile> tiles, std::size
 #if KVCACHE_COMPILED
 extern template void quantized_tiles<queries_of_codes>::score(std::span<const attention_tile>, const float*,
                                                               std::size_t, std::size_t, float*, const code_fetch&);
-extern template void quantized_tiles<queries_of_codes>::add(std::span<const attention_tile>, std::size_t, std::size_t,
-                                                            const tile_weights&, std::size_t, std::size_t, float*,
-                                                            std::size_t, const code_fetch&) const;
+extern template void quantized_tiles<queries_of_codes>::add(std::span<const attention_tile>, std::size_t,
+                                                            const query_weights&, std::size_t, rows_out,
+                                                            const code_fetch&) const;
 #endif
 
 } // namespace kvcache::detail

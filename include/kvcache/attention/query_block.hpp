@@ -9,6 +9,7 @@
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/codec/quantized_operand.hpp>
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/kernel/strided_rows.hpp>
 
 #include <algorithm>
 #include <array>
@@ -150,13 +151,12 @@ private:
         for (; at_once > 1 && t < count; ++t)
             detail::score<N, 1, false>(queries, head_dim_, tiles.data() + t, weights_.lanes[0][t], fetch);
 
-        float* const sums = states_.running(q).sums();
         if (ahead) {
             softmax_tile<fetches>(seen, whole, q, N, fetch);
-            detail::add_values<N, fetches>(tiles.data(), 0, whole, width_, weights_, 0, sums, states_.stride(), fetch);
+            detail::add_values<N, fetches>(tiles.first(whole), width_, weights_.from(0, 0), sums_from(q), fetch);
         } else {
             softmax_tile<false>(seen, whole, q, N, fetch);
-            detail::add_values<N, false>(tiles.data(), 0, whole, width_, weights_, 0, sums, states_.stride(), fetch);
+            detail::add_values<N, false>(tiles.first(whole), width_, weights_.from(0, 0), sums_from(q), fetch);
         }
         for (t = whole; t < count; ++t)
             add_ragged<N>(tiles[t], t, q, limits.least);
@@ -166,7 +166,7 @@ private:
     template <std::size_t Most>
     void take_quantized(detail::quantized_tiles<Most>& quantized, std::span<const attention_tile> tiles,
                         std::size_t begin, std::size_t group) {
-        const std::size_t q = packed_.first() + begin, stride = states_.stride();
+        const std::size_t q = packed_.first() + begin;
         const auto limits = states_.limits_of(q, group);
         tiles = limits.seen(tiles);
         if (tiles.empty())
@@ -181,14 +181,17 @@ private:
                 while (end < tiles.size() && limits.see_whole(tiles[end]) &&
                        detail::quantized_tiles<Most>::go_together(tiles[t].codes.values, tiles[end].codes.values))
                     ++end;
-                quantized.add(tiles, t, end, weights_, 0, group, states_.running(q).sums(), stride, ahead);
+                quantized.add(tiles.first(end), t, weights_.from(0, 0), group, sums_from(q), ahead);
                 continue;
             }
             for (std::size_t i = 0; i < group; ++i)
                 if (detail::seen(tiles[t], states_.limit(q + i)) > tiles[t].first)
-                    quantized.add(tiles, t, end, weights_, i, 1, states_.running(q + i).sums(), stride, ahead);
+                    quantized.add(tiles.first(end), t, weights_.from(i, 0), 1, sums_from(q + i), ahead);
         }
     }
+
+    // The running sums of the queries from `q` on. (queries, width)
+    [[nodiscard]] rows_out sums_from(std::size_t q) noexcept { return {states_.running(q).sums(), states_.stride()}; }
 
     // Whether two tiles are read by the same kernel.
     [[nodiscard]] static bool alike(const attention_tile& a, const attention_tile& b) noexcept {
@@ -198,19 +201,17 @@ private:
     // A tile that some queries see only in part: first the lanes that all queries see, then the others query by query.
     template <std::size_t N>
     void add_ragged(const attention_tile& tile, std::size_t t, std::size_t q, std::size_t least) {
-        const std::size_t stride = states_.stride();
-        attention_tile at[most_tiles];
-        detail::tile_fetch ahead({at, 1}, width_); // prefetches nothing
-        at[t] = tile;
-        at[t].last = detail::seen(tile, least);
-        detail::add_values<N, false>(at, t, t + 1, width_, weights_, 0, states_.running(q).sums(), stride, ahead);
-        at[t].first = at[t].last;
+        attention_tile part = tile;
+        const std::span<const attention_tile> alone(&part, 1);
+        detail::tile_fetch ahead(alone, width_); // prefetches nothing
+        part.last = detail::seen(tile, least);
+        detail::add_values<N, false>(alone, width_, weights_.from(0, t), sums_from(q), ahead);
+        part.first = part.last;
         weights_.rescaled[t] = false;
         for (std::size_t i = 0; i < N; ++i) {
-            at[t].last = detail::seen(tile, states_.limit(q + i));
-            if (at[t].last > at[t].first)
-                detail::add_values<1, false>(at, t, t + 1, width_, weights_, i, states_.running(q + i).sums(), stride,
-                                             ahead);
+            part.last = detail::seen(tile, states_.limit(q + i));
+            if (part.last > part.first)
+                detail::add_values<1, false>(alone, width_, weights_.from(i, t), sums_from(q + i), ahead);
         }
     }
 

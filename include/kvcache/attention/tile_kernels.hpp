@@ -4,6 +4,7 @@
 #include <kvcache/codec/quantized_operand.hpp>
 #include <kvcache/core/shape.hpp>
 #include <kvcache/kernel/simd.hpp>
+#include <kvcache/kernel/strided_rows.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -182,39 +183,59 @@ inline void score(const float* queries, std::size_t head_dim, const attention_ti
         scores + (i / vectors * most_tiles) * tile_tokens + i % vectors * native_lanes);
 }
 
+/// Softmax weights of the values for consecutive queries and tiles: a view. Lanes that a query does not see have weight
+/// zero.
+struct query_weights {
+    const float* lanes = nullptr;   ///< (queries, most_tiles, 16)
+    const float* rescale = nullptr; ///< Factor of the sums before a tile is added. (queries, most_tiles)
+    const bool* rescaled = nullptr; ///< Whether any of these factors is not one. (tiles)
+
+    /// The same from query `q` and tile `t` on.
+    [[nodiscard]] query_weights from(std::size_t q, std::size_t t) const noexcept {
+        return {lanes_of(q, t), rescale + q * most_tiles + t, rescaled + t};
+    }
+    [[nodiscard]] const float* lanes_of(std::size_t q, std::size_t t) const noexcept {
+        return lanes + (q * most_tiles + t) * tile_tokens;
+    }
+    [[nodiscard]] float rescale_of(std::size_t q, std::size_t t) const noexcept { return rescale[q * most_tiles + t]; }
+};
+
 /// Softmax weights of the values.
 struct tile_weights {
     static constexpr std::size_t rows = (max_queries + 3) / 4 * 4; ///< Rounded up, so that whole vectors fit.
     alignas(64) float lanes[max_queries][most_tiles][tile_tokens];
     alignas(64) float rescale[rows][most_tiles]; ///< Factor of the sums before a tile is added.
     bool rescaled[most_tiles];                   ///< Whether any of these factors is not one.
+
+    /// The weights from query `q` and tile `t` on.
+    [[nodiscard]] query_weights from(std::size_t q, std::size_t t) const noexcept {
+        return {lanes[q][t], rescale[q] + t, rescaled + t};
+    }
 };
 
-/// Adds the weighted values of tiles [begin, end) to the sums of N queries, in 16 * Columns elements from `column` on:
-/// one chain over ascending lanes. `to`: the first query's sums, `stride` floats from one query to the next. `first`:
-/// index of the first query among the weights.
+/// Adds the weighted values of tiles to the sums of N queries, in 16 * Columns elements from `column` on: one chain
+/// over ascending lanes. `to`: the sums. (N, width)
 template <std::size_t N, std::size_t Columns, bool Ahead>
-inline void add_columns(const attention_tile* tiles, std::size_t begin, std::size_t end, std::size_t width,
-                        std::size_t column, const tile_weights& weights, std::size_t first, float* to,
-                        std::size_t stride, tile_fetch& ahead) {
+inline void add_columns(std::span<const attention_tile> tiles, std::size_t width, std::size_t column,
+                        const query_weights& weights, rows_out to, tile_fetch& ahead) {
     constexpr std::size_t vectors = Columns * native_parts;
     native_floats sums[N * vectors];
-    float* const own = to + column;
+    float* const own = to.data + column;
     KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i] =
-        native_floats::load_unaligned(own + i / vectors * stride + i % vectors * native_lanes);
+        native_floats::load_unaligned(own + i / vectors * to.stride + i % vectors * native_lanes);
     const auto step = [&](const float* values, const float* of_lane) KVCACHE_INLINE {
         add_outer<N, vectors>(
             sums, [&](std::size_t i) KVCACHE_INLINE { return of_lane[i * most_tiles * tile_tokens]; },
             [&](std::size_t j) KVCACHE_INLINE { return native_floats::load_unaligned(values + j * native_lanes); });
     };
-    for (std::size_t t = begin; t < end; ++t) {
+    for (std::size_t t = 0; t < tiles.size(); ++t) {
         if (weights.rescaled[t])
             KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
-                const native_floats rescale(weights.rescale[first + i][t]);
+                const native_floats rescale(weights.rescale_of(i, t));
                 KVCACHE_UNROLL for (std::size_t j = 0; j < vectors; ++j) sums[i * vectors + j] =
                     sums[i * vectors + j] * rescale;
             }
-        const float* of_lane = weights.lanes[first][t] + tiles[t].first;
+        const float* of_lane = weights.lanes_of(0, t) + tiles[t].first;
         const float* values = tiles[t].values + column + tiles[t].first * width;
         std::size_t lanes = tiles[t].last - tiles[t].first;
         if constexpr (Ahead) {
@@ -226,30 +247,29 @@ inline void add_columns(const attention_tile* tiles, std::size_t begin, std::siz
             }
         } else {
             // Tiles that are contiguous in memory, as their weights are, form one long loop.
-            for (; t + 1 < end && !weights.rescaled[t + 1] && tiles[t].last == tile_tokens && tiles[t + 1].first == 0 &&
-                   tiles[t + 1].values == tiles[t].values + tile_tokens * width;
+            for (; t + 1 < tiles.size() && !weights.rescaled[t + 1] && tiles[t].last == tile_tokens &&
+                   tiles[t + 1].first == 0 && tiles[t + 1].values == tiles[t].values + tile_tokens * width;
                  ++t)
                 lanes += tiles[t + 1].last;
         }
         for (; lanes > 0; --lanes, values += width, ++of_lane)
             step(values, of_lane);
     }
-    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i].store_unaligned(own + i / vectors * stride +
+    KVCACHE_UNROLL for (std::size_t i = 0; i < N * vectors; ++i) sums[i].store_unaligned(own + i / vectors * to.stride +
                                                                                          i % vectors * native_lanes);
 }
 
 /// The same for all columns.
 template <std::size_t N, bool Ahead>
-inline void add_values(const attention_tile* tiles, std::size_t begin, std::size_t end, std::size_t width,
-                       const tile_weights& weights, std::size_t first, float* to, std::size_t stride,
-                       tile_fetch& ahead) {
+inline void add_values(std::span<const attention_tile> tiles, std::size_t width, const query_weights& weights,
+                       rows_out to, tile_fetch& ahead) {
     constexpr std::size_t many = columns_together(N);
     std::size_t column = 0;
     for (; column + 16 * many <= width; column += 16 * many)
-        add_columns<N, many, Ahead>(tiles, begin, end, width, column, weights, first, to, stride, ahead);
+        add_columns<N, many, Ahead>(tiles, width, column, weights, to, ahead);
     if constexpr (many > 1)
         for (; column < width; column += 16)
-            add_columns<N, 1, false>(tiles, begin, end, width, column, weights, first, to, stride, ahead);
+            add_columns<N, 1, false>(tiles, width, column, weights, to, ahead);
 }
 
 } // namespace detail

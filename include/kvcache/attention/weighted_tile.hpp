@@ -6,10 +6,12 @@
 #include <kvcache/codec/quantized_operand.hpp>
 #include <kvcache/kernel/column_dot.hpp>
 #include <kvcache/kernel/largest.hpp>
+#include <kvcache/kernel/strided_rows.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <span>
 
 namespace kvcache::inline KVCACHE_ABI::detail {
 
@@ -32,11 +34,11 @@ public:
 
     /// `groups`: groups of head_dim; 1 with channels.
     void take(const codec::quantized_operand& values, std::size_t head_dim, std::size_t groups,
-              const code_weights& weights) noexcept {
+              const query_weights& weights) noexcept {
         codes_ = codec::detail::packed_quants<Bits>(codec::kv_kind::values, head_dim).view(values.codes, values.table);
         scales_ = values.scales;
         columns_ = padded_head_dim(head_dim) / 16;
-        rescaled_ = weights.rescaled;
+        rescaled_ = *weights.rescaled;
         rescale_ = weights.rescale;
         f32x16 most = f32x16::broadcast(1.0f); // largest magnitude of a lane's scales
         if constexpr (!Channels) {
@@ -46,7 +48,7 @@ public:
         }
         f32x16 lanes[N], sizes[N];
         KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) {
-            lanes[i] = f32x16::load(weights.of(i));
+            lanes[i] = f32x16::load(weights.lanes_of(i, 0));
             sizes[i] = lanes[i] * most;
         }
         if constexpr (Channels)
@@ -108,21 +110,22 @@ private:
     column_weights<Bits, Linear, N> whole_[at_once];
 };
 
-/// Adds the weighted values of tiles [begin, end) to the sums of N queries, in all columns. The weights of all tiles
-/// are quantized first, so that no tile waits for another's sums. `tile(t)` gives the values, all in one format and
-/// group; `weights(t)` gives the weights. Prefetches `ahead` meanwhile.
-template <unsigned Bits, bool Linear, bool Channels, std::size_t N, class Tile, class Weights>
-inline void add_dots(std::size_t begin, std::size_t end, const Tile& tile, const Weights& weights, std::size_t head_dim,
-                     float* to, std::size_t stride, const code_fetch& ahead) noexcept {
+/// Adds the weighted values of the tiles from `begin` on to the sums of N queries, in all columns. The weights of all
+/// tiles are quantized first, so that no tile waits for another's sums. The values are all in one format and group.
+/// `to`: the sums. (N, padded_head_dim) Prefetches `ahead` meanwhile.
+template <unsigned Bits, bool Linear, bool Channels, std::size_t N>
+inline void add_dots(std::span<const attention_tile> tiles, std::size_t begin, const query_weights& weights,
+                     std::size_t head_dim, rows_out to, const code_fetch& ahead) noexcept {
     using taking = weighted_tile<Bits, Linear, Channels, N>;
-    const codec::quantized_operand& like = tile(begin);
+    const std::size_t end = tiles.size();
+    const codec::quantized_operand& like = tiles[begin].codes.values;
     const std::size_t columns = padded_head_dim(head_dim) / 16;
     const std::size_t each = Channels ? columns : (like.group + 15) / 16; // columns of a group
     const std::size_t groups = (columns + each - 1) / each;
     taking taken[most_tiles];
     for (std::size_t t = begin; t < end; ++t) {
         ahead.fetch(t, ahead.before_weighing());
-        taken[t].take(tile(t), head_dim, groups, weights(t));
+        taken[t].take(tiles[t].codes.values, head_dim, groups, weights.from(0, t));
     }
     for (std::size_t first = 0; first < groups; first += taking::at_once) {
         const std::size_t last = std::min(first + taking::at_once, groups);
@@ -135,12 +138,12 @@ inline void add_dots(std::size_t begin, std::size_t end, const Tile& tile, const
                 const auto bytes = ahead.with_column(column);
                 f32x16 sums[N];
                 KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i] =
-                    f32x16::load(to + i * stride + column * 16);
+                    f32x16::load(to.data + i * to.stride + column * 16);
                 for (std::size_t t = begin; t < end; ++t) {
                     ahead.fetch(t, bytes);
                     taken[t].add(column, g, sums);
                 }
-                KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i].store(to + i * stride + column * 16);
+                KVCACHE_UNROLL for (std::size_t i = 0; i < N; ++i) sums[i].store(to.data + i * to.stride + column * 16);
             }
     }
 }

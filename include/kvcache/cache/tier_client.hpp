@@ -90,19 +90,19 @@ private:
         const std::size_t page_tokens = cache.shape().tokens;
         const bool done = detail::completes<std::bad_alloc>([&] {
             for (; state.offloaded.pages < state.published_pages; ++state.offloaded.pages) {
-                const std::size_t page = state.offloaded.pages;
-                const auto run = std::span<const token_id>(state.tokens).subspan(page * page_tokens, page_tokens);
-                const sha256_digest before = page == 0 ? names.root() : state.offloaded.record,
-                                    own = names.chain(before, run);
-                if (!tier().contains(own)) {
-                    const auto taken = records_.hand_over(cache, state.table[page], page, state.tokens.size(), run,
-                                                          before, own, names);
+                prompt_page page{.index = state.offloaded.pages};
+                page.tokens = std::span<const token_id>(state.tokens).subspan(page.index * page_tokens, page_tokens);
+                page.before = page.index == 0 ? names.root() : state.offloaded.record;
+                page.name = names.chain(page.before, page.tokens);
+                if (!tier().contains(page.name)) {
+                    const auto taken =
+                        records_.hand_over(cache, state.table[page.index], state.tokens.size(), page, names);
                     if (!taken)
                         fail(taken.error());
                     else
                         note([](tier_stats& s) { ++s.handed_over; });
                 }
-                state.offloaded.record = own;
+                state.offloaded.record = page.name;
             }
         });
         if (!done)
@@ -174,7 +174,7 @@ private:
                 continue;
             }
             const std::size_t placed =
-                record_results(records_.place(*lease, cache, names, chain, first, run), chain, first);
+                record_results(records_.place(*lease, cache, names, {first, page_tokens, run, chain}), chain, first);
             if (placed < pages) {
                 pages = placed; // the residual rows of a shorter run differ, so it is read again
                 continue;

@@ -29,6 +29,35 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
+/// A whole page of a prompt, as a record names it.
+struct prompt_page {
+    std::size_t index = 0; ///< Index among the pages of the prompt.
+    std::span<const token_id> tokens = {};
+    sha256_digest before = {}; ///< Name of the prefix before the page.
+    sha256_digest name = {};   ///< Name of the prefix that the page ends.
+
+    /// Position of the first token.
+    [[nodiscard]] std::uint64_t first() const noexcept { return index * tokens.size(); }
+};
+
+/// Consecutive whole pages of a prompt.
+struct page_run {
+    std::size_t first = 0;                     ///< Index of the first page in the prompt.
+    std::size_t page_tokens = 0;               ///< Tokens of a page.
+    std::span<const token_id> tokens = {};     ///< Tokens of all pages of the run.
+    std::span<const sha256_digest> chain = {}; ///< Name of the prefix before each page of the prompt, and of the whole.
+
+    [[nodiscard]] std::size_t pages() const noexcept { return tokens.size() / page_tokens; }
+    /// Page `i` of the run.
+    [[nodiscard]] prompt_page page(std::size_t i) const noexcept {
+        return {first + i, tokens.subspan(i * page_tokens, page_tokens), chain[first + i], chain[first + i + 1]};
+    }
+    /// Names of `count` pages from page `i` of the run on.
+    [[nodiscard]] std::span<const sha256_digest> names(std::size_t i, std::size_t count) const noexcept {
+        return chain.subspan(first + i + 1, count);
+    }
+};
+
 /// A contiguous part of a run of pages, filled by one thread.
 struct placed_part {
     std::size_t first = 0;   ///< First page, counted from the start of the run.
@@ -64,29 +93,26 @@ public:
         return *names_[tenant];
     }
 
-    /// Hands over page `page` of a sequence of `end` exact tokens. Errors: the tier's. Throws: bad_alloc.
+    /// Hands over a page of a sequence of `end` exact tokens. Errors: the tier's. Throws: bad_alloc.
     template <class Cache>
-    [[nodiscard]] result<void> hand_over(const Cache& cache, const page_entry& entry, std::size_t page, std::size_t end,
-                                         std::span<const token_id> run, const sha256_digest& before,
-                                         const sha256_digest& name, const record_names& names) {
+    [[nodiscard]] result<void> hand_over(const Cache& cache, const page_entry& entry, std::size_t end,
+                                         const prompt_page& page, const record_names& names) {
         page_parts<Cache> parts(cache);
-        parts.add(entry, page, end, 0);
-        const record_writer made({record_kind::page, page * run.size(), run, before, name, parts.parts()}, names,
-                                 seal_);
-        return tier_.put({.name = name,
-                          .cost = cache_access::prefill_seconds(cache, page * run.size(), run.size()),
-                          .depth = static_cast<std::uint32_t>(page)},
+        parts.add(entry, page.index, end, 0);
+        const record_writer made({record_kind::page, page.first(), page.tokens, page.before, page.name, parts.parts()},
+                                 names, seal_);
+        return tier_.put({.name = page.name,
+                          .cost = cache_access::prefill_seconds(cache, page.first(), page.tokens.size()),
+                          .depth = static_cast<std::uint32_t>(page.index)},
                          made.pieces());
     }
 
-    /// Copies the pages of a run into a lease, from page `first` of the prompt on. `chain` has the name of the prefix
-    /// before each page, and of the whole. A long run is divided among as many threads as the tier can use; each copies
-    /// contiguous pages until one is missing or not sound. Throws: bad_alloc.
+    /// Copies the pages of a run into a lease. A long run is divided among as many threads as the tier can use; each
+    /// copies contiguous pages until one is missing or not sound. Throws: bad_alloc.
     template <class Lease, class Cache>
     [[nodiscard]] std::vector<placed_part> place(const Lease& lease, const Cache& cache, const record_names& names,
-                                                 std::span<const sha256_digest> chain, std::size_t first,
-                                                 std::span<const token_id> run) {
-        const std::size_t pages = run.size() / cache.shape().tokens;
+                                                 const page_run& run) {
+        const std::size_t pages = run.pages();
         const std::size_t enough = pages * cache.codec().page_bytes() / worth_a_thread;
         const std::size_t count =
             std::clamp<std::size_t>(enough, 1, std::max<std::size_t>(max_parallel_reads(tier_), 1));
@@ -96,10 +122,7 @@ public:
             parts[i].pages = pages * (i + 1) / parts.size() - parts[i].first;
         }
         const auto fill = [&](placed_part& part) noexcept {
-            part.thrown = detail::exception_of([&] {
-                place<typename Cache::codec_type>(part, lease, names, chain.subspan(first + part.first),
-                                                  cache.shape().tokens, first, run);
-            });
+            part.thrown = detail::exception_of([&] { place<typename Cache::codec_type>(part, lease, names, run); });
         };
         {
             std::vector<std::jthread> helpers;
@@ -123,26 +146,22 @@ private:
     static constexpr std::size_t worth_a_thread = std::size_t{4} << 20;
 
     template <class Codec, class Lease>
-    void place(placed_part& part, const Lease& lease, const record_names& names, std::span<const sha256_digest> chain,
-               std::size_t page_tokens, std::size_t first, std::span<const token_id> run) {
-        const auto read =
-            tier::read_run(tier_, chain.subspan(1, part.pages), [&](std::size_t i, std::span<const std::byte> bytes) {
-                const std::size_t at = part.first + i;
-                part.sound =
-                    put_in_place<Codec>(lease, names, bytes, chain[i], chain[i + 1], (first + at) * page_tokens, at,
-                                        run.subspan(at * page_tokens, page_tokens));
-                part.placed += part.sound.has_value();
-                return part.sound.has_value();
-            });
+    void place(placed_part& part, const Lease& lease, const record_names& names, const page_run& run) {
+        const auto read = tier::read_run(tier_, run.names(part.first, part.pages),
+                                         [&](std::size_t i, std::span<const std::byte> bytes) {
+                                             const std::size_t at = part.first + i;
+                                             part.sound = put_in_place<Codec>(lease, at, names, bytes, run.page(at));
+                                             part.placed += part.sound.has_value();
+                                             return part.sound.has_value();
+                                         });
         if (!read)
             part.read = read.error();
     }
 
+    // Copies a record into page `at` of a lease, if it is the record of `page`.
     template <class Codec, class Lease>
-    [[nodiscard]] result<void> put_in_place(const Lease& lease, const record_names& names,
-                                            std::span<const std::byte> bytes, const sha256_digest& before,
-                                            const sha256_digest& name, std::uint64_t first, std::size_t at,
-                                            std::span<const token_id> run) const {
+    [[nodiscard]] result<void> put_in_place(const Lease& lease, std::size_t at, const record_names& names,
+                                            std::span<const std::byte> bytes, const prompt_page& page) const {
         const auto read = record::parse(bytes, seal_);
         if (!read)
             return read.error();
@@ -152,15 +171,15 @@ private:
             const char* field;
             bool holds;
         } facts[] = {{"kind", read->kind() == record_kind::page},
-                     {"name", read->name() == name},
-                     {"before", read->before() == before},
-                     {"first_token", read->first() == first},
-                     {"tokens", std::ranges::equal(read->tokens(), run)}};
+                     {"name", read->name() == page.name},
+                     {"before", read->before() == page.before},
+                     {"first_token", read->first() == page.first()},
+                     {"tokens", std::ranges::equal(read->tokens(), page.tokens)}};
         for (const auto& [field, holds] : facts)
             if (!holds)
                 return error{error_code::mismatched, field,
                              std::string(field) + ": the record is not the one that was asked for"};
-        return place_page<Codec>(*read, 0, lease, at, static_cast<std::uint32_t>(run.size()), seal_);
+        return place_page<Codec>(*read, 0, lease, at, static_cast<std::uint32_t>(page.tokens.size()), seal_);
     }
 
     Tier tier_;

@@ -50,20 +50,20 @@ struct decode_attention {
         const std::uint32_t first_query = head * asked + chunk * Queries; // of the chunk
         const std::uint32_t queries = asked - chunk * Queries < Queries ? asked - chunk * Queries : Queries;
 
-        row_place* const places = group.template shared<row_place>(0, split_rows);
-        float* const scores = group.template shared<float>(scores_at, split_rows * Queries); // (rows, Queries)
-        float* const query = group.template shared<float>(query_at, query_words);
-        float* const partial = group.template shared<float>(partial_at, 2 * threads);
-        float* const scales = group.template shared<float>(scales_at, scale_words); // (keys or values, rows)
-        std::byte* const ring = group.template shared<std::byte>(ring_at, ring_bytes);
+        const block_memory memory{group.template shared<row_place>(0, split_rows),
+                                  group.template shared<float>(scores_at, split_rows * Queries),
+                                  group.template shared<float>(query_at, query_words),
+                                  group.template shared<float>(partial_at, 2 * threads),
+                                  group.template shared<float>(scales_at, scale_words),
+                                  group.template shared<std::byte>(ring_at, ring_bytes)};
 
         group.each([&](unsigned thread) {
             for (std::uint32_t row = thread; row < rows; row += threads) {
-                places[row] = place_of(on, at.sequence, at.first + row, head);
+                memory.places[row] = place_of(on, at.sequence, at.first + row, head);
                 if constexpr (integer_scores)
                     for (unsigned side = 0; side < 2; ++side)
-                        scales[side * split_rows + row] = from_f16(*reinterpret_cast<const std::uint16_t*>(
-                            places[row].scales(on.layout) + side * on.layout.side_bytes()));
+                        memory.scales[side * split_rows + row] = from_f16(*reinterpret_cast<const std::uint16_t*>(
+                            memory.places[row].scales(on.layout) + side * on.layout.side_bytes()));
             }
         });
 
@@ -71,13 +71,13 @@ struct decode_attention {
             if (step < steps)
                 group.alone([&](unsigned thread) {
                     const std::uint32_t first = (step < tiles ? step : step - tiles) * tile;
-                    std::byte* const to = ring + step % stages * tile * stride;
+                    std::byte* const to = memory.slot(step);
                     KVCACHE_DEVICE_UNROLL
                     for (unsigned i = thread; i < tile * vectors; i += threads) {
                         const std::uint32_t row = i / vectors, part = i % vectors * 16;
                         const bool whole = first + row < rows;
-                        const std::byte* const from =
-                            places[whole ? first + row : first].codes + (step < tiles ? 0 : on.layout.side_bytes());
+                        const std::byte* const from = memory.places[whole ? first + row : first].codes +
+                                                      (step < tiles ? 0 : on.layout.side_bytes());
                         group.copy_async(to + row * stride + part, from + part, whole);
                     }
                 });
@@ -91,21 +91,18 @@ struct decode_attention {
             group.template arrive<1>();
             bring(step + 2);
             const std::uint32_t first = step * tile, last = first + tile < rows ? first + tile : rows;
-            for (std::uint32_t run = places[first].run; run <= places[last - 1].run; ++run) {
+            for (std::uint32_t run = memory.places[first].run; run <= memory.places[last - 1].run; ++run) {
                 if (run != loaded) {
                     group.barrier();
-                    load_query(group, query, run, first_query, queries);
+                    load_query(group, memory.query, run, first_query, queries);
                     loaded = run;
                 }
-                group.alone([&](unsigned thread) {
-                    score(thread, run, first, rows, ring + step % stages * tile * stride, places, query, scales,
-                          scores);
-                });
+                group.alone([&](unsigned thread) { score(thread, run, first, rows, memory.slot(step), memory); });
             }
         }
 
         group.barrier();
-        softmax_tile(group, rows, scores, partial, scales + split_rows, split, first_query, queries);
+        softmax_tile(group, rows, memory, split, first_query, queries);
 
         auto own = group.template own<gathered>();
         group.alone([&](unsigned thread) { own[thread] = {}; });
@@ -113,12 +110,12 @@ struct decode_attention {
             group.template arrive<1>();
             bring(step + 2);
             group.alone([&](unsigned thread) {
-                gather(thread, (step - tiles) * tile, rows, ring + step % stages * tile * stride, scores, own[thread]);
+                gather(thread, (step - tiles) * tile, rows, memory.slot(step), memory.scores, own[thread]);
             });
         }
 
         group.barrier();
-        float* const parts = reinterpret_cast<float*>(ring); // (walkers, Queries, Dim)
+        float* const parts = reinterpret_cast<float*>(memory.ring); // (walkers, Queries, Dim)
         group.each([&](unsigned thread) {
             if (thread / lanes >= walkers)
                 return;
@@ -140,6 +137,14 @@ struct decode_attention {
 private:
     struct gathered {
         float sums[Queries][8] = {};
+    };
+
+    // Shared memory of a block.
+    struct block_memory {
+        row_place* places;
+        float *scores, *query, *partial, *scales; // (rows, Queries), (Queries, Dim), (2, threads), (2, rows) for int8
+        std::byte* ring;                          // (stages, tile, stride)
+        KVCACHE_HOST_DEVICE std::byte* slot(std::uint32_t step) const { return ring + step % stages * tile * stride; }
     };
 
     static constexpr unsigned row_bytes = Format == row_format::f32 ? Dim * 4 : integer_scores ? Dim : Dim * 2;
@@ -189,14 +194,13 @@ private:
     }
 
     KVCACHE_HOST_DEVICE static void score(unsigned thread, std::uint32_t run, std::uint32_t first, std::uint32_t rows,
-                                          const std::byte* keys, const row_place* places, const float* query,
-                                          const float* scales, float* scores) noexcept {
+                                          const std::byte* keys, const block_memory& memory) noexcept {
         const unsigned token = thread % tile, begin = thread / tile * scored;
         const std::uint32_t row = first + token;
-        if (begin >= Queries || row >= rows || places[row].run != run)
+        if (begin >= Queries || row >= rows || memory.places[row].run != run)
             return;
         const std::byte* const key = keys + token * stride;
-        float* const out = scores + row * Queries + begin;
+        float* const out = memory.scores + row * Queries + begin;
         if constexpr (integer_scores) {
             std::int32_t sums[scored] = {};
             KVCACHE_DEVICE_UNROLL
@@ -205,7 +209,7 @@ private:
                 KVCACHE_DEVICE_UNROLL
                 for (unsigned q = 0; q < scored; ++q) {
                     const auto* const codes = reinterpret_cast<const vector16*>(
-                        reinterpret_cast<const std::int16_t*>(query) + (begin + q) * Dim + d);
+                        reinterpret_cast<const std::int16_t*>(memory.query) + (begin + q) * Dim + d);
                     const vector16 low = codes[0], high = codes[1];
                     sums[q] = dot_8_16(k.words[0], low.words[0], low.words[1], sums[q]);
                     sums[q] = dot_8_16(k.words[1], low.words[2], low.words[3], sums[q]);
@@ -215,7 +219,8 @@ private:
             }
             KVCACHE_DEVICE_UNROLL
             for (unsigned q = 0; q < scored; ++q)
-                out[q] = times(times(static_cast<float>(sums[q]), query[Queries * Dim / 2 + begin + q]), scales[row]);
+                out[q] = times(times(static_cast<float>(sums[q]), memory.query[Queries * Dim / 2 + begin + q]),
+                               memory.scales[row]);
         } else {
             float sums[scored] = {};
             KVCACHE_DEVICE_UNROLL
@@ -225,7 +230,7 @@ private:
                 KVCACHE_DEVICE_UNROLL
                 for (unsigned q = 0; q < scored; ++q) {
                     float x[8];
-                    load_floats(query + (begin + q) * Dim + d, x);
+                    load_floats(memory.query + (begin + q) * Dim + d, x);
                     KVCACHE_DEVICE_UNROLL
                     for (unsigned i = 0; i < 8; ++i)
                         sums[q] = fused(x[i], k[i], sums[q]);
@@ -239,28 +244,27 @@ private:
 
     // Scores become weights: 2^(score - maximum). A NaN score gives a NaN maximum.
     template <class Group>
-    KVCACHE_HOST_DEVICE void softmax_tile(Group& group, std::uint32_t rows, float* scores, float* partial,
-                                          const float* value_scales, std::uint32_t split, std::uint32_t first_query,
-                                          std::uint32_t queries) const {
+    KVCACHE_HOST_DEVICE void softmax_tile(Group& group, std::uint32_t rows, const block_memory& memory,
+                                          std::uint32_t split, std::uint32_t first_query, std::uint32_t queries) const {
         constexpr unsigned shares = threads / Queries;
         const std::uint64_t to = std::uint64_t{split} * on.heads + first_query;
         group.each([&](unsigned thread) {
             float most = -INFINITY;
             for (std::uint32_t row = thread / Queries; row < rows; row += shares)
-                most = larger_or_none(scores[row * Queries + thread % Queries], most);
-            partial[thread] = most;
+                most = larger_or_none(memory.scores[row * Queries + thread % Queries], most);
+            memory.partial[thread] = most;
         });
         group.each([&](unsigned thread) {
             float most = -INFINITY, total = 0.0f;
             for (unsigned share = 0; share < shares; ++share)
-                most = larger_or_none(partial[share * Queries + thread % Queries], most);
+                most = larger_or_none(memory.partial[share * Queries + thread % Queries], most);
             for (std::uint32_t row = thread / Queries; row < rows; row += shares) {
-                float& own = scores[row * Queries + thread % Queries];
+                float& own = memory.scores[row * Queries + thread % Queries];
                 const float weight = power_of_two(plus(own, -most));
                 total = plus(total, weight);
-                own = integer_scores ? times(weight, value_scales[row]) : weight;
+                own = integer_scores ? times(weight, memory.scales[split_rows + row]) : weight;
             }
-            partial[threads + thread] = total;
+            memory.partial[threads + thread] = total;
             if (thread < queries)
                 on.largest[to + thread] = most;
         });
@@ -269,7 +273,7 @@ private:
                 return;
             float total = 0.0f;
             for (unsigned share = 0; share < shares; ++share)
-                total = plus(total, partial[threads + share * Queries + thread]);
+                total = plus(total, memory.partial[threads + share * Queries + thread]);
             on.totals[to + thread] = total;
         });
     }

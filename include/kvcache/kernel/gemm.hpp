@@ -40,6 +40,7 @@ void gemm(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, t
         return std::min(x.rows, (x.rows * b / row_blocks + detail::packed_rows - 1) / detail::packed_rows *
                                     detail::packed_rows);
     };
+    const auto rows_of = [&](std::size_t b) { return row_range{block_at(b), block_at(b + 1)}; };
     // Calls body(row block, first, last) for the jobs [begin, end), where each row block has `jobs` jobs.
     const auto each_block = [&](std::size_t jobs, std::size_t begin, std::size_t end, auto body) {
         for (std::size_t last; begin < end; begin = last) {
@@ -60,16 +61,14 @@ void gemm(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, t
         for (std::size_t k = 0; k < block.packed_blocks(); ++k) {
             threads.parallel_for(blocks * tiles, x.rows * w.inputs(), [&](std::size_t begin, std::size_t end) {
                 for (std::size_t t = begin; t < end; ++t)
-                    block.pack_tile(block_at(first + t / tiles), block_at(first + t / tiles + 1), t % tiles, k,
-                                    packed + t / tiles * room);
+                    block.pack_tile(rows_of(first + t / tiles), t % tiles, k, packed + t / tiles * room);
             });
             threads.parallel_for_strided(blocks * strips, cut, work, [&](std::size_t begin, std::size_t end) {
                 each_block(strips * cut, begin, end, [&](std::size_t b, std::size_t piece, std::size_t last) {
                     const float* soon = k + 1 < block.packed_blocks()
                                             ? block.unpacked(block_at(first + b), k + 1)
                                             : block.unpacked(block_at(first + b + at_once), 0);
-                    block.run_packed(block_at(first + b), block_at(first + b + 1), piece, last, cut, k,
-                                     packed + b * room, soon);
+                    block.run_packed(block.packed(rows_of(first + b), k, packed + b * room, soon), piece, last, cut);
                 });
             });
         }
@@ -77,7 +76,7 @@ void gemm(const rows_in& x, const packed_matrix<Weight>& w, const rows_out& y, t
     if (const std::size_t k = w.inputs() / 4 * 4; k < w.inputs() || k == 0)
         threads.parallel_for_strided(row_blocks * strips, 1, work, [&](std::size_t begin, std::size_t end) {
             each_block(strips, begin, end, [&](std::size_t b, std::size_t strip, std::size_t last) {
-                block.run_rest(block_at(b), block_at(b + 1), strip, last, k);
+                block.run_rest(rows_of(b), strip, last, k);
             });
         });
 }

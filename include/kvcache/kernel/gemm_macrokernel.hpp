@@ -30,9 +30,9 @@ public:
 
     // Unpacked rows, for the inputs from `k` on: the up to three inputs left over by packing. Without inputs it writes
     // zeros.
-    void run_rest(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t last, std::size_t k) const {
+    void run_rest(row_range rows, std::size_t strip, std::size_t last, std::size_t k) const {
         for (; strip < last; ++strip)
-            run_strip(row, last_row, strip, k, w_.inputs() - k);
+            run_strip(rows, strip, k, w_.inputs() - k);
     }
 
     // Number of input blocks of packed rows; blocks are multiples of 4 inputs.
@@ -42,23 +42,36 @@ public:
     }
 
     // Packs the rows of a tile for one block of inputs.
-    void pack_tile(std::size_t row, std::size_t last_row, std::size_t tile, std::size_t block, float* packed) const {
-        const row_tiles tiles(last_row - row);
+    void pack_tile(row_range rows, std::size_t tile, std::size_t block, float* packed) const {
+        const row_tiles tiles(rows.size());
         const std::size_t k = packed_input(block), inputs = packed_input(block + 1) - k;
         if (tile < tiles.count)
-            pack_a(x_.data + (row + tiles.row(tile)) * x_.stride + k, x_.stride, tiles.rows(tile), inputs,
+            pack_a(x_.data + (rows.first + tiles.row(tile)) * x_.stride + k, x_.stride, tiles.rows(tile), inputs,
                    packed + tile * inputs * packed_rows);
     }
     // Unpacked rows of a block of inputs, to prefetch; null if there are no such rows.
     [[nodiscard]] const float* unpacked(std::size_t row, std::size_t block) const {
         return row < x_.rows ? x_.data + row * x_.stride + packed_input(block) : nullptr;
     }
-    // Packed rows with some strips. The first and the last strip may be partial: `cut` pieces a strip, by rows. `soon`:
-    // rows that are packed next, or null.
-    void run_packed(std::size_t row, std::size_t last_row, std::size_t piece, std::size_t last, std::size_t cut,
-                    std::size_t block, const float* packed, const float* soon) const {
+
+    // Packed rows from `row` on, for a block of inputs from `k` on; and the rows that are packed next, or null.
+    struct packed_block {
+        const float* numbers;
+        const float* soon;
+        std::size_t row;
+        row_tiles tiles;
+        std::size_t k, inputs;
+    };
+
+    // The rows whose tiles pack_tile() wrote to `numbers`. `soon`: rows that are packed next, or null.
+    [[nodiscard]] packed_block packed(row_range rows, std::size_t block, const float* numbers,
+                                      const float* soon) const {
         const std::size_t k = packed_input(block);
-        const packed_block rows{packed, soon, row, row_tiles(last_row - row), k, packed_input(block + 1) - k};
+        return {numbers, soon, rows.first, row_tiles(rows.size()), k, packed_input(block + 1) - k};
+    }
+
+    // Packed rows with some strips. The first and the last strip may be partial: `cut` pieces a strip, by rows.
+    void run_packed(const packed_block& rows, std::size_t piece, std::size_t last, std::size_t cut) const {
         for (std::size_t next; piece < last; piece = next) {
             const std::size_t strip = piece / cut;
             next = std::min(last, (strip + 1) * cut);
@@ -97,15 +110,6 @@ private:
     // Buffer for a strip's weights of a block of inputs, widened to float32.
     struct wide_weights {
         alignas(line_bytes) float data[std::same_as<Weight, float> ? 1 : block_inputs * matrix::strip_width];
-    };
-
-    // Packed rows from `row` on, for a block of inputs from `k` on; and the rows that are packed next, or null.
-    struct packed_block {
-        const float* numbers;
-        const float* soon;
-        std::size_t row;
-        row_tiles tiles;
-        std::size_t k, inputs;
     };
 
     // Some tiles with one strip. Prefetches meanwhile: the weights of the next strip in memory, which usually runs
@@ -152,11 +156,11 @@ private:
     }
 
     // The same with unpacked rows.
-    void run_strip(std::size_t row, std::size_t last_row, std::size_t strip, std::size_t k, std::size_t inputs) const {
+    void run_strip(row_range rows, std::size_t strip, std::size_t k, std::size_t inputs) const {
         const std::size_t output = strip * matrix::strip_width;
-        const row_tiles tiles(last_row - row);
+        const row_tiles tiles(rows.size());
         for (std::size_t t = 0; t < tiles.count; ++t) {
-            const std::size_t at = row + tiles.row(t);
+            const std::size_t at = rows.first + tiles.row(t);
             with_rows<packed_rows, fewest_rows>(tiles.rows(t), [&]<std::size_t Rows> {
                 with_rows<matrix::strip_panels>(w_.width(strip) / matrix::panel_width, [&]<std::size_t Panels> {
                     gemm_microkernel<Rows, 1, Panels>(x_.data + at * x_.stride + k, x_.stride, weights(strip, k), 0,

@@ -42,6 +42,8 @@ inline constexpr std::size_t far_ahead = 1536;
 // Computes a tile of Rows x Strips * Width * 16 outputs, each its own chain of fused multiply-adds over ascending
 // inputs, started at zero or continued. The weights of strip s, Width panels wide, begin at w + s * strip. The tile
 // decides only which chains run together, never the order within one.
+// More than six parameters: it is called for each register tile, with other pointers each time; a struct of them is
+// passed in memory, where each call would write and read it.
 template <std::size_t Rows, std::size_t Strips, std::size_t Width, weight_format Weight>
 inline void gemm_microkernel(const float* x, std::size_t x_stride, const Weight* w, std::size_t strip,
                              std::size_t inputs, float* y, std::size_t y_stride, std::size_t outputs, bool begin) {

@@ -59,16 +59,17 @@ inline void int8_tile(const int8_rows& x, std::size_t row, const int8_matrix& w,
         }
 }
 
-// Rows [row, last) with the outputs of up to Wide panels, in tiles of at most Tall rows, as equal as possible.
+// Some rows with the outputs of up to Wide panels, in tiles of at most Tall rows, as equal as possible.
 template <std::size_t Tall, std::size_t Wide>
-void int8_tiles(const int8_rows& x, std::size_t row, std::size_t last, const int8_matrix& w, std::size_t panel,
-                std::size_t panels, const rows_out& y) {
-    for (std::size_t tiles = (last - row + Tall - 1) / Tall; tiles > 0; --tiles) {
-        const std::size_t rows = (last - row + tiles - 1) / tiles;
+void int8_tiles(const int8_rows& x, row_range left, const int8_matrix& w, std::size_t panel, std::size_t panels,
+                const rows_out& y) {
+    for (std::size_t tiles = (left.size() + Tall - 1) / Tall; tiles > 0; --tiles) {
+        const std::size_t rows = (left.size() + tiles - 1) / tiles;
         with_rows<Tall>(rows, [&]<std::size_t Rows> {
-            with_rows<Wide>(panels, [&]<std::size_t Panels> { int8_tile<Rows, Panels>(x, row, w, panel, 1, y); });
+            with_rows<Wide>(panels,
+                            [&]<std::size_t Panels> { int8_tile<Rows, Panels>(x, left.first, w, panel, 1, y); });
         });
-        row += rows;
+        left.first += rows;
     }
 }
 
@@ -81,7 +82,7 @@ void int8_streams(const int8_rows& x, const int8_matrix& w, std::size_t panel, s
 }
 
 #if KVCACHE_COMPILED
-extern template void int8_tiles<int8_rows_together, int8_panels_together>(const int8_rows&, std::size_t, std::size_t,
+extern template void int8_tiles<int8_rows_together, int8_panels_together>(const int8_rows&, row_range,
                                                                           const int8_matrix&, std::size_t, std::size_t,
                                                                           const rows_out&);
 extern template void int8_streams<int8_panels_of_one>(const int8_rows&, const int8_matrix&, std::size_t, std::size_t,
@@ -104,7 +105,7 @@ inline void int8_blocks(const int8_rows& x, std::size_t rows, const int8_matrix&
         for (std::size_t job = begin; job < end; ++job) {
             const std::size_t first = job / strips * block, strip = job % strips;
             const std::size_t panel = w.panels() * strip / strips, behind = w.panels() * (strip + 1) / strips;
-            int8_tiles<Tall, Wide>(x, first, std::min(first + block, rows), w, panel, behind - panel, y);
+            int8_tiles<Tall, Wide>(x, {first, std::min(first + block, rows)}, w, panel, behind - panel, y);
         }
     });
 }

@@ -32,6 +32,8 @@ struct bytes_ahead {
 // AVX-512 they are prefetched four inputs ahead. Weights other than float32 are widened and also written to `wide`,
 // from which later rows read them. Not inlined: inside a larger function GCC runs out of registers. Requires: `inputs`
 // is a multiple of 4.
+// More than six parameters: it is called for each register tile; the pointers and strides that its loops use are passed
+// in registers, and a struct of them would be passed in memory.
 template <std::size_t Rows, std::size_t Panels, weight_format Weight>
 [[gnu::noinline]] inline void packed_microkernel(const float* x, const Weight* w, [[maybe_unused]] float* wide,
                                                  std::size_t inputs, float* y, std::size_t y_stride,

@@ -13,9 +13,19 @@ struct rows_in {
     std::size_t rows = 0;
     std::size_t stride = 0; ///< Floats from one row to the next.
 };
+
+/// Rows that are written, or sums that are continued, with a fixed stride. (rows, columns)
 struct rows_out {
     float* data = nullptr;
-    std::size_t stride = 0;
+    std::size_t stride = 0; ///< Floats from one row to the next.
+};
+
+/// Consecutive rows [first, last).
+struct row_range {
+    std::size_t first = 0;
+    std::size_t last = 0;
+
+    [[nodiscard]] constexpr std::size_t size() const noexcept { return last - first; }
 };
 
 /// Row stride for `columns` floats with which adjacent rows do not map to the same cache sets.

@@ -3,6 +3,7 @@
 
 #include <kvcache/core/result.hpp>
 #include <kvcache/session/chunk_pipeline.hpp>
+#include <kvcache/session/decode_state.hpp>
 #include <kvcache/session/generate.hpp>
 #include <kvcache/session/sampler.hpp>
 
@@ -50,8 +51,9 @@ template <class Cache, class Model, class Say>
             made.first_token = made.total;
         return static_cast<bool>(say(token, logits));
     };
-    const auto stopped =
-        decode_loop(pipeline.exact(), made.prompt.sequence, made.prompt.logits, draw, until, made.ids, timed);
+    const auto stopped = decode_loop(
+        pipeline.exact(), made.prompt.sequence, made.prompt.logits,
+        decode_state(draw, until, made.prompt.sequence.tokens(), pipeline.exact().max_positions()), made.ids, timed);
     if (!stopped)
         return stopped.error();
     made.stopped = *stopped;

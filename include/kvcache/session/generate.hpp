@@ -24,13 +24,11 @@ struct answer {
 };
 
 /// Decodes an answer token by token after a sequence whose last logits are `next`, (1, vocabulary). Each token is
-/// drawn, added to `ids`, passed to `say`, and run, unless it is the last. Returns whether a stop token ended the
-/// answer. Errors: those of generate. Requires: `ids` is empty.
+/// drawn, added to `ids`, passed to `say`, and run, unless it is the last. `under_way` is the state after the prompt.
+/// Returns whether a stop token ended the answer. Errors: those of generate. Requires: `ids` is empty.
 template <class Cache, class Model, class Say>
 [[nodiscard]] result<bool> decode_loop(pipeline<Cache, Model>& pipeline, typename Cache::sequence& behind, matrix next,
-                                       const sampler& draw, const stop_criteria& until, std::vector<token_id>& ids,
-                                       Say say) {
-    decode_state under_way(draw, until, behind.tokens(), pipeline.max_positions());
+                                       decode_state under_way, std::vector<token_id>& ids, Say say) {
     while (!under_way.over()) {
         const auto logits = row_of(std::as_const(next), 0);
         const auto token = under_way.next(logits);
@@ -54,7 +52,9 @@ template <class Cache, class Model, class Say>
 [[nodiscard]] result<answer<Cache>> generate(pipeline<Cache, Model>& pipeline, prefill_result<Cache> begun,
                                              const sampler& draw, const stop_criteria& until, Say say) {
     answer<Cache> made{std::move(begun)};
-    const auto stopped = decode_loop(pipeline, made.prompt.sequence, made.prompt.logits.bottomRows(1), draw, until,
+    auto& prompt = made.prompt;
+    const auto stopped = decode_loop(pipeline, prompt.sequence, prompt.logits.bottomRows(1),
+                                     decode_state(draw, until, prompt.sequence.tokens(), pipeline.max_positions()),
                                      made.ids, std::move(say));
     if (!stopped)
         return stopped.error();

@@ -82,9 +82,8 @@ public:
             layer_rows_ += part_.tokens.size() * layer;
             for (std::size_t i = 0; i < part_.rows.size(); ++i)
                 if (known[part_.rows[i]].kept)
-                    made.push_back(distance(lease, part_.rows[i], known[part_.rows[i]], model_.layers()[layer],
-                                            compared == deviation_metric::keys ? pass_.keys(i) : pass_.values(i),
-                                            compared, rotation));
+                    made.push_back(
+                        distance(lease, i, known[part_.rows[i]], model_.layers()[layer], compared, rotation));
         }
         return made;
     }
@@ -105,17 +104,18 @@ private:
         pass_.begin(std::span(&part_, 1));
     }
 
-    // fresh: (kv_heads, head_dim), keys before RoPE.
-    [[nodiscard]] float distance(const Lease& lease, std::size_t row, const spliced_row& at, layer_id layer,
-                                 std::span<const float> fresh, deviation_metric compared, const rope* rotation) {
+    // The squared distance of row `i` of the pass from the stored row `at`.
+    [[nodiscard]] float distance(const Lease& lease, std::size_t i, const spliced_row& at, layer_id layer,
+                                 deviation_metric compared, const rope* rotation) {
         const std::size_t heads = lease.shape().kv_heads, dim = lease.shape().head_dim;
         const std::size_t lane = at.row % tile_tokens;
         scratch_.resize(std::max(dim, padded_head_dim(dim)) * tile_tokens);
         turn_.resize(dim);
         fresh_.resize(dim);
         const bool keys = compared == deviation_metric::keys;
+        const std::span<const float> fresh = keys ? pass_.keys(i) : pass_.values(i); // (kv_heads, head_dim), no RoPE
         if (keys && rotation != nullptr)
-            rotation->fill(static_cast<std::int64_t>(lease.first() + row) - at.base, turn_);
+            rotation->fill(static_cast<std::int64_t>(lease.first() + part_.rows[i]) - at.base, turn_);
         float sum = 0.0f;
         for (std::size_t head = 0; head < heads; ++head) {
             const auto now = fresh.subspan(head * dim, dim);

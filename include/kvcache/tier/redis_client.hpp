@@ -64,13 +64,12 @@ private:
     [[nodiscard]] result<void> ask(std::string_view verb, std::size_t ahead, std::span<const sha256_digest> names,
                                    Take take) {
         try {
-            return ask_redis(
-                nodes_, {how_.timeout, how_.slowest}, ahead, names.size(),
-                [&](std::size_t i) { return prefix_ + to_string(names[i]); },
-                [&](std::size_t, const std::string& key, redis_channel& to) {
-                    write_command(to.words(), {verb, key});
-                },
-                take);
+            return ask_redis(nodes_, {how_.timeout, how_.slowest}, ahead,
+                             redis_commands{names.size(), [&](std::size_t i) { return prefix_ + to_string(names[i]); },
+                                            [&](std::size_t, const std::string& key, redis_channel& to) {
+                                                write_command(to.words(), {verb, key});
+                                            },
+                                            take});
         } catch (const std::bad_alloc&) {
             return error{error_code::out_of_memory, "redis", "redis: there is no memory for a reply"};
         }

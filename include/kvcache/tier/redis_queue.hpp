@@ -186,14 +186,16 @@ private:
     template <class Write, class Take>
     [[nodiscard]] result<void> perform(std::span<const job> jobs, std::size_t ahead, Write write, Take take) {
         try {
-            return ask_redis(
-                nodes_, {access_.timeout, access_.slowest}, ahead, jobs.size(),
-                [&](std::size_t i) { return how_.prefix + to_string(jobs[i].name); },
-                [&](std::size_t i, const std::string& key, redis_channel& to) { write(jobs[i], key, to); },
-                [&](std::size_t i, const resp_value& said) {
-                    take(i, said);
-                    return true;
-                });
+            return ask_redis(nodes_, {access_.timeout, access_.slowest}, ahead,
+                             redis_commands{jobs.size(),
+                                            [&](std::size_t i) { return how_.prefix + to_string(jobs[i].name); },
+                                            [&](std::size_t i, const std::string& key, redis_channel& to) {
+                                                write(jobs[i], key, to);
+                                            },
+                                            [&](std::size_t i, const resp_value& said) {
+                                                take(i, said);
+                                                return true;
+                                            }});
         } catch (const std::bad_alloc&) {
             return error{error_code::out_of_memory, "redis", "redis: there is no memory for a command"};
         }

@@ -76,22 +76,33 @@ private:
     std::vector<loan> all_;
 };
 
-/// Sends commands for `count` keys in order, at most `ahead` at once, each to the server that owns the key, and
-/// follows the redirections of a cluster. `key(i)` returns the key, `write(i, key, channel)` writes the command, and
-/// `take(i, reply)` handles the reply and returns whether to continue. Errors: io, malformed; the commands from the
-/// first reply not passed to `take` on failed. Throws: bad_alloc.
+/// Commands for `count` keys. `key(i)` returns the key, `write(i, key, channel)` writes the command, and
+/// `take(i, reply)` handles the reply and returns whether to continue.
 template <class Key, class Write, class Take>
-[[nodiscard]] result<void> ask_redis(redis_nodes& nodes, redis_deadline patience, std::size_t ahead, std::size_t count,
-                                     Key key, Write write, Take take) {
+struct redis_commands {
+    std::size_t count;
+    Key key;
+    Write write;
+    Take take;
+};
+template <class Key, class Write, class Take>
+redis_commands(std::size_t, Key, Write, Take) -> redis_commands<Key, Write, Take>;
+
+/// Sends commands in order, at most `ahead` at once, each to the server that owns its key, and follows the redirections
+/// of a cluster. Errors: io, malformed; the commands from the first reply not passed to `take` on failed. Throws:
+/// bad_alloc.
+template <class Key, class Write, class Take>
+[[nodiscard]] result<void> ask_redis(redis_nodes& nodes, redis_deadline patience, std::size_t ahead,
+                                     redis_commands<Key, Write, Take> commands) {
     constexpr int detours = 5;
     redis_session lent(nodes);
     std::optional<std::size_t> elsewhere; // ASK: the server of the next command only
     int turns = 0;
     std::vector<std::size_t> servers;
-    for (std::size_t at = 0; at < count;) {
+    for (std::size_t at = 0; at < commands.count;) {
         servers.clear();
-        for (std::size_t i = at; i < (elsewhere ? at + 1 : std::min(at + ahead, count)); ++i) {
-            const std::string name = key(i);
+        for (std::size_t i = at; i < (elsewhere ? at + 1 : std::min(at + ahead, commands.count)); ++i) {
+            const std::string name = commands.key(i);
             const auto server = elsewhere ? elsewhere : nodes.of(name);
             redis_channel* channel = server ? lent.to(*server, patience) : nullptr;
             if (channel == nullptr)
@@ -100,7 +111,7 @@ template <class Key, class Write, class Take>
                 write_command(channel->words(), {"ASKING"});
                 channel->expect();
             }
-            write(i, name, *channel);
+            commands.write(i, name, *channel);
             channel->expect();
             servers.push_back(*server);
         }
@@ -128,7 +139,7 @@ template <class Key, class Write, class Take>
                 continue;
             }
             const auto since = redis_deadline::clock::now();
-            goes_on = take(first + i, *said);
+            goes_on = commands.take(first + i, *said);
             patience.rested(redis_deadline::clock::now() - since);
             ++at;
         }
