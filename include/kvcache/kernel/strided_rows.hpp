@@ -13,6 +13,7 @@ struct rows_in {
     std::size_t rows = 0;
     std::size_t stride = 0; ///< Floats from one row to the next.
 };
+/// Rows that a kernel writes, with a fixed stride.
 struct rows_out {
     float* data = nullptr;
     std::size_t stride = 0;
