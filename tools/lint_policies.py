@@ -1,7 +1,7 @@
 """Role folders: concept.hpp, one file a policy, all.hpp; each policy meets its concept where it ends"""
 import re
 
-from house import INCLUDE, ROLES, code_of, name_of
+from repository import INCLUDE, ROLES, code_of, name_of
 
 COMPONENT_LISTS = ("crypto.hpp", "disk.hpp", "remote.hpp")  # of policies that need a component of their own
 
