@@ -84,7 +84,7 @@ def layers(graph: dict[str, list[str]]) -> list[str]:
     wrong = []
     for name, targets in graph.items():
         folder, _, rest = name.partition("/")
-        if not rest:  # kvcache.hpp stands at the door and sees everything, except what a host without a device lacks
+        if not rest:  # an entry header may include every folder, except those that need a device
             wrong += [f"{name}: includes {target}; cuda/ and device/ are a target of their own"
                       for target in targets if target.startswith(("cuda/", "device/"))]
             continue

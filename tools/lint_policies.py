@@ -12,9 +12,9 @@ def check() -> list[str]:
         folder = INCLUDE / role
         if not folder.is_dir():
             continue
-        for door in ("concept.hpp", "all.hpp"):
-            if not (folder / door).is_file():
-                wrong.append(f"{name_of(folder)}/ has no {door}")
+        for required in ("concept.hpp", "all.hpp"):
+            if not (folder / required).is_file():
+                wrong.append(f"{name_of(folder)}/ has no {required}")
         listed = "".join((folder / list_of).read_text() for list_of in ("all.hpp", *COMPONENT_LISTS)
                          if (folder / list_of).is_file())
         for path in sorted(folder.glob("*.hpp")):
