@@ -181,5 +181,5 @@ def check() -> list[str]:
 
 if __name__ == "__main__":
     problems = check()
-    print("\n".join(problems) or f"{len(headers())} headers, every include points down")
+    print("\n".join(problems) or f"{len(headers())} headers, every include points to a lower layer")
     sys.exit(bool(problems))
