@@ -3,7 +3,7 @@
 // it; then it is used like any other policy.
 // test:
 #include <kvcache/kvcache.hpp>
-#include <kvcache/testing/eviction_laws.hpp>
+#include <kvcache/testing/eviction_conformance.hpp>
 
 #include <iostream>
 #include <map>
@@ -35,10 +35,10 @@ struct least_used {
 static_assert(kvcache::eviction_policy<least_used>);
 
 int main() {
-    const auto broken = kvcache::testing::eviction_laws(least_used{}, 1);
-    for (const std::string& law : broken)
-        std::cout << "broken: " << law << '\n';
-    std::cout << (broken.empty() ? "every law of eviction holds\n" : "");
+    const auto broken = kvcache::testing::eviction_conformance(least_used{}, 1);
+    for (const std::string& property : broken)
+        std::cout << "broken: " << property << '\n';
+    std::cout << (broken.empty() ? "all conformance tests pass\n" : "");
 
     // A cache of four pages. One prompt is repeated, the others occur once.
     const kvcache::page_shape shape{.layers = 1, .kv_heads = 1, .head_dim = 16, .tokens = 16};

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs every house rule: each tools/lint_*.py is one, and a new rule is a new file.
+"""Runs the rules of the repository: each tools/lint_*.py is one, and a new rule is a new file.
 
 A rule's first docstring line is its name, and its check() returns what is wrong, one line each. A line that opens
 with "warning: " is told but does not fail the run.

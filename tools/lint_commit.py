@@ -2,7 +2,7 @@
 import re
 import subprocess
 
-from house import HOME
+from repository import HOME
 
 
 def check() -> list[str]:

@@ -1,7 +1,7 @@
 """Headers: one noun each, quiet, never longer than 300 lines without a reason"""
 import re
 
-from house import code_of, headers, name_of
+from repository import code_of, headers, name_of
 
 LONGEST = 300
 REASON = re.compile(r"^// Longer than 300 lines: \S.{10,}", re.M)

@@ -1,7 +1,7 @@
 """Names and prose: no renamed identifier is left, and comments and pages are in plain English"""
 import re
 
-from house import name_of, tracked
+from repository import name_of, tracked
 
 CODE = {".hpp", ".cpp", ".cu", ".cuh"}
 TABLE = "docs/renames.md"
@@ -20,8 +20,9 @@ HABITS = {
     r"lets? go of|let go": "releases, drops a reference",
     r"woven|weaves?": "spliced",
     r"teams?": "thread pool",
-    r"floors": "layers",
-    r"the house": "the repository",
+    r"floors?": "layer",
+    r"house": "repository",
+    r"laws?": "property, conformance test",
 }
 HABIT = re.compile(r"\b(?:" + "|".join(f"({habit})" for habit in HABITS) + r")\b", re.I)
 TOKEN = re.compile(r"//[^\n]*|/\*.*?\*/|R\"(\w*)\(.*?\)\1\"|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'|[A-Za-z_]\w*", re.S)

@@ -1,7 +1,7 @@
 """Role folders: concept.hpp, one file a policy, all.hpp; each policy meets its concept where it ends"""
 import re
 
-from house import INCLUDE, ROLES, code_of, name_of
+from repository import INCLUDE, ROLES, code_of, name_of
 
 COMPONENT_LISTS = ("crypto.hpp", "disk.hpp", "remote.hpp")  # of policies that need a component of their own
 
@@ -12,9 +12,9 @@ def check() -> list[str]:
         folder = INCLUDE / role
         if not folder.is_dir():
             continue
-        for door in ("concept.hpp", "all.hpp"):
-            if not (folder / door).is_file():
-                wrong.append(f"{name_of(folder)}/ has no {door}")
+        for required in ("concept.hpp", "all.hpp"):
+            if not (folder / required).is_file():
+                wrong.append(f"{name_of(folder)}/ has no {required}")
         listed = "".join((folder / list_of).read_text() for list_of in ("all.hpp", *COMPONENT_LISTS)
                          if (folder / list_of).is_file())
         for path in sorted(folder.glob("*.hpp")):

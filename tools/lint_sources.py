@@ -1,7 +1,7 @@
 """Sources: licensed on the first line, ASCII, finished, and of no particular machine"""
 import re
 
-from house import name_of, tracked
+from repository import name_of, tracked
 
 CODE = {".hpp", ".cpp", ".cu", ".cuh"}
 TEXT = CODE | {".py", ".cmake", ".md", ".in", ".sh"}

@@ -1,5 +1,5 @@
 """Tests mirror headers: tests/FOLDER/HEADER.test.cpp tests include/kvcache/FOLDER/HEADER.hpp"""
-from house import HOME, INCLUDE, headers
+from repository import HOME, INCLUDE, headers
 
 
 def check() -> list[str]:

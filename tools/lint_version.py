@@ -1,7 +1,7 @@
 """One version: core/version.hpp, and whoever repeats it agrees"""
 import re
 
-from house import HOME, INCLUDE
+from repository import HOME, INCLUDE
 
 
 def check() -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 HOME = Path(__file__).resolve().parents[1]
 INCLUDE, PAGES = HOME / "include" / "kvcache", HOME / "docs" / "policies"
 BEGIN, END = "<!-- policies: made by tools/policies.py -->", "<!-- end of policies -->"
-HEADINGS = ("Promise", "Laws", "Policies here", "Write your own", "Papers")
+HEADINGS = ("Promise", "Conformance tests", "Policies here", "Write your own", "Papers")
 MEMBER = re.compile(r"^    (?=\S)(?!using|class|struct|enum|static|friend|template|\[\[|///|//)([\w:<>(),*& ]+?)[ *&](\w+)"
                     r"(?: = ([^;]+)|\{([^;}]*)\});", re.M)
 UNITS = {10: "KiB", 20: "MiB", 30: "GiB"}

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from house import HOME, name_of  # noqa: E402
+from repository import HOME, name_of  # noqa: E402
 
 BLOCK = re.compile(r"^```cpp[^\n]*\n(.*?)^```", re.M | re.S)
 OUTPUT = HOME / "build" / "snippets"

@@ -139,15 +139,19 @@ enum class head_id : std::uint32_t {};
 [[nodiscard]] constexpr std::uint32_t index_of(page_id page) noexcept {
     return static_cast<std::uint32_t>(page);
 }
+/// The number of a slot.
 [[nodiscard]] constexpr std::uint32_t index_of(slot_id slot) noexcept {
     return static_cast<std::uint32_t>(slot);
 }
+/// The number of a token in its vocabulary.
 [[nodiscard]] constexpr std::int32_t index_of(token_id token) noexcept {
     return static_cast<std::int32_t>(token);
 }
+/// The number of a layer, from 0.
 [[nodiscard]] constexpr std::uint32_t index_of(layer_id layer) noexcept {
     return static_cast<std::uint32_t>(layer);
 }
+/// The number of a head, from 0.
 [[nodiscard]] constexpr std::uint32_t index_of(head_id head) noexcept {
     return static_cast<std::uint32_t>(head);
 }
@@ -188,6 +192,7 @@ using opened_by = decltype(std::declval<const P&>().open(std::declval<const Argu
 template <class P>
 struct role_of {};
 
+/// The role that a policy names as its member `role`.
 template <detail::names_its_role P>
 struct role_of<P> {
     using type = typename P::role;
@@ -274,12 +279,15 @@ struct cache_limits {
 };
 
 inline namespace literals {
+/// n * 1024 bytes.
 [[nodiscard]] constexpr std::size_t operator""_KiB(unsigned long long n) {
     return std::size_t{n} << 10;
 }
+/// n * 1024^2 bytes.
 [[nodiscard]] constexpr std::size_t operator""_MiB(unsigned long long n) {
     return std::size_t{n} << 20;
 }
+/// n * 1024^3 bytes.
 [[nodiscard]] constexpr std::size_t operator""_GiB(unsigned long long n) {
     return std::size_t{n} << 30;
 }
@@ -6871,6 +6879,7 @@ namespace kvcache::inline KVCACHE_ABI::eviction {
 
 /// Priorities by depth in the chain: `count` depths from `first` on have priority `level`; all others have 0.
 struct depth_ranges {
+    /// `count` depths from `first` on, and their priority.
     struct range {
         std::uint32_t first = 0;
         std::uint32_t count = 0;

@@ -146,15 +146,19 @@ enum class head_id : std::uint32_t {};
 [[nodiscard]] constexpr std::uint32_t index_of(page_id page) noexcept {
     return static_cast<std::uint32_t>(page);
 }
+/// The number of a slot.
 [[nodiscard]] constexpr std::uint32_t index_of(slot_id slot) noexcept {
     return static_cast<std::uint32_t>(slot);
 }
+/// The number of a token in its vocabulary.
 [[nodiscard]] constexpr std::int32_t index_of(token_id token) noexcept {
     return static_cast<std::int32_t>(token);
 }
+/// The number of a layer, from 0.
 [[nodiscard]] constexpr std::uint32_t index_of(layer_id layer) noexcept {
     return static_cast<std::uint32_t>(layer);
 }
+/// The number of a head, from 0.
 [[nodiscard]] constexpr std::uint32_t index_of(head_id head) noexcept {
     return static_cast<std::uint32_t>(head);
 }
@@ -195,6 +199,7 @@ using opened_by = decltype(std::declval<const P&>().open(std::declval<const Argu
 template <class P>
 struct role_of {};
 
+/// The role that a policy names as its member `role`.
 template <detail::names_its_role P>
 struct role_of<P> {
     using type = typename P::role;
@@ -281,12 +286,15 @@ struct cache_limits {
 };
 
 inline namespace literals {
+/// n * 1024 bytes.
 [[nodiscard]] constexpr std::size_t operator""_KiB(unsigned long long n) {
     return std::size_t{n} << 10;
 }
+/// n * 1024^2 bytes.
 [[nodiscard]] constexpr std::size_t operator""_MiB(unsigned long long n) {
     return std::size_t{n} << 20;
 }
+/// n * 1024^3 bytes.
 [[nodiscard]] constexpr std::size_t operator""_GiB(unsigned long long n) {
     return std::size_t{n} << 30;
 }
@@ -855,6 +863,7 @@ struct half {
 template <class T>
 concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || std::same_as<T, half>;
 
+/// A float as it is.
 [[nodiscard]] constexpr float widen(float number) noexcept {
     return number;
 }
@@ -1230,15 +1239,19 @@ template <class Op>
 
 } // namespace detail
 
+/// Sum of each pair of lanes.
 [[nodiscard]] inline f32x16 operator+(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return a + b; });
 }
+/// Difference of each pair of lanes.
 [[nodiscard]] inline f32x16 operator-(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return a - b; });
 }
+/// Product of each pair of lanes.
 [[nodiscard]] inline f32x16 operator*(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return a * b; });
 }
+/// Quotient of each pair of lanes, correctly rounded.
 [[nodiscard]] inline f32x16 operator/(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return detail::divided(a, b); });
 }
@@ -1257,6 +1270,7 @@ template <class Op>
 [[nodiscard]] inline f32x16 max(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return xsimd::max(a, b); });
 }
+/// Smaller of two lanes; `y` if one is NaN on x86.
 [[nodiscard]] inline f32x16 min(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return xsimd::min(a, b); });
 }
@@ -12551,6 +12565,7 @@ namespace kvcache::inline KVCACHE_ABI::eviction {
 
 /// Priorities by depth in the chain: `count` depths from `first` on have priority `level`; all others have 0.
 struct depth_ranges {
+    /// `count` depths from `first` on, and their priority.
     struct range {
         std::uint32_t first = 0;
         std::uint32_t count = 0;
@@ -15912,9 +15927,9 @@ struct weight_name {
     friend bool operator==(const weight_name&, const weight_name&) = default;
 };
 
-inline constexpr std::string_view embedding_name = "model.embed_tokens.weight";
-inline constexpr std::string_view final_norm_name = "model.norm.weight";
-inline constexpr std::string_view head_name = "lm_head.weight";
+inline constexpr std::string_view embedding_name = "model.embed_tokens.weight"; ///< (vocabulary, hidden)
+inline constexpr std::string_view final_norm_name = "model.norm.weight";        ///< (hidden)
+inline constexpr std::string_view head_name = "lm_head.weight";                 ///< (vocabulary, hidden)
 
 /// Full name of a weight of layer `layer`: "model.layers.3.self_attn.q_proj.weight" for "self_attn.q_proj.weight".
 [[nodiscard]] inline std::string layer_weight_name(std::size_t layer, std::string_view part) {
@@ -17325,6 +17340,7 @@ using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMa
 [[nodiscard]] inline std::span<const float> row_of(const matrix& m, std::size_t row) {
     return {m.data() + row * static_cast<std::size_t>(m.cols()), static_cast<std::size_t>(m.cols())};
 }
+/// A row of a matrix, to write to.
 [[nodiscard]] inline std::span<float> row_of(matrix& m, std::size_t row) {
     return {m.data() + row * static_cast<std::size_t>(m.cols()), static_cast<std::size_t>(m.cols())};
 }
@@ -17338,6 +17354,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Counts of the tokens of an answer, and the set of tokens of its prompt: the input of a sampler's penalties.
 class token_counts {
 public:
+    /// A token, and its occurrences in the prompt and in the answer.
     struct count {
         token_id token = {};
         bool in_prompt = false;
@@ -18650,6 +18667,7 @@ template <class Cache, class Model>
     requires(Cache::knows_chunks)
 class chunk_pipeline {
 public:
+    /// Options of a chunk pipeline.
     struct options {
         index::chunking split = {};
         bool store = true;         ///< Store the chunks of tokens that were computed exactly.
@@ -20143,6 +20161,7 @@ struct session_entry {
 /// LRU with two priority levels: sessions used once are evicted before sessions used again, so a one-off request
 /// evicts no conversation.
 using default_session_eviction = eviction::prioritised<eviction::lru>;
+/// Returns the default eviction of sessions: the first use has level 0, later uses level 1.
 [[nodiscard]] inline default_session_eviction conversations_stay() {
     return {.rule = {{{{.first = 1, .count = std::numeric_limits<std::uint32_t>::max() - 1, .level = 1}}}}};
 }
@@ -20634,21 +20653,26 @@ enum class part_kind : std::uint32_t {
 /// the counts, but is stored too, so that a reader can find a part without computing the layout.
 namespace record_layout {
 
+/// The first bytes of every record.
 inline constexpr std::array<unsigned char, 8> magic = {0x89, 'k', 'v', 'c', 0x0d, 0x0a, 0x1a, 0x0a};
 
 inline constexpr std::size_t alignment = 64;    ///< Alignment of the payload and of every part.
 inline constexpr std::size_t fixed_bytes = 256; ///< Size of the fields below; the table of the parts follows.
 inline constexpr std::size_t part_bytes = 64;   ///< Size of an entry in the table of the parts.
 
-// Offsets in the header.
+/// Offsets in the header, in bytes.
+/// @{
 inline constexpr std::size_t format = 8, kind = 12, seal = 16, parts = 20, header_bytes = 24, total_bytes = 32,
                              first_token = 40, tokens = 48, tokens_offset = 56, identity_offset = 64,
                              identity_bytes = 72, parts_offset = 80, reserved = 88, identity = 96, before = 128,
                              name = 160, more_reserved = 192, checksum = 224;
+/// @}
 
-// Offsets in an entry of the table of the parts.
+/// Offsets in an entry of the table of the parts, in bytes.
+/// @{
 inline constexpr std::size_t part_kind = 0, part_index = 4, part_offset = 8, part_size = 16, part_rows = 24,
                              part_reserved = 28, part_checksum = 32;
+/// @}
 
 /// Returns n rounded up to the alignment.
 [[nodiscard]] constexpr std::uint64_t aligned(std::uint64_t n) noexcept {

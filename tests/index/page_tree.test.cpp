@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/index/page_tree.hpp>
-#include <kvcache/testing/index_laws.hpp>
+#include <kvcache/testing/index_conformance.hpp>
 
 #include <cstdint>
 
@@ -49,7 +49,7 @@ struct bare {
 TEST_CASE("a tree that is walked page by page is an index") {
     for (std::uint64_t seed = 0; seed < 3; ++seed) {
         INFO("seed " << seed);
-        CHECK(kv::testing::index_laws(bare{}, seed) == kv::testing::violations{});
+        CHECK(kv::testing::index_conformance(bare{}, seed) == kv::testing::violations{});
     }
 }
 

@@ -11,7 +11,7 @@
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/snapshot.hpp>
 #include <kvcache/storage/fault_injecting.hpp>
-#include <kvcache/testing/hash_laws.hpp>
+#include <kvcache/testing/hash_conformance.hpp>
 #include <kvcache/testing/random_weights.hpp>
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/storage/fault_injecting.hpp>
-#include <kvcache/testing/storage_laws.hpp>
+#include <kvcache/testing/storage_conformance.hpp>
 
 #include <catch2/catch.hpp>
 
@@ -11,6 +11,6 @@ TEST_CASE("every n-th page is refused") {
         auto state = kv::storage::fault_injecting<>{.every = every}.open(20, 64);
         for (std::uint32_t call = 1; call <= 20; ++call)
             CHECK(state.acquire(kv::page_id{call - 1}) == (every == 0 || call % every != 0));
-        CHECK(kv::testing::storage_laws(kv::storage::fault_injecting<>{.every = every}, 1).empty());
+        CHECK(kv::testing::storage_conformance(kv::storage::fault_injecting<>{.every = every}, 1).empty());
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/storage/huge_pages.hpp>
-#include <kvcache/testing/storage_laws.hpp>
+#include <kvcache/testing/storage_conformance.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -23,7 +23,7 @@ TEST_CASE("huge pages say what they got and begin on a boundary") {
         CHECK(std::ranges::all_of(last, [](std::byte b) { return b == std::byte{}; }));
         std::ranges::fill(last, std::byte{7});
         CHECK(last.back() == std::byte{7});
-        CHECK(kv::testing::storage_laws(kv::storage::huge_pages{.set_aside = set_aside}, 2).empty());
+        CHECK(kv::testing::storage_conformance(kv::storage::huge_pages{.set_aside = set_aside}, 2).empty());
     }
 }
 

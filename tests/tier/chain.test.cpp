@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/testing/tier_laws.hpp>
+#include <kvcache/testing/tier_conformance.hpp>
 #include <kvcache/tier/all.hpp>
 
 #include <chrono>
@@ -11,24 +11,24 @@
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
-namespace laws = kvcache::testing::detail;
+namespace conformance = kvcache::testing::detail;
 
 namespace {
 
-using answer = laws::tier_answer;
+using answer = conformance::tier_answer;
 using two = kv::tier::chain<>;
 
 std::vector<kv::sha256_digest> names(std::uint64_t count) {
     std::vector<kv::sha256_digest> made;
     for (std::uint64_t n = 0; n < count; ++n)
-        made.push_back(laws::tier_name(n).name);
+        made.push_back(conformance::tier_name(n).name);
     return made;
 }
 
 // Returns where a record is: 1 in the first tier, 2 in the second, 3 in both.
 template <class State>
 int place(State& chain, std::uint64_t number) {
-    const auto name = laws::tier_name(number).name;
+    const auto name = conformance::tier_name(number).name;
     return chain.first().contains(name) + 2 * chain.second().contains(name);
 }
 
@@ -40,42 +40,45 @@ TEST_CASE("a chain of tiers is a tier, however it writes and whatever its tiers 
     for (const auto write :
          {kv::tier::chain_write::through, kv::tier::chain_write::back, kv::tier::chain_write::second_touch})
         for (std::uint64_t seed = 0; seed < 2; ++seed) {
-            CHECK(kv::testing::tier_laws(two{.write = write, .delay = std::chrono::milliseconds(1)}, seed).empty());
-            CHECK(kv::testing::tier_laws(two{.first = {.bytes = 20000}, .write = write, .waiting = 3}, seed).empty());
-            CHECK(kv::testing::tier_laws(two{.first = {.records = 0}, .second = {.records = 5}, .write = write}, seed)
+            CHECK(kv::testing::tier_conformance(two{.write = write, .delay = std::chrono::milliseconds(1)}, seed)
+                      .empty());
+            CHECK(kv::testing::tier_conformance(two{.first = {.bytes = 20000}, .write = write, .waiting = 3}, seed)
+                      .empty());
+            CHECK(kv::testing::tier_conformance(two{.first = {.records = 0}, .second = {.records = 5}, .write = write},
+                                                seed)
                       .empty());
         }
-    CHECK(kv::testing::tier_laws(kv::tier::chain{kv::tier::memory<>{.records = 2},
-                                                 kv::tier::chain{kv::tier::memory<>{}, kv::tier::memory<>{}}},
-                                 1)
+    CHECK(kv::testing::tier_conformance(kv::tier::chain{kv::tier::memory<>{.records = 2},
+                                                        kv::tier::chain{kv::tier::memory<>{}, kv::tier::memory<>{}}},
+                                        1)
               .empty());
-    CHECK(kv::testing::tier_laws(
+    CHECK(kv::testing::tier_conformance(
               kv::tier::chain{kv::tier::none{}, kv::tier::memory<>{}, kv::tier::chain_write::second_touch}, 1)
               .empty());
 }
 
 TEST_CASE("a record is in both tiers at once, after a while, or once it is asked for again") {
     auto through = two{}.open();
-    REQUIRE(laws::put_record(through, 1));
+    REQUIRE(conformance::put_record(through, 1));
     CHECK(place(through, 1) == 3);
 
     auto back = two{.write = kv::tier::chain_write::back, .delay = never}.open();
-    REQUIRE(laws::put_record(back, 1));
-    CHECK(laws::read_record(back, 1) == answer::right);
+    REQUIRE(conformance::put_record(back, 1));
+    CHECK(conformance::read_record(back, 1) == answer::right);
     CHECK(place(back, 1) == 1);
     REQUIRE(back.flush());
     CHECK(place(back, 1) == 3);
-    CHECK(laws::read_record(back.second(), 1) == answer::right);
+    CHECK(conformance::read_record(back.second(), 1) == answer::right);
 
     auto touched = two{.write = kv::tier::chain_write::second_touch}.open();
-    REQUIRE((laws::put_record(touched, 1) && laws::put_record(touched, 2)));
+    REQUIRE((conformance::put_record(touched, 1) && conformance::put_record(touched, 2)));
     REQUIRE(touched.flush());
     CHECK(place(touched, 1) == 1);
-    CHECK(laws::read_record(touched, 1) == answer::right);
+    CHECK(conformance::read_record(touched, 1) == answer::right);
     REQUIRE(touched.flush());
     CHECK(place(touched, 1) == 3);
     CHECK(place(touched, 2) == 1);
-    CHECK(laws::read_record(touched, 1) == answer::right);
+    CHECK(conformance::read_record(touched, 1) == answer::right);
     REQUIRE(touched.flush());
     CHECK(touched.second().counts().written == 1);
 }
@@ -104,7 +107,7 @@ TEST_CASE("what waits for the second tier is carried there at the end") {
                 .second = {&counts}, .write = kv::tier::chain_write::back, .delay = never, .waiting = 5}
                 .open();
         for (std::uint64_t n = 0; n < 8; ++n)
-            REQUIRE(laws::put_record(chain, n));
+            REQUIRE(conformance::put_record(chain, n));
         CHECK(chain.counts().dropped == 3);
     }
     CHECK(counts.written == 5);
@@ -113,17 +116,17 @@ TEST_CASE("what waits for the second tier is carried there at the end") {
 TEST_CASE("a run is read wherever its records are, and the first tier gets what it had not") {
     auto chain = two{}.open();
     for (std::uint64_t n = 0; n < 12; ++n)
-        REQUIRE(laws::put_record(chain, n));
+        REQUIRE(conformance::put_record(chain, n));
     for (const std::uint64_t n : {2u, 3u, 7u})
-        REQUIRE(chain.first().erase(laws::tier_name(n).name));
+        REQUIRE(chain.first().erase(conformance::tier_name(n).name));
     for (const std::uint64_t n : {1u, 9u})
-        REQUIRE(chain.second().erase(laws::tier_name(n).name));
+        REQUIRE(chain.second().erase(conformance::tier_name(n).name));
     const auto all = names(20);
     CHECK(chain.count_prefix_hits(all) == 12);
     std::uint64_t next = 0;
     const auto given = chain.read_run(all, [&](std::size_t i, std::span<const std::byte> bytes) {
         CHECK(i == next++);
-        CHECK(std::ranges::equal(bytes, laws::tier_record(i)));
+        CHECK(std::ranges::equal(bytes, conformance::tier_record(i)));
         return i != 10;
     });
     REQUIRE(given);
@@ -135,10 +138,10 @@ TEST_CASE("a run is read wherever its records are, and the first tier gets what 
 
 TEST_CASE("a tier that fails is passed over") {
     auto broken_first = kv::tier::chain{kv::tier::fault_injecting<>{.disconnect = 1}, kv::tier::memory<>{}}.open();
-    CHECK_FALSE(laws::put_record(broken_first, 1));
-    CHECK(laws::read_record(broken_first, 1) == answer::right);
+    CHECK_FALSE(conformance::put_record(broken_first, 1));
+    CHECK(conformance::read_record(broken_first, 1) == answer::right);
     auto broken_second = kv::tier::chain{kv::tier::memory<>{}, kv::tier::fault_injecting<>{.disconnect = 1}}.open();
-    CHECK_FALSE(laws::put_record(broken_second, 1));
-    CHECK(laws::read_record(broken_second, 1) == answer::right);
-    CHECK(laws::read_record(broken_second, 2) == answer::miss);
+    CHECK_FALSE(conformance::put_record(broken_second, 1));
+    CHECK(conformance::read_record(broken_second, 1) == answer::right);
+    CHECK(conformance::read_record(broken_second, 2) == answer::miss);
 }

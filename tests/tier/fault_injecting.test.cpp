@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/testing/tier_laws.hpp>
+#include <kvcache/testing/tier_conformance.hpp>
 #include <kvcache/tier/fault_injecting.hpp>
 
 #include <bit>

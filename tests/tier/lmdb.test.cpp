@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/eviction/fifo.hpp>
 #include <kvcache/eviction/s3_fifo.hpp>
-#include <kvcache/testing/tier_laws.hpp>
+#include <kvcache/testing/tier_conformance.hpp>
 #include <kvcache/tier/disk.hpp>
 
 #include <chrono>
@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 namespace kv = kvcache;
-namespace laws = kvcache::testing::detail;
+namespace conformance = kvcache::testing::detail;
 
 namespace {
 
@@ -69,11 +69,11 @@ void kill_writers(int rounds) {
         const auto work = [&](std::uint64_t seed, bool writes) {
             return begin([&, seed, writes] {
                 auto tier = how.open();
-                laws::choices choose(seed);
+                conformance::choices choose(seed);
                 for (;;) {
                     if (writes)
-                        static_cast<void>(laws::put_record(tier, choose.below(400)));
-                    if (laws::read_record(tier, choose.below(400)) == laws::tier_answer::wrong)
+                        static_cast<void>(conformance::put_record(tier, choose.below(400)));
+                    if (conformance::read_record(tier, choose.below(400)) == conformance::tier_answer::wrong)
                         ::_exit(1);
                     if (writes && choose.below(3) == 0)
                         static_cast<void>(tier.flush());
@@ -88,32 +88,32 @@ void kill_writers(int rounds) {
         auto tier = how.open();
         REQUIRE(tier.status());
         for (std::uint64_t n = 0; n < 400; n += 7) {
-            const auto answer = laws::read_record(tier, n);
-            CHECK((answer == laws::tier_answer::right || answer == laws::tier_answer::miss));
+            const auto answer = conformance::read_record(tier, n);
+            CHECK((answer == conformance::tier_answer::right || answer == conformance::tier_answer::miss));
         }
-        REQUIRE(laws::put_record(tier, 500 + first));
+        REQUIRE(conformance::put_record(tier, 500 + first));
         REQUIRE(tier.flush());
-        CHECK(tier.contains(laws::tier_name(500 + first).name));
+        CHECK(tier.contains(conformance::tier_name(500 + first).name));
     }
 }
 
 } // namespace
 
-TEST_CASE("a tier on the disk keeps the laws under every eviction, durability and budget") {
+TEST_CASE("a tier on the disk passes the conformance tests under every eviction, durability and budget") {
     for (std::uint64_t seed = 0; seed < 3; ++seed) {
         const temporary_directory a, b, c, d;
-        CHECK(kv::testing::tier_laws(small(a.path()), seed).empty());
+        CHECK(kv::testing::tier_conformance(small(a.path()), seed).empty());
         auto safe = small<kv::eviction::s3_fifo>(b.path());
         safe.sync = kv::tier::sync_policy::every_commit;
         safe.bytes = 40000;
-        CHECK(kv::testing::tier_laws(safe, seed).empty());
+        CHECK(kv::testing::tier_conformance(safe, seed).empty());
         auto few = small<kv::eviction::fifo>(c.path());
         few.records = 3;
         few.sync = kv::tier::sync_policy::all_but_last;
-        CHECK(kv::testing::tier_laws(few, seed).empty());
+        CHECK(kv::testing::tier_conformance(few, seed).empty());
         auto none = small(d.path());
         none.records = 0;
-        CHECK(kv::testing::tier_laws(none, seed).empty());
+        CHECK(kv::testing::tier_conformance(none, seed).empty());
     }
 }
 
@@ -121,29 +121,29 @@ TEST_CASE("records and their order of use survive a restart") {
     const temporary_directory directory;
     auto how = small(directory.path());
     how.bytes = 5 * kv::tier::lmdb_weight(9016);
-    const auto fits = [&](std::uint64_t n) { return kv::tier::lmdb_weight(laws::tier_record(n).size()); };
+    const auto fits = [&](std::uint64_t n) { return kv::tier::lmdb_weight(conformance::tier_record(n).size()); };
     std::size_t used = 0;
     std::uint64_t count = 0;
     {
         auto tier = how.open();
         for (; used + fits(count) <= how.bytes; used += fits(count++))
-            REQUIRE(laws::put_record(tier, count));
+            REQUIRE(conformance::put_record(tier, count));
         REQUIRE(tier.flush());
         CHECK(tier.counts().records == count);
         CHECK(tier.counts().bytes == used);
-        CHECK(laws::read_record(tier, 0) == laws::tier_answer::right); // now the most recently used
+        CHECK(conformance::read_record(tier, 0) == conformance::tier_answer::right); // now the most recently used
         REQUIRE(tier.flush());
     }
     auto tier = how.open();
-    REQUIRE(laws::put_record(tier, count));
+    REQUIRE(conformance::put_record(tier, count));
     REQUIRE(tier.flush());
     CHECK(tier.counts().evicted >= 1);
     CHECK(tier.counts().bytes <= how.bytes);
-    CHECK(tier.contains(laws::tier_name(0).name));
-    CHECK_FALSE(tier.contains(laws::tier_name(1).name));
+    CHECK(tier.contains(conformance::tier_name(0).name));
+    CHECK_FALSE(tier.contains(conformance::tier_name(1).name));
     for (std::uint64_t n = 0; n <= count; ++n)
-        if (tier.contains(laws::tier_name(n).name))
-            CHECK(laws::read_record(tier, n) == laws::tier_answer::right);
+        if (tier.contains(conformance::tier_name(n).name))
+            CHECK(conformance::read_record(tier, n) == conformance::tier_answer::right);
 }
 
 TEST_CASE("processes share a store, see one another's records and keep one budget") {
@@ -154,14 +154,14 @@ TEST_CASE("processes share a store, see one another's records and keep one budge
     for (std::uint64_t w = 0; w < 3; ++w)
         writers.push_back(begin([&] {
             auto tier = how.open();
-            laws::choices choose(w);
+            conformance::choices choose(w);
             bool right = tier.status().has_value();
             for (int i = 0; i < 150 && right; ++i) {
                 const std::uint64_t n = choose.below(60);
                 if (choose.below(3) == 0)
-                    right = laws::read_record(tier, n) != laws::tier_answer::wrong;
+                    right = conformance::read_record(tier, n) != conformance::tier_answer::wrong;
                 else
-                    right = laws::put_record(tier, n) && (i % 10 != 0 || tier.flush());
+                    right = conformance::put_record(tier, n) && (i % 10 != 0 || tier.flush());
             }
             if (!right || !tier.flush())
                 ::_exit(1);
@@ -169,16 +169,16 @@ TEST_CASE("processes share a store, see one another's records and keep one budge
     for (const ::pid_t writer : writers)
         end(writer, 0);
     auto tier = how.open();
-    REQUIRE(laws::put_record(tier, 1000));
+    REQUIRE(conformance::put_record(tier, 1000));
     REQUIRE(tier.flush());
     const auto now = tier.counts();
     CHECK(now.bytes <= how.bytes);
     CHECK(now.records > 5);
     std::size_t there = 0;
     for (std::uint64_t n = 0; n < 60; ++n) {
-        const auto answer = laws::read_record(tier, n);
-        CHECK((answer == laws::tier_answer::right || answer == laws::tier_answer::miss));
-        there += answer == laws::tier_answer::right;
+        const auto answer = conformance::read_record(tier, n);
+        CHECK((answer == conformance::tier_answer::right || answer == conformance::tier_answer::miss));
+        there += answer == conformance::tier_answer::right;
     }
     CHECK(there + 1 == now.records);
 }
@@ -197,9 +197,9 @@ TEST_CASE("a store that cannot be opened misses, and says why") {
     auto tier = small(directory.path() / "taken").open();
     REQUIRE_FALSE(tier.status());
     CHECK(tier.status().error().code == kv::error_code::io);
-    CHECK_FALSE(laws::put_record(tier, 1));
-    CHECK(laws::read_record(tier, 1) == laws::tier_answer::failed);
-    CHECK_FALSE(tier.contains(laws::tier_name(1).name));
+    CHECK_FALSE(conformance::put_record(tier, 1));
+    CHECK(conformance::read_record(tier, 1) == conformance::tier_answer::failed);
+    CHECK_FALSE(tier.contains(conformance::tier_name(1).name));
     CHECK_FALSE(tier.flush());
     CHECK(tier.counts().failures == 2);
 
@@ -214,7 +214,7 @@ TEST_CASE("records that find the queue full are dropped and counted") {
     auto how = small(directory.path());
     how.queue_bytes = 10;
     auto tier = how.open();
-    CHECK(laws::put_record(tier, 1));
+    CHECK(conformance::put_record(tier, 1));
     REQUIRE(tier.flush());
     CHECK(tier.counts().dropped == 1);
     CHECK(tier.counts().records == 0);

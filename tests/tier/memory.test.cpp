@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/eviction/fifo.hpp>
 #include <kvcache/eviction/s3_fifo.hpp>
-#include <kvcache/testing/tier_laws.hpp>
+#include <kvcache/testing/tier_conformance.hpp>
 #include <kvcache/tier/all.hpp>
 
 #include <cstddef>
@@ -13,17 +13,17 @@
 
 namespace kv = kvcache;
 
-TEMPLATE_LIST_TEST_CASE("tiers keep the laws", "", kv::tier_policies) {
+TEMPLATE_LIST_TEST_CASE("tiers pass the conformance tests", "", kv::tier_policies) {
     for (std::uint64_t seed = 0; seed < 4; ++seed)
-        CHECK(kv::testing::tier_laws(TestType{}, seed).empty());
+        CHECK(kv::testing::tier_conformance(TestType{}, seed).empty());
 }
 
-TEST_CASE("small tiers and those of other evictions keep the laws") {
+TEST_CASE("small tiers and those of other evictions pass the conformance tests") {
     for (std::uint64_t seed = 0; seed < 4; ++seed)
         for (const std::size_t records : {0u, 1u, 7u}) {
-            CHECK(kv::testing::tier_laws(kv::tier::memory<>{.records = records}, seed).empty());
-            CHECK(kv::testing::tier_laws(kv::tier::memory<kv::eviction::s3_fifo>{.bytes = 40000, .records = records},
-                                         seed)
+            CHECK(kv::testing::tier_conformance(kv::tier::memory<>{.records = records}, seed).empty());
+            CHECK(kv::testing::tier_conformance(
+                      kv::tier::memory<kv::eviction::s3_fifo>{.bytes = 40000, .records = records}, seed)
                       .empty());
         }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <kvcache/testing/tier_laws.hpp>
+#include <kvcache/testing/tier_conformance.hpp>
 #include <kvcache/tier/remote.hpp>
 #include <kvcache/tier/run.hpp>
 
@@ -16,11 +16,11 @@
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
-namespace laws = kvcache::testing::detail;
+namespace conformance = kvcache::testing::detail;
 
 namespace {
 
-using answer = laws::tier_answer;
+using answer = conformance::tier_answer;
 using testing_redis::soon;
 
 kv::tier::redis at(const testing_redis::server& server) {
@@ -35,7 +35,7 @@ kv::tier::redis at(const testing_redis::server& server) {
 std::size_t right(kv::tier::redis::state& tier, std::uint64_t count) {
     std::size_t made = 0;
     for (std::uint64_t n = 0; n < count; ++n) {
-        const auto read = laws::read_record(tier, n);
+        const auto read = conformance::read_record(tier, n);
         CHECK(read != answer::wrong);
         made += read == answer::right;
     }
@@ -44,44 +44,44 @@ std::size_t right(kv::tier::redis::state& tier, std::uint64_t count) {
 
 void fill(kv::tier::redis::state& tier, std::uint64_t count) {
     for (std::uint64_t n = 0; n < count; ++n)
-        REQUIRE(laws::put_record(tier, n));
+        REQUIRE(conformance::put_record(tier, n));
 }
 
 std::vector<kv::sha256_digest> names(std::uint64_t count) {
     std::vector<kv::sha256_digest> made;
     for (std::uint64_t n = 0; n < count; ++n)
-        made.push_back(laws::tier_name(n).name);
+        made.push_back(conformance::tier_name(n).name);
     return made;
 }
 
 } // namespace
 
-TEST_CASE("a Redis server keeps the laws of a tier, with a password and without") {
+TEST_CASE("a Redis server passes the conformance tests of a tier, with a password and without") {
     if (testing_redis::missing())
         return;
     const testing_redis::server open, locked({"--requirepass", "a b\r\nc"}, testing_redis::free_port(), "a b\r\nc");
     for (std::uint64_t seed = 0; seed < 3; ++seed) {
         auto how = at(open);
-        how.prefix = "laws" + std::to_string(seed) + ":";
+        how.prefix = "conformance" + std::to_string(seed) + ":";
         how.links = 1 + seed;
-        CHECK(kv::testing::tier_laws(how, seed).empty());
+        CHECK(kv::testing::tier_conformance(how, seed).empty());
     }
     auto how = at(locked);
     how.ttl = {};
     how.password = "a b\r\nc";
-    CHECK(kv::testing::tier_laws(how, 9).empty());
+    CHECK(kv::testing::tier_conformance(how, 9).empty());
     how.user = "default";
     how.prefix = "again:";
-    CHECK(kv::testing::tier_laws(how, 9).empty());
+    CHECK(kv::testing::tier_conformance(how, 9).empty());
 
     for (const char* wrong : {"", "wrong"}) {
         how.password = wrong;
         auto tier = how.open();
         REQUIRE_FALSE(tier.status());
         CHECK(tier.status().error().message.find(*wrong == 0 ? "NOAUTH" : "WRONGPASS") != std::string::npos);
-        CHECK(laws::read_record(tier, 1) == answer::failed);
+        CHECK(conformance::read_record(tier, 1) == answer::failed);
         CHECK(tier.count_prefix_hits(names(3)) == 0);
-        CHECK(laws::put_record(tier, 1));
+        CHECK(conformance::put_record(tier, 1));
         CHECK_FALSE(tier.flush());
         CHECK(tier.counts().dropped == 1);
         CHECK(tier.counts().failures == 3);
@@ -96,16 +96,16 @@ TEST_CASE("records have a time to live, another host sees them, and they are not
     fill(one, 40);
     REQUIRE(one.flush());
     CHECK(one.counts().written == 40);
-    const std::string key = "kvcache:" + kv::to_string(laws::tier_name(7).name);
+    const std::string key = "kvcache:" + kv::to_string(conformance::tier_name(7).name);
     CHECK(server.ask({"PTTL", key}).size() >= 7);
-    CHECK(server.ask({"STRLEN", key}) == std::to_string(laws::tier_record(7).size()));
+    CHECK(server.ask({"STRLEN", key}) == std::to_string(conformance::tier_record(7).size()));
 
     CHECK(other.count_prefix_hits(names(60)) == 40);
     std::uint64_t next = 0;
     const auto all = names(60);
     const auto read = other.read_run(all, [&](std::size_t i, std::span<const std::byte> bytes) {
         CHECK(i == next++);
-        CHECK(std::ranges::equal(bytes, laws::tier_record(i)));
+        CHECK(std::ranges::equal(bytes, conformance::tier_record(i)));
         return i != 37;
     });
     REQUIRE(read);
@@ -128,7 +128,7 @@ TEST_CASE("a server that is killed is missed at once, and found again") {
     fill(tier, 10);
     REQUIRE(tier.flush());
     server.kill();
-    CHECK(laws::read_record(tier, 1) == answer::failed); // the broken connection is detected
+    CHECK(conformance::read_record(tier, 1) == answer::failed); // the broken connection is detected
     CHECK(tier.connected() == 0);
     CHECK(right(tier, 10) == 0);
     CHECK(tier.count_prefix_hits(names(10)) == 0);
@@ -156,10 +156,10 @@ TEST_CASE("a server that stands still is waited for once") {
     fill(tier, 10);
     REQUIRE(tier.flush());
     server.signal(SIGSTOP);
-    CHECK(laws::read_record(tier, 1) == answer::failed);
+    CHECK(conformance::read_record(tier, 1) == answer::failed);
     CHECK(tier.status().error().message.find("receiving") != std::string::npos);
     for (int i = 0; i < 1000; ++i) {
-        const auto name = laws::tier_name(1).name;
+        const auto name = conformance::tier_name(1).name;
         const auto read = tier.read(name, [](std::span<const std::byte>) {});
         REQUIRE_FALSE(read);
         REQUIRE(read.error().message == "redis: the server is not connected"); // no request was sent
@@ -217,7 +217,7 @@ TEST_CASE("a cluster's slots move while they are read") {
     CHECK(tier.count_prefix_hits(names(60)) == 60);
 
     // The slot of record 5 moves to another server, step by step.
-    const std::string key = "kvcache:" + kv::to_string(laws::tier_name(5).name);
+    const std::string key = "kvcache:" + kv::to_string(conformance::tier_name(5).name);
     const std::size_t slot = kv::tier::redis_slot(key),
                       owner = slot < 5461    ? 0
                               : slot < 10923 ? 1
@@ -240,5 +240,5 @@ TEST_CASE("a cluster's slots move while they are read") {
     nodes[heir]->kill();
     const std::size_t rest = right(tier, 60);
     CHECK((rest > 0 && rest < 60));
-    CHECK(laws::read_record(tier, 5) == answer::failed);
+    CHECK(conformance::read_record(tier, 5) == answer::failed);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // TLS and passwords, with a redis-server that requires them; the certificates are generated here.
-#include <kvcache/testing/tier_laws.hpp>
+#include <kvcache/testing/tier_conformance.hpp>
 #include <kvcache/tier/redis.hpp>
 
 #include <chrono>
@@ -18,7 +18,7 @@
 #include <catch2/catch.hpp>
 
 namespace kv = kvcache;
-namespace laws = kvcache::testing::detail;
+namespace conformance = kvcache::testing::detail;
 
 namespace {
 
@@ -85,13 +85,13 @@ std::string refusal(const kv::tier::redis& how) {
     auto tier = how.open();
     const auto now = tier.status();
     if (now) {
-        REQUIRE(laws::put_record(tier, 1));
+        REQUIRE(conformance::put_record(tier, 1));
         REQUIRE(tier.flush());
-        REQUIRE(laws::read_record(tier, 1) == laws::tier_answer::right);
+        REQUIRE(conformance::read_record(tier, 1) == conformance::tier_answer::right);
         return {};
     }
     CHECK(now.error().field == "redis");
-    CHECK(laws::read_record(tier, 1) == laws::tier_answer::failed);
+    CHECK(conformance::read_record(tier, 1) == conformance::tier_answer::failed);
     CHECK(tier.attempts() == 1); // the request itself makes no attempt
     return now.error().message;
 }
@@ -138,9 +138,9 @@ TEST_CASE("a server is spoken to by TLS, if its certificate is believed and is i
     const secured here(own, "server", false);
     CHECK(refusal(at(here.port, believed)).empty());
     CHECK(refusal(at(here.plain.port(), {})).empty());
-    auto laws_of = at(here.port, with([](auto& s) { s.name = "pages.example"; }));
-    laws_of.prefix = "laws:";
-    CHECK(kv::testing::tier_laws(laws_of, 4).empty());
+    auto how = at(here.port, with([](auto& s) { s.name = "pages.example"; }));
+    how.prefix = "conformance:";
+    CHECK(kv::testing::tier_conformance(how, 4).empty());
 
     // Untrusted: another authority, the system's, another name.
     CHECK(says(refusal(at(here.port, with([&](auto& s) { s.authority = stranger.file("authority.crt"); }))),

@@ -26,15 +26,19 @@ enum class head_id : std::uint32_t {};
 [[nodiscard]] constexpr std::uint32_t index_of(page_id page) noexcept {
     return static_cast<std::uint32_t>(page);
 }
+/// The number of a slot.
 [[nodiscard]] constexpr std::uint32_t index_of(slot_id slot) noexcept {
     return static_cast<std::uint32_t>(slot);
 }
+/// The number of a token in its vocabulary.
 [[nodiscard]] constexpr std::int32_t index_of(token_id token) noexcept {
     return static_cast<std::int32_t>(token);
 }
+/// The number of a layer, from 0.
 [[nodiscard]] constexpr std::uint32_t index_of(layer_id layer) noexcept {
     return static_cast<std::uint32_t>(layer);
 }
+/// The number of a head, from 0.
 [[nodiscard]] constexpr std::uint32_t index_of(head_id head) noexcept {
     return static_cast<std::uint32_t>(head);
 }

@@ -38,6 +38,7 @@ using opened_by = decltype(std::declval<const P&>().open(std::declval<const Argu
 template <class P>
 struct role_of {};
 
+/// The role that a policy names as its member `role`.
 template <detail::names_its_role P>
 struct role_of<P> {
     using type = typename P::role;

@@ -32,12 +32,15 @@ struct cache_limits {
 };
 
 inline namespace literals {
+/// n * 1024 bytes.
 [[nodiscard]] constexpr std::size_t operator""_KiB(unsigned long long n) {
     return std::size_t{n} << 10;
 }
+/// n * 1024^2 bytes.
 [[nodiscard]] constexpr std::size_t operator""_MiB(unsigned long long n) {
     return std::size_t{n} << 20;
 }
+/// n * 1024^3 bytes.
 [[nodiscard]] constexpr std::size_t operator""_GiB(unsigned long long n) {
     return std::size_t{n} << 30;
 }

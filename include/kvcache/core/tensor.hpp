@@ -18,6 +18,7 @@ using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMa
 [[nodiscard]] inline std::span<const float> row_of(const matrix& m, std::size_t row) {
     return {m.data() + row * static_cast<std::size_t>(m.cols()), static_cast<std::size_t>(m.cols())};
 }
+/// A row of a matrix, to write to.
 [[nodiscard]] inline std::span<float> row_of(matrix& m, std::size_t row) {
     return {m.data() + row * static_cast<std::size_t>(m.cols()), static_cast<std::size_t>(m.cols())};
 }

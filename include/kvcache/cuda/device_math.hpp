@@ -35,6 +35,7 @@ namespace kvcache::inline KVCACHE_ABI::cuda {
 #endif
 }
 
+/// x + y, rounded once and not contracted with a product.
 [[nodiscard]] KVCACHE_HOST_DEVICE float plus(float x, float y) noexcept {
 #if defined(__CUDA_ARCH__)
     return __fadd_rn(x, y);
@@ -43,6 +44,7 @@ namespace kvcache::inline KVCACHE_ABI::cuda {
 #endif
 }
 
+/// x / y, correctly rounded.
 [[nodiscard]] KVCACHE_HOST_DEVICE float divided(float x, float y) noexcept {
 #if defined(__CUDA_ARCH__)
     return __fdiv_rn(x, y);
@@ -51,6 +53,7 @@ namespace kvcache::inline KVCACHE_ABI::cuda {
 #endif
 }
 
+/// x * y + z in double precision, rounded once.
 [[nodiscard]] KVCACHE_HOST_DEVICE double fused(double x, double y, double z) noexcept {
 #if defined(__CUDA_ARCH__)
     return __fma_rn(x, y, z);
@@ -63,6 +66,7 @@ namespace kvcache::inline KVCACHE_ABI::cuda {
 [[nodiscard]] KVCACHE_HOST_DEVICE float larger_or_none(float x, float y) noexcept {
     return x > y || x != x ? x : y;
 }
+/// Absolute value; keeps the sign of -0.
 [[nodiscard]] KVCACHE_HOST_DEVICE float size_of(float x) noexcept {
     return x < 0.0f ? -x : x;
 }
@@ -93,6 +97,7 @@ namespace kvcache::inline KVCACHE_ABI::cuda {
     return times(sum, std::bit_cast<float>(static_cast<std::uint32_t>(static_cast<std::int32_t>(whole) + 127) << 23));
 }
 
+/// The number that a bfloat16 holds, exactly.
 [[nodiscard]] KVCACHE_HOST_DEVICE constexpr float from_bf16(std::uint16_t bits) noexcept {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
 }

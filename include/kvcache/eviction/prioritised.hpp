@@ -15,6 +15,7 @@ namespace kvcache::inline KVCACHE_ABI::eviction {
 
 /// Priorities by depth in the chain: `count` depths from `first` on have priority `level`; all others have 0.
 struct depth_ranges {
+    /// `count` depths from `first` on, and their priority.
     struct range {
         std::uint32_t first = 0;
         std::uint32_t count = 0;

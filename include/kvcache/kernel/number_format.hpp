@@ -28,6 +28,7 @@ struct half {
 template <class T>
 concept weight_format = std::same_as<T, float> || std::same_as<T, bfloat16> || std::same_as<T, half>;
 
+/// A float as it is.
 [[nodiscard]] constexpr float widen(float number) noexcept {
     return number;
 }

@@ -127,15 +127,19 @@ template <class Op>
 
 } // namespace detail
 
+/// Sum of each pair of lanes.
 [[nodiscard]] inline f32x16 operator+(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return a + b; });
 }
+/// Difference of each pair of lanes.
 [[nodiscard]] inline f32x16 operator-(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return a - b; });
 }
+/// Product of each pair of lanes.
 [[nodiscard]] inline f32x16 operator*(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return a * b; });
 }
+/// Quotient of each pair of lanes, correctly rounded.
 [[nodiscard]] inline f32x16 operator/(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return detail::divided(a, b); });
 }
@@ -154,6 +158,7 @@ template <class Op>
 [[nodiscard]] inline f32x16 max(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return xsimd::max(a, b); });
 }
+/// Smaller of two lanes; `y` if one is NaN on x86.
 [[nodiscard]] inline f32x16 min(const f32x16& x, const f32x16& y) noexcept {
     return detail::lanewise(x, y, [](const auto& a, const auto& b) { return xsimd::min(a, b); });
 }

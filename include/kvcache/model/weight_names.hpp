@@ -20,9 +20,9 @@ struct weight_name {
     friend bool operator==(const weight_name&, const weight_name&) = default;
 };
 
-inline constexpr std::string_view embedding_name = "model.embed_tokens.weight";
-inline constexpr std::string_view final_norm_name = "model.norm.weight";
-inline constexpr std::string_view head_name = "lm_head.weight";
+inline constexpr std::string_view embedding_name = "model.embed_tokens.weight"; ///< (vocabulary, hidden)
+inline constexpr std::string_view final_norm_name = "model.norm.weight";        ///< (hidden)
+inline constexpr std::string_view head_name = "lm_head.weight";                 ///< (vocabulary, hidden)
 
 /// Full name of a weight of layer `layer`: "model.layers.3.self_attn.q_proj.weight" for "self_attn.q_proj.weight".
 [[nodiscard]] inline std::string layer_weight_name(std::size_t layer, std::string_view part) {

@@ -26,21 +26,26 @@ enum class part_kind : std::uint32_t {
 /// the counts, but is stored too, so that a reader can find a part without computing the layout.
 namespace record_layout {
 
+/// The first bytes of every record.
 inline constexpr std::array<unsigned char, 8> magic = {0x89, 'k', 'v', 'c', 0x0d, 0x0a, 0x1a, 0x0a};
 
 inline constexpr std::size_t alignment = 64;    ///< Alignment of the payload and of every part.
 inline constexpr std::size_t fixed_bytes = 256; ///< Size of the fields below; the table of the parts follows.
 inline constexpr std::size_t part_bytes = 64;   ///< Size of an entry in the table of the parts.
 
-// Offsets in the header.
+/// Offsets in the header, in bytes.
+/// @{
 inline constexpr std::size_t format = 8, kind = 12, seal = 16, parts = 20, header_bytes = 24, total_bytes = 32,
                              first_token = 40, tokens = 48, tokens_offset = 56, identity_offset = 64,
                              identity_bytes = 72, parts_offset = 80, reserved = 88, identity = 96, before = 128,
                              name = 160, more_reserved = 192, checksum = 224;
+/// @}
 
-// Offsets in an entry of the table of the parts.
+/// Offsets in an entry of the table of the parts, in bytes.
+/// @{
 inline constexpr std::size_t part_kind = 0, part_index = 4, part_offset = 8, part_size = 16, part_rows = 24,
                              part_reserved = 28, part_checksum = 32;
+/// @}
 
 /// Returns n rounded up to the alignment.
 [[nodiscard]] constexpr std::uint64_t aligned(std::uint64_t n) noexcept {

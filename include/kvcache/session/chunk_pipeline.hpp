@@ -67,6 +67,7 @@ template <class Cache, class Model>
     requires(Cache::knows_chunks)
 class chunk_pipeline {
 public:
+    /// Options of a chunk pipeline.
     struct options {
         index::chunking split = {};
         bool store = true;         ///< Store the chunks of tokens that were computed exactly.

@@ -28,6 +28,7 @@ struct session_entry {
 /// LRU with two priority levels: sessions used once are evicted before sessions used again, so a one-off request
 /// evicts no conversation.
 using default_session_eviction = eviction::prioritised<eviction::lru>;
+/// Returns the default eviction of sessions: the first use has level 0, later uses level 1.
 [[nodiscard]] inline default_session_eviction conversations_stay() {
     return {.rule = {{{{.first = 1, .count = std::numeric_limits<std::uint32_t>::max() - 1, .level = 1}}}}};
 }

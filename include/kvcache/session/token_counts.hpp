@@ -15,6 +15,7 @@ namespace kvcache::inline KVCACHE_ABI {
 /// Counts of the tokens of an answer, and the set of tokens of its prompt: the input of a sampler's penalties.
 class token_counts {
 public:
+    /// A token, and its occurrences in the prompt and in the answer.
     struct count {
         token_id token = {};
         bool in_prompt = false;

@@ -11,14 +11,14 @@
 
 namespace kvcache::inline KVCACHE_ABI::testing {
 
-/// The laws that a policy has violated, each named once. Empty if all hold.
+/// The properties that a policy violates, each named once. Empty if all hold.
 using violations = std::vector<std::string>;
 
 namespace detail {
 
-inline void law(violations& broken, bool holds, const char* words) {
-    if (!holds && std::ranges::find(broken, words) == broken.end())
-        broken.emplace_back(words);
+inline void check_property(violations& broken, bool holds, const char* property) {
+    if (!holds && std::ranges::find(broken, property) == broken.end())
+        broken.emplace_back(property);
 }
 
 // A random generator with a seed (splitmix64).

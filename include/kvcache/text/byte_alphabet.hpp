@@ -30,6 +30,7 @@ struct byte_alphabet {
     }
 };
 
+/// The only byte alphabet, computed at compile time.
 inline constexpr byte_alphabet the_byte_alphabet;
 
 /// Appends the characters that represent `bytes`.

@@ -20,13 +20,13 @@ namespace kvcache::inline KVCACHE_ABI {
 
 /// The common chat formats, by the marks that a template writes around a message.
 enum class chat_family {
-    chatml,  ///< <|im_start|>role ... <|im_end|>: Qwen, SmolLM, many others.
-    llama2,  ///< [INST] <<SYS>> ... <</SYS>> ... [/INST]
-    llama3,  ///< <|start_header_id|>role<|end_header_id|> ... <|eot_id|>
-    zephyr,  ///< <|user|> ... </s>: Zephyr, TinyLlama.
-    mistral, ///< [INST] ... [/INST] without <<SYS>>
-    phi3,    ///< <|user|> ... <|end|>
-    gemma,   ///< <start_of_turn>role ... <end_of_turn>
+    chatml,  ///< `<|im_start|>role ... <|im_end|>`: Qwen, SmolLM, many others.
+    llama2,  ///< `[INST] <<SYS>> ... <</SYS>> ... [/INST]`
+    llama3,  ///< `<|start_header_id|>role<|end_header_id|> ... <|eot_id|>`
+    zephyr,  ///< `<|user|> ... </s>`: Zephyr, TinyLlama.
+    mistral, ///< `[INST] ... [/INST]` without `<<SYS>>`
+    phi3,    ///< `<|user|> ... <|end|>`
+    gemma,   ///< `<start_of_turn>role ... <end_of_turn>`
     other,
 };
 

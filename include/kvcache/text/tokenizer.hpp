@@ -36,7 +36,7 @@ struct text_segment {
 
 /// Options of encoding.
 struct encode_options {
-    bool add_special_tokens = true; ///< Add the post-processor's tokens, such as <s>.
+    bool add_special_tokens = true; ///< Add the post-processor's tokens, such as `<s>`.
     bool parse_special = true;      ///< Parse control tokens. Set it to false for user text.
 };
 
@@ -50,7 +50,7 @@ struct decode_options {
 /// the Hugging Face library `tokenizers`. A cheap copy of one immutable state; any number of threads may use it.
 ///
 /// A control token is an added token that is special, that is named by tokenizer_config.json or by the chat template
-/// in the directory, or that is written like markup (<|...|>, <s>, [INST]). Text that is not parsed for control
+/// in the directory, or that is written like markup (`<|...|>`, `<s>`, `[INST]`). Text that is not parsed for control
 /// tokens never yields one; other added tokens (runs of spaces, words) are found in any text. The `truncation` and
 /// `padding` of the file are not applied.
 class tokenizer {
@@ -68,7 +68,7 @@ public:
     KVCACHE_ONCE [[nodiscard]] result<std::vector<token_id>> encode(std::string_view text,
                                                                     const encode_options& options) const;
     /// Returns the tokens of a rendered template. Text of the template may become control tokens; user text never
-    /// does. The segments contain the tokens that the template writes (<s>), so pass add_special_tokens = false.
+    /// does. The segments contain the tokens that the template writes (`<s>`), so pass add_special_tokens = false.
     KVCACHE_ONCE [[nodiscard]] result<std::vector<token_id>> encode(std::span<const text_segment> segments,
                                                                     bool add_special_tokens) const;
 

@@ -76,16 +76,19 @@ template <std::invocable<std::size_t, std::size_t> Progress>
     return detail::load_and_tell(directory, options, [&](std::size_t done, std::size_t of) { progress(done, of); });
 }
 
+/// Loads without a report of progress.
 KVCACHE_LAZY [[nodiscard]] inline result<loaded_model> load_model(const std::filesystem::path& directory,
                                                                   const load_options& options) {
     return detail::load_and_tell(directory, options, {});
 }
 
+/// Loads with the default options.
 template <std::invocable<std::size_t, std::size_t> Progress>
 [[nodiscard]] result<loaded_model> load_model(const std::filesystem::path& directory, Progress progress) {
     return load_model(directory, load_options{}, std::move(progress));
 }
 
+/// Loads with the default options and without a report of progress.
 KVCACHE_LAZY [[nodiscard]] inline result<loaded_model> load_model(const std::filesystem::path& directory) {
     return load_model(directory, load_options{});
 }

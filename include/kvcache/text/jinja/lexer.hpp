@@ -15,6 +15,7 @@
 
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
+/// Kinds of tokens of a template.
 enum class token_kind {
     data,
     begin_block,

@@ -12,8 +12,10 @@
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
 struct expression;
+/// An expression that its parent owns.
 using expression_pointer = std::unique_ptr<expression>;
 
+/// Kinds of expressions.
 enum class expression_kind {
     constant,   ///< `constant`
     name,       ///< `text`
@@ -45,8 +47,10 @@ struct expression {
 };
 
 struct statement;
+/// Statements in order: the body of a branch, a loop or a macro.
 using block = std::vector<std::unique_ptr<statement>>;
 
+/// Kinds of statements.
 enum class statement_kind { data, print, branch, loop, set, set_block, macro, leave, next, group };
 
 /// A node of a template that is executed.

@@ -32,6 +32,7 @@ KVCACHE_LAZY [[nodiscard]] inline bool strips(char32_t c, const std::optional<st
     return false;
 }
 
+/// Removes the characters of `set`, or white space, from the left end, the right end or both.
 KVCACHE_LAZY [[nodiscard]] inline tagged_text stripped(const tagged_text& t, bool left, bool right,
                                                        const std::optional<std::string>& set) {
     std::size_t begin = 0;
@@ -105,6 +106,7 @@ KVCACHE_LAZY [[nodiscard]] inline list split_right(const tagged_text& t, const s
     return parts;
 }
 
+/// The lines of a text, without their ends, cut at LF, CR and CR LF.
 KVCACHE_LAZY [[nodiscard]] inline list split_lines(const tagged_text& t) {
     list parts;
     for (std::size_t i = 0; i < t.bytes.size();) {
@@ -117,6 +119,7 @@ KVCACHE_LAZY [[nodiscard]] inline list split_lines(const tagged_text& t) {
     return parts;
 }
 
+/// Replaces the first `most` occurrences of `from`, as Python's replace().
 KVCACHE_LAZY [[nodiscard]] inline tagged_text replaced(const tagged_text& t, std::string_view from,
                                                        const tagged_text& to, std::size_t most) {
     tagged_text out;
@@ -132,8 +135,10 @@ KVCACHE_LAZY [[nodiscard]] inline tagged_text replaced(const tagged_text& t, std
     return out;
 }
 
+/// Conversions of case.
 enum class letter_case { lower, upper, title, capitalized };
 
+/// Converts the case of a text, as Python's lower(), upper(), title() and capitalize().
 KVCACHE_LAZY [[nodiscard]] inline tagged_text in_case(const tagged_text& t, letter_case wanted) {
     tagged_text out;
     bool inside_word = false;
@@ -177,6 +182,7 @@ KVCACHE_LAZY [[nodiscard]] inline list characters(const tagged_text& t) {
     return out;
 }
 
+/// The number of code points in UTF-8.
 KVCACHE_LAZY [[nodiscard]] inline std::size_t character_count(std::string_view bytes) {
     return static_cast<std::size_t>(std::count_if(
         bytes.begin(), bytes.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));

@@ -31,21 +31,26 @@ struct failure {
     error reason = {};
 };
 
+/// Throws `failure` with error_code::unsupported; the message is the joined words.
 KVCACHE_LAZY [[noreturn]] inline void refuse(std::initializer_list<std::string_view> words) {
     throw failure{{error_code::unsupported, "chat_template", kvcache::detail::joined(words)}};
 }
+/// Throws `failure` with error_code::unsupported.
 KVCACHE_LAZY [[noreturn]] inline void refuse(std::string_view words) {
     refuse({words});
 }
+/// Throws `failure` with error_code::mismatched; the message is the joined words.
 KVCACHE_LAZY [[noreturn]] inline void mistake(std::initializer_list<std::string_view> words) {
     throw failure{{error_code::mismatched, "chat_template", kvcache::detail::joined(words)}};
 }
+/// Throws `failure` with error_code::mismatched.
 KVCACHE_LAZY [[noreturn]] inline void mistake(std::string_view words) {
     mistake({words});
 }
 
 class value;
 struct macro;
+/// A list of values.
 using list = std::vector<value>;
 
 /// Limits on nested values: their depth, so that a recursive walk cannot exhaust the stack, and whether they contain
@@ -262,6 +267,7 @@ KVCACHE_LAZY [[nodiscard]] inline bool equal(const value& a, const value& b, std
     }
     return a.held() == b.held();
 }
+/// Whether two values are equal as Python compares them.
 KVCACHE_LAZY [[nodiscard]] inline bool equal(const value& a, const value& b) {
     std::size_t budget = 1'000'000;
     return equal(a, b, budget);

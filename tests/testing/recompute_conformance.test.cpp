@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/recompute/all.hpp>
-#include <kvcache/testing/recompute_laws.hpp>
+#include <kvcache/testing/recompute_conformance.hpp>
 
 #include <algorithm>
 
@@ -25,12 +25,12 @@ struct greedy {
 
 } // namespace
 
-TEMPLATE_LIST_TEST_CASE("recompute policies keep their laws", "", kv::recompute_policies) {
-    CHECK(kv::testing::recompute_laws(TestType{}, 1) == kv::testing::violations{});
+TEMPLATE_LIST_TEST_CASE("recompute policies pass the conformance tests", "", kv::recompute_policies) {
+    CHECK(kv::testing::recompute_conformance(TestType{}, 1) == kv::testing::violations{});
 }
 
-TEST_CASE("the laws of recomputing bite") {
-    using kv::testing::recompute_laws;
-    CHECK(recompute_laws(greedy{.ahead = 0}, 1) == kv::testing::violations{"at least one token runs"});
-    CHECK(recompute_laws(greedy{.ahead = 1}, 1).size() == 2);
+TEST_CASE("the conformance tests of recomputing find faults") {
+    using kv::testing::recompute_conformance;
+    CHECK(recompute_conformance(greedy{.ahead = 0}, 1) == kv::testing::violations{"at least one token runs"});
+    CHECK(recompute_conformance(greedy{.ahead = 1}, 1).size() == 2);
 }

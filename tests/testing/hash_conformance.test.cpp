@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/hash/all.hpp>
-#include <kvcache/testing/hash_laws.hpp>
+#include <kvcache/testing/hash_conformance.hpp>
 
 #include <algorithm>
 
@@ -35,13 +35,13 @@ struct faulty {
 
 } // namespace
 
-TEMPLATE_LIST_TEST_CASE("hashes keep their laws", "", kv::hash_policies) {
-    CHECK(kv::testing::hash_laws(TestType{}, 1) == kv::testing::violations{});
+TEMPLATE_LIST_TEST_CASE("hashes pass the conformance tests", "", kv::hash_policies) {
+    CHECK(kv::testing::hash_conformance(TestType{}, 1) == kv::testing::violations{});
 }
 
-TEST_CASE("the laws of a hash bite") {
-    CHECK(kv::testing::hash_laws(faulty<fault::none>{}, 1).empty());
-    CHECK_FALSE(kv::testing::hash_laws(faulty<fault::forgets_tenant>{}, 1).empty());
-    CHECK_FALSE(kv::testing::hash_laws(faulty<fault::any_order>{}, 1).empty());
-    CHECK_FALSE(kv::testing::hash_laws(faulty<fault::forgets_past>{}, 1).empty());
+TEST_CASE("the conformance tests of a hash find faults") {
+    CHECK(kv::testing::hash_conformance(faulty<fault::none>{}, 1).empty());
+    CHECK_FALSE(kv::testing::hash_conformance(faulty<fault::forgets_tenant>{}, 1).empty());
+    CHECK_FALSE(kv::testing::hash_conformance(faulty<fault::any_order>{}, 1).empty());
+    CHECK_FALSE(kv::testing::hash_conformance(faulty<fault::forgets_past>{}, 1).empty());
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Includes point down the floors, without circles
+"""Includes point to a lower layer, without circles
 
-A folder may include itself and any folder on a lower floor; folders on one floor do not know each other. Between
+A folder may include itself and any folder in a lower layer; folders in one layer do not include each other. Between
 folders a circle is thus impossible; inside a folder it is looked for. Bodies of X.hpp may lie in impl/X.hpp beside it:
 the two include each other, and no other header includes the second. Also: who may name a dependency, and that the
 component a header belongs to does not reach into a component above it; and what <kvcache/cache.hpp> may reach.
@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from house import HOME, INCLUDE, headers  # noqa: E402
+from repository import HOME, INCLUDE, headers  # noqa: E402
 
-FLOORS = [  # from the ground up
+LAYERS = [  # the lowest layer first
     ("core",),
     ("cuda", "kernel"),
     ("codec", "storage", "hash", "index", "eviction", "recompute", "observer", "locking", "record"),
@@ -23,7 +23,7 @@ FLOORS = [  # from the ground up
     ("session", "device"),
     ("adapters", "testing"),
 ]
-FLOOR = {folder: level for level, folders in enumerate(FLOORS) for folder in folders}
+LAYER = {folder: level for level, folders in enumerate(LAYERS) for folder in folders}
 
 DEPENDENCIES = {  # what an include opens with: the headers or folders that may name it
     "Eigen/": ("core/tensor.hpp",),
@@ -80,22 +80,22 @@ def circles(graph: dict[str, list[str]]) -> list[str]:
     return found
 
 
-def floors(graph: dict[str, list[str]]) -> list[str]:
+def layers(graph: dict[str, list[str]]) -> list[str]:
     wrong = []
     for name, targets in graph.items():
         folder, _, rest = name.partition("/")
-        if not rest:  # kvcache.hpp stands at the door and sees everything, except what a host without a device lacks
+        if not rest:  # an entry header may include every folder, except those that need a device
             wrong += [f"{name}: includes {target}; cuda/ and device/ are a target of their own"
                       for target in targets if target.startswith(("cuda/", "device/"))]
             continue
-        if folder not in FLOOR:
-            wrong.append(f"{name}: the folder {folder}/ has no floor in tools/floors.py")
+        if folder not in LAYER:
+            wrong.append(f"{name}: the folder {folder}/ has no layer in tools/layers.py")
             continue
         for target in targets:
             other = target.partition("/")[0]
             if target not in graph:
                 wrong.append(f"{name}: includes {target}, which does not exist")
-            elif other != folder and (other not in FLOOR or FLOOR[other] >= FLOOR[folder]):
+            elif other != folder and (other not in LAYER or LAYER[other] >= LAYER[folder]):
                 wrong.append(f"{name}: includes {target}, which is not below {folder}/")
             elif folder == "cuda" and other not in ("cuda", "core"):
                 wrong.append(f"{name}: includes {target}; cuda/ sees only core/")
@@ -111,7 +111,7 @@ def dependencies(outside: dict[str, list[str]]) -> list[str]:
             allowed = next((where for what, where in DEPENDENCIES.items() if include.startswith(what)), None)
             if allowed is None:
                 if not re.fullmatch(r"[a-z_0-9]+", include) and include not in SYSTEM:
-                    wrong.append(f"{name}: names <{include}>, a dependency that tools/floors.py does not know")
+                    wrong.append(f"{name}: names <{include}>, a dependency that tools/layers.py does not know")
             elif not any(name == place or (place.endswith("/") and name.startswith(place)) for place in allowed):
                 wrong.append(f"{name}: names <{include}>; only {', '.join(allowed)} may")
     if len(xxhash) > 1:
@@ -175,11 +175,11 @@ def check() -> list[str]:
         includes = ANY.findall(path.read_text())
         graph[name] = [include[len("kvcache/"):] for include in includes if include.startswith("kvcache/")]
         outside[name] = [include for include in includes if not include.startswith("kvcache/")]
-    return (floors(graph) + bodies(graph) + circles(graph) + dependencies(outside) + components(graph)
+    return (layers(graph) + bodies(graph) + circles(graph) + dependencies(outside) + components(graph)
             + cache_alone(graph, outside) + namespaces(graph))
 
 
 if __name__ == "__main__":
     problems = check()
-    print("\n".join(problems) or f"{len(headers())} headers, every include points down")
+    print("\n".join(problems) or f"{len(headers())} headers, every include points to a lower layer")
     sys.exit(bool(problems))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/eviction/all.hpp>
-#include <kvcache/testing/eviction_laws.hpp>
+#include <kvcache/testing/eviction_conformance.hpp>
 
 #include <cstdint>
 
@@ -75,42 +75,45 @@ struct counted_time {
 
 } // namespace
 
-TEMPLATE_LIST_TEST_CASE("eviction policies keep their laws", "", kv::eviction_policies) {
+TEMPLATE_LIST_TEST_CASE("eviction policies pass the conformance tests", "", kv::eviction_policies) {
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
         INFO("seed " << seed);
-        CHECK(kv::testing::eviction_laws(TestType{}, seed) == kv::testing::violations{});
+        CHECK(kv::testing::eviction_conformance(TestType{}, seed) == kv::testing::violations{});
     }
 }
 
-TEST_CASE("eviction policies keep their laws with other options") {
+TEST_CASE("eviction policies pass the conformance tests with other options") {
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
         INFO("seed " << seed);
-        CHECK(kv::testing::eviction_laws(kv::eviction::clock{.bits = 3}, seed).empty());
-        CHECK(kv::testing::eviction_laws(kv::eviction::slru{.segments = 1}, seed).empty());
-        CHECK(kv::testing::eviction_laws(
+        CHECK(kv::testing::eviction_conformance(kv::eviction::clock{.bits = 3}, seed).empty());
+        CHECK(kv::testing::eviction_conformance(kv::eviction::slru{.segments = 1}, seed).empty());
+        CHECK(kv::testing::eviction_conformance(
                   kv::eviction::s3_fifo{.small_fraction = 0.5, .ghost_fraction = 0.0, .threshold = 1}, seed)
                   .empty());
-        CHECK(kv::testing::eviction_laws(kv::eviction::arc{.step = 1}, seed).empty());
-        CHECK(kv::testing::eviction_laws(kv::eviction::lfu{.history = 2.0}, seed).empty());
-        CHECK(kv::testing::eviction_laws(kv::eviction::lirs{.passing_fraction = 0.5, .eager_demotion = true}, seed)
+        CHECK(kv::testing::eviction_conformance(kv::eviction::arc{.step = 1}, seed).empty());
+        CHECK(kv::testing::eviction_conformance(kv::eviction::lfu{.history = 2.0}, seed).empty());
+        CHECK(
+            kv::testing::eviction_conformance(kv::eviction::lirs{.passing_fraction = 0.5, .eager_demotion = true}, seed)
+                .empty());
+        CHECK(kv::testing::eviction_conformance(kv::eviction::w_tiny_lfu{.window = 0.5, .adaptive = false}, seed)
                   .empty());
-        CHECK(kv::testing::eviction_laws(kv::eviction::w_tiny_lfu{.window = 0.5, .adaptive = false}, seed).empty());
-        CHECK(kv::testing::eviction_laws(kv::eviction::tail_safe_lru{.budget = 3, .next_turn = 1}, seed).empty());
-        CHECK(kv::testing::eviction_laws(
+        CHECK(
+            kv::testing::eviction_conformance(kv::eviction::tail_safe_lru{.budget = 3, .next_turn = 1}, seed).empty());
+        CHECK(kv::testing::eviction_conformance(
                   kv::eviction::prioritised<kv::eviction::s3_fifo>{.rule = {{{{.first = 1, .count = 2, .level = 1}}}}},
                   seed)
                   .empty());
-        CHECK(kv::testing::eviction_laws(kv::eviction::expiring<kv::eviction::sieve, counted_time>{.milliseconds = 50},
-                                         seed)
+        CHECK(kv::testing::eviction_conformance(
+                  kv::eviction::expiring<kv::eviction::sieve, counted_time>{.milliseconds = 50}, seed)
                   .empty());
     }
 }
 
-TEST_CASE("the laws of eviction bite") {
-    CHECK(kv::testing::eviction_laws(faulty<fault::none>{}, 1).empty());
-    CHECK(kv::testing::eviction_laws(lasting{}, 1).empty());
-    CHECK_FALSE(kv::testing::eviction_laws(faulty<fault::keeps_erased>{}, 1).empty());
-    CHECK_FALSE(kv::testing::eviction_laws(faulty<fault::ignores_holders>{}, 1).empty());
-    CHECK_FALSE(kv::testing::eviction_laws(faulty<fault::gives_up>{}, 1).empty());
-    CHECK_FALSE(kv::testing::eviction_laws(faulty<fault::takes_away>{}, 1).empty());
+TEST_CASE("the conformance tests of eviction find faults") {
+    CHECK(kv::testing::eviction_conformance(faulty<fault::none>{}, 1).empty());
+    CHECK(kv::testing::eviction_conformance(lasting{}, 1).empty());
+    CHECK_FALSE(kv::testing::eviction_conformance(faulty<fault::keeps_erased>{}, 1).empty());
+    CHECK_FALSE(kv::testing::eviction_conformance(faulty<fault::ignores_holders>{}, 1).empty());
+    CHECK_FALSE(kv::testing::eviction_conformance(faulty<fault::gives_up>{}, 1).empty());
+    CHECK_FALSE(kv::testing::eviction_conformance(faulty<fault::takes_away>{}, 1).empty());
 }

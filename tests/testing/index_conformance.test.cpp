@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/index/all.hpp>
-#include <kvcache/testing/index_laws.hpp>
+#include <kvcache/testing/index_conformance.hpp>
 
 #include <catch2/catch.hpp>
 
@@ -48,17 +48,17 @@ struct faulty {
 
 } // namespace
 
-TEMPLATE_LIST_TEST_CASE("index policies keep their laws", "", kv::index_policies) {
+TEMPLATE_LIST_TEST_CASE("index policies pass the conformance tests", "", kv::index_policies) {
     for (std::uint64_t seed = 0; seed < 10; ++seed) {
         INFO("seed " << seed);
-        CHECK(kv::testing::index_laws(TestType{}, seed) == kv::testing::violations{});
+        CHECK(kv::testing::index_conformance(TestType{}, seed) == kv::testing::violations{});
     }
 }
 
-TEST_CASE("the laws of an index bite") {
-    CHECK(kv::testing::index_laws(faulty<fault::none>{}, 1).empty());
-    CHECK_FALSE(kv::testing::index_laws(faulty<fault::whole_pages_only>{}, 1).empty());
-    CHECK_FALSE(kv::testing::index_laws(faulty<fault::silent_end>{}, 1).empty());
-    CHECK_FALSE(kv::testing::index_laws(faulty<fault::hides_who_left>{}, 1).empty());
-    CHECK_FALSE(kv::testing::index_laws(faulty<fault::forgets_parents>{}, 1).empty());
+TEST_CASE("the conformance tests of an index find faults") {
+    CHECK(kv::testing::index_conformance(faulty<fault::none>{}, 1).empty());
+    CHECK_FALSE(kv::testing::index_conformance(faulty<fault::whole_pages_only>{}, 1).empty());
+    CHECK_FALSE(kv::testing::index_conformance(faulty<fault::silent_end>{}, 1).empty());
+    CHECK_FALSE(kv::testing::index_conformance(faulty<fault::hides_who_left>{}, 1).empty());
+    CHECK_FALSE(kv::testing::index_conformance(faulty<fault::forgets_parents>{}, 1).empty());
 }

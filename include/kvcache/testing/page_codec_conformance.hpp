@@ -29,9 +29,10 @@ public:
           tolerance_(tolerance),
           truth_(std::size_t{2} * shape.layers * shape.kv_heads * shape.tokens * shape.head_dim),
           broken_(broken) {
-        law(broken, state_.page_bytes() > 0, "a page has bytes");
-        law(broken, !state_.name().empty() && state_.name() == policy.open(shape).name(), "a codec has one name");
-        law(broken, state_.shape() == shape, "a codec knows its pages' shape");
+        check_property(broken, state_.page_bytes() > 0, "a page has bytes");
+        check_property(broken, !state_.name().empty() && state_.name() == policy.open(shape).name(),
+                       "a codec has one name");
+        check_property(broken, state_.shape() == shape, "a codec knows its pages' shape");
     }
 
     void run(choices& choose) {
@@ -40,8 +41,8 @@ public:
         turns();
         const auto page = quantized(choose, std::byte{0});
         compare(page);
-        law(broken_, quantized(choose, std::byte{0xff}) == page,
-            "the bytes of a page depend on its rows alone, written in any order");
+        check_property(broken_, quantized(choose, std::byte{0xff}) == page,
+                       "the bytes of a page depend on its rows alone, written in any order");
         one_head(page);
     }
 
@@ -79,8 +80,8 @@ private:
                 }
                 rows.write(state_, own, layer_id{layer}, at, keys, values);
             }
-        law(broken_, std::ranges::count(std::span(page).subspan(state_.page_bytes()), guard) == 64,
-            "nothing is written behind a page");
+        check_property(broken_, std::ranges::count(std::span(page).subspan(state_.page_bytes()), guard) == 64,
+                       "nothing is written behind a page");
         page.resize(state_.page_bytes());
         return page;
     }
@@ -112,8 +113,8 @@ private:
                     }
                 }
         for (std::size_t i = 0; i < 2; ++i)
-            law(broken_, std::sqrt(error[i]) <= tolerance_ * std::sqrt(size[i]),
-                "what is coded is read, within the tolerance");
+            check_property(broken_, std::sqrt(error[i]) <= tolerance_ * std::sqrt(size[i]),
+                           "what is coded is read, within the tolerance");
     }
 
     // Checks that the transform preserves dot products of queries and keys, and is inverted for values.
@@ -127,15 +128,15 @@ private:
         const double before = product();
         state_.transform_key(a);
         state_.transform_key(b);
-        law(broken_, std::abs(product() - before) <= 1e-4 * static_cast<double>(dim),
-            "turned queries and keys have the product they had");
+        check_property(broken_, std::abs(product() - before) <= 1e-4 * static_cast<double>(dim),
+                       "turned queries and keys have the product they had");
         b = value;
         state_.transform_value(b);
         state_.inverse_transform(b);
         bool same = true;
         for (std::size_t d = 0; d < dim; ++d)
             same = same && std::abs(b[d] - value[d]) <= 1e-5f;
-        law(broken_, same, "turned values are turned back");
+        check_property(broken_, same, "turned values are turned back");
     }
 
     // Checks that quantizing one head again leaves the others unchanged.
@@ -143,14 +144,14 @@ private:
         bytes other = page;
         const auto head = head_id{shape_.kv_heads - 1};
         state_.encode(other, layer_id{0}, head, rows_.front().bytes());
-        law(broken_, other == page, "coding the same rows again changes nothing");
+        check_property(broken_, other == page, "coding the same rows again changes nothing");
         const codec::residual_page none(shape_);
         state_.encode(other, layer_id{0}, head, none.bytes());
         const std::size_t each = state_.page_bytes() / (std::size_t{shape_.layers} * shape_.kv_heads);
         bool same = true;
         for (std::size_t i = 0; i < page.size(); ++i)
             same = same && (i / each == shape_.kv_heads - 1 || other[i] == page[i]);
-        law(broken_, same, "coding a head leaves the others as they are");
+        check_property(broken_, same, "coding a head leaves the others as they are");
     }
 
     page_shape shape_;

@@ -59,15 +59,15 @@ template <class State>
 
 } // namespace detail
 
-/// Checks the laws of a tier without injected faults: a read returns what was written, or nothing. The tier may have
-/// room for few records, or for none. It is opened once, and is empty at first.
+/// Tests the required properties of a tier without injected faults: a read returns what was written, or nothing. The
+/// tier may have room for few records, or for none. It is opened once, and is empty at first.
 template <tier_policy Policy>
-[[nodiscard]] violations tier_laws(const Policy& policy, std::uint64_t seed) {
-    using detail::law, detail::tier_answer;
+[[nodiscard]] violations tier_conformance(const Policy& policy, std::uint64_t seed) {
+    using detail::check_property, detail::tier_answer;
     violations broken;
     detail::choices choose(seed);
     auto born = policy.open();
-    law(broken, born.status().has_value(), "a tier that could open says so");
+    check_property(broken, born.status().has_value(), "a tier that could open says so");
     auto state = std::move(born);
     std::map<std::uint64_t, bool> put; // the record may be present
     std::uint64_t reads = 0;
@@ -75,36 +75,38 @@ template <tier_policy Policy>
         const std::uint64_t number = choose.below(20);
         const std::uint64_t what = choose.below(4);
         if (what < 2) {
-            law(broken, detail::put_record(state, number), "what is handed over is taken");
+            check_property(broken, detail::put_record(state, number), "what is handed over is taken");
             put[number] = true;
         } else if (what == 2) {
-            law(broken, state.erase(detail::tier_name(number).name).has_value(),
-                "a record that is not there can be erased");
-            law(broken, state.flush().has_value(), "a flush ends");
-            law(broken, detail::read_record(state, number) == tier_answer::miss, "an erased record is a miss");
-            law(broken, !state.contains(detail::tier_name(number).name), "an erased record is not said to be there");
+            check_property(broken, state.erase(detail::tier_name(number).name).has_value(),
+                           "a record that is not there can be erased");
+            check_property(broken, state.flush().has_value(), "a flush ends");
+            check_property(broken, detail::read_record(state, number) == tier_answer::miss,
+                           "an erased record is a miss");
+            check_property(broken, !state.contains(detail::tier_name(number).name),
+                           "an erased record is not said to be there");
             ++reads;
             put[number] = false;
         } else {
             const auto answer = detail::read_record(state, number);
             ++reads;
-            law(broken, answer != tier_answer::wrong && answer != tier_answer::failed,
-                "what is read is what was written");
-            law(broken, answer != tier_answer::right || put[number], "nothing is read that was not written");
+            check_property(broken, answer != tier_answer::wrong && answer != tier_answer::failed,
+                           "what is read is what was written");
+            check_property(broken, answer != tier_answer::right || put[number], "nothing is read that was not written");
         }
     }
-    law(broken, state.flush().has_value(), "a flush ends");
+    check_property(broken, state.flush().has_value(), "a flush ends");
     for (std::uint64_t number = 0; number < 20; ++number) {
         const bool there = state.contains(detail::tier_name(number).name);
         const auto answer = detail::read_record(state, number);
         ++reads;
-        law(broken, there == (answer == tier_answer::right), "what is said to be there can be read");
+        check_property(broken, there == (answer == tier_answer::right), "what is said to be there can be read");
     }
     const tier_counts now = state.counts();
-    law(broken, now.failures == 0 && now.hits + now.misses == reads * (now.hits + now.misses > 0),
-        "every read is a hit or a miss");
-    law(broken, now.written >= now.records && now.written - now.records >= now.evicted,
-        "records that are there were written");
+    check_property(broken, now.failures == 0 && now.hits + now.misses == reads * (now.hits + now.misses > 0),
+                   "every read is a hit or a miss");
+    check_property(broken, now.written >= now.records && now.written - now.records >= now.evicted,
+                   "records that are there were written");
 
     // Several threads read and write the same names.
     std::vector<std::thread> threads;
@@ -122,7 +124,8 @@ template <tier_policy Policy>
         });
     for (std::thread& thread : threads)
         thread.join();
-    law(broken, std::ranges::all_of(wrong, [](std::uint64_t n) { return n == 0; }), "threads may share a tier");
+    check_property(broken, std::ranges::all_of(wrong, [](std::uint64_t n) { return n == 0; }),
+                   "threads may share a tier");
     return broken;
 }
 

@@ -38,7 +38,7 @@ public:
                     erase(page_id{i});
                     gone = true;
                 }
-        law(broken_, state_.match(chain_of(choose)).tokens == 0, "an emptied index knows nothing");
+        check_property(broken_, state_.match(chain_of(choose)).tokens == 0, "an emptied index knows nothing");
     }
 
 private:
@@ -62,7 +62,7 @@ private:
     void erase(page_id page) {
         state_.erase(page);
         truth_[index_of(page)] = {};
-        law(broken_, !state_.contains(page) && state_.run(page).empty(), "an erased page is forgotten");
+        check_property(broken_, !state_.contains(page) && state_.run(page).empty(), "an erased page is forgotten");
     }
 
     // Returns a random run, most often with the prefix of an existing one.
@@ -103,15 +103,16 @@ private:
 
         const insertion done = state_.insert(parent, run, page);
         if (!longer.empty()) {
-            law(broken_, done.what == insertion::outcome::covered, "a run that is known is covered");
-            law(broken_, done.other && std::ranges::find(longer, *done.other) != longer.end(),
-                "who covers a run begins with it and has its parent");
+            check_property(broken_, done.what == insertion::outcome::covered, "a run that is known is covered");
+            check_property(broken_, done.other && std::ranges::find(longer, *done.other) != longer.end(),
+                           "who covers a run begins with it and has its parent");
             return;
         }
-        law(broken_, done.what == (known(page) ? insertion::outcome::extended : insertion::outcome::inserted),
-            "a new run is inserted, and a page's longer run extends it");
-        law(broken_, shorter.empty() ? !done.other : done.other == shorter.front(),
-            "a shorter form of a run leaves for it and is named");
+        check_property(broken_,
+                       done.what == (known(page) ? insertion::outcome::extended : insertion::outcome::inserted),
+                       "a new run is inserted, and a page's longer run extends it");
+        check_property(broken_, shorter.empty() ? !done.other : done.other == shorter.front(),
+                       "a shorter form of a run leaves for it and is named");
         for (const page_id gone : shorter)
             truth_[index_of(gone)] = {};
         truth_[index_of(page)] = {true, parent, std::move(run)};
@@ -140,12 +141,15 @@ private:
     void compare(choices& choose) {
         for (std::uint32_t i = 0; i < truth_.size(); ++i) {
             const held& one = truth_[i];
-            law(broken_, state_.contains(page_id{i}) == one.known, "it contains what was inserted and not erased");
+            check_property(broken_, state_.contains(page_id{i}) == one.known,
+                           "it contains what was inserted and not erased");
             if (!one.known)
                 continue;
-            law(broken_, std::ranges::equal(state_.run(page_id{i}), one.run), "a page's run is what was inserted");
-            law(broken_, state_.parent(page_id{i}) == one.parent, "a page's parent is what was given");
-            law(broken_, state_.leaf(page_id{i}) == childless(page_id{i}), "a leaf is a page without children");
+            check_property(broken_, std::ranges::equal(state_.run(page_id{i}), one.run),
+                           "a page's run is what was inserted");
+            check_property(broken_, state_.parent(page_id{i}) == one.parent, "a page's parent is what was given");
+            check_property(broken_, state_.leaf(page_id{i}) == childless(page_id{i}),
+                           "a leaf is a page without children");
         }
 
         const tokens query = chain_of(choose);
@@ -164,24 +168,28 @@ private:
                 next.push_back(chain[same]);
         }
         const index_match found = state_.match(query);
-        law(broken_, found.tokens == longest, "a match is the longest known run, counted in tokens");
-        law(broken_, found.pages.size() == (found.tokens + tokens_ - 1) / tokens_, "a match names the pages it needs");
+        check_property(broken_, found.tokens == longest, "a match is the longest known run, counted in tokens");
+        check_property(broken_, found.pages.size() == (found.tokens + tokens_ - 1) / tokens_,
+                       "a match names the pages it needs");
         for (std::size_t i = 0; i < found.pages.size(); ++i) {
-            law(broken_, known(found.pages[i]), "a matched page is in the index");
-            law(broken_, state_.parent(found.pages[i]) == (i > 0 ? std::optional(found.pages[i - 1]) : std::nullopt),
-                "matched pages are a chain, in order");
+            check_property(broken_, known(found.pages[i]), "a matched page is in the index");
+            check_property(broken_,
+                           state_.parent(found.pages[i]) == (i > 0 ? std::optional(found.pages[i - 1]) : std::nullopt),
+                           "matched pages are a chain, in order");
             const auto rest = std::span(query).subspan(i * tokens_);
             const auto used = rest.first(std::min({rest.size(), tokens_, found.tokens - i * tokens_}));
-            law(broken_, begins(run_of(found.pages[i]), used), "a matched page holds the tokens it is matched for");
+            check_property(broken_, begins(run_of(found.pages[i]), used),
+                           "a matched page holds the tokens it is matched for");
         }
         const match_end end = longest == query.size() ? match_end::complete
                               : next.empty()          ? match_end::unknown
                                                       : match_end::different;
-        law(broken_, found.end == end, "a match says why it ended");
-        law(broken_,
-            end == match_end::different ? found.stored && std::ranges::find(next, *found.stored) != next.end()
-                                        : !found.stored,
-            "a match names the token that is stored where it ended");
+        check_property(broken_, found.end == end, "a match says why it ended");
+        check_property(broken_,
+                       end == match_end::different
+                           ? found.stored && std::ranges::find(next, *found.stored) != next.end()
+                           : !found.stored,
+                       "a match names the token that is stored where it ended");
     }
 
     decltype(std::declval<const Policy&>().open(page_shape{}, 0)) state_;
@@ -204,18 +212,19 @@ void hostile_siblings(const Policy& policy, violations& broken) {
     for (std::uint32_t i = 0; i < siblings; ++i)
         (void)state.insert(std::nullopt, run_of(i), page_id{i});
     for (std::uint32_t i = 0; i < siblings; ++i)
-        law(broken, state.match(run_of(i)).pages == std::vector{page_id{i}}, "thousands of siblings are told apart");
+        check_property(broken, state.match(run_of(i)).pages == std::vector{page_id{i}},
+                       "thousands of siblings are told apart");
     for (std::uint32_t i = 0; i < siblings; i += 2)
         state.erase(page_id{i});
     for (std::uint32_t i = 1; i < siblings; i += 2)
-        law(broken, state.match(run_of(i)).tokens == length, "a sibling stays when others leave");
+        check_property(broken, state.match(run_of(i)).tokens == length, "a sibling stays when others leave");
 }
 
 } // namespace detail
 
-/// Checks the laws of an index against a plain list of pages.
+/// Tests the required properties of an index against a plain list of pages.
 template <index_policy Policy>
-[[nodiscard]] violations index_laws(const Policy& policy, std::uint64_t seed) {
+[[nodiscard]] violations index_conformance(const Policy& policy, std::uint64_t seed) {
     violations broken;
     detail::choices choose(seed);
     for (const std::uint32_t tokens : {16u, 32u})

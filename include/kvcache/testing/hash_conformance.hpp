@@ -32,9 +32,10 @@ namespace kvcache::inline KVCACHE_ABI::testing {
             {"tenant", {.tenant = "a"}}};
 }
 
-/// Checks the laws of a hash: distinct names for all runs of up to seven tokens from an alphabet of three.
+/// Tests the required properties of a hash: distinct names for all runs of up to seven tokens from an alphabet of
+/// three.
 template <hash_policy Policy>
-[[nodiscard]] violations hash_laws(const Policy& policy, std::uint64_t seed) {
+[[nodiscard]] violations hash_conformance(const Policy& policy, std::uint64_t seed) {
     violations broken;
     std::set<digest> names;
     std::set<std::uint64_t> low_halves;
@@ -43,20 +44,21 @@ template <hash_policy Policy>
     std::size_t fields = 0;
     for_each_field(identity{}, [&](const char*, const auto&) { ++fields; });
     const auto changed = changed_identities();
-    detail::law(broken, fields == changed.size(), "changed_identities() changes every field");
+    detail::check_property(broken, fields == changed.size(), "changed_identities() changes every field");
     (void)fresh(policy.open({}).root());
     for (const auto& [field, id] : changed)
-        detail::law(broken, fresh(policy.open(id).root()), "the root depends on every field of the identity");
+        detail::check_property(broken, fresh(policy.open(id).root()),
+                               "the root depends on every field of the identity");
 
     const auto state = policy.open({}), twin = policy.open({});
-    detail::law(broken, state.root() == twin.root(), "equal identities have one root");
+    detail::check_property(broken, state.root() == twin.root(), "equal identities have one root");
     std::vector<std::vector<token_id>> runs = {{}};
     for (std::size_t i = 0; i < runs.size(); ++i) {
         const std::vector<token_id> run = runs[i];
         if (!run.empty()) {
             const digest name = state.chain(state.root(), run);
-            detail::law(broken, name == twin.chain(twin.root(), run), "equal runs have one name");
-            detail::law(broken, fresh(name), "every token, its place and their number matter");
+            detail::check_property(broken, name == twin.chain(twin.root(), run), "equal runs have one name");
+            detail::check_property(broken, fresh(name), "every token, its place and their number matter");
         }
         if (run.size() < 7)
             for (const std::int32_t token : {0, 1, -1}) {
@@ -71,11 +73,11 @@ template <hash_policy Policy>
         std::vector<token_id> run(1 + choose.below(80));
         std::ranges::generate(run, [&] { return token_id{static_cast<std::int32_t>(choose.below(50000))}; });
         const digest next = state.chain(before, run);
-        detail::law(broken, fresh(next), "a long chain never comes back");
-        detail::law(broken,
-                    state.chain({before.low ^ 1, before.high}, run) != next &&
-                        state.chain({before.low, before.high ^ 1}, run) != next,
-                    "what comes before a run matters");
+        detail::check_property(broken, fresh(next), "a long chain never comes back");
+        detail::check_property(broken,
+                               state.chain({before.low ^ 1, before.high}, run) != next &&
+                                   state.chain({before.low, before.high ^ 1}, run) != next,
+                               "what comes before a run matters");
         before = next;
     }
     return broken;

@@ -3,7 +3,7 @@
 
 #include <kvcache/codec/concept.hpp>
 #include <kvcache/core/aligned.hpp>
-#include <kvcache/testing/page_codec_laws.hpp>
+#include <kvcache/testing/page_codec_conformance.hpp>
 #include <kvcache/testing/violations.hpp>
 
 #include <algorithm>
@@ -55,8 +55,9 @@ public:
           truth_(std::size_t{2} * shape.layers * shape.kv_heads * shape.tokens * shape.head_dim),
           broken_(broken) {
         std::ranges::fill(std::span(page_).subspan(state_.page_bytes()), guard);
-        law(broken, state_.page_bytes() > 0, "a page has bytes");
-        law(broken, !state_.name().empty() && state_.name() == policy.open(shape).name(), "a codec has one name");
+        check_property(broken, state_.page_bytes() > 0, "a page has bytes");
+        check_property(broken, !state_.name().empty() && state_.name() == policy.open(shape).name(),
+                       "a codec has one name");
     }
 
     void run(choices& choose) {
@@ -69,15 +70,15 @@ public:
             write(row, choose);
             const auto after = decoded(state_, shape_, bytes());
             for (std::size_t i = 0; i < truth_.size(); ++i)
-                law(broken_, row_of(i) == row || same_bits({&before[i], 1}, {&after[i], 1}),
-                    "a row that is written leaves its neighbours as they are");
+                check_property(broken_, row_of(i) == row || same_bits({&before[i], 1}, {&after[i], 1}),
+                               "a row that is written leaves its neighbours as they are");
         }
         compare(0, truth_.size());
         copies(choose.below(shape_.tokens + 1));
         for (const std::size_t rows : {0u, 1u, 15u, 16u})
             copies(rows);
-        law(broken_, std::ranges::count(std::span(page_).subspan(state_.page_bytes()), guard) == 64,
-            "nothing is written behind a page");
+        check_property(broken_, std::ranges::count(std::span(page_).subspan(state_.page_bytes()), guard) == 64,
+                       "nothing is written behind a page");
     }
 
 private:
@@ -113,12 +114,12 @@ private:
         const auto got = std::span(numbers).subspan(first, count);
         const auto wanted = std::span<const float>(truth_).subspan(first, count);
         if (tolerance_ == 0.0) {
-            law(broken_, same_bits(got, wanted), "what is written is read, bit for bit");
+            check_property(broken_, same_bits(got, wanted), "what is written is read, bit for bit");
             return;
         }
         for (std::size_t i = 0; i < count; ++i) // all values are between -4 and 4
-            law(broken_, std::abs(double{got[i]} - double{wanted[i]}) <= 4 * tolerance_,
-                "what is written is read, within the tolerance");
+            check_property(broken_, std::abs(double{got[i]} - double{wanted[i]}) <= 4 * tolerance_,
+                           "what is written is read, within the tolerance");
     }
 
     void copies(std::size_t rows) {
@@ -128,9 +129,10 @@ private:
         state_.copy(bytes(), target, rows);
         const auto from = decoded(state_, shape_, bytes()), to = decoded(state_, shape_, target);
         for (std::size_t i = 0; i < truth_.size(); ++i)
-            law(broken_, row_of(i) >= rows || same_bits({&from[i], 1}, {&to[i], 1}), "copied rows read as before");
-        law(broken_, std::ranges::count(std::span(other).subspan(state_.page_bytes()), guard) == 64,
-            "nothing is copied behind a page");
+            check_property(broken_, row_of(i) >= rows || same_bits({&from[i], 1}, {&to[i], 1}),
+                           "copied rows read as before");
+        check_property(broken_, std::ranges::count(std::span(other).subspan(state_.page_bytes()), guard) == 64,
+                       "nothing is copied behind a page");
     }
 
     page_shape shape_;
@@ -143,11 +145,11 @@ private:
 
 } // namespace detail
 
-/// Checks the laws of a codec. A row codec with tolerance zero keeps every bit; otherwise the error of a value is at
-/// most 4 * tolerance, for values from -4 to 4. For a page codec the root mean square error is at most `tolerance`
-/// times the root mean square.
+/// Tests the required properties of a codec. A row codec with tolerance zero keeps every bit; otherwise the error of a
+/// value is at most 4 * tolerance, for values from -4 to 4. For a page codec the root mean square error is at most
+/// `tolerance` times the root mean square.
 template <codec_policy Policy>
-[[nodiscard]] violations codec_laws(const Policy& policy, std::uint64_t seed, double tolerance) {
+[[nodiscard]] violations codec_conformance(const Policy& policy, std::uint64_t seed, double tolerance) {
     violations broken;
     detail::choices choose(seed);
     if constexpr (page_writer<opened_by<Policy, page_shape>>) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/codec/all.hpp>
-#include <kvcache/testing/codec_laws.hpp>
+#include <kvcache/testing/codec_conformance.hpp>
 
 #include <cmath>
 
@@ -78,16 +78,16 @@ constexpr double tolerance<kv::codec::keep_recent<kv::codec::int8>> = 0.006;
 
 } // namespace
 
-TEMPLATE_LIST_TEST_CASE("codecs keep their laws", "", kv::codec_policies) {
+TEMPLATE_LIST_TEST_CASE("codecs pass the conformance tests", "", kv::codec_policies) {
     for (std::uint64_t seed = 0; seed < 3; ++seed)
-        CHECK(kv::testing::codec_laws(TestType{}, seed, tolerance<TestType>) == kv::testing::violations{});
+        CHECK(kv::testing::codec_conformance(TestType{}, seed, tolerance<TestType>) == kv::testing::violations{});
 }
 
-TEST_CASE("the laws of a codec bite") {
-    CHECK(kv::testing::codec_laws(faulty<fault::none>{}, 1, 0.0).empty());
-    CHECK_FALSE(kv::testing::codec_laws(faulty<fault::rounds>{}, 1, 0.0).empty());
-    CHECK(kv::testing::codec_laws(faulty<fault::rounds>{}, 1, 0.001).empty());
-    CHECK_FALSE(kv::testing::codec_laws(faulty<fault::rounds>{}, 1, 0.0001).empty());
-    CHECK_FALSE(kv::testing::codec_laws(faulty<fault::spills>{}, 1, 0.0).empty());
-    CHECK_FALSE(kv::testing::codec_laws(faulty<fault::copies_too_little>{}, 1, 0.0).empty());
+TEST_CASE("the conformance tests of a codec find faults") {
+    CHECK(kv::testing::codec_conformance(faulty<fault::none>{}, 1, 0.0).empty());
+    CHECK_FALSE(kv::testing::codec_conformance(faulty<fault::rounds>{}, 1, 0.0).empty());
+    CHECK(kv::testing::codec_conformance(faulty<fault::rounds>{}, 1, 0.001).empty());
+    CHECK_FALSE(kv::testing::codec_conformance(faulty<fault::rounds>{}, 1, 0.0001).empty());
+    CHECK_FALSE(kv::testing::codec_conformance(faulty<fault::spills>{}, 1, 0.0).empty());
+    CHECK_FALSE(kv::testing::codec_conformance(faulty<fault::copies_too_little>{}, 1, 0.0).empty());
 }

@@ -11,9 +11,9 @@
 
 namespace kvcache::inline KVCACHE_ABI::testing {
 
-/// Checks the laws of a locking policy that provides mutual exclusion.
+/// Tests the required properties of a locking policy that provides mutual exclusion.
 template <locking_policy Policy>
-[[nodiscard]] violations locking_laws(const Policy&, std::size_t threads) {
+[[nodiscard]] violations locking_conformance(const Policy&, std::size_t threads) {
     violations broken;
     typename Policy::state lock;
     constexpr std::size_t rounds = 2000;
@@ -30,8 +30,8 @@ template <locking_policy Policy>
         });
     for (std::thread& worker : workers)
         worker.join();
-    detail::law(broken, most <= 1, "one thread is inside at a time");
-    detail::law(broken, sum == threads * rounds, "what one thread has done the next one sees");
+    detail::check_property(broken, most <= 1, "one thread is inside at a time");
+    detail::check_property(broken, sum == threads * rounds, "what one thread has done the next one sees");
     return broken;
 }
 

@@ -93,13 +93,13 @@ public:
         const std::vector<bool> nobody(present_.size(), false);
         for (; left > 0 && names_victims; --left) {
             const auto gone = victim(nobody, names_victims);
-            law(broken_, gone.has_value(), "every admitted entry leaves when all may");
+            check_property(broken_, gone.has_value(), "every admitted entry leaves when all may");
             if (!gone || !present_[index_of(*gone)])
                 return;
             evict(*gone);
         }
         if (left == 0)
-            law(broken_, !victim(nobody, false), "an empty policy has no victim");
+            check_property(broken_, !victim(nobody, false), "an empty policy has no victim");
     }
 
 private:
@@ -142,13 +142,13 @@ private:
             any = any || allowed(slot_id{static_cast<std::uint32_t>(i)});
 
         const std::optional<slot_id> found = state_.victim(is_evictable);
-        law(broken_, !strangers, "only entries that are present are asked about");
-        law(broken_, asked <= 16 * present_.size(), "a search asks about an entry a few times at most");
-        law(broken_, !found || (index_of(*found) < present_.size() && present_[index_of(*found)]),
-            "a victim was admitted and has not left");
-        law(broken_, !found || allowed(*found), "a victim may leave");
-        law(broken_, found || !any || !names_victims, "there is a victim while an entry may leave");
-        law(broken_, twin_.victim(is_evictable) == found, "the same history has the same victim");
+        check_property(broken_, !strangers, "only entries that are present are asked about");
+        check_property(broken_, asked <= 16 * present_.size(), "a search asks about an entry a few times at most");
+        check_property(broken_, !found || (index_of(*found) < present_.size() && present_[index_of(*found)]),
+                       "a victim was admitted and has not left");
+        check_property(broken_, !found || allowed(*found), "a victim may leave");
+        check_property(broken_, found || !any || !names_victims, "there is a victim while an entry may leave");
+        check_property(broken_, twin_.victim(is_evictable) == found, "the same history has the same victim");
         return found && allowed(*found) ? found : std::nullopt;
     }
 
@@ -172,10 +172,10 @@ template <eviction_policy Policy>
 
 } // namespace detail
 
-/// Checks the laws of an eviction policy over random histories, with entries in use and entries that are children of
-/// others.
+/// Tests the required properties of an eviction policy over random histories, with entries in use and entries that are
+/// children of others.
 template <eviction_policy Policy>
-[[nodiscard]] violations eviction_laws(const Policy& policy, std::uint64_t seed) {
+[[nodiscard]] violations eviction_conformance(const Policy& policy, std::uint64_t seed) {
     violations broken;
     detail::choices choose(seed);
     const bool names = detail::names_victims(policy);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <kvcache/storage/all.hpp>
-#include <kvcache/testing/storage_laws.hpp>
+#include <kvcache/testing/storage_conformance.hpp>
 
 #include <catch2/catch.hpp>
 
@@ -32,12 +32,12 @@ struct packed {
 
 } // namespace
 
-TEMPLATE_LIST_TEST_CASE("storage policies keep their laws", "", kv::storage_policies) {
-    CHECK(kv::testing::storage_laws(TestType{}, 1) == kv::testing::violations{});
+TEMPLATE_LIST_TEST_CASE("storage policies pass the conformance tests", "", kv::storage_policies) {
+    CHECK(kv::testing::storage_conformance(TestType{}, 1) == kv::testing::violations{});
 }
 
-TEST_CASE("the laws of storage bite") {
-    CHECK(kv::testing::storage_laws(packed{}, 1).empty());
-    CHECK_FALSE(kv::testing::storage_laws(packed{.overlap = true}, 1).empty());
-    CHECK_FALSE(kv::testing::storage_laws(packed{.offset = 4}, 1).empty());
+TEST_CASE("the conformance tests of storage find faults") {
+    CHECK(kv::testing::storage_conformance(packed{}, 1).empty());
+    CHECK_FALSE(kv::testing::storage_conformance(packed{.overlap = true}, 1).empty());
+    CHECK_FALSE(kv::testing::storage_conformance(packed{.offset = 4}, 1).empty());
 }

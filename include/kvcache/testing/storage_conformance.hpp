@@ -14,9 +14,9 @@
 
 namespace kvcache::inline KVCACHE_ABI::testing {
 
-/// Checks the laws of a storage. A storage may refuse any page.
+/// Tests the required properties of a storage. A storage may refuse any page.
 template <storage_policy Policy>
-[[nodiscard]] violations storage_laws(const Policy& policy, std::uint64_t seed) {
+[[nodiscard]] violations storage_conformance(const Policy& policy, std::uint64_t seed) {
     violations broken;
     detail::choices choose(seed);
     for (const std::size_t page_bytes : {64u, 100u, 4096u, 20480u}) {
@@ -40,18 +40,18 @@ template <storage_policy Policy>
         for (std::uint32_t i = 0; i < pages; ++i)
             if (usable[i] = born.acquire(page_id{i}); usable[i]) {
                 const std::span<std::byte> bytes = born.bytes(page_id{i});
-                detail::law(broken, bytes.data() != nullptr && bytes.size() == page_bytes,
-                            "an acquired page has its bytes");
-                detail::law(broken, reinterpret_cast<std::uintptr_t>(bytes.data()) % line_bytes == 0,
-                            "a page begins on a cache line");
+                detail::check_property(broken, bytes.data() != nullptr && bytes.size() == page_bytes,
+                                       "an acquired page has its bytes");
+                detail::check_property(broken, reinterpret_cast<std::uintptr_t>(bytes.data()) % line_bytes == 0,
+                                       "a page begins on a cache line");
                 if (bytes.data() == nullptr || bytes.size() != page_bytes)
                     return broken;
                 fill(born, i);
             }
-        detail::law(broken, all_whole(born), "pages do not overlap");
+        detail::check_property(broken, all_whole(born), "pages do not overlap");
 
         auto moved = std::move(born);
-        detail::law(broken, all_whole(moved), "bytes stay when the storage moves");
+        detail::check_property(broken, all_whole(moved), "bytes stay when the storage moves");
         for (std::size_t rounds = 200; rounds > 0; --rounds) {
             const auto i = static_cast<std::uint32_t>(choose.below(pages));
             if (usable[i])
@@ -59,7 +59,7 @@ template <storage_policy Policy>
             usable[i] = !usable[i] && moved.acquire(page_id{i});
             if (usable[i])
                 fill(moved, i);
-            detail::law(broken, all_whole(moved), "bytes stay while other pages come and go");
+            detail::check_property(broken, all_whole(moved), "bytes stay while other pages come and go");
         }
     }
     return broken;
