@@ -4,6 +4,7 @@
 // replacement of a victim. The limit is a plain LRU of std::list and std::unordered_map, measured in the same run. Also
 // the cost of allocating and releasing a page.
 
+#include <kvcache/cache/compose.hpp>
 #include <kvcache/cache/page_manager.hpp>
 #include <kvcache/core/type_name.hpp>
 #include <kvcache/eviction/all.hpp>
@@ -228,11 +229,11 @@ void add_pages(bench::suite& suite) {
                .aim = 1.0,
                .scored = true});
 
-    using books =
+    using manager =
         kv::page_manager<heap, decltype(kv::hash::xxh3{}.open({})), decltype(kv::index::radix{}.open(shape, 0)),
                          decltype(kv::eviction::lru{}.open({})), decltype(kv::observer::none{}.open()), false>;
-    auto kept = std::make_shared<books>(shape, pages, bytes, 1, kv::identity{}, kv::storage::heap{}, kv::hash::xxh3{},
-                                        kv::index::radix{}, kv::eviction::lru{}, kv::observer::none{});
+    auto kept = std::make_shared<manager>(kv::pool_config{shape, pages, bytes, 1}, kv::identity{},
+                                          kv::detail::compose<kv::eviction::lru>::policies{});
     suite.add({.name = "page_manager",
                .unit = "ns",
                .take =

@@ -2,7 +2,7 @@
 import re
 import sys
 
-from house import headers, name_of
+from repository import headers, name_of
 
 MOST = 6
 REASON = re.compile(r"More than six parameters: \S.{10,}")

@@ -6379,6 +6379,321 @@ public:
 
 } // namespace kvcache
 
+// ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The capacity of a cache. A policy that partitions its capacity (a tenth for new entries) does so in bytes; for
+/// entries of one size this equals counting them.
+struct eviction_capacity {
+    std::size_t slots = 0; ///< Maximum number of entries; every slot_id is below.
+    std::size_t bytes = 0; ///< Maximum total bytes of the entries.
+};
+
+/// Attributes of a new entry, for the eviction policy.
+struct eviction_entry {
+    std::uint64_t key = 0;              ///< Hash of the content, by which a ghost recognizes a returning entry.
+    std::size_t bytes = 0;              ///< Size of the entry.
+    double cost = 0.0;                  ///< Seconds that a hit saves, provided that the parent is present.
+    std::optional<slot_id> parent = {}; ///< The entry that this one continues.
+    std::uint32_t depth = 0;            ///< Number of entries before it in its chain.
+    std::uint32_t length = 0;           ///< Entries of the request that added it, itself included; 0 if unknown.
+};
+
+/// Returns whether a slot is evictable now: it is unreferenced and has no child in the cache. A placeholder for any
+/// callable of this form: `victim` is a template over its argument.
+struct evictable_check {
+    bool operator()(slot_id slot) const;
+};
+
+/// The working state of an eviction policy. `admit` adds a new entry, `touch` records a use, `erase` removes an entry
+/// (withdrawn). `victim` returns the next entry to evict among those for which its argument is true; it does not remove
+/// it. `admit` throws bad_alloc if it lacks memory and has then changed nothing; the other functions do not throw.
+///
+/// Optional functions are called through the free functions below. `on_miss(entry)` precedes the calls of `victim` that
+/// make room for a new entry and its `admit`. `evict(slot)` replaces `erase` for a victim, so that the policy can keep
+/// a ghost. `on_released(slot)`: the last reference is gone; this is not a hit. A caller that releases a chain does so
+/// tail first, so that children are evicted before parents. `on_child_added(slot)`: the entry gained its first child.
+/// `on_last_child_removed(slot)`: it lost its last child. In between it is not evictable and is not erased, and a
+/// policy that searches can skip it.
+template <class S>
+concept eviction_state = requires(S s, slot_id slot, const eviction_entry& newcomer,
+                                  const evictable_check& is_evictable) {
+    s.admit(slot, newcomer);
+    s.touch(slot);
+    s.erase(slot);
+    { s.victim(is_evictable) } -> std::same_as<std::optional<slot_id>>;
+};
+
+/// A policy that selects the entry to evict when space is needed.
+template <class P>
+concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity room) {
+    p.open(room);
+} && eviction_state<opened_by<P, eviction_capacity>>;
+
+/// Announces a new entry before space is made for it.
+template <eviction_state S>
+void on_miss(S& state, const eviction_entry& newcomer) {
+    if constexpr (requires { state.on_miss(newcomer); })
+        state.on_miss(newcomer);
+}
+
+/// Evicts a victim.
+template <eviction_state S>
+void evict(S& state, slot_id slot) {
+    if constexpr (requires { state.evict(slot); })
+        state.evict(slot);
+    else
+        state.erase(slot);
+}
+
+/// The last reference to an entry was dropped.
+template <eviction_state S>
+void on_released(S& state, slot_id slot) {
+    if constexpr (requires { state.on_released(slot); })
+        state.on_released(slot);
+}
+
+/// The entry gained its first child.
+template <eviction_state S>
+void on_child_added(S& state, slot_id slot) {
+    if constexpr (requires { state.on_child_added(slot); })
+        state.on_child_added(slot);
+}
+
+/// The entry lost its last child.
+template <eviction_state S>
+void on_last_child_removed(S& state, slot_id slot) {
+    if constexpr (requires { state.on_last_child_removed(slot); })
+        state.on_last_child_removed(slot);
+}
+
+} // namespace kvcache
+
+// ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The working state of a hash. `root` is the digest of the identity, before any token. `chain` is the digest of a
+/// preceding digest and the run of tokens after it.
+template <class S>
+concept hash_state = requires(const S s, digest before, std::span<const token_id> run) {
+    { s.root() } -> std::same_as<digest>;
+    { s.chain(before, run) } -> std::same_as<digest>;
+};
+
+/// A policy that names a run of tokens together with everything before it.
+template <class P>
+concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
+    p.open(id);
+} && hash_state<opened_by<P, identity>>;
+
+} // namespace kvcache
+
+// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved.
+template <class S>
+concept locking_state = requires(S& s) {
+    s.lock();
+    s.unlock();
+};
+
+/// A policy that defines how threads share a cache.
+template <class P>
+concept locking_policy =
+    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
+
+} // namespace kvcache
+
+// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
+struct compute_range {
+    std::size_t first = 0;
+    std::size_t count = 0;
+};
+
+/// Tokens of a prompt whose cached keys and values were computed after a different prefix.
+struct reused_span {
+    std::size_t first = 0; ///< Position in the prompt.
+    std::size_t count = 0;
+    std::uint32_t row = 0; ///< Row of the first token in its page.
+
+    friend bool operator==(const reused_span&, const reused_span&) = default;
+};
+
+/// The working state of a recompute policy. `first_computed(hit, total)` returns the first token to compute, of `total`
+/// tokens whose first `hit` are cached.
+template <class S>
+concept recompute_state = requires(const S s, std::size_t tokens) {
+    { s.first_computed(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
+};
+
+/// A state that also reuses chunks cached after other prefixes. `select` appends the positions to recompute, ascending,
+/// to `positions`.
+template <class S>
+concept chunk_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_span> runs, std::vector<std::size_t>& positions) {
+    s.select(runs, positions);
+};
+
+/// The vectors compared to measure a reused token's deviation.
+enum class deviation_metric { keys, values };
+
+/// A state that selects by deviation: the squared distance between the correct and the cached keys or values of a token
+/// in one early layer. `deviations` holds one value per reused token, span by span. All tokens go through the layers
+/// before that one.
+template <class S>
+concept deviation_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_span> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    s.select(runs, deviations, positions);
+    { s.compared() } -> std::same_as<deviation_metric>;
+    { s.check_layer() } -> std::convertible_to<std::size_t>;
+};
+
+/// A state that filters its selection in the layers after the check layer, one layer per filter. `filter` receives the
+/// deviation of each of `positions` in that layer, once the selected tokens have been computed up to it, and keeps
+/// some.
+template <class S>
+concept filtering_recompute_state = deviation_recompute_state<S> &&
+    requires(const S s, std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    { s.filters() } -> std::convertible_to<std::size_t>;
+    s.filter(number, runs, deviations, positions);
+};
+
+/// A policy that selects the reused tokens to recompute.
+template <class P>
+concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
+    p.open(shape);
+} && recompute_state<opened_by<P, page_shape>>;
+
+} // namespace kvcache
+
+// ---- kvcache/tier/concept.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Metadata of a record that a tier receives.
+struct tier_entry {
+    sha256_digest name = {};
+    double cost = 0.0;       ///< Seconds that a hit saves; 0 if unknown.
+    std::uint32_t depth = 0; ///< Number of records before it in its chain.
+};
+
+/// Contents and counters of a tier. If several processes share a store, each counts its own calls.
+struct tier_counts {
+    std::size_t records = 0;   ///< Records present now.
+    std::size_t bytes = 0;     ///< Bytes of the records present now.
+    std::uint64_t hits = 0;    ///< Records read.
+    std::uint64_t misses = 0;  ///< Records requested but absent.
+    std::uint64_t written = 0; ///< Records written.
+    std::uint64_t bytes_written = 0;
+    std::uint64_t evicted = 0;  ///< Records evicted for other records.
+    std::uint64_t dropped = 0;  ///< Records accepted but not written: no room, no time, or already present.
+    std::uint64_t failures = 0; ///< Calls that failed because of the store or the system.
+
+    friend bool operator==(const tier_counts&, const tier_counts&) = default;
+};
+
+/// The callable that `read` calls with a record's bytes, which are valid during the call. It stands for any callable
+/// of this form.
+struct tier_use {
+    void operator()(std::span<const std::byte> bytes) const;
+};
+
+/// The working state of a tier: records by name, kept beyond the cache's memory within a limit of their own. A tier
+/// guarantees no integrity: a record may come back damaged, and the reader checks it (record/record.hpp).
+///
+/// `read` calls its argument with the record's bytes and returns whether it did; false is a miss. `put` accepts a
+/// record in pieces and copies them before it returns; the record may be written later, or never. `contains` is a
+/// cheap hint. `erase` removes a record that its reader has rejected. `flush` returns after everything accepted is
+/// written. `status` returns what is wrong with the store, if anything; such a tier only misses. No call throws for a
+/// fault of the store, every call may be made by several threads at once, and failed calls are counted. Two members
+/// are optional: `is_null()`, if the tier never holds a record, so that none is made for it; `parallel_reads()`, the
+/// useful number of threads that read different records, if it is more than one.
+template <class S>
+concept tier_state = std::movable<S> &&
+    requires(S s, const S c, const tier_entry& entry, const sha256_digest& name,
+             std::span<const std::span<const std::byte>> pieces, const tier_use& use) {
+    { s.read(name, use) } -> std::same_as<result<bool>>;
+    { s.put(entry, pieces) } -> std::same_as<result<void>>;
+    { s.contains(name) } -> std::same_as<bool>;
+    { s.erase(name) } -> std::same_as<result<void>>;
+    { s.flush() } -> std::same_as<result<void>>;
+    { c.status() } -> std::same_as<result<void>>;
+    { c.counts() } -> std::same_as<tier_counts>;
+};
+
+/// Returns whether a tier never holds a record. Cost: O(1).
+template <tier_state Tier>
+[[nodiscard]] bool is_null(const Tier& tier) noexcept {
+    if constexpr (requires { tier.is_null(); })
+        return tier.is_null();
+    else
+        return false;
+}
+
+/// Returns the useful number of threads that read different records of a tier: one, if the tier does not define it.
+template <tier_state Tier>
+[[nodiscard]] std::size_t max_parallel_reads(const Tier& tier) noexcept {
+    if constexpr (requires { tier.parallel_reads(); })
+        return tier.parallel_reads();
+    else
+        return 1;
+}
+
+/// A policy that stores pages after they are evicted from memory.
+template <class P>
+concept tier_policy = plays<P, tier_role> && requires(const P p) {
+    p.open();
+} && tier_state<opened_by<P>>;
+
+} // namespace kvcache
+
+// ---- kvcache/cache/cache_config.hpp -------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// What a cache is opened for.
+struct cache_config {
+    page_shape shape;
+    cache_limits limit = {};
+    identity id = {};        ///< Everything else that determines a page's bits.
+    std::size_t tenants = 0; ///< The maximum number of tenants; 0 for a cache without tenants.
+};
+
+/// One policy for each role of a cache.
+template <codec_policy Codec, storage_policy Storage, hash_policy Hash, index_policy Index, eviction_policy Eviction,
+          recompute_policy Recompute, tier_policy Tier, observer_policy Observer, locking_policy Locking>
+struct cache_policies {
+    Codec codec = {};
+    Storage storage = {};
+    Hash hash = {};
+    Index index = {};
+    Eviction eviction = {};
+    Recompute recompute = {};
+    Tier tier = {};
+    Observer observer = {};
+    Locking locking = {};
+};
+
+/// The memory of a cache's pages.
+struct pool_config {
+    page_shape shape;
+    std::size_t pages = 0;
+    std::size_t page_bytes = 0;
+    std::size_t tenants = 0; ///< The maximum number of tenants.
+};
+
+} // namespace kvcache
+
 // ---- kvcache/core/joined.hpp --------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI::detail {
@@ -6711,87 +7026,6 @@ struct tier_stats {
 
 } // namespace kvcache
 
-// ---- kvcache/tier/concept.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Metadata of a record that a tier receives.
-struct tier_entry {
-    sha256_digest name = {};
-    double cost = 0.0;       ///< Seconds that a hit saves; 0 if unknown.
-    std::uint32_t depth = 0; ///< Number of records before it in its chain.
-};
-
-/// Contents and counters of a tier. If several processes share a store, each counts its own calls.
-struct tier_counts {
-    std::size_t records = 0;   ///< Records present now.
-    std::size_t bytes = 0;     ///< Bytes of the records present now.
-    std::uint64_t hits = 0;    ///< Records read.
-    std::uint64_t misses = 0;  ///< Records requested but absent.
-    std::uint64_t written = 0; ///< Records written.
-    std::uint64_t bytes_written = 0;
-    std::uint64_t evicted = 0;  ///< Records evicted for other records.
-    std::uint64_t dropped = 0;  ///< Records accepted but not written: no room, no time, or already present.
-    std::uint64_t failures = 0; ///< Calls that failed because of the store or the system.
-
-    friend bool operator==(const tier_counts&, const tier_counts&) = default;
-};
-
-/// The callable that `read` calls with a record's bytes, which are valid during the call. It stands for any callable
-/// of this form.
-struct tier_use {
-    void operator()(std::span<const std::byte> bytes) const;
-};
-
-/// The working state of a tier: records by name, kept beyond the cache's memory within a limit of their own. A tier
-/// guarantees no integrity: a record may come back damaged, and the reader checks it (record/record.hpp).
-///
-/// `read` calls its argument with the record's bytes and returns whether it did; false is a miss. `put` accepts a
-/// record in pieces and copies them before it returns; the record may be written later, or never. `contains` is a
-/// cheap hint. `erase` removes a record that its reader has rejected. `flush` returns after everything accepted is
-/// written. `status` returns what is wrong with the store, if anything; such a tier only misses. No call throws for a
-/// fault of the store, every call may be made by several threads at once, and failed calls are counted. Two members
-/// are optional: `is_null()`, if the tier never holds a record, so that none is made for it; `parallel_reads()`, the
-/// useful number of threads that read different records, if it is more than one.
-template <class S>
-concept tier_state = std::movable<S> &&
-    requires(S s, const S c, const tier_entry& entry, const sha256_digest& name,
-             std::span<const std::span<const std::byte>> pieces, const tier_use& use) {
-    { s.read(name, use) } -> std::same_as<result<bool>>;
-    { s.put(entry, pieces) } -> std::same_as<result<void>>;
-    { s.contains(name) } -> std::same_as<bool>;
-    { s.erase(name) } -> std::same_as<result<void>>;
-    { s.flush() } -> std::same_as<result<void>>;
-    { c.status() } -> std::same_as<result<void>>;
-    { c.counts() } -> std::same_as<tier_counts>;
-};
-
-/// Returns whether a tier never holds a record. Cost: O(1).
-template <tier_state Tier>
-[[nodiscard]] bool is_null(const Tier& tier) noexcept {
-    if constexpr (requires { tier.is_null(); })
-        return tier.is_null();
-    else
-        return false;
-}
-
-/// Returns the useful number of threads that read different records of a tier: one, if the tier does not define it.
-template <tier_state Tier>
-[[nodiscard]] std::size_t max_parallel_reads(const Tier& tier) noexcept {
-    if constexpr (requires { tier.parallel_reads(); })
-        return tier.parallel_reads();
-    else
-        return 1;
-}
-
-/// A policy that stores pages after they are evicted from memory.
-template <class P>
-concept tier_policy = plays<P, tier_role> && requires(const P p) {
-    p.open();
-} && tier_state<opened_by<P>>;
-
-} // namespace kvcache
-
 // ---- kvcache/tier/none.hpp ----------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI::tier {
@@ -6926,117 +7160,6 @@ private:
 
 } // namespace kvcache
 
-// ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The capacity of a cache. A policy that partitions its capacity (a tenth for new entries) does so in bytes; for
-/// entries of one size this equals counting them.
-struct eviction_capacity {
-    std::size_t slots = 0; ///< Maximum number of entries; every slot_id is below.
-    std::size_t bytes = 0; ///< Maximum total bytes of the entries.
-};
-
-/// Attributes of a new entry, for the eviction policy.
-struct eviction_entry {
-    std::uint64_t key = 0;              ///< Hash of the content, by which a ghost recognizes a returning entry.
-    std::size_t bytes = 0;              ///< Size of the entry.
-    double cost = 0.0;                  ///< Seconds that a hit saves, provided that the parent is present.
-    std::optional<slot_id> parent = {}; ///< The entry that this one continues.
-    std::uint32_t depth = 0;            ///< Number of entries before it in its chain.
-    std::uint32_t length = 0;           ///< Entries of the request that added it, itself included; 0 if unknown.
-};
-
-/// Returns whether a slot is evictable now: it is unreferenced and has no child in the cache. A placeholder for any
-/// callable of this form: `victim` is a template over its argument.
-struct evictable_check {
-    bool operator()(slot_id slot) const;
-};
-
-/// The working state of an eviction policy. `admit` adds a new entry, `touch` records a use, `erase` removes an entry
-/// (withdrawn). `victim` returns the next entry to evict among those for which its argument is true; it does not remove
-/// it. `admit` throws bad_alloc if it lacks memory and has then changed nothing; the other functions do not throw.
-///
-/// Optional functions are called through the free functions below. `on_miss(entry)` precedes the calls of `victim` that
-/// make room for a new entry and its `admit`. `evict(slot)` replaces `erase` for a victim, so that the policy can keep
-/// a ghost. `on_released(slot)`: the last reference is gone; this is not a hit. A caller that releases a chain does so
-/// tail first, so that children are evicted before parents. `on_child_added(slot)`: the entry gained its first child.
-/// `on_last_child_removed(slot)`: it lost its last child. In between it is not evictable and is not erased, and a
-/// policy that searches can skip it.
-template <class S>
-concept eviction_state = requires(S s, slot_id slot, const eviction_entry& newcomer,
-                                  const evictable_check& is_evictable) {
-    s.admit(slot, newcomer);
-    s.touch(slot);
-    s.erase(slot);
-    { s.victim(is_evictable) } -> std::same_as<std::optional<slot_id>>;
-};
-
-/// A policy that selects the entry to evict when space is needed.
-template <class P>
-concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity room) {
-    p.open(room);
-} && eviction_state<opened_by<P, eviction_capacity>>;
-
-/// Announces a new entry before space is made for it.
-template <eviction_state S>
-void on_miss(S& state, const eviction_entry& newcomer) {
-    if constexpr (requires { state.on_miss(newcomer); })
-        state.on_miss(newcomer);
-}
-
-/// Evicts a victim.
-template <eviction_state S>
-void evict(S& state, slot_id slot) {
-    if constexpr (requires { state.evict(slot); })
-        state.evict(slot);
-    else
-        state.erase(slot);
-}
-
-/// The last reference to an entry was dropped.
-template <eviction_state S>
-void on_released(S& state, slot_id slot) {
-    if constexpr (requires { state.on_released(slot); })
-        state.on_released(slot);
-}
-
-/// The entry gained its first child.
-template <eviction_state S>
-void on_child_added(S& state, slot_id slot) {
-    if constexpr (requires { state.on_child_added(slot); })
-        state.on_child_added(slot);
-}
-
-/// The entry lost its last child.
-template <eviction_state S>
-void on_last_child_removed(S& state, slot_id slot) {
-    if constexpr (requires { state.on_last_child_removed(slot); })
-        state.on_last_child_removed(slot);
-}
-
-} // namespace kvcache
-
-// ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The working state of a hash. `root` is the digest of the identity, before any token. `chain` is the digest of a
-/// preceding digest and the run of tokens after it.
-template <class S>
-concept hash_state = requires(const S s, digest before, std::span<const token_id> run) {
-    { s.root() } -> std::same_as<digest>;
-    { s.chain(before, run) } -> std::same_as<digest>;
-};
-
-/// A policy that names a run of tokens together with everything before it.
-template <class P>
-concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
-    p.open(id);
-} && hash_state<opened_by<P, identity>>;
-
-} // namespace kvcache
-
 // ---- kvcache/cache/page_eviction.hpp ------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -7045,17 +7168,16 @@ namespace kvcache::inline KVCACHE_ABI {
 template <hash_state Hash, eviction_state Eviction>
 class page_eviction {
 public:
-    /// `roots` are pages of the index in addition to those of the pool: they have names and are never ranked.
+    /// Each tenant has a root, a page of the index in addition to those of the pool: it has a name and is never ranked.
     template <class Hashes, class Evictions>
-    page_eviction(page_shape shape, std::size_t pages, std::size_t page_bytes, std::size_t roots, const identity& id,
-                  const Hashes& hashes, const Evictions& evictions)
-        : page_tokens_(shape.tokens),
-          page_bytes_(page_bytes),
+    page_eviction(const pool_config& of, const identity& id, const Hashes& hashes, const Evictions& evictions)
+        : page_tokens_(of.shape.tokens),
+          page_bytes_(of.page_bytes),
           hash_(hashes.open(id)),
-          eviction_(evictions.open({.slots = pages, .bytes = pages * page_bytes})),
-          prefixes_(pages + roots),
-          depths_(pages),
-          flags_(pages, 0) {}
+          eviction_(evictions.open({.slots = of.pages, .bytes = of.pages * of.page_bytes})),
+          prefixes_(of.pages + of.tenants),
+          depths_(of.pages),
+          flags_(of.pages, 0) {}
 
     /// By page: the digest of all tokens up to the end of a ranked page, or of a root.
     [[nodiscard]] std::span<const digest> prefixes() const noexcept { return prefixes_; }
@@ -7531,17 +7653,16 @@ class page_manager {
 public:
     static constexpr bool quantized = Coded;
 
-    template <class Storages, class Hashes, class Indexes, class Evictions, class Observers>
-    page_manager(page_shape shape, std::size_t pages, std::size_t page_bytes, std::size_t most_tenants,
-                 const identity& id, const Storages& storages, const Hashes& hashes, const Indexes& indexes,
-                 const Evictions& evictions, const Observers& observers)
-        : shape_(shape),
-          residual_(shape, pages, page_bytes),
-          pool_(pages, storages.open(pages, page_bytes)),
-          index_(indexes, shape, pages, most_tenants),
-          ranks_(shape, pages, page_bytes, most_tenants, id, hashes, evictions),
-          observer_(observers.open()),
-          tenants_(pages, most_tenants) {}
+    /// Opens the storage, hash, index, eviction and observer of `policies`, a cache_policies.
+    template <class Policies>
+    page_manager(const pool_config& of, const identity& id, const Policies& policies)
+        : shape_(of.shape),
+          residual_(of.shape, of.pages, of.page_bytes),
+          pool_(of.pages, policies.storage.open(of.pages, of.page_bytes)),
+          index_(policies.index, of.shape, of.pages, of.tenants),
+          eviction_(of, id, policies.hash, policies.eviction),
+          observer_(policies.observer.open()),
+          tenants_(of.pages, of.tenants) {}
 
     [[nodiscard]] const page_pool<Storage>& pool() const noexcept { return pool_; }
     [[nodiscard]] const tenant_index<Index>& index() const noexcept { return index_; }
@@ -7566,13 +7687,13 @@ public:
     std::uint32_t add_tenant(const digest& root, std::size_t quota) {
         const auto number = static_cast<std::uint32_t>(tenants_.size() + 1);
         index_.add_root(number);
-        ranks_.name_root(*index_.root_of(number), root);
+        eviction_.name_root(*index_.root_of(number), root);
         return tenants_.add(quota);
     }
 
     /// Notifies the observer; its exceptions are ignored.
     void tell(event what) noexcept {
-        what.names = ranks_.prefixes();
+        what.names = eviction_.prefixes();
         what.page_tokens = shape_.tokens;
         detail::ignore_exceptions([&] { observer_.on(what); });
     }
@@ -7618,25 +7739,25 @@ public:
         if (index_.contains(page) && may_idle(page)) {
             ++idle_;
             tenants_.rest(page);
-            ranks_.on_released(page);
+            eviction_.on_released(page);
         } else {
             give_back(page);
         }
     }
 
     /// Records a use of a page.
-    void touch(page_id page) noexcept { ranks_.touch(page); }
+    void touch(page_id page) noexcept { eviction_.touch(page); }
 
     /// Records that computing `rows` rows from `first` on took `seconds`, from which the cost of pages is learned.
     /// Fewer rows than a page has are decode steps, which do not tell the cost of a prefill, and are ignored.
     void measure(std::size_t first, std::size_t rows, double seconds) noexcept {
         if (rows >= shape_.tokens)
-            ranks_.measure(first, rows, seconds);
+            eviction_.measure(first, rows, seconds);
     }
 
     /// The estimated time to compute `rows` rows from `first` on.
     [[nodiscard]] double seconds(std::size_t first, std::size_t rows) const noexcept {
-        return ranks_.seconds(first, rows);
+        return eviction_.seconds(first, rows);
     }
 
     /// Returns whether the row may be written in place: the page has one reference, and the row is not indexed.
@@ -7665,11 +7786,11 @@ public:
         }
         if (done.other)
             unlist(*done.other);
-        ranks_.unrank(page); // its run has grown, so its name changes
-        ranks_.follow(index_, index_.parent(page));
+        eviction_.unrank(page); // its run has grown, so its name changes
+        eviction_.follow(index_, index_.parent(page));
         if (full) {
             detail::scope_guard undo([&] { leave_index(page); });
-            ranks_.rank(index_, page, length);
+            eviction_.rank(index_, page, length);
             undo.dismiss();
             emit_page_event(event_kind::published, page);
         }
@@ -7691,16 +7812,16 @@ public:
             if (pool_.holders(page) != held[i])
                 return broken(page, detail::joined({"counts ", std::to_string(pool_.holders(page)), " holders and has ",
                                                     std::to_string(held[i])}));
-            if (free[i] && (known || ranks_.ranked(page) || held[i] > 0))
+            if (free[i] && (known || eviction_.ranked(page) || held[i] > 0))
                 return broken(page, "is free and in use");
             if (!free[i] && !known && held[i] == 0)
                 return broken(page, "is lost: neither free, held nor known");
-            if (ranks_.ranked(page) && !known)
+            if (eviction_.ranked(page) && !known)
                 return broken(page, "is ranked for eviction and not in the index");
             if (!known)
                 continue;
             idle += held[i] == 0;
-            if (held[i] == 0 && !ranks_.ranked(page))
+            if (held[i] == 0 && !eviction_.ranked(page))
                 return broken(page, "is idle and can never leave");
             if (index_.run(page).empty() || index_.run(page).size() > shape_.tokens)
                 return broken(page, "has a run that is not of a page");
@@ -7740,7 +7861,7 @@ private:
 
     // Whether an indexed page can become idle: it is ranked, or can be. Otherwise it is removed from the index.
     [[nodiscard]] bool may_idle(page_id page) noexcept {
-        const bool ranked = detail::completes<std::bad_alloc>([&] { ranks_.rank(index_, page, 0); });
+        const bool ranked = detail::completes<std::bad_alloc>([&] { eviction_.rank(index_, page, 0); });
         if (!ranked)
             leave_index(page); // full pages are ranked when published, so this page is partial and therefore a leaf
         return ranked;
@@ -7748,19 +7869,19 @@ private:
 
     // Removes a page that is in use from the index.
     void forget(page_id page) {
-        ranks_.unrank(page);
+        eviction_.unrank(page);
         leave_index(page);
     }
 
     void leave_index(page_id page) {
         const auto parent = index_.parent(page);
         index_.erase(page);
-        ranks_.follow(index_, parent);
+        eviction_.follow(index_, parent);
     }
 
     // Handles a page that the index has dropped: if unreferenced, it becomes free.
     void unlist(page_id page) {
-        ranks_.unrank(page);
+        eviction_.unrank(page);
         if (pool_.holders(page) == 0) {
             wake(page);
             give_back(page);
@@ -7769,14 +7890,14 @@ private:
 
     // Evicts an idle page; one of this tenant's, if `tenant` is not zero.
     [[nodiscard]] bool evict(std::uint32_t tenant) {
-        const auto page = ranks_.victim([this, tenant](page_id candidate) {
+        const auto page = eviction_.victim([this, tenant](page_id candidate) {
             return pool_.holders(candidate) == 0 && index_.leaf(candidate) &&
                    (tenant == 0 || tenants_.owns(tenant, candidate));
         });
         if (!page)
             return false;
         emit_page_event(event_kind::evicted, *page);
-        ranks_.evict(*page);
+        eviction_.evict(*page);
         leave_index(*page);
         unlist(*page);
         return true;
@@ -7786,7 +7907,7 @@ private:
     residual_pool<Coded> residual_;
     page_pool<Storage> pool_;
     tenant_index<Index> index_;
-    page_eviction<Hash, Eviction> ranks_;
+    page_eviction<Hash, Eviction> eviction_;
     Observer observer_;
     tenant_quotas tenants_;
     std::size_t idle_ = 0;
@@ -8306,109 +8427,29 @@ struct cache_stats {
 
 } // namespace kvcache
 
-// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved.
-template <class S>
-concept locking_state = requires(S& s) {
-    s.lock();
-    s.unlock();
-};
-
-/// A policy that defines how threads share a cache.
-template <class P>
-concept locking_policy =
-    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
-
-} // namespace kvcache
-
-// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
-struct compute_range {
-    std::size_t first = 0;
-    std::size_t count = 0;
-};
-
-/// Tokens of a prompt whose cached keys and values were computed after a different prefix.
-struct reused_span {
-    std::size_t first = 0; ///< Position in the prompt.
-    std::size_t count = 0;
-    std::uint32_t row = 0; ///< Row of the first token in its page.
-
-    friend bool operator==(const reused_span&, const reused_span&) = default;
-};
-
-/// The working state of a recompute policy. `first_computed(hit, total)` returns the first token to compute, of `total`
-/// tokens whose first `hit` are cached.
-template <class S>
-concept recompute_state = requires(const S s, std::size_t tokens) {
-    { s.first_computed(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
-};
-
-/// A state that also reuses chunks cached after other prefixes. `select` appends the positions to recompute, ascending,
-/// to `positions`.
-template <class S>
-concept chunk_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_span> runs, std::vector<std::size_t>& positions) {
-    s.select(runs, positions);
-};
-
-/// The vectors compared to measure a reused token's deviation.
-enum class deviation_metric { keys, values };
-
-/// A state that selects by deviation: the squared distance between the correct and the cached keys or values of a token
-/// in one early layer. `deviations` holds one value per reused token, span by span. All tokens go through the layers
-/// before that one.
-template <class S>
-concept deviation_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_span> runs, std::span<const float> deviations,
-             std::vector<std::size_t>& positions) {
-    s.select(runs, deviations, positions);
-    { s.compared() } -> std::same_as<deviation_metric>;
-    { s.check_layer() } -> std::convertible_to<std::size_t>;
-};
-
-/// A state that filters its selection in the layers after the check layer, one layer per filter. `filter` receives the
-/// deviation of each of `positions` in that layer, once the selected tokens have been computed up to it, and keeps
-/// some.
-template <class S>
-concept filtering_recompute_state = deviation_recompute_state<S> &&
-    requires(const S s, std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
-             std::vector<std::size_t>& positions) {
-    { s.filters() } -> std::convertible_to<std::size_t>;
-    s.filter(number, runs, deviations, positions);
-};
-
-/// A policy that selects the reused tokens to recompute.
-template <class P>
-concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
-    p.open(shape);
-} && recompute_state<opened_by<P, page_shape>>;
-
-} // namespace kvcache
-
 // ---- kvcache/cache/basic_cache.hpp --------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
 
 /// A paged KV cache with prefix sharing and copy-on-write; the codec decides how a page stores keys and values.
 /// Requires: it outlives its sequences, matches and leases. It cannot be moved.
-template <codec_policy Codec, storage_policy Storage, hash_policy Hash, index_policy Index, eviction_policy Eviction,
-          recompute_policy Recompute, tier_policy Tier, observer_policy Observer, locking_policy Locking>
+/// `Policies`: a cache_policies.
+template <class Policies>
 class basic_cache {
+    // What a policy opens with these arguments.
+    template <class Policy, class... Arguments>
+    using opened = decltype(std::declval<const Policy&>().open(std::declval<Arguments>()...));
+
+    using hash_policy_type = decltype(Policies::hash);
+
 public:
-    using codec_type = decltype(std::declval<const Codec&>().open(page_shape{}));
-    using storage_type = decltype(std::declval<const Storage&>().open(0, 0));
+    using codec_type = opened<decltype(Policies::codec), page_shape>;
+    using storage_type = opened<decltype(Policies::storage), std::size_t, std::size_t>;
     using sequence = basic_sequence<basic_cache>;
     using match_type = basic_match<basic_cache>;
     using lease = basic_lease<basic_cache>;
-    using locking_type = typename Locking::state;
-    using tier_type = decltype(std::declval<const Tier&>().open());
+    using locking_type = typename decltype(Policies::locking)::state;
+    using tier_type = opened<decltype(Policies::tier)>;
 
     /// Whether evicted pages can be reloaded from a tier.
     static constexpr bool has_tier = !std::same_as<tier_type, tier::none::state>;
@@ -8422,20 +8463,17 @@ public:
     static constexpr bool writes_rows = row_writer<codec_type> || device_codec_state<codec_type>;
     /// Whether chunk_reuse works on this cache: the index finds chunks by content, and the codec writes rows.
     static constexpr bool knows_chunks =
-        row_writer<codec_type> && chunk_index_state<decltype(std::declval<const Index&>().open(page_shape{}, 0))>;
+        row_writer<codec_type> && chunk_index_state<opened<decltype(Policies::index), page_shape, std::size_t>>;
 
-    /// `tenants` is the maximum number of tenants; 0 for a cache without tenants.
-    basic_cache(std::size_t tenants, identity id, page_shape shape, cache_limits limit, Codec codec, Storage storage,
-                Hash hash, Index index, Eviction eviction, Recompute recompute, Tier tier, Observer observer)
-        : shape_(checked(shape)),
-          codec_(codec.open(shape)),
-          identity_(detail::complete_identity(std::move(id), codec_, shape_)),
-          pages_(shape, pages_in(limit), codec_.page_bytes(), tenants, identity_, storage, hash, index, eviction,
-                 observer),
-          hash_(std::move(hash)),
-          sequences_(pages_, shape.tokens, quantized()),
-          recompute_(recompute.open(shape)),
-          tier_(tier.open(), identity_, detail::secret_of(hash_)) {}
+    basic_cache(cache_config config, Policies policies)
+        : shape_(checked(config.shape)),
+          codec_(policies.codec.open(shape_)),
+          identity_(detail::complete_identity(std::move(config.id), codec_, shape_)),
+          pages_({shape_, pages_in(config.limit), codec_.page_bytes(), config.tenants}, identity_, policies),
+          hash_(std::move(policies.hash)),
+          sequences_(pages_, shape_.tokens, quantized()),
+          recompute_(policies.recompute.open(shape_)),
+          tier_(policies.tier.open(), identity_, detail::secret_of(hash_)) {}
 
     basic_cache(const basic_cache&) = delete;
     basic_cache& operator=(const basic_cache&) = delete;
@@ -8583,10 +8621,10 @@ private:
         return full;
     }
 
-    using page_manager_type = page_manager<storage_type, decltype(std::declval<const Hash&>().open(identity{})),
-                                           decltype(std::declval<const Index&>().open(page_shape{}, 0)),
-                                           decltype(std::declval<const Eviction&>().open(eviction_capacity{})),
-                                           decltype(std::declval<const Observer&>().open()), page_writer<codec_type>>;
+    using page_manager_type = page_manager<storage_type, opened<hash_policy_type, identity>,
+                                           opened<decltype(Policies::index), page_shape, std::size_t>,
+                                           opened<decltype(Policies::eviction), eviction_capacity>,
+                                           opened<decltype(Policies::observer)>, page_writer<codec_type>>;
 
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
         expects(shape.valid(), "a page shape has no zero extent, and tokens is a multiple of 16");
@@ -8610,11 +8648,11 @@ private:
     identity identity_;
     std::vector<std::string> salts_; // by tenant, from 1
     page_manager_type pages_;
-    Hash hash_;
+    hash_policy_type hash_;
     sequence_manager<page_manager_type> sequences_;
-    decltype(std::declval<const Recompute&>().open(page_shape{})) recompute_;
+    opened<decltype(Policies::recompute), page_shape> recompute_;
     tier_client<tier_type> tier_;
-    mutable typename Locking::state lock_;
+    mutable locking_type lock_;
 };
 
 } // namespace kvcache
@@ -9955,13 +9993,14 @@ struct slot<Role, Standard, P, Ps...> {
 
 template <class... Ps>
 struct compose {
-    using type = basic_cache<
+    using policies = cache_policies<
         typename slot<codec_role, codec::f32, Ps...>::type, typename slot<storage_role, storage::heap, Ps...>::type,
         typename slot<hash_role, hash::xxh3, Ps...>::type, typename slot<index_role, index::radix, Ps...>::type,
         typename slot<eviction_role, eviction::learned_reuse, Ps...>::type,
         typename slot<recompute_role, recompute::exact_prefix, Ps...>::type,
         typename slot<tier_role, tier::none, Ps...>::type, typename slot<observer_role, observer::none, Ps...>::type,
         typename slot<locking_role, locking::none, Ps...>::type>;
+    using type = basic_cache<policies>;
 };
 
 template <class P, class... Ps>
@@ -9981,17 +10020,12 @@ template <class Wanted, class... Given>
 
 template <class Cache>
 struct opener;
-template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Tier,
-          class Observer, class Locking>
-struct opener<basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking>> {
-    using cache = basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking>;
-
+template <class... Roles>
+struct opener<basic_cache<cache_policies<Roles...>>> {
     template <class... Given>
-    [[nodiscard]] static cache open(std::size_t tenants, identity id, page_shape shape, cache_limits limit,
-                                    const std::tuple<Given...>& given) {
-        return cache(tenants, std::move(id), shape, limit, take<Codec>(given), take<Storage>(given), take<Hash>(given),
-                     take<Index>(given), take<Eviction>(given), take<Recompute>(given), take<Tier>(given),
-                     take<Observer>(given));
+    [[nodiscard]] static basic_cache<cache_policies<Roles...>> open(cache_config config,
+                                                                    const std::tuple<Given...>& given) {
+        return {std::move(config), {take<Roles>(given)...}};
     }
 };
 
@@ -10010,7 +10044,7 @@ using cache = typename detail::compose<Ps...>::type;
 template <policy... Ps>
     requires one_policy_a_role<Ps...>
 [[nodiscard]] typename detail::compose<Ps...>::type make_cache(page_shape shape, cache_limits limit, Ps... policies) {
-    return detail::opener<cache<Ps...>>::open(0, {}, shape, limit, std::tuple(std::move(policies)...));
+    return detail::opener<cache<Ps...>>::open({shape, limit}, std::tuple(std::move(policies)...));
 }
 
 /// The same with an identity, which names everything that determines a page's bits.
@@ -10018,7 +10052,7 @@ template <policy... Ps>
     requires one_policy_a_role<Ps...>
 [[nodiscard]] typename detail::compose<Ps...>::type make_cache(identity id, page_shape shape, cache_limits limit,
                                                                Ps... policies) {
-    return detail::opener<cache<Ps...>>::open(0, std::move(id), shape, limit, std::tuple(std::move(policies)...));
+    return detail::opener<cache<Ps...>>::open({shape, limit, std::move(id)}, std::tuple(std::move(policies)...));
 }
 
 } // namespace kvcache

@@ -69,7 +69,7 @@ TEST_CASE("a policy hears who is continued, and of that no more when nobody is")
         constexpr std::uint32_t pages = 24;
         noting::notes notes;
         kv::tenant_index<kv::index::radix::state> index(kv::index::radix{}, shape, pages, 0);
-        ranks known(shape, pages, 64, 0, {}, kv::hash::xxh3{}, noting{&notes});
+        ranks known({shape, pages, 64}, {}, kv::hash::xxh3{}, noting{&notes});
         std::vector<kv::page_id> full;
         std::uint64_t next = 0;
         for (int round = 0; round < 500; ++round) {
@@ -109,7 +109,7 @@ TEST_CASE("a policy hears who is continued, and of that no more when nobody is")
 TEST_CASE("an entry costs what its tokens take at their place, as measured") {
     noting::notes notes;
     kv::tenant_index<kv::index::radix::state> index(kv::index::radix{}, shape, 4, 0);
-    ranks known(shape, 4, 64, 0, {}, kv::hash::xxh3{}, noting{&notes});
+    ranks known({shape, 4, 64}, {}, kv::hash::xxh3{}, noting{&notes});
     for (const std::size_t rows : {16u, 64u, 256u}) { // a token takes 1 ms, plus 10 us per position
         const auto n = static_cast<double>(rows);
         known.measure(0, rows, 1e-3 * n + 1e-5 * n * (n + 1) / 2);

@@ -122,8 +122,7 @@ TEST_CASE("in a cache, tail-safe lru keeps of each conversation what its next tu
 TEST_CASE("counts that disagree are found") {
     kv::page_manager<kv::storage::heap::state, kv::hash::xxh3::state, kv::index::radix::state, kv::eviction::lru::state,
                      kv::observer::none::state, false>
-        manager(shape, 4, 64, 0, {}, kv::storage::heap{}, kv::hash::xxh3{}, kv::index::radix{}, kv::eviction::lru{},
-                kv::observer::none{});
+        manager({shape, 4, 64}, {}, kv::detail::compose<kv::eviction::lru>::policies{});
     const auto page = manager.allocate(0);
     REQUIRE(page);
     std::vector<std::uint32_t> held(4, 0);

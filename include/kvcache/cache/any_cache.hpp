@@ -48,7 +48,7 @@ make_any_cache(const policy_names& names, identity id, page_shape shape, cache_l
         return eviction.error();
     using made = any_cache<Others...>;
     return std::unique_ptr<made>(new made(detail::opener<made>::open(
-        0, std::move(id), shape, limit, std::tuple(*storage, *hash, *index, *eviction, std::move(others)...))));
+        {shape, limit, std::move(id)}, std::tuple(*storage, *hash, *index, *eviction, std::move(others)...))));
 }
 
 } // namespace kvcache

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/cache/cache_access.hpp>
+#include <kvcache/cache/cache_config.hpp>
 #include <kvcache/cache/cache_identity.hpp>
 #include <kvcache/cache/lease.hpp>
 #include <kvcache/cache/match.hpp>
@@ -36,17 +37,23 @@ namespace kvcache::inline KVCACHE_ABI {
 
 /// A paged KV cache with prefix sharing and copy-on-write; the codec decides how a page stores keys and values.
 /// Requires: it outlives its sequences, matches and leases. It cannot be moved.
-template <codec_policy Codec, storage_policy Storage, hash_policy Hash, index_policy Index, eviction_policy Eviction,
-          recompute_policy Recompute, tier_policy Tier, observer_policy Observer, locking_policy Locking>
+/// `Policies`: a cache_policies.
+template <class Policies>
 class basic_cache {
+    // What a policy opens with these arguments.
+    template <class Policy, class... Arguments>
+    using opened = decltype(std::declval<const Policy&>().open(std::declval<Arguments>()...));
+
+    using hash_policy_type = decltype(Policies::hash);
+
 public:
-    using codec_type = decltype(std::declval<const Codec&>().open(page_shape{}));
-    using storage_type = decltype(std::declval<const Storage&>().open(0, 0));
+    using codec_type = opened<decltype(Policies::codec), page_shape>;
+    using storage_type = opened<decltype(Policies::storage), std::size_t, std::size_t>;
     using sequence = basic_sequence<basic_cache>;
     using match_type = basic_match<basic_cache>;
     using lease = basic_lease<basic_cache>;
-    using locking_type = typename Locking::state;
-    using tier_type = decltype(std::declval<const Tier&>().open());
+    using locking_type = typename decltype(Policies::locking)::state;
+    using tier_type = opened<decltype(Policies::tier)>;
 
     /// Whether evicted pages can be reloaded from a tier.
     static constexpr bool has_tier = !std::same_as<tier_type, tier::none::state>;
@@ -60,20 +67,17 @@ public:
     static constexpr bool writes_rows = row_writer<codec_type> || device_codec_state<codec_type>;
     /// Whether chunk_reuse works on this cache: the index finds chunks by content, and the codec writes rows.
     static constexpr bool knows_chunks =
-        row_writer<codec_type> && chunk_index_state<decltype(std::declval<const Index&>().open(page_shape{}, 0))>;
+        row_writer<codec_type> && chunk_index_state<opened<decltype(Policies::index), page_shape, std::size_t>>;
 
-    /// `tenants` is the maximum number of tenants; 0 for a cache without tenants.
-    basic_cache(std::size_t tenants, identity id, page_shape shape, cache_limits limit, Codec codec, Storage storage,
-                Hash hash, Index index, Eviction eviction, Recompute recompute, Tier tier, Observer observer)
-        : shape_(checked(shape)),
-          codec_(codec.open(shape)),
-          identity_(detail::complete_identity(std::move(id), codec_, shape_)),
-          pages_(shape, pages_in(limit), codec_.page_bytes(), tenants, identity_, storage, hash, index, eviction,
-                 observer),
-          hash_(std::move(hash)),
-          sequences_(pages_, shape.tokens, quantized()),
-          recompute_(recompute.open(shape)),
-          tier_(tier.open(), identity_, detail::secret_of(hash_)) {}
+    basic_cache(cache_config config, Policies policies)
+        : shape_(checked(config.shape)),
+          codec_(policies.codec.open(shape_)),
+          identity_(detail::complete_identity(std::move(config.id), codec_, shape_)),
+          pages_({shape_, pages_in(config.limit), codec_.page_bytes(), config.tenants}, identity_, policies),
+          hash_(std::move(policies.hash)),
+          sequences_(pages_, shape_.tokens, quantized()),
+          recompute_(policies.recompute.open(shape_)),
+          tier_(policies.tier.open(), identity_, detail::secret_of(hash_)) {}
 
     basic_cache(const basic_cache&) = delete;
     basic_cache& operator=(const basic_cache&) = delete;
@@ -221,10 +225,10 @@ private:
         return full;
     }
 
-    using page_manager_type = page_manager<storage_type, decltype(std::declval<const Hash&>().open(identity{})),
-                                           decltype(std::declval<const Index&>().open(page_shape{}, 0)),
-                                           decltype(std::declval<const Eviction&>().open(eviction_capacity{})),
-                                           decltype(std::declval<const Observer&>().open()), page_writer<codec_type>>;
+    using page_manager_type = page_manager<storage_type, opened<hash_policy_type, identity>,
+                                           opened<decltype(Policies::index), page_shape, std::size_t>,
+                                           opened<decltype(Policies::eviction), eviction_capacity>,
+                                           opened<decltype(Policies::observer)>, page_writer<codec_type>>;
 
     [[nodiscard]] static const page_shape& checked(const page_shape& shape) {
         expects(shape.valid(), "a page shape has no zero extent, and tokens is a multiple of 16");
@@ -248,11 +252,11 @@ private:
     identity identity_;
     std::vector<std::string> salts_; // by tenant, from 1
     page_manager_type pages_;
-    Hash hash_;
+    hash_policy_type hash_;
     sequence_manager<page_manager_type> sequences_;
-    decltype(std::declval<const Recompute&>().open(page_shape{})) recompute_;
+    opened<decltype(Policies::recompute), page_shape> recompute_;
     tier_client<tier_type> tier_;
-    mutable typename Locking::state lock_;
+    mutable locking_type lock_;
 };
 
 } // namespace kvcache

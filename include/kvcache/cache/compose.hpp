@@ -34,13 +34,14 @@ struct slot<Role, Standard, P, Ps...> {
 
 template <class... Ps>
 struct compose {
-    using type = basic_cache<
+    using policies = cache_policies<
         typename slot<codec_role, codec::f32, Ps...>::type, typename slot<storage_role, storage::heap, Ps...>::type,
         typename slot<hash_role, hash::xxh3, Ps...>::type, typename slot<index_role, index::radix, Ps...>::type,
         typename slot<eviction_role, eviction::learned_reuse, Ps...>::type,
         typename slot<recompute_role, recompute::exact_prefix, Ps...>::type,
         typename slot<tier_role, tier::none, Ps...>::type, typename slot<observer_role, observer::none, Ps...>::type,
         typename slot<locking_role, locking::none, Ps...>::type>;
+    using type = basic_cache<policies>;
 };
 
 template <class P, class... Ps>
@@ -60,17 +61,12 @@ template <class Wanted, class... Given>
 
 template <class Cache>
 struct opener;
-template <class Codec, class Storage, class Hash, class Index, class Eviction, class Recompute, class Tier,
-          class Observer, class Locking>
-struct opener<basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking>> {
-    using cache = basic_cache<Codec, Storage, Hash, Index, Eviction, Recompute, Tier, Observer, Locking>;
-
+template <class... Roles>
+struct opener<basic_cache<cache_policies<Roles...>>> {
     template <class... Given>
-    [[nodiscard]] static cache open(std::size_t tenants, identity id, page_shape shape, cache_limits limit,
-                                    const std::tuple<Given...>& given) {
-        return cache(tenants, std::move(id), shape, limit, take<Codec>(given), take<Storage>(given), take<Hash>(given),
-                     take<Index>(given), take<Eviction>(given), take<Recompute>(given), take<Tier>(given),
-                     take<Observer>(given));
+    [[nodiscard]] static basic_cache<cache_policies<Roles...>> open(cache_config config,
+                                                                    const std::tuple<Given...>& given) {
+        return {std::move(config), {take<Roles>(given)...}};
     }
 };
 
@@ -89,7 +85,7 @@ using cache = typename detail::compose<Ps...>::type;
 template <policy... Ps>
     requires one_policy_a_role<Ps...>
 [[nodiscard]] typename detail::compose<Ps...>::type make_cache(page_shape shape, cache_limits limit, Ps... policies) {
-    return detail::opener<cache<Ps...>>::open(0, {}, shape, limit, std::tuple(std::move(policies)...));
+    return detail::opener<cache<Ps...>>::open({shape, limit}, std::tuple(std::move(policies)...));
 }
 
 /// The same with an identity, which names everything that determines a page's bits.
@@ -97,7 +93,7 @@ template <policy... Ps>
     requires one_policy_a_role<Ps...>
 [[nodiscard]] typename detail::compose<Ps...>::type make_cache(identity id, page_shape shape, cache_limits limit,
                                                                Ps... policies) {
-    return detail::opener<cache<Ps...>>::open(0, std::move(id), shape, limit, std::tuple(std::move(policies)...));
+    return detail::opener<cache<Ps...>>::open({shape, limit, std::move(id)}, std::tuple(std::move(policies)...));
 }
 
 } // namespace kvcache

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/cache/cache_config.hpp>
 #include <kvcache/cache/prefill_cost.hpp>
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/identity.hpp>
@@ -20,17 +21,16 @@ namespace kvcache::inline KVCACHE_ABI {
 template <hash_state Hash, eviction_state Eviction>
 class page_eviction {
 public:
-    /// `roots` are pages of the index in addition to those of the pool: they have names and are never ranked.
+    /// Each tenant has a root, a page of the index in addition to those of the pool: it has a name and is never ranked.
     template <class Hashes, class Evictions>
-    page_eviction(page_shape shape, std::size_t pages, std::size_t page_bytes, std::size_t roots, const identity& id,
-                  const Hashes& hashes, const Evictions& evictions)
-        : page_tokens_(shape.tokens),
-          page_bytes_(page_bytes),
+    page_eviction(const pool_config& of, const identity& id, const Hashes& hashes, const Evictions& evictions)
+        : page_tokens_(of.shape.tokens),
+          page_bytes_(of.page_bytes),
           hash_(hashes.open(id)),
-          eviction_(evictions.open({.slots = pages, .bytes = pages * page_bytes})),
-          prefixes_(pages + roots),
-          depths_(pages),
-          flags_(pages, 0) {}
+          eviction_(evictions.open({.slots = of.pages, .bytes = of.pages * of.page_bytes})),
+          prefixes_(of.pages + of.tenants),
+          depths_(of.pages),
+          flags_(of.pages, 0) {}
 
     /// By page: the digest of all tokens up to the end of a ranked page, or of a root.
     [[nodiscard]] std::span<const digest> prefixes() const noexcept { return prefixes_; }

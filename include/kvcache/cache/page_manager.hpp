@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/cache/cache_config.hpp>
 #include <kvcache/cache/page_eviction.hpp>
 #include <kvcache/cache/page_pool.hpp>
 #include <kvcache/cache/residual_pool.hpp>
@@ -35,17 +36,16 @@ class page_manager {
 public:
     static constexpr bool quantized = Coded;
 
-    template <class Storages, class Hashes, class Indexes, class Evictions, class Observers>
-    page_manager(page_shape shape, std::size_t pages, std::size_t page_bytes, std::size_t most_tenants,
-                 const identity& id, const Storages& storages, const Hashes& hashes, const Indexes& indexes,
-                 const Evictions& evictions, const Observers& observers)
-        : shape_(shape),
-          residual_(shape, pages, page_bytes),
-          pool_(pages, storages.open(pages, page_bytes)),
-          index_(indexes, shape, pages, most_tenants),
-          ranks_(shape, pages, page_bytes, most_tenants, id, hashes, evictions),
-          observer_(observers.open()),
-          tenants_(pages, most_tenants) {}
+    /// Opens the storage, hash, index, eviction and observer of `policies`, a cache_policies.
+    template <class Policies>
+    page_manager(const pool_config& of, const identity& id, const Policies& policies)
+        : shape_(of.shape),
+          residual_(of.shape, of.pages, of.page_bytes),
+          pool_(of.pages, policies.storage.open(of.pages, of.page_bytes)),
+          index_(policies.index, of.shape, of.pages, of.tenants),
+          eviction_(of, id, policies.hash, policies.eviction),
+          observer_(policies.observer.open()),
+          tenants_(of.pages, of.tenants) {}
 
     [[nodiscard]] const page_pool<Storage>& pool() const noexcept { return pool_; }
     [[nodiscard]] const tenant_index<Index>& index() const noexcept { return index_; }
@@ -70,13 +70,13 @@ public:
     std::uint32_t add_tenant(const digest& root, std::size_t quota) {
         const auto number = static_cast<std::uint32_t>(tenants_.size() + 1);
         index_.add_root(number);
-        ranks_.name_root(*index_.root_of(number), root);
+        eviction_.name_root(*index_.root_of(number), root);
         return tenants_.add(quota);
     }
 
     /// Notifies the observer; its exceptions are ignored.
     void tell(event what) noexcept {
-        what.names = ranks_.prefixes();
+        what.names = eviction_.prefixes();
         what.page_tokens = shape_.tokens;
         detail::ignore_exceptions([&] { observer_.on(what); });
     }
@@ -122,25 +122,25 @@ public:
         if (index_.contains(page) && may_idle(page)) {
             ++idle_;
             tenants_.rest(page);
-            ranks_.on_released(page);
+            eviction_.on_released(page);
         } else {
             give_back(page);
         }
     }
 
     /// Records a use of a page.
-    void touch(page_id page) noexcept { ranks_.touch(page); }
+    void touch(page_id page) noexcept { eviction_.touch(page); }
 
     /// Records that computing `rows` rows from `first` on took `seconds`, from which the cost of pages is learned.
     /// Fewer rows than a page has are decode steps, which do not tell the cost of a prefill, and are ignored.
     void measure(std::size_t first, std::size_t rows, double seconds) noexcept {
         if (rows >= shape_.tokens)
-            ranks_.measure(first, rows, seconds);
+            eviction_.measure(first, rows, seconds);
     }
 
     /// The estimated time to compute `rows` rows from `first` on.
     [[nodiscard]] double seconds(std::size_t first, std::size_t rows) const noexcept {
-        return ranks_.seconds(first, rows);
+        return eviction_.seconds(first, rows);
     }
 
     /// Returns whether the row may be written in place: the page has one reference, and the row is not indexed.
@@ -169,11 +169,11 @@ public:
         }
         if (done.other)
             unlist(*done.other);
-        ranks_.unrank(page); // its run has grown, so its name changes
-        ranks_.follow(index_, index_.parent(page));
+        eviction_.unrank(page); // its run has grown, so its name changes
+        eviction_.follow(index_, index_.parent(page));
         if (full) {
             detail::scope_guard undo([&] { leave_index(page); });
-            ranks_.rank(index_, page, length);
+            eviction_.rank(index_, page, length);
             undo.dismiss();
             emit_page_event(event_kind::published, page);
         }
@@ -195,16 +195,16 @@ public:
             if (pool_.holders(page) != held[i])
                 return broken(page, detail::joined({"counts ", std::to_string(pool_.holders(page)), " holders and has ",
                                                     std::to_string(held[i])}));
-            if (free[i] && (known || ranks_.ranked(page) || held[i] > 0))
+            if (free[i] && (known || eviction_.ranked(page) || held[i] > 0))
                 return broken(page, "is free and in use");
             if (!free[i] && !known && held[i] == 0)
                 return broken(page, "is lost: neither free, held nor known");
-            if (ranks_.ranked(page) && !known)
+            if (eviction_.ranked(page) && !known)
                 return broken(page, "is ranked for eviction and not in the index");
             if (!known)
                 continue;
             idle += held[i] == 0;
-            if (held[i] == 0 && !ranks_.ranked(page))
+            if (held[i] == 0 && !eviction_.ranked(page))
                 return broken(page, "is idle and can never leave");
             if (index_.run(page).empty() || index_.run(page).size() > shape_.tokens)
                 return broken(page, "has a run that is not of a page");
@@ -244,7 +244,7 @@ private:
 
     // Whether an indexed page can become idle: it is ranked, or can be. Otherwise it is removed from the index.
     [[nodiscard]] bool may_idle(page_id page) noexcept {
-        const bool ranked = detail::completes<std::bad_alloc>([&] { ranks_.rank(index_, page, 0); });
+        const bool ranked = detail::completes<std::bad_alloc>([&] { eviction_.rank(index_, page, 0); });
         if (!ranked)
             leave_index(page); // full pages are ranked when published, so this page is partial and therefore a leaf
         return ranked;
@@ -252,19 +252,19 @@ private:
 
     // Removes a page that is in use from the index.
     void forget(page_id page) {
-        ranks_.unrank(page);
+        eviction_.unrank(page);
         leave_index(page);
     }
 
     void leave_index(page_id page) {
         const auto parent = index_.parent(page);
         index_.erase(page);
-        ranks_.follow(index_, parent);
+        eviction_.follow(index_, parent);
     }
 
     // Handles a page that the index has dropped: if unreferenced, it becomes free.
     void unlist(page_id page) {
-        ranks_.unrank(page);
+        eviction_.unrank(page);
         if (pool_.holders(page) == 0) {
             wake(page);
             give_back(page);
@@ -273,14 +273,14 @@ private:
 
     // Evicts an idle page; one of this tenant's, if `tenant` is not zero.
     [[nodiscard]] bool evict(std::uint32_t tenant) {
-        const auto page = ranks_.victim([this, tenant](page_id candidate) {
+        const auto page = eviction_.victim([this, tenant](page_id candidate) {
             return pool_.holders(candidate) == 0 && index_.leaf(candidate) &&
                    (tenant == 0 || tenants_.owns(tenant, candidate));
         });
         if (!page)
             return false;
         emit_page_event(event_kind::evicted, *page);
-        ranks_.evict(*page);
+        eviction_.evict(*page);
         leave_index(*page);
         unlist(*page);
         return true;
@@ -290,7 +290,7 @@ private:
     residual_pool<Coded> residual_;
     page_pool<Storage> pool_;
     tenant_index<Index> index_;
-    page_eviction<Hash, Eviction> ranks_;
+    page_eviction<Hash, Eviction> eviction_;
     Observer observer_;
     tenant_quotas tenants_;
     std::size_t idle_ = 0;

@@ -25,7 +25,7 @@ public:
     template <class... Given>
     basic_tenant_cache(std::size_t most, identity id, page_shape shape, cache_limits limit,
                        const std::tuple<Given...>& given)
-        : most_(most), cache_(detail::opener<Cache>::open(most, std::move(id), shape, limit, given)) {}
+        : most_(most), cache_(detail::opener<Cache>::open({shape, limit, std::move(id), most}, given)) {}
 
     /// Opens the tenant of this salt, with a quota of `quota` pages; an existing tenant gets the new quota.
     /// Errors: out_of_range, if there are `most` tenants already.
