@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/text/decoder.hpp>
+#include <kvcache/text/decoder_run.hpp>
 #include <kvcache/text/tokenizer.hpp>
 
 #include <string>

@@ -7,7 +7,7 @@
 #include <kvcache/text/added_tokens.hpp>
 #include <kvcache/text/bpe.hpp>
 #include <kvcache/text/bpe_run.hpp>
-#include <kvcache/text/decoder.hpp>
+#include <kvcache/text/decoder_run.hpp>
 #include <kvcache/text/normalizer.hpp>
 #include <kvcache/text/post_processor.hpp>
 #include <kvcache/text/pre_tokenizer.hpp>

@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Longer than 300 lines: one function per grammar rule.
-
 #include <kvcache/text/jinja/lexer.hpp>
+#include <kvcache/text/jinja/literal.hpp>
 #include <kvcache/text/jinja/syntax.hpp>
 #include <kvcache/text/jinja/token_cursor.hpp>
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -134,38 +131,19 @@ private:
     }
 
     [[nodiscard]] expression_pointer parse_primary() {
-        auto made = make(expression_kind::constant);
         const token t = take();
         switch (t.kind) {
         case token_kind::name:
-            if (t.text == "true" || t.text == "True")
-                made->constant = true;
-            else if (t.text == "false" || t.text == "False")
-                made->constant = false;
-            else if (t.text == "none" || t.text == "None")
-                made->constant = value::none{};
-            else
-                return make(expression_kind::name, t.text);
-            return made;
+        case token_kind::integer:
+        case token_kind::number:
+            if (auto constant = literal(t))
+                return make_constant(std::move(*constant));
+            return make(expression_kind::name, t.text);
         case token_kind::string: {
             std::string text = t.text;
             while (current().kind == token_kind::string)
                 text += take().text;
-            made->constant = std::string_view(text);
-            return made;
-        }
-        case token_kind::integer: {
-            std::int64_t n = 0;
-            if (std::from_chars(t.text.data(), t.text.data() + t.text.size(), n).ec != std::errc{})
-                refuse({"the number ", t.text, " is too large"});
-            made->constant = n;
-            return made;
-        }
-        case token_kind::number: {
-            double d = 0;
-            std::from_chars(t.text.data(), t.text.data() + t.text.size(), d);
-            made->constant = d;
-            return made;
+            return make_constant(std::string_view(text));
         }
         case token_kind::sign:
             if (t.text == "(")
@@ -179,6 +157,11 @@ private:
             break;
         }
         refuse({"line ", std::to_string(t.line), ": \"", t.text, "\" stands where a value is expected"});
+    }
+    [[nodiscard]] expression_pointer make_constant(value constant) {
+        auto made = make(expression_kind::constant);
+        made->constant = std::move(constant);
+        return made;
     }
     [[nodiscard]] expression_pointer parse_parentheses() {
         if (take_sign(")"))

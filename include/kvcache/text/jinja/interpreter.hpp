@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Longer than 300 lines: one function per kind of statement and expression.
-
 #include <kvcache/text/jinja/access.hpp>
 #include <kvcache/text/jinja/filters.hpp>
 #include <kvcache/text/jinja/operators.hpp>
@@ -91,10 +89,10 @@ private:
         case statement_kind::loop:
             return run_loop(s);
         case statement_kind::set:
-            assign(s.targets, eval(*s.values[0]));
+            scope_->assign(s.targets, eval(*s.values[0]));
             return flow::on;
         case statement_kind::set_block:
-            assign(s.targets, captured(s.bodies[0]));
+            scope_->assign(s.targets, captured(s.bodies[0]));
             return flow::on;
         case statement_kind::macro:
             scope_->names[s.text] = std::make_shared<const macro>(macro{&s, scope_});
@@ -113,30 +111,6 @@ private:
         tagged_text before = std::exchange(out_, {});
         run_block(body);
         return std::exchange(out_, std::move(before));
-    }
-
-    void assign(const std::vector<std::string>& targets, value v) {
-        if (targets.size() > 1) {
-            const list items = items_of(v);
-            if (items.size() != targets.size())
-                mistake({"a value of ", std::to_string(items.size()), " parts is given to ",
-                         std::to_string(targets.size()), " names"});
-            for (std::size_t i = 0; i < targets.size(); ++i)
-                scope_->names[targets[i]] = items[i];
-            return;
-        }
-        const auto dot = targets[0].find('.');
-        if (dot == std::string::npos) {
-            scope_->names[targets[0]] = std::move(v);
-            return;
-        }
-        const value* of = scope_->find(std::string_view(targets[0]).substr(0, dot));
-        mapping* space = of ? of->as_mapping() : nullptr;
-        if (!space || !space->is_namespace)
-            mistake({"\"", targets[0].substr(0, dot), "\" is not a namespace"});
-        if (v.inside().has_namespace)
-            refuse("a namespace that holds a namespace is not known");
-        space->set({targets[0].substr(dot + 1), {}}, std::move(v));
     }
 
     /// Enters an inner scope for its own lifetime.
@@ -161,7 +135,7 @@ private:
             list kept;
             for (const value& item : items) {
                 const inner_scope one(*this, nullptr);
-                assign(s.targets, item);
+                scope_->assign(s.targets, item);
                 if (eval(*s.values[1]).truth())
                     kept.push_back(item);
             }
@@ -172,7 +146,7 @@ private:
         for (std::size_t i = 0; i < items.size(); ++i) {
             const step here(*this);
             const inner_scope one(*this, nullptr);
-            assign(s.targets, items[i]);
+            scope_->assign(s.targets, items[i]);
             scope_->items = &items;
             scope_->at = i;
             if (run_block(s.bodies[0]) == flow::leave)
@@ -306,14 +280,7 @@ private:
         }
         if (args.of == "range")
             return range(args);
-        mapping made;
-        made.is_namespace = args.of == "namespace";
-        if (const value* from = args.find(0, ""); from && from->as_mapping())
-            for (const auto& [name, v] : from->as_mapping()->entries)
-                made.add(name, v);
-        for (const auto& [name, v] : args.named)
-            made.set({name, {}}, v);
-        return made;
+        return dict(args);
     }
 
     std::shared_ptr<scope> scope_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/core/compiled.hpp>
+#include <kvcache/text/jinja/access.hpp>
 #include <kvcache/text/jinja/arguments.hpp>
 #include <kvcache/text/jinja/syntax.hpp>
 
@@ -13,6 +14,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
 
@@ -51,6 +53,31 @@ struct scope {
         }
         return nullptr;
     }
+
+    /// Gives a value to a name, its parts to several names, or the value to a member of a namespace. Throws: failure.
+    KVCACHE_LAZY void assign(const std::vector<std::string>& targets, value v) {
+        if (targets.size() > 1) {
+            const list parts = items_of(v);
+            if (parts.size() != targets.size())
+                mistake({"a value of ", std::to_string(parts.size()), " parts is given to ",
+                         std::to_string(targets.size()), " names"});
+            for (std::size_t i = 0; i < targets.size(); ++i)
+                names[targets[i]] = parts[i];
+            return;
+        }
+        const auto dot = targets[0].find('.');
+        if (dot == std::string::npos) {
+            names[targets[0]] = std::move(v);
+            return;
+        }
+        const value* of = find(std::string_view(targets[0]).substr(0, dot));
+        mapping* space = of ? of->as_mapping() : nullptr;
+        if (!space || !space->is_namespace)
+            mistake({"\"", targets[0].substr(0, dot), "\" is not a namespace"});
+        if (v.inside().has_namespace)
+            refuse("a namespace that holds a namespace is not known");
+        space->set({targets[0].substr(dot + 1), {}}, std::move(v));
+    }
 };
 
 /// A macro and its scope. The scope outlives it: a macro is only called while its template is rendered.
@@ -58,6 +85,18 @@ struct macro {
     const statement* made_by = nullptr;
     std::weak_ptr<scope> around = {};
 };
+
+/// dict(...) or namespace(...): the entries of a first mapping, if there is one, and the named arguments.
+KVCACHE_LAZY [[nodiscard]] inline value dict(const arguments& args) {
+    mapping made;
+    made.is_namespace = args.of == "namespace";
+    if (const value* from = args.find(0, ""); from && from->as_mapping())
+        for (const auto& [name, v] : from->as_mapping()->entries)
+            made.add(name, v);
+    for (const auto& [name, v] : args.named)
+        made.set({name, {}}, v);
+    return made;
+}
 
 /// range(stop) or range(start, stop, step). Throws: failure.
 KVCACHE_LAZY [[nodiscard]] inline value range(const arguments& args) {

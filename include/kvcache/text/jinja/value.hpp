@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Longer than 300 lines: values, lists and mappings refer to each other.
-
 #include <kvcache/core/compiled.hpp>
-#include <kvcache/core/joined.hpp>
-#include <kvcache/core/json.hpp>
-#include <kvcache/core/result.hpp>
+#include <kvcache/text/jinja/failure.hpp>
 #include <kvcache/text/tagged_text.hpp>
 #include <kvcache/text/unicode.hpp>
 
@@ -15,7 +11,6 @@
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,28 +20,6 @@
 #include <vector>
 
 namespace kvcache::inline KVCACHE_ABI::text::jinja {
-
-/// Aborts a parse or a rendering; it is caught where the template is opened or rendered.
-struct failure {
-    error reason = {};
-};
-
-/// Throws `failure` with error_code::unsupported; the message is the joined words.
-KVCACHE_LAZY [[noreturn]] inline void refuse(std::initializer_list<std::string_view> words) {
-    throw failure{{error_code::unsupported, "chat_template", kvcache::detail::joined(words)}};
-}
-/// Throws `failure` with error_code::unsupported.
-KVCACHE_LAZY [[noreturn]] inline void refuse(std::string_view words) {
-    refuse({words});
-}
-/// Throws `failure` with error_code::mismatched; the message is the joined words.
-KVCACHE_LAZY [[noreturn]] inline void mistake(std::initializer_list<std::string_view> words) {
-    throw failure{{error_code::mismatched, "chat_template", kvcache::detail::joined(words)}};
-}
-/// Throws `failure` with error_code::mismatched.
-KVCACHE_LAZY [[noreturn]] inline void mistake(std::string_view words) {
-    mistake({words});
-}
 
 class value;
 struct macro;
@@ -285,32 +258,6 @@ KVCACHE_LAZY [[nodiscard]] inline std::string shown(double d) {
     if (out.find_first_of(".en") == std::string::npos)
         out += ".0";
     return out;
-}
-
-/// Returns a JSON value whose text is all user text.
-KVCACHE_LAZY [[nodiscard]] inline value from_user(const json& j) {
-    if (j.is_boolean())
-        return j.get<bool>();
-    if (j.is_number_float() || (j.is_number_unsigned() && j.get<std::uint64_t>() > std::uint64_t{INT64_MAX}))
-        return j.get<double>();
-    if (j.is_number())
-        return j.get<std::int64_t>();
-    const auto plain = [](const std::string& s) { return tagged_text{s, std::string(s.size(), '\1')}; };
-    if (j.is_string())
-        return plain(j.get_ref<const std::string&>());
-    if (j.is_array()) {
-        list items;
-        for (const json& one : j)
-            items.push_back(from_user(one));
-        return items;
-    }
-    if (j.is_object()) {
-        mapping made;
-        for (const auto& item : j.get_ref<const json::object_t&>())
-            made.add(plain(item.first), from_user(item.second));
-        return made;
-    }
-    return value::none{};
 }
 
 } // namespace kvcache::text::jinja

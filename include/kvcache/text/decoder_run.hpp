@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/text/byte_alphabet.hpp>
+#include <kvcache/text/decoder.hpp>
+#include <kvcache/text/metaspace.hpp>
+#include <kvcache/text/unicode.hpp>
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace kvcache::inline KVCACHE_ABI::text {
+
+/// The working state of one decoding. Text is output as soon as no later token can change it.
+template <class... Any>
+class basic_decoder<Any...>::run {
+public:
+    /// Requires: `rules` outlives this.
+    explicit run(const basic_decoder& rules) : rules_(&rules), stages_(rules.steps_.size()) {
+        bool fused = false;
+        for (std::size_t i = 0; i < stages_.size(); ++i) {
+            stages_[i].fused = fused;
+            fused = fused || rules.steps_[i].is == kind::fuse || rules.steps_[i].is == kind::byte_level;
+        }
+    }
+
+    /// Decodes the next token and appends the text that is complete.
+    void push(std::string_view token, std::string& out) {
+        if (rules_->joins_by_space_) {
+            if (started_)
+                out.push_back(' ');
+            started_ = true;
+        }
+        pass_on(0, std::string(token), out);
+    }
+
+    /// Appends the text held back, with invalid bytes as U+FFFD. A new text may follow.
+    void finish(std::string& out) {
+        for (std::size_t i = 0; i < stages_.size(); ++i)
+            end(rules_->steps_[i], i, out);
+        *this = run(*rules_);
+    }
+
+private:
+    /// The state of a step. After a fuse step, the later steps receive one token in fragments (`fused`).
+    struct stage {
+        bool fused = false;
+        std::string held = {};
+        std::size_t count = 0; ///< Tokens seen, or strings stripped.
+        bool past_start = false;
+    };
+
+    void pass_on(std::size_t i, std::string token, std::string& out) {
+        if (i == stages_.size())
+            out.append(token);
+        else
+            take(rules_->steps_[i], i, std::move(token), out);
+    }
+
+    void take(const step& one, std::size_t i, std::string token, std::string& out) {
+        switch (one.is) {
+        case kind::byte_level:
+            return take_characters(i, token, out);
+        case kind::byte_fallback:
+            return take_byte(i, std::move(token), out);
+        case kind::fuse:
+            return pass_on(i + 1, std::move(token), out);
+        case kind::replace:
+            return take_replaced(one, i, token, out);
+        case kind::strip:
+            return take_stripped(one, i, std::move(token), out);
+        case kind::spaces:
+            return take_spaces(one.spaces, i, token, out);
+        }
+    }
+    void end(const step& one, std::size_t i, std::string& out) {
+        switch (one.is) {
+        case kind::byte_level:
+            return end_characters(i, out);
+        case kind::byte_fallback:
+            return end_bytes(i, out);
+        case kind::replace:
+            if (stages_[i].fused)
+                pass_on(i + 1, replaced(one, stages_[i].held), out);
+            return;
+        case kind::strip:
+            strip_stop(one, stages_[i].held);
+            return pass_on(i + 1, std::move(stages_[i].held), out);
+        case kind::fuse:
+        case kind::spaces:
+            return;
+        }
+    }
+
+    void take_characters(std::size_t i, std::string_view token, std::string& out) {
+        stage& at = stages_[i];
+        if (at.fused) { // only the whole token shows whether it represents bytes
+            at.held += token;
+            return;
+        }
+        append_written_bytes(at.held, token);
+        std::string complete;
+        take_complete_utf8(at.held, complete);
+        if (!complete.empty())
+            pass_on(i + 1, std::move(complete), out);
+    }
+    void end_characters(std::size_t i, std::string& out) {
+        stage& at = stages_[i];
+        std::string bytes = at.fused ? std::string{} : std::move(at.held);
+        if (at.fused)
+            append_written_bytes(bytes, at.held);
+        std::string complete;
+        take_complete_utf8(bytes, complete);
+        if (!bytes.empty()) // an incomplete code point
+            complete += replacement_character;
+        pass_on(i + 1, std::move(complete), out);
+    }
+
+    void take_byte(std::size_t i, std::string token, std::string& out) {
+        stage& at = stages_[i];
+        if (at.fused) {
+            at.held += token;
+            return;
+        }
+        if (const auto byte = try_byte(token)) {
+            at.held.push_back(*byte);
+            return;
+        }
+        release_bytes(i, out);
+        pass_on(i + 1, std::move(token), out);
+    }
+    void end_bytes(std::size_t i, std::string& out) {
+        stage& at = stages_[i];
+        if (!at.fused)
+            return release_bytes(i, out);
+        std::string token = std::move(at.held);
+        at.held.clear();
+        if (const auto byte = try_byte(token)) {
+            at.held.push_back(*byte);
+            return release_bytes(i, out);
+        }
+        pass_on(i + 1, std::move(token), out);
+    }
+    /// Outputs the held bytes: as text if all of them are valid UTF-8, else one U+FFFD per byte.
+    void release_bytes(std::size_t i, std::string& out) {
+        std::string bytes = std::move(stages_[i].held);
+        stages_[i].held.clear();
+        if (bytes.empty())
+            return;
+        if (!first_invalid_utf8(bytes))
+            return pass_on(i + 1, std::move(bytes), out);
+        for (std::size_t n = 0; n < bytes.size(); ++n)
+            pass_on(i + 1, std::string(replacement_character), out);
+    }
+    [[nodiscard]] static std::optional<char> try_byte(std::string_view token) {
+        if (token.size() != 6 || !token.starts_with("<0x") || !token.ends_with('>'))
+            return std::nullopt;
+        unsigned value = 0;
+        for (const char c : token.substr(3, 2)) {
+            const bool digit = c >= '0' && c <= '9';
+            const char letter = static_cast<char>(c | 0x20);
+            if (!digit && (letter < 'a' || letter > 'f'))
+                return std::nullopt;
+            value = value * 16 + static_cast<unsigned>(digit ? c - '0' : letter - 'a' + 10);
+        }
+        return static_cast<char>(static_cast<unsigned char>(value));
+    }
+
+    void take_replaced(const step& one, std::size_t i, std::string_view token, std::string& out) {
+        if (stages_[i].fused) // a match may span fragments
+            stages_[i].held += token;
+        else
+            pass_on(i + 1, replaced(one, token), out);
+    }
+    [[nodiscard]] static std::string replaced(const step& one, std::string_view token) {
+        std::string made;
+        std::size_t done = 0;
+        const auto searched = one.what.each_match(token, [&](std::size_t begin, std::size_t match_end) {
+            made.append(token.substr(done, begin - done)).append(one.content);
+            done = match_end;
+        });
+        if (!searched) // a token stays unchanged if the pattern exceeds its limits
+            return std::string(token);
+        return made.append(token.substr(done));
+    }
+
+    void take_stripped(const step& one, std::size_t i, std::string token, std::string& out) {
+        stage& at = stages_[i];
+        if (!at.fused) {
+            std::size_t taken = 0;
+            strip_start(one, token, taken);
+            strip_stop(one, token);
+            return pass_on(i + 1, std::move(token), out);
+        }
+        if (!at.past_start)
+            at.past_start = strip_start(one, token, at.count);
+        at.held += token;
+        std::string kept = at.held;
+        strip_stop(one, kept); // text that may be the end is held back
+        at.held.erase(0, kept.size());
+        if (!kept.empty())
+            pass_on(i + 1, std::move(kept), out);
+    }
+    /// Strips the start of a token. Returns whether the start of the text is complete.
+    static bool strip_start(const step& one, std::string& token, std::size_t& taken) {
+        while (taken < one.start && token.starts_with(one.content)) {
+            token.erase(0, one.content.size());
+            ++taken;
+        }
+        return taken == one.start || !token.empty();
+    }
+    static void strip_stop(const step& one, std::string& token) {
+        for (std::size_t n = 0; n < one.stop && token.ends_with(one.content); ++n)
+            token.resize(token.size() - one.content.size());
+    }
+
+    void take_spaces(const metaspace& step, std::size_t i, std::string_view token, std::string& out) {
+        stage& at = stages_[i];
+        const bool first = at.count == 0 && step.prepends();
+        if (!at.fused)
+            ++at.count;
+        std::string made;
+        for (std::size_t c = 0; c < token.size();) {
+            if (token.substr(c).starts_with(step.replacement())) {
+                if (!first)
+                    made.push_back(' ');
+                c += step.replacement().size();
+            } else {
+                made.push_back(token[c++]);
+            }
+        }
+        pass_on(i + 1, std::move(made), out);
+    }
+    const basic_decoder* rules_;
+    std::vector<stage> stages_;
+    bool started_ = false;
+};
+
+} // namespace kvcache::text

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <kvcache/core/compiled.hpp>
+#include <kvcache/core/joined.hpp>
+#include <kvcache/core/result.hpp>
+
+#include <initializer_list>
+#include <string_view>
+
+namespace kvcache::inline KVCACHE_ABI::text::jinja {
+
+/// Aborts a parse or a rendering; it is caught where the template is opened or rendered.
+struct failure {
+    error reason = {};
+};
+
+/// Throws `failure` with error_code::unsupported; the message is the joined words.
+KVCACHE_LAZY [[noreturn]] inline void refuse(std::initializer_list<std::string_view> words) {
+    throw failure{{error_code::unsupported, "chat_template", kvcache::detail::joined(words)}};
+}
+/// Throws `failure` with error_code::unsupported.
+KVCACHE_LAZY [[noreturn]] inline void refuse(std::string_view words) {
+    refuse({words});
+}
+/// Throws `failure` with error_code::mismatched; the message is the joined words.
+KVCACHE_LAZY [[noreturn]] inline void mistake(std::initializer_list<std::string_view> words) {
+    throw failure{{error_code::mismatched, "chat_template", kvcache::detail::joined(words)}};
+}
+/// Throws `failure` with error_code::mismatched.
+KVCACHE_LAZY [[noreturn]] inline void mistake(std::string_view words) {
+    mistake({words});
+}
+
+} // namespace kvcache::text::jinja
