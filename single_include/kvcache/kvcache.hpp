@@ -6173,6 +6173,7 @@ public:
         known->tenant = tenant;
         known->prompt = tokens.size();
         known->tokens.assign(tokens.first(found.tokens));
+        known->table.reserve(found.pages.size());
         std::size_t left = found.tokens;
         for (const page_id page : found.pages) {
             const std::size_t rows = std::min(left, page_tokens);
