@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <kvcache/cache/lease_state.hpp>
 #include <kvcache/cache/reuse.hpp>
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/id.hpp>
