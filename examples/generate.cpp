@@ -218,7 +218,7 @@ int main(int argc, char** argv) {
     support::add_flags(app, f);
     support::add_tier_flag(app, f.tier);
     auto* no_cache = app.add_flag("--no-cache", f.no_cache, "Run the whole past again for every token");
-    app.add_flag("--ignore-eos", f.ignore_eos, "Go on behind the model's end token");
+    app.add_flag("--ignore-eos", f.ignore_eos, "Continue after the model's end token");
     auto* logits = app.add_option("--logits", f.logits,
                                   "Write float32 logits of the prefilled positions: (prefilled, vocabulary)");
     auto* beams =

@@ -1,4 +1,4 @@
-"""Names and prose: no renamed identifier is left, and comments and pages are in plain English"""
+"""Names and prose: no renamed identifier is left, and comments, messages, titles of tests and pages are in plain English"""
 import re
 
 from repository import name_of, tracked
@@ -17,7 +17,7 @@ HABITS = {
     r"a number that is none|no finite number": "NaN, not finite",
     r"whole numbers?": "integer",
     r"the books|books are|books add": "the page manager, the counts",
-    r"lets? go of|let go": "releases, drops a reference",
+    r"lets? go of|let go|lets? [a-z]+ (?:ones? )?go": "releases, drops a reference",
     r"woven|weaves?": "spliced",
     r"teams?": "thread pool",
     r"floors?": "layer",
@@ -25,6 +25,7 @@ HABITS = {
     r"laws?": "property, conformance test",
 }
 HABIT = re.compile(r"\b(?:" + "|".join(f"({habit})" for habit in HABITS) + r")\b", re.I)
+TITLE = re.compile(r'\b(?:TEST_CASE|TEMPLATE_TEST_CASE|TEMPLATE_LIST_TEST_CASE|SECTION)\(\s*"((?:\\.|[^"\\])*)"')
 TOKEN = re.compile(r"//[^\n]*|/\*.*?\*/|R\"(\w*)\(.*?\)\1\"|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'|[A-Za-z_]\w*", re.S)
 
 
@@ -36,13 +37,15 @@ def renamed() -> dict[str, str]:
     return dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", never, re.M))
 
 
-def prose(text: str, is_code: bool) -> list[tuple[int, str]]:
-    """Lines of comments, or of a page outside its code blocks."""
+def prose(text: str, is_code: bool, is_library: bool) -> list[tuple[int, str]]:
+    """Comments, string literals and titles of tests, or lines of a page outside its code blocks."""
     if not is_code:
         text = re.sub(r"^```.*?^```", lambda block: "\n" * block[0].count("\n"), text, flags=re.S | re.M)
         return [(number, re.sub(r"`[^`]*`|\([^)\s]*\)", "", line)) for number, line in enumerate(text.splitlines(), 1)]
-    return [(text.count("\n", 0, found.start()) + 1, found[0]) for found in TOKEN.finditer(text)
-            if found[0].startswith(("//", "/*"))]
+    texts = ("//", "/*", '"') if is_library else ("//", "/*")
+    found = [(one.start(), one[0]) for one in TOKEN.finditer(text) if one[0].startswith(texts)]
+    found += [(one.start(), one[1]) for one in TITLE.finditer(text)]
+    return [(text.count("\n", 0, at) + 1, words) for at, words in found]
 
 
 def check() -> list[str]:
@@ -58,7 +61,7 @@ def check() -> list[str]:
                     wrong.append(f"{name}:{text.count(chr(10), 0, found.start()) + 1}: {found[0]} is now {old[found[0]]}")
         else:
             wrong += [f"{name}: `{word}` is now {old[word]}" for word in re.findall(r"`(\w+)`", text) if word in old]
-        for number, line in prose(text, is_code):
+        for number, line in prose(text, is_code, name.startswith(("include/", "examples/"))):
             for found in HABIT.finditer(line):
                 wrong.append(f"{name}:{number}: \"{found[0]}\": write {meanings[found.lastindex - 1]}")
     return wrong

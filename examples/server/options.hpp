@@ -67,7 +67,7 @@ inline void add_flags(CLI::App& app, options& o) {
         ->check(CLI::IsMember({"refuse", "slide", "sinks"}))
         ->capture_default_str();
     support::add_tier_flag(app, o.tier);
-    app.add_flag("--packed-cache", o.packed_cache, "Keep the packed weights beside the model");
+    app.add_flag("--packed-cache", o.packed_cache, "Keep the packed weights next to the model");
     app.add_flag("--int8", o.int8, "Round weights and activations to int8");
     app.add_flag("--debug", o.debug, "Say on standard error what each request reused");
 }

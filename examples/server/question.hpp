@@ -54,7 +54,7 @@ public:
         if (at == nullptr)
             return;
         if (!at->is_number() || (std::is_integral_v<To> && !at->is_number_integer()))
-            return refuse(name, std::is_integral_v<To> ? "must be a whole number" : "must be a number");
+            return refuse(name, std::is_integral_v<To> ? "must be an integer" : "must be a number");
         const double value = at->get<double>();
         if (!(value >= least && value <= most))
             return refuse(name, "must be from " + text_of(least) + " to " + text_of(most));

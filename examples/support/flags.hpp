@@ -32,7 +32,7 @@ inline CLI::Validator whole(std::uint64_t least, std::uint64_t most) {
             const auto value = number_in<std::uint64_t>(text);
             return value && *value >= least && *value <= most
                        ? std::string()
-                       : "\"" + text + "\" is not a whole number from " + std::to_string(least) + " to " +
+                       : "\"" + text + "\" is not an integer from " + std::to_string(least) + " to " +
                              std::to_string(most);
         },
         "INT");
@@ -87,7 +87,7 @@ inline void add_flags(CLI::App& app, generation_flags& f) {
     app.add_option("--split", f.split, "Most rows in one forward pass")
         ->check(whole(1, 1u << 20))
         ->capture_default_str();
-    app.add_flag("--packed-cache", f.packed_cache, "Keep the packed weights beside the model for the next start");
+    app.add_flag("--packed-cache", f.packed_cache, "Keep the packed weights next to the model for the next start");
     app.add_flag("--int8", f.int8, "Round weights and activations to int8: faster, smaller, and approximate");
     app.add_option("--page", f.page, "Tokens a page, a multiple of 16")->check(page_size())->capture_default_str();
 }

@@ -718,8 +718,8 @@ struct lease_state {
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The tokens of a sequence, with room made before they are appended, so that appending cannot fail. A span of the
-/// tokens stays readable until the `reserve` after an append, even where the tokens have moved.
+/// The tokens of a sequence. Capacity is reserved before tokens are appended, so that appending cannot fail. A span of
+/// the tokens stays readable until the `reserve` after an append, even where the tokens have moved.
 class token_buffer {
 public:
     [[nodiscard]] std::size_t size() const noexcept { return tokens_.size(); }
@@ -730,7 +730,7 @@ public:
     /// Replaces the tokens. Throws: bad_alloc.
     void assign(std::span<const token_id> tokens) { tokens_.assign(tokens.data(), tokens.data() + tokens.size()); }
 
-    /// Keeps the first `count` tokens.
+    /// Keeps the first `count` tokens. Requires: count <= size().
     void truncate(std::size_t count) noexcept { tokens_.resize(count); }
 
     /// Makes room for `more` tokens. Throws: bad_alloc; nothing has changed then.
@@ -806,11 +806,11 @@ struct sequence_state {
     token_buffer tokens = {};
     std::vector<page_entry> table = {};
     std::size_t published_pages = 0; ///< Leading pages that are full and in the index.
-    std::size_t prompt = 0;          ///< Tokens of the request that it is opened for, until it has them; 0 if unknown.
-    std::uint32_t tenant = 0;        ///< Whose it is; 0 in a cache without tenants.
+    std::size_t prompt = 0;          ///< Tokens of the request it was opened for, while it has fewer; 0 if unknown.
+    std::uint32_t tenant = 0;        ///< Number of the tenant that owns it; 0 in a cache without tenants.
     std::size_t exact = all;         ///< Leading tokens that attended to nothing approximate; `all` if every one.
-    std::size_t cacheable = all;     ///< Leading tokens that may become known to others.
-    bool publishable = true; ///< False once the index had no memory for its pages: from there on they are its own.
+    std::size_t cacheable = all;     ///< Leading tokens that may be published.
+    bool publishable = true;         ///< False after the index ran out of memory for a page: later pages stay private.
 
     lease_state lease = {};
 
@@ -1311,8 +1311,11 @@ concept observer_policy = plays<P, observer_role> && requires(const P p) {
 
 namespace kvcache::inline KVCACHE_ABI {
 
+template <class Cache>
+class basic_tenant;
+
 /// The cache as its tier, its tenants, its sequences and its leases see it. Not for hosts: the only class that a cache
-/// opens its private members to. Each function takes the cache's lock.
+/// opens its private members to. Each function takes the cache's lock, except those that require it to be held.
 class cache_access {
 public:
     // For the tier.
@@ -1416,21 +1419,27 @@ public:
         return make_sequence(cache, std::move(state));
     }
 
-    // For chunk reuse, which locks the cache itself.
+    // For chunk reuse, which holds the lock over several of these calls.
 
     /// The cache, from itself or from a tenant of it.
     template <class Cache>
-    [[nodiscard]] static auto& cache_of(Cache& of) noexcept {
-        if constexpr (requires { of.cache_->shape(); })
-            return *of.cache_;
-        else
-            return of;
+    [[nodiscard]] static Cache& cache_of(Cache& cache) noexcept {
+        return cache;
+    }
+    template <class Cache>
+    [[nodiscard]] static Cache& cache_of(const basic_tenant<Cache>& tenant) noexcept {
+        return *tenant.cache_;
+    }
+    template <class Cache>
+    [[nodiscard]] static Cache& cache_of(basic_tenant<Cache>& tenant) noexcept {
+        return *tenant.cache_;
     }
 
     template <class Cache>
     [[nodiscard]] static auto& lock(Cache& cache) noexcept {
         return cache.lock_;
     }
+    /// The page manager. Requires: the cache is locked.
     template <class Cache>
     [[nodiscard]] static auto& pages(Cache& cache) noexcept {
         return cache.pages_;
@@ -1536,326 +1545,6 @@ public:
 
 } // namespace kvcache
 
-// ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The capacity of a cache. A policy that partitions its capacity (a tenth for new entries) does so in bytes; for
-/// entries of one size this equals counting them.
-struct eviction_capacity {
-    std::size_t slots = 0; ///< Maximum number of entries; every slot_id is below.
-    std::size_t bytes = 0; ///< Maximum total bytes of the entries.
-};
-
-/// Attributes of a new entry, for the eviction policy.
-struct eviction_entry {
-    std::uint64_t key = 0;              ///< Hash of the content, by which a ghost recognizes a returning entry.
-    std::size_t bytes = 0;              ///< Size of the entry.
-    double cost = 0.0;                  ///< Seconds that a hit saves, provided that the parent is present.
-    std::optional<slot_id> parent = {}; ///< The entry that this one continues.
-    std::uint32_t depth = 0;            ///< Number of entries before it in its chain.
-    std::uint32_t length = 0;           ///< Entries of the request that added it, itself included; 0 if unknown.
-};
-
-/// Returns whether a slot is evictable now: it is unreferenced and has no child in the cache. A placeholder for any
-/// callable of this form: `victim` is a template over its argument.
-struct evictable_check {
-    bool operator()(slot_id slot) const;
-};
-
-/// The working state of an eviction policy. `admit` adds a new entry, `touch` records a use, `erase` removes an entry
-/// (withdrawn). `victim` returns the next entry to evict among those for which its argument is true; it does not remove
-/// it. `admit` throws bad_alloc if it lacks memory and has then changed nothing; the other functions do not throw.
-///
-/// Optional functions are called through the free functions below. `on_miss(entry)` precedes the calls of `victim` that
-/// make room for a new entry and its `admit`. `evict(slot)` replaces `erase` for a victim, so that the policy can keep
-/// a ghost. `on_released(slot)`: the last reference is gone; this is not a hit. A caller that releases a chain does so
-/// tail first, so that children are evicted before parents. `on_child_added(slot)`: the entry gained its first child.
-/// `on_last_child_removed(slot)`: it lost its last child. In between it is not evictable and is not erased, and a
-/// policy that searches can skip it.
-template <class S>
-concept eviction_state = requires(S s, slot_id slot, const eviction_entry& newcomer,
-                                  const evictable_check& is_evictable) {
-    s.admit(slot, newcomer);
-    s.touch(slot);
-    s.erase(slot);
-    { s.victim(is_evictable) } -> std::same_as<std::optional<slot_id>>;
-};
-
-/// A policy that selects the entry to evict when space is needed.
-template <class P>
-concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity room) {
-    p.open(room);
-} && eviction_state<opened_by<P, eviction_capacity>>;
-
-/// Announces a new entry before space is made for it.
-template <eviction_state S>
-void on_miss(S& state, const eviction_entry& newcomer) {
-    if constexpr (requires { state.on_miss(newcomer); })
-        state.on_miss(newcomer);
-}
-
-/// Evicts a victim.
-template <eviction_state S>
-void evict(S& state, slot_id slot) {
-    if constexpr (requires { state.evict(slot); })
-        state.evict(slot);
-    else
-        state.erase(slot);
-}
-
-/// The last reference to an entry was dropped.
-template <eviction_state S>
-void on_released(S& state, slot_id slot) {
-    if constexpr (requires { state.on_released(slot); })
-        state.on_released(slot);
-}
-
-/// The entry gained its first child.
-template <eviction_state S>
-void on_child_added(S& state, slot_id slot) {
-    if constexpr (requires { state.on_child_added(slot); })
-        state.on_child_added(slot);
-}
-
-/// The entry lost its last child.
-template <eviction_state S>
-void on_last_child_removed(S& state, slot_id slot) {
-    if constexpr (requires { state.on_last_child_removed(slot); })
-        state.on_last_child_removed(slot);
-}
-
-} // namespace kvcache
-
-// ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The working state of a hash. `root` is the digest of the identity, before any token. `chain` is the digest of a
-/// preceding digest and the run of tokens after it.
-template <class S>
-concept hash_state = requires(const S s, digest before, std::span<const token_id> run) {
-    { s.root() } -> std::same_as<digest>;
-    { s.chain(before, run) } -> std::same_as<digest>;
-};
-
-/// A policy that names a run of tokens together with everything before it.
-template <class P>
-concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
-    p.open(id);
-} && hash_state<opened_by<P, identity>>;
-
-} // namespace kvcache
-
-// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved.
-template <class S>
-concept locking_state = requires(S& s) {
-    s.lock();
-    s.unlock();
-};
-
-/// A policy that defines how threads share a cache.
-template <class P>
-concept locking_policy =
-    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
-
-} // namespace kvcache
-
-// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
-struct compute_range {
-    std::size_t first = 0;
-    std::size_t count = 0;
-};
-
-/// Tokens of a prompt whose cached keys and values were computed after a different prefix.
-struct reused_span {
-    std::size_t first = 0; ///< Position in the prompt.
-    std::size_t count = 0;
-    std::uint32_t row = 0; ///< Row of the first token in its page.
-
-    friend bool operator==(const reused_span&, const reused_span&) = default;
-};
-
-/// The working state of a recompute policy. `first_computed(hit, total)` returns the first token to compute, of `total`
-/// tokens whose first `hit` are cached.
-template <class S>
-concept recompute_state = requires(const S s, std::size_t tokens) {
-    { s.first_computed(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
-};
-
-/// A state that also reuses chunks cached after other prefixes. `select` appends the positions to recompute, ascending,
-/// to `positions`.
-template <class S>
-concept chunk_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_span> runs, std::vector<std::size_t>& positions) {
-    s.select(runs, positions);
-};
-
-/// The vectors compared to measure a reused token's deviation.
-enum class deviation_metric { keys, values };
-
-/// A state that selects by deviation: the squared distance between the correct and the cached keys or values of a token
-/// in one early layer. `deviations` holds one value per reused token, span by span. All tokens go through the layers
-/// before that one.
-template <class S>
-concept deviation_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_span> runs, std::span<const float> deviations,
-             std::vector<std::size_t>& positions) {
-    s.select(runs, deviations, positions);
-    { s.compared() } -> std::same_as<deviation_metric>;
-    { s.check_layer() } -> std::convertible_to<std::size_t>;
-};
-
-/// A state that filters its selection in the layers after the check layer, one layer per filter. `filter` receives the
-/// deviation of each of `positions` in that layer, once the selected tokens have been computed up to it, and keeps
-/// some.
-template <class S>
-concept filtering_recompute_state = deviation_recompute_state<S> &&
-    requires(const S s, std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
-             std::vector<std::size_t>& positions) {
-    { s.filters() } -> std::convertible_to<std::size_t>;
-    s.filter(number, runs, deviations, positions);
-};
-
-/// A policy that selects the reused tokens to recompute.
-template <class P>
-concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
-    p.open(shape);
-} && recompute_state<opened_by<P, page_shape>>;
-
-} // namespace kvcache
-
-// ---- kvcache/storage/concept.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-namespace detail {
-
-template <class S>
-concept keeps_pages = std::movable<S> && requires(S s, page_id page) {
-    { s.acquire(page) } -> std::same_as<bool>;
-    { s.release(page) }
-    noexcept;
-};
-
-} // namespace detail
-
-/// A storage whose pages the host can access: `bytes` returns the memory of an acquired page.
-template <class S>
-concept host_storage_state = detail::keeps_pages<S> && requires(const S c, page_id page) {
-    { c.bytes(page) } -> std::same_as<std::span<std::byte>>;
-};
-
-/// A storage whose pages the host cannot address. `copy` copies one acquired page to another and returns whether it
-/// succeeded. `status` returns the reason of the last refused page or copy.
-template <class S>
-concept device_storage_state = detail::keeps_pages<S> && !host_storage_state<S> && requires(const S c, page_id page) {
-    { c.copy(page, page) } -> std::same_as<bool>;
-    { c.status() } -> std::same_as<result<void>>;
-};
-
-/// The working state of a storage: the memory of each page. `acquire` makes a page's memory usable and returns whether
-/// it succeeded. `release` declares its content no longer needed.
-template <class S>
-concept storage_state = host_storage_state<S> || device_storage_state<S>;
-
-/// A policy that decides where the bytes of pages live.
-template <class P>
-concept storage_policy = plays<P, storage_role> && requires(const P p, std::size_t n) {
-    p.open(n, n); // pages, bytes a page
-} && storage_state<opened_by<P, std::size_t, std::size_t>>;
-
-} // namespace kvcache
-
-// ---- kvcache/tier/concept.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Metadata of a record that a tier receives.
-struct tier_entry {
-    sha256_digest name = {};
-    double cost = 0.0;       ///< Seconds that a hit saves; 0 if unknown.
-    std::uint32_t depth = 0; ///< Number of records before it in its chain.
-};
-
-/// Contents and counters of a tier. If several processes share a store, each counts its own calls.
-struct tier_counts {
-    std::size_t records = 0;   ///< Records present now.
-    std::size_t bytes = 0;     ///< Bytes of the records present now.
-    std::uint64_t hits = 0;    ///< Records read.
-    std::uint64_t misses = 0;  ///< Records requested but absent.
-    std::uint64_t written = 0; ///< Records written.
-    std::uint64_t bytes_written = 0;
-    std::uint64_t evicted = 0;  ///< Records evicted for other records.
-    std::uint64_t dropped = 0;  ///< Records accepted but not written: no room, no time, or already present.
-    std::uint64_t failures = 0; ///< Calls that failed because of the store or the system.
-
-    friend bool operator==(const tier_counts&, const tier_counts&) = default;
-};
-
-/// The callable that `read` calls with a record's bytes, which are valid during the call. It stands for any callable
-/// of this form.
-struct tier_use {
-    void operator()(std::span<const std::byte> bytes) const;
-};
-
-/// The working state of a tier: records by name, kept beyond the cache's memory within a limit of their own. A tier
-/// guarantees no integrity: a record may come back damaged, and the reader checks it (record/record.hpp).
-///
-/// `read` calls its argument with the record's bytes and returns whether it did; false is a miss. `put` accepts a
-/// record in pieces and copies them before it returns; the record may be written later, or never. `contains` is a
-/// cheap hint. `erase` removes a record that its reader has rejected. `flush` returns after everything accepted is
-/// written. `status` returns what is wrong with the store, if anything; such a tier only misses. No call throws for a
-/// fault of the store, every call may be made by several threads at once, and failed calls are counted. Two members
-/// are optional: `is_null()`, if the tier never holds a record, so that none is made for it; `parallel_reads()`, the
-/// useful number of threads that read different records, if it is more than one.
-template <class S>
-concept tier_state = std::movable<S> &&
-    requires(S s, const S c, const tier_entry& entry, const sha256_digest& name,
-             std::span<const std::span<const std::byte>> pieces, const tier_use& use) {
-    { s.read(name, use) } -> std::same_as<result<bool>>;
-    { s.put(entry, pieces) } -> std::same_as<result<void>>;
-    { s.contains(name) } -> std::same_as<bool>;
-    { s.erase(name) } -> std::same_as<result<void>>;
-    { s.flush() } -> std::same_as<result<void>>;
-    { c.status() } -> std::same_as<result<void>>;
-    { c.counts() } -> std::same_as<tier_counts>;
-};
-
-/// Returns whether a tier never holds a record. Cost: O(1).
-template <tier_state Tier>
-[[nodiscard]] bool is_null(const Tier& tier) noexcept {
-    if constexpr (requires { tier.is_null(); })
-        return tier.is_null();
-    else
-        return false;
-}
-
-/// Returns the useful number of threads that read different records of a tier: one, if the tier does not define it.
-template <tier_state Tier>
-[[nodiscard]] std::size_t max_parallel_reads(const Tier& tier) noexcept {
-    if constexpr (requires { tier.parallel_reads(); })
-        return tier.parallel_reads();
-    else
-        return 1;
-}
-
-/// A policy that stores pages after they are evicted from memory.
-template <class P>
-concept tier_policy = plays<P, tier_role> && requires(const P p) {
-    p.open();
-} && tier_state<opened_by<P>>;
-
-} // namespace kvcache
-
 // ---- kvcache/cache/cache_config.hpp -------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -1866,29 +1555,6 @@ struct cache_config {
     cache_limits limit = {};
     identity id = {};        ///< Everything else that determines a page's bits.
     std::size_t tenants = 0; ///< The maximum number of tenants; 0 for a cache without tenants.
-};
-
-/// One policy for each role of a cache.
-template <codec_policy Codec, storage_policy Storage, hash_policy Hash, index_policy Index, eviction_policy Eviction,
-          recompute_policy Recompute, tier_policy Tier, observer_policy Observer, locking_policy Locking>
-struct cache_policies {
-    Codec codec = {};
-    Storage storage = {};
-    Hash hash = {};
-    Index index = {};
-    Eviction eviction = {};
-    Recompute recompute = {};
-    Tier tier = {};
-    Observer observer = {};
-    Locking locking = {};
-};
-
-/// The memory of a cache's pages.
-struct pool_config {
-    page_shape shape;
-    std::size_t pages = 0;
-    std::size_t page_bytes = 0;
-    std::size_t tenants = 0; ///< The maximum number of tenants.
 };
 
 } // namespace kvcache
@@ -2195,7 +1861,7 @@ public:
         case match_end::complete:
             break;
         case match_end::unknown:
-            words += "; nothing is stored behind them";
+            words += "; nothing is stored after them";
             break;
         case match_end::different:
             words += detail::joined({"; token ", std::to_string(compared()), " differs from the one stored (",
@@ -2237,6 +1903,87 @@ struct tier_stats {
     std::uint64_t handed_over = 0;   ///< Records written to the tier.
     std::optional<error> last = {};  ///< The error of the last refusal or failure.
 };
+
+} // namespace kvcache
+
+// ---- kvcache/tier/concept.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Metadata of a record that a tier receives.
+struct tier_entry {
+    sha256_digest name = {};
+    double cost = 0.0;       ///< Seconds that a hit saves; 0 if unknown.
+    std::uint32_t depth = 0; ///< Number of records before it in its chain.
+};
+
+/// Contents and counters of a tier. If several processes share a store, each counts its own calls.
+struct tier_counts {
+    std::size_t records = 0;   ///< Records present now.
+    std::size_t bytes = 0;     ///< Bytes of the records present now.
+    std::uint64_t hits = 0;    ///< Records read.
+    std::uint64_t misses = 0;  ///< Records requested but absent.
+    std::uint64_t written = 0; ///< Records written.
+    std::uint64_t bytes_written = 0;
+    std::uint64_t evicted = 0;  ///< Records evicted for other records.
+    std::uint64_t dropped = 0;  ///< Records accepted but not written: no room, no time, or already present.
+    std::uint64_t failures = 0; ///< Calls that failed because of the store or the system.
+
+    friend bool operator==(const tier_counts&, const tier_counts&) = default;
+};
+
+/// The callable that `read` calls with a record's bytes, which are valid during the call. It stands for any callable
+/// of this form.
+struct tier_use {
+    void operator()(std::span<const std::byte> bytes) const;
+};
+
+/// The working state of a tier: records by name, kept beyond the cache's memory within a limit of their own. A tier
+/// guarantees no integrity: a record may come back damaged, and the reader checks it (record/record.hpp).
+///
+/// `read` calls its argument with the record's bytes and returns whether it did; false is a miss. `put` accepts a
+/// record in pieces and copies them before it returns; the record may be written later, or never. `contains` is a
+/// cheap hint. `erase` removes a record that its reader has rejected. `flush` returns after everything accepted is
+/// written. `status` returns what is wrong with the store, if anything; such a tier only misses. No call throws for a
+/// fault of the store, every call may be made by several threads at once, and failed calls are counted. Two members
+/// are optional: `is_null()`, if the tier never holds a record, so that none is made for it; `parallel_reads()`, the
+/// useful number of threads that read different records, if it is more than one.
+template <class S>
+concept tier_state = std::movable<S> &&
+    requires(S s, const S c, const tier_entry& entry, const sha256_digest& name,
+             std::span<const std::span<const std::byte>> pieces, const tier_use& use) {
+    { s.read(name, use) } -> std::same_as<result<bool>>;
+    { s.put(entry, pieces) } -> std::same_as<result<void>>;
+    { s.contains(name) } -> std::same_as<bool>;
+    { s.erase(name) } -> std::same_as<result<void>>;
+    { s.flush() } -> std::same_as<result<void>>;
+    { c.status() } -> std::same_as<result<void>>;
+    { c.counts() } -> std::same_as<tier_counts>;
+};
+
+/// Returns whether a tier never holds a record. Cost: O(1).
+template <tier_state Tier>
+[[nodiscard]] bool is_null(const Tier& tier) noexcept {
+    if constexpr (requires { tier.is_null(); })
+        return tier.is_null();
+    else
+        return false;
+}
+
+/// Returns the useful number of threads that read different records of a tier: one, if the tier does not define it.
+template <tier_state Tier>
+[[nodiscard]] std::size_t max_parallel_reads(const Tier& tier) noexcept {
+    if constexpr (requires { tier.parallel_reads(); })
+        return tier.parallel_reads();
+    else
+        return 1;
+}
+
+/// A policy that stores pages after they are evicted from memory.
+template <class P>
+concept tier_policy = plays<P, tier_role> && requires(const P p) {
+    p.open();
+} && tier_state<opened_by<P>>;
 
 } // namespace kvcache
 
@@ -2315,6 +2062,20 @@ private:
 
 } // namespace kvcache
 
+// ---- kvcache/cache/pool_config.hpp --------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The memory of a cache's pages.
+struct pool_config {
+    page_shape shape;
+    std::size_t pages = 0;
+    std::size_t page_bytes = 0;
+    std::size_t tenants = 0; ///< The maximum number of tenants.
+};
+
+} // namespace kvcache
+
 // ---- kvcache/cache/prefill_cost.hpp -------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -2371,6 +2132,117 @@ private:
     double projections_ = 1e-4, attention_ = 0.0;                 // seconds per row, and per row and position
     double nn_ = 0.0, np_ = 0.0, pp_ = 0.0, ns_ = 0.0, ps_ = 0.0; // sums over rows, positions and seconds
 };
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The capacity of a cache. A policy that partitions its capacity (a tenth for new entries) does so in bytes; for
+/// entries of one size this equals counting them.
+struct eviction_capacity {
+    std::size_t slots = 0; ///< Maximum number of entries; every slot_id is below.
+    std::size_t bytes = 0; ///< Maximum total bytes of the entries.
+};
+
+/// Attributes of a new entry, for the eviction policy.
+struct eviction_entry {
+    std::uint64_t key = 0;              ///< Hash of the content, by which a ghost recognizes a returning entry.
+    std::size_t bytes = 0;              ///< Size of the entry.
+    double cost = 0.0;                  ///< Seconds that a hit saves, provided that the parent is present.
+    std::optional<slot_id> parent = {}; ///< The entry that this one continues.
+    std::uint32_t depth = 0;            ///< Number of entries before it in its chain.
+    std::uint32_t length = 0;           ///< Entries of the request that added it, itself included; 0 if unknown.
+};
+
+/// Returns whether a slot is evictable now: it is unreferenced and has no child in the cache. A placeholder for any
+/// callable of this form: `victim` is a template over its argument.
+struct evictable_check {
+    bool operator()(slot_id slot) const;
+};
+
+/// The working state of an eviction policy. `admit` adds a new entry, `touch` records a use, `erase` removes an entry
+/// (withdrawn). `victim` returns the next entry to evict among those for which its argument is true; it does not remove
+/// it. `admit` throws bad_alloc if it lacks memory and has then changed nothing; the other functions do not throw.
+///
+/// Optional functions are called through the free functions below. `on_miss(entry)` precedes the calls of `victim` that
+/// make room for a new entry and its `admit`. `evict(slot)` replaces `erase` for a victim, so that the policy can keep
+/// a ghost. `on_released(slot)`: the last reference is gone; this is not a hit. A caller that releases a chain does so
+/// tail first, so that children are evicted before parents. `on_child_added(slot)`: the entry gained its first child.
+/// `on_last_child_removed(slot)`: it lost its last child. In between it is not evictable and is not erased, and a
+/// policy that searches can skip it.
+template <class S>
+concept eviction_state = requires(S s, slot_id slot, const eviction_entry& newcomer,
+                                  const evictable_check& is_evictable) {
+    s.admit(slot, newcomer);
+    s.touch(slot);
+    s.erase(slot);
+    { s.victim(is_evictable) } -> std::same_as<std::optional<slot_id>>;
+};
+
+/// A policy that selects the entry to evict when space is needed.
+template <class P>
+concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity room) {
+    p.open(room);
+} && eviction_state<opened_by<P, eviction_capacity>>;
+
+/// Announces a new entry before space is made for it.
+template <eviction_state S>
+void on_miss(S& state, const eviction_entry& newcomer) {
+    if constexpr (requires { state.on_miss(newcomer); })
+        state.on_miss(newcomer);
+}
+
+/// Evicts a victim.
+template <eviction_state S>
+void evict(S& state, slot_id slot) {
+    if constexpr (requires { state.evict(slot); })
+        state.evict(slot);
+    else
+        state.erase(slot);
+}
+
+/// The last reference to an entry was dropped.
+template <eviction_state S>
+void on_released(S& state, slot_id slot) {
+    if constexpr (requires { state.on_released(slot); })
+        state.on_released(slot);
+}
+
+/// The entry gained its first child.
+template <eviction_state S>
+void on_child_added(S& state, slot_id slot) {
+    if constexpr (requires { state.on_child_added(slot); })
+        state.on_child_added(slot);
+}
+
+/// The entry lost its last child.
+template <eviction_state S>
+void on_last_child_removed(S& state, slot_id slot) {
+    if constexpr (requires { state.on_last_child_removed(slot); })
+        state.on_last_child_removed(slot);
+}
+
+} // namespace kvcache
+
+// ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The working state of a hash. `root` is the digest of the identity, before any token. `chain` is the digest of a
+/// preceding digest and the run of tokens after it.
+template <class S>
+concept hash_state = requires(const S s, digest before, std::span<const token_id> run) {
+    { s.root() } -> std::same_as<digest>;
+    { s.chain(before, run) } -> std::same_as<digest>;
+};
+
+/// A policy that names a run of tokens together with everything before it.
+template <class P>
+concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
+    p.open(id);
+} && hash_state<opened_by<P, identity>>;
 
 } // namespace kvcache
 
@@ -2491,6 +2363,48 @@ private:
     std::vector<std::uint32_t> depths_; // by page: full pages before it
     std::vector<std::uint8_t> flags_;   // by page
 };
+
+} // namespace kvcache
+
+// ---- kvcache/storage/concept.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+namespace detail {
+
+template <class S>
+concept keeps_pages = std::movable<S> && requires(S s, page_id page) {
+    { s.acquire(page) } -> std::same_as<bool>;
+    { s.release(page) }
+    noexcept;
+};
+
+} // namespace detail
+
+/// A storage whose pages the host can access: `bytes` returns the memory of an acquired page.
+template <class S>
+concept host_storage_state = detail::keeps_pages<S> && requires(const S c, page_id page) {
+    { c.bytes(page) } -> std::same_as<std::span<std::byte>>;
+};
+
+/// A storage whose pages the host cannot address. `copy` copies one acquired page to another and returns whether it
+/// succeeded. `status` returns the reason of the last refused page or copy.
+template <class S>
+concept device_storage_state = detail::keeps_pages<S> && !host_storage_state<S> && requires(const S c, page_id page) {
+    { c.copy(page, page) } -> std::same_as<bool>;
+    { c.status() } -> std::same_as<result<void>>;
+};
+
+/// The working state of a storage: the memory of each page. `acquire` makes a page's memory usable and returns whether
+/// it succeeded. `release` declares its content no longer needed.
+template <class S>
+concept storage_state = host_storage_state<S> || device_storage_state<S>;
+
+/// A policy that decides where the bytes of pages live.
+template <class P>
+concept storage_policy = plays<P, storage_role> && requires(const P p, std::size_t n) {
+    p.open(n, n); // pages, bytes a page
+} && storage_state<opened_by<P, std::size_t, std::size_t>>;
 
 } // namespace kvcache
 
@@ -3376,8 +3290,8 @@ private:
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The live sequences of a cache, on a ring, and what happens to their pages. Pages are touched and given back tail
-/// first, so that a parent is always fresher than its children.
+/// The live sequences of a cache, in a circular list, and the references that they hold on pages. Pages are touched and
+/// released tail first, so that a parent was always used more recently than its children.
 template <class PageManager>
 class sequence_manager {
 public:
@@ -3641,6 +3555,92 @@ struct cache_stats {
 
 } // namespace kvcache
 
+// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved.
+template <class S>
+concept locking_state = requires(S& s) {
+    s.lock();
+    s.unlock();
+};
+
+/// A policy that defines how threads share a cache.
+template <class P>
+concept locking_policy =
+    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
+
+} // namespace kvcache
+
+// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
+struct compute_range {
+    std::size_t first = 0;
+    std::size_t count = 0;
+};
+
+/// Tokens of a prompt whose cached keys and values were computed after a different prefix.
+struct reused_span {
+    std::size_t first = 0; ///< Position in the prompt.
+    std::size_t count = 0;
+    std::uint32_t row = 0; ///< Row of the first token in its page.
+
+    friend bool operator==(const reused_span&, const reused_span&) = default;
+};
+
+/// The working state of a recompute policy. `first_computed(hit, total)` returns the first token to compute, of `total`
+/// tokens whose first `hit` are cached.
+template <class S>
+concept recompute_state = requires(const S s, std::size_t tokens) {
+    { s.first_computed(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
+};
+
+/// A state that also reuses chunks cached after other prefixes. `select` appends the positions to recompute, ascending,
+/// to `positions`.
+template <class S>
+concept chunk_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_span> runs, std::vector<std::size_t>& positions) {
+    s.select(runs, positions);
+};
+
+/// The vectors compared to measure a reused token's deviation.
+enum class deviation_metric { keys, values };
+
+/// A state that selects by deviation: the squared distance between the correct and the cached keys or values of a token
+/// in one early layer. `deviations` holds one value per reused token, span by span. All tokens go through the layers
+/// before that one.
+template <class S>
+concept deviation_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_span> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    s.select(runs, deviations, positions);
+    { s.compared() } -> std::same_as<deviation_metric>;
+    { s.check_layer() } -> std::convertible_to<std::size_t>;
+};
+
+/// A state that filters its selection in the layers after the check layer, one layer per filter. `filter` receives the
+/// deviation of each of `positions` in that layer, once the selected tokens have been computed up to it, and keeps
+/// some.
+template <class S>
+concept filtering_recompute_state = deviation_recompute_state<S> &&
+    requires(const S s, std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    { s.filters() } -> std::convertible_to<std::size_t>;
+    s.filter(number, runs, deviations, positions);
+};
+
+/// A policy that selects the reused tokens to recompute.
+template <class P>
+concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
+    p.open(shape);
+} && recompute_state<opened_by<P, page_shape>>;
+
+} // namespace kvcache
+
 // ---- kvcache/cache/basic_cache.hpp --------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -3867,6 +3867,27 @@ private:
     opened<decltype(Policies::recompute), page_shape> recompute_;
     tier_client<tier_type> tier_;
     mutable locking_type lock_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/cache_policies.hpp -----------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// One policy for each role of a cache.
+template <codec_policy Codec, storage_policy Storage, hash_policy Hash, index_policy Index, eviction_policy Eviction,
+          recompute_policy Recompute, tier_policy Tier, observer_policy Observer, locking_policy Locking>
+struct cache_policies {
+    Codec codec = {};
+    Storage storage = {};
+    Hash hash = {};
+    Index index = {};
+    Eviction eviction = {};
+    Recompute recompute = {};
+    Tier tier = {};
+    Observer observer = {};
+    Locking locking = {};
 };
 
 } // namespace kvcache

@@ -5258,7 +5258,7 @@ class thread_pool {
 public:
     /// Starts `threads` - 1 threads that sleep between loops.
     explicit thread_pool(std::size_t threads = 1) : shared_(std::make_unique<state>()) {
-        expects(threads > 0, "a team has at least one thread");
+        expects(threads > 0, "a thread pool has at least one thread");
         workers_.reserve(threads - 1);
         try {
             for (std::size_t worker = 1; worker < threads; ++worker)
@@ -5378,7 +5378,7 @@ private:
 
     void run_all(std::size_t jobs, const void* body, call function) {
         state& s = *shared_;
-        expects(s.body.load(std::memory_order_relaxed) == nullptr, "a team shares one loop at a time");
+        expects(s.body.load(std::memory_order_relaxed) == nullptr, "a thread pool runs one loop at a time");
         const auto ranges = static_cast<std::uint32_t>(std::min(jobs, threads() * ranges_a_thread));
         s.body.store(body, std::memory_order_relaxed);
         s.function.store(function, std::memory_order_relaxed);
@@ -5495,17 +5495,10 @@ public:
 
     /// Computes all rows of the batch in one layer. Requires: their keys and values are in the pages.
     void run(layer_id layer, thread_pool& threads) {
-        const auto items = plan_.work_items();
-        threads.parallel_for_worker(items.size() * shape_.kv_heads, work_,
-                                    [&](std::size_t worker, std::size_t begin, std::size_t end) {
-                                        detail::attention_worker<Codec, Storage> walk(
-                                            shape_, source_, parts_, plan_.query_tiles(), scratch_[worker]);
-                                        for (std::size_t j = begin; j < end; ++j) {
-                                            const std::size_t head = j % shape_.kv_heads;
-                                            walk.run(items[j / shape_.kv_heads], plan_.page_ranges(), layer,
-                                                     head_id{static_cast<std::uint32_t>(head)}, partials_of(head));
-                                        }
-                                    });
+        const std::size_t items = plan_.work_items().size() * shape_.kv_heads;
+        threads.parallel_for_worker(items, work_, [&](std::size_t thread, std::size_t begin, std::size_t end) {
+            run_items(layer, begin, end, scratch_[thread]);
+        });
         if (plan_.partials() > 0)
             threads.parallel_for(plan_.query_tiles().size() * shape_.kv_heads, partials_.size(),
                                  [&](std::size_t begin, std::size_t end) {
@@ -5518,6 +5511,16 @@ private:
     [[nodiscard]] std::size_t width() const noexcept { return padded_head_dim(shape_.head_dim); }
     [[nodiscard]] std::size_t state() const noexcept { return softmax_state::numbers(width()); }
     [[nodiscard]] float* partials_of(std::size_t head) { return partials_.data() + head * plan_.partials() * state(); }
+
+    // The work items of each KV head, [begin, end) of them.
+    void run_items(layer_id layer, std::size_t begin, std::size_t end, attention_scratch& scratch) {
+        detail::attention_worker<Codec, Storage> worker(shape_, source_, parts_, plan_.query_tiles(), scratch);
+        for (std::size_t i = begin; i < end; ++i) {
+            const std::size_t head = i % shape_.kv_heads;
+            worker.run(plan_.work_items()[i / shape_.kv_heads], plan_.page_ranges(), layer,
+                       head_id{static_cast<std::uint32_t>(head)}, partials_of(head));
+        }
+    }
 
     // Merges the partials of work items over several splits, in ascending order.
     void merge(const query_tile& tile, std::size_t kv_head) {
@@ -5671,8 +5674,8 @@ struct lease_state {
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The tokens of a sequence, with room made before they are appended, so that appending cannot fail. A span of the
-/// tokens stays readable until the `reserve` after an append, even where the tokens have moved.
+/// The tokens of a sequence. Capacity is reserved before tokens are appended, so that appending cannot fail. A span of
+/// the tokens stays readable until the `reserve` after an append, even where the tokens have moved.
 class token_buffer {
 public:
     [[nodiscard]] std::size_t size() const noexcept { return tokens_.size(); }
@@ -5683,7 +5686,7 @@ public:
     /// Replaces the tokens. Throws: bad_alloc.
     void assign(std::span<const token_id> tokens) { tokens_.assign(tokens.data(), tokens.data() + tokens.size()); }
 
-    /// Keeps the first `count` tokens.
+    /// Keeps the first `count` tokens. Requires: count <= size().
     void truncate(std::size_t count) noexcept { tokens_.resize(count); }
 
     /// Makes room for `more` tokens. Throws: bad_alloc; nothing has changed then.
@@ -5759,11 +5762,11 @@ struct sequence_state {
     token_buffer tokens = {};
     std::vector<page_entry> table = {};
     std::size_t published_pages = 0; ///< Leading pages that are full and in the index.
-    std::size_t prompt = 0;          ///< Tokens of the request that it is opened for, until it has them; 0 if unknown.
-    std::uint32_t tenant = 0;        ///< Whose it is; 0 in a cache without tenants.
+    std::size_t prompt = 0;          ///< Tokens of the request it was opened for, while it has fewer; 0 if unknown.
+    std::uint32_t tenant = 0;        ///< Number of the tenant that owns it; 0 in a cache without tenants.
     std::size_t exact = all;         ///< Leading tokens that attended to nothing approximate; `all` if every one.
-    std::size_t cacheable = all;     ///< Leading tokens that may become known to others.
-    bool publishable = true; ///< False once the index had no memory for its pages: from there on they are its own.
+    std::size_t cacheable = all;     ///< Leading tokens that may be published.
+    bool publishable = true;         ///< False after the index ran out of memory for a page: later pages stay private.
 
     lease_state lease = {};
 
@@ -6155,8 +6158,11 @@ concept observer_policy = plays<P, observer_role> && requires(const P p) {
 
 namespace kvcache::inline KVCACHE_ABI {
 
+template <class Cache>
+class basic_tenant;
+
 /// The cache as its tier, its tenants, its sequences and its leases see it. Not for hosts: the only class that a cache
-/// opens its private members to. Each function takes the cache's lock.
+/// opens its private members to. Each function takes the cache's lock, except those that require it to be held.
 class cache_access {
 public:
     // For the tier.
@@ -6260,21 +6266,27 @@ public:
         return make_sequence(cache, std::move(state));
     }
 
-    // For chunk reuse, which locks the cache itself.
+    // For chunk reuse, which holds the lock over several of these calls.
 
     /// The cache, from itself or from a tenant of it.
     template <class Cache>
-    [[nodiscard]] static auto& cache_of(Cache& of) noexcept {
-        if constexpr (requires { of.cache_->shape(); })
-            return *of.cache_;
-        else
-            return of;
+    [[nodiscard]] static Cache& cache_of(Cache& cache) noexcept {
+        return cache;
+    }
+    template <class Cache>
+    [[nodiscard]] static Cache& cache_of(const basic_tenant<Cache>& tenant) noexcept {
+        return *tenant.cache_;
+    }
+    template <class Cache>
+    [[nodiscard]] static Cache& cache_of(basic_tenant<Cache>& tenant) noexcept {
+        return *tenant.cache_;
     }
 
     template <class Cache>
     [[nodiscard]] static auto& lock(Cache& cache) noexcept {
         return cache.lock_;
     }
+    /// The page manager. Requires: the cache is locked.
     template <class Cache>
     [[nodiscard]] static auto& pages(Cache& cache) noexcept {
         return cache.pages_;
@@ -6380,284 +6392,6 @@ public:
 
 } // namespace kvcache
 
-// ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The capacity of a cache. A policy that partitions its capacity (a tenth for new entries) does so in bytes; for
-/// entries of one size this equals counting them.
-struct eviction_capacity {
-    std::size_t slots = 0; ///< Maximum number of entries; every slot_id is below.
-    std::size_t bytes = 0; ///< Maximum total bytes of the entries.
-};
-
-/// Attributes of a new entry, for the eviction policy.
-struct eviction_entry {
-    std::uint64_t key = 0;              ///< Hash of the content, by which a ghost recognizes a returning entry.
-    std::size_t bytes = 0;              ///< Size of the entry.
-    double cost = 0.0;                  ///< Seconds that a hit saves, provided that the parent is present.
-    std::optional<slot_id> parent = {}; ///< The entry that this one continues.
-    std::uint32_t depth = 0;            ///< Number of entries before it in its chain.
-    std::uint32_t length = 0;           ///< Entries of the request that added it, itself included; 0 if unknown.
-};
-
-/// Returns whether a slot is evictable now: it is unreferenced and has no child in the cache. A placeholder for any
-/// callable of this form: `victim` is a template over its argument.
-struct evictable_check {
-    bool operator()(slot_id slot) const;
-};
-
-/// The working state of an eviction policy. `admit` adds a new entry, `touch` records a use, `erase` removes an entry
-/// (withdrawn). `victim` returns the next entry to evict among those for which its argument is true; it does not remove
-/// it. `admit` throws bad_alloc if it lacks memory and has then changed nothing; the other functions do not throw.
-///
-/// Optional functions are called through the free functions below. `on_miss(entry)` precedes the calls of `victim` that
-/// make room for a new entry and its `admit`. `evict(slot)` replaces `erase` for a victim, so that the policy can keep
-/// a ghost. `on_released(slot)`: the last reference is gone; this is not a hit. A caller that releases a chain does so
-/// tail first, so that children are evicted before parents. `on_child_added(slot)`: the entry gained its first child.
-/// `on_last_child_removed(slot)`: it lost its last child. In between it is not evictable and is not erased, and a
-/// policy that searches can skip it.
-template <class S>
-concept eviction_state = requires(S s, slot_id slot, const eviction_entry& newcomer,
-                                  const evictable_check& is_evictable) {
-    s.admit(slot, newcomer);
-    s.touch(slot);
-    s.erase(slot);
-    { s.victim(is_evictable) } -> std::same_as<std::optional<slot_id>>;
-};
-
-/// A policy that selects the entry to evict when space is needed.
-template <class P>
-concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity room) {
-    p.open(room);
-} && eviction_state<opened_by<P, eviction_capacity>>;
-
-/// Announces a new entry before space is made for it.
-template <eviction_state S>
-void on_miss(S& state, const eviction_entry& newcomer) {
-    if constexpr (requires { state.on_miss(newcomer); })
-        state.on_miss(newcomer);
-}
-
-/// Evicts a victim.
-template <eviction_state S>
-void evict(S& state, slot_id slot) {
-    if constexpr (requires { state.evict(slot); })
-        state.evict(slot);
-    else
-        state.erase(slot);
-}
-
-/// The last reference to an entry was dropped.
-template <eviction_state S>
-void on_released(S& state, slot_id slot) {
-    if constexpr (requires { state.on_released(slot); })
-        state.on_released(slot);
-}
-
-/// The entry gained its first child.
-template <eviction_state S>
-void on_child_added(S& state, slot_id slot) {
-    if constexpr (requires { state.on_child_added(slot); })
-        state.on_child_added(slot);
-}
-
-/// The entry lost its last child.
-template <eviction_state S>
-void on_last_child_removed(S& state, slot_id slot) {
-    if constexpr (requires { state.on_last_child_removed(slot); })
-        state.on_last_child_removed(slot);
-}
-
-} // namespace kvcache
-
-// ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The working state of a hash. `root` is the digest of the identity, before any token. `chain` is the digest of a
-/// preceding digest and the run of tokens after it.
-template <class S>
-concept hash_state = requires(const S s, digest before, std::span<const token_id> run) {
-    { s.root() } -> std::same_as<digest>;
-    { s.chain(before, run) } -> std::same_as<digest>;
-};
-
-/// A policy that names a run of tokens together with everything before it.
-template <class P>
-concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
-    p.open(id);
-} && hash_state<opened_by<P, identity>>;
-
-} // namespace kvcache
-
-// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved.
-template <class S>
-concept locking_state = requires(S& s) {
-    s.lock();
-    s.unlock();
-};
-
-/// A policy that defines how threads share a cache.
-template <class P>
-concept locking_policy =
-    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
-
-} // namespace kvcache
-
-// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
-struct compute_range {
-    std::size_t first = 0;
-    std::size_t count = 0;
-};
-
-/// Tokens of a prompt whose cached keys and values were computed after a different prefix.
-struct reused_span {
-    std::size_t first = 0; ///< Position in the prompt.
-    std::size_t count = 0;
-    std::uint32_t row = 0; ///< Row of the first token in its page.
-
-    friend bool operator==(const reused_span&, const reused_span&) = default;
-};
-
-/// The working state of a recompute policy. `first_computed(hit, total)` returns the first token to compute, of `total`
-/// tokens whose first `hit` are cached.
-template <class S>
-concept recompute_state = requires(const S s, std::size_t tokens) {
-    { s.first_computed(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
-};
-
-/// A state that also reuses chunks cached after other prefixes. `select` appends the positions to recompute, ascending,
-/// to `positions`.
-template <class S>
-concept chunk_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_span> runs, std::vector<std::size_t>& positions) {
-    s.select(runs, positions);
-};
-
-/// The vectors compared to measure a reused token's deviation.
-enum class deviation_metric { keys, values };
-
-/// A state that selects by deviation: the squared distance between the correct and the cached keys or values of a token
-/// in one early layer. `deviations` holds one value per reused token, span by span. All tokens go through the layers
-/// before that one.
-template <class S>
-concept deviation_recompute_state = recompute_state<S> &&
-    requires(const S s, std::span<const reused_span> runs, std::span<const float> deviations,
-             std::vector<std::size_t>& positions) {
-    s.select(runs, deviations, positions);
-    { s.compared() } -> std::same_as<deviation_metric>;
-    { s.check_layer() } -> std::convertible_to<std::size_t>;
-};
-
-/// A state that filters its selection in the layers after the check layer, one layer per filter. `filter` receives the
-/// deviation of each of `positions` in that layer, once the selected tokens have been computed up to it, and keeps
-/// some.
-template <class S>
-concept filtering_recompute_state = deviation_recompute_state<S> &&
-    requires(const S s, std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
-             std::vector<std::size_t>& positions) {
-    { s.filters() } -> std::convertible_to<std::size_t>;
-    s.filter(number, runs, deviations, positions);
-};
-
-/// A policy that selects the reused tokens to recompute.
-template <class P>
-concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
-    p.open(shape);
-} && recompute_state<opened_by<P, page_shape>>;
-
-} // namespace kvcache
-
-// ---- kvcache/tier/concept.hpp -------------------------------------------------------------------------------------
-
-namespace kvcache::inline KVCACHE_ABI {
-
-/// Metadata of a record that a tier receives.
-struct tier_entry {
-    sha256_digest name = {};
-    double cost = 0.0;       ///< Seconds that a hit saves; 0 if unknown.
-    std::uint32_t depth = 0; ///< Number of records before it in its chain.
-};
-
-/// Contents and counters of a tier. If several processes share a store, each counts its own calls.
-struct tier_counts {
-    std::size_t records = 0;   ///< Records present now.
-    std::size_t bytes = 0;     ///< Bytes of the records present now.
-    std::uint64_t hits = 0;    ///< Records read.
-    std::uint64_t misses = 0;  ///< Records requested but absent.
-    std::uint64_t written = 0; ///< Records written.
-    std::uint64_t bytes_written = 0;
-    std::uint64_t evicted = 0;  ///< Records evicted for other records.
-    std::uint64_t dropped = 0;  ///< Records accepted but not written: no room, no time, or already present.
-    std::uint64_t failures = 0; ///< Calls that failed because of the store or the system.
-
-    friend bool operator==(const tier_counts&, const tier_counts&) = default;
-};
-
-/// The callable that `read` calls with a record's bytes, which are valid during the call. It stands for any callable
-/// of this form.
-struct tier_use {
-    void operator()(std::span<const std::byte> bytes) const;
-};
-
-/// The working state of a tier: records by name, kept beyond the cache's memory within a limit of their own. A tier
-/// guarantees no integrity: a record may come back damaged, and the reader checks it (record/record.hpp).
-///
-/// `read` calls its argument with the record's bytes and returns whether it did; false is a miss. `put` accepts a
-/// record in pieces and copies them before it returns; the record may be written later, or never. `contains` is a
-/// cheap hint. `erase` removes a record that its reader has rejected. `flush` returns after everything accepted is
-/// written. `status` returns what is wrong with the store, if anything; such a tier only misses. No call throws for a
-/// fault of the store, every call may be made by several threads at once, and failed calls are counted. Two members
-/// are optional: `is_null()`, if the tier never holds a record, so that none is made for it; `parallel_reads()`, the
-/// useful number of threads that read different records, if it is more than one.
-template <class S>
-concept tier_state = std::movable<S> &&
-    requires(S s, const S c, const tier_entry& entry, const sha256_digest& name,
-             std::span<const std::span<const std::byte>> pieces, const tier_use& use) {
-    { s.read(name, use) } -> std::same_as<result<bool>>;
-    { s.put(entry, pieces) } -> std::same_as<result<void>>;
-    { s.contains(name) } -> std::same_as<bool>;
-    { s.erase(name) } -> std::same_as<result<void>>;
-    { s.flush() } -> std::same_as<result<void>>;
-    { c.status() } -> std::same_as<result<void>>;
-    { c.counts() } -> std::same_as<tier_counts>;
-};
-
-/// Returns whether a tier never holds a record. Cost: O(1).
-template <tier_state Tier>
-[[nodiscard]] bool is_null(const Tier& tier) noexcept {
-    if constexpr (requires { tier.is_null(); })
-        return tier.is_null();
-    else
-        return false;
-}
-
-/// Returns the useful number of threads that read different records of a tier: one, if the tier does not define it.
-template <tier_state Tier>
-[[nodiscard]] std::size_t max_parallel_reads(const Tier& tier) noexcept {
-    if constexpr (requires { tier.parallel_reads(); })
-        return tier.parallel_reads();
-    else
-        return 1;
-}
-
-/// A policy that stores pages after they are evicted from memory.
-template <class P>
-concept tier_policy = plays<P, tier_role> && requires(const P p) {
-    p.open();
-} && tier_state<opened_by<P>>;
-
-} // namespace kvcache
-
 // ---- kvcache/cache/cache_config.hpp -------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -6668,29 +6402,6 @@ struct cache_config {
     cache_limits limit = {};
     identity id = {};        ///< Everything else that determines a page's bits.
     std::size_t tenants = 0; ///< The maximum number of tenants; 0 for a cache without tenants.
-};
-
-/// One policy for each role of a cache.
-template <codec_policy Codec, storage_policy Storage, hash_policy Hash, index_policy Index, eviction_policy Eviction,
-          recompute_policy Recompute, tier_policy Tier, observer_policy Observer, locking_policy Locking>
-struct cache_policies {
-    Codec codec = {};
-    Storage storage = {};
-    Hash hash = {};
-    Index index = {};
-    Eviction eviction = {};
-    Recompute recompute = {};
-    Tier tier = {};
-    Observer observer = {};
-    Locking locking = {};
-};
-
-/// The memory of a cache's pages.
-struct pool_config {
-    page_shape shape;
-    std::size_t pages = 0;
-    std::size_t page_bytes = 0;
-    std::size_t tenants = 0; ///< The maximum number of tenants.
 };
 
 } // namespace kvcache
@@ -6982,7 +6693,7 @@ public:
         case match_end::complete:
             break;
         case match_end::unknown:
-            words += "; nothing is stored behind them";
+            words += "; nothing is stored after them";
             break;
         case match_end::different:
             words += detail::joined({"; token ", std::to_string(compared()), " differs from the one stored (",
@@ -7024,6 +6735,87 @@ struct tier_stats {
     std::uint64_t handed_over = 0;   ///< Records written to the tier.
     std::optional<error> last = {};  ///< The error of the last refusal or failure.
 };
+
+} // namespace kvcache
+
+// ---- kvcache/tier/concept.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// Metadata of a record that a tier receives.
+struct tier_entry {
+    sha256_digest name = {};
+    double cost = 0.0;       ///< Seconds that a hit saves; 0 if unknown.
+    std::uint32_t depth = 0; ///< Number of records before it in its chain.
+};
+
+/// Contents and counters of a tier. If several processes share a store, each counts its own calls.
+struct tier_counts {
+    std::size_t records = 0;   ///< Records present now.
+    std::size_t bytes = 0;     ///< Bytes of the records present now.
+    std::uint64_t hits = 0;    ///< Records read.
+    std::uint64_t misses = 0;  ///< Records requested but absent.
+    std::uint64_t written = 0; ///< Records written.
+    std::uint64_t bytes_written = 0;
+    std::uint64_t evicted = 0;  ///< Records evicted for other records.
+    std::uint64_t dropped = 0;  ///< Records accepted but not written: no room, no time, or already present.
+    std::uint64_t failures = 0; ///< Calls that failed because of the store or the system.
+
+    friend bool operator==(const tier_counts&, const tier_counts&) = default;
+};
+
+/// The callable that `read` calls with a record's bytes, which are valid during the call. It stands for any callable
+/// of this form.
+struct tier_use {
+    void operator()(std::span<const std::byte> bytes) const;
+};
+
+/// The working state of a tier: records by name, kept beyond the cache's memory within a limit of their own. A tier
+/// guarantees no integrity: a record may come back damaged, and the reader checks it (record/record.hpp).
+///
+/// `read` calls its argument with the record's bytes and returns whether it did; false is a miss. `put` accepts a
+/// record in pieces and copies them before it returns; the record may be written later, or never. `contains` is a
+/// cheap hint. `erase` removes a record that its reader has rejected. `flush` returns after everything accepted is
+/// written. `status` returns what is wrong with the store, if anything; such a tier only misses. No call throws for a
+/// fault of the store, every call may be made by several threads at once, and failed calls are counted. Two members
+/// are optional: `is_null()`, if the tier never holds a record, so that none is made for it; `parallel_reads()`, the
+/// useful number of threads that read different records, if it is more than one.
+template <class S>
+concept tier_state = std::movable<S> &&
+    requires(S s, const S c, const tier_entry& entry, const sha256_digest& name,
+             std::span<const std::span<const std::byte>> pieces, const tier_use& use) {
+    { s.read(name, use) } -> std::same_as<result<bool>>;
+    { s.put(entry, pieces) } -> std::same_as<result<void>>;
+    { s.contains(name) } -> std::same_as<bool>;
+    { s.erase(name) } -> std::same_as<result<void>>;
+    { s.flush() } -> std::same_as<result<void>>;
+    { c.status() } -> std::same_as<result<void>>;
+    { c.counts() } -> std::same_as<tier_counts>;
+};
+
+/// Returns whether a tier never holds a record. Cost: O(1).
+template <tier_state Tier>
+[[nodiscard]] bool is_null(const Tier& tier) noexcept {
+    if constexpr (requires { tier.is_null(); })
+        return tier.is_null();
+    else
+        return false;
+}
+
+/// Returns the useful number of threads that read different records of a tier: one, if the tier does not define it.
+template <tier_state Tier>
+[[nodiscard]] std::size_t max_parallel_reads(const Tier& tier) noexcept {
+    if constexpr (requires { tier.parallel_reads(); })
+        return tier.parallel_reads();
+    else
+        return 1;
+}
+
+/// A policy that stores pages after they are evicted from memory.
+template <class P>
+concept tier_policy = plays<P, tier_role> && requires(const P p) {
+    p.open();
+} && tier_state<opened_by<P>>;
 
 } // namespace kvcache
 
@@ -7102,6 +6894,20 @@ private:
 
 } // namespace kvcache
 
+// ---- kvcache/cache/pool_config.hpp --------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The memory of a cache's pages.
+struct pool_config {
+    page_shape shape;
+    std::size_t pages = 0;
+    std::size_t page_bytes = 0;
+    std::size_t tenants = 0; ///< The maximum number of tenants.
+};
+
+} // namespace kvcache
+
 // ---- kvcache/cache/prefill_cost.hpp -------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -7158,6 +6964,117 @@ private:
     double projections_ = 1e-4, attention_ = 0.0;                 // seconds per row, and per row and position
     double nn_ = 0.0, np_ = 0.0, pp_ = 0.0, ns_ = 0.0, ps_ = 0.0; // sums over rows, positions and seconds
 };
+
+} // namespace kvcache
+
+// ---- kvcache/eviction/concept.hpp ---------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The capacity of a cache. A policy that partitions its capacity (a tenth for new entries) does so in bytes; for
+/// entries of one size this equals counting them.
+struct eviction_capacity {
+    std::size_t slots = 0; ///< Maximum number of entries; every slot_id is below.
+    std::size_t bytes = 0; ///< Maximum total bytes of the entries.
+};
+
+/// Attributes of a new entry, for the eviction policy.
+struct eviction_entry {
+    std::uint64_t key = 0;              ///< Hash of the content, by which a ghost recognizes a returning entry.
+    std::size_t bytes = 0;              ///< Size of the entry.
+    double cost = 0.0;                  ///< Seconds that a hit saves, provided that the parent is present.
+    std::optional<slot_id> parent = {}; ///< The entry that this one continues.
+    std::uint32_t depth = 0;            ///< Number of entries before it in its chain.
+    std::uint32_t length = 0;           ///< Entries of the request that added it, itself included; 0 if unknown.
+};
+
+/// Returns whether a slot is evictable now: it is unreferenced and has no child in the cache. A placeholder for any
+/// callable of this form: `victim` is a template over its argument.
+struct evictable_check {
+    bool operator()(slot_id slot) const;
+};
+
+/// The working state of an eviction policy. `admit` adds a new entry, `touch` records a use, `erase` removes an entry
+/// (withdrawn). `victim` returns the next entry to evict among those for which its argument is true; it does not remove
+/// it. `admit` throws bad_alloc if it lacks memory and has then changed nothing; the other functions do not throw.
+///
+/// Optional functions are called through the free functions below. `on_miss(entry)` precedes the calls of `victim` that
+/// make room for a new entry and its `admit`. `evict(slot)` replaces `erase` for a victim, so that the policy can keep
+/// a ghost. `on_released(slot)`: the last reference is gone; this is not a hit. A caller that releases a chain does so
+/// tail first, so that children are evicted before parents. `on_child_added(slot)`: the entry gained its first child.
+/// `on_last_child_removed(slot)`: it lost its last child. In between it is not evictable and is not erased, and a
+/// policy that searches can skip it.
+template <class S>
+concept eviction_state = requires(S s, slot_id slot, const eviction_entry& newcomer,
+                                  const evictable_check& is_evictable) {
+    s.admit(slot, newcomer);
+    s.touch(slot);
+    s.erase(slot);
+    { s.victim(is_evictable) } -> std::same_as<std::optional<slot_id>>;
+};
+
+/// A policy that selects the entry to evict when space is needed.
+template <class P>
+concept eviction_policy = plays<P, eviction_role> && requires(const P p, eviction_capacity room) {
+    p.open(room);
+} && eviction_state<opened_by<P, eviction_capacity>>;
+
+/// Announces a new entry before space is made for it.
+template <eviction_state S>
+void on_miss(S& state, const eviction_entry& newcomer) {
+    if constexpr (requires { state.on_miss(newcomer); })
+        state.on_miss(newcomer);
+}
+
+/// Evicts a victim.
+template <eviction_state S>
+void evict(S& state, slot_id slot) {
+    if constexpr (requires { state.evict(slot); })
+        state.evict(slot);
+    else
+        state.erase(slot);
+}
+
+/// The last reference to an entry was dropped.
+template <eviction_state S>
+void on_released(S& state, slot_id slot) {
+    if constexpr (requires { state.on_released(slot); })
+        state.on_released(slot);
+}
+
+/// The entry gained its first child.
+template <eviction_state S>
+void on_child_added(S& state, slot_id slot) {
+    if constexpr (requires { state.on_child_added(slot); })
+        state.on_child_added(slot);
+}
+
+/// The entry lost its last child.
+template <eviction_state S>
+void on_last_child_removed(S& state, slot_id slot) {
+    if constexpr (requires { state.on_last_child_removed(slot); })
+        state.on_last_child_removed(slot);
+}
+
+} // namespace kvcache
+
+// ---- kvcache/hash/concept.hpp -------------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The working state of a hash. `root` is the digest of the identity, before any token. `chain` is the digest of a
+/// preceding digest and the run of tokens after it.
+template <class S>
+concept hash_state = requires(const S s, digest before, std::span<const token_id> run) {
+    { s.root() } -> std::same_as<digest>;
+    { s.chain(before, run) } -> std::same_as<digest>;
+};
+
+/// A policy that names a run of tokens together with everything before it.
+template <class P>
+concept hash_policy = plays<P, hash_role> && requires(const P p, const identity& id) {
+    p.open(id);
+} && hash_state<opened_by<P, identity>>;
 
 } // namespace kvcache
 
@@ -8163,8 +8080,8 @@ private:
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The live sequences of a cache, on a ring, and what happens to their pages. Pages are touched and given back tail
-/// first, so that a parent is always fresher than its children.
+/// The live sequences of a cache, in a circular list, and the references that they hold on pages. Pages are touched and
+/// released tail first, so that a parent was always used more recently than its children.
 template <class PageManager>
 class sequence_manager {
 public:
@@ -8428,6 +8345,92 @@ struct cache_stats {
 
 } // namespace kvcache
 
+// ---- kvcache/locking/concept.hpp ----------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The working state of a locking policy: a lockable, as std::lock_guard requires, that is never moved.
+template <class S>
+concept locking_state = requires(S& s) {
+    s.lock();
+    s.unlock();
+};
+
+/// A policy that defines how threads share a cache.
+template <class P>
+concept locking_policy =
+    plays<P, locking_role> && std::default_initializable<typename P::state> && locking_state<typename P::state>;
+
+} // namespace kvcache
+
+// ---- kvcache/recompute/concept.hpp --------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// The tokens of a prompt to compute: [first, first + count). Tokens before `first` are reused.
+struct compute_range {
+    std::size_t first = 0;
+    std::size_t count = 0;
+};
+
+/// Tokens of a prompt whose cached keys and values were computed after a different prefix.
+struct reused_span {
+    std::size_t first = 0; ///< Position in the prompt.
+    std::size_t count = 0;
+    std::uint32_t row = 0; ///< Row of the first token in its page.
+
+    friend bool operator==(const reused_span&, const reused_span&) = default;
+};
+
+/// The working state of a recompute policy. `first_computed(hit, total)` returns the first token to compute, of `total`
+/// tokens whose first `hit` are cached.
+template <class S>
+concept recompute_state = requires(const S s, std::size_t tokens) {
+    { s.first_computed(tokens, tokens) } -> std::same_as<std::size_t>; // hit, total
+};
+
+/// A state that also reuses chunks cached after other prefixes. `select` appends the positions to recompute, ascending,
+/// to `positions`.
+template <class S>
+concept chunk_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_span> runs, std::vector<std::size_t>& positions) {
+    s.select(runs, positions);
+};
+
+/// The vectors compared to measure a reused token's deviation.
+enum class deviation_metric { keys, values };
+
+/// A state that selects by deviation: the squared distance between the correct and the cached keys or values of a token
+/// in one early layer. `deviations` holds one value per reused token, span by span. All tokens go through the layers
+/// before that one.
+template <class S>
+concept deviation_recompute_state = recompute_state<S> &&
+    requires(const S s, std::span<const reused_span> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    s.select(runs, deviations, positions);
+    { s.compared() } -> std::same_as<deviation_metric>;
+    { s.check_layer() } -> std::convertible_to<std::size_t>;
+};
+
+/// A state that filters its selection in the layers after the check layer, one layer per filter. `filter` receives the
+/// deviation of each of `positions` in that layer, once the selected tokens have been computed up to it, and keeps
+/// some.
+template <class S>
+concept filtering_recompute_state = deviation_recompute_state<S> &&
+    requires(const S s, std::size_t number, std::span<const reused_span> runs, std::span<const float> deviations,
+             std::vector<std::size_t>& positions) {
+    { s.filters() } -> std::convertible_to<std::size_t>;
+    s.filter(number, runs, deviations, positions);
+};
+
+/// A policy that selects the reused tokens to recompute.
+template <class P>
+concept recompute_policy = plays<P, recompute_role> && requires(const P p, page_shape shape) {
+    p.open(shape);
+} && recompute_state<opened_by<P, page_shape>>;
+
+} // namespace kvcache
+
 // ---- kvcache/cache/basic_cache.hpp --------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -8654,6 +8657,27 @@ private:
     opened<decltype(Policies::recompute), page_shape> recompute_;
     tier_client<tier_type> tier_;
     mutable locking_type lock_;
+};
+
+} // namespace kvcache
+
+// ---- kvcache/cache/cache_policies.hpp -----------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// One policy for each role of a cache.
+template <codec_policy Codec, storage_policy Storage, hash_policy Hash, index_policy Index, eviction_policy Eviction,
+          recompute_policy Recompute, tier_policy Tier, observer_policy Observer, locking_policy Locking>
+struct cache_policies {
+    Codec codec = {};
+    Storage storage = {};
+    Hash hash = {};
+    Index index = {};
+    Eviction eviction = {};
+    Recompute recompute = {};
+    Tier tier = {};
+    Observer observer = {};
+    Locking locking = {};
 };
 
 } // namespace kvcache
@@ -17382,6 +17406,19 @@ using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMa
 
 } // namespace kvcache
 
+// ---- kvcache/session/finite_logits.hpp ----------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+/// Checks one row of logits, (vocabulary). Errors: malformed, if one is NaN or infinite. Cost: O(vocabulary).
+KVCACHE_LAZY [[nodiscard]] inline result<void> check_finite(std::span<const float> logits) {
+    if (std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); }))
+        return {};
+    return error{error_code::malformed, "logits", "the model gave a logit that is not finite; its weights are damaged"};
+}
+
+} // namespace kvcache::detail
+
 // ---- kvcache/session/token_counts.hpp -----------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -17620,9 +17657,8 @@ public:
     /// Draws the next token from the logits of the token before it, (vocabulary). Requires: !over(). Errors:
     /// malformed for a logit that is not finite. Cost: O(vocabulary).
     KVCACHE_LAZY [[nodiscard]] result<token_id> next(std::span<const float> logits) {
-        if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); }))
-            return error{error_code::malformed, "logits",
-                         "the model gave a logit that is no finite number; its weights are damaged"};
+        if (auto finite = detail::check_finite(logits); !finite)
+            return finite.error();
         const token_id token = draw_.draw(logits, drawn_++, counts_);
         if (draw_.penalises())
             counts_.add(token);
@@ -17721,6 +17757,26 @@ private:
 
 } // namespace kvcache
 
+// ---- kvcache/session/token_check.hpp ------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI::detail {
+
+/// Checks tokens that are to run: there is one, and all are in the vocabulary. Errors: out_of_range, in `field`. Cost:
+/// O(tokens).
+KVCACHE_LAZY [[nodiscard]] inline result<void> check_tokens(std::span<const token_id> tokens, std::size_t vocabulary,
+                                                            const char* field) {
+    if (tokens.empty())
+        return error{error_code::out_of_range, field, "there is no token to run"};
+    for (const token_id token : tokens)
+        if (index_of(token) < 0 || static_cast<std::size_t>(index_of(token)) >= vocabulary)
+            return error{error_code::out_of_range, field,
+                         "token " + std::to_string(index_of(token)) + " is outside the vocabulary of " +
+                             std::to_string(vocabulary)};
+    return {};
+}
+
+} // namespace kvcache::detail
+
 // ---- kvcache/session/pipeline.hpp ---------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
@@ -17802,17 +17858,12 @@ public:
 
     /// Checks that tokens can run after `before` others. Errors: out_of_range.
     [[nodiscard]] result<void> check(std::size_t before, std::span<const token_id> tokens) const {
-        if (tokens.empty())
-            return error{error_code::out_of_range, "tokens", "there is no token to run"};
+        if (auto valid = detail::check_tokens(tokens, model_.vocabulary(), "tokens"); !valid)
+            return valid;
         if (tokens.size() > max_positions() - std::min(before, max_positions()))
             return error{error_code::out_of_range, "max_positions",
                          std::to_string(before + tokens.size()) + " tokens are past the model's " +
                              std::to_string(max_positions()) + " positions"};
-        for (const token_id token : tokens)
-            if (index_of(token) < 0 || static_cast<std::size_t>(index_of(token)) >= model_.vocabulary())
-                return error{error_code::out_of_range, "tokens",
-                             "token " + std::to_string(index_of(token)) + " is outside the vocabulary of " +
-                                 std::to_string(model_.vocabulary())};
         return {};
     }
 
@@ -17983,9 +18034,8 @@ private:
         std::vector<step> all, made;
         for (std::size_t i = 0; i < beams_.size(); ++i) {
             const auto row = row_of(logits, i);
-            if (!std::ranges::all_of(row, [](float x) { return std::isfinite(x); }))
-                return error{error_code::malformed, "logits",
-                             "the model gave a logit that is no finite number; its weights are damaged"};
+            if (auto finite = detail::check_finite(row); !finite)
+                return finite.error();
             const log_probabilities scores(row);
             for (const token_score& each : scores.top(how_.beams + until_.stop.size()))
                 all.push_back({i, each.token, beams_[i].sum + scores.precise(each.token)});
@@ -18340,8 +18390,8 @@ using splice_plan = basic_splice_plan<spliced_row>;
 namespace kvcache::inline KVCACHE_ABI {
 
 /// Chunk reuse over a cache, or over a tenant of one: finds registered chunks anywhere in a prompt, and splices their
-/// rows into a sequence. A cache whose users do not include this header has none of it. Requires: the cache outlives
-/// it.
+/// rows into a sequence. A program that does not include this header compiles none of it. Requires: the cache
+/// outlives it.
 template <class Cache>
     requires(Cache::knows_chunks)
 class chunk_reuse {
@@ -19416,9 +19466,8 @@ private:
             lane.ended = finish_reason::length;
             return;
         }
-        if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); })) {
-            fail({error_code::malformed, "logits",
-                  "the model gave a logit that is no finite number; its weights are damaged"});
+        if (auto finite = detail::check_finite(logits); !finite) {
+            fail(finite.error());
             return;
         }
         generated_token token{.choice = choice, .index = generated(lane)};
@@ -19649,7 +19698,7 @@ private:
         });
         const auto holders = std::ranges::count_if(
             running_, [](const auto& each) { return std::ranges::any_of(each->lanes, &lane::active); });
-        expects(youngest != running_.end(), "a step that failed was somebody's");
+        expects(youngest != running_.end(), "a step that failed had requests");
         if (reason.code != error_code::out_of_memory || holders < 2) {
             (*youngest)->fail(std::move(reason));
             for (lane& one : (*youngest)->lanes)
@@ -19806,15 +19855,11 @@ private:
         const auto refuse = [](const char* field, std::string words) {
             return error{error_code::out_of_range, field, std::move(words)};
         };
-        if (asked.prompt.empty())
-            return refuse("prompt", "there is no token to run");
+        if (auto valid = detail::check_tokens(asked.prompt, model_.vocabulary(), "prompt"); !valid)
+            return valid;
         if (asked.prompt.size() > model_.max_positions())
             return refuse("max_positions", "the maximum context length is " + std::to_string(model_.max_positions()) +
                                                " tokens; the prompt takes " + std::to_string(asked.prompt.size()));
-        for (const token_id token : asked.prompt)
-            if (index_of(token) < 0 || static_cast<std::size_t>(index_of(token)) >= model_.vocabulary())
-                return refuse("prompt", "token " + std::to_string(index_of(token)) + " is outside the vocabulary of " +
-                                            std::to_string(model_.vocabulary()));
         if (asked.known &&
             (asked.known->size() >= asked.prompt.size() ||
              !std::ranges::equal(asked.known->tokens(), std::span(asked.prompt).first(asked.known->size()))))
@@ -21004,10 +21049,10 @@ inline result<void> record::take_parts(std::span<const std::byte> bytes, const r
             return wrong("has reserved bytes that are not zero");
         const std::uint64_t begin = at::aligned(end);
         if (load_little<std::uint64_t>(bytes, entry + at::part_offset) != begin)
-            return wrong("does not lie behind the one before it");
+            return wrong("does not follow the one before it");
         const auto size = load_little<std::uint64_t>(bytes, entry + at::part_size);
         if (begin > bytes.size() || size > bytes.size() - begin)
-            return refused(error_code::truncated, "parts", "part " + std::to_string(i) + " ends behind the record");
+            return refused(error_code::truncated, "parts", "part " + std::to_string(i) + " ends past the record");
         if (!zero(bytes.subspan(static_cast<std::size_t>(end), static_cast<std::size_t>(begin - end))))
             return refused(error_code::malformed, "padding", "the bytes between parts are not zero");
         part.bytes = bytes.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(size));
@@ -21015,7 +21060,7 @@ inline result<void> record::take_parts(std::span<const std::byte> bytes, const r
         end = begin + size;
     }
     if (end != bytes.size())
-        return refused(error_code::malformed, "total_bytes", "there is something behind the last part");
+        return refused(error_code::malformed, "total_bytes", "there are bytes after the last part");
     return {};
 }
 
@@ -21061,7 +21106,7 @@ inline result<void> record::take_tokens(std::span<const std::byte> bytes, const 
     for (std::size_t i = 0; i < count; ++i)
         tokens_.push_back(token_id{static_cast<std::int32_t>(load_little<std::uint32_t>(all, 4 * i))});
     if (!zero(all.subspan(4 * count)))
-        return refused(error_code::malformed, "padding", "the bytes behind the tokens are not zero");
+        return refused(error_code::malformed, "padding", "the bytes after the tokens are not zero");
     return {};
 }
 
@@ -22243,6 +22288,41 @@ using storage_policies =
 
 } // namespace kvcache
 
+// ---- kvcache/cache/prompt_page.hpp --------------------------------------------------------------------------------
+
+namespace kvcache::inline KVCACHE_ABI {
+
+/// A whole page of a prompt, as a record names it.
+struct prompt_page {
+    std::size_t index = 0; ///< Index among the pages of the prompt.
+    std::span<const token_id> tokens = {};
+    sha256_digest before = {}; ///< Name of the prefix before the page.
+    sha256_digest name = {};   ///< Name of the prefix that the page ends.
+
+    /// Position of the first token.
+    [[nodiscard]] std::uint64_t first() const noexcept { return index * tokens.size(); }
+};
+
+/// Consecutive whole pages of a prompt.
+struct page_run {
+    std::size_t first = 0;                     ///< Index of the first page in the prompt.
+    std::size_t page_tokens = 0;               ///< Tokens of a page.
+    std::span<const token_id> tokens = {};     ///< Tokens of all pages of the run.
+    std::span<const sha256_digest> chain = {}; ///< Name of the prefix before each page of the prompt, and of the whole.
+
+    [[nodiscard]] std::size_t pages() const noexcept { return tokens.size() / page_tokens; }
+    /// Page `i` of the run.
+    [[nodiscard]] prompt_page page(std::size_t i) const noexcept {
+        return {first + i, tokens.subspan(i * page_tokens, page_tokens), chain[first + i], chain[first + i + 1]};
+    }
+    /// Names of `count` pages from page `i` of the run on.
+    [[nodiscard]] std::span<const sha256_digest> names(std::size_t i, std::size_t count) const noexcept {
+        return chain.subspan(first + i + 1, count);
+    }
+};
+
+} // namespace kvcache
+
 // ---- kvcache/tier/run.hpp -----------------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI::tier {
@@ -22303,35 +22383,6 @@ template <tier_state Tier, class Use>
 // ---- kvcache/cache/tier_records.hpp -------------------------------------------------------------------------------
 
 namespace kvcache::inline KVCACHE_ABI {
-
-/// A whole page of a prompt, as a record names it.
-struct prompt_page {
-    std::size_t index = 0; ///< Index among the pages of the prompt.
-    std::span<const token_id> tokens = {};
-    sha256_digest before = {}; ///< Name of the prefix before the page.
-    sha256_digest name = {};   ///< Name of the prefix that the page ends.
-
-    /// Position of the first token.
-    [[nodiscard]] std::uint64_t first() const noexcept { return index * tokens.size(); }
-};
-
-/// Consecutive whole pages of a prompt.
-struct page_run {
-    std::size_t first = 0;                     ///< Index of the first page in the prompt.
-    std::size_t page_tokens = 0;               ///< Tokens of a page.
-    std::span<const token_id> tokens = {};     ///< Tokens of all pages of the run.
-    std::span<const sha256_digest> chain = {}; ///< Name of the prefix before each page of the prompt, and of the whole.
-
-    [[nodiscard]] std::size_t pages() const noexcept { return tokens.size() / page_tokens; }
-    /// Page `i` of the run.
-    [[nodiscard]] prompt_page page(std::size_t i) const noexcept {
-        return {first + i, tokens.subspan(i * page_tokens, page_tokens), chain[first + i], chain[first + i + 1]};
-    }
-    /// Names of `count` pages from page `i` of the run on.
-    [[nodiscard]] std::span<const sha256_digest> names(std::size_t i, std::size_t count) const noexcept {
-        return chain.subspan(first + i + 1, count);
-    }
-};
 
 /// A contiguous part of a run of pages, filled by one thread.
 struct placed_part {

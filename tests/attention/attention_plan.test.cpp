@@ -169,7 +169,7 @@ TEST_CASE("threads end together, whatever the pace of one of them") {
     }
 }
 
-TEST_CASE("a plan dealt again forgets the batch before") {
+TEST_CASE("a plan that is built again forgets the batch before") {
     const table some = pages(0, 40), other = pages(50, 51);
     kv::attention_plan plan, fresh;
     const std::vector<kv::attention_part> before = {part(some, 2000, 1), part(other, 3, 60)},

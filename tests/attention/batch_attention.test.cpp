@@ -190,7 +190,7 @@ TEST_CASE("long contexts run on several threads, split by split, and give the bi
         }
 }
 
-TEST_CASE("long prefixes are shared split by split, and each goes on alone") {
+TEST_CASE("long shared prefixes are read once per split, and each sequence reads its own rows alone") {
     pool in(4, 2, 16, 64, 80);
     std::vector<kv::page_entry> common;
     for (std::size_t p = 0; p < 33; ++p)

@@ -70,7 +70,7 @@ TEST_CASE("page sizes change no bit") {
     }
 }
 
-TEST_CASE("rows asked one by one, together or in any block give the same bits") {
+TEST_CASE("query rows run one by one, together or in any block give the same bits") {
     for (const std::uint32_t group : {1u, 2u, 3u, 5u, 8u, 9u, 16u}) {
         const pages::sequence s(group, 1, 16, 1061, group);
         const pages::written w(s, 32, pages::in_place(1061, 32), 0.0f);

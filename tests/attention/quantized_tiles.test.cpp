@@ -140,7 +140,7 @@ TEST_CASE("codes and scales give what the decoded tile gives, but for the coding
         }
 }
 
-TEST_CASE("the bits of a query that meets codes depend on nobody beside it") {
+TEST_CASE("the bits of a query over quantized tiles do not depend on neighboring queries") {
     for (const std::string& name : all_names()) {
         CAPTURE(name);
         const past all(name, 48, 3);

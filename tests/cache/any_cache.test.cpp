@@ -40,7 +40,7 @@ TEST_CASE("every policy of the lists is to be had by its name") {
          [](const auto& p) { play({.eviction = kv::type_name<std::decay_t<decltype(p)>>()}); });
 }
 
-TEST_CASE("a name that nobody has is told with those that there are") {
+TEST_CASE("an unknown policy name is an error that lists the known ones") {
     const auto none = kv::make_any_cache({.index = "b_tree"}, {}, small, budget);
     REQUIRE_FALSE(none);
     CHECK(none.error().code == kv::error_code::not_found);

@@ -15,7 +15,7 @@ TEST_CASE("policies chosen at run time pass the conformance tests of their roles
     CHECK(kv::testing::eviction_conformance(*kv::any_eviction<kv::eviction_policies>::named("lru"), 1).empty());
 }
 
-TEST_CASE("a list of one's own is chosen from") {
+TEST_CASE("a caller's own list of policies can be chosen from") {
     using own = kv::any_storage<std::tuple<kv::storage::heap, kv::storage::fault_injecting<>>>;
     CHECK(own::names() == "heap, fault_injecting<heap>");
     CHECK_FALSE(own::named("huge_pages"));

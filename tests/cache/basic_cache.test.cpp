@@ -194,7 +194,7 @@ TEST_CASE("twin pages become one when they are committed") {
     CHECK(cache.check());
 }
 
-TEST_CASE("a partial page that two hold is copied by whoever writes first") {
+TEST_CASE("a partial page that two sequences reference is copied by the one that writes first") {
     for (const bool original_first : {true, false}) {
         auto cache = kv::make_cache(small, pages(8), kv::observer::counting{});
         auto a = cache.open();
@@ -279,7 +279,7 @@ TEST_CASE("a cache describes itself") {
     CHECK(cache.id().weights == kv::digest{1, 2});
 }
 
-TEST_CASE("an observer hears what happens") {
+TEST_CASE("an observer receives every event") {
     auto cache = kv::make_cache(small, pages(4), kv::observer::counting{});
     {
         auto found = cache.match(counted(0, 40));

@@ -87,7 +87,7 @@ TEST_CASE("a hash of 16 bits causes no wrong reuse") {
 }
 
 // Far more prompts than 16-bit names, each with its own page after one of a few prefixes.
-TEMPLATE_LIST_TEST_CASE("prompts whose names collide are told apart", "", kv::index_policies) {
+TEMPLATE_LIST_TEST_CASE("prompts whose names collide are not confused", "", kv::index_policies) {
     constexpr kv::page_shape shape{1, 1, 1, 16};
     constexpr std::size_t prompts = 100'000;
     TestType index;

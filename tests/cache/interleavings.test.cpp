@@ -224,7 +224,7 @@ TEST_CASE("in every order three threads store, reuse and evict as if one after a
     CHECK(play_all(parts, 4) == 34650);
 }
 
-TEST_CASE("in every order twins become one, are forked and are let go") {
+TEST_CASE("in every order, equal pages are merged, forked and released") {
     const std::array<part, threads> parts{part{"orcx", counted(0, 32)}, part{"orcf", counted(0, 32)},
                                           part{"msxt", counted(0, 40)}};
     CHECK(play_all(parts, 5, kv::index::hash_chain{}) == 34650);

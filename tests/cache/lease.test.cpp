@@ -101,7 +101,7 @@ TEST_CASE("a lease without rows is a lease") {
     CHECK(cache.check());
 }
 
-TEST_CASE("what a caller does wrong with a lease is said") {
+TEST_CASE("a caller's mistakes with a lease are contract violations") {
     auto cache = cache_of(4);
     auto a = cache.open();
     auto lease = cache.reserve(a, 2);
@@ -138,7 +138,7 @@ TEST_CASE("a lease that is assigned to takes back what it had") {
     CHECK(cache.check());
 }
 
-TEST_CASE("a lease goes on when its sequence object moves") {
+TEST_CASE("a lease stays valid when its sequence object moves") {
     auto cache = cache_of(8);
     auto a = cache.open();
     auto lease = cache.reserve(a, 4);

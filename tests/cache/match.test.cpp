@@ -17,9 +17,9 @@ constexpr kv::page_shape shape{.layers = 1, .kv_heads = 1, .head_dim = 4, .token
 
 } // namespace
 
-TEST_CASE("a match ends at any token and says why") {
+TEST_CASE("a match ends at any token and explains why") {
     auto cache = cache_of(8);
-    CHECK(cache.match(counted(0, 5)).explain() == "0 of 5 tokens known; nothing is stored behind them");
+    CHECK(cache.match(counted(0, 5)).explain() == "0 of 5 tokens known; nothing is stored after them");
     auto a = cache.open();
     past one;
     REQUIRE(append(cache, a, one, counted(0, 20)));
@@ -27,7 +27,7 @@ TEST_CASE("a match ends at any token and says why") {
     CHECK(cache.match({}).explain() == "0 of 0 tokens known");
     CHECK(cache.match(counted(0, 20)).explain() == "20 of 20 tokens known");
     CHECK(cache.match(counted(0, 7)).explain() == "7 of 7 tokens known"); // inside a page
-    CHECK(cache.match(counted(0, 25)).explain() == "20 of 25 tokens known; nothing is stored behind them");
+    CHECK(cache.match(counted(0, 25)).explain() == "20 of 25 tokens known; nothing is stored after them");
     for (const std::size_t at : {0u, 3u, 15u, 16u, 19u}) {
         auto tokens = counted(0, 20);
         tokens[at] = kv::token_id{999};

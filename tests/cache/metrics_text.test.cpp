@@ -9,7 +9,7 @@
 namespace kv = kvcache;
 using namespace kvcache_test;
 
-TEST_CASE("a cache tells Prometheus what happened and how full it is") {
+TEST_CASE("a cache exports its counters and occupancy to Prometheus") {
     constexpr kv::page_shape small{1, 1, 4, 16};
     auto cache = kv::make_cache(small, {8 * kv::codec::f32{}.open(small).page_bytes()}, kv::observer::metrics{});
     auto sequence = cache.open();

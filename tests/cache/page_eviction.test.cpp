@@ -62,7 +62,7 @@ std::vector<kv::token_id> run(std::uint64_t seed, std::size_t tokens) {
 
 } // namespace
 
-TEST_CASE("a policy hears who is continued, and of that no more when nobody is") {
+TEST_CASE("a policy is told when a page gets its first child and when it loses its last") {
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
         CAPTURE(seed);
         kv::testing::detail::choices choose(seed);

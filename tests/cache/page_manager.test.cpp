@@ -73,7 +73,7 @@ TEST_CASE("an entry is ranked under the digest of all tokens up to its end") {
     CHECK(ranked.size() == table.size());
 }
 
-TEST_CASE("an entry says how long its request is, and costs no less than those before it") {
+TEST_CASE("an entry states the length of its request, and costs no less than those before it") {
     noting::notes ranked;
     auto cache = kv::make_cache(shape, {16 * kv::codec::f32{}.open(shape).page_bytes()}, noting{&ranked});
     const auto tokens = counted(0, 100);

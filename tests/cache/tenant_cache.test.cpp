@@ -35,14 +35,14 @@ std::size_t store(const Tenant& tenant, std::span<const kv::token_id> tokens) {
 
 } // namespace
 
-TEMPLATE_LIST_TEST_CASE("a tenant finds its own prompts and nobody else's", "", kv::index_policies) {
+TEMPLATE_LIST_TEST_CASE("a tenant finds its own prompts and no other tenant's", "", kv::index_policies) {
     auto cache = kv::make_tenant_cache(3, {}, small, pages(20), TestType{});
     const auto a = *cache.open(kv::tenant_salt("a"), 20), b = *cache.open(kv::tenant_salt("b"), 20);
     const auto prompt = counted(0, 40);
     CHECK(store(a, prompt) == 0);
     CHECK(store(a, prompt) == 40);
     CHECK(b.match(prompt).tokens() == 0);
-    CHECK(b.match(prompt).explain() == "0 of 40 tokens known; nothing is stored behind them");
+    CHECK(b.match(prompt).explain() == "0 of 40 tokens known; nothing is stored after them");
     CHECK(store(b, prompt) == 0);
     CHECK(b.match(counted(0, 50)).tokens() == 40);
     CHECK(cache.stats().evictable == 6);
@@ -107,7 +107,7 @@ TEST_CASE("who has its quota makes room from its own idle pages") {
     CHECK(cache.check());
 }
 
-TEST_CASE("a quota that shrinks is met as pages are asked for") {
+TEST_CASE("a quota that shrinks takes effect as pages are allocated") {
     auto cache = kv::make_tenant_cache(1, {}, small, pages(10));
     auto a = *cache.open(kv::tenant_salt("a"), 8);
     (void)store(a, counted(0, 16 * 8));

@@ -120,7 +120,7 @@ TEST_CASE("threads of several tenants share a cache with a mutex") {
     }
 }
 
-TEST_CASE("a page is copied while its holder writes behind the shared rows") {
+TEST_CASE("a page is copied while its holder writes after the shared rows") {
     auto cache = kv::make_cache(small, pages(24), kv::locking::mutex{});
     auto a = cache.open();
     past one;

@@ -64,7 +64,7 @@ TEST_CASE("a cache that begins anew finds in the tier what another has stored") 
     const answer again = prefill(second, prompt);
     CHECK(again.known == 96);
     CHECK(again.loaded == 96);
-    CHECK(again.words == "96 of 100 tokens known, 96 of them from the tier; nothing is stored behind them");
+    CHECK(again.words == "96 of 100 tokens known, 96 of them from the tier; nothing is stored after them");
     CHECK(second.tier_stats().hits == 1);
     CHECK(second.tier_stats().handed_over == 0);
     CHECK(prefill(second, prompt).loaded == 0);
@@ -104,7 +104,7 @@ struct hollow {
 
 } // namespace
 
-TEST_CASE("a tier that holds nothing is asked nothing, through others too") {
+TEST_CASE("a tier that holds nothing is never read, through wrappers too") {
     int asked = 0;
     const auto quiet = [&](auto tier) {
         auto cache = made(20, tier);
@@ -123,7 +123,7 @@ TEST_CASE("a tier that holds nothing is asked nothing, through others too") {
     quiet(kv::tier::chain<hollow, kv::tier::none>{.first = {&asked}, .second = {}});
 }
 
-TEST_CASE("what was cut and said otherwise is stored under its own past") {
+TEST_CASE("a sequence that is truncated and continued differently is stored under its own prefix") {
     auto store = kv::tier::memory<>{}.open();
     auto first = made(40, shared{&store});
     const tokens a = some(64, 2), b = some(64, 3);

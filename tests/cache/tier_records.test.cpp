@@ -180,7 +180,7 @@ struct stored {
 
 } // namespace
 
-TEST_CASE("a long run is read by as many threads as the tier says, and every byte is the one that was stored") {
+TEST_CASE("a long run is read by as many threads as the tier allows, and every byte is the one that was stored") {
     stored all;
     kv::tier_stats stats;
     for (const std::size_t threads : {0u, 1u, 2u, 3u, 64u}) {
@@ -216,7 +216,7 @@ TEST_CASE("one fault anywhere in a long run leaves what lies before it, and is c
         }
 }
 
-TEST_CASE("a thread that finds no memory ends the load, and nobody waits for it") {
+TEST_CASE("a thread that runs out of memory ends the load, and no thread waits for it") {
     stored all;
     kv::tier_stats stats;
     for (const std::size_t where : {0u, 15u, 16u, 31u}) {

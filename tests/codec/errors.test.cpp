@@ -173,7 +173,8 @@ TEST_CASE("codecs have the errors of their formulas in double precision, within 
     }
 }
 
-TEST_CASE("an outlier channel of keys and an outlier token of values tell right axes from wrong ones") {
+TEST_CASE("an outlier channel of keys and an outlier token of values distinguish the right quantization axes from "
+          "wrong ones") {
     // A channel that is large at every token, and a token that is large in every channel. Each degrades the values that
     // share its scale. Compares the error of the others with and without the outlier.
     constexpr std::size_t channel = 37, token = 75;

@@ -117,7 +117,7 @@ TEST_CASE("every codec's page has the bytes it always had") {
     CHECK(digest_of_page(kv::codec::codebook<2>{}, shape) == "3633c7c5d9eaf2fcb8c9815ff04c4f30");
 }
 
-TEST_CASE("pages have the bits a number that their codecs say") {
+TEST_CASE("pages have the bits per number that their codecs state") {
     const kv::page_shape shape{.layers = 1, .kv_heads = 2, .head_dim = 128, .tokens = 64};
     const auto bits = [&](const auto& policy) {
         return static_cast<double>(policy.open(shape).page_bytes()) * 8 / (2.0 * 2 * 128 * 64);
@@ -135,7 +135,7 @@ TEST_CASE("pages have the bits a number that their codecs say") {
     CHECK(bits(kv::codec::mixed_kv<kv::codec::int4_per_channel, kv::codec::int4>{}) == 4.75);
 }
 
-TEST_CASE("numbers past what a codec can say become the largest it can, and stay numbers") {
+TEST_CASE("values beyond a codec's range become the largest that it can encode, and stay finite") {
     const kv::page_shape shape{.layers = 1, .kv_heads = 1, .head_dim = 16, .tokens = 32};
     const auto decoded = [&](const auto& policy) {
         const auto state = policy.open(shape);

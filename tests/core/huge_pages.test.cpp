@@ -20,7 +20,7 @@ TEST_CASE("what is too small for a huge page is left alone") {
     CHECK(kv::bytes_on_huge_pages({}) == 0);
 }
 
-TEST_CASE("large memory lies on a huge page's boundary, and says how much of it is huge") {
+TEST_CASE("large memory begins on a huge page's boundary, and reports how much of it is huge") {
     constexpr std::size_t bytes = 4 * kv::huge_page_bytes + 100;
     kv::aligned_vector<std::byte> large(bytes);
     CHECK(reinterpret_cast<std::uintptr_t>(large.data()) % kv::huge_page_bytes == 0);

@@ -6,7 +6,7 @@
 
 #include <catch2/catch.hpp>
 
-TEST_CASE("wiped bytes are zero, those beside them are not") {
+TEST_CASE("wiped bytes are zero, adjacent ones are unchanged") {
     std::vector<std::byte> bytes(100, std::byte{5});
     kvcache::secure_zero(std::span(bytes).subspan(10, 80));
     CHECK(std::ranges::count(bytes, std::byte{}) == 80);

@@ -36,7 +36,7 @@ std::size_t files_in(const fs::path& directory) {
 
 } // namespace
 
-TEST_CASE("a written file has all its parts, replaces what was there, and leaves nothing beside it") {
+TEST_CASE("a written file has all its parts, replaces the old one, and leaves no temporary file") {
     const testing_files::temporary_directory directory;
     const fs::path file = directory.path() / "a";
     CHECK(write(file, {"one", "", "two"}));
@@ -49,7 +49,7 @@ TEST_CASE("a written file has all its parts, replaces what was there, and leaves
     CHECK(files_in(directory.path()) == 1);
 }
 
-TEST_CASE("what cannot be written leaves what was there and nothing beside it") {
+TEST_CASE("a failed write leaves the old file and no temporary file") {
     const testing_files::temporary_directory directory;
     const auto nowhere = write(directory.path() / "no" / "a", {"x"});
     REQUIRE_FALSE(nowhere);

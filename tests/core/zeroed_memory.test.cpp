@@ -12,7 +12,7 @@
 
 namespace kv = kvcache;
 
-TEST_CASE("all memory is zero and where it was asked for, also what was given back before") {
+TEST_CASE("all memory is zero and as aligned as requested, memory that was released before too") {
     kv::zeroed_memory& from = *kv::zeroed_memory::shared();
     for (int round = 0; round < 3; ++round)
         for (const std::size_t alignment : {std::size_t{16}, std::size_t{64}, kv::huge_page_bytes})

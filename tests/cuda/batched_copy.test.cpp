@@ -10,7 +10,7 @@
 
 namespace cuda = kvcache::cuda;
 
-TEST_CASE("pieces of any length are copied, and nothing beside them") {
+TEST_CASE("pieces of any length are copied, and nothing next to them") {
     std::mt19937 random(1);
     std::vector<cuda::vector16> from(20000), to(20000), wanted;
     for (auto& each : from)

@@ -51,7 +51,7 @@ TEST_CASE("pages come in slabs when they are first used, and go when the storage
     CHECK(device.counts().pinned == 0);
 }
 
-TEST_CASE("there are never more slabs than a kernel can be told") {
+TEST_CASE("there are never more slabs than a kernel can address") {
     cuda::emulated_device device;
     auto state = storage{.device = &device, .slab_bytes = 1}.open(1000, 256);
     for (std::uint32_t page = 0; page < 1000; ++page)
@@ -127,7 +127,7 @@ TEST_CASE("pinned memory goes to many pages and back in one call each") {
     device.deallocate_pinned(pinned);
 }
 
-TEST_CASE("pages move on the device in the order of the stream, as far as asked") {
+TEST_CASE("pages move on the device in the order of the stream, as many as requested") {
     cuda::emulated_device device;
     const auto stream = *device.open_stream();
     auto state = storage{.device = &device}.open(4, 300);

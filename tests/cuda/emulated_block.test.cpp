@@ -23,7 +23,7 @@ TEST_CASE("threads of a phase run in orders that differ, each once") {
     CHECK(first.size() == 32);
 }
 
-TEST_CASE("shared memory begins as NaNs and is no larger than asked for") {
+TEST_CASE("shared memory begins as NaNs and is no larger than requested") {
     cuda::emulated_block group(3, 4, 100, 1);
     CHECK(group.block() == 3);
     CHECK(std::isnan(group.shared<float>(96, 1)[0]));

@@ -41,7 +41,7 @@ struct count_up {
 
 } // namespace
 
-TEST_CASE("work waits until somebody waits for it") {
+TEST_CASE("work is not done until a caller waits for it") {
     fixture f;
     f.set(1);
     f.copy(f.first, cuda::copy_way::to_device);
@@ -79,7 +79,7 @@ TEST_CASE("a stream that waits for an event runs the other as far as the event")
     CHECK(f.held() == 9);
 }
 
-TEST_CASE("an event that was never recorded has passed, and asking lets a stream come forward") {
+TEST_CASE("an event that was never recorded has passed, and a query lets a stream progress") {
     fixture f;
     CHECK(*f.device.done(f.event));
     REQUIRE(f.device.synchronise(f.event));

@@ -32,7 +32,7 @@ TEST_CASE("tables export as indptr, indices and last_page_len") {
     CHECK(csr->last_page_len == std::vector{5, 0, 16});
 }
 
-TEST_CASE("what the form cannot say is refused") {
+TEST_CASE("what the table format cannot represent is refused") {
     for (const auto& table : {table{entry(0, 16, 5)}, table{entry(0, 16, -1)}, table{entry(0, 8, 0, 8)},
                               table{entry(0, 15), entry(1, 1)}, table{entry(0, 0)}, table{entry(0, 17)}}) {
         const auto csr = exported({{entry(3, 2)}, table});

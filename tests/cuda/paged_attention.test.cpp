@@ -41,7 +41,7 @@ TEST_CASE("attention on a device is near its oracle and its bits are the sequenc
         {.kv_heads = 1, .group = 7, .page_tokens = 32, .rows = {512, 65}, .query_format = row_format::f16, .seed = 6});
 }
 
-TEST_CASE("queries turn by their distance from the base of what they read") {
+TEST_CASE("queries are rotated by their distance from the base of the page they read") {
     check<row_format::bf16, 64, 4>({.rows = {200, 40}, .turned = true, .seed = 7});
     check<row_format::f32, 64, 2>({.group = 2,
                                    .order = cuda::kv_layout::hnd,
@@ -52,7 +52,7 @@ TEST_CASE("queries turn by their distance from the base of what they read") {
                                    .seed = 8});
 }
 
-TEST_CASE("int8 pages are attended in whole numbers") {
+TEST_CASE("int8 pages are attended in integers") {
     check<row_format::int8, 128, 4>({.rows = {70, 530}, .seed = 9});
     check<row_format::int8, 64, 2>({.kv_heads = 3,
                                     .group = 5,
@@ -64,7 +64,7 @@ TEST_CASE("int8 pages are attended in whole numbers") {
                                     .seed = 10});
 }
 
-TEST_CASE("a number that is none stays in its own sequence and head") {
+TEST_CASE("a NaN stays in its own sequence and head") {
     cuda_cases::attention_case of{.rows = {40, 50}};
     for (const bool key : {true, false}) {
         cuda::emulated_device device;

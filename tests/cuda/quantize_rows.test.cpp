@@ -144,7 +144,7 @@ TEST_CASE("powers of two are near, zero below their range, and nothing else is")
     CHECK(worst < 0x1p-22);
 }
 
-TEST_CASE("a number that is none stays in its row") {
+TEST_CASE("a NaN stays in its row") {
     cuda::emulated_device device;
     const cuda::page_layout layout{{.head_dim = 64, .tokens = 16}, nhd, row_format::int8};
     const auto stream = *device.open_stream();

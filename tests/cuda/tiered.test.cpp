@@ -102,7 +102,7 @@ TEST_CASE("a page that was not changed leaves without a copy, and one written ba
     CHECK(f.device.counts().to_host == page_bytes);
 }
 
-TEST_CASE("held pages stay, and what does not fit beside them is refused and changes nothing") {
+TEST_CASE("pinned pages stay, and what does not fit next to them is refused and changes nothing") {
     fixture f;
     auto state = f.open(6, 3, kv::eviction::lru{});
     for (std::uint32_t page = 0; page < 6; ++page)
@@ -123,7 +123,7 @@ TEST_CASE("held pages stay, and what does not fit beside them is refused and cha
     CHECK_FALSE(state.on_device(kv::page_id{3}));
 }
 
-TEST_CASE("copies run beside what computes: the first layer is there before the last has come") {
+TEST_CASE("copies overlap with computation: the first layer arrives before the last") {
     fixture f;
     auto state = f.open(2, 2, kv::eviction::lru{});
     const kv::page_id both[] = {kv::page_id{0}, kv::page_id{1}};

@@ -190,7 +190,7 @@ TEST_CASE("on a device what was evicted and computed again has the same bits") {
     CHECK(again > 200);
 }
 
-TEMPLATE_TEST_CASE("on a device strangers in a batch do not meet", "", f32, bf16) {
+TEMPLATE_TEST_CASE("on a device the sequences of a batch do not mix", "", f32, bf16) {
     for (const std::size_t split : {5u, 64u}) {
         on_device<TestType> here({.page = 32, .threads = 2, .split = split});
         std::vector<tokens> past, more;
@@ -214,7 +214,7 @@ TEMPLATE_TEST_CASE("on a device strangers in a batch do not meet", "", f32, bf16
     }
 }
 
-TEST_CASE("a sequence on a device that loses its middle keeps the rows behind it") {
+TEST_CASE("a sequence on a device that loses its middle keeps the rows after it") {
     on_device<f32> here;
     const tokens prompt = some_tokens(50, 8), more = some_tokens(5, 9);
     auto turn = here.prefill(prompt);

@@ -37,7 +37,7 @@ std::vector<std::byte> a_snapshot(const kv::identity& id) {
 
 } // namespace
 
-TEST_CASE("a device's cache has another identity than the host's, whatever it was told") {
+TEST_CASE("a device cache has another identity than the host's, whatever identity was given") {
     const kv::identity model = small_model().id({1, 2});
     CHECK(model.backend == "cpu");
     auto host = opened(model);

@@ -13,7 +13,7 @@ TEST_CASE("before it has learned, nothing is worth anything") {
         CHECK(ages.worth(0, age) == 0.0);
 }
 
-TEST_CASE("what returns at one age is worth the more the nearer that age is, and little behind it") {
+TEST_CASE("an entry that is reused at one age is worth more the nearer that age is, and little after it") {
     kv::eviction::age_histogram<2> ages;
     for (int i = 0; i < 1000; ++i) {
         ages.begin(0);

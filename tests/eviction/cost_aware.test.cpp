@@ -46,7 +46,7 @@ TEST_CASE("cost_aware learns how likely a hit is after so many uses") {
     CHECK(state.victim(anyone) == kv::slot_id{1});
 }
 
-TEST_CASE("what nobody uses grows old in cost_aware, whatever it saves") {
+TEST_CASE("an unused entry ages in cost_aware, whatever it saves") {
     auto state = kv::eviction::cost_aware{}.open({.slots = 3});
     state.admit(kv::slot_id{0}, {.key = 0, .bytes = 1, .cost = 50.0});
     std::uint64_t key = 1;

@@ -26,7 +26,7 @@ constexpr auto anyone = [](kv::slot_id) { return true; };
 
 } // namespace
 
-TEST_CASE("what nobody has used for its time leaves before any other") {
+TEST_CASE("an expired entry is evicted before any other") {
     std::uint64_t now = 0xffffffffull - 20; // the low 32 bits wrap soon
     auto state = kv::eviction::expiring<kv::eviction::fifo, shown_time>{.milliseconds = 100, .clock = {&now}}.open(
         {.slots = 3, .bytes = 3});

@@ -31,7 +31,7 @@ TEST_CASE("fifo is a list in the order of arrival") {
     says_what_a_caller_does_wrong(kv::eviction::fifo{});
 }
 
-TEST_CASE("a chain that is let go tail first leaves fifo tail first") {
+TEST_CASE("a chain that is released tail first is evicted from fifo tail first") {
     auto state = kv::eviction::fifo{}.open({.slots = 3});
     for (std::uint32_t slot = 0; slot < 3; ++slot)
         state.admit(kv::slot_id{slot}, {});

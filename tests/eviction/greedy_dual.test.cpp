@@ -25,7 +25,7 @@ TEST_CASE("worth that is not renewed loses to newcomers in time") {
     CHECK(ranks.victim(anyone, one) == kv::slot_id{1});
 }
 
-TEST_CASE("an entry of great worth is found behind any number of cheap ones that may not leave") {
+TEST_CASE("a valuable entry is found after any number of cheap ones that may not be evicted") {
     kv::eviction::greedy_dual ranks(4);
     for (std::uint32_t slot = 0; slot < 3; ++slot)
         ranks.rank(kv::slot_id{slot}, 0.0);

@@ -85,7 +85,7 @@ TEST_CASE("what is used again outlives what is used once, also beyond its stay")
     CHECK(hit_ratio(kv::eviction::learned_reuse{}, 2000, prompts) > 0.15); // of at most 0.2
 }
 
-TEST_CASE("on conversations learned_reuse is never far behind the best of lru, arc and s3_fifo") {
+TEST_CASE("on conversations learned_reuse is close to the best of lru, arc and s3_fifo") {
     for (const std::uint64_t seed : {1u, 2u}) {
         INFO("seed " << seed);
         kv::testing::detail::choices choose(seed);

@@ -46,7 +46,7 @@ struct plain_lfu {
 
 } // namespace
 
-TEST_CASE("lfu is a list for each count, and remembers as many as asked") {
+TEST_CASE("lfu is a list for each count, and remembers as many entries as configured") {
     same_victims(kv::eviction::lfu{}, [](kv::eviction_capacity) { return plain_lfu{0}; });
     same_victims(kv::eviction::lfu{.history = 1.5},
                  [](kv::eviction_capacity room) { return plain_lfu{room.slots * 3 / 2}; });

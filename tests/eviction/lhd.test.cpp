@@ -10,7 +10,7 @@ namespace {
 constexpr auto anyone = [](kv::slot_id) { return true; };
 }
 
-TEST_CASE("of entries alike, lhd lets the largest leave") {
+TEST_CASE("of equal entries, lhd evicts the largest") {
     auto state = kv::eviction::lhd{}.open({.slots = 3, .bytes = 0});
     for (std::uint32_t slot = 0; slot < 3; ++slot)
         state.admit(kv::slot_id{slot}, {.key = slot, .bytes = slot == 1 ? 64u : 8u});

@@ -5,7 +5,7 @@
 
 namespace kv = kvcache;
 
-TEST_CASE("never names nobody") {
+TEST_CASE("never has no victim") {
     auto state = kv::eviction::never{}.open({.slots = 2});
     state.admit(kv::slot_id{0}, {});
     state.touch(kv::slot_id{0});

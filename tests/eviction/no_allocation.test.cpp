@@ -105,7 +105,7 @@ TEMPLATE_LIST_TEST_CASE("an open eviction policy takes no memory", "", kv::evict
     CHECK(bytes_a_slot(TestType{}) <= 32.0 + ghosts * 16.0);
 }
 
-TEST_CASE("eviction policies take the memory that they say") {
+TEST_CASE("eviction policies allocate the memory that they state") {
     constexpr double fixed = 0.5; // memory independent of the number of slots, per slot here
     CHECK(bytes_a_slot(kv::eviction::lru{}) <= 8 + fixed);
     CHECK(bytes_a_slot(kv::eviction::fifo{}) <= 9 + fixed);

@@ -40,7 +40,7 @@ TEST_CASE("a slot heap has the lowest rank first, and of one rank the oldest") {
     }
 }
 
-TEST_CASE("a slot set aside keeps its rank and its turn, and does not come out") {
+TEST_CASE("a slot set aside keeps its rank, and is not a victim") {
     for (std::uint64_t seed = 0; seed < 30; ++seed) {
         CAPTURE(seed);
         kv::testing::detail::choices choose(seed);

@@ -8,7 +8,7 @@
 
 namespace kv = kvcache;
 
-TEST_CASE("touches are applied once each, in their order, after their memory was asked for") {
+TEST_CASE("touches are applied once each, in order, after their memory was reserved") {
     for (std::uint64_t seed = 0; seed < 50; ++seed) {
         CAPTURE(seed);
         kv::testing::detail::choices choose(seed);

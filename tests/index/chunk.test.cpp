@@ -65,7 +65,7 @@ tokens joined(std::initializer_list<tokens> parts) {
 
 } // namespace
 
-TEST_CASE("a chunk is found anywhere in a prompt, with gaps, also behind itself") {
+TEST_CASE("a chunk is found anywhere in a prompt, with gaps, and repeated") {
     std::mt19937 dice(1);
     auto index = kv::index::chunk{.least = 8}.open(shape, 64);
     std::uint32_t next = 0;
@@ -84,7 +84,7 @@ TEST_CASE("a chunk is found anywhere in a prompt, with gaps, also behind itself"
     CHECK(index.chunks(0, a, 39).size() == 1);
 }
 
-TEST_CASE("what is too short, lies in no page or is somebody else's is not found") {
+TEST_CASE("a chunk that is too short, lies in no indexed page or belongs to another tenant is not found") {
     std::mt19937 dice(2);
     auto index = kv::index::chunk{.least = 8}.open(shape, 64);
     std::uint32_t next = 0;
@@ -101,7 +101,7 @@ TEST_CASE("what is too short, lies in no page or is somebody else's is not found
     CHECK(index.chunks(0, a, 0).empty());
 }
 
-TEST_CASE("of two copies the one that goes on where the last chunk ended is taken, and either alone if one leaves") {
+TEST_CASE("of two copies the one that continues the last chunk is taken, and either alone if the other is evicted") {
     std::mt19937 dice(3);
     auto index = kv::index::chunk{.least = 8}.open(shape, 64);
     std::uint32_t next = 0;

@@ -39,7 +39,7 @@ TEST_CASE("in a hash chain a partial page gives way to a longer form of its run"
     CHECK(index.match(run_of({1, 2, 3, 9})).stored == kv::token_id{4});
 }
 
-TEST_CASE("a caller's mistakes with the hash chain are said") {
+TEST_CASE("a caller's mistakes with the hash chain are contract violations") {
     auto index = kv::index::hash_chain{}.open({.tokens = 16}, 8);
     const kv::page_id a{0}, b{1};
     CHECK_THROWS_AS(index.insert({}, {}, a), kv::contract_violation);

@@ -40,7 +40,7 @@ TEST_CASE("a partial page gives way to a longer form of its run") {
     CHECK(index.match(run_of({1, 2, 3, 9})).stored == kv::token_id{4});
 }
 
-TEST_CASE("a caller's mistakes with the radix index are said") {
+TEST_CASE("a caller's mistakes with the radix index are contract violations") {
     auto index = kv::index::radix{}.open({.tokens = 16}, 8);
     const kv::page_id a{0}, b{1};
     CHECK_THROWS_AS(index.insert({}, {}, a), kv::contract_violation);

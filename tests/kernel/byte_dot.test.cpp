@@ -68,7 +68,7 @@ bool products_are_exact(std::size_t dim, const std::int8_t* table, bool extreme)
 
 } // namespace
 
-TEST_CASE("products of short codes and whole numbers of 8 bits are exact at every length") {
+TEST_CASE("products of short codes and 8-bit integers are exact at every length") {
     for (const std::size_t dim : {4u, 12u, 16u, 20u, 32u, 36u, 40u, 64u, 128u, 256u, 512u})
         for (const bool extreme : {false, true}) {
             CAPTURE(dim, extreme);

@@ -78,7 +78,7 @@ bool dots_are_exact(std::size_t dim) {
 
 } // namespace
 
-TEST_CASE("products of codes and whole numbers are exact at every length") {
+TEST_CASE("products of codes and integers are exact at every length") {
     for (const std::size_t dim : {4u, 12u, 16u, 20u, 40u, 64u, 128u, 256u, 512u}) {
         CAPTURE(dim);
         CHECK(dots_are_exact<8, 1>(dim));

@@ -10,7 +10,7 @@
 
 namespace kv = kvcache;
 
-TEST_CASE("a row is turned by the Sylvester-Hadamard matrix of each block") {
+TEST_CASE("a row is multiplied by the Sylvester-Hadamard matrix of each block") {
     for (const std::size_t size : {1u, 2u, 4u, 8u, 16u, 24u, 32u, 48u, 64u, 80u, 96u, 128u, 192u, 256u, 512u}) {
         CAPTURE(size);
         const auto row = numbers::uniforms(size, size);

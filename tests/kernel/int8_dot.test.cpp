@@ -68,7 +68,7 @@ TEST_CASE("dot products of four bytes are exact for levels of any size") {
     }
 }
 
-TEST_CASE("every input meets its own weights") {
+TEST_CASE("every input is multiplied by its own weights") {
     for (std::size_t k = 0; k < 8; ++k)
         for (std::size_t output = 0; output < 16; ++output) {
             std::vector<std::int8_t> weights(128);

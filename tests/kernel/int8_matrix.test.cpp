@@ -39,7 +39,7 @@ TEST_CASE("an int8 matrix gives back weights within half a level") {
     }
 }
 
-TEST_CASE("an int8 matrix lies in panels of 16 outputs and fours of inputs, with zeros behind the last") {
+TEST_CASE("an int8 matrix is stored in panels of 16 outputs and fours of inputs, with zeros after the last") {
     constexpr std::size_t outputs = 35, inputs = 30;
     kv::int8_matrix w(outputs, inputs);
     for (std::size_t output = 0; output < outputs; ++output)
@@ -95,7 +95,7 @@ TEST_CASE("an output of zeros, or too small for a level, is zeros") {
     }
 }
 
-TEST_CASE("what a caller does wrong with an int8 matrix is said") {
+TEST_CASE("a caller's mistakes with an int8 matrix are contract violations") {
     kv::int8_matrix w(1, 30);
     std::vector<float> row(30), shorter(29);
     CHECK_THROWS_AS(w.set_row(1, row), kv::contract_violation);

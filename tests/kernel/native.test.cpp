@@ -62,7 +62,7 @@ TEST_CASE("a vector that is kept is the vector it was") {
     CHECK(lanes_of(x) == before);
 }
 
-TEST_CASE("any address may be asked for, of an array, behind it or of none") {
+TEST_CASE("any address may be prefetched: inside an array, past its end, or of none") {
     const std::vector<float> some(20, 3.0f);
     CHECK(kv::address(some.data(), 7) == &some[7]);
     const std::byte* none = nullptr;

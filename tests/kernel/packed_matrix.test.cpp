@@ -14,7 +14,7 @@
 
 namespace kv = kvcache;
 
-TEST_CASE("a packed matrix lies in strips of panels, inputs ascending, zeros behind the last output") {
+TEST_CASE("a packed matrix is stored in strips of panels, inputs ascending, zeros after the last output") {
     constexpr std::size_t inputs = 5, strip_width = kv::packed_matrix<float>::strip_width;
     for (std::size_t outputs = 1; outputs <= 3 * strip_width + 1; ++outputs) {
         INFO(outputs << " outputs");

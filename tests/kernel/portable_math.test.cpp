@@ -50,7 +50,7 @@ TEST_CASE("exp in double is accurate to 700 either way") {
     CHECK(portable_math::exp(0.0) == 1.0);
 }
 
-TEST_CASE("power is accurate for what RoPE asks of it") {
+TEST_CASE("pow is accurate where RoPE uses it") {
     double worst = 0.0;
     for (const double theta : {2.0, 10000.0, 500000.0, 1000000.0, 1e15})
         for (int dim : {8, 24, 64, 80, 128, 256})

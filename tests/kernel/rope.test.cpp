@@ -91,7 +91,7 @@ TEST_CASE("scores depend on the distance of two positions, not on where they are
         CHECK(score(50 + move, 20 + move) == Approx(score(50, 20)).margin(1e-5));
 }
 
-TEST_CASE("a query turned back by what its keys have moved gives the scores of moved keys, to 1e-5 of their rms") {
+TEST_CASE("a query rotated back by the offset of its keys gives the scores of rotated keys, to 1e-5 of their rms") {
     for (const std::size_t dim : {16u, 64u, 128u, 256u})
         for (const double theta : {10000.0, 500000.0}) {
             const kv::rope rope(kv::rope::standard_frequencies(dim, theta));

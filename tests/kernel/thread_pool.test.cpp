@@ -28,7 +28,7 @@ TEST_CASE("a loop of little work stays with the caller, whole") {
     CHECK(covered == 10);
 }
 
-TEST_CASE("every index is dealt exactly once, whatever the jobs and the threads") {
+TEST_CASE("every index is run exactly once, for any number of items and threads") {
     const std::size_t cut = GENERATE(0u, 1u, 4u, 15u); // 0: parallel_for instead of parallel_for_strided
     for (std::size_t threads = 1; threads <= 6; ++threads) {
         kv::thread_pool pool(threads);
@@ -81,7 +81,7 @@ TEST_CASE("what a loop wrote is seen by the next, for thousands of rounds") {
     CHECK(std::ranges::all_of(counts, [](std::size_t n) { return n == 5000; }));
 }
 
-TEST_CASE("a team may go right after its first loop, or unused") {
+TEST_CASE("a thread pool may be destroyed right after its first loop, or unused") {
     std::atomic<int> ran = 0;
     for (int i = 0; i < 200; ++i) {
         kv::thread_pool pool(4);
@@ -91,7 +91,7 @@ TEST_CASE("a team may go right after its first loop, or unused") {
     CHECK(ran == 133 * 4);
 }
 
-TEST_CASE("a team moves between loops") {
+TEST_CASE("a thread pool can be moved between loops") {
     kv::thread_pool first(2);
     int ran = 0;
     kv::thread_pool second = std::move(first);
@@ -99,7 +99,7 @@ TEST_CASE("a team moves between loops") {
     CHECK(ran == 1);
 }
 
-TEST_CASE("what a body throws comes out of share, once every thread has ended, and the team works on") {
+TEST_CASE("an exception of a loop body is rethrown once every thread has ended, and the thread pool stays usable") {
     kv::thread_pool pool(3);
     for (std::size_t thrower = 0; thrower < 3; ++thrower) {
         std::atomic<int> ended = 0;
@@ -126,11 +126,11 @@ TEST_CASE("a body that shares again is a caller's mistake") {
     CHECK_THROWS_AS(nested(), kv::contract_violation);
 }
 
-TEST_CASE("a team has at least one thread") {
+TEST_CASE("a thread pool has at least one thread") {
     CHECK_THROWS_AS(kv::thread_pool(0), kv::contract_violation);
 }
 
-TEST_CASE("a team's scratch holds what is asked for, on a cache line, and only grows") {
+TEST_CASE("the scratch memory of a thread pool has the requested size, starts on a cache line, and only grows") {
     kv::thread_pool threads(2);
     float* const first = threads.scratch(100);
     CHECK(reinterpret_cast<std::uintptr_t>(first) % kv::line_bytes == 0);

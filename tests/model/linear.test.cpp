@@ -86,8 +86,8 @@ TEST_CASE("parts of different formats become one map in float32") {
     CHECK(numbers::same_bits(applied(map, 3), applied(kv::linear::pack(wide), 3)));
 }
 
-TEST_CASE(
-    "a linear map in int8 is the same in memory of its own and beside others, which it keeps, and copies share it") {
+TEST_CASE("an int8 linear map is the same in its own memory and in a mapped image, which it keeps alive, and copies "
+          "share it") {
     kv::thread_pool two(2);
     const stored weights(70, 21, kv::dtype::f32, 1);
     const std::array parts{weights.view()};

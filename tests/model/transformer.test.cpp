@@ -97,7 +97,7 @@ TEST_CASE("the logits of every architecture are those of transformers") {
     CHECK(models >= 11);
 }
 
-TEST_CASE("stories260k says what llama2.c says, greedily, two hundred tokens on") {
+TEST_CASE("stories260k generates the 200 greedy tokens of llama2.c") {
     const auto directory = stories();
     if (!directory)
         return;

@@ -93,7 +93,7 @@ TEST_CASE("a router knows the blocks of a cache from its events alone") {
     CHECK(reader.others.empty());
 }
 
-TEST_CASE("hits and copies are told to who wants them") {
+TEST_CASE("hits and copies are reported to observers that want them") {
     router reader;
     auto cache = kv::make_cache(small, {8 * kv::codec::f32{}.open(small).page_bytes()}, to(reader, false));
     past known;

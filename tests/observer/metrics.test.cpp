@@ -7,7 +7,7 @@
 
 namespace kv = kvcache;
 
-TEST_CASE("metrics tell what was counted") {
+TEST_CASE("metrics report what was counted") {
     auto state = kv::observer::metrics{.labels = {{"model", "small"}}}.open();
     CHECK(state.text().find("kvcache_hit_ratio") == std::string::npos);
     state.on({kv::event_kind::matched, 3, 12, 1});

@@ -7,7 +7,7 @@
 
 static_assert(std::is_empty_v<kvcache::observer::none::state>);
 
-TEST_CASE("a silent observer hears everything and keeps nothing") {
+TEST_CASE("observer none accepts every event and keeps nothing") {
     auto state = kvcache::observer::none{}.open();
     CHECK_NOTHROW(state.on({}));
 }

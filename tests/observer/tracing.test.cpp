@@ -33,7 +33,7 @@ TEST_CASE("a trace is a JSON array of Chrome events") {
     CHECK((*trace)[4]["args"]["pages"] == 0);
 }
 
-TEST_CASE("a trace without events is an empty array, and one that nobody takes is nothing") {
+TEST_CASE("a trace without events is an empty array, and without a sink nothing is written") {
     std::string text;
     {
         const auto state = kv::observer::tracing{.write = [&](std::string_view more) { text += more; }}.open();

@@ -41,7 +41,7 @@ TEST_CASE("none runs nothing again, everything all") {
     CHECK(chosen(kv::recompute::full{}, two) == joined(from(10, 60), from(100, 20)));
 }
 
-TEST_CASE("seam runs what lies before a run's end, head what lies behind its beginning") {
+TEST_CASE("chunk_boundary recomputes the tokens before a chunk's end, chunk_head those after its beginning") {
     CHECK(chosen(kv::recompute::chunk_boundary{}, two) == joined(from(54, 16), from(104, 16)));
     CHECK(chosen(kv::recompute::chunk_boundary{.rows = 30}, two) == joined(from(40, 30), from(100, 20)));
     CHECK(chosen(kv::recompute::chunk_head{.rows = 4, .page_aligned = false}, two) ==

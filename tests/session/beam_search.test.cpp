@@ -174,7 +174,7 @@ TEST_CASE("a search that fails keeps no page") {
     CHECK(few.store.stats().in_use == 0);
 }
 
-TEST_CASE("a search ends at the model's last position, and says nothing if nothing is wanted") {
+TEST_CASE("a search ends at the model's last position, and is empty if nothing is wanted") {
     const auto& model = few_tokens();
     host here(model);
     const tokens prompt = some_tokens(model, 60, 6);

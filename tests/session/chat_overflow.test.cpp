@@ -63,7 +63,7 @@ TEST_CASE("tokens in the middle go, and the others have the positions that are l
         }
 }
 
-TEST_CASE("what is approximate is nobody else's, and what it was made from is as before") {
+TEST_CASE("approximate rows are private, and the sequence they came from is unchanged") {
     const auto& model = random_model();
     const tokens prompt = some_tokens(model, 100, 1);
     host here(model);
@@ -92,7 +92,7 @@ TEST_CASE("where there are no pages for what is left nothing has changed") {
     CHECK(here.store.stats().in_use == 10);
 }
 
-TEST_CASE("a conversation that forgets tokens goes on for ever without running any again") {
+TEST_CASE("a conversation that drops tokens continues for ever without recomputing any") {
     const auto directory = std::filesystem::path(KVCACHE_SOURCE_DIR) / "examples" / "models" / "worlds-2m";
     auto words = kv::tokenizer::open(directory);
     REQUIRE(words.has_value());

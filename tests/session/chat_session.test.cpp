@@ -68,7 +68,7 @@ void check_fresh(const Session& chat, const kv::chat_reply& reply, const kv::sam
 
 } // namespace
 
-TEST_CASE("a next turn extends what was said, token for token") {
+TEST_CASE("a next turn extends the conversation, token for token") {
     host here(tiny_model());
     session chat(here.store, form(), 2048, "You answer questions about the notes.");
     std::size_t before = 0;
@@ -189,7 +189,7 @@ TEST_CASE("a conversation that does not fit is refused with the numbers, or drop
     CHECK_FALSE(gliding.say(here.pipeline, long_text, {}, brief, {}, listen).has_value()); // no turn is left to drop
 }
 
-TEST_CASE("a warm system prompt does not run again, for nobody") {
+TEST_CASE("a cached system prompt does not run again in any session") {
     host here(tiny_model());
     session one(here.store, form(), 2048, "You answer questions about the notes, shortly and without a doubt.");
     session two(here.store, form(), 2048, "You answer questions about the notes, shortly and without a doubt.");
@@ -209,7 +209,7 @@ TEST_CASE("a warm system prompt does not run again, for nobody") {
     CHECK(one.info().messages == 1);
 }
 
-TEST_CASE("a template that writes earlier turns anew goes on from the last token in common") {
+TEST_CASE("a template that rewrites earlier turns continues from the last common token") {
     const auto rewriting =
         written("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if loop.last %}NEW {% endif %}"
                 "{{ m['content'] | trim }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n");

@@ -323,7 +323,7 @@ TEST_CASE("a moved prefix keeps its own answers: only rotations differ") {
     CHECK(off(spliced->logits, plain->logits) < 1e-5f * plain->logits.norm());
 }
 
-TEST_CASE("what is approximate is given to nobody: not through the index, a fork, a chunk or a cut") {
+TEST_CASE("approximate rows are never shared: not through the index, a fork, a chunk or a truncation") {
     host h(kv::recompute::chunk_head{.rows = 4, .page_aligned = false});
     for (const tokens& one : {a, b, c})
         h.warm(one);
@@ -391,7 +391,7 @@ TEST_CASE("an approximate answer has the same bits however it is split, on any t
     CHECK(same(rows.bottomRows(20), one.bottomRows(20)));
 }
 
-TEST_CASE("a model that does not say that its keys can move is refused chunks, and served the rest") {
+TEST_CASE("a model that does not state that its keys can move is refused chunks, and served the rest") {
     struct stubborn : kv::transformer {
         explicit stubborn(const kv::transformer& of) : kv::transformer(of) {}
         [[nodiscard]] kv::result<void> keys_can_move() const {
@@ -424,7 +424,7 @@ TEST_CASE("a prompt that finds no page is refused, and nothing is lost") {
     CHECK(h.prefill(joined({gap, b, question})).counts.approximate == 33);
 }
 
-TEST_CASE("a chunk that was encoded behind its text's first tokens is stored without them") {
+TEST_CASE("a chunk that was computed after its text's first tokens is stored without them") {
     host<kv::recompute::none> h;
     h.warm(joined({c, a}), {.sink_tokens = 4, .overlap = 6});
     const auto filled = h.prefill(joined({gap, a, question}));
@@ -464,7 +464,7 @@ TEST_CASE("under random prompts the invariants hold, and exact sequences stay ex
     }
 }
 
-TEST_CASE("an exact mode is verified to the bit, an approximate one says how far it is off") {
+TEST_CASE("an exact mode is verified bit for bit, an approximate one reports its error") {
     const tokens prompt = joined({gap, a, c, question}), said = some(12, 77);
     host<kv::recompute::none> h;
     for (const tokens& one : {a, c})
@@ -483,7 +483,7 @@ TEST_CASE("an exact mode is verified to the bit, an approximate one says how far
     CHECK(exact->argmax_agreement == 1.0);
 }
 
-TEST_CASE("an answer is said in every mode, at temperature 0 the likeliest tokens") {
+TEST_CASE("an answer is generated in every mode, at temperature 0 the likeliest tokens") {
     host h(kv::recompute::chunk_head{});
     h.warm(c);
     const tokens prompt = joined({gap, c, question});

@@ -179,7 +179,7 @@ TEST_CASE("a request's tokens and their scores do not depend on its company") {
     CHECK(guessing.runs.stats().drafted > 0);
 }
 
-TEST_CASE("where pages are short the youngest waits, and nobody's answer changes") {
+TEST_CASE("where pages are short the youngest request waits, and no answer changes") {
     const auto& model = random_model();
     const auto all = a_day(model);
     std::vector<told> wanted;
@@ -258,7 +258,7 @@ TEST_CASE("a request that cannot be had is refused by name, and nothing is calle
     CHECK(here.runs.stats().refused == 1);
 }
 
-TEST_CASE("requests end when they are cancelled, late, heard enough, or too large, and others go on") {
+TEST_CASE("requests end when they are cancelled, late, stopped by their reader, or too large, and others continue") {
     const auto& model = random_model();
     const asked longer{.prompt = some_tokens(model, 20, 1), .until = {.max_tokens = 50}};
     const told wanted = plainly(model, longer);
@@ -319,7 +319,7 @@ TEST_CASE("idle sessions give their pages before a request has to wait") {
     CHECK_FALSE(idle.has_value());
 }
 
-TEST_CASE("an engine goes on from a sequence that it is given") {
+TEST_CASE("an engine continues from a sequence that it is given") {
     const auto& model = random_model();
     const asked what{.prompt = some_tokens(model, 100, 1), .until = {.max_tokens = 5}};
     room here(model);
@@ -338,7 +338,7 @@ TEST_CASE("an engine goes on from a sequence that it is given") {
     CHECK_FALSE(here.runs.submit(std::move(foreign)).has_value());
 }
 
-TEST_CASE("what a request goes on from is another's only as far as it is exact and shared") {
+TEST_CASE("the sequence a request continues from is shared only as far as it is exact and cacheable") {
     const auto& model = random_model();
     for (const bool forgets : {true, false}) {
         room here(model);
@@ -363,7 +363,7 @@ TEST_CASE("what a request goes on from is another's only as far as it is exact a
     }
 }
 
-TEST_CASE("many threads ask one engine") {
+TEST_CASE("many threads submit to one engine") {
     const auto& model = random_model();
     const auto all = a_day(model);
     std::vector<told> wanted;

@@ -21,7 +21,7 @@ const auto go_on = [](kv::token_id, std::span<const float>) { return true; };
 
 } // namespace
 
-TEST_CASE("an answer is the same words whatever was reused, and ends where it is told to") {
+TEST_CASE("an answer has the same tokens whatever was reused, and ends at its stop criteria") {
     const auto& model = each_model();
     const tokens prompt = some_tokens(model, 40, 1);
     for (const float temperature : {0.0f, 0.8f}) {
@@ -51,7 +51,7 @@ TEST_CASE("an answer is the same words whatever was reused, and ends where it is
     }
 }
 
-TEST_CASE("an answer may be of no tokens, and logits nobody wanted are computed all the same") {
+TEST_CASE("an answer may have no tokens, and unwanted logits are computed all the same") {
     const auto& model = random_model();
     host here(model);
     const auto nothing = kv::generate(here.pipeline, some_tokens(model, 5, 2), kv::sampler{}, {.max_tokens = 0}, go_on);

@@ -97,7 +97,7 @@ std::vector<spoken> alone() {
 
 } // namespace
 
-TEST_CASE("prompts answered together say what each says alone, however many at a time and however short pages are") {
+TEST_CASE("prompts generated together give what each gives alone, for any batch size and page shortage") {
     const std::vector<spoken> truth = alone();
     const auto asked = prompts();
     for (const auto mode : {kv::reuse_mode::baseline, kv::reuse_mode::prefix, kv::reuse_mode::chunks})
@@ -130,7 +130,7 @@ TEST_CASE("what prompts share is run once") {
     CHECK(prefilled == own + 20 + 57 + 94);
 }
 
-TEST_CASE("a prompt that cannot run keeps nobody else, and one that never fits is refused") {
+TEST_CASE("a prompt that cannot run does not block the others, and one that never fits is refused") {
     auto asked = prompts();
     asked[2].clear();
     asked[5].front() = kv::token_id{97};
@@ -151,7 +151,7 @@ TEST_CASE("a prompt that cannot run keeps nobody else, and one that never fits i
     CHECK(kv::generate_batch(h.pipeline, {}, kv::reuse_mode::prefix, draw, until).empty());
 }
 
-TEST_CASE("no token behind the cacheable ones becomes known: not as a prefix, nor as a chunk, nor from a fork") {
+TEST_CASE("no token after the cacheable ones is published") {
     const tokens prompt = some(100, 9);
     for (const std::size_t cacheable : {0u, 15u, 16u, 40u, 64u, 100u}) {
         host h;

@@ -50,7 +50,7 @@ TEST_CASE("a prompt edited in the middle reuses what comes before the edit") {
     }
 }
 
-TEST_CASE("an answer that is regenerated, said again and continued keeps its bits") {
+TEST_CASE("an answer that is regenerated, repeated and continued keeps its bits") {
     const auto& model = each_model();
     const tokens prompt = some_tokens(model, 37, 4), first = some_tokens(model, 21, 5),
                  second = some_tokens(model, 30, 6);
@@ -189,7 +189,7 @@ TEST_CASE("alone or in a batch with seven strangers, the bits are the same") {
     }
 }
 
-TEST_CASE("logits are given where they were asked for") {
+TEST_CASE("logits are returned for the rows that want them") {
     const auto& model = each_model();
     const tokens prompt = some_tokens(model, 33, 16);
     const kv::matrix want = cold(model, prompt);
@@ -257,7 +257,7 @@ TEST_CASE("a batch of which one has no room changes none") {
     CHECK(here.store.check().has_value());
 }
 
-TEST_CASE("a model in int8 keeps the promise among its own pages, and says nearly what its origin says") {
+TEST_CASE("an int8 model keeps the promise among its own pages, and is close to the model it was made from") {
     kv::thread_pool threads(2);
     const kv::transformer rounded = tiny_model().in_int8(threads);
     CHECK(rounded.id({}).weight_format == "int8"); // so that the two never share a page

@@ -159,7 +159,7 @@ TEST_CASE("token by token, and in a batch with strangers, coded pages give the b
     }
 }
 
-TEST_CASE("coded pages that were evicted and computed again have the same bits, and memory that is short is said") {
+TEST_CASE("quantized pages that were evicted and recomputed have the same bits, and a shortage of memory is an error") {
     for (const char* codec : {"int8", "int4", "keep_recent<int8>"}) {
         CAPTURE(codec);
         quantized_host here(*any::named(codec), 32, 1, 32, 64); // part of it for residual rows

@@ -103,7 +103,8 @@ TEST_CASE("limits keep the likeliest tokens and no others") {
     CHECK(said(with(0, 1e-9f, 0.0f), logits) == std::set{1});
 }
 
-TEST_CASE("penalties lower what was said, and the repetition penalty also what was asked") {
+TEST_CASE(
+    "the frequency and presence penalties count generated tokens, the repetition penalty also those of the prompt") {
     const std::vector<float> logits = {2.0f, 1.9f, 1.8f, -1.0f};
     kv::token_counts before(std::vector<kv::token_id>{kv::token_id{0}, kv::token_id{0}});
     before.add(kv::token_id{1});

@@ -109,7 +109,7 @@ TEST_CASE("bytes are bounded, and sessions in use never leave") {
     CHECK(session::alive == 0);
 }
 
-TEST_CASE("a session that cannot be made leaves nothing behind") {
+TEST_CASE("a session that cannot be created leaves no trace") {
     kv::session_table<session> table({.sessions = 1});
     for (int time = 0; time < 3; ++time)
         CHECK_THROWS_AS(table.acquire(model, "ann", []() -> std::unique_ptr<session> { throw 1; }), int);
@@ -118,7 +118,7 @@ TEST_CASE("a session that cannot be made leaves nothing behind") {
     CHECK(keys(table) == "ann1 ");
 }
 
-TEST_CASE("one request holds a session at a time, whatever threads ask, remove and evict") {
+TEST_CASE("one request holds a session at a time, however threads open, remove and evict") {
     kv::session_table<session> table({.sessions = 6, .bytes = 40});
     std::atomic<int> clashes = 0, refused = 0;
     {

@@ -131,7 +131,7 @@ std::string refusal(Host& to, const bytes& snapshot, std::string_view secret = {
 
 } // namespace
 
-TEST_CASE("a sequence that was saved goes on with the bits of a cold run") {
+TEST_CASE("a restored sequence continues with the bits of a cold run") {
     const tokens all = some(150, 2);
     const auto run = [&](const auto& policy) {
         using policy_type = std::decay_t<decltype(policy)>;
@@ -165,7 +165,7 @@ TEST_CASE("a sequence that was saved goes on with the bits of a cold run") {
     }
 }
 
-TEST_CASE("another process goes on with the bits of a cold run") {
+TEST_CASE("another process continues with the bits of a cold run") {
     const testing_files::temporary_directory directory;
     const auto file = directory.path() / "session.kvc";
     const tokens all = some(120, 3);
@@ -188,7 +188,7 @@ TEST_CASE("another process goes on with the bits of a cold run") {
     CHECK(kv::load_snapshot(to.store, directory.path() / "none").error().code == kv::error_code::not_found);
 }
 
-TEST_CASE("an answer goes on with the tokens it would have had") {
+TEST_CASE("an answer continues with the tokens it would have had") {
     const kv::sampler draw{.temperature = 0.9f, .seed = 11, .choice = 2};
     const tokens prompt = some(40, 4);
     host<> whole, from, to;
@@ -219,7 +219,7 @@ TEST_CASE("an answer goes on with the tokens it would have had") {
     CHECK(said == want->ids);
 }
 
-TEST_CASE("a busy session is saved by a fork while it goes on") {
+TEST_CASE("a sequence in use is saved by way of a fork") {
     host<kv::locking::mutex> here(kv::locking::mutex{});
     const tokens all = some(200, 5);
     auto filled = here.prefill({all.begin(), all.begin() + 75});

@@ -79,7 +79,7 @@ TEST_CASE("a text without stop strings is never held back") {
     CHECK_FALSE(none.stopped());
 }
 
-TEST_CASE("what follows the end is not heard, and code points are not torn") {
+TEST_CASE("text after the end is not reported, and code points are not split") {
     kv::stop_strings at({"\xc3\xa9t\xc3\xa9"}); // "ete" with accents
     CHECK(at.push("\xc3\xa9") == "");
     CHECK(at.push("\xc3\xa8") == "\xc3\xa9\xc3\xa8");

@@ -11,7 +11,7 @@
 
 namespace kv = kvcache;
 
-TEST_CASE("huge pages say what they got and begin on a boundary") {
+TEST_CASE("huge pages report what they got and begin on a boundary") {
     for (const bool set_aside : {true, false}) {
         const auto state = kv::storage::huge_pages{.set_aside = set_aside}.open(40, 300'001);
         REQUIRE(state.backing() != kv::storage::huge_pages::backing::none);
@@ -27,7 +27,7 @@ TEST_CASE("huge pages say what they got and begin on a boundary") {
     }
 }
 
-TEST_CASE("huge pages that nobody has are refused pages") {
+TEST_CASE("pages beyond the memory of the machine are refused") {
     constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
     for (const auto& [pages, bytes] : {std::pair{std::size_t{1} << 31, most >> 34}, {std::size_t{4}, most >> 2}}) {
         auto state = kv::storage::huge_pages{}.open(pages, bytes);

@@ -48,14 +48,14 @@ TEST_CASE("a mapped file grows with the pages that are used") {
     CHECK(in.get() == 'a');
 }
 
-TEST_CASE("an unlinked file leaves nothing behind") {
+TEST_CASE("an unlinked file leaves no trace") {
     const folder home;
     auto state = kv::storage::mapped{.file = home.path / "pages"}.open(10, 100);
     CHECK(state.acquire(kv::page_id{9}));
     CHECK(std::filesystem::is_empty(home.path));
 }
 
-TEST_CASE("a mapped file overwrites nothing and says why it refuses") {
+TEST_CASE("a mapped file overwrites nothing and reports why it refuses") {
     const folder home;
     const auto file = home.path / "precious";
     std::ofstream(file) << "words";

@@ -69,7 +69,7 @@ TEST_CASE("a family is known by the marks it writes") {
     CHECK(family("gemma") == kv::chat_family::gemma);
 }
 
-TEST_CASE("an unknown template is an error that says so") {
+TEST_CASE("the error for an unknown template names it") {
     const auto chat = kv::chat_template::parse("{% for m in messages %}{{ m.content }}{% endfor %}", special);
     REQUIRE_FALSE(chat);
     CHECK(chat.error().field == "chat_template");

@@ -185,7 +185,7 @@ TEST_CASE("transformers.js's vectors") {
     }
 }
 
-TEST_CASE("books survive the way to tokens and back, at once and as a stream") {
+TEST_CASE("whole books round-trip through tokens, at once and as a stream") {
     for (const char* name : {"gpt2", "smollm", "minimind", "phi-3-mini"}) {
         const auto directory = shared / "tokenizers" / name;
         if (!have(directory) || !have(shared / "text"))

@@ -57,7 +57,7 @@ TEST_CASE("a chain of tiers is a tier, however it writes and whatever its tiers 
               .empty());
 }
 
-TEST_CASE("a record is in both tiers at once, after a while, or once it is asked for again") {
+TEST_CASE("a record is in both tiers at once, after a delay, or at the next request") {
     auto through = two{}.open();
     REQUIRE(conformance::put_record(through, 1));
     CHECK(place(through, 1) == 3);

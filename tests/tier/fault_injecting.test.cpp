@@ -29,7 +29,7 @@ const auto record = [](std::uint64_t number) { return kv::testing::detail::tier_
 
 } // namespace
 
-TEST_CASE("every fault strikes when it was asked for, and no other time") {
+TEST_CASE("every fault strikes when it was scheduled, and at no other time") {
     auto flipping = faults{.flip = 2}.open();
     REQUIRE((put(flipping, 1) && put(flipping, 2)));
     CHECK(read(flipping, 1) == record(1));

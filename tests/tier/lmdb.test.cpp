@@ -191,7 +191,7 @@ TEST_CASE("a store whose users are killed five hundred times opens, and every re
     kill_writers(500);
 }
 
-TEST_CASE("a store that cannot be opened misses, and says why") {
+TEST_CASE("a store that cannot be opened misses, and reports why") {
     const temporary_directory directory;
     directory.write("taken", "a file");
     auto tier = small(directory.path() / "taken").open();

@@ -28,7 +28,7 @@ TEST_CASE("small tiers and those of other evictions pass the conformance tests")
         }
 }
 
-TEST_CASE("a tier in memory keeps its budget, and the policy says who leaves") {
+TEST_CASE("a tier in memory keeps its budget, and the policy chooses what is evicted") {
     auto by_age = kv::tier::memory<kv::eviction::fifo>{.bytes = 1000, .records = 10}.open();
     auto by_use = kv::tier::memory<>{.bytes = 1000, .records = 10}.open();
     const std::vector<std::byte> bytes(300), large(1001);

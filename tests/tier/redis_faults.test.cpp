@@ -145,7 +145,7 @@ void strike(std::uint64_t wanted) {
 
 } // namespace
 
-TEST_CASE("a peer that says what Redis does not say is refused, and asked no more") {
+TEST_CASE("a peer that violates the Redis protocol is refused, and not asked again") {
     const struct {
         std::string reply;
         kv::error_code code;
@@ -179,7 +179,7 @@ TEST_CASE("a peer that says what Redis does not say is refused, and asked no mor
     }
 }
 
-TEST_CASE("a reply that is an error, or not what was asked for, is a miss, and the server is still believed") {
+TEST_CASE("an error or an unexpected reply is a miss, and the server stays in use") {
     for (const char* reply : {"-LOADING Redis is loading the dataset in memory\r\n", "-ERR no\r\n", ":1\r\n", "*0\r\n",
                               "-MOVED x y\r\n", "+text\r\n"}) {
         const fake peer([&](const fake::command& said) {

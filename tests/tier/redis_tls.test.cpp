@@ -163,7 +163,7 @@ TEST_CASE("a server is spoken to by TLS, if its certificate is believed and is i
                "the certificate or its key cannot be read"));
 }
 
-TEST_CASE("a server that asks for certificates and passwords has those that it believes") {
+TEST_CASE("a server that requires certificates and passwords accepts the right ones only") {
     if (missing())
         return;
     const testing_files::temporary_directory directory;

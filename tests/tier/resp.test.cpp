@@ -99,7 +99,7 @@ TEST_CASE("what is no reply is refused, whatever it promises") {
     CHECK(read("*2\r\n:1\r\n:2\r\n", {.items = 3}).now == state::whole);
 }
 
-TEST_CASE("commands are written as the protocol says") {
+TEST_CASE("commands are written in the protocol's format") {
     std::string text;
     kv::tier::write_command(text, {"SET", "a b", ""});
     CHECK(text == "*3\r\n$3\r\nSET\r\n$3\r\na b\r\n$0\r\n\r\n");
@@ -114,7 +114,7 @@ TEST_CASE("keys fall into the slots that a cluster counts") {
     CHECK(kv::tier::redis_slot("foo{bar}{zap}") == kv::tier::redis_slot("bar"));
 }
 
-TEST_CASE("a redirection is read, and what is none is not") {
+TEST_CASE("a redirection is parsed, and other errors are not taken for one") {
     const auto moved = kv::tier::redirect_in("MOVED 3999 127.0.0.1:6381");
     REQUIRE(moved);
     CHECK_FALSE(moved->once);

@@ -46,17 +46,10 @@ public:
 
     /// Computes all rows of the batch in one layer. Requires: their keys and values are in the pages.
     void run(layer_id layer, thread_pool& threads) {
-        const auto items = plan_.work_items();
-        threads.parallel_for_worker(items.size() * shape_.kv_heads, work_,
-                                    [&](std::size_t worker, std::size_t begin, std::size_t end) {
-                                        detail::attention_worker<Codec, Storage> walk(
-                                            shape_, source_, parts_, plan_.query_tiles(), scratch_[worker]);
-                                        for (std::size_t j = begin; j < end; ++j) {
-                                            const std::size_t head = j % shape_.kv_heads;
-                                            walk.run(items[j / shape_.kv_heads], plan_.page_ranges(), layer,
-                                                     head_id{static_cast<std::uint32_t>(head)}, partials_of(head));
-                                        }
-                                    });
+        const std::size_t items = plan_.work_items().size() * shape_.kv_heads;
+        threads.parallel_for_worker(items, work_, [&](std::size_t thread, std::size_t begin, std::size_t end) {
+            run_items(layer, begin, end, scratch_[thread]);
+        });
         if (plan_.partials() > 0)
             threads.parallel_for(plan_.query_tiles().size() * shape_.kv_heads, partials_.size(),
                                  [&](std::size_t begin, std::size_t end) {
@@ -69,6 +62,16 @@ private:
     [[nodiscard]] std::size_t width() const noexcept { return padded_head_dim(shape_.head_dim); }
     [[nodiscard]] std::size_t state() const noexcept { return softmax_state::numbers(width()); }
     [[nodiscard]] float* partials_of(std::size_t head) { return partials_.data() + head * plan_.partials() * state(); }
+
+    // The work items of each KV head, [begin, end) of them.
+    void run_items(layer_id layer, std::size_t begin, std::size_t end, attention_scratch& scratch) {
+        detail::attention_worker<Codec, Storage> worker(shape_, source_, parts_, plan_.query_tiles(), scratch);
+        for (std::size_t i = begin; i < end; ++i) {
+            const std::size_t head = i % shape_.kv_heads;
+            worker.run(plan_.work_items()[i / shape_.kv_heads], plan_.page_ranges(), layer,
+                       head_id{static_cast<std::uint32_t>(head)}, partials_of(head));
+        }
+    }
 
     // Merges the partials of work items over several splits, in ascending order.
     void merge(const query_tile& tile, std::size_t kv_head) {

@@ -22,8 +22,11 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
+template <class Cache>
+class basic_tenant;
+
 /// The cache as its tier, its tenants, its sequences and its leases see it. Not for hosts: the only class that a cache
-/// opens its private members to. Each function takes the cache's lock.
+/// opens its private members to. Each function takes the cache's lock, except those that require it to be held.
 class cache_access {
 public:
     // For the tier.
@@ -127,21 +130,27 @@ public:
         return make_sequence(cache, std::move(state));
     }
 
-    // For chunk reuse, which locks the cache itself.
+    // For chunk reuse, which holds the lock over several of these calls.
 
     /// The cache, from itself or from a tenant of it.
     template <class Cache>
-    [[nodiscard]] static auto& cache_of(Cache& of) noexcept {
-        if constexpr (requires { of.cache_->shape(); })
-            return *of.cache_;
-        else
-            return of;
+    [[nodiscard]] static Cache& cache_of(Cache& cache) noexcept {
+        return cache;
+    }
+    template <class Cache>
+    [[nodiscard]] static Cache& cache_of(const basic_tenant<Cache>& tenant) noexcept {
+        return *tenant.cache_;
+    }
+    template <class Cache>
+    [[nodiscard]] static Cache& cache_of(basic_tenant<Cache>& tenant) noexcept {
+        return *tenant.cache_;
     }
 
     template <class Cache>
     [[nodiscard]] static auto& lock(Cache& cache) noexcept {
         return cache.lock_;
     }
+    /// The page manager. Requires: the cache is locked.
     template <class Cache>
     [[nodiscard]] static auto& pages(Cache& cache) noexcept {
         return cache.pages_;

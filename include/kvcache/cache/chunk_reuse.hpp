@@ -24,8 +24,8 @@
 namespace kvcache::inline KVCACHE_ABI {
 
 /// Chunk reuse over a cache, or over a tenant of one: finds registered chunks anywhere in a prompt, and splices their
-/// rows into a sequence. A cache whose users do not include this header has none of it. Requires: the cache outlives
-/// it.
+/// rows into a sequence. A program that does not include this header compiles none of it. Requires: the cache
+/// outlives it.
 template <class Cache>
     requires(Cache::knows_chunks)
 class chunk_reuse {

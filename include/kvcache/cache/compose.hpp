@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/cache/basic_cache.hpp>
+#include <kvcache/cache/cache_policies.hpp>
 #include <kvcache/codec/f32.hpp>
 #include <kvcache/eviction/learned_reuse.hpp>
 #include <kvcache/hash/xxh3.hpp>

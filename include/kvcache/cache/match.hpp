@@ -39,7 +39,7 @@ public:
         case match_end::complete:
             break;
         case match_end::unknown:
-            words += "; nothing is stored behind them";
+            words += "; nothing is stored after them";
             break;
         case match_end::different:
             words += detail::joined({"; token ", std::to_string(compared()), " differs from the one stored (",

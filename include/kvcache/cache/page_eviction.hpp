@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cache/cache_config.hpp>
+#include <kvcache/cache/pool_config.hpp>
 #include <kvcache/cache/prefill_cost.hpp>
 #include <kvcache/core/digest.hpp>
 #include <kvcache/core/identity.hpp>

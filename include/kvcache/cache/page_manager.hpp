@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/cache/cache_config.hpp>
 #include <kvcache/cache/page_eviction.hpp>
 #include <kvcache/cache/page_pool.hpp>
+#include <kvcache/cache/pool_config.hpp>
 #include <kvcache/cache/residual_pool.hpp>
 #include <kvcache/cache/tenant_index.hpp>
 #include <kvcache/cache/tenant_quotas.hpp>

@@ -25,8 +25,8 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The live sequences of a cache, on a ring, and what happens to their pages. Pages are touched and given back tail
-/// first, so that a parent is always fresher than its children.
+/// The live sequences of a cache, in a circular list, and the references that they hold on pages. Pages are touched and
+/// released tail first, so that a parent was always used more recently than its children.
 template <class PageManager>
 class sequence_manager {
 public:

@@ -25,11 +25,11 @@ struct sequence_state {
     token_buffer tokens = {};
     std::vector<page_entry> table = {};
     std::size_t published_pages = 0; ///< Leading pages that are full and in the index.
-    std::size_t prompt = 0;          ///< Tokens of the request that it is opened for, until it has them; 0 if unknown.
-    std::uint32_t tenant = 0;        ///< Whose it is; 0 in a cache without tenants.
+    std::size_t prompt = 0;          ///< Tokens of the request it was opened for, while it has fewer; 0 if unknown.
+    std::uint32_t tenant = 0;        ///< Number of the tenant that owns it; 0 in a cache without tenants.
     std::size_t exact = all;         ///< Leading tokens that attended to nothing approximate; `all` if every one.
-    std::size_t cacheable = all;     ///< Leading tokens that may become known to others.
-    bool publishable = true; ///< False once the index had no memory for its pages: from there on they are its own.
+    std::size_t cacheable = all;     ///< Leading tokens that may be published.
+    bool publishable = true;         ///< False after the index ran out of memory for a page: later pages stay private.
 
     lease_state lease = {};
 

@@ -10,8 +10,8 @@
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// The tokens of a sequence, with room made before they are appended, so that appending cannot fail. A span of the
-/// tokens stays readable until the `reserve` after an append, even where the tokens have moved.
+/// The tokens of a sequence. Capacity is reserved before tokens are appended, so that appending cannot fail. A span of
+/// the tokens stays readable until the `reserve` after an append, even where the tokens have moved.
 class token_buffer {
 public:
     [[nodiscard]] std::size_t size() const noexcept { return tokens_.size(); }
@@ -22,7 +22,7 @@ public:
     /// Replaces the tokens. Throws: bad_alloc.
     void assign(std::span<const token_id> tokens) { tokens_.assign(tokens.data(), tokens.data() + tokens.size()); }
 
-    /// Keeps the first `count` tokens.
+    /// Keeps the first `count` tokens. Requires: count <= size().
     void truncate(std::size_t count) noexcept { tokens_.resize(count); }
 
     /// Makes room for `more` tokens. Throws: bad_alloc; nothing has changed then.

@@ -76,7 +76,7 @@ struct paged_tensor {
         return error{error_code::unsupported, "slabs",
                      "the pages do not lie in one slab; open the storage with slab_bytes 0"};
     if (pool.page_stride % element != 0)
-        return error{error_code::unsupported, "page_stride", "a page is no whole number of elements"};
+        return error{error_code::unsupported, "page_stride", "a page is not a multiple of its elements"};
     const auto stride = [&](std::uint64_t rows) { return static_cast<std::int64_t>(rows * layout.shape.head_dim); };
     return paged_tensor{pool.slabs[0] + layout.side(layer, row_side::keys),
                         pool.slabs[0] + layout.side(layer, row_side::values),

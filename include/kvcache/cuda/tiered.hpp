@@ -124,7 +124,7 @@ public:
             return put;
         for (const page_id page : pages) {
             info& own = pages_[index_of(page)];
-            expects(own.holds > 0, "only a held page is let go");
+            expects(own.holds > 0, "only a page that is held is released");
             own.changed = own.changed || written;
             if (--own.holds == 0)
                 if constexpr (requires { policy_.on_released(slot_id{}); })

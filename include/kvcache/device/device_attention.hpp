@@ -127,9 +127,9 @@ private:
         }
 
         [[nodiscard]] result<void> run(std::uint32_t layer) {
-            float* const sent_queries = staged() + 2 * count * side();
+            float* const staged_queries = staged() + 2 * count * side();
             for (std::size_t row = 0; row < count; ++row)
-                std::copy_n(queries.data + row * queries.stride, width(), sent_queries + row * width());
+                std::copy_n(queries.data + row * queries.stride, width(), staged_queries + row * width());
             const std::size_t sent = count * (2 * side() + width());
             auto* const there = reinterpret_cast<std::byte*>(in.data());
             const copy_piece going{pinned, there, sent * sizeof(float)};

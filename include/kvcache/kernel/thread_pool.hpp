@@ -38,7 +38,7 @@ class thread_pool {
 public:
     /// Starts `threads` - 1 threads that sleep between loops.
     explicit thread_pool(std::size_t threads = 1) : shared_(std::make_unique<state>()) {
-        expects(threads > 0, "a team has at least one thread");
+        expects(threads > 0, "a thread pool has at least one thread");
         workers_.reserve(threads - 1);
         try {
             for (std::size_t worker = 1; worker < threads; ++worker)
@@ -158,7 +158,7 @@ private:
 
     void run_all(std::size_t jobs, const void* body, call function) {
         state& s = *shared_;
-        expects(s.body.load(std::memory_order_relaxed) == nullptr, "a team shares one loop at a time");
+        expects(s.body.load(std::memory_order_relaxed) == nullptr, "a thread pool runs one loop at a time");
         const auto ranges = static_cast<std::uint32_t>(std::min(jobs, threads() * ranges_a_thread));
         s.body.store(body, std::memory_order_relaxed);
         s.function.store(function, std::memory_order_relaxed);

@@ -235,10 +235,10 @@ inline result<void> record::take_parts(std::span<const std::byte> bytes, const r
             return wrong("has reserved bytes that are not zero");
         const std::uint64_t begin = at::aligned(end);
         if (load_little<std::uint64_t>(bytes, entry + at::part_offset) != begin)
-            return wrong("does not lie behind the one before it");
+            return wrong("does not follow the one before it");
         const auto size = load_little<std::uint64_t>(bytes, entry + at::part_size);
         if (begin > bytes.size() || size > bytes.size() - begin)
-            return refused(error_code::truncated, "parts", "part " + std::to_string(i) + " ends behind the record");
+            return refused(error_code::truncated, "parts", "part " + std::to_string(i) + " ends past the record");
         if (!zero(bytes.subspan(static_cast<std::size_t>(end), static_cast<std::size_t>(begin - end))))
             return refused(error_code::malformed, "padding", "the bytes between parts are not zero");
         part.bytes = bytes.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(size));
@@ -246,7 +246,7 @@ inline result<void> record::take_parts(std::span<const std::byte> bytes, const r
         end = begin + size;
     }
     if (end != bytes.size())
-        return refused(error_code::malformed, "total_bytes", "there is something behind the last part");
+        return refused(error_code::malformed, "total_bytes", "there are bytes after the last part");
     return {};
 }
 
@@ -292,7 +292,7 @@ inline result<void> record::take_tokens(std::span<const std::byte> bytes, const 
     for (std::size_t i = 0; i < count; ++i)
         tokens_.push_back(token_id{static_cast<std::int32_t>(load_little<std::uint32_t>(all, 4 * i))});
     if (!zero(all.subspan(4 * count)))
-        return refused(error_code::malformed, "padding", "the bytes behind the tokens are not zero");
+        return refused(error_code::malformed, "padding", "the bytes after the tokens are not zero");
     return {};
 }
 

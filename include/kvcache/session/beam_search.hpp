@@ -5,6 +5,7 @@
 #include <kvcache/core/result.hpp>
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/session/decode_state.hpp>
+#include <kvcache/session/finite_logits.hpp>
 #include <kvcache/session/log_probabilities.hpp>
 #include <kvcache/session/pipeline.hpp>
 
@@ -97,9 +98,8 @@ private:
         std::vector<step> all, made;
         for (std::size_t i = 0; i < beams_.size(); ++i) {
             const auto row = row_of(logits, i);
-            if (!std::ranges::all_of(row, [](float x) { return std::isfinite(x); }))
-                return error{error_code::malformed, "logits",
-                             "the model gave a logit that is no finite number; its weights are damaged"};
+            if (auto finite = detail::check_finite(row); !finite)
+                return finite.error();
             const log_probabilities scores(row);
             for (const token_score& each : scores.top(how_.beams + until_.stop.size()))
                 all.push_back({i, each.token, beams_[i].sum + scores.precise(each.token)});

@@ -4,11 +4,11 @@
 #include <kvcache/core/compiled.hpp>
 #include <kvcache/core/id.hpp>
 #include <kvcache/core/result.hpp>
+#include <kvcache/session/finite_logits.hpp>
 #include <kvcache/session/sampler.hpp>
 #include <kvcache/session/token_counts.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <span>
 #include <vector>
@@ -41,9 +41,8 @@ public:
     /// Draws the next token from the logits of the token before it, (vocabulary). Requires: !over(). Errors:
     /// malformed for a logit that is not finite. Cost: O(vocabulary).
     KVCACHE_LAZY [[nodiscard]] result<token_id> next(std::span<const float> logits) {
-        if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); }))
-            return error{error_code::malformed, "logits",
-                         "the model gave a logit that is no finite number; its weights are damaged"};
+        if (auto finite = detail::check_finite(logits); !finite)
+            return finite.error();
         const token_id token = draw_.draw(logits, drawn_++, counts_);
         if (draw_.penalises())
             counts_.add(token);

@@ -6,6 +6,7 @@
 #include <kvcache/session/engine_schedule.hpp>
 #include <kvcache/session/pipeline.hpp>
 #include <kvcache/session/tier_prefetch.hpp>
+#include <kvcache/session/token_check.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -148,15 +149,11 @@ private:
         const auto refuse = [](const char* field, std::string words) {
             return error{error_code::out_of_range, field, std::move(words)};
         };
-        if (asked.prompt.empty())
-            return refuse("prompt", "there is no token to run");
+        if (auto valid = detail::check_tokens(asked.prompt, model_.vocabulary(), "prompt"); !valid)
+            return valid;
         if (asked.prompt.size() > model_.max_positions())
             return refuse("max_positions", "the maximum context length is " + std::to_string(model_.max_positions()) +
                                                " tokens; the prompt takes " + std::to_string(asked.prompt.size()));
-        for (const token_id token : asked.prompt)
-            if (index_of(token) < 0 || static_cast<std::size_t>(index_of(token)) >= model_.vocabulary())
-                return refuse("prompt", "token " + std::to_string(index_of(token)) + " is outside the vocabulary of " +
-                                            std::to_string(model_.vocabulary()));
         if (asked.known &&
             (asked.known->size() >= asked.prompt.size() ||
              !std::ranges::equal(asked.known->tokens(), std::span(asked.prompt).first(asked.known->size()))))

@@ -3,11 +3,11 @@
 
 #include <kvcache/core/tensor.hpp>
 #include <kvcache/session/engine_request.hpp>
+#include <kvcache/session/finite_logits.hpp>
 #include <kvcache/session/prompt_lookup.hpp>
 #include <kvcache/session/tier_prefetch.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -148,9 +148,8 @@ private:
             lane.ended = finish_reason::length;
             return;
         }
-        if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); })) {
-            fail({error_code::malformed, "logits",
-                  "the model gave a logit that is no finite number; its weights are damaged"});
+        if (auto finite = detail::check_finite(logits); !finite) {
+            fail(finite.error());
             return;
         }
         generated_token token{.choice = choice, .index = generated(lane)};

@@ -223,7 +223,7 @@ private:
         });
         const auto holders = std::ranges::count_if(
             running_, [](const auto& each) { return std::ranges::any_of(each->lanes, &lane::active); });
-        expects(youngest != running_.end(), "a step that failed was somebody's");
+        expects(youngest != running_.end(), "a step that failed had requests");
         if (reason.code != error_code::out_of_memory || holders < 2) {
             (*youngest)->fail(std::move(reason));
             for (lane& one : (*youngest)->lanes)

@@ -6,6 +6,7 @@
 #include <kvcache/kernel/thread_pool.hpp>
 #include <kvcache/model/batch_slice.hpp>
 #include <kvcache/recompute/concept.hpp>
+#include <kvcache/session/token_check.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -93,17 +94,12 @@ public:
 
     /// Checks that tokens can run after `before` others. Errors: out_of_range.
     [[nodiscard]] result<void> check(std::size_t before, std::span<const token_id> tokens) const {
-        if (tokens.empty())
-            return error{error_code::out_of_range, "tokens", "there is no token to run"};
+        if (auto valid = detail::check_tokens(tokens, model_.vocabulary(), "tokens"); !valid)
+            return valid;
         if (tokens.size() > max_positions() - std::min(before, max_positions()))
             return error{error_code::out_of_range, "max_positions",
                          std::to_string(before + tokens.size()) + " tokens are past the model's " +
                              std::to_string(max_positions()) + " positions"};
-        for (const token_id token : tokens)
-            if (index_of(token) < 0 || static_cast<std::size_t>(index_of(token)) >= model_.vocabulary())
-                return error{error_code::out_of_range, "tokens",
-                             "token " + std::to_string(index_of(token)) + " is outside the vocabulary of " +
-                                 std::to_string(model_.vocabulary())};
         return {};
     }
 

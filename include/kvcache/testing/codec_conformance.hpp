@@ -78,7 +78,7 @@ public:
         for (const std::size_t rows : {0u, 1u, 15u, 16u})
             copies(rows);
         check_property(broken_, std::ranges::count(std::span(page_).subspan(state_.page_bytes()), guard) == 64,
-                       "nothing is written behind a page");
+                       "nothing is written past a page");
     }
 
 private:
@@ -132,7 +132,7 @@ private:
             check_property(broken_, row_of(i) >= rows || same_bits({&from[i], 1}, {&to[i], 1}),
                            "copied rows read as before");
         check_property(broken_, std::ranges::count(std::span(other).subspan(state_.page_bytes()), guard) == 64,
-                       "nothing is copied behind a page");
+                       "nothing is copied past a page");
     }
 
     page_shape shape_;

@@ -90,16 +90,16 @@ public:
         std::size_t left = 0;
         for (const bool one : present_)
             left += one;
-        const std::vector<bool> nobody(present_.size(), false);
+        const std::vector<bool> none_protected(present_.size(), false);
         for (; left > 0 && names_victims; --left) {
-            const auto gone = victim(nobody, names_victims);
+            const auto gone = victim(none_protected, names_victims);
             check_property(broken_, gone.has_value(), "every admitted entry leaves when all may");
             if (!gone || !present_[index_of(*gone)])
                 return;
             evict(*gone);
         }
         if (left == 0)
-            check_property(broken_, !victim(nobody, false), "an empty policy has no victim");
+            check_property(broken_, !victim(none_protected, false), "an empty policy has no victim");
     }
 
 private:

@@ -81,7 +81,7 @@ private:
                 rows.write(state_, own, layer_id{layer}, at, keys, values);
             }
         check_property(broken_, std::ranges::count(std::span(page).subspan(state_.page_bytes()), guard) == 64,
-                       "nothing is written behind a page");
+                       "nothing is written past a page");
         page.resize(state_.page_bytes());
         return page;
     }

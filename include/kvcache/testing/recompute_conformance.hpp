@@ -18,7 +18,7 @@ template <recompute_policy Policy>
         const auto state = policy.open({.tokens = tokens});
         const auto tried = [&](std::size_t hit, std::size_t total) {
             const std::size_t first = state.first_computed(hit, total);
-            detail::check_property(broken, first <= hit, "no token behind the hit is reused");
+            detail::check_property(broken, first <= hit, "no token after the hit is reused");
             detail::check_property(broken, total == 0 || first < total, "at least one token runs");
             detail::check_property(broken, first == state.first_computed(hit, total), "the same hit has the same plan");
         };

@@ -92,7 +92,7 @@ public:
             if (n <= greatest)
                 return n;
         } else if (!value_->is_number_integer()) {
-            refuse(error_code::mismatched, "", {"is ", value_->type_name(), ", not a whole number"});
+            refuse(error_code::mismatched, "", {"is ", value_->type_name(), ", not an integer"});
             return 0;
         }
         refuse(error_code::out_of_range, "", {"is ", shown(*value_), ", not from 0 to ", std::to_string(greatest)});

@@ -38,7 +38,7 @@ public:
             const json_document& id = entry.second;
             if (!id.is_number_unsigned() || id.get<std::uint64_t>() > greatest) {
                 at.refuse(id.is_number() ? error_code::out_of_range : error_code::mismatched, "",
-                          {"gives \"", token, "\" the id ", shown(id), ", not a whole number from 0 to ",
+                          {"gives \"", token, "\" the id ", shown(id), ", not an integer from 0 to ",
                            std::to_string(greatest)});
                 return made;
             }

@@ -54,7 +54,7 @@ public:
         if (owners_.empty())
             return 0;
         const std::size_t owner = owners_[redis_slot(key)];
-        return owner == nobody ? std::nullopt : std::optional(owner);
+        return owner == no_server ? std::nullopt : std::optional(owner);
     }
 
     /// Borrows a connection, and returns the server's `epoch`, which give_back() needs. Returns null if the server is
@@ -100,7 +100,7 @@ public:
 
     /// Notes the redirection of a cluster. Returns its target, if that is connected.
     [[nodiscard]] std::optional<std::size_t> redirected(const redis_redirect& where, std::size_t by) {
-        std::size_t server = nobody;
+        std::size_t server = no_server;
         bool up = false;
         {
             const std::lock_guard guard(lock_);
@@ -108,7 +108,7 @@ public:
             if (to.host.empty())
                 to.host = nodes_[by]->at.host;
             server = place_of(to);
-            if (server == nobody)
+            if (server == no_server)
                 return std::nullopt;
             nodes_[server]->wanted = true;
             up = nodes_[server]->up;
@@ -143,7 +143,7 @@ public:
     }
 
 private:
-    static constexpr std::size_t nobody = ~std::size_t{0}, most_nodes = 2000;
+    static constexpr std::size_t no_server = ~std::size_t{0}, most_nodes = 2000;
     using channels = redis_channels;
 
     struct node {
@@ -176,18 +176,18 @@ private:
         if (found != nodes_.end())
             return static_cast<std::size_t>(found - nodes_.begin());
         if (nodes_.size() == most_nodes)
-            return nobody;
+            return no_server;
         nodes_.push_back(std::make_unique<node>(at));
         return nodes_.size() - 1;
     }
 
     void learn(const std::vector<redis_range>& ranges, channels& closed) {
-        owners_.assign(redis_slot_count, nobody);
+        owners_.assign(redis_slot_count, no_server);
         for (const auto& one : nodes_)
             one->wanted = ranges.empty() && one == nodes_.front();
         for (const redis_range& range : ranges) {
             const std::size_t server = place_of(range.at);
-            if (server == nobody)
+            if (server == no_server)
                 continue;
             nodes_[server]->wanted = true;
             std::fill(owners_.begin() + static_cast<std::ptrdiff_t>(range.first),

@@ -150,7 +150,7 @@ TEMPLATE_LIST_TEST_CASE("every policy keeps a trie without holes within its capa
     }
 }
 
-TEST_CASE("a policy hears of a request what it would hear in a cache") {
+TEST_CASE("a policy receives the same calls for a request as in a cache") {
     std::vector<std::string> pages;
     kv::prefix_replay<diary> replay({&pages}, 3, 64, {});
     replay.run(request_of({1, 2, 3}));
@@ -175,7 +175,7 @@ TEST_CASE("a request longer than the capacity keeps its first blocks") {
     CHECK(replay.counts().misses() == 8);
 }
 
-TEST_CASE("a policy that lets nothing go keeps what came first") {
+TEST_CASE("a policy that evicts nothing keeps what came first") {
     kv::prefix_replay<keeper> replay({}, 2, 64, {});
     replay.run(request_of({1}));
     replay.run(request_of({2, 3}));
@@ -183,7 +183,7 @@ TEST_CASE("a policy that lets nothing go keeps what came first") {
     CHECK(replay.run(request_of({1})) == 1);
 }
 
-TEST_CASE("tokens and work are counted beside blocks") {
+TEST_CASE("tokens and work are counted as well as blocks") {
     kv::prefix_replay<kv::eviction::lru> replay({}, 10, 64, {.crossover = 8.0});
     replay.run(request_of({1, 2}));
     auto longer = request_of({1, 2, 3});
@@ -197,7 +197,7 @@ TEST_CASE("tokens and work are counted beside blocks") {
     CHECK(replay.counts().hit_ratio() == Approx(0.4));
 }
 
-TEST_CASE("a block that comes behind others than before is refused") {
+TEST_CASE("a block that follows other blocks than before is refused") {
     kv::prefix_replay<kv::eviction::lru> replay({}, 10, 64, {});
     replay.run(request_of({1, 2}));
     CHECK_THROWS_AS(replay.run(request_of({2, 1})), kv::contract_violation);

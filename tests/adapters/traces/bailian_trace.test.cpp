@@ -32,8 +32,8 @@ TEST_CASE("a Bailian request is read, with what a replay does not need or withou
 }
 
 TEST_CASE("a broken Bailian line is refused by its line and field") {
-    CHECK(refused(R"({"chat_id": "a"})") == "chat_id | t, line 1: chat_id is string and no whole number");
-    CHECK(refused(R"({"turn": 1.5})") == "turn | t, line 1: turn is number and no whole number");
+    CHECK(refused(R"({"chat_id": "a"})") == "chat_id | t, line 1: chat_id is string, not an integer");
+    CHECK(refused(R"({"turn": 1.5})") == "turn | t, line 1: turn is number, not an integer");
     CHECK(refused(R"({"type": 3})") == "type | t, line 1: type is number and no string");
     CHECK(refused(R"({"timestamp": "0"})") == "timestamp | t, line 1: timestamp is string and no number");
     CHECK(refused(R"({"timestamp": 1e400})").substr(0, 14) == "t | t, line 1:");

@@ -48,7 +48,7 @@ TEST_CASE("a broken line of values is refused by its number") {
     CHECK(refused("inf,1,2\n") == "t | t, line 1: the time is no number of seconds since a start");
     CHECK(refused("0,,2\n") == "t | t, line 1: the key is empty");
     for (const char* size : {"", "-1", "1.5", "1e3", "1099511627777", "99999999999999999999"})
-        CHECK(refused("0,1," + std::string(size)) == "t | t, line 1: the size is no whole number from 0 to 2^40");
+        CHECK(refused("0,1," + std::string(size)) == "t | t, line 1: the size is not an integer from 0 to 2^40");
     CHECK(refused(std::string("0,1,2\n0,\0,2\n", 12)) == "t | t, line 2: the line has a NUL byte");
     CHECK(refused("0,1,2\n" + std::string(1 << 20, ',')) == "t | t, line 2: there are 1025 values instead of 3");
 }

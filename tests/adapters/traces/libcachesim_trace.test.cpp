@@ -49,7 +49,7 @@ TEST_CASE("a file that ends inside a record is refused with the place") {
           "t | t, byte 24 of the trace: 7 bytes are left, and a record of oracleGeneral has 24");
 }
 
-TEST_CASE("lru and Belady miss what libCacheSim says they miss") {
+TEST_CASE("lru and Belady have the misses that libCacheSim has") {
     const auto path = shared_trace("cloudPhysicsIO.oracleGeneral.bin.gz");
     if (!path)
         return;

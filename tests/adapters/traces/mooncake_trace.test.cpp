@@ -50,7 +50,7 @@ TEST_CASE("a broken Mooncake line is refused by its line and field") {
     CHECK(refused("\n \n") == "none");
     CHECK(refused(with_ids("[]")) == "none");
     CHECK(refused(with_ids("[1]") + with_ids("[-4]")) ==
-          "hash_ids[0] | t, line 2: hash_ids[0] is -4, and has to be a whole number from 0 to 18446744073709551615");
+          "hash_ids[0] | t, line 2: hash_ids[0] is -4, and has to be an integer from 0 to 18446744073709551615");
     CHECK(refused(with_ids("[18446744073709551615]")) == "none");
     CHECK(refused(with_ids("[1, 18446744073709551616]")).substr(0, 31) == "hash_ids[1] | t, line 1: hash_i");
     CHECK(refused(with_ids("[1.5]")).substr(0, 11) == "hash_ids[0]");

@@ -55,7 +55,7 @@ TEST_CASE("sub-agents are read among their session's requests, by either clock")
     CHECK(nested[1].seconds == 16.0);
 }
 
-TEST_CASE("local ids are a session's own and global ids are everybody's") {
+TEST_CASE("local ids belong to one session, global ids to all") {
     const std::string one = request("0", "[1, 2]");
     const auto local = requests_of(session(one) + session(one));
     REQUIRE(local.size() == 2);

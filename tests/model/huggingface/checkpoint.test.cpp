@@ -184,7 +184,7 @@ TEST_CASE("every golden checkpoint opens, fits its configuration and has logits 
     }
 }
 
-TEST_CASE("golden configurations say what they were made with") {
+TEST_CASE("golden configurations have the values they were generated with") {
     using kind = kv::rope_config::kind;
     const auto read = [](const char* name) { return *kv::read_model_config(goldens / name); };
     const auto llama31 = read("llama3.1");
@@ -237,7 +237,7 @@ TEST_CASE("a real checkpoint opens and fits its configuration") {
     CHECK(kv::checkpoint::open(directory)->holds(*config));
 }
 
-TEST_CASE("a golden checkpoint damaged anywhere in its header is refused or gives what it says") {
+TEST_CASE("a golden checkpoint damaged anywhere in its header is refused or gives the stored values") {
     const std::uint32_t seed = 20260419;
     INFO("seed " << seed);
     std::mt19937 random(seed);

@@ -159,7 +159,7 @@ TEST_CASE("files that were changed just now are described by nothing, older ones
     CHECK(later != kv::checkpoint::open(model.path())->description(now + 1h));
 }
 
-TEST_CASE("progress is told after each layer, and only where weights are packed") {
+TEST_CASE("progress is reported after each layer, and only where weights are packed") {
     const copied model("llama-gqa-tied");
     std::vector<std::size_t> told;
     const auto progress = [&](std::size_t done, std::size_t of) {

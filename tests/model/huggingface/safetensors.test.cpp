@@ -201,7 +201,7 @@ TEST_CASE("a flipped byte leaves the header refused or consistent") {
     CHECK(refused > rounds / 2);
 }
 
-TEST_CASE("a tensor is given only in the shape asked for and in a dtype that weights have") {
+TEST_CASE("a tensor is returned only in the requested shape and in a dtype that weights have") {
     const testing_files::temporary_directory directory;
     directory.write("m.safetensors",
                     safetensors(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"

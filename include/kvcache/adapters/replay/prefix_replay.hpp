@@ -51,7 +51,7 @@ public:
             if (found == slots_.end())
                 break;
             expects(blocks_[found->second].parent == (chain_.empty() ? no_slot : chain_.back()),
-                    "a block comes behind the same blocks each time");
+                    "a block follows the same blocks each time");
             blocks_[found->second].held = now_;
             chain_.push_back(found->second);
         }

@@ -44,7 +44,7 @@ public:
         for (const char* field : {"chat_id", "parent_chat_id", "turn"})
             if (record.has(field) && !value_[field].is_number_integer())
                 record.fail(error_code::malformed, field,
-                            std::string("is ") + value_[field].type_name() + " and no whole number");
+                            std::string("is ") + value_[field].type_name() + ", not an integer");
         static_cast<void>(record.text("type", false));
         request.seconds = record.time("timestamp");
         request.input_tokens = record.count("input_length", most_tokens);

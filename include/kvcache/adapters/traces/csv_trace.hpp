@@ -64,7 +64,7 @@ public:
             if (!number(value(place_[1]), access.key))
                 access.key = hashed(value(place_[1]));
             if (!number(value(place_[2]), access.bytes) || access.bytes > largest)
-                return lines_.failure(error_code::out_of_range, "the size is no whole number from 0 to 2^40");
+                return lines_.failure(error_code::out_of_range, "the size is not an integer from 0 to 2^40");
             if (access.bytes > 0)
                 return true;
         }

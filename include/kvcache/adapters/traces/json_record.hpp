@@ -109,7 +109,7 @@ private:
             return value.get<std::uint64_t>();
         if (value.is_number())
             fail(error_code::out_of_range, field,
-                 "is " + value.dump() + ", and has to be a whole number from 0 to " + std::to_string(limit));
+                 "is " + value.dump() + ", and has to be an integer from 0 to " + std::to_string(limit));
         else
             fail(error_code::malformed, field, std::string("is ") + value.type_name() + " and no number");
         return 0;

@@ -84,7 +84,7 @@ public:
             return fallback.value_or(0);
         }
         if (!value->is_number_integer()) {
-            refuse(error_code::malformed, name, {"it must be a whole number, not ", as_text(*value)});
+            refuse(error_code::malformed, name, {"it must be an integer, not ", as_text(*value)});
             return 0;
         }
         if (!value->is_number_unsigned()) {

@@ -55,7 +55,7 @@ KVCACHE_LAZY [[nodiscard]] inline value slice_of(const value& of, const std::arr
             return std::nullopt;
         const auto n = bounds[i].as_integer();
         if (!n)
-            mistake({"a slice needs whole numbers, not ", bounds[i].type_name()});
+            mistake({"a slice needs integers, not ", bounds[i].type_name()});
         constexpr std::int64_t far = std::int64_t{1} << 40;
         return std::clamp(*n, -far, far);
     };

@@ -36,7 +36,7 @@ KVCACHE_LAZY [[nodiscard]] inline bool passes(const value& v, const arguments& a
         const auto by = args.integer(0, "num", 0);
         const auto n = v.as_integer();
         if (!n || by == 0)
-            mistake("divisibleby needs whole numbers");
+            mistake("divisibleby needs integers");
         return *n % by == 0;
     }
     args.expect(0, {});
@@ -70,7 +70,7 @@ KVCACHE_LAZY [[nodiscard]] inline bool passes(const value& v, const arguments& a
     if (name == "odd" || name == "even") {
         const auto n = v.as_integer();
         if (!n)
-            mistake({name, " needs a whole number"});
+            mistake({name, " needs an integer"});
         return (*n % 2 != 0) == (name == "odd");
     }
     if (name == "lower" || name == "upper") {

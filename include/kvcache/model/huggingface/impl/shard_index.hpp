@@ -52,7 +52,7 @@ public:
         if (text.empty() || text == "." || text == ".." ||
             text.find_first_of(std::string_view("/\\\0", 3)) != text.npos)
             return fail(error_code::malformed, field,
-                        detail::joined({"\"", shown(text), "\" is not the name of a file beside the index"}));
+                        detail::joined({"\"", shown(text), "\" is not the name of a file next to the index"}));
         return index_.shard_of.emplace(std::move(key_), std::move(text)).second ||
                fail(error_code::malformed, field, "the tensor is there twice");
     }
