@@ -14180,9 +14180,8 @@ public:
     /// Planning again reuses memory.
     void plan(const attention_shape& shape, std::span<const batch_slice<Lease>> batch, const query_rows& rows,
               const thread_pool& threads) {
-        expects(std::ranges::all_of(batch, [&](const auto& part) {
-                    return &part.lease->storage() == &batch.front().lease->storage();
-                }),
+        expects(std::ranges::all_of(
+                    batch, [&](const auto& part) { return &part.lease->storage() == &batch.front().lease->storage(); }),
                 "the leases of a batch are of one cache");
         parts_.clear();
         limits_.clear();

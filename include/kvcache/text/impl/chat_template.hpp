@@ -6,8 +6,8 @@
 #include <kvcache/core/json.hpp>
 #include <kvcache/text/chat_template.hpp>
 #include <kvcache/text/jinja/interpreter.hpp>
-#include <kvcache/text/jinja/user_value.hpp>
 #include <kvcache/text/jinja/parser.hpp>
+#include <kvcache/text/jinja/user_value.hpp>
 #include <kvcache/text/tagged_text.hpp>
 #include <kvcache/text/unicode.hpp>
 
