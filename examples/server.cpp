@@ -58,6 +58,9 @@ int run(const server::options& with) {
     if (port < 0 || listen(listener, 1024) != 0)
         return support::report("server", {kvcache::error_code::io, "--port",
                                           "--port: " + with.host + ":" + std::to_string(with.port) + " cannot be had"});
+    if (with.api_key.empty() && with.host != "localhost" && with.host != "::1" && !with.host.starts_with("127."))
+        std::fprintf(stderr, "warning: anyone who reaches %s may use this server; --api-key is not set\n",
+                     with.host.c_str());
     std::printf("%s\nlistening on http://%s:%d\n", at.cache.describe().c_str(), with.host.c_str(), port);
     std::fflush(stdout);
     std::jthread waiting([&](const std::stop_token& stop) {

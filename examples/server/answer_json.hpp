@@ -71,7 +71,11 @@ private:
 
     [[nodiscard]] json head(bool streamed) const {
         const char* object = !chat() ? "text_completion" : streamed ? "chat.completion.chunk" : "chat.completion";
-        return {{"id", id_}, {"object", object}, {"created", created_}, {"model", from_.at().name}};
+        return {{"id", id_},
+                {"object", object},
+                {"created", created_},
+                {"model", from_.at().name},
+                {"seed", from_.asked().draw.seed}};
     }
 
     [[nodiscard]] json chunk(std::size_t choice, json delta, const std::string& text, json scores, json why) const {

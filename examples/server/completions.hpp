@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -30,12 +31,13 @@ public:
         if (!asked)
             return refuse(out, problem_of(asked.error()));
         if (!asked->model.empty() && asked->model != at_.name)
-            return refuse(out, {404, "invalid_request_error", "model_not_found",
-                                "model not found: " + asked->model + "; this server has " + at_.name});
+            return refuse(out, no_model(asked->model, at_.name));
         const std::string header = in.get_header_value("x-session-id");
         const std::string key = header.empty() ? asked->user : header;
         if (key.size() > 256)
             return refuse(out, {400, "invalid_request_error", "user", "user has more than 256 bytes"});
+        if (std::ranges::any_of(key, [](unsigned char c) { return c < 0x20 || c == 0x7f; }))
+            return refuse(out, {400, "invalid_request_error", "user", "user has a control character"});
         const bool streams = asked->stream;
         const auto talk = std::make_shared<exchange>(at_, std::move(*asked));
         if (auto begun = talk->ask(key); !begun)

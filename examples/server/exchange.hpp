@@ -32,7 +32,8 @@ class exchange : public std::enable_shared_from_this<exchange> {
 public:
     exchange(host& at, question asked) : at_(at), asked_(std::move(asked)) {}
 
-    /// Submits the question to the engine. Errors: an invalid question; a full queue.
+    /// Submits the question to the engine, as a turn of the conversation `session_key`, or of none if it is empty.
+    /// Errors: an invalid question; a full queue.
     [[nodiscard]] kvcache::result<void> ask(const std::string& session_key) {
         if (auto begun = asked_.chat ? begin_chat(session_key) : begin_completion(); !begun)
             return begun;
@@ -148,17 +149,17 @@ public:
 private:
     using table = kvcache::session_table<session>;
 
-    // A request without a key uses the conversation "default" if it is free, otherwise no conversation.
+    // A request without a key belongs to no conversation: it reuses pages that are cached, and nothing else.
     [[nodiscard]] kvcache::result<void> begin_chat(const std::string& key) {
         if (!at_.form)
             return kvcache::error{kvcache::error_code::malformed, "messages",
                                   "messages cannot be written for this model: " + at_.no_form};
-        if (key.empty())
-            held_ = at_.sessions.try_acquire(at_.fingerprint, "default", at_.make_session());
-        else if (auto held = at_.sessions.acquire(at_.fingerprint, key, at_.make_session()))
+        if (!key.empty()) {
+            auto held = at_.sessions.acquire(at_.fingerprint, key, at_.make_session());
+            if (!held)
+                return held.error();
             held_.emplace(std::move(*held));
-        else
-            return held.error();
+        }
         session alone(at_.cache, *at_.form, at_.context(), {}, overflow(at_.with));
         session& with = held_ ? **held_ : alone;
         known_before_ = with.ids().size();

@@ -42,7 +42,9 @@ inline void add_flags(CLI::App& app, options& o) {
     app.add_option("--name", o.name, "What clients call the model (its directory's name)");
     app.add_option("--host", o.host, "Address to listen on")->capture_default_str();
     app.add_option("--port", o.port, "0: any that is free")->check(CLI::Range(0, 65535))->capture_default_str();
-    app.add_option("--api-key", o.api_key, "Clients must send it as a bearer token");
+    app.add_option("--api-key", o.api_key, "Clients must send it as a bearer token")->check([](const std::string& key) {
+        return key.empty() ? "the key is empty" : std::string();
+    });
     app.add_option("--threads", o.threads, "Threads that compute")->check(whole(1, 1024))->capture_default_str();
     app.add_option("--cache-mib", o.cache_mib, "MiB for pages")->check(whole(1, 1u << 20))->capture_default_str();
     app.add_option("--page", o.page, "Tokens a page")->check(support::page_size())->capture_default_str();

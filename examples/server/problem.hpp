@@ -46,6 +46,12 @@ struct problem {
     return made;
 }
 
+/// Returns the reply to a request for another model than the one that is served.
+[[nodiscard]] inline problem no_model(const std::string& asked, const std::string& served) {
+    return {404, "invalid_request_error", "model_not_found",
+            "model not found: " + asked + "; this server has " + served};
+}
+
 inline void reply(httplib::Response& out, const json& body) {
     out.set_content(body.dump(-1, ' ', false, json::error_handler_t::replace), "application/json");
 }

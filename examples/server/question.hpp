@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <kvcache/core/json.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/session/sampler.hpp>
 #include <kvcache/text/chat_template.hpp>
@@ -9,21 +8,18 @@
 #include <charconv>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
+#include "field_reader.hpp"
+#include "unsupported_fields.hpp"
+
 namespace server {
 
-/// A request body. Unlike an order-preserving JSON object, it finds a key among very many in O(log n).
-using sent_json = nlohmann::json;
-
-/// Errors: malformed.
-[[nodiscard]] inline kvcache::result<sent_json> read_body(const std::string& text) {
-    return kvcache::parse_json_as<sent_json>(text, "invalid json");
-}
-
-/// A request, read from its body. Unknown fields are ignored.
+/// A request, read from its body.
 struct question {
     bool chat = true;
     std::vector<kvcache::chat_message> messages = {}; // for a chat
@@ -31,7 +27,7 @@ struct question {
     std::vector<kvcache::token_id> prompt_ids = {};   // for a completion, instead of `prompt`
     std::string model = {};
     std::string user = {};
-    kvcache::sampler draw = {};
+    kvcache::sampler draw = {}; ///< With a random seed, unless the request has one.
     std::optional<std::size_t> max_tokens = {};
     std::vector<std::string> stop = {};
     std::size_t choices = 1;
@@ -41,63 +37,6 @@ struct question {
     bool include_usage = false;
     bool show_tokens = false; ///< For the web page: report which tokens were reused.
     bool token_ids = false;   ///< Return the token ids of the answer too.
-};
-
-/// Reads the fields of one object. The first invalid field is kept as the error, and ends the reading.
-class field_reader {
-public:
-    explicit field_reader(const sent_json& body) : body_(body) {}
-
-    template <class To>
-    void number(const char* name, To& to, double least, double most) {
-        const sent_json* at = find(name);
-        if (at == nullptr)
-            return;
-        if (!at->is_number() || (std::is_integral_v<To> && !at->is_number_integer()))
-            return refuse(name, std::is_integral_v<To> ? "must be an integer" : "must be a number");
-        const double value = at->get<double>();
-        if (!(value >= least && value <= most))
-            return refuse(name, "must be from " + text_of(least) + " to " + text_of(most));
-        to = at->get<To>();
-    }
-    void flag(const char* name, bool& to) {
-        if (const sent_json* at = find(name)) {
-            if (!at->is_boolean())
-                return refuse(name, "must be true or false");
-            to = at->get<bool>();
-        }
-    }
-    void text(const char* name, std::string& to) {
-        if (const sent_json* at = find(name)) {
-            if (!at->is_string())
-                return refuse(name, "must be a string");
-            to = at->get<std::string>();
-        }
-    }
-
-    /// Returns the value of a field; none if it is missing or null, or after an error.
-    [[nodiscard]] const sent_json* find(const char* name) const {
-        if (problem_ || !body_.is_object())
-            return nullptr;
-        const auto at = body_.find(name);
-        return at == body_.end() || at->is_null() ? nullptr : &*at;
-    }
-
-    void refuse(const std::string& name, const std::string& why) {
-        if (!problem_)
-            problem_ = kvcache::error{kvcache::error_code::malformed, name, name + " " + why};
-    }
-
-    [[nodiscard]] const std::optional<kvcache::error>& problem() const noexcept { return problem_; }
-
-private:
-    [[nodiscard]] static std::string text_of(double n) {
-        char out[32];
-        return {out, std::to_chars(out, out + sizeof out, n).ptr};
-    }
-
-    const sent_json& body_;
-    std::optional<kvcache::error> problem_;
 };
 
 namespace detail {
@@ -204,6 +143,19 @@ inline void read_log_probabilities(field_reader& fields, question& into) {
         fields.refuse("top_logprobs", "needs logprobs");
 }
 
+// Returns the seed of a request, any 64-bit integer. Without one, or with -1 as for llama.cpp, it is drawn, and a
+// double holds it exactly, so that every client can send it again.
+inline std::uint64_t read_seed(field_reader& fields) {
+    const sent_json* seed = fields.find("seed");
+    if (seed == nullptr || (!seed->is_number_unsigned() && *seed == -1)) { // unsigned, 2^64 - 1 would equal -1
+        std::random_device draw;
+        return ((std::uint64_t{draw()} << 32) | draw()) >> 11;
+    }
+    if (!seed->is_number_integer())
+        fields.refuse("seed", "must be an integer of 64 bits");
+    return fields.problem() ? 0 : seed->get<std::uint64_t>();
+}
+
 } // namespace detail
 
 /// Reads a body. Errors: malformed, with the invalid field.
@@ -218,8 +170,9 @@ inline void read_log_probabilities(field_reader& fields, question& into) {
     made.draw.temperature = 1.0f;
     constexpr double many = 1e9;
     fields.number("temperature", made.draw.temperature, 0, 100);
-    fields.number("seed", made.draw.seed, 0, 9007199254740992.0);
-    fields.number("top_k", made.draw.top_k, 0, many);
+    made.draw.seed = detail::read_seed(fields);
+    if (const sent_json* all = fields.find("top_k"); all == nullptr || *all != -1) // -1: no limit, as for vLLM
+        fields.number("top_k", made.draw.top_k, 0, many);
     fields.number("top_p", made.draw.top_p, 0, 1);
     fields.number("min_p", made.draw.min_p, 0, 1);
     fields.number("repetition_penalty", made.draw.repetition_penalty, 0, 100);
@@ -244,6 +197,7 @@ inline void read_log_probabilities(field_reader& fields, question& into) {
     detail::read_stop(fields, made);
     detail::read_bias(fields, made);
     detail::read_log_probabilities(fields, made);
+    refuse_unsupported(fields, body);
     if (fields.problem())
         return *fields.problem();
     return made;

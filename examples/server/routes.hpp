@@ -3,8 +3,10 @@
 
 #include <kvcache/core/version.hpp>
 
+#include <algorithm>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "attend.hpp"
@@ -49,6 +51,7 @@ public:
         web.Post("/tokenize", [this](const auto& in, auto& out) { tokenize(in, out); });
         web.Post("/detokenize", [this](const auto& in, auto& out) { detokenize(in, out); });
         web.Get("/v1/models", [this](const auto&, auto& out) { reply(out, models()); });
+        web.Get(R"(/v1/models/(.+))", [this](const auto& in, auto& out) { model(in.matches[1].str(), out); });
         web.Get("/v1/sessions", [this](const auto&, auto& out) { reply(out, sessions()); });
         web.Delete(R"(/v1/sessions/(.+))", [this](const auto& in, auto& out) { forget(in.matches[1].str(), out); });
         web.Get("/metrics",
@@ -63,11 +66,21 @@ private:
     handled guard(const httplib::Request& in, httplib::Response& out) const {
         const bool open = in.path == "/" || in.path == "/health";
         if (open || at_.with.api_key.empty() ||
-            same(in.get_header_value("Authorization"), "Bearer " + at_.with.api_key))
+            same(bearer_token(in.get_header_value("Authorization")), at_.with.api_key))
             return handled::Unhandled;
         out.set_header("WWW-Authenticate", "Bearer");
         refuse(out, {401, "authentication_error", "invalid_api_key", "the API key is missing or wrong"});
         return handled::Handled;
+    }
+
+    // Returns the token of an Authorization header; the name of the scheme is in any case (RFC 9110, 11.1).
+    [[nodiscard]] static std::string bearer_token(const std::string& header) {
+        constexpr std::string_view scheme = "bearer ";
+        const bool named = header.size() >= scheme.size() &&
+                           std::equal(scheme.begin(), scheme.end(), header.begin(), [](char wanted, char sent) {
+                               return wanted == (sent >= 'A' && sent <= 'Z' ? sent - 'A' + 'a' : sent);
+                           });
+        return named ? header.substr(header.find_first_not_of(' ', scheme.size() - 1)) : std::string();
     }
 
     // Compares in constant time.
@@ -84,15 +97,17 @@ private:
         if (!body)
             return refuse(out, problem_of(body.error()));
         const bool chat = body->is_object() && body->contains("messages");
-        if (body->is_object() && !chat && body->contains("text"))
+        if (body->is_object() && !chat && body->contains("text")) {
             (*body)["prompt"] = (*body)["text"];
+            body->erase("text");
+        }
         if (body->is_object())
             (*body)["max_tokens"] = 0;
         auto asked = read_question(*body, chat);
         if (!asked)
             return refuse(out, problem_of(asked.error()));
         const auto talk = std::make_shared<exchange>(at_, std::move(*asked));
-        if (auto begun = talk->ask("warm-up"); !begun)
+        if (auto begun = talk->ask({}); !begun)
             return refuse(out, problem_of(begun.error()));
         serve(*talk);
         talk->finish();
@@ -145,13 +160,18 @@ private:
         reply(out, {{"prompt", at_.words.decode(ids, {})}});
     }
 
-    [[nodiscard]] json models() const {
-        return {{"object", "list"},
-                {"data", json::array({{{"id", at_.name},
-                                       {"object", "model"},
-                                       {"created", 0},
-                                       {"owned_by", "kvcache"},
-                                       {"max_model_len", at_.context()}}})}};
+    [[nodiscard]] json models() const { return {{"object", "list"}, {"data", json::array({model_entry()})}}; }
+
+    [[nodiscard]] json model_entry() const {
+        return {{"id", at_.name},
+                {"object", "model"},
+                {"created", 0},
+                {"owned_by", "kvcache"},
+                {"max_model_len", at_.context()}};
+    }
+
+    void model(const std::string& name, httplib::Response& out) const {
+        name == at_.name ? reply(out, model_entry()) : refuse(out, no_model(name, at_.name));
     }
 
     [[nodiscard]] json sessions() const {

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import running
@@ -105,6 +106,70 @@ def asks(at):
           ["message"]["content"], "content may be parts")
 
 
+def seeds(at):
+    """A request without a seed draws one and returns it; sent again, it gives the same text."""
+    body = dict(prompt="The kite is made of", max_tokens=24, temperature=1.5, ignore_eos=True)
+    drawn = [at.post("/v1/completions", **body)[1] for _ in range(8)]
+    check(len({d["seed"] for d in drawn}) == 8 and len({d["choices"][0]["text"] for d in drawn}) > 1, drawn)
+    check(all(0 <= d["seed"] < 2**53 for d in drawn), drawn)
+    _, again = at.post("/v1/completions", **body, seed=drawn[3]["seed"])
+    check(again["choices"][0]["text"] == drawn[3]["choices"][0]["text"] and again["seed"] == drawn[3]["seed"], again)
+    events = at.stream("/v1/completions", **body)
+    _, again = at.post("/v1/completions", **body, seed=events[0]["seed"])
+    check(again["choices"][0]["text"] == "".join(e["choices"][0]["text"] for e in events), "a stream tells its seed")
+    for seed in (0, 2**53 + 1, 2**63 - 1, 2**64 - 1, -2, -2**63):
+        two = [at.post("/v1/completions", **body, seed=seed)[1] for _ in range(2)]
+        check(two[0]["choices"][0]["text"] == two[1]["choices"][0]["text"], (seed, two))
+    check(len({at.post("/v1/completions", **body, seed=-1)[1]["seed"] for _ in range(4)}) == 4, "-1 draws a seed")
+    for seed in (1.5, True, "1", 2**64, []):
+        check(at.post("/v1/completions", **body, seed=seed)[0] == 400, seed)
+    _, limited = at.post("/v1/completions", **body, seed=7, top_k=-1)
+    check(limited["choices"][0]["text"] == at.post("/v1/completions", **body, seed=7)[1]["choices"][0]["text"], limited)
+
+
+def strangers(at):
+    """A request without a key is in no conversation: it changes no answer of another one, and leaves no session."""
+    before = [s["id"] for s in at.ask("GET", "/v1/sessions")[1]["data"]]
+    talk = [{"role": "user", "content": "Where is the kite?"}]
+    how = dict(temperature=0, max_tokens=24)
+    _, first = at.post("/v1/chat/completions", messages=talk, **how)
+    said = first["choices"][0]["message"]["content"]
+    longer = [*talk, {"role": "assistant", "content": said}, {"role": "user", "content": "Who has it?"}]
+    _, quiet = at.post("/v1/chat/completions", messages=longer, **how)
+    for stranger in (talk, [{"role": "user", "content": "Who is Ella?"}], longer[:2] + talk):
+        at.post("/v1/chat/completions", messages=stranger, temperature=1.5, max_tokens=24)
+        _, got = at.post("/v1/chat/completions", messages=longer, **how)
+        check(got["choices"] == quiet["choices"], (got, quiet))
+    at.post("/v1/warm", messages=talk)
+    check([s["id"] for s in at.ask("GET", "/v1/sessions")[1]["data"]] == before, "no session was made")
+
+
+def fields(at):
+    """A field that could change the answer and is not supported is refused by its name; one that cannot is ignored."""
+    asked = dict(prompt="Ella", max_tokens=2, temperature=0)
+    for name, value in (("echo", True), ("tools", [{"type": "function"}]), ("tool_choice", "auto"), ("suffix", "x"),
+                        ("response_format", {"type": "json_object"}), ("guided_json", {}), ("best_of", 2), ("min_tokens", 1),
+                        ("skip_special_tokens", False), ("logits_procesors", []), ("tempreature", 0.5)):
+        status, got = at.post("/v1/completions", **asked, **{name: value})
+        check(status == 400 and name in got["error"]["message"], (name, status, got))
+        status, got = at.chat("x", **{name: value})
+        check(status == 400 and name in got["error"]["message"], (name, status, got))
+    _, plain = at.post("/v1/completions", **asked)
+    for name, value in (("echo", False), ("tools", []), ("tool_choice", "none"), ("response_format", {"type": "text"}),
+                        ("best_of", 1), ("suffix", None), ("guided_json", None), ("metadata", {"a": "b"}), ("store", True),
+                        ("service_tier", "auto"), ("prompt_cache_key", "x")):
+        status, got = at.post("/v1/completions", **asked, **{name: value})
+        check(status == 200 and got["choices"] == plain["choices"], (name, status, got))
+    name = at.ask("GET", "/v1/models")[1]["data"][0]["id"]
+    status, one, _ = at.ask("GET", f"/v1/models/{name}")
+    check(status == 200 and one["id"] == name and one["object"] == "model", one)
+    status, none, _ = at.ask("GET", "/v1/models/other")
+    check(status == 404 and none["error"]["code"] == "model_not_found", none)
+    for user in ("a\nb", "a\u007fb", "\u0000"):
+        status, got = at.chat("x", user=user)
+        check(status == 400 and "control character" in got["error"]["message"], (status, got))
+
+
 def sessions(at):
     talks = {}
     for turn in range(4):
@@ -147,8 +212,11 @@ def errors(at):
     for open_ in (b"[", b'{"a":', b'{"prompt":['):
         refused(400, "256 levels", at.ask("POST", "/v1/completions", open_ * ((7 << 20) // len(open_))))
     check(at.memory() < deep + 300, f"what is nested deeply takes no memory: {deep} MiB, then {at.memory()}")
-    many = json.dumps({**{f"key {n}": n for n in range(200000)}, "prompt": "x", "max_tokens": 1})
-    check(at.ask("POST", "/v1/completions", many)[0] == 200, "nor do many fields take long")
+    many = {f"key {n}": n for n in range(200000)}
+    check(at.post("/v1/completions", metadata=many, prompt="x", max_tokens=1)[0] == 200, "nor do many fields take long")
+    refused(400, "key 0", at.post("/v1/completions", prompt="x", **many))
+    status, got = at.post("/v1/completions", prompt="x", **{"long" * (1 << 20): 1})
+    check(status == 400 and len(got["error"]["message"]) < 200, "a long name is not repeated")
     if DATA:
         for case in sorted((DATA / "protocol" / "JSONTestSuite" / "test_parsing").glob("*.json")):
             status, reply, _ = at.ask("POST", "/v1/completions", case.read_bytes())
@@ -256,6 +324,12 @@ def overflows():
             messages.append({"role": "assistant", "content": got["choices"][0]["message"]["content"]})
         limit = at.ask("GET", "/v1/models")[1]["data"][0]["max_model_len"]
         check(limit * 3 // 4 < most <= limit, (how, most, limit))
+        if how == "slide":
+            talk = [{"role": ("user", "assistant")[n % 2], "content": f"Message {n}."} for n in range(20001)]
+            begun = time.monotonic()
+            status, got = at.post("/v1/chat/completions", messages=talk, temperature=0, max_tokens=8)
+            check(status == 200 and limit * 3 // 4 < got["usage"]["prompt_tokens"] <= limit - 8, got)
+            check(time.monotonic() - begun < 30, "a long conversation is not rendered once for each of its turns")
         at.stop()
 
 
@@ -380,7 +454,7 @@ def bare():
 
 def main():
     at = Server()
-    for part in (shapes, asks, sessions, errors, rude):
+    for part in (shapes, asks, seeds, strangers, fields, sessions, errors, rude):
         part(at)
     if LOAD:
         loads(at)
@@ -389,7 +463,12 @@ def main():
     at.stop()
     keyed = Server("--api-key", "secret", "--queue", "1", "--lanes", "1", "--draft", "4")
     check(keyed.chat("x")[0] == 401 and keyed.ask("GET", "/health")[0] == 200, "a key is asked for")
-    check(keyed.ask("GET", "/v1/models", None, {"Authorization": "Bearer secret"})[0] == 200, "and known")
+    for word in ("Bearer secret", "bearer secret", "BEARER  secret"):
+        check(keyed.ask("GET", "/v1/models", None, {"Authorization": word})[0] == 200, f"and known: {word}")
+    for word in ("", "Bearer", "Bearer ", "Bearer secret2", "Bearer secre", "Basic secret", "secret", "Bearersecret"):
+        check(keyed.ask("GET", "/v1/models", None, {"Authorization": word})[0] == 401, f"a wrong key: {word}")
+    empty = subprocess.run([SERVER, "--model", MODEL, "--port", "0", "--api-key", ""], capture_output=True, text=True, timeout=60)
+    check(empty.returncode == 1 and "empty" in empty.stderr, empty)
     body = {"prompt": "x", "max_tokens": 200, "ignore_eos": True}
     got = []
     crowd = [threading.Thread(target=lambda: got.append(keyed.ask("POST", "/v1/completions", body,

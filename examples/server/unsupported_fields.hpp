@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+
+#include "field_reader.hpp"
+
+namespace server {
+
+/// Fields that the server reads.
+inline constexpr std::array<std::string_view, 24> read_fields{"messages",
+                                                              "prompt",
+                                                              "model",
+                                                              "user",
+                                                              "temperature",
+                                                              "seed",
+                                                              "top_k",
+                                                              "top_p",
+                                                              "min_p",
+                                                              "repetition_penalty",
+                                                              "frequency_penalty",
+                                                              "presence_penalty",
+                                                              "max_tokens",
+                                                              "logprobs",
+                                                              "max_completion_tokens",
+                                                              "top_logprobs",
+                                                              "n",
+                                                              "ignore_eos",
+                                                              "stream",
+                                                              "kvcache_tokens",
+                                                              "return_token_ids",
+                                                              "stop",
+                                                              "logit_bias",
+                                                              "stream_options"};
+
+/// Fields of OpenAI's and vLLM's APIs that cannot change an answer: accounting, routing and caching.
+inline constexpr std::array<std::string_view, 9> inert_fields{
+    "metadata",   "store",    "service_tier",        "safety_identifier",     "prompt_cache_key",
+    "request_id", "priority", "parallel_tool_calls", "prompt_cache_retention"};
+
+/// A field that the server does not have, and a value, in JSON, that asks for what happens without it.
+struct neutral_value {
+    std::string_view field, value;
+};
+inline constexpr std::array neutral_values{
+    neutral_value{"add_generation_prompt", "true"},
+    neutral_value{"best_of", "1"},
+    neutral_value{"continue_final_message", "false"},
+    neutral_value{"echo", "false"},
+    neutral_value{"function_call", R"("none")"},
+    neutral_value{"functions", "[]"},
+    neutral_value{"include_stop_str_in_output", "false"},
+    neutral_value{"min_tokens", "0"},
+    neutral_value{"response_format", R"({"type":"text"})"},
+    neutral_value{"stop_token_ids", "[]"},
+    neutral_value{"suffix", R"("")"},
+    neutral_value{"tool_choice", R"("none")"},
+    neutral_value{"tools", "[]"},
+    neutral_value{"typical_p", "1"},
+    neutral_value{"use_beam_search", "false"},
+};
+
+/// Returns whether the field has no effect with its value. Null is no value.
+[[nodiscard]] inline bool is_neutral(const std::string& name, const sent_json& value) {
+    return value.is_null() || std::ranges::any_of(neutral_values, [&](const neutral_value& each) {
+               return each.field == name && sent_json::parse(each.value) == value;
+           });
+}
+
+/// Refuses the first field that the server does not know, because it might change the answer.
+inline void refuse_unsupported(field_reader& fields, const sent_json& body) {
+    for (const auto& [name, value] : body.items())
+        if (std::ranges::find(read_fields, name) == read_fields.end() &&
+            std::ranges::find(inert_fields, name) == inert_fields.end() && !is_neutral(name, value))
+            return fields.refuse(name.substr(0, 64), "is not supported");
+}
+
+} // namespace server
