@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -30,8 +31,12 @@ struct overflow {
     bool slides = false;
     bool forgets = false;
     explicit overflow(const options& with) : slides(with.overflow == "slide"), forgets(with.overflow == "sinks") {}
-    [[nodiscard]] bool shorten(std::vector<kvcache::chat_message>& messages) const {
-        return slides && kvcache::slide_overflow{}.shorten(messages);
+    [[nodiscard]] std::size_t droppable_turns(std::span<const kvcache::chat_message> messages) const {
+        return slides ? kvcache::slide_overflow{}.droppable_turns(messages) : 0;
+    }
+    [[nodiscard]] std::vector<kvcache::chat_message> without_turns(std::span<const kvcache::chat_message> messages,
+                                                                   std::size_t turns) const {
+        return kvcache::slide_overflow{}.without_turns(messages, turns);
     }
     [[nodiscard]] std::optional<std::size_t> sinks() const {
         return forgets ? kvcache::sinks_overflow{}.sinks() : std::nullopt;

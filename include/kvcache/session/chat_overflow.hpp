@@ -8,36 +8,54 @@
 #include <concepts>
 #include <cstddef>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace kvcache::inline KVCACHE_ABI {
 
-/// What a conversation does when it does not fit into the context. shorten() removes messages in one step, or returns
-/// false if it cannot. It is called until the messages fit.
+/// What a conversation does when it does not fit into the context: droppable_turns() is the number of its oldest turns
+/// that may be dropped, and without_turns() the messages without the first `turns` of them.
 template <class P>
-concept chat_overflow_policy = requires(const P p, std::vector<chat_message>& messages) {
-    { p.shorten(messages) } -> std::same_as<bool>;
+concept chat_overflow_policy = requires(const P p, std::span<const chat_message> messages, std::size_t turns) {
+    { p.droppable_turns(messages) } -> std::same_as<std::size_t>;
+    { p.without_turns(messages, turns) } -> std::same_as<std::vector<chat_message>>;
 };
 
 /// Refuses a conversation that is too long, and leaves it unchanged.
 struct refuse_overflow {
-    [[nodiscard]] bool shorten(std::vector<chat_message>&) const noexcept { return false; }
+    [[nodiscard]] std::size_t droppable_turns(std::span<const chat_message>) const noexcept { return 0; }
+    [[nodiscard]] std::vector<chat_message> without_turns(std::span<const chat_message> messages, std::size_t) const {
+        return {messages.begin(), messages.end()};
+    }
 };
 
-/// Removes the oldest whole turn: the first user message and everything up to the next one. Earlier system messages
-/// and the last turn stay. The remaining tokens are recomputed exactly.
+/// Drops the oldest whole turns: each begins with a user message, and the first one with the first message that is not
+/// of the system. Earlier system messages and the last turn stay. The remaining tokens are recomputed exactly.
 struct slide_overflow {
-    KVCACHE_LAZY [[nodiscard]] bool shorten(std::vector<chat_message>& messages) const {
-        const auto said = [](const chat_message& m) { return m.role != "system" && m.role != "developer"; };
-        const auto first = std::ranges::find_if(messages, said);
-        if (first == messages.end())
-            return false;
-        const auto next =
-            std::find_if(first + 1, messages.end(), [](const chat_message& m) { return m.role == "user"; });
-        if (next == messages.end())
-            return false;
-        messages.erase(first, next);
-        return true;
+    KVCACHE_LAZY [[nodiscard]] std::size_t droppable_turns(std::span<const chat_message> messages) const {
+        const auto first = begin_of_turns(messages);
+        return first == messages.end() ? 0
+                                       : static_cast<std::size_t>(std::count_if(first + 1, messages.end(), is_user));
+    }
+
+    /// Requires: turns <= droppable_turns(messages). Cost: one pass; only the messages that stay are copied.
+    KVCACHE_LAZY [[nodiscard]] std::vector<chat_message> without_turns(std::span<const chat_message> messages,
+                                                                       std::size_t turns) const {
+        const auto first = begin_of_turns(messages);
+        auto next = first;
+        for (; turns > 0; --turns)
+            next = std::find_if(next + 1, messages.end(), is_user);
+        std::vector<chat_message> kept(messages.begin(), first);
+        kept.insert(kept.end(), next, messages.end());
+        return kept;
+    }
+
+private:
+    [[nodiscard]] static bool is_user(const chat_message& m) noexcept { return m.role == "user"; }
+    KVCACHE_LAZY [[nodiscard]] static std::span<const chat_message>::iterator
+    begin_of_turns(std::span<const chat_message> messages) {
+        return std::ranges::find_if(messages,
+                                    [](const chat_message& m) { return m.role != "system" && m.role != "developer"; });
     }
 };
 
@@ -50,9 +68,8 @@ concept drops_tokens = requires(const P p) {
 
 /// Drops the oldest tokens after the first few and recomputes nothing. This is an approximation for models that
 /// attend to their first tokens whatever those are (StreamingLLM, Xiao et al. 2024).
-struct sinks_overflow {
+struct sinks_overflow : refuse_overflow {
     std::size_t first = 4; ///< Tokens to keep; the length of the system prompt keeps that as well.
-    [[nodiscard]] bool shorten(std::vector<chat_message>&) const noexcept { return false; }
     [[nodiscard]] std::optional<std::size_t> sinks() const noexcept { return first; }
 };
 

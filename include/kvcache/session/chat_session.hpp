@@ -4,6 +4,7 @@
 #include <kvcache/core/contract.hpp>
 #include <kvcache/core/result.hpp>
 #include <kvcache/session/chat_overflow.hpp>
+#include <kvcache/session/chat_renderer.hpp>
 #include <kvcache/session/chat_text.hpp>
 #include <kvcache/session/chat_transcript.hpp>
 #include <kvcache/session/chat_turn.hpp>
@@ -91,35 +92,31 @@ public:
     /// tokenizer; out_of_range if `room` more tokens do not fit and the overflow policy gives up.
     [[nodiscard]] result<chat_turn<Cache>> begin(std::vector<chat_message> messages, std::size_t room) {
         const std::size_t given = messages.size();
-        while (true) {
-            auto rendered = with_.form.render(messages, with_.rendering);
-            if (!rendered)
-                return rendered.error();
-            auto tokens = transcript_.tokens_of(with_.words, *rendered);
-            if (!tokens)
-                return tokens.error();
-            if (tokens->ids.empty())
-                return error{error_code::malformed, "messages", "the messages render to no token"};
-            if (tokens->ids.size() <= context_ && room <= context_ - tokens->ids.size()) {
-                const std::size_t dropped = given - messages.size();
-                auto known = known_of(tokens->ids);
-                return chat_turn<Cache>{std::move(messages), std::move(*rendered), std::move(tokens->ids),
-                                        std::move(known),    tokens->extends,      dropped};
-            }
-            if (overflow_.shorten(messages))
-                continue;
-            if (auto shorter = forget_some(tokens->ids, room); !shorter)
-                return shorter.error();
-            else if (shorter->count > 0) {
-                auto known = shorter->known ? std::move(*shorter->known) : known_of(tokens->ids);
-                return chat_turn<Cache>{std::move(messages), std::move(*rendered), std::move(tokens->ids),
-                                        std::move(known),    tokens->extends,      given - messages.size(),
-                                        shorter->count};
-            }
-            return error{error_code::out_of_range, "context",
-                         "the maximum context length is " + std::to_string(context_) + " tokens; the messages take " +
-                             std::to_string(tokens->ids.size()) + " and the answer may take " + std::to_string(room)};
+        const chat_renderer renderer(with_, transcript_, overflow_, context_ - std::min(room, context_));
+        auto made = renderer.fit(std::move(messages));
+        if (!made)
+            return made.error();
+        dropped_tokens forgotten;
+        if (!renderer.fits(*made)) {
+            auto some = forget_some(made->tokens.ids, room);
+            if (!some)
+                return some.error();
+            if (some->count == 0)
+                return error{error_code::out_of_range, "context",
+                             "the maximum context length is " + std::to_string(context_) +
+                                 " tokens; the messages take " + std::to_string(made->tokens.ids.size()) +
+                                 " and the answer may take " + std::to_string(room)};
+            forgotten = std::move(*some);
         }
+        auto known = forgotten.known ? std::move(*forgotten.known) : known_of(made->tokens.ids);
+        const std::size_t dropped = given - made->messages.size();
+        return chat_turn<Cache>{std::move(made->messages),
+                                std::move(made->chat),
+                                std::move(made->tokens.ids),
+                                std::move(known),
+                                made->tokens.extends,
+                                dropped,
+                                forgotten.count};
     }
 
     /// Completes a turn that was answered with `ids`. `sequence` holds the prompt and all of `ids` but the last.
