@@ -11,6 +11,7 @@
 
 #include "attend.hpp"
 #include "completions.hpp"
+#include "framing.hpp"
 #include "page.hpp"
 #include "problem.hpp"
 
@@ -26,9 +27,17 @@ public:
         web.set_error_handler([](const httplib::Request& in, httplib::Response& out) {
             if (!out.body.empty())
                 return;
+            connection& client = *connection::here();
+            if (out.status != 404) { // where the next request begins may be unknown
+                client.close_after_reply();
+                out.set_header("Connection", "close");
+            }
+            if (client.exceeded())
+                out.status = client.in_body() ? 413 : 431;
             problem why{.status = out.status, .code = std::to_string(out.status)};
             why.message = out.status == 404   ? "there is nothing at " + in.method + " " + in.path
                           : out.status == 413 ? "the body is too large"
+                          : out.status == 431 ? "the headers are too large"
                                               : "the request could not be read";
             refuse(out, why);
         });
@@ -45,11 +54,18 @@ public:
             }
             refuse(out, why);
         });
-        web.Post("/v1/chat/completions", [this](const auto& in, auto& out) { completions_.answer(in, out, true); });
-        web.Post("/v1/completions", [this](const auto& in, auto& out) { completions_.answer(in, out, false); });
-        web.Post("/v1/warm", [this](const auto& in, auto& out) { warm(in, out); });
-        web.Post("/tokenize", [this](const auto& in, auto& out) { tokenize(in, out); });
-        web.Post("/detokenize", [this](const auto& in, auto& out) { detokenize(in, out); });
+        const auto post = [&](const char* path, auto answer) {
+            web.Post(path, [this, answer](const httplib::Request& in, httplib::Response& out) {
+                if (in.body.size() > at_.with.body_mib << 20) // in chunks
+                    return refuse(out, {.status = 413, .code = "413", .message = "the body is too large"});
+                answer(in, out);
+            });
+        };
+        post("/v1/chat/completions", [this](const auto& in, auto& out) { completions_.answer(in, out, true); });
+        post("/v1/completions", [this](const auto& in, auto& out) { completions_.answer(in, out, false); });
+        post("/v1/warm", [this](const auto& in, auto& out) { warm(in, out); });
+        post("/tokenize", [this](const auto& in, auto& out) { tokenize(in, out); });
+        post("/detokenize", [this](const auto& in, auto& out) { detokenize(in, out); });
         web.Get("/v1/models", [this](const auto&, auto& out) { reply(out, models()); });
         web.Get(R"(/v1/models/(.+))", [this](const auto& in, auto& out) { model(in.matches[1].str(), out); });
         web.Get("/v1/sessions", [this](const auto&, auto& out) { reply(out, sessions()); });
@@ -63,11 +79,20 @@ public:
 private:
     using handled = httplib::Server::HandlerResponse;
 
+    // Before the body is read. The body of a refused request is not read, so its connection is closed.
     handled guard(const httplib::Request& in, httplib::Response& out) const {
+        connection& client = *connection::here();
+        if (const auto why = check_framing(in, client, at_.with.body_mib << 20)) {
+            out.set_header("Connection", "close");
+            refuse(out, *why);
+            return handled::Handled;
+        }
         const bool open = in.path == "/" || in.path == "/health";
         if (open || at_.with.api_key.empty() ||
             same(bearer_token(in.get_header_value("Authorization")), at_.with.api_key))
             return handled::Unhandled;
+        client.close_after_reply();
+        out.set_header("Connection", "close");
         out.set_header("WWW-Authenticate", "Bearer");
         refuse(out, {401, "authentication_error", "invalid_api_key", "the API key is missing or wrong"});
         return handled::Handled;

@@ -40,8 +40,9 @@ private:
         for (std::size_t left = keep_alive_max_count_; left > 0 && client.next(seconds(keep_alive_timeout_sec_));
              --left) {
             bool closed = false;
+            client.begin_request();
             done = process_request(client, left == 1, closed, nullptr);
-            if (!done || closed)
+            if (!done || closed || client.must_close())
                 break;
         }
         return done;
