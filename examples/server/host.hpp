@@ -78,9 +78,12 @@ public:
         return [this] { return std::make_unique<session>(cache, *form, context(), std::string(), overflow(with)); };
     }
 
-    /// Maximum tokens of a prompt and its answer.
+    /// Maximum tokens of a prompt and its answer: what the model has positions for, and the pages room. Two pages are
+    /// left for the copies of partial pages that a turn makes.
     [[nodiscard]] std::size_t context() const {
-        return with.context == 0 ? model.max_positions() : std::min(with.context, model.max_positions());
+        const std::size_t pages = cache.stats().pages;
+        const std::size_t room = (pages - std::min<std::size_t>(pages, 2)) * with.page;
+        return std::min({with.context == 0 ? model.max_positions() : with.context, model.max_positions(), room});
     }
 
     options with;

@@ -402,6 +402,21 @@ def overflows():
         at.stop()
 
 
+def little_memory():
+    """A prompt that can never fit the pages is refused at once, with the numbers; the longest one that fits is answered."""
+    at = Server("--cache-mib", "1")
+    limit = at.ask("GET", "/v1/models")[1]["data"][0]["max_model_len"]
+    ids = at.post("/tokenize", content="library " * 400)[1]["tokens"] * 20
+    for answer in (1, 16):
+        status, got = at.post("/v1/completions", prompt=ids[:limit - answer], max_tokens=answer, ignore_eos=True)
+        check(status == 200 and got["usage"]["total_tokens"] == limit, got)
+        status, got = at.post("/v1/completions", prompt=ids[:limit - answer + 1], max_tokens=answer)
+        check(status == 400 and got["error"]["code"] == "context_length_exceeded", got)
+    status, got = at.post("/v1/completions", prompt=ids[:1900], max_tokens=1)
+    check(status == 400 and str(limit) in got["error"]["message"], got)
+    at.stop()
+
+
 def ends():
     """A server that is told to end cuts what is under way, tells its clients, and keeps nothing."""
     at = Server("--lanes", "4", "--threads", "2")
@@ -552,6 +567,7 @@ def main():
     keyed.stop()
     equal()
     overflows()
+    little_memory()
     ends()
     tiers()
     if DATA:
