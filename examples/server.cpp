@@ -10,6 +10,7 @@
 #include "server/computing_slice.hpp"
 #include "server/host.hpp"
 #include "server/options.hpp"
+#include "server/origin.hpp"
 #include "server/routes.hpp"
 #include "server/thread_per_client.hpp"
 #include "server/web.hpp"
@@ -58,7 +59,7 @@ int run(const server::options& with) {
     if (port < 0 || listen(listener, 1024) != 0)
         return support::report("server", {kvcache::error_code::io, "--port",
                                           "--port: " + with.host + ":" + std::to_string(with.port) + " cannot be had"});
-    if (with.api_key.empty() && with.host != "localhost" && with.host != "::1" && !with.host.starts_with("127."))
+    if (with.api_key.empty() && !server::is_loopback(with.host))
         std::fprintf(stderr, "warning: anyone who reaches %s may use this server; --api-key is not set\n",
                      with.host.c_str());
     std::printf("%s\nlistening on http://%s:%d\n", at.cache.describe().c_str(), with.host.c_str(), port);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "../support/flags.hpp"
 #include "../support/tier_flag.hpp"
@@ -17,6 +18,7 @@ struct options {
     std::string host = "127.0.0.1"; ///< Default: loopback only.
     int port = 8080;
     std::string api_key;
+    std::vector<std::string> allow_hosts; ///< Names in Host besides localhost, for a server on loopback without a key.
     std::size_t threads = 2;
     std::size_t cache_mib = 1024;
     std::uint32_t page = 64;
@@ -45,6 +47,7 @@ inline void add_flags(CLI::App& app, options& o) {
     app.add_option("--api-key", o.api_key, "Clients must send it as a bearer token")->check([](const std::string& key) {
         return key.empty() ? "the key is empty" : std::string();
     });
+    app.add_option("--allow-host", o.allow_hosts, "Names that clients call it by, as through a proxy");
     app.add_option("--threads", o.threads, "Threads that compute")->check(whole(1, 1024))->capture_default_str();
     app.add_option("--cache-mib", o.cache_mib, "MiB for pages")->check(whole(1, 1u << 20))->capture_default_str();
     app.add_option("--page", o.page, "Tokens a page")->check(support::page_size())->capture_default_str();

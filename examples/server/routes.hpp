@@ -8,10 +8,12 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "attend.hpp"
 #include "completions.hpp"
 #include "framing.hpp"
+#include "origin.hpp"
 #include "page.hpp"
 #include "problem.hpp"
 
@@ -20,7 +22,14 @@ namespace server {
 /// The request handlers, by method and path.
 class routes {
 public:
-    explicit routes(host& at) : at_(at), completions_(at) {}
+    explicit routes(host& at) : at_(at), completions_(at) {
+        // With a key, or where other machines may know the server by any name, a wrong name does no harm.
+        if (at.with.api_key.empty() && is_loopback(at.with.host)) {
+            names_ = {"localhost"};
+            for (const std::string& each : at.with.allow_hosts)
+                names_.push_back(host_name(each));
+        }
+    }
 
     void put_on(httplib::Server& web) {
         web.set_pre_routing_handler([this](const auto& in, auto& out) { return guard(in, out); });
@@ -82,7 +91,11 @@ private:
     // Before the body is read. The body of a refused request is not read, so its connection is closed.
     handled guard(const httplib::Request& in, httplib::Response& out) const {
         connection& client = *connection::here();
-        if (const auto why = check_framing(in, client, at_.with.body_mib << 20)) {
+        auto why = check_framing(in, client, at_.with.body_mib << 20);
+        if (!why)
+            why = check_origin(in, names_);
+        if (why) {
+            client.close_after_reply();
             out.set_header("Connection", "close");
             refuse(out, *why);
             return handled::Handled;
@@ -246,6 +259,7 @@ private:
 
     host& at_;
     completions completions_;
+    std::vector<std::string> names_; // that Host may have; empty: any
 };
 
 } // namespace server

@@ -102,7 +102,7 @@ class Crowd:
             self.note("hung up")
             return False
         else:
-            text = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{{".encode()
+            text = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90\r\n\r\n{{".encode()
             link.connect() if link.sock is None else None
             link.sock.sendall(text[:dice.randrange(1, len(text))])
             time.sleep(dice.random() * 2)

@@ -171,10 +171,24 @@ def fields(at):
         check(status == 400 and "control character" in got["error"]["message"], (status, got))
 
 
+def origins(at):
+    """A page of another site cannot use the server through a browser, by its own origin or by a name of its own."""
+    here = f"127.0.0.1:{at.port}"
+    body = json.dumps({"prompt": "x", "max_tokens": 1})
+    for headers, status in (({"Origin": f"http://{here}"}, 200), ({"Origin": "http://evil.example"}, 403), ({"Origin": "null"}, 403),
+                            ({"Origin": f"http://localhost:{at.port}"}, 403), ({"Origin": f"http://{here}.evil.example"}, 403),
+                            ({"Host": "evil.example"}, 403), ({"Host": f"evil.example:{at.port}"}, 403),
+                            ({"Host": "localhost.evil.example"}, 403), ({"Host": "127.0.0.1.evil.example"}, 403),
+                            ({"Host": "LocalHost"}, 200), ({"Host": "[::1]:80"}, 200), ({"Host": "10.0.0.1"}, 200),
+                            ({"Content-Type": "text/plain", "Origin": "http://evil.example"}, 403)):
+        got = at.ask("POST", "/v1/completions", body, headers)
+        check(got[0] == status, (headers, got[:2]))
+
+
 def framing(at):
     """Requests whose end is ambiguous, too far, or encoded are refused, and nothing after them runs as a request."""
     body = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
-    inner = b"GET /v1/sessions HTTP/1.1\r\nHost: x\r\n\r\n"
+    inner = b"GET /v1/sessions HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
     def replies(request):
         with socket.create_connection(("127.0.0.1", at.port), timeout=60) as link:
@@ -199,7 +213,7 @@ def framing(at):
         got = replies(request)
         check(got.startswith(b"HTTP/1.1 %d " % status) and got.count(b"HTTP/1.1 ") == 1, (status, headers, got[:300]))
 
-    host, size = b"Host: x\r\n", b"Content-Length: %d\r\n" % len(body)
+    host, size = b"Host: localhost\r\n", b"Content-Length: %d\r\n" % len(body)
     chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
     chunked = b"Transfer-Encoding: chunked\r\n"
     one(400, host + size + chunked, chunks)
@@ -235,7 +249,7 @@ def framing(at):
     ok = b"POST /v1/completions HTTP/1.1\r\n" + host
     small = b"".join(b"1\r\n%c\r\n" % c for c in body) + b"0\r\n\r\n"
     got = replies(ok + chunked + b"\r\n" + chunks + ok + chunked + b"\r\n" + small + ok + size + b"\r\n" + body +
-                  b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                  b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     check(got.count(b"HTTP/1.1 200 ") == 4, got)
 
 
@@ -295,14 +309,14 @@ def errors(at):
 def rude(at):
     """Clients that hang up, send half, or nothing."""
     body = json.dumps({"prompt": "Ella lives in", "max_tokens": 1500, "ignore_eos": True, "stream": True})
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     for _ in range(12):
         link = socket.create_connection(("127.0.0.1", at.port))
         link.sendall((head + body).encode())
         check(link.recv(100).startswith(b"HTTP/1.1 200"), "a stream begins")
         link.close()
     link = socket.create_connection(("127.0.0.1", at.port))
-    link.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 3)
+    link.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
     link.settimeout(20)
     heard = b""
     while heard.count(b"HTTP/1.1 200") < 3 and (more := link.recv(4096)):
@@ -330,7 +344,7 @@ def rude(at):
     links = []
     for path, text in [("completions", whole)] * 6 + [("chat/completions", chat), ("completions", whole)] * 3:
         link = socket.create_connection(("127.0.0.1", at.port))
-        link.sendall(f"POST /v1/{path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+        link.sendall(f"POST /v1/{path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
         links.append(link)
     for _ in range(200):
         if at.gauge("vllm:num_requests_running") > 0:
@@ -442,7 +456,7 @@ def ends():
         threading.Event().wait(0.01)
     silent = [socket.create_connection(("127.0.0.1", at.port)) for _ in range(20)]
     for link in silent[::2]:
-        link.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+        link.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
     at.stop()
     for each in crowd:
         each.join()
@@ -538,7 +552,7 @@ def bare():
 
 def main():
     at = Server()
-    for part in (shapes, asks, seeds, strangers, fields, framing, sessions, errors, rude):
+    for part in (shapes, asks, seeds, strangers, fields, framing, origins, sessions, errors, rude):
         part(at)
     if LOAD:
         loads(at)
@@ -564,7 +578,12 @@ def main():
     check({g[0] for g in got} == {200, 429}, [g[0] for g in got])
     check(all(g[2].getheader("Retry-After") for g in got if g[0] == 429), "429 says when to come again")
     check(len({g[1]["choices"][0]["text"] for g in got if g[0] == 200}) > 0, "some are answered")
+    check(keyed.ask("GET", "/v1/models", None, {"Authorization": "Bearer secret", "Host": "a.example"})[0] == 200, "a key is enough")
     keyed.stop()
+    named = Server("--allow-host", "A.example", "--allow-host", "b.example")
+    check([named.ask("GET", "/health", None, {"Host": name})[0] for name in ("a.example", "B.example:80", "c.example")] ==
+          [200, 200, 403], "names may be allowed")
+    named.stop()
     equal()
     overflows()
     little_memory()
