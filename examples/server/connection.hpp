@@ -42,13 +42,13 @@ public:
         ::close(socket_);
     }
 
-    /// Begins to read a request: its head may have 64 KiB, and has to arrive within the time that a read may take.
+    /// Begins to read a request. Its request line and headers have at most 64 KiB, and arrive within `patience::read`.
     void begin_request() {
         left_ = std::size_t{64} << 10;
         in_body_ = false;
         deadline_ = clock::now() + with_.read;
     }
-    /// Begins to read its body: it may have `bytes`, which have to arrive at 64 KiB a second or faster.
+    /// Begins to read its body, of at most `bytes`. It arrives within `patience::read` and a second for each 64 KiB.
     void begin_body(std::size_t bytes) {
         left_ = bytes;
         in_body_ = true;

@@ -41,7 +41,7 @@ inline constexpr std::array<std::string_view, 9> inert_fields{
     "metadata",   "store",    "service_tier",        "safety_identifier",     "prompt_cache_key",
     "request_id", "priority", "parallel_tool_calls", "prompt_cache_retention"};
 
-/// A field that the server does not have, and a value, in JSON, that asks for what happens without it.
+/// The default of an unsupported field, as JSON text. A request may contain the field with this value.
 struct neutral_value {
     std::string_view field, value;
 };
